@@ -1,0 +1,193 @@
+"""The manifest of a folder of shards: what is in them, written last, and checked before anything is read."""
+
+import dataclasses
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizer_training import storage
+from tokenizer_training.command_line import InputError
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+TOKENIZER_FOLDER_NAME = "tokenizer"
+
+# The last number of a name is its number of rows: the rule of transformers' TPU tutorial, whose trainer reads it so.
+NUM_ROWS_IN_NAME = re.compile(r"-\d+-(\d+)\.tfrecord$")
+# The tutorial's names have two numbers, those of this project three: partition, shard, rows.
+OWN_SHARD_NAME = re.compile(r"^dataset-\d{5,}-\d{5,}-\d+\.tfrecord$")
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """One shard: `num_tokens` counts ids that are not padding, `crc32c` is of the whole file, in hexadecimal."""
+
+    name: str
+    num_rows: int
+    num_tokens: int
+    num_bytes: int
+    crc32c: str
+
+
+@dataclass(frozen=True)
+class TokenizerRecord:
+    """The tokenizer behind the ids; `special_ids` has the keys cls, pad, sep, unk, mask."""
+
+    sha256: str
+    vocabulary_size: int
+    special_ids: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over a split; `num_tokens` counts ids that are not padding, framing included."""
+
+    num_documents: int
+    num_blank_documents: int
+    num_tokens: int
+    num_padding_tokens: int
+    num_rows: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a split's folder holds and how it was made: equal settings and corpus make an equal manifest."""
+
+    split: str
+    max_length: int
+    chunking: str
+    shard_size: int
+    partition_bytes: int
+    tokenizer: TokenizerRecord
+    corpus: dict[str, Any]
+    shards: tuple[ShardRecord, ...]
+    totals: Totals
+    unigram_entropy_nats: float
+    versions: dict[str, str]
+    format_version: int = FORMAT_VERSION
+
+
+@dataclass(frozen=True)
+class ShardSet:
+    """A complete folder of shards, ready to be read; without a manifest where the tutorial's method made it."""
+
+    folder: str
+    paths: tuple[str, ...]
+    num_rows_per_shard: tuple[int, ...]
+    num_rows: int
+    manifest: Manifest | None
+    tokenizer_folder: str | None
+
+
+def write_manifest(folder: str, manifest: Manifest) -> None:
+    """Write `folder/manifest.json`, which declares the folder complete: the last file to be written."""
+    text = json.dumps(dataclasses.asdict(manifest), indent=2, ensure_ascii=False)
+    storage.write_text(storage.join(folder, MANIFEST_NAME), text + "\n")
+
+
+def read_manifest(folder: str) -> Manifest:
+    """Return the manifest of a split's folder, local or `gs://`.
+
+    Raises:
+        InputError: it is not JSON, of another format version, or lacks fields.
+    """
+    path = storage.join(folder, MANIFEST_NAME)
+    cure = "Prepare the shards again with --overwrite."
+    try:
+        fields = json.loads(storage.read_text(path))
+    except ValueError as error:
+        raise InputError(f"A manifest must be JSON; {path}: {error}. {cure}") from error
+    found_version = fields.get("format_version") if isinstance(fields, dict) else None
+    if found_version != FORMAT_VERSION:
+        raise InputError(f"This version reads format_version {FORMAT_VERSION}; {path} has {found_version!r}. {cure}")
+    try:
+        fields["tokenizer"] = TokenizerRecord(**fields["tokenizer"])
+        fields["shards"] = tuple(ShardRecord(**shard) for shard in fields["shards"])
+        fields["totals"] = Totals(**fields["totals"])
+        return Manifest(**fields)
+    except (KeyError, TypeError) as error:
+        raise InputError(f"A manifest must have the fields of docs/formats.md; {path}: {error}. {cure}") from error
+
+
+def open_shards(folder: str) -> ShardSet:
+    """Return the shards of a split's folder, local or `gs://`, after the checks that a listing of it allows.
+
+    No shard is opened: names, sizes and counts are compared with the manifest. A folder made by the tutorial's
+    method, without a manifest, is taken with the counts in its names.
+
+    Raises:
+        InputError: no shards; a preparation that did not end; a shard missing, truncated, of another count than
+            the manifest's, or unknown to it.
+    """
+    sizes_bytes = storage.list_files(folder)
+    names = sorted(name for name in sizes_bytes if name.endswith(".tfrecord"))
+    if MANIFEST_NAME in sizes_bytes:
+        manifest = read_manifest(folder)
+        _check_against_listing(folder, manifest, {name: sizes_bytes[name] for name in names})
+        names = [shard.name for shard in manifest.shards]
+        num_rows = [shard.num_rows for shard in manifest.shards]
+    else:
+        manifest = None
+        num_rows = _num_rows_in_names(folder, names)
+    tokenizer_folder = storage.join(folder, TOKENIZER_FOLDER_NAME)
+    return ShardSet(
+        folder=folder,
+        paths=tuple(storage.join(folder, name) for name in names),
+        num_rows_per_shard=tuple(num_rows),
+        num_rows=sum(num_rows),
+        manifest=manifest,
+        tokenizer_folder=tokenizer_folder if storage.list_files(tokenizer_folder) else None,
+    )
+
+
+def num_rows_in_name(name: str) -> int | None:
+    """Return the number of rows that a shard's name states, None where it states none."""
+    match = NUM_ROWS_IN_NAME.search(name)
+    return int(match.group(1)) if match else None
+
+
+def _num_rows_in_names(folder: str, names: list[str]) -> list[int]:
+    if not names:
+        raise InputError(
+            f"A folder of shards must hold *.tfrecord files; {folder} is missing or holds none. "
+            "Give the folder of one split, such as OUTPUT_DIR/train of prepare-tfrecord-shards."
+        )
+    if any(OWN_SHARD_NAME.match(name) for name in names):
+        raise InputError(
+            f"Shards must come with the manifest that is written last; {folder} has none, so its preparation "
+            "did not end. Run prepare-tfrecord-shards again with the same flags."
+        )
+    nameless = [name for name in names if num_rows_in_name(name) is None]
+    if nameless:
+        raise InputError(
+            f"Shards without a manifest must be named dataset-SHARD-ROWS.tfrecord; {folder} holds {nameless[0]}. "
+            "Prepare the shards again."
+        )
+    return [num_rows_in_name(name) or 0 for name in names]
+
+
+def _check_against_listing(folder: str, manifest: Manifest, sizes_bytes: dict[str, int]) -> None:
+    cure = "Copy the folder again from where it was made, or prepare it again with --overwrite."
+    for shard in manifest.shards:
+        if shard.name not in sizes_bytes:
+            raise InputError(f"Every shard of the manifest must be there; {folder} lacks {shard.name}. {cure}")
+        if sizes_bytes[shard.name] != shard.num_bytes:
+            raise InputError(
+                f"A shard must have the size of the manifest; {storage.join(folder, shard.name)} has "
+                f"{sizes_bytes[shard.name]:,} bytes of {shard.num_bytes:,}. {cure}"
+            )
+        if num_rows_in_name(shard.name) != shard.num_rows:
+            raise InputError(
+                f"A shard's name must state the rows of the manifest; {storage.join(folder, shard.name)}: "
+                f"the manifest has {shard.num_rows:,}. {cure}"
+            )
+    unknown = sorted(set(sizes_bytes) - {shard.name for shard in manifest.shards})
+    if unknown:
+        raise InputError(f"Every shard must be in the manifest; {folder} also holds {unknown[0]}. {cure}")
+    num_rows = sum(shard.num_rows for shard in manifest.shards)
+    if num_rows != manifest.totals.num_rows or not num_rows:
+        raise InputError(
+            f"The rows of the manifest's shards must add up to its total; {folder} has {num_rows:,} "
+            f"and the total {manifest.totals.num_rows:,}. {cure}"
+        )

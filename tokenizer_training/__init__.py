@@ -1,0 +1,1 @@
+"""Stage 1: read a corpus and train a unigram tokenizer on it."""
