@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import operator
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -49,11 +50,16 @@ class Totals:
     num_padding_tokens: int
     num_rows: int
 
+    def __add__(self, other: "Totals") -> "Totals":
+        sums = map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other))
+        return Totals(*sums)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """What a split's folder holds and how it was made: equal settings and corpus make an equal manifest."""
 
+    format_version: int = FORMAT_VERSION
     split: str
     max_length: int
     chunking: str
@@ -65,7 +71,6 @@ class Manifest:
     totals: Totals
     unigram_entropy_nats: float
     versions: dict[str, str]
-    format_version: int = FORMAT_VERSION
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,143 @@
+"""Fixtures of the stand-in servers.
+
+Each gives an object whose `environment` is laid over that of a program under test, before it starts:
+`subprocess.run(..., env=os.environ | cloud_storage.environment | hub_server.environment)`.
+"""
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers import cloud_storage as cloud_storage_server
+from tests.servers import hub as hub_server_module
+from tests.servers.certificate import CERTIFICATE_NAME
+from tests.servers.process import ServerHandle, ServerProcess
+
+BUCKET = "test-bucket"
+LOCAL_HOSTS = "127.0.0.1,localhost"
+
+
+class CloudStorageHandle(ServerHandle):
+    """A Cloud Storage with one empty bucket."""
+
+    bucket_url = f"gs://{BUCKET}"
+    token = cloud_storage_server.TOKEN
+
+    def __init__(self, process: ServerProcess, folder: Path) -> None:
+        super().__init__(process)
+        self.url = process.url
+        self.environment = cloud_environment(process.port, folder)
+        self.reset()
+        self.make_bucket(BUCKET)
+
+    def make_bucket(self, bucket: str) -> None:
+        self._process.control("make_bucket", bucket=bucket)
+
+    def objects(self, bucket: str = BUCKET) -> dict[str, bytes]:
+        """Return name -> content of all objects."""
+        stored = self._process.control("objects", bucket=bucket)
+        return {name: base64.b64decode(content) for name, content in stored.items()}
+
+    def put(self, name: str, content: bytes, bucket: str = BUCKET) -> None:
+        """Store an object behind the back of the program under test."""
+        self._process.control("put", bucket=bucket, name=name, content=base64.b64encode(content).decode())
+
+    def authorize(self, accepted_tokens: list[str] | None = None, denied_buckets: list[str] | None = None) -> None:
+        """Answer 401 to all but these tokens (None: accept all), 403 for these buckets."""
+        self._process.control("authorize", accepted_tokens=accepted_tokens, denied_buckets=denied_buckets or [])
+
+
+def cloud_environment(port: int, folder: Path) -> dict[str, str]:
+    """Return the variables that lead google-cloud-storage and TensorFlow's client to the stand-in.
+
+    TensorFlow's are read once, when its library is loaded.
+    """
+    address = f"127.0.0.1:{port}"
+    proxy = f"http://{address}"
+    certificate = str(folder / CERTIFICATE_NAME)
+    return {
+        "HTTPS_PROXY": proxy,
+        "https_proxy": proxy,
+        "NO_PROXY": LOCAL_HOSTS,
+        "no_proxy": LOCAL_HOSTS,
+        "ALL_PROXY": "",
+        "all_proxy": "",
+        "CURL_CA_BUNDLE": certificate,
+        "REQUESTS_CA_BUNDLE": certificate,
+        "SSL_CERT_FILE": certificate,
+        "GCE_METADATA_HOST": address,
+        "GCE_METADATA_ROOT": address,
+        "GCE_METADATA_IP": address,
+        "GOOGLE_AUTH_TOKEN_FOR_TESTING": cloud_storage_server.TOKEN,
+        "GOOGLE_APPLICATION_CREDENTIALS": "",
+        "CLOUDSDK_CONFIG": str(folder),
+        "GCS_STAT_CACHE_MAX_AGE": "0",
+        "GCS_RETRY_CONFIG_MAX_RETRIES": "3",
+        "GCS_RETRY_CONFIG_INIT_DELAY_TIME_US": "0",
+    }
+
+
+class HubHandle(ServerHandle):
+    """A Hub without repositories; the user `alice` is also a member of `lab` (writing) and `library` (reading)."""
+
+    write_token = hub_server_module.WRITE_TOKEN
+    read_token = hub_server_module.READ_TOKEN
+    fine_grained_token = hub_server_module.FINE_GRAINED_TOKEN  # may write to alice/allowed only
+
+    def __init__(self, process: ServerProcess, folder: Path) -> None:
+        super().__init__(process)
+        self.endpoint = process.url
+        self.environment = {
+            "HF_ENDPOINT": process.url,
+            "HF_TOKEN": self.write_token,
+            "HF_HOME": str(folder),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_OFFLINE": "0",
+            "HF_DATASETS_OFFLINE": "0",
+            "TRANSFORMERS_OFFLINE": "0",
+            "NO_PROXY": LOCAL_HOSTS,
+            "no_proxy": LOCAL_HOSTS,
+        }
+        self.reset()
+
+    def repository(self, repo_id: str, kind: str = "models") -> dict[str, Any] | None:
+        """Return `private`, and `commits`: the titles in order, the Hub's initial one first; None if not there."""
+        return self._process.control("repository", repo_id=repo_id, kind=kind)
+
+    def files(self, repo_id: str, kind: str = "models") -> dict[str, bytes]:
+        """Return path -> content of the newest commit; `kind` is `models` or `datasets`."""
+        repository = self.repository(repo_id, kind)
+        assert repository, f"no repository {repo_id}"
+        return {path: base64.b64decode(content) for path, content in repository["files"].items()}
+
+    def put(self, repo_id: str, path: str, content: bytes, kind: str = "models") -> None:
+        """Commit a file, making a public repository where there is none."""
+        encoded = base64.b64encode(content).decode()
+        self._process.control("put", repo_id=repo_id, path=path, content=encoded, kind=kind)
+
+
+@pytest.fixture(scope="session")
+def cloud_storage_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Path]]:
+    folder = tmp_path_factory.mktemp("cloud-storage-server")
+    with ServerProcess("tests.servers.cloud_storage", str(folder)) as process:
+        yield process, folder
+
+
+@pytest.fixture
+def cloud_storage(cloud_storage_process: tuple[ServerProcess, Path]) -> CloudStorageHandle:
+    return CloudStorageHandle(*cloud_storage_process)
+
+
+@pytest.fixture(scope="session")
+def hub_process() -> Iterator[ServerProcess]:
+    with ServerProcess("tests.servers.hub") as process:
+        yield process
+
+
+@pytest.fixture
+def hub_server(hub_process: ServerProcess, tmp_path: Path) -> HubHandle:
+    return HubHandle(hub_process, tmp_path / "hf-home")

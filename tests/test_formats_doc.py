@@ -1,0 +1,90 @@
+"""docs/formats.md: its worked row is recomputed, its tables are held against the code."""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+import pytest
+
+from tfrecord_prep.chunking import CHUNKINGS, Framing
+from tfrecord_prep.manifest import FORMAT_VERSION, Manifest
+from tfrecord_prep.plain_text import encode_documents
+from tfrecord_prep.records import encode_rows
+from tokenizer_training.tokenizer import SPECIAL_TOKENS
+
+PAGE = (Path(__file__).parent.parent / "docs" / "formats.md").read_text(encoding="utf-8")
+DOCUMENTS = ["the cat sat", "a dog ran"]
+MAX_LENGTH = 12
+
+
+def block(name: str) -> str:
+    (content,) = re.findall(rf"<!-- {name}: begin -->\n```\n(.*?)```\n<!-- {name}: end -->", PAGE, re.DOTALL)
+    return content
+
+
+def toy_tokenizer_json() -> str:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = [*SPECIAL_TOKENS.values(), *" ".join(DOCUMENTS).split()]
+    vocabulary = {word: index for index, word in enumerate(words)} | {"ran": 300}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer.to_str()
+
+
+def joined(values: Any) -> str:
+    return " ".join(map(str, values))
+
+
+@pytest.fixture(scope="module")
+def encoded() -> tuple[np.ndarray, np.ndarray]:
+    return encode_documents(toy_tokenizer_json(), DOCUMENTS)
+
+
+FRAMING = Framing(cls_id=0, sep_id=2, pad_id=1)
+
+
+def test_worked_row(encoded: tuple[np.ndarray, np.ndarray]) -> None:
+    ids, lengths = encoded
+    per_document = np.split(ids, np.cumsum(lengths)[:-1])
+    text = f"documents       {' | '.join(DOCUMENTS)}\n"
+    text += f"their ids       {' | '.join(map(joined, per_document))}\n"
+    for name, cut in CHUNKINGS.items():
+        rows = cut(ids, lengths, FRAMING, MAX_LENGTH)
+        mask = (np.arange(MAX_LENGTH) < rows.num_tokens_per_row[0]).astype(int)
+        text += f"\n--chunking {name}\ninput_ids       {joined(rows.input_ids[0])}\nattention_mask  {joined(mask)}\n"
+    assert block("worked row") == text
+
+
+def test_worked_record(encoded: tuple[np.ndarray, np.ndarray]) -> None:
+    rows = CHUNKINGS["concat"](*encoded, FRAMING, MAX_LENGTH)
+    record = encode_rows(rows.input_ids, rows.num_tokens_per_row)
+    shown = [line.split("  ")[0] for line in block("worked record").splitlines()]
+    assert " ".join(shown) == record.hex(" ")
+
+
+def field_names(of: type, prefix: str = "") -> list[str]:
+    """Return the dotted names of a dataclass's fields, of nested ones too; `[]` marks a list."""
+    names = []
+    for field in dataclasses.fields(of):
+        kind = get_type_hints(of)[field.name]
+        element = get_args(kind)[0] if get_args(kind) else kind
+        if dataclasses.is_dataclass(element):
+            mark = "[]" if get_args(kind) else ""
+            names += field_names(element, f"{prefix}{field.name}{mark}.")
+        else:
+            names.append(prefix + field.name)
+    return names
+
+
+def test_manifest_table_has_the_fields_in_order() -> None:
+    section = PAGE.split("### manifest.json")[1].split("\n## ")[0]
+    assert re.findall(r"^\| `(.+?)` \|", section, re.MULTILINE) == field_names(Manifest)
+    assert f"| `format_version` | integer | {FORMAT_VERSION} |" in section
+
+
+def test_special_ids() -> None:
+    ids = ", ".join(f"`{token}` {index}" for index, token in enumerate(SPECIAL_TOKENS.values()))
+    assert f"Special ids: {ids}." in PAGE

@@ -1,0 +1,94 @@
+"""Records: what TensorFlow reads of them is what went in."""
+
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hypothesis_numpy
+
+from tfrecord_prep.records import decode_feature, encode_rows, read_records
+
+MAX_ID = 2**31 - 1
+
+
+@st.composite
+def rows_strategy(draw: Any) -> tuple[np.ndarray, np.ndarray]:
+    num_rows, max_length = draw(st.integers(0, 6)), draw(st.integers(1, 150))
+    # Ids around the borders between sizes of varints, beside arbitrary ones.
+    borders = [border + step for border in (1 << 7, 1 << 14, 1 << 16, 1 << 21, 1 << 28) for step in (-1, 0)]
+    ids = st.one_of(st.sampled_from([0, MAX_ID, *borders]), st.integers(0, MAX_ID))
+    input_ids = draw(hypothesis_numpy.arrays(np.int32, (num_rows, max_length), elements=ids))
+    num_tokens = draw(hypothesis_numpy.arrays(np.int64, num_rows, elements=st.integers(0, max_length)))
+    return input_ids, num_tokens
+
+
+@settings(deadline=None)
+@given(rows_strategy())
+def test_examples_parse_to_the_rows(rows: tuple[np.ndarray, np.ndarray]) -> None:
+    import tensorflow as tf
+
+    input_ids, num_tokens = rows
+    records = list(read_records(encode_rows(input_ids, num_tokens)))
+    assert len(records) == len(input_ids)
+    for record, row, length in zip(records, input_ids, num_tokens, strict=True):
+        mask = [1] * length + [0] * (len(row) - length)
+        features = tf.train.Example.FromString(record).features.feature
+        assert sorted(features) == ["attention_mask", "input_ids"]
+        assert list(features["input_ids"].int64_list.value) == row.tolist()
+        assert list(features["attention_mask"].int64_list.value) == mask
+        assert decode_feature(record, "input_ids").tolist() == row.tolist()
+        assert decode_feature(record, "attention_mask").tolist() == mask
+
+
+@settings(max_examples=20, deadline=None)
+@given(rows=rows_strategy())
+def test_tensorflow_reads_the_file(tmp_path_factory: pytest.TempPathFactory, rows: tuple[Any, Any]) -> None:
+    import tensorflow as tf
+
+    input_ids, num_tokens = rows
+    path = tmp_path_factory.getbasetemp() / "rows.tfrecord"
+    path.write_bytes(encode_rows(input_ids, num_tokens))
+    feature = tf.io.FixedLenFeature((input_ids.shape[1],), tf.int64)
+    records = list(tf.data.TFRecordDataset(str(path)))  # checks every checksum
+    parsed = [tf.io.parse_single_example(r, {"input_ids": feature, "attention_mask": feature}) for r in records]
+    assert [row["input_ids"].numpy().tolist() for row in parsed] == input_ids.tolist()
+    assert [int(row["attention_mask"].numpy().sum()) for row in parsed] == num_tokens.tolist()
+
+
+def test_examples_of_tensorflow_are_read(tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    ids = [0, 127, 128, 70_000, MAX_ID]
+    feature = tf.train.Feature(int64_list=tf.train.Int64List(value=ids))
+    example = tf.train.Example(features=tf.train.Features(feature={"attention_mask": feature, "input_ids": feature}))
+    path = tmp_path / "one.tfrecord"
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        writer.write(example.SerializeToString())
+    (record,) = read_records(path.read_bytes())
+    assert decode_feature(record, "input_ids").tolist() == ids
+    with pytest.raises(KeyError, match="labels"):
+        decode_feature(record, "labels")
+
+
+@settings(deadline=None)
+@given(position=st.integers(0), bit=st.integers(0, 7))
+def test_every_changed_bit_is_noticed(position: int, bit: int) -> None:
+    data = bytearray(encode_rows(np.arange(40, dtype=np.int32).reshape(2, 20) * 9, np.array([20, 5])))
+    data[position % len(data)] ^= 1 << bit
+    with pytest.raises(ValueError, match="at byte"):
+        list(read_records(bytes(data)))
+
+
+def test_truncation_is_noticed() -> None:
+    data = encode_rows(np.arange(20, dtype=np.int32).reshape(1, 20), np.array([20]))
+    for end in range(1, len(data)):
+        with pytest.raises(ValueError, match="at byte 0"):
+            list(read_records(data[:end]))
+
+
+def test_checksum_is_crc32c() -> None:
+    assert google_crc32c.value(b"123456789") == 0xE3069283  # the check value of CRC-32C's definition

@@ -1,0 +1,137 @@
+"""TFRecord files of `tf.train.Example` records, written and read without TensorFlow.
+
+A record holds two features, both int64 lists of `max_length` values: `input_ids`, and `attention_mask`, which is 1
+before the padding and 0 in it. Formats: https://www.tensorflow.org/tutorials/load_data/tfrecord (framing) and
+https://protobuf.dev/programming-guides/encoding (messages).
+"""
+
+import struct
+from collections.abc import Iterator
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+_LENGTH_DELIMITED = 2
+_CRC_MASK_DELTA = 0xA282EAD8
+
+
+def encode_rows(input_ids: NDArray[np.int32], num_tokens_per_row: NDArray[np.int64]) -> bytes:
+    """Return the content of a TFRecord file with one record per row.
+
+    Args:
+        input_ids: none negative; (num_rows, max_length).
+        num_tokens_per_row: ids before the padding; (num_rows,).
+    """
+    max_length = input_ids.shape[1]
+    packed_ids, sizes_bytes = _packed_varints(input_ids)
+    offsets = [0, *np.cumsum(sizes_bytes).tolist()]
+    lengths = num_tokens_per_row.tolist()
+    masks = {n: _feature(b"attention_mask", b"\1" * n + b"\0" * (max_length - n)) for n in set(lengths)}
+    records = bytearray()
+    for start, end, num_tokens in zip(offsets[:-1], offsets[1:], lengths, strict=True):
+        example = _field(1, _feature(b"input_ids", packed_ids[start:end]) + masks[num_tokens])
+        records += _framed(example)
+    return bytes(records)
+
+
+def read_records(data: bytes) -> Iterator[bytes]:
+    """Return the serialized examples in the content of a TFRecord file, in order.
+
+    Raises:
+        ValueError: a length or checksum is wrong; says at which byte.
+    """
+    start = 0
+    while start < len(data):
+        header = data[start : start + 12]
+        if len(header) < 12 or _masked_crc32c(header[:8]) != header[8:]:
+            raise ValueError(f"no record begins at byte {start}")
+        end = start + 12 + int.from_bytes(header[:8], "little")
+        if _masked_crc32c(data[start + 12 : end]) != data[end : end + 4]:
+            raise ValueError(f"the record at byte {start} is truncated or corrupted")
+        yield data[start + 12 : end]
+        start = end + 4
+
+
+def decode_feature(example: bytes, key: str) -> NDArray[np.int64]:
+    """Return one int64 feature of a serialized example; (number of values,).
+
+    Raises:
+        KeyError: the example has no such feature.
+    """
+    for entry in _fields(_fields(example)[0][1]):
+        (_, name), (_, feature) = _fields(entry[1])
+        if name == key.encode():
+            values = b"".join(value for _, value in _fields(_fields(feature)[0][1]))
+            return _unpacked_varints(values)
+    raise KeyError(key)
+
+
+def _packed_varints(rows: NDArray[np.int32]) -> tuple[bytes, NDArray[np.int64]]:
+    """Return the varints of all values, row after row, and the size of each row in bytes; (num_rows,)."""
+    num_bytes = np.ones(rows.shape, np.int8)
+    for shift in range(7, 32, 7):
+        num_bytes += rows >= 1 << shift
+    width = int(num_bytes.max(initial=1))
+    groups = np.empty((*rows.shape, width), np.uint8)  # (num_rows, max_length, width)
+    for position in range(width):
+        groups[..., position] = rows >> 7 * position & 0x7F | (num_bytes > position + 1) << 7
+    packed = groups[np.arange(width) < num_bytes[..., None]]
+    return packed.tobytes(), num_bytes.sum(axis=1, dtype=np.int64)
+
+
+def _unpacked_varints(packed: bytes) -> NDArray[np.int64]:
+    groups = np.frombuffer(packed, np.uint8)
+    is_last = groups < 0x80
+    starts = np.flatnonzero(np.concatenate([[True], is_last[:-1]]))
+    position = np.arange(len(groups)) - np.repeat(starts, np.diff([*starts, len(groups)]))
+    return np.add.reduceat((groups & 0x7F).astype(np.int64) << (7 * position), starts)
+
+
+def _varint(value: int) -> bytes:
+    groups = bytearray()
+    while value > 0x7F:
+        groups.append(value & 0x7F | 0x80)
+        value >>= 7
+    groups.append(value)
+    return bytes(groups)
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return bytes([number << 3 | _LENGTH_DELIMITED]) + _varint(len(content)) + content
+
+
+def _feature(key: bytes, packed_values: bytes) -> bytes:
+    """Return the entry of `Features` that holds an int64 list: {key: Feature(int64_list=Int64List(value=…))}."""
+    int64_list = _field(1, packed_values)
+    return _field(1, _field(1, key) + _field(2, _field(3, int64_list)))
+
+
+def _fields(message: bytes) -> list[tuple[int, bytes]]:
+    """Return the fields of a message whose fields all have a length: (number, content)."""
+    fields, position = [], 0
+    while position < len(message):
+        number = message[position] >> 3
+        position += 1
+        length, shift = 0, 0
+        while True:
+            group = message[position]
+            position += 1
+            length |= (group & 0x7F) << shift
+            shift += 7
+            if group < 0x80:
+                break
+        fields.append((number, message[position : position + length]))
+        position += length
+    return fields
+
+
+def _framed(record: bytes) -> bytes:
+    length = struct.pack("<Q", len(record))
+    return length + _masked_crc32c(length) + record + _masked_crc32c(record)
+
+
+def _masked_crc32c(data: bytes) -> bytes:
+    """Return the checksum as TFRecord stores it: rotated and shifted, since checksums of checksums are weak."""
+    crc = google_crc32c.value(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + _CRC_MASK_DELTA) & 0xFFFFFFFF)

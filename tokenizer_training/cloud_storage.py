@@ -1,0 +1,222 @@
+"""The `gs://` half of `storage.py`: Google Cloud Storage through google-cloud-storage.
+
+An upload names the generation of the object that it replaces and carries the CRC32C of its bytes. So a try that is
+repeated after a lost answer can neither overwrite another program's object nor leave other bytes
+(https://cloud.google.com/storage/docs/request-preconditions). Transient failures (408, 429, 5xx, lost connections) are
+repeated by the client, for two minutes.
+"""
+
+import base64
+import contextlib
+import errno
+import functools
+import os
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tokenizer_training.command_line import InputError
+
+PREFIX = "gs://"
+# The client's connection pool holds ten.
+NUM_TRANSFERS = 8
+
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+
+
+def bucket_and_name(path: str) -> tuple[str, str]:
+    """Return the bucket and the object's name of `gs://bucket/name`; the name is empty for a bucket alone.
+
+    Raises:
+        InputError: the path has another form.
+    """
+    bucket, _, name = path.removeprefix(PREFIX).partition("/")
+    if not path.startswith(PREFIX) or not _BUCKET.fullmatch(bucket) or name.startswith("/") or "//" in name:
+        raise InputError(f"A Cloud Storage path must be gs://BUCKET/NAME, with no empty part; received {path!r}.")
+    return bucket, name
+
+
+def exists(path: str) -> bool:
+    """Return whether an object is at `path`, or any object under it; a bucket alone exists, or is an InputError."""
+    with _explained_errors(path):
+        _, name = bucket_and_name(path)
+        return any(True for _ in _list_blobs(path, max_results=1)) or not name or _find(path) is not None
+
+
+def list_files(folder: str) -> dict[str, int]:
+    """Return name -> size in bytes of the objects directly in `folder`, by name."""
+    with _explained_errors(folder):
+        return {blob.name.rpartition("/")[2]: blob.size for blob in _list_blobs(folder, delimiter="/")}
+
+
+def read_bytes(path: str) -> bytes:
+    """Return an object's content, which the client checks against the object's checksum."""
+    with _explained_errors(path):
+        return _blob(path).download_as_bytes()
+
+
+def upload_bytes(data: bytes, path: str) -> None:
+    """Make `data` the content of the object, all or nothing."""
+    _upload(path, [data], lambda blob, **options: blob.upload_from_string(data, "application/octet-stream", **options))
+
+
+def upload_file(local_path: str, path: str) -> None:
+    """Make the content of a local file that of the object, all or nothing; objects with the same bytes stay."""
+    _upload(path, _pieces(local_path), lambda blob, **options: blob.upload_from_filename(local_path, **options))
+
+
+def download_folder(folder: str, local_folder: str) -> None:
+    """Download all objects of `folder`, those of its subfolders too, several at once.
+
+    Raises:
+        InputError: there are none, or an object's name leads out of the folder.
+    """
+    destination = Path(local_folder).resolve()
+    prefix = _listing_prefix(folder)[1]
+
+    def download(blob: Any) -> None:
+        path = (destination / blob.name.removeprefix(prefix)).resolve()
+        if not path.is_relative_to(destination):
+            raise InputError(f"Names in {folder} must be those of files; {blob.name!r} leads out of the folder.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        blob.download_to_filename(str(path))
+
+    with _explained_errors(folder):
+        blobs = list(_list_blobs(folder))
+        if not blobs:
+            raise InputError(f"A folder with files is needed; there are none in {folder}.")
+        for_all(download, blobs)
+
+
+def delete_files(folder: str, names: Iterable[str]) -> None:
+    """Delete objects directly in `folder`, several at once; one that is not there is passed over."""
+    from google.api_core.exceptions import NotFound
+
+    def delete(name: str) -> None:
+        with contextlib.suppress(NotFound):
+            _blob(f"{folder.rstrip('/')}/{name}").delete()
+
+    with _explained_errors(folder):
+        for_all(delete, names)
+
+
+def for_all(function: Callable[[Any], None], items: Iterable[Any]) -> None:
+    """Call `function` on all items, several at once; the first failure is raised, and cancels those not begun."""
+    with ThreadPoolExecutor(NUM_TRANSFERS) as pool:
+        for _ in pool.map(function, items):
+            pass
+
+
+def _upload(path: str, pieces: Iterable[bytes], send: Callable[..., None]) -> None:
+    """Upload one object: `send(blob, if_generation_match=…)` transfers the bytes that `pieces` is made of."""
+    from google.api_core.exceptions import PreconditionFailed
+
+    crc32c = _crc32c(pieces)
+    with _explained_errors(path):
+        replaced = _find(path)
+        if replaced and replaced.crc32c == crc32c:
+            return
+        stored = _blob(path)
+        try:
+            send(stored, if_generation_match=replaced.generation if replaced else 0)
+        except PreconditionFailed as error:
+            # Also what the second try meets when the first succeeded and its answer was lost.
+            stored = _find(path)
+            if not stored or stored.crc32c != crc32c:
+                raise InputError(f"{path} must be written by one program at a time; another one wrote it.") from error
+        if stored.crc32c != crc32c:
+            raise OSError(errno.EIO, f"changed while it was uploaded (CRC32C {stored.crc32c}, expected {crc32c})", path)
+
+
+def _crc32c(pieces: Iterable[bytes]) -> str:
+    """Return the checksum as Cloud Storage spells it: base64 of the big-endian CRC32C."""
+    import google_crc32c
+
+    checksum = google_crc32c.Checksum()
+    for piece in pieces:
+        checksum.update(piece)
+    return base64.b64encode(checksum.digest()).decode()
+
+
+def _pieces(local_path: str) -> Iterator[bytes]:
+    with Path(local_path).open("rb") as file:
+        while piece := file.read(1 << 20):
+            yield piece
+
+
+@functools.cache
+def _client(_process_id: int) -> Any:
+    """Return the client of this process: a forked one must not write to its parent's connections."""
+    from google.cloud import storage
+
+    return storage.Client(project=None)  # only creating and listing buckets needs a project
+
+
+def _blob(path: str) -> Any:
+    bucket, name = bucket_and_name(path)
+    return _client(os.getpid()).bucket(bucket).blob(name)
+
+
+def _find(path: str) -> Any | None:
+    """Return the object as it is now, with its generation and checksum; None when there is none."""
+    from google.api_core.exceptions import NotFound
+
+    blob = _blob(path)  # a new one each time: one that was loaded before stays with its generation
+    try:
+        blob.reload()
+    except NotFound as error:
+        if _is_missing_bucket(error):
+            raise
+        return None
+    return blob
+
+
+def _list_blobs(folder: str, **options: Any) -> Iterator[Any]:
+    """Return the objects of a folder by name, without the empty ones by which the console shows a folder."""
+    bucket, prefix = _listing_prefix(folder)
+    blobs = _client(os.getpid()).list_blobs(bucket, prefix=prefix, **options)
+    return (blob for blob in blobs if not blob.name.endswith("/"))
+
+
+def _listing_prefix(folder: str) -> tuple[str, str]:
+    return bucket_and_name(folder.rstrip("/") + "/")
+
+
+def _is_missing_bucket(error: Exception) -> bool:
+    return "bucket does not exist" in str(error)
+
+
+@contextlib.contextmanager
+def _explained_errors(path: str) -> Iterator[None]:
+    """Turn the client's exceptions into those that `storage.py` names, each with what cures it."""
+    from google.api_core import exceptions as api_errors
+    from google.auth import exceptions as auth_errors
+
+    try:
+        yield
+    except (auth_errors.DefaultCredentialsError, auth_errors.RefreshError, api_errors.Unauthorized) as error:
+        raise InputError(
+            f"{path} needs Google credentials, and none were found or accepted. Run `gcloud auth application-default "
+            f"login`, or on a TPU VM give its service account access to the bucket. ({_one_line(error)})"
+        ) from error
+    except api_errors.Forbidden as error:
+        raise InputError(
+            f"{path} needs permission. Grant the account in use the role Storage Object Admin "
+            f"(roles/storage.objectAdmin) on the bucket, or to read only Storage Object Viewer "
+            f"(roles/storage.objectViewer). ({_one_line(error)})"
+        ) from error
+    except api_errors.NotFound as error:
+        if _is_missing_bucket(error):
+            bucket = PREFIX + bucket_and_name(path)[0]
+            cure = f"Make it with `gcloud storage buckets create {bucket}`."
+            raise InputError(f"{path} needs an existing bucket; there is no {bucket}. {cure}") from error
+        raise FileNotFoundError(errno.ENOENT, "no such object", path) from error
+    except (api_errors.RetryError, auth_errors.TransportError) as error:
+        raise ConnectionError(f"{path}: Cloud Storage did not answer. ({_one_line(error)})") from error
+
+
+def _one_line(error: Exception) -> str:
+    return textwrap.shorten(str(error), 300)

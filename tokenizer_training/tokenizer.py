@@ -1,0 +1,80 @@
+"""The tokenizer as an artefact: its special tokens, loading, saving, and a hash that names its behaviour."""
+
+import hashlib
+import json
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenizer_training import storage
+from tokenizer_training.command_line import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+# In the order of their ids. The RoBERTa family reads padding from id 1, and id 0 and 2 as begin and end of text.
+SPECIAL_TOKENS = {"cls": "[CLS]", "pad": "<pad>", "sep": "[SEP]", "unk": "<unk>", "mask": "[MASK]"}
+NO_TRUNCATION_OR_PADDING = {"truncation": None, "padding": None}
+
+
+def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
+    """Return the tokenizer in a local folder, in a `gs://` folder, or of a model on the Hub.
+
+    Raises:
+        InputError: there is none, it is not a fast one, or it lacks one of the five special tokens.
+    """
+    with storage.local_copy(name_or_path) if storage.is_remote(name_or_path) else nullcontext(name_or_path) as name:
+        tokenizer = _load(name, name_or_path)
+    if not tokenizer.is_fast:
+        raise InputError(f"--tokenizer must be a fast one (with a tokenizer.json); {name_or_path} is not.")
+    missing = [name for name, token_id in special_ids(tokenizer).items() if token_id is None]
+    if missing:
+        raise InputError(
+            f"The tokenizer must have cls, pad, sep, unk and mask tokens; {name_or_path} lacks {', '.join(missing)}. "
+            "train-unigram makes one that has them."
+        )
+    return tokenizer
+
+
+def _load(name: str, shown_name: str) -> "PreTrainedTokenizerFast":
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise InputError(
+            f"A tokenizer is a folder written by train-unigram or a model on the Hub; {shown_name} cannot be loaded: "
+            f"{' '.join(str(error).split())}"
+        ) from error
+
+
+def special_ids(tokenizer: "PreTrainedTokenizerFast") -> dict[str, int]:
+    """Return the ids of the special tokens, with the keys cls, pad, sep, unk and mask."""
+    return {name: getattr(tokenizer, f"{name}_token_id") for name in SPECIAL_TOKENS}
+
+
+def vocabulary_size(tokenizer: "PreTrainedTokenizerFast") -> int:
+    """Return the largest id + 1, which is the rows an embedding needs (a vocabulary may have holes)."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def tokenizer_sha256(tokenizer: "PreTrainedTokenizerFast") -> str:
+    """Return a SHA-256, in hex, over all that decides which ids a text gets, and over the special ids.
+
+    It stays the same through saving and loading, and whatever truncation or padding was last used.
+    """
+    # `tokenizers` may change the last bit of a score when it reads its own file, so scores count to six decimals.
+    backend = json.loads(tokenizer.backend_tokenizer.to_str(), parse_float=lambda digits: f"{float(digits):.6f}")
+    record = {"backend": backend | NO_TRUNCATION_OR_PADDING, "special_ids": special_ids(tokenizer)}
+    return hashlib.sha256(json.dumps(record, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: str) -> None:
+    """Save the tokenizer's files in a local or `gs://` folder, each replaced in one step."""
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        tokenizer.save_pretrained(temporary_folder)
+        for path in sorted(Path(temporary_folder).iterdir()):
+            storage.write_bytes(storage.join(folder, path.name), path.read_bytes())

@@ -1,0 +1,51 @@
+"""Evaluation: every validation row once, with masks fixed by the row, so that the figures of any two runs compare."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from train.metrics_log import perplexity
+from train.pretraining_model import PretrainingModel
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Figures over all masked tokens of the validation rows; the loss in nats."""
+
+    loss: float
+    masked_accuracy: float
+    num_masked: int
+
+    @property
+    def perplexity(self) -> float:
+        """E to the loss."""
+        return perplexity(self.loss)
+
+
+def build_evaluator(
+    model: PretrainingModel, batches: tf.data.Dataset, strategy: tf.distribute.Strategy, *, jit_compile: bool
+) -> Callable[[], Evaluation]:
+    """Return a function that evaluates the model as it is when called.
+
+    Args:
+        batches: of `evaluation_batches`, global; they are read anew at each call.
+    """
+    evaluation_step = tf.function(model.evaluation_step, jit_compile=True) if jit_compile else model.evaluation_step
+    distributed = strategy.experimental_distribute_dataset(batches)
+
+    @tf.function
+    def step(batch: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        sums = strategy.run(evaluation_step, args=(batch,))
+        # Every replica holds the global sums.
+        return tuple(strategy.experimental_local_results(value)[0] for value in sums)
+
+    def evaluate() -> Evaluation:
+        # Reading a figure from the device waits for it, so all are read at the end.
+        sums = [step(batch) for batch in distributed]
+        loss, num_correct, num_masked = (sum(float(value) for value in column) for column in zip(*sums, strict=True))
+        if not num_masked:
+            return Evaluation(loss=0.0, masked_accuracy=0.0, num_masked=0)
+        return Evaluation(loss / num_masked, num_correct / num_masked, int(num_masked))
+
+    return evaluate

@@ -1,0 +1,121 @@
+"""The trained model as a folder that `AutoModelForMaskedLM` of transformers 4 and 5 opens in PyTorch.
+
+The weights are renamed and transposed to the layout of the PyTorch class by transformers' own rules; torch is not
+needed. Format: https://huggingface.co/docs/safetensors.
+"""
+
+import copy
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
+from transformers.modeling_tf_pytorch_utils import apply_transpose, convert_tf_weight_name_to_pt_weight_name
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
+
+from train.architectures import ARCHITECTURES, check_architecture, uses_token_types
+
+# Built by the TF class, absent from the PyTorch class.
+NOT_IN_PYTORCH = {"mpnet": "mpnet.pooler."}
+# The PyTorch class has the bias of the head twice: {model type: (name in TF, name that TF lacks or does not use)}.
+COPIED_BIAS = {
+    "albert": ("predictions.decoder.bias", "predictions.bias"),
+    "mobilebert": ("cls.predictions.bias", "cls.predictions.decoder.bias"),
+}
+
+
+def export_model(model: Any, tokenizer: PreTrainedTokenizerFast, folder: str, *, model_max_length: int) -> None:
+    """Write the model and its tokenizer to a local folder, each file replaced in one step, `config.json` last.
+
+    Args:
+        model: a built TF…ForMaskedLM of transformers whose configuration passed `check_architecture`.
+        tokenizer: the one it was trained with. It is saved as `PreTrainedTokenizerFast`, under which transformers 4
+            and 5 read the same ids from its `tokenizer.json`.
+        folder: made if missing.
+        model_max_length: tokens of the longest row that the model can take; longer texts are truncated to it on demand.
+
+    Raises:
+        InputError: the architecture cannot be exported right.
+        ValueError: the model is not as `train.architectures` prepares it, so its export would be wrong.
+    """
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".export-") as staging:
+        save_file(pytorch_weights(model), Path(staging, SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
+        exported_tokenizer(tokenizer, model.config, model_max_length).save_pretrained(staging)
+        exported_config(model).save_pretrained(staging)
+        for path in sorted(Path(staging).iterdir(), key=lambda path: path.name == CONFIG_NAME):
+            path.replace(Path(folder, path.name))
+
+
+def pytorch_weights(model: Any) -> dict[str, np.ndarray]:
+    """Return {name in the PyTorch class: float32 array in its layout} for all weights of the model.
+
+    Raises:
+        InputError: the architecture cannot be exported right.
+        ValueError: positions counted from another id than the PyTorch class will, or two weights of one name.
+    """
+    check_architecture(model.config)
+    _check_padding_positions(model)
+    model_type = model.config.model_type
+    weights: dict[str, np.ndarray] = {}
+    for variable in model.weights:
+        # An enclosing model puts its own name in front.
+        tf_name = variable.name[variable.name.index(f"{model.name}/") :]
+        name, transpose = convert_tf_weight_name_to_pt_weight_name(tf_name, tf_weight_shape=variable.shape)
+        if name in weights:
+            raise ValueError(f"Two variables of the TF model are both {name} in PyTorch.")
+        if not name.startswith(NOT_IN_PYTORCH.get(model_type, "\0")):
+            array = apply_transpose(transpose, variable.numpy(), pt_to_tf=False)
+            weights[name] = np.ascontiguousarray(_pytorch_shape(model_type, name, array), dtype=np.float32)
+    if model_type in COPIED_BIAS:
+        source, target = COPIED_BIAS[model_type]
+        weights[target] = weights[source].copy()
+    return weights
+
+
+def exported_config(model: Any) -> PretrainedConfig:
+    """Return the configuration of the PyTorch model."""
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__.removeprefix("TF")]
+    config.tie_word_embeddings = ARCHITECTURES[config.model_type].tied
+    config.dtype = "float32"
+    return config
+
+
+def exported_tokenizer(
+    tokenizer: PreTrainedTokenizerFast, config: PretrainedConfig, model_max_length: int
+) -> PreTrainedTokenizerFast:
+    """Return the tokenizer as saved beside a model: its length limit, the inputs of its architecture, no state."""
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_truncation()
+    backend.no_padding()
+    token_types = ["token_type_ids"] if uses_token_types(config) else []
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        model_max_length=model_max_length,
+        model_input_names=["input_ids", *token_types, "attention_mask"],
+        clean_up_tokenization_spaces=False,
+        **tokenizer.special_tokens_map_extended,
+    )
+
+
+def _check_padding_positions(model: Any) -> None:
+    encoder = getattr(model, model.base_model_prefix)
+    counted_from = getattr(getattr(encoder, "embeddings", None), "padding_idx", None)
+    if counted_from is not None and counted_from != model.config.pad_token_id:
+        raise ValueError(
+            f"The model counted its positions from {counted_from}, its PyTorch class will from pad_token_id "
+            f"{model.config.pad_token_id}: call align_padding_positions on a model before it is trained."
+        )
+
+
+def _pytorch_shape(model_type: str, name: str, array: np.ndarray) -> np.ndarray:
+    """Return the array with the dimensions of size 1 that PyTorch's separable convolution has, and TF's has not."""
+    if model_type == "convbert" and name.endswith("key_conv_attn_layer.bias"):
+        return array[:, None]  # (channels, 1)
+    if model_type == "convbert" and name.endswith("key_conv_attn_layer.depthwise.weight"):
+        return array.reshape(array.shape[1], 1, array.shape[2])  # (channels, 1, kernel)
+    return array

@@ -1,0 +1,87 @@
+"""What a run trains on, opened and held against each other before TensorFlow starts: shards, tokenizer, row length."""
+
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerFast
+
+from tfrecord_prep.manifest import ShardSet, open_shards
+from tokenizer_training.command_line import InputError
+from tokenizer_training.tokenizer import load_tokenizer, special_ids, tokenizer_sha256, vocabulary_size
+from train.config import DataConfig, MaskingConfig
+from train.masking_rule import EVALUATION_MLM_PROBABILITY, MaskingRule
+
+
+@dataclass(frozen=True)
+class TrainingInputs:
+    """Shards, tokenizer and length that agree with each other."""
+
+    train_shards: ShardSet
+    eval_shards: ShardSet | None
+    tokenizer: PreTrainedTokenizerFast
+    max_length: int
+
+    def masking_rule(self, masking: MaskingConfig) -> MaskingRule:
+        """Return the rule of training."""
+        return MaskingRule(
+            mask_token_id=special_ids(self.tokenizer)["mask"],
+            special_ids=tuple(sorted(self.tokenizer.all_special_ids)),
+            vocabulary_size=vocabulary_size(self.tokenizer),
+            mlm_probability=masking.mlm_probability,
+            mask_token_rate=masking.mask_token_rate,
+            random_token_rate=masking.random_token_rate,
+        )
+
+    def evaluation_rule(self) -> MaskingRule:
+        """Return BERT's rule, whatever the training's, so that the figures of any two runs compare."""
+        return self.masking_rule(MaskingConfig(mlm_probability=EVALUATION_MLM_PROBABILITY))
+
+
+def open_inputs(config: DataConfig) -> TrainingInputs:
+    """Return the inputs of a run, checked as far as manifests, file sizes and the tokenizer's files allow.
+
+    Raises:
+        InputError: shards that are missing, damaged or of another length than asked for; a tokenizer that is not
+            the one the shards were made with.
+    """
+    if config.train_dataset is None:
+        raise InputError("--train-dataset is required: a folder of shards; received nothing.")
+    train_shards = open_shards(config.train_dataset)
+    eval_shards = open_shards(config.eval_dataset) if config.eval_dataset else None
+    tokenizer = _open_tokenizer(config, train_shards)
+    max_length = _row_length(config, train_shards)
+    for shards in (train_shards, eval_shards):
+        if shards is not None:
+            _check_agreement(shards, tokenizer, max_length)
+    return TrainingInputs(train_shards, eval_shards, tokenizer, max_length)
+
+
+def _open_tokenizer(config: DataConfig, shards: ShardSet) -> PreTrainedTokenizerFast:
+    name = config.tokenizer or shards.tokenizer_folder
+    if name is None:
+        raise InputError(f"--tokenizer is required for shards that came without one; {shards.folder} did.")
+    return load_tokenizer(name)
+
+
+def _row_length(config: DataConfig, shards: ShardSet) -> int:
+    if shards.manifest is None:
+        if config.max_length is None:
+            raise InputError(f"--max-length is required for shards without a manifest; {shards.folder} has none.")
+        return config.max_length
+    return config.max_length or shards.manifest.max_length
+
+
+def _check_agreement(shards: ShardSet, tokenizer: PreTrainedTokenizerFast, max_length: int) -> None:
+    if shards.manifest is None:
+        return
+    if shards.manifest.max_length != max_length:
+        raise InputError(
+            f"--max-length must be the shards' {shards.manifest.max_length} ({shards.folder}); received {max_length}. "
+            "Leave it out, or prepare shards of that length."
+        )
+    sha256 = tokenizer_sha256(tokenizer)
+    if shards.manifest.tokenizer.sha256 != sha256:
+        raise InputError(
+            f"--tokenizer must be the one the shards were made with; {tokenizer.name_or_path} has hash {sha256[:12]}, "
+            f"the shards in {shards.folder} {shards.manifest.tokenizer.sha256[:12]}. Leave --tokenizer out, or prepare "
+            "the shards again with it."
+        )

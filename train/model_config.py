@@ -1,0 +1,89 @@
+"""The transformers configuration of the model: architecture from preset, Hub or folder, the rest from the data."""
+
+from transformers import AutoConfig, PretrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from tokenizer_training.command_line import InputError
+from tokenizer_training.tokenizer import special_ids, vocabulary_size
+from train.architectures import check_architecture, max_positions, position_offset
+from train.config import ModelConfig
+from train.inputs import TrainingInputs
+from train.presets import preset_model
+
+# Decided by tokenizer and shards; an override would make a model that does not fit them.
+DECIDED_BY_DATA = ("model_type", "vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "mask_token_id")
+
+
+def resolve_model_config(config: ModelConfig, inputs: TrainingInputs) -> PretrainedConfig:
+    """Return the configuration to train, with vocabulary, special ids and positions of tokenizer and shards.
+
+    A configuration that names its own number of positions keeps it; a preset takes the rows' length.
+
+    Raises:
+        InputError: unknown preset, model or override; an architecture that cannot be trained and exported right;
+            rows longer than the model's positions.
+    """
+    model_config = _read(config)
+    overrides = _parse_overrides(config.config_overrides)
+    _override(model_config, overrides, config.config_overrides)
+    ids = special_ids(inputs.tokenizer)
+    model_config.update(
+        {
+            "vocab_size": vocabulary_size(inputs.tokenizer),
+            "pad_token_id": ids["pad"],
+            "bos_token_id": ids["cls"],
+            "eos_token_id": ids["sep"],
+            "cls_token_id": ids["cls"],
+            "sep_token_id": ids["sep"],
+            "mask_token_id": ids["mask"],
+        }
+    )
+    check_architecture(model_config)
+    if config.pretrained_model_config is None and "max_position_embeddings" not in overrides:
+        model_config.update({"max_position_embeddings": inputs.max_length + position_offset(model_config)})
+    positions = max_positions(model_config)
+    if positions is not None and positions < inputs.max_length:
+        needed = inputs.max_length + position_offset(model_config)
+        raise InputError(
+            f"Rows must fit the model's positions; the shards' have {inputs.max_length} tokens, the model takes "
+            f"{positions}. Give --config-overrides max_position_embeddings={needed}, or prepare shorter rows."
+        )
+    return model_config
+
+
+def _read(config: ModelConfig) -> PretrainedConfig:
+    """Return the configuration named, as it stands."""
+    if config.pretrained_model_config is None:
+        settings = preset_model(config.preset)
+        return CONFIG_MAPPING[settings.pop("model_type")](**settings)
+    try:
+        return AutoConfig.from_pretrained(config.pretrained_model_config)
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(
+            "--pretrained-model-config must be a Hub id or a folder with a config.json; "
+            f"{config.pretrained_model_config}: {' '.join(str(error).split())[:300]}"
+        ) from error
+
+
+def _parse_overrides(text: str | None) -> dict[str, str]:
+    """Return `name=value,name=value` as {name: value}."""
+    pairs = [pair.partition("=") for pair in (text or "").split(",") if pair.strip()]
+    overrides = {name.strip(): value.strip() for name, _, value in pairs}
+    malformed = [name for name, equals, value in pairs if not (name.strip() and equals and value.strip())]
+    if malformed:
+        raise InputError(f"--config-overrides must be name=value,name=value; received {text}.")
+    decided = [name for name in overrides if name in DECIDED_BY_DATA]
+    if decided:
+        raise InputError(f"--config-overrides must not set {decided[0]}: it is decided by the tokenizer or the preset.")
+    return overrides
+
+
+def _override(model_config: PretrainedConfig, overrides: dict[str, str], text: str | None) -> None:
+    """Set the overrides, each converted to the type of the value that it replaces."""
+    if not overrides:
+        return
+    try:
+        model_config.update_from_string(",".join(f"{name}={value}" for name, value in overrides.items()))
+    except ValueError as error:
+        known = ", ".join(sorted(model_config.to_dict()))
+        raise InputError(f"--config-overrides {text}: {error}. A {model_config.model_type} has: {known}.") from error

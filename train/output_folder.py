@@ -1,0 +1,106 @@
+"""The folder of a run: where things lie in it, and whose run it holds."""
+
+import json
+from typing import Any
+
+from tokenizer_training import storage
+from tokenizer_training.command_line import InputError
+from train.config import TrainingConfig
+from train.inputs import TrainingInputs
+
+RECORD_NAME = "run.json"
+METRICS_NAME = "metrics.jsonl"
+LOSS_CURVE_NAME = "loss.png"
+CHECKPOINTS_FOLDER = "checkpoints"
+TENSORBOARD_FOLDER = "tensorboard"
+EXPORT_FOLDER = "export"
+
+# Settings that do not change what is trained: a run goes on when they differ.
+NOT_IN_FINGERPRINT = {
+    "data": ("train_dataset", "eval_dataset", "tokenizer"),  # the manifests' hashes stand for them
+    "model": ("preset", "pretrained_model_config", "config_overrides"),  # the resolved configuration stands for them
+    "hardware": ("tpu_name", "tpu_zone", "gcp_project", "no_tpu", "jit_compile", "steps_per_execution"),
+    "run": (
+        "output_dir",
+        "log_steps",
+        "eval_steps",
+        "save_steps",
+        "keep_checkpoints",
+        "overwrite_output_dir",
+        "dry_run",
+        "hub_model_id",
+        "hub_private",
+    ),
+}
+
+
+def fingerprint(config: TrainingConfig, inputs: TrainingInputs, model_config: dict[str, Any]) -> dict[str, Any]:
+    """Return what makes a run this run and no other: {name: value}, from settings, shards and architecture."""
+    settings = config.as_dict()
+    kept = {
+        f"{subject}.{name}": value
+        for subject, values in settings.items()
+        for name, value in values.items()
+        if name not in NOT_IN_FINGERPRINT.get(subject, ())
+    }
+    shards = {
+        "train_shards": sorted(_shard_names(inputs.train_shards.paths)),
+        "eval_shards": sorted(_shard_names(inputs.eval_shards.paths)) if inputs.eval_shards else None,
+    }
+    for name, shard_set in (("train", inputs.train_shards), ("eval", inputs.eval_shards)):
+        if shard_set is not None and shard_set.manifest is not None:
+            shards[f"{name}_shards"] = [f"{shard.name} {shard.crc32c}" for shard in shard_set.manifest.shards]
+    return {**kept, **shards, **{f"model.{key}": value for key, value in model_config.items()}}
+
+
+def claim_output_folder(output_dir: str, mine: dict[str, Any], *, overwrite: bool) -> None:
+    """Check that the folder is empty, or holds this very run.
+
+    Raises:
+        InputError: it holds another run; the first differences are named.
+    """
+    files = storage.list_files(output_dir)
+    if overwrite or not files:
+        return
+    if RECORD_NAME not in files:
+        raise InputError(
+            f"--output-dir must be an empty folder or that of this run; {output_dir} holds {sorted(files)[0]} and no "
+            f"{RECORD_NAME}. Name another folder."
+        )
+    theirs = json.loads(storage.read_text(storage.join(output_dir, RECORD_NAME)))["fingerprint"]
+    differing = sorted(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key))
+    if differing:
+        shown = "; ".join(
+            f"{key}: {_short(theirs.get(key))} there, {_short(mine.get(key))} now" for key in differing[:3]
+        )
+        raise InputError(
+            f"--output-dir must not hold another run; {output_dir} does ({shown}). Name another folder, or give "
+            "--overwrite-output-dir."
+        )
+
+
+def clear_output_folder(output_dir: str) -> None:
+    """Delete what a run writes, and nothing else, from the folder; local or gs://."""
+    import tensorflow as tf
+
+    for name in (METRICS_NAME, LOSS_CURVE_NAME, RECORD_NAME):
+        if storage.exists(storage.join(output_dir, name)):
+            tf.io.gfile.remove(storage.join(output_dir, name))
+    for name in (CHECKPOINTS_FOLDER, TENSORBOARD_FOLDER, EXPORT_FOLDER):
+        if tf.io.gfile.isdir(storage.join(output_dir, name)):
+            tf.io.gfile.rmtree(storage.join(output_dir, name))
+
+
+def write_record(output_dir: str, config: TrainingConfig, mine: dict[str, Any], about: dict[str, Any]) -> None:
+    """Write `run.json`: the resolved settings, the fingerprint, and `about` (versions, commit, plan)."""
+    record = {**about, "settings": config.as_dict(), "fingerprint": mine}
+    storage.write_text(storage.join(output_dir, RECORD_NAME), json.dumps(record, indent=2) + "\n")
+
+
+def _shard_names(paths: tuple[str, ...]) -> list[str]:
+    return [path.rsplit("/", 1)[-1] for path in paths]
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -1,0 +1,125 @@
+"""The model that `fit` trains: a transformers masked-LM with the pretraining step around it."""
+
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from train.masked_positions import gather_before_head, predicting_at
+from train.masking import RANDOM_ALGORITHM, MaskedBatch, mask_rows
+from train.masking_rule import MaskingRule
+from train.objective import MaskedSums, masked_sums
+
+
+class PretrainingModel(tf_keras.Model):
+    """Owns `train_step`: masks, gathered head, accumulation, gradients of the global batch, clipping, metrics.
+
+    One update takes `global_batch_rows` rows, of which each replica gets an equal share and goes through it in
+    `num_micro_batches` parts. The loss is summed over the masked tokens and divided by their number in the whole
+    global batch, so it does not depend on how the batch is cut.
+    """
+
+    def __init__(
+        self, masked_lm: Any, rule: MaskingRule, *, seed: int, num_micro_batches: int = 1, max_grad_norm: float = 0.0
+    ):
+        super().__init__()
+        gather_before_head(masked_lm)
+        self.masked_lm = masked_lm
+        self.rule = rule
+        self.seed = seed
+        self.num_micro_batches = num_micro_batches
+        self.max_grad_norm = max_grad_norm
+        self.loss_mean = tf_keras.metrics.Mean("loss")
+        self.accuracy_mean = tf_keras.metrics.Mean("masked_accuracy")
+        self.grad_norm_mean = tf_keras.metrics.Mean("grad_norm")
+
+    @property
+    def metrics(self) -> list[tf_keras.metrics.Metric]:
+        """Means over the updates since they were last reset, weighted by masked tokens where that applies."""
+        return [self.loss_mean, self.accuracy_mean, self.grad_norm_mean]
+
+    def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
+        """Return the logits at all positions: int32 (batch, length) -> (batch, length, vocabulary)."""
+        return self.masked_lm(self._model_inputs(inputs), training=training).logits
+
+    def train_step(self, input_ids: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Make one update from this replica's share of the global batch, int32 (rows, length)."""
+        replica = tf.distribute.get_replica_context()
+        step = tf.cast(self.optimizer.iterations, tf.int32)
+        num_rows = input_ids.shape[0]
+        batch = self.mask_batch(
+            input_ids,
+            step,
+            num_global_rows=num_rows * replica.num_replicas_in_sync,
+            first_row=tf.cast(replica.replica_id_in_sync_group, tf.int32) * num_rows,
+        )
+        gradients, sums = self._gradients(batch)
+        gradients, sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, (gradients, tuple(sums)))
+        loss, num_correct, num_masked = sums
+
+        # 0 masked tokens give the loss 0, not NaN.
+        scale = tf.math.reciprocal_no_nan(num_masked)
+        gradients = [gradient * scale for gradient in gradients]
+        grad_norm = tf.linalg.global_norm(gradients)
+        if self.max_grad_norm:
+            gradients, _ = tf.clip_by_global_norm(gradients, self.max_grad_norm, use_norm=grad_norm)
+        self.optimizer.apply_gradients(
+            zip(gradients, self.masked_lm.trainable_variables, strict=True), skip_gradients_aggregation=True
+        )
+
+        self.loss_mean.update_state(loss * scale, sample_weight=num_masked)
+        self.accuracy_mean.update_state(num_correct * scale, sample_weight=num_masked)
+        self.grad_norm_mean.update_state(grad_norm)
+        return {"loss": loss * scale}
+
+    def mask_batch(
+        self, input_ids: tf.Tensor, step: int | tf.Tensor, *, num_global_rows: int, first_row: int | tf.Tensor
+    ) -> MaskedBatch:
+        """Return rows, int32 (rows, length), as they are masked at update `step`; see `mask_rows`."""
+        seed = tf.random.fold_in(tf.constant((self.seed, 0), tf.int32), step, alg=RANDOM_ALGORITHM)
+        return mask_rows(input_ids, seed, self.rule, num_global_rows=num_global_rows, first_row=first_row)
+
+    def evaluation_step(self, batch: MaskedBatch) -> MaskedSums:
+        """Return the sums over all replicas for one batch that is masked already."""
+        replica = tf.distribute.get_replica_context()
+        sums = self._masked_sums(batch, training=False)
+        return MaskedSums(*replica.all_reduce(tf.distribute.ReduceOp.SUM, tuple(sums)))
+
+    def _gradients(self, batch: MaskedBatch) -> tuple[list[tf.Tensor], MaskedSums]:
+        """Return the gradients of the summed loss, dense float32, and the sums, over this replica's rows."""
+        if self.num_micro_batches == 1:
+            return self._micro_batch_gradients(batch)
+        micro_batches = MaskedBatch(
+            *(tf.reshape(tensor, (self.num_micro_batches, -1, tensor.shape[1])) for tensor in batch)
+        )
+
+        def add_micro_batch(index: tf.Tensor, gradients: list[tf.Tensor], sums: MaskedSums) -> tuple:
+            more, more_sums = self._micro_batch_gradients(MaskedBatch(*(tensor[index] for tensor in micro_batches)))
+            gradients = [total + gradient for total, gradient in zip(gradients, more, strict=True)]
+            return index + 1, gradients, MaskedSums(*(total + add for total, add in zip(sums, more_sums, strict=True)))
+
+        zeros = [tf.zeros(variable.shape, tf.float32) for variable in self.masked_lm.trainable_variables]
+        _, gradients, sums = tf.while_loop(
+            lambda index, *_: index < self.num_micro_batches,
+            add_micro_batch,
+            (tf.constant(0), zeros, MaskedSums(*[tf.constant(0.0)] * 3)),
+            maximum_iterations=self.num_micro_batches,
+        )
+        return gradients, sums
+
+    def _micro_batch_gradients(self, batch: MaskedBatch) -> tuple[list[tf.Tensor], MaskedSums]:
+        variables = self.masked_lm.trainable_variables
+        with tf.GradientTape() as tape:
+            sums = self._masked_sums(batch, training=True)
+        gradients = tape.gradient(sums.loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        # Embeddings give sparse gradients, which neither add up nor reduce well.
+        return [tf.convert_to_tensor(gradient) for gradient in gradients], sums
+
+    def _masked_sums(self, batch: MaskedBatch, training: bool) -> MaskedSums:
+        with predicting_at(batch.positions):
+            logits = self.masked_lm(self._model_inputs(batch.input_ids), training=training).logits
+        return masked_sums(logits, batch.labels, batch.weights)
+
+    def _model_inputs(self, input_ids: tf.Tensor) -> dict[str, tf.Tensor]:
+        attended = tf.cast(input_ids != self.masked_lm.config.pad_token_id, tf.int32)  # (batch, length)
+        return {"input_ids": input_ids, "attention_mask": attended}

@@ -1,0 +1,173 @@
+"""The stages of one run: prepared without TensorFlow, then trained, exported and pushed."""
+
+import logging
+import tempfile
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from transformers import PretrainedConfig
+
+from tokenizer_training import storage
+from tokenizer_training.command_line import commit
+from train.config import TrainingConfig
+from train.inputs import TrainingInputs, open_inputs
+from train.model_config import resolve_model_config
+from train.output_folder import EXPORT_FOLDER, claim_output_folder, clear_output_folder, fingerprint, write_record
+from train.plan import Plan, make_plan
+from train.tpu_devices import check_tpu_devices
+
+if TYPE_CHECKING:
+    from train.evaluation import Evaluation
+    from train.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+# A dry run claims no TPU and so cannot count its cores; a v2-8, v3-8 or v5e-8 has 8.
+ASSUMED_TPU_REPLICAS = 8
+VERSIONS_OF = ("tensorflow", "tensorflow-tpu", "tf-keras", "transformers", "tokenizers", "numpy")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run whose settings, inputs and output folder have passed all checks that need no TensorFlow."""
+
+    config: TrainingConfig
+    inputs: TrainingInputs
+    model_config: PretrainedConfig
+
+    @property
+    def output_dir(self) -> str:
+        """The folder of the run."""
+        return str(self.config.run.output_dir)
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """What makes it this run and no other."""
+        return fingerprint(self.config, self.inputs, self.model_config.to_diff_dict())
+
+    def plan(self, num_replicas: int) -> Plan:
+        """Return the plan on that many replicas.
+
+        Raises:
+            InputError: a batch larger than the data set, or a warmup longer than the run.
+        """
+        return make_plan(
+            self.config.optimization,
+            self.config.run,
+            num_rows=self.inputs.train_shards.num_rows,
+            max_length=self.inputs.max_length,
+            num_replicas=num_replicas,
+        )
+
+
+def prepare_run(config: TrainingConfig) -> Run:
+    """Return the run after all checks that need neither TensorFlow nor the device.
+
+    Raises:
+        InputError: whatever is wrong with settings, shards, tokenizer, model, output folder, Hub access or TPU.
+    """
+    inputs = open_inputs(config.data)
+    run = Run(config, inputs, resolve_model_config(config.model, inputs))
+    run.plan(num_replicas=1)
+    claim_output_folder(run.output_dir, run.fingerprint, overwrite=config.run.overwrite_output_dir)
+    if config.run.hub_model_id:
+        from tokenizer_training import hub
+
+        hub.check_hub_access(config.run.hub_model_id)
+    check_tpu_devices(config.hardware)
+    return run
+
+
+def print_plan(run: Run) -> None:
+    """Print what the run would do; the model is built on the CPU to count its parameters."""
+    from train.trainer import build_masked_lm
+
+    wants_tpu = run.config.hardware.wants_tpu
+    plan = run.plan(ASSUMED_TPU_REPLICAS if wants_tpu else 1)
+    if wants_tpu:
+        print(f"Without claiming the TPU, {ASSUMED_TPU_REPLICAS} replicas are assumed.")
+    num_parameters = build_masked_lm(run.model_config, run.config.run.seed).count_params()
+    _print_table(plan.describe(num_parameters))
+
+
+def train_and_export(run: Run) -> None:
+    """Connect to the device, train to the plan's last step, export, and push if asked to."""
+    from train.strategy import connect
+    from train.trainer import build_trainer
+
+    strategy = connect(run.config.hardware)
+    plan = run.plan(strategy.num_replicas_in_sync)
+    if run.config.run.overwrite_output_dir:
+        clear_output_folder(run.output_dir)
+    write_record(run.output_dir, run.config, run.fingerprint, {"commit": commit(), "versions": _versions()})
+    trainer = build_trainer(run.config, run.inputs, run.model_config, plan, strategy)
+    _print_table(plan.describe(trainer.model.masked_lm.count_params()))
+    _log_first_rows(run, trainer)
+
+    evaluation = trainer.fit()
+    export_folder = storage.join(run.output_dir, EXPORT_FOLDER)
+    _export(run, trainer, export_folder)
+    _print_result(run, evaluation, export_folder)
+
+
+def _log_first_rows(run: Run, trainer: "Trainer") -> None:
+    """Show a person what goes in: the first training row as it is masked at the first step."""
+    row_ids, masked_ids = trainer.first_masked_row()
+    logger.info("first row: %s", run.inputs.tokenizer.decode(row_ids))
+    logger.info("as masked: %s", run.inputs.tokenizer.decode(masked_ids))
+
+
+def _export(run: Run, trainer: "Trainer", export_folder: str) -> None:
+    """Write `export/`, and push it to the Hub if asked to."""
+    from train.export import export_model
+
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        local_folder = temporary_folder if storage.is_remote(export_folder) else export_folder
+        export_model(
+            trainer.model.masked_lm, run.inputs.tokenizer, local_folder, model_max_length=run.inputs.max_length
+        )
+        if local_folder != export_folder:
+            storage.upload_folder(local_folder, export_folder)
+        if run.config.run.hub_model_id:
+            from tokenizer_training import hub
+
+            hub.push_folder(
+                local_folder,
+                run.config.run.hub_model_id,
+                commit_message=f"Pretrained for {trainer.plan.num_steps} steps",
+                private=run.config.run.hub_private,
+            )
+
+
+def _print_result(run: Run, evaluation: "Evaluation | None", export_folder: str) -> None:
+    """Print the last evaluation beside what frequencies alone would give, and where everything is."""
+    rows = {"model": export_folder}
+    if evaluation is not None:
+        rows = {
+            "validation loss": f"{evaluation.loss:.4f} nats per masked token, perplexity {evaluation.perplexity:.1f}",
+            "masked accuracy": f"{evaluation.masked_accuracy:.4f} of {evaluation.num_masked:,} masked tokens",
+            **rows,
+        }
+    manifest = run.inputs.eval_shards.manifest if run.inputs.eval_shards else None
+    if manifest is not None:
+        entropy = f"{manifest.unigram_entropy_nats:.4f} nats: the best loss of a guess from frequencies alone"
+        rows = {"unigram entropy": entropy, **rows}
+    print()
+    _print_table(rows)
+
+
+def _print_table(rows: dict[str, str]) -> None:
+    for title, text in rows.items():
+        print(f"{title:<22} {text}")
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of the libraries that are installed, of those that decide what is trained."""
+    versions = {}
+    for name in VERSIONS_OF:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return versions
