@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tests.servers.fixtures import CloudStorageHandle
+from tests.tiny_corpus import BLANK, DOCUMENTS, contents, flags, read_rows, wrapped, write_source
 from tfrecord_prep.manifest import open_shards, read_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main
 from tfrecord_prep.records import decode_feature, read_records
@@ -22,63 +23,16 @@ from tokenizer_training import cloud_storage as cloud_client
 from tokenizer_training.tokenizer import SPECIAL_TOKENS, save_tokenizer, special_ids, tokenizer_sha256
 
 SCRIPT = Path(__file__).parent.parent / "tfrecord_prep" / "prepare_tfrecord_shards.py"
-SENTENCE = "a corpus of small words makes many rows when each document says something else about [MASK] and <pad>"
-WORDS = SENTENCE.split()
-BLANK = ["", " \t "]
-DOCUMENTS = [" ".join(WORDS[(i * j) % len(WORDS)] for j in range(1, 3 + i % 23)) for i in range(90)]
-DOCUMENTS[10:10] = BLANK
-
-
-def wrapped(backend: Tokenizer) -> PreTrainedTokenizerFast:
-    names = {f"{name}_token": token for name, token in SPECIAL_TOKENS.items()}
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **names)
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    backend = Tokenizer(models.Unigram())
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=90, special_tokens=list(SPECIAL_TOKENS.values()), unk_token="<unk>", show_progress=False
-    )
-    backend.train_from_iterator(DOCUMENTS, trainer)
-    return wrapped(backend)
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_source(tmp_path_factory.mktemp("source"))
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerFast) -> Path:
-    """A folder with a corpus, `docs.jsonl`, and a tokenizer."""
-    folder = tmp_path_factory.mktemp("source")
-    (folder / "docs.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS))
-    save_tokenizer(tokenizer, str(folder / "tokenizer"))
-    return folder
-
-
-def flags(source: Path, output: Path | str, *more: str) -> list[str]:
-    """Return arguments that make several partitions, and several shards of each."""
-    tokenizer, corpus = str(source / "tokenizer"), str(source / "docs.jsonl")
-    paths = ["--tokenizer-name-or-path", tokenizer, "--data-files", corpus, "--output-dir", str(output)]
-    sizes = ["--max-length", "16", "--shard-size", "5", "--partition-bytes", "2048", "--num-workers", "1"]
-    return [*paths, *sizes, *more]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def read_rows(folder: Path) -> list[list[int]]:
-    """Return all rows without their padding, having checked files, masks and counts against each other."""
-    shards, rows = open_shards(str(folder)), []
-    pad_id = shards.manifest.tokenizer.special_ids["pad"]
-    for path, num_rows in zip(shards.paths, shards.num_rows_per_shard, strict=True):
-        records = list(read_records(Path(path).read_bytes()))
-        assert len(records) == num_rows
-        for record in records:
-            ids, mask = decode_feature(record, "input_ids"), decode_feature(record, "attention_mask")
-            assert len(ids) == shards.manifest.max_length
-            assert (ids == pad_id).tolist() == (mask == 0).tolist()
-            rows.append(ids[mask == 1].tolist())
-    return rows
+def tokenizer(source: Path) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast.from_pretrained(source / "tokenizer")
 
 
 @pytest.mark.parametrize("chunking", ["concat", "full_sentences"])
@@ -225,39 +179,6 @@ def test_corpus_of_the_tokenizer_is_the_default(source: Path, tmp_path: Path, ca
     assert "A corpus is needed: --dataset-name" in capsys.readouterr().err
 
 
-def test_dry_run_writes_nothing(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    assert main(flags(source, tmp_path / "out", "--dry-run")) == 0
-    assert f"{tmp_path}/out/train: to be written" in capsys.readouterr().out
-    assert not (tmp_path / "out").exists()
-
-
-def test_complete_folder_is_left_alone(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    main(flags(source, tmp_path))
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    capsys.readouterr()
-    assert main(flags(source, tmp_path)) == 0
-    assert "complete with these settings, left as it is" in capsys.readouterr().out
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
-
-
-def test_folder_that_was_cut_short_is_made_again(source: Path, tmp_path: Path) -> None:
-    main(flags(source, tmp_path))
-    before = contents(tmp_path)
-    folder = tmp_path / "train"
-    (folder / "manifest.json").unlink()
-    (folder / "dataset-00009-00000-7.tfrecord").write_bytes(b"of a longer run")
-    (folder / ".dataset-00001-00000-5.tfrecord.0a.partial").write_bytes(b"half")
-    assert main(flags(source, tmp_path)) == 0
-    assert contents(tmp_path) == before
-
-
-def test_overwrite_replaces_other_settings(source: Path, tmp_path: Path) -> None:
-    main(flags(source, tmp_path / "out"))
-    main(flags(source, tmp_path / "fresh", "--max-length", "32"))
-    assert main(flags(source, tmp_path / "out", "--max-length", "32", "--overwrite")) == 0
-    assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
-
-
 def test_cloud_storage_holds_the_same_bytes(
     source: Path, tmp_path: Path, cloud_storage: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,80 +194,6 @@ def test_cloud_storage_holds_the_same_bytes(
         cloud_client._client.cache_clear()
     expected = {f"run/{name}": data for name, data in contents(tmp_path).items()}
     assert cloud_storage.objects() == expected
-
-
-def change_manifest(folder: Path) -> None:
-    text = (folder / "manifest.json").read_text()
-    (folder / "manifest.json").write_text(text.replace('"max_length": 16', '"max_length": 24'))
-
-
-def truncate_shard(folder: Path) -> None:
-    next(folder.glob("dataset-00001-*")).write_bytes(b"")
-
-
-def leave_foreign_shards(folder: Path) -> None:
-    for path in folder.glob("*"):
-        if path.is_file():
-            path.unlink()
-    (folder / "dataset-0-1000.tfrecord").write_bytes(b"")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (change_manifest, r"other settings: max_length is 24 there, 16 is asked for.*--overwrite"),
-        (truncate_shard, r"has 0 bytes of .*--overwrite"),
-        (leave_foreign_shards, r"this command did not write, such as dataset-0-1000\.tfrecord.*--overwrite"),
-    ],
-)
-def test_folder_in_the_way(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture, spoil: object, message: str
-) -> None:
-    main(flags(source, tmp_path))
-    spoil(tmp_path / "train")  # type: ignore[operator]
-    before = contents(tmp_path)
-    capsys.readouterr()
-    assert main(flags(source, tmp_path)) == 2
-    assert re.search(message, capsys.readouterr().err)
-    assert contents(tmp_path) == before
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--max-length", "7"], "--max-length must be at least 8"),
-        (["--shard-size", "0"], "--shard-size must be 1 row or more"),
-        (["--partition-bytes", "10"], "--partition-bytes must be at least 1,024"),
-        (["--num-workers", "0"], "--num-workers must be 1 or more"),
-        (["--tokenizer-name-or-path", ""], "A tokenizer is needed: --tokenizer-name-or-path"),
-        (["--output-dir", ""], "A folder for the shards is needed: --output-dir"),
-        (["--output-dir", __file__], "Not a directory"),
-        (["--tokenizer-name-or-path", "/nowhere"], "/nowhere"),
-        (["--data-files", "/nowhere.txt"], "--data-files must name local files; no file matches '/nowhere.txt'"),
-        (["--limit", "2", "--validation-percent", "0.001"], "A split must hold text; validation has 0 documents"),
-    ],
-)
-def test_bad_input_is_one_line(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture, more: list[str], message: str
-) -> None:
-    assert main(flags(source, tmp_path, *more)) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert message in line
-    assert not (tmp_path / "validation" / "manifest.json").exists()
-
-
-def test_unknown_chunking_names_the_choices(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit):
-        main(flags(source, tmp_path, "--chunking", "sentences"))
-    assert "concat" in capsys.readouterr().err
-
-
-def test_tokenizer_without_mask(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    backend = Tokenizer(models.WordLevel({"<unk>": 0, "[CLS]": 1, "[SEP]": 2, "<pad>": 3}, unk_token="<unk>"))
-    names = {f"{name}_token": token for name, token in SPECIAL_TOKENS.items() if name != "mask"}
-    PreTrainedTokenizerFast(tokenizer_object=backend, **names).save_pretrained(tmp_path / "tokenizer")
-    assert main(flags(source, tmp_path / "out", "--tokenizer-name-or-path", str(tmp_path / "tokenizer"))) == 2
-    assert "lacks mask" in capsys.readouterr().err
 
 
 def test_no_module_of_the_script_hides_another() -> None:

@@ -39,16 +39,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "deberta-v2": {**BERT, "model_type": "deberta-v2"},
     "deberta-v2 as v3": {**BERT, **DEBERTA_V3, "model_type": "deberta-v2"},
+    "deberta-v2 without shared keys": {**BERT, **DEBERTA_V3, "model_type": "deberta-v2", "share_att_key": False},
     "distilbert": {
         "model_type": "distilbert", "vocab_size": VOCABULARY, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64,
         "max_position_embeddings": 32, **IDS,
     },
     "electra": {**BERT, "model_type": "electra", "embedding_size": 16},
     "electra without projection": {**BERT, "model_type": "electra", "embedding_size": 32},
-    "funnel": {
-        "model_type": "funnel", "vocab_size": VOCABULARY, "block_sizes": [1, 1], "num_decoder_layers": 1, "d_model": 32,
-        "n_head": 4, "d_head": 8, "d_inner": 64, **IDS,
-    },
     "mobilebert": {**BERT, **MOBILEBERT, "model_type": "mobilebert"},
     "mpnet": {**BERT, "model_type": "mpnet"},
     "rembert": {

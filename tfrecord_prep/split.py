@@ -85,8 +85,8 @@ def prepare_split(
         shards, totals, id_counts = _build(plan, documents, settings, num_processes)
         if not id_counts.any():
             raise InputError(
-                f"A split must hold text; {plan.settings['split']} has {totals.num_documents:,} documents, none of which "
-                "gave a token that the tokenizer knows (see --text-column, --limit, --validation-percent)."
+                f"A split must hold text; {plan.settings['split']} has {totals.num_documents:,} documents, and none "
+                "of them gave a token that the tokenizer knows (see --text-column, --limit, --validation-percent)."
             )
         manifest = Manifest(
             **plan.settings,
@@ -151,5 +151,6 @@ def _explained_errors(folder: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(
-            f"{folder} was not completed: {error}. Cure this and run the same command again, or give another --output-dir."
+            f"{folder} was not completed: {error}. Cure this and run the same command again, or give another "
+            "--output-dir."
         ) from error

@@ -42,7 +42,7 @@ def _load(name: str, shown_name: str) -> "PreTrainedTokenizerFast":
 
     try:
         return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # a file that is missing or malformed shows as nearly any exception
         raise InputError(
             f"A tokenizer is a folder written by train-unigram or a model on the Hub; {shown_name} cannot be loaded: "
             f"{' '.join(str(error).split())}"

@@ -1,20 +1,17 @@
 """Stage 1: train a unigram tokenizer on a corpus and save it, with a record of how it was made."""
 
-import json
 import logging
-import platform
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tokenizer_training import storage
 from tokenizer_training.command_line import InputError, command, log_start, parse_arguments
 from tokenizer_training.corpus import VALIDATION, Corpus, CorpusConfig, open_corpus
-from tokenizer_training.tokenizer import save_tokenizer, tokenizer_sha256
 from tokenizer_training.tokenizer_quality import measure_quality
+from tokenizer_training.training_record import check_output_folder, save_with_record
 from tokenizer_training.unigram import UnigramConfig, count_words, train_unigram
 
 if TYPE_CHECKING:
@@ -22,10 +19,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RECORD_FILE = "training.json"
-TOKENIZER_FILE = "tokenizer.json"
 TUTORIAL_REPOSITORY = "unigram-tokenizer-dataset"
-PACKAGES = ("mlm-pretraining", "datasets", "sentencepiece", "tokenizers", "transformers")
 
 
 @dataclass(frozen=True)
@@ -50,7 +44,7 @@ class OutputConfig:
         default=False,
         metadata={"help": f"Also push the folder to the repository {TUTORIAL_REPOSITORY} of the user logged in."},
     )
-    dry_run: bool = field(default=False, metadata={"help": "Stop after all checks."})
+    dry_run: bool = field(default=False, metadata={"help": "Stop after all checks, with the plan printed."})
 
     def __post_init__(self) -> None:
         if not self.output_dir:
@@ -70,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     settings = {"corpus": corpus.description, "unigram": asdict(unigram_config)}
     check_output_folder(output.output_dir, settings, output.overwrite)
     repository = find_repository(output)
-    logger.info("Plan: %s", json.dumps(settings | {"output_dir": output.output_dir, "push_to_hub": repository}))
+    print(describe_plan(corpus, unigram_config, output, repository))
     if output.dry_run:
         return
 
@@ -79,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     logger.info("Read %s; %s distinct words. Training.", documents, f"{len(word_counts):,}")
     tokenizer = train_unigram(word_counts, unigram_config)
     held_out = measure_held_out(tokenizer, corpus)
-    save(tokenizer, output.output_dir, settings | {"input": documents.record(), "held_out": held_out})
+    save_with_record(tokenizer, output.output_dir, settings | {"input": documents.record(), "held_out": held_out})
     if repository:
         push(output.output_dir, repository)
 
@@ -115,34 +109,18 @@ def batched(documents: Iterable[str], batch_size: int) -> Iterator[list[str]]:
         yield batch
 
 
-def check_output_folder(folder: str, settings: dict[str, Any], overwrite: bool) -> None:
-    """Refuse a folder with a tokenizer that was made with other settings, unless it may be overwritten.
-
-    Raises:
-        InputError: names the settings that differ.
-    """
-    files = storage.list_files(folder)
-    if overwrite or not {RECORD_FILE, TOKENIZER_FILE} & set(files):
-        return
-    cure = "Give another --output-dir, or --overwrite."
-    if RECORD_FILE not in files:
-        raise InputError(f"--output-dir {folder} holds a {TOKENIZER_FILE} without a {RECORD_FILE}. {cure}")
-    recorded = flat(json.loads(storage.read_text(storage.join(folder, RECORD_FILE))))
-    wanted = flat(json.loads(json.dumps(settings)))
-    differing = [
-        f"{name} {recorded.get(name)!r}, not {value!r}" for name, value in wanted.items() if recorded.get(name) != value
+def describe_plan(corpus: Corpus, unigram: UnigramConfig, output: OutputConfig, repository: str | None) -> str:
+    """Return the plan as text."""
+    source = corpus.config.dataset_name or " ".join(corpus.config.data_files)
+    num_bytes = [file["num_bytes"] for file in corpus.description.get("data_files", ())]
+    files = f" ({len(num_bytes):,} files, {sum(num_bytes) / 1e6:,.1f} MB)" if num_bytes else ""
+    limit = f", the first {corpus.config.limit:,} documents" if corpus.config.limit else ""
+    lines = [
+        f"corpus      {source}{files}{limit}; parts: {', '.join(corpus.split_names)}",
+        f"tokenizer   unigram, {unigram.vocab_size:,} pieces, character coverage {unigram.character_coverage}",
+        f"output      {output.output_dir}" + (f", pushed to {repository}" if repository else ""),
     ]
-    if differing:
-        raise InputError(f"--output-dir {folder} holds a tokenizer made with {'; '.join(differing)}. {cure}")
-    logger.info("%s holds a tokenizer made with the same settings; it will be made again.", folder)
-
-
-def flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the leaves of nested mappings, under their dotted names."""
-    leaves: dict[str, Any] = {}
-    for name, value in record.items():
-        leaves |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return leaves
+    return "\n".join(lines)
 
 
 def find_repository(output: OutputConfig) -> str | None:
@@ -170,15 +148,6 @@ def measure_held_out(tokenizer: "PreTrainedTokenizerFast", corpus: Corpus) -> di
             logger.info("Measured on %s: %s.", part, quality)
             return {"part": part} | asdict(quality)
     raise InputError("A corpus must hold text; every document is blank.")
-
-
-def save(tokenizer: "PreTrainedTokenizerFast", folder: str, record: dict[str, Any]) -> None:
-    """Save the tokenizer in the folder, the record of its making last."""
-    save_tokenizer(tokenizer, folder)
-    versions = {"python": platform.python_version()} | {package: version(package) for package in PACKAGES}
-    record = record | {"tokenizer_sha256": tokenizer_sha256(tokenizer), "versions": versions}
-    storage.write_text(storage.join(folder, RECORD_FILE), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
-    logger.info("Saved in %s.", folder)
 
 
 def push(folder: str, repository: str) -> None:

@@ -32,6 +32,9 @@ MAX_WORD_BYTES = 4 * MAX_WORD_CHARACTERS + 1
 SCORE_DECIMALS = 6
 # So low that text which reads like a special token is cut into ordinary pieces when it is encoded as plain text.
 SPECIAL_TOKEN_SCORE = -1000.0
+# Kept however rare they are: the mark of a word's begin (rare in text without spaces), and the characters of the
+# special tokens, so that text which reads like one can be spelled.
+REQUIRED_CHARACTERS = "".join(sorted({"▁", *"".join(SPECIAL_TOKENS.values())}))
 
 
 @dataclass(frozen=True)
@@ -130,8 +133,7 @@ def _train_pieces(word_counts: Mapping[str, int], config: UnigramConfig) -> list
                 model_type="unigram",
                 vocab_size=config.vocab_size,
                 character_coverage=config.character_coverage,
-                # The characters of the special tokens, so that text which reads like one can always be spelled.
-                required_chars="".join(sorted(set("".join(tokens.values())))),
+                required_chars=REQUIRED_CHARACTERS,
                 normalization_rule_name="identity",  # the words are normalized already
                 max_sentence_length=MAX_WORD_BYTES,
                 bos_id=ids["cls"],

@@ -19,14 +19,12 @@ class Architecture:
     """What is special about one `model_type`.
 
     counts_positions: the first token has the position after the padding id, as in RoBERTa, not 0.
-    has_positions: it has a table of absolute positions, which limits the length of its rows.
     has_token_types: its tokenizer tells a first sentence from a second.
     tied: its TF class uses the input embedding as the head's matrix, whatever `tie_word_embeddings` says.
     required: settings that its TF class ignores, or does not get right, with the only value that is supported.
     """
 
     counts_positions: bool = False
-    has_positions: bool = True
     has_token_types: bool = True
     tied: bool = True
     required: Mapping[str, Any] = field(default_factory=dict)
@@ -45,8 +43,8 @@ ARCHITECTURES = {
     "deberta-v2": Architecture(required={"legacy": True, "conv_kernel_size": 0}),
     "distilbert": Architecture(has_token_types=False, required={"sinusoidal_pos_embds": False}),
     "electra": BERT,
-    "funnel": Architecture(has_positions=False, has_token_types=False),
-    "mobilebert": Architecture(tied=False),
+    # `normalization_type`: the TF class gives its layer norm an epsilon of its own.
+    "mobilebert": Architecture(tied=False, required={"normalization_type": "no_norm"}),
     # Both its TF and its PyTorch class count from 1, whatever the padding id.
     "mpnet": Architecture(counts_positions=True, has_token_types=False, required={"pad_token_id": 1}),
     "rembert": Architecture(tied=False),
@@ -66,6 +64,7 @@ REASONS_AGAINST = {
     "deberta": "the gradient of its TF class does not compile under XLA (deberta-v2 does)",
     "esm": "its TF class makes the input embedding and the head two variables of one name",
     "flaubert": "it takes its special ids from settings of its own",
+    "funnel": "transformers 5 sets the embedding of its padding token to zero when it loads a model",
     "layoutlm": "it needs the place of each word on the page",
     "longformer": "the gradient of its TF class does not compile under XLA",
     "tapas": "it reads tables",
@@ -115,7 +114,7 @@ def position_offset(config: "PretrainedConfig") -> int:
 
 def max_positions(config: "PretrainedConfig") -> int | None:
     """Return the longest row that the model can take, in tokens; None when its positions are relative only."""
-    if not ARCHITECTURES[config.model_type].has_positions or not getattr(config, "position_biased_input", True):
+    if not getattr(config, "position_biased_input", True):
         return None
     return config.max_position_embeddings - position_offset(config)
 

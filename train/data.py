@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tfrecord_prep.manifest import ShardSet
-from train.masking import MaskedBatch, mask_row_by_content
+from train.masking import MaskedRows, mask_row_by_content
 from train.masking_rule import MaskingRule
 from train.sample_order import SampleOrder
 
@@ -47,7 +47,7 @@ def training_batches(
 def evaluation_batches(
     shards: ShardSet, rule: MaskingRule, *, length: int, global_batch_rows: int, pad_token_id: int
 ) -> tf.data.Dataset:
-    """Return every row once as a `MaskedBatch` of `global_batch_rows`, masks fixed by the row's content.
+    """Return every row once as a `MaskedRows` of `global_batch_rows`, masks fixed by the row's content.
 
     The last batch is filled up with rows of padding: they hold no masked token, so they do not count.
     """
@@ -58,7 +58,7 @@ def evaluation_batches(
     rows = records.batch(1024).map(lambda batch: parse_input_ids(batch, length)).unbatch()
     rows = rows.concatenate(padding.repeat(num_missing_rows))
 
-    def mask(row: tf.Tensor) -> MaskedBatch:
+    def mask(row: tf.Tensor) -> MaskedRows:
         return mask_row_by_content(tf.ensure_shape(row, (length,)), rule)
 
     masked = rows.map(mask, num_parallel_calls=tf.data.AUTOTUNE)

@@ -1,10 +1,12 @@
 """Evaluation: every validation row once, with masks fixed by the row, so that the figures of any two runs compare."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import tensorflow as tf
 
+from train.masking_rule import EVALUATION_MLM_PROBABILITY
 from train.metrics_log import perplexity
 from train.pretraining_model import PretrainingModel
 
@@ -31,7 +33,9 @@ def build_evaluator(
     Args:
         batches: of `evaluation_batches`, global; they are read anew at each call.
     """
-    evaluation_step = tf.function(model.evaluation_step, jit_compile=True) if jit_compile else model.evaluation_step
+    evaluation_step = functools.partial(model.evaluation_step, mlm_probability=EVALUATION_MLM_PROBABILITY)
+    if jit_compile:
+        evaluation_step = tf.function(evaluation_step, jit_compile=True)
     distributed = strategy.experimental_distribute_dataset(batches)
 
     @tf.function

@@ -20,6 +20,8 @@ from train.architectures import ARCHITECTURES, check_architecture, uses_token_ty
 
 # Built by the TF class, absent from the PyTorch class.
 NOT_IN_PYTORCH = {"mpnet": "mpnet.pooler."}
+# {model type: {part of a name in TF: in PyTorch}}, where transformers' rules miss it.
+RENAMED = {"deberta-v2": {".pos_proj.": ".pos_key_proj.", ".pos_q_proj.": ".pos_query_proj."}}
 # The PyTorch class has the bias of the head twice: {model type: (name in TF, name that TF lacks or does not use)}.
 COPIED_BIAS = {
     "albert": ("predictions.decoder.bias", "predictions.bias"),
@@ -65,6 +67,7 @@ def pytorch_weights(model: Any) -> dict[str, np.ndarray]:
         # An enclosing model puts its own name in front.
         tf_name = variable.name[variable.name.index(f"{model.name}/") :]
         name, transpose = convert_tf_weight_name_to_pt_weight_name(tf_name, tf_weight_shape=variable.shape)
+        name = renamed(model_type, name)
         if name in weights:
             raise ValueError(f"Two variables of the TF model are both {name} in PyTorch.")
         if not name.startswith(NOT_IN_PYTORCH.get(model_type, "\0")):
@@ -74,6 +77,13 @@ def pytorch_weights(model: Any) -> dict[str, np.ndarray]:
         source, target = COPIED_BIAS[model_type]
         weights[target] = weights[source].copy()
     return weights
+
+
+def renamed(model_type: str, name: str) -> str:
+    """Return the name of a weight in the PyTorch class, given what transformers' rules make of its TF name."""
+    for tf_part, pytorch_part in RENAMED.get(model_type, {}).items():
+        name = name.replace(tf_part, pytorch_part)
+    return name
 
 
 def exported_config(model: Any) -> PretrainedConfig:

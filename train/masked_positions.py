@@ -21,8 +21,9 @@ def predicting_at(positions: tf.Tensor) -> Iterator[None]:
     """Within it, models prepared by `gather_before_head` give logits at `positions` only, in their order.
 
     Args:
-        positions: int32 (batch, num_predictions), each within the row; a position may occur more than once. The
-            logits are (batch, num_predictions, vocabulary) instead of (batch, length, vocabulary).
+        positions: int32 (num_predictions,) into the rows of the batch laid end to end; a position may occur more
+            than once. The logits are (1, num_predictions, vocabulary) instead of (batch, length, vocabulary): one
+            list for the batch needs fewer spare slots than one for each row.
 
     Applies to the calls made by this thread, and to one model: the positions are those of its batch.
     """
@@ -56,7 +57,8 @@ def gather_before_head(model: Any) -> None:
 
 def _gathered(outputs: Any, positions: tf.Tensor) -> Any:
     """Return the encoder's outputs with the last hidden state, always the first of them, gathered at `positions`."""
-    hidden = tf.gather(outputs[0], positions, batch_dims=1)  # (batch, num_predictions, hidden)
+    rows = outputs[0]  # (batch, length, hidden)
+    hidden = tf.gather(tf.reshape(rows, (-1, rows.shape[-1])), positions)[tf.newaxis]  # (1, num_predictions, hidden)
     if isinstance(outputs, tuple):
         return (hidden, *outputs[1:])
     return type(outputs)(**{**outputs, "last_hidden_state": hidden})

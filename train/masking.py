@@ -10,22 +10,29 @@ from train.masking_rule import MaskingRule
 RANDOM_ALGORITHM = "philox"
 
 
-class MaskedBatch(NamedTuple):
-    """Rows with tokens hidden, and what is to be predicted where. `weights` is 0 at slots that are not used."""
+class MaskedRows(NamedTuple):
+    """Rows with some of their tokens hidden from the model, which has to predict them."""
 
-    input_ids: tf.Tensor  # int32 (batch, length)
-    positions: tf.Tensor  # int32 (batch, num_predictions)
-    labels: tf.Tensor  # int32 (batch, num_predictions)
-    weights: tf.Tensor  # float32 (batch, num_predictions)
+    original_ids: tf.Tensor  # int32 (batch, length)
+    input_ids: tf.Tensor  # int32 (batch, length), what the model sees
+    is_masked: tf.Tensor  # bool (batch, length), whether the token is to be predicted
+
+
+class Predictions(NamedTuple):
+    """The masked tokens of a batch, in a fixed number of slots; `weights` is 0 at slots that are not used."""
+
+    positions: tf.Tensor  # int32 (num_predictions,), into the rows laid end to end
+    labels: tf.Tensor  # int32 (num_predictions,)
+    weights: tf.Tensor  # float32 (num_predictions,)
 
 
 def mask_rows(
     input_ids: tf.Tensor, seed: tf.Tensor, rule: MaskingRule, *, num_global_rows: int, first_row: int | tf.Tensor
-) -> MaskedBatch:
-    """Return the masked form of rows `first_row` and following of a batch of `num_global_rows`.
+) -> MaskedRows:
+    """Return rows `first_row` and following of a global batch of `num_global_rows`, masked.
 
     The bits are drawn for the whole global batch and cut, so that a row's masks do not depend on the number of
-    replicas.
+    replicas. One draw of 32 bits both selects a token and says what becomes of it.
 
     Args:
         input_ids: int32 (batch, length), static shape.
@@ -37,52 +44,48 @@ def mask_rows(
     batch, length = input_ids.shape
     seeds = tf.random.split(seed, 2, alg=RANDOM_ALGORITHM)
 
-    def draw(draw_seed: tf.Tensor, minval: int | None, maxval: int | None, dtype: tf.DType) -> tf.Tensor:
-        bits = tf.random.stateless_uniform(
-            (num_global_rows, length), draw_seed, minval=minval, maxval=maxval, dtype=dtype, alg=RANDOM_ALGORITHM
+    def draw(draw_seed: tf.Tensor, maxval: int | None, dtype: tf.DType) -> tf.Tensor:
+        values = tf.random.stateless_uniform(
+            (num_global_rows, length),
+            draw_seed,
+            minval=None if maxval is None else 0,
+            maxval=maxval,
+            dtype=dtype,
+            alg=RANDOM_ALGORITHM,
         )
-        return tf.slice(bits, (first_row, 0), (batch, length))
+        return tf.slice(values, (first_row, 0), (batch, length))
 
-    num_ordinary_tokens = rule.vocabulary_size - len(rule.special_ids)
-    selection = draw(seeds[0], None, None, tf.uint32)
-    replacement = draw(seeds[1], 0, num_ordinary_tokens, tf.int32)
-    return _apply(input_ids, selection, _skip_special(replacement, rule.special_ids), rule)
+    bits = draw(seeds[0], None, tf.uint32)
+    ordinary_index = draw(seeds[1], rule.vocabulary_size - len(rule.special_ids), tf.int32)
+
+    is_masked = _falls_under(bits, rule.mlm_probability) & ~is_special(input_ids, rule.special_ids)
+    masked_share = rule.mlm_probability * rule.mask_token_rate
+    replaced_share = masked_share + rule.mlm_probability * rule.random_token_rate
+    hidden = tf.where(_falls_under(bits, replaced_share), _skip_special(ordinary_index, rule.special_ids), input_ids)
+    hidden = tf.where(_falls_under(bits, masked_share), rule.mask_token_id, hidden)
+    return MaskedRows(input_ids, tf.where(is_masked, hidden, input_ids), is_masked)
 
 
-def mask_row_by_content(input_ids: tf.Tensor, rule: MaskingRule) -> MaskedBatch:
-    """Return one row, int32 (length,), masked as a function of its own tokens: (length,) and (num_predictions,).
+def mask_row_by_content(input_ids: tf.Tensor, rule: MaskingRule) -> MaskedRows:
+    """Return one row, int32 (length,), masked as a function of its own tokens.
 
     Evaluation uses it: whatever the order, batch size or number of replicas, a row has the same masks.
     """
     fingerprint = tf.fingerprint(input_ids[tf.newaxis])  # uint8 (1, 8), FarmHash64
     seed = tf.bitcast(tf.reshape(fingerprint, (2, 4)), tf.int32)  # (2,)
     masked = mask_rows(input_ids[tf.newaxis], seed, rule, num_global_rows=1, first_row=0)
-    return MaskedBatch(*(tensor[0] for tensor in masked))
+    return MaskedRows(*(tensor[0] for tensor in masked))
 
 
-def _apply(input_ids: tf.Tensor, selection: tf.Tensor, replacement: tf.Tensor, rule: MaskingRule) -> MaskedBatch:
-    """Hide the selected tokens: one draw of 32 bits both selects a token and says what becomes of it."""
-    length = input_ids.shape[1]
-    num_predictions = rule.num_predictions(length)
-    selected = _falls_under(selection, rule.mlm_probability) & ~is_special(input_ids, rule.special_ids)
-    rank = tf.cumsum(tf.cast(selected, tf.int32), axis=1, exclusive=True)  # (batch, length)
-    selected &= rank < num_predictions
-
-    masked_share = rule.mlm_probability * rule.mask_token_rate
-    replaced_share = masked_share + rule.mlm_probability * rule.random_token_rate
-    hidden = tf.where(_falls_under(selection, replaced_share), replacement, input_ids)
-    hidden = tf.where(_falls_under(selection, masked_share), rule.mask_token_id, hidden)
-
-    # Comparing ranks with slots instead of sorting: a sort is slow on TPU.
-    in_slot = selected[:, tf.newaxis, :] & (rank[:, tf.newaxis, :] == tf.range(num_predictions)[:, tf.newaxis])
-    positions = tf.reduce_sum(tf.where(in_slot, tf.range(length), 0), axis=2)  # (batch, num_predictions)
-    num_selected = tf.reduce_sum(tf.cast(selected, tf.int32), axis=1, keepdims=True)
-    return MaskedBatch(
-        input_ids=tf.where(selected, hidden, input_ids),
-        positions=positions,
-        labels=tf.gather(input_ids, positions, batch_dims=1),
-        weights=tf.cast(tf.range(num_predictions) < num_selected, tf.float32),
-    )
+def collect_predictions(rows: MaskedRows, num_predictions: int) -> Predictions:
+    """Return where the masked tokens are and what they were; those over `num_predictions` are not predicted."""
+    rank = tf.cumsum(tf.cast(tf.reshape(rows.is_masked, (-1,)), tf.int32))  # (batch * length,)
+    # The n-th masked token stands where the rank first reaches n. XLA makes comparisons of it, where others sort.
+    positions = tf.searchsorted(rank, tf.range(1, num_predictions + 1))
+    is_used = tf.range(num_predictions) < rank[-1]
+    positions = tf.where(is_used, positions, 0)
+    labels = tf.gather(tf.reshape(rows.original_ids, (-1,)), positions)
+    return Predictions(positions, labels, tf.cast(is_used, tf.float32))
 
 
 def is_special(input_ids: tf.Tensor, special_ids: tuple[int, ...]) -> tf.Tensor:

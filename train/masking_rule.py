@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 # The share that evaluation masks, whatever the training's, so that the figures of any two runs compare.
 EVALUATION_MLM_PROBABILITY = 0.15
-# How far, in standard deviations of the number of masked tokens, the slots of a row reach beyond the mean.
-SLOT_DEVIATIONS = 4
+# How far, in standard deviations of the number of masked tokens, the slots of a batch reach beyond its mean: a batch
+# draws more about once in a hundred million times.
+SLOT_DEVIATIONS = 6
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,10 @@ class MaskingRule:
     mask_token_rate: float = 0.8
     random_token_rate: float = 0.1
 
-    def num_predictions(self, length: int) -> int:
-        """Return the slots a row of `length` tokens has for predicted ones: a fixed number, as XLA needs.
 
-        A row draws more than that about once in 30,000 times; the tokens over it stay unmasked.
-        """
-        mean = self.mlm_probability * length
-        deviation = math.sqrt(length * self.mlm_probability * (1 - self.mlm_probability))
-        return min(length, 8 * math.ceil((mean + SLOT_DEVIATIONS * deviation) / 8) or 8)
+def num_prediction_slots(num_tokens: int, mlm_probability: float) -> int:
+    """Return the slots for predicted tokens in a batch of `num_tokens`: a fixed number, as XLA needs."""
+    mean = mlm_probability * num_tokens
+    deviation = math.sqrt(num_tokens * mlm_probability * (1 - mlm_probability))
+    slots = math.ceil((mean + SLOT_DEVIATIONS * deviation) / 8) * 8
+    return min(num_tokens, max(8, slots))

@@ -17,12 +17,12 @@ def masked_sums(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> Mas
     """Return loss, correct predictions and number of masked tokens, each summed over the slots in use.
 
     Args:
-        logits: (batch, num_predictions, vocabulary), any float type; the loss is computed in float32.
-        labels: int32 (batch, num_predictions).
-        weights: float32 (batch, num_predictions), 1 where a slot is used, else 0.
+        logits: (num_predictions, vocabulary), any float type; the loss is computed in float32.
+        labels: int32 (num_predictions,).
+        weights: float32 (num_predictions,), 1 where a slot is used, else 0.
     """
     logits = tf.cast(logits, tf.float32)
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)  # (batch, num_predictions)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)  # (num_predictions,)
     correct = tf.cast(tf.argmax(logits, axis=-1, output_type=tf.int32) == labels, tf.float32)
     return MaskedSums(
         loss=tf.reduce_sum(losses * weights),

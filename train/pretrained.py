@@ -14,7 +14,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cache
 
 from tokenizer_training.command_line import InputError
 from train.architectures import align_padding_positions, check_architecture
-from train.export import COPIED_BIAS
+from train.export import COPIED_BIAS, renamed
 
 
 def load_masked_lm(folder_or_hub_id: str) -> Any:
@@ -43,7 +43,7 @@ def load_masked_lm(folder_or_hub_id: str) -> Any:
         allow_missing_keys=True,
         ignore_mismatched_sizes=True,
         output_loading_info=True,
-        tf_to_pt_weight_rename=lambda name: (name, target) if name == source else (name,),
+        tf_to_pt_weight_rename=lambda name: (name, target) if name == source else (renamed(config.model_type, name),),
         skip_logger_warnings=True,
     )
     wrong_shape = {name: f"{name} {tuple(shape)}, not {tuple(own)}" for name, shape, own in found["mismatched_keys"]}

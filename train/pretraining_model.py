@@ -6,8 +6,8 @@ import tensorflow as tf
 import tf_keras
 
 from train.masked_positions import gather_before_head, predicting_at
-from train.masking import RANDOM_ALGORITHM, MaskedBatch, mask_rows
-from train.masking_rule import MaskingRule
+from train.masking import RANDOM_ALGORITHM, MaskedRows, collect_predictions, mask_rows
+from train.masking_rule import MaskingRule, num_prediction_slots
 from train.objective import MaskedSums, masked_sums
 
 
@@ -74,27 +74,27 @@ class PretrainingModel(tf_keras.Model):
 
     def mask_batch(
         self, input_ids: tf.Tensor, step: int | tf.Tensor, *, num_global_rows: int, first_row: int | tf.Tensor
-    ) -> MaskedBatch:
+    ) -> MaskedRows:
         """Return rows, int32 (rows, length), as they are masked at update `step`; see `mask_rows`."""
         seed = tf.random.fold_in(tf.constant((self.seed, 0), tf.int32), step, alg=RANDOM_ALGORITHM)
         return mask_rows(input_ids, seed, self.rule, num_global_rows=num_global_rows, first_row=first_row)
 
-    def evaluation_step(self, batch: MaskedBatch) -> MaskedSums:
-        """Return the sums over all replicas for one batch that is masked already."""
+    def evaluation_step(self, batch: MaskedRows, mlm_probability: float) -> MaskedSums:
+        """Return the sums over all replicas for one batch that is masked already, at the rate given."""
         replica = tf.distribute.get_replica_context()
-        sums = self._masked_sums(batch, training=False)
+        sums = self._masked_sums(batch, mlm_probability, training=False)
         return MaskedSums(*replica.all_reduce(tf.distribute.ReduceOp.SUM, tuple(sums)))
 
-    def _gradients(self, batch: MaskedBatch) -> tuple[list[tf.Tensor], MaskedSums]:
+    def _gradients(self, batch: MaskedRows) -> tuple[list[tf.Tensor], MaskedSums]:
         """Return the gradients of the summed loss, dense float32, and the sums, over this replica's rows."""
         if self.num_micro_batches == 1:
             return self._micro_batch_gradients(batch)
-        micro_batches = MaskedBatch(
+        micro_batches = MaskedRows(
             *(tf.reshape(tensor, (self.num_micro_batches, -1, tensor.shape[1])) for tensor in batch)
         )
 
         def add_micro_batch(index: tf.Tensor, gradients: list[tf.Tensor], sums: MaskedSums) -> tuple:
-            more, more_sums = self._micro_batch_gradients(MaskedBatch(*(tensor[index] for tensor in micro_batches)))
+            more, more_sums = self._micro_batch_gradients(MaskedRows(*(tensor[index] for tensor in micro_batches)))
             gradients = [total + gradient for total, gradient in zip(gradients, more, strict=True)]
             return index + 1, gradients, MaskedSums(*(total + add for total, add in zip(sums, more_sums, strict=True)))
 
@@ -107,18 +107,20 @@ class PretrainingModel(tf_keras.Model):
         )
         return gradients, sums
 
-    def _micro_batch_gradients(self, batch: MaskedBatch) -> tuple[list[tf.Tensor], MaskedSums]:
+    def _micro_batch_gradients(self, batch: MaskedRows) -> tuple[list[tf.Tensor], MaskedSums]:
         variables = self.masked_lm.trainable_variables
         with tf.GradientTape() as tape:
-            sums = self._masked_sums(batch, training=True)
+            sums = self._masked_sums(batch, self.rule.mlm_probability, training=True)
         gradients = tape.gradient(sums.loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         # Embeddings give sparse gradients, which neither add up nor reduce well.
         return [tf.convert_to_tensor(gradient) for gradient in gradients], sums
 
-    def _masked_sums(self, batch: MaskedBatch, training: bool) -> MaskedSums:
-        with predicting_at(batch.positions):
-            logits = self.masked_lm(self._model_inputs(batch.input_ids), training=training).logits
-        return masked_sums(logits, batch.labels, batch.weights)
+    def _masked_sums(self, rows: MaskedRows, mlm_probability: float, training: bool) -> MaskedSums:
+        num_tokens = rows.input_ids.shape[0] * rows.input_ids.shape[1]
+        predictions = collect_predictions(rows, num_prediction_slots(num_tokens, mlm_probability))
+        with predicting_at(predictions.positions):
+            logits = self.masked_lm(self._model_inputs(rows.input_ids), training=training).logits
+        return masked_sums(logits[0], predictions.labels, predictions.weights)
 
     def _model_inputs(self, input_ids: tf.Tensor) -> dict[str, tf.Tensor]:
         attended = tf.cast(input_ids != self.masked_lm.config.pad_token_id, tf.int32)  # (batch, length)

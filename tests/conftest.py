@@ -1,0 +1,16 @@
+"""Settings and fixtures of all tests: two logical CPU devices and the servers on loopback."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import train.environment  # noqa: F401  (before TensorFlow)
+
+import tensorflow as tf  # isort: skip
+
+pytest_plugins = ["tests.servers.fixtures"]
+
+# Before any test module makes a tensor. A single device is taken by name where one replica is meant.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)

@@ -1,0 +1,61 @@
+"""`training.json`, the record beside a tokenizer of how it was made; it is written last, so it says all is there."""
+
+import json
+import logging
+import platform
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from tokenizer_training import storage
+from tokenizer_training.command_line import InputError
+from tokenizer_training.tokenizer import save_tokenizer, tokenizer_sha256
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+logger = logging.getLogger(__name__)
+
+RECORD_FILE = "training.json"
+TOKENIZER_FILE = "tokenizer.json"
+PACKAGES = ("mlm-pretraining", "datasets", "sentencepiece", "tokenizers", "transformers")
+
+
+def check_output_folder(folder: str, settings: dict[str, Any], overwrite: bool) -> None:
+    """Refuse a folder with a tokenizer that was made with other settings, unless it may be overwritten.
+
+    Raises:
+        InputError: names the settings that differ.
+    """
+    files = storage.list_files(folder)
+    if overwrite or not {RECORD_FILE, TOKENIZER_FILE} & set(files):
+        return
+    cure = "Give another --output-dir, or --overwrite."
+    if RECORD_FILE not in files:
+        raise InputError(f"--output-dir {folder} holds a {TOKENIZER_FILE} without a {RECORD_FILE}. {cure}")
+    recorded = _leaves(json.loads(storage.read_text(storage.join(folder, RECORD_FILE))))
+    wanted = _leaves(json.loads(json.dumps(settings)))
+    differing = [
+        f"{name} {recorded.get(name)!r:.80}, not {value!r:.80}"
+        for name, value in wanted.items()
+        if recorded.get(name) != value
+    ]
+    if differing:
+        raise InputError(f"--output-dir {folder} holds a tokenizer made with {'; '.join(differing)}. {cure}")
+    logger.info("%s holds a tokenizer made with the same settings; it will be made again.", folder)
+
+
+def save_with_record(tokenizer: "PreTrainedTokenizerFast", folder: str, record: dict[str, Any]) -> None:
+    """Save the tokenizer in the folder, then the record, to which its hash and the packages' versions are added."""
+    save_tokenizer(tokenizer, folder)
+    versions = {"python": platform.python_version()} | {package: version(package) for package in PACKAGES}
+    record = record | {"tokenizer_sha256": tokenizer_sha256(tokenizer), "versions": versions}
+    storage.write_text(storage.join(folder, RECORD_FILE), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    logger.info("Saved the tokenizer in %s.", folder)
+
+
+def _leaves(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested mappings, under their dotted names."""
+    leaves: dict[str, Any] = {}
+    for name, value in record.items():
+        leaves |= _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return leaves
