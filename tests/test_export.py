@@ -1,10 +1,8 @@
 import json
 from pathlib import Path
 
-import pytest
-
-import train.environment  # noqa: F401  # isort: skip
 import numpy as np
+import pytest
 import safetensors.tensorflow
 import tensorflow as tf
 import tf_keras
@@ -13,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, TFAutoModelForM
 
 from tests.tiny_models import BERT, CONFIGS, padded_batch, tiny_config, tiny_model, tiny_tokenizer
 from tokenizer_training.command_line import InputError
-from train.export import export_model, pytorch_weights
+from train.export import HEAD_BIAS, export_model, pytorch_weights
 from train.pretrained import load_masked_lm
 
 EXPORTED_FILES = ["config.json", "model.safetensors", "special_tokens_map.json", "tokenizer.json"]
@@ -178,6 +176,18 @@ def test_weights_of_another_model_are_refused(change, message: str, bert_export:
     change(weights)
     with pytest.raises(InputError, match=message):
         load_masked_lm(changed_copy(bert_export, tmp_path / "changed", weights))
+
+
+@pytest.mark.parametrize(("name", "used"), HEAD_BIAS.items())
+def test_the_bias_of_the_head_is_read_under_the_name_that_pytorch_uses(
+    name: str, used: tuple[str, str], tmp_path: Path
+) -> None:
+    export_model(tiny_model(name), tiny_tokenizer(), str(tmp_path / "export"), model_max_length=30)
+    weights = load_file(tmp_path / "export" / "model.safetensors")
+    np.testing.assert_array_equal(weights[used[0]], weights[used[1]])
+    weights[used[1]] += 1
+    changed = load_masked_lm(changed_copy(tmp_path / "export", tmp_path / "changed", weights))
+    np.testing.assert_array_equal(pytorch_weights(changed)[used[0]], weights[used[0]])
 
 
 def test_a_folder_without_configuration_or_weights_is_refused(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-import train.environment  # noqa: F401  # isort: skip
 from tests.tiny_models import VOCABULARY, tiny_model, tiny_tokenizer
 from tokenizer_training.command_line import EXIT_BAD_INPUT, InputError
 from train import fill_mask

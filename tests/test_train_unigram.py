@@ -130,7 +130,7 @@ def test_validation_documents_are_not_trained_on(tmp_path: Path) -> None:
     train, validation = tmp_path / "train.txt", tmp_path / "validation.txt"
     train.write_text("abc abd acd bcd\n" * 50)
     validation.write_text("xyz\n" * 50)
-    flags = ["--data-files", str(train), "--validation-files", str(validation), "--vocab-size", "30"]
+    flags = ["--data-files", str(train), "--validation-files", str(validation), "--vocab-size", "36"]
     assert main([*flags, "--output-dir", str(tmp_path / "out")]) == 0
     assert not any(set("xyz") & set(piece) for piece in load_tokenizer(str(tmp_path / "out")).get_vocab())
     assert json.loads((tmp_path / "out" / "training.json").read_text())["held_out"]["unknown_rate"] > 0.4

@@ -70,7 +70,6 @@ def tiny_config(name: str, **changes: Any) -> Any:
 
 def tiny_model(name: str, **changes: Any) -> Any:
     """Return a built TF…ForMaskedLM with random weights, biases too, so that a mixed-up weight shows."""
-    import train.environment  # noqa: F401  # isort: skip
     import tensorflow as tf
     import tf_keras
     from transformers import TFAutoModelForMaskedLM

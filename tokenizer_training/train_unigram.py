@@ -34,9 +34,7 @@ class OutputConfig:
     overwrite: bool = field(
         default=False, metadata={"help": "Replace a tokenizer in --output-dir that was made otherwise."}
     )
-    batch_size: int = field(
-        default=1000, metadata={"help": "Documents normalized and counted at a time: more need more memory."}
-    )
+    batch_size: int = field(default=1000, metadata={"help": "Documents normalized and counted at a time."})
     push_to_hub: str | None = field(
         default=None, metadata={"help": "Also push the folder to this repository on the Hub (USER/NAME)."}
     )

@@ -9,8 +9,9 @@ import logging
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ SCORE_DECIMALS = 6
 SPECIAL_TOKEN_SCORE = -1000.0
 # Kept however rare they are: the mark of a word's begin (rare in text without spaces), and the characters of the
 # special tokens, so that text which reads like one can be spelled.
-REQUIRED_CHARACTERS = "".join(sorted({"▁", *"".join(SPECIAL_TOKENS.values())}))
+REQUIRED_CHARACTERS = frozenset("▁").union(*SPECIAL_TOKENS.values())
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,7 @@ def count_words(batches: Iterable[list[str]]) -> Counter[str]:
     normalizer = make_normalizer()
     counts: Counter[str] = Counter()
     for batch in batches:
-        words = normalizer.normalize_str("\n".join(batch)).split(" ")
-        for word in words:
-            if len(word) <= MAX_WORD_CHARACTERS:
-                counts[word] += 1
-            else:
-                counts.update(_cut(word))
+        counts.update(chain.from_iterable(_words(normalizer.normalize_str(text)) for text in batch))
     del counts[""]
     return counts
 
@@ -133,7 +129,7 @@ def _train_pieces(word_counts: Mapping[str, int], config: UnigramConfig) -> list
                 model_type="unigram",
                 vocab_size=config.vocab_size,
                 character_coverage=config.character_coverage,
-                required_chars=REQUIRED_CHARACTERS,
+                required_chars=_required_characters(word_counts),
                 normalization_rule_name="identity",  # the words are normalized already
                 max_sentence_length=MAX_WORD_BYTES,
                 bos_id=ids["cls"],
@@ -152,6 +148,12 @@ def _train_pieces(word_counts: Mapping[str, int], config: UnigramConfig) -> list
             raise InputError(_explain(str(error), config)) from error
     pieces = SentencePieceProcessor(model_proto=model.getvalue())
     return [(pieces.id_to_piece(index), pieces.get_score(index)) for index in range(len(pieces))]
+
+
+def _required_characters(word_counts: Mapping[str, int]) -> str:
+    """Return the characters to keep at any coverage: the ASCII ones too, or an English corpus may lose its J."""
+    in_corpus = {character for word in word_counts for character in word if character.isascii()}
+    return "".join(sorted(REQUIRED_CHARACTERS | in_corpus))
 
 
 def _explain(message: str, config: UnigramConfig) -> str:
@@ -198,5 +200,9 @@ def _as_tokenizer(pieces: list[tuple[str, float]]) -> "PreTrainedTokenizerFast":
     )
 
 
-def _cut(word: str) -> list[str]:
-    return [word[start : start + MAX_WORD_CHARACTERS] for start in range(0, len(word), MAX_WORD_CHARACTERS)]
+def _words(text: str) -> Iterator[str]:
+    for word in text.split(" "):
+        if len(word) <= MAX_WORD_CHARACTERS:
+            yield word
+        else:
+            yield from (word[start : start + MAX_WORD_CHARACTERS] for start in range(0, len(word), MAX_WORD_CHARACTERS))

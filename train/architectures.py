@@ -89,9 +89,13 @@ def check_architecture(config: "PretrainedConfig") -> None:
     required = {**REQUIRED_OF_ALL, **architecture.required, "tie_word_embeddings": architecture.tied}
     for name, value in required.items():
         if getattr(config, name, value) != value:
+            # The padding id is the tokenizer's, so an override cannot change it.
+            cure = (
+                f"a tokenizer with {name} {value}" if name == "pad_token_id" else f"--config-overrides {name}={value}"
+            )
             raise InputError(
                 f"{name} of a {model_type} must be {value}, the only value that its TensorFlow class supports; "
-                f"received {getattr(config, name)}. Cure: --config-overrides {name}={value}."
+                f"received {getattr(config, name)}. Cure: {cure}."
             )
     activation_name = "activation" if model_type == "distilbert" else "hidden_act"
     activation = getattr(config, activation_name)

@@ -22,10 +22,11 @@ from train.architectures import ARCHITECTURES, check_architecture, uses_token_ty
 NOT_IN_PYTORCH = {"mpnet": "mpnet.pooler."}
 # {model type: {part of a name in TF: in PyTorch}}, where transformers' rules miss it.
 RENAMED = {"deberta-v2": {".pos_proj.": ".pos_key_proj.", ".pos_q_proj.": ".pos_query_proj."}}
-# The PyTorch class has the bias of the head twice: {model type: (name in TF, name that TF lacks or does not use)}.
-COPIED_BIAS = {
+# The PyTorch class has the bias of the head under two names: the one that it adds to the logits, and another. Of the TF
+# classes, albert's has both and uses the first, mobilebert's has the second only.
+HEAD_BIAS = {
     "albert": ("predictions.decoder.bias", "predictions.bias"),
-    "mobilebert": ("cls.predictions.bias", "cls.predictions.decoder.bias"),
+    "mobilebert": ("cls.predictions.decoder.bias", "cls.predictions.bias"),
 }
 
 
@@ -73,9 +74,10 @@ def pytorch_weights(model: Any) -> dict[str, np.ndarray]:
         if not name.startswith(NOT_IN_PYTORCH.get(model_type, "\0")):
             array = apply_transpose(transpose, variable.numpy(), pt_to_tf=False)
             weights[name] = np.ascontiguousarray(_pytorch_shape(model_type, name, array), dtype=np.float32)
-    if model_type in COPIED_BIAS:
-        source, target = COPIED_BIAS[model_type]
-        weights[target] = weights[source].copy()
+    if model_type in HEAD_BIAS:
+        used, other = HEAD_BIAS[model_type]
+        bias = weights.get(used, weights[other])
+        weights |= {used: bias, other: bias.copy()}
     return weights
 
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import train.environment  # noqa: F401  # isort: skip  (sets what TensorFlow reads when it is first imported)
 from tokenizer_training import storage
 from tokenizer_training.command_line import InputError, command, log_start, parse_arguments
+
+# Before transformers is imported.
+from train import environment as environment
 
 MASK = "[MASK]"
 DEFAULT_SENTENCES = (

@@ -14,7 +14,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cache
 
 from tokenizer_training.command_line import InputError
 from train.architectures import align_padding_positions, check_architecture
-from train.export import COPIED_BIAS, renamed
+from train.export import HEAD_BIAS, renamed
 
 
 def load_masked_lm(folder_or_hub_id: str) -> Any:
@@ -35,22 +35,21 @@ def load_masked_lm(folder_or_hub_id: str) -> Any:
     weights = _read_weights(folder_or_hub_id)
     model = TFAutoModelForMaskedLM.from_config(config)
     align_padding_positions(model)
-    # The bias of the head, under either of its names.
-    source, target = COPIED_BIAS.get(config.model_type, ("", ""))
+    head_bias = HEAD_BIAS.get(config.model_type, ())
     _, found = load_pytorch_state_dict_in_tf2_model(
         model,
         weights,
         allow_missing_keys=True,
         ignore_mismatched_sizes=True,
         output_loading_info=True,
-        tf_to_pt_weight_rename=lambda name: (name, target) if name == source else (renamed(config.model_type, name),),
+        tf_to_pt_weight_rename=lambda name: head_bias if name in head_bias else (renamed(config.model_type, name),),
         skip_logger_warnings=True,
     )
     wrong_shape = {name: f"{name} {tuple(shape)}, not {tuple(own)}" for name, shape, own in found["mismatched_keys"]}
     wrong = {
         "missing": found["missing_keys"],
         "of another shape": list(wrong_shape.values()),
-        "unexpected": sorted(set(found["unexpected_keys"]) - set(wrong_shape) - {target}),
+        "unexpected": sorted(set(found["unexpected_keys"]) - set(wrong_shape) - set(head_bias)),
     }
     if any(wrong.values()):
         raise InputError(

@@ -1,0 +1,150 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from tests.tiny_models import MASK, PAD, VOCABULARY, tiny_model
+from train.config import OptimizationConfig
+from train.masking import collect_predictions
+from train.masking_rule import EVALUATION_MLM_PROBABILITY, MaskingRule, num_prediction_slots
+from train.objective import masked_sums
+from train.optimizer import build_optimizer
+from train.pretraining_model import PretrainingModel
+
+RULE = MaskingRule(MASK, (0, 1, 2, 3, 4), VOCABULARY)
+NUM_ROWS, LENGTH = 8, 16
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def one_cpu():
+    return tf.distribute.OneDeviceStrategy("/device:CPU:0")
+
+
+def two_cpus():
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+def token_rows(num_rows=NUM_ROWS, seed=0):
+    rows = np.random.default_rng(seed).integers(5, VOCABULARY, (num_rows, LENGTH), dtype=np.int32)
+    rows[:, 0], rows[-1, 10:] = 0, PAD
+    return rows
+
+
+def build(strategy, rule=RULE, num_micro_batches=1, jit_compile=False, max_grad_norm=1.0):
+    with strategy.scope():
+        model = PretrainingModel(
+            tiny_model("roberta", **NO_DROPOUT),
+            rule,
+            seed=3,
+            num_micro_batches=num_micro_batches,
+            max_grad_norm=max_grad_norm,
+        )
+        optimizer = build_optimizer(OptimizationConfig(learning_rate=1e-2), num_steps=20, num_warmup_steps=0)
+        optimizer.build(model.masked_lm.trainable_variables)
+        model.compile(optimizer=optimizer, jit_compile=jit_compile)
+    return model
+
+
+def train(model, rows, num_steps=3):
+    dataset = tf.data.Dataset.from_tensors(rows).repeat(num_steps)
+    model.fit(dataset, steps_per_epoch=num_steps, verbose=0)
+    return {metric.name: float(metric.result()) for metric in model.metrics}
+
+
+def weights(model):
+    return np.concatenate([variable.numpy().ravel() for variable in model.masked_lm.trainable_variables])
+
+
+def full_head_sums(model, rows):
+    logits = model.masked_lm(
+        {"input_ids": rows.input_ids, "attention_mask": tf.cast(rows.input_ids != PAD, tf.int32)}
+    ).logits
+    return masked_sums(logits, rows.original_ids, tf.cast(rows.is_masked, tf.float32))
+
+
+def test_loss_of_the_gathered_head_is_that_of_the_full_head():
+    model = build(one_cpu())
+    rows = model.mask_batch(tf.constant(token_rows()), 0, num_global_rows=NUM_ROWS, first_row=0)
+    gathered = model.evaluation_step(rows, RULE.mlm_probability)
+    full = full_head_sums(model, rows)
+    assert float(full.num_masked) > 10
+    for one, other in zip(gathered, full, strict=True):
+        assert float(one) == pytest.approx(float(other), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "num_micro_batches", "jit_compile"), [(two_cpus, 1, False), (one_cpu, 4, False), (one_cpu, 2, True)]
+)
+def test_the_same_global_batch_gives_the_same_update(strategy, num_micro_batches, jit_compile):
+    rows = token_rows()
+    expected = build(one_cpu())
+    expected_figures = train(expected, rows)
+    model = build(strategy(), num_micro_batches=num_micro_batches, jit_compile=jit_compile)
+    figures = train(model, rows)
+    assert figures == pytest.approx(expected_figures, rel=1e-4)
+    np.testing.assert_allclose(weights(model), weights(expected), atol=2e-5)
+
+
+def test_a_batch_without_masked_tokens_has_loss_0_and_finite_weights():
+    model = build(one_cpu())
+    figures = train(model, np.full((NUM_ROWS, LENGTH), PAD, np.int32))
+    assert figures == {"loss": 0.0, "masked_accuracy": 0.0, "grad_norm": 0.0}
+    assert np.isfinite(weights(model)).all()
+
+
+def test_training_lowers_the_loss_and_clips():
+    model = build(one_cpu())
+    rows = token_rows()
+    before = train(model, rows, num_steps=1)
+    model.reset_metrics()
+    train(model, rows, num_steps=15)
+    model.reset_metrics()
+    after = train(model, rows, num_steps=1)
+    assert after["loss"] < before["loss"] - 0.5
+
+
+def test_clipping_scales_the_whole_gradient():
+    rows = tf.constant(token_rows())
+    clipped, free = (build(one_cpu(), max_grad_norm=norm) for norm in (1e-9, 0.0))
+    for model in (clipped, free):
+        # With epsilon far above the gradients, AdamW's update is proportional to them.
+        model.optimizer.epsilon, model.optimizer.weight_decay = 1e3, None
+    before = weights(free)
+    figures = train(free, rows, num_steps=1)
+    assert train(clipped, rows, num_steps=1)["grad_norm"] == pytest.approx(figures["grad_norm"], rel=1e-5)
+    assert np.abs(weights(free) - before).max() > 0
+    assert np.abs(weights(clipped) - before).max() < 1e-6 * np.abs(weights(free) - before).max()
+
+
+def test_loss_is_float32_under_bfloat16():
+    tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        model = build(one_cpu())
+        rows = model.mask_batch(tf.constant(token_rows()), 0, num_global_rows=NUM_ROWS, first_row=0)
+        assert model.masked_lm({"input_ids": rows.input_ids}).logits.dtype == tf.bfloat16
+        sums = model.evaluation_step(rows, RULE.mlm_probability)
+        assert {value.dtype for value in sums} == {tf.float32}
+        assert {variable.dtype for variable in model.masked_lm.trainable_variables} == {tf.float32}
+        assert train(model, token_rows())["loss"] > 0
+    finally:
+        tf_keras.mixed_precision.set_global_policy("float32")
+    # A loss summed in bfloat16 would be a multiple of a sixteenth.
+    assert float(sums.loss) % 0.0625 != 0
+
+
+def test_a_perfect_model_scores_1_and_a_wrong_one_0():
+    labels = tf.constant([5, 6, 7])
+    used = tf.constant([1.0, 1.0, 0.0])
+    sums = masked_sums(tf.one_hot(labels, 10) * 100.0, labels, used)
+    assert [float(value) for value in sums] == pytest.approx([0.0, 2.0, 2.0], abs=1e-6)
+    sums = masked_sums(tf.one_hot(labels + 1, 10) * 100.0, labels, used)
+    assert [float(value) for value in sums] == pytest.approx([200.0, 0.0, 2.0])
+
+
+def test_evaluation_counts_every_masked_token():
+    model = build(one_cpu(), rule=MaskingRule(MASK, (0, 1, 2, 3, 4), VOCABULARY, mlm_probability=0.01))
+    rows = build(one_cpu()).mask_batch(tf.constant(token_rows()), 0, num_global_rows=NUM_ROWS, first_row=0)
+    sums = model.evaluation_step(rows, EVALUATION_MLM_PROBABILITY)
+    assert float(sums.num_masked) == rows.is_masked.numpy().sum()
+    slots = num_prediction_slots(NUM_ROWS * LENGTH, EVALUATION_MLM_PROBABILITY)
+    assert float(tf.reduce_sum(collect_predictions(rows, slots).weights)) == float(sums.num_masked)
