@@ -10,6 +10,7 @@ from train.masking_rule import EVALUATION_MLM_PROBABILITY, MaskingRule, num_pred
 from train.objective import masked_sums
 from train.optimizer import build_optimizer
 from train.pretraining_model import PretrainingModel
+from train.strategy import mirrored_strategy
 
 RULE = MaskingRule(MASK, (0, 1, 2, 3, 4), VOCABULARY)
 NUM_ROWS, LENGTH = 8, 16
@@ -21,7 +22,7 @@ def one_cpu():
 
 
 def two_cpus():
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    return mirrored_strategy(tuple(device.name for device in tf.config.list_logical_devices("CPU")))
 
 
 def token_rows(num_rows=NUM_ROWS, seed=0):

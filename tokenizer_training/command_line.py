@@ -3,8 +3,10 @@
 import dataclasses
 import functools
 import logging
+import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -15,11 +17,16 @@ import yaml
 logger = logging.getLogger(__name__)
 
 PROJECT_FOLDER = Path(__file__).resolve().parent.parent
+EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 
 
 class InputError(ValueError):
     """Bad input: the message names the rule, what was received, and the flag that cures it."""
+
+
+class RunFailedError(RuntimeError):
+    """The run came to a stop that its message explains: what happened, what is kept, how to go on."""
 
 
 def read_settings_file(path: str | Path) -> dict[str, Any]:
@@ -88,9 +95,10 @@ def _reject_unknown(parser: Any, argv: Sequence[str] | None) -> list[str]:
 
 
 def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
-    """Return `main` as a console command: logging set up, bad input one line on stderr and exit status 2.
+    """Return `main` as a console command: logging set up, errors that explain themselves one line on stderr.
 
-    The status is returned for `sys.exit`: 0 when `main` came to its end.
+    The command returns the status for `sys.exit`: 0 when `main` came to its end, 1 when the run failed, 2 for bad
+    input. At its end it logs the time and the peak memory.
     """
 
     @functools.wraps(main)
@@ -99,14 +107,26 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
         # The request lines of the HTTP clients, and datasets' notes on its own files, hide what this run says.
         for chatty in ("httpx", "urllib3", "datasets", "filelock", "fsspec", "absl"):
             logging.getLogger(chatty).setLevel(logging.WARNING)
+        started_seconds = time.monotonic()
         try:
             main(argv)
-        except InputError as error:
+        except (InputError, RunFailedError) as error:
             print(f"error: {error}", file=sys.stderr)
-            return EXIT_BAD_INPUT
+            return EXIT_BAD_INPUT if isinstance(error, InputError) else EXIT_FAILED
+        logger.info(
+            "done in %.0f s, peak memory %.2f GB", time.monotonic() - started_seconds, peak_memory_bytes() / 1e9
+        )
         return 0
 
     return run
+
+
+def peak_memory_bytes() -> int:
+    """Return the most memory that this process, or one of its workers alone, has held at any time."""
+    unit_bytes = 1 if sys.platform == "darwin" else 1024
+    return (
+        max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) * unit_bytes
+    )
 
 
 def log_start(command_file: str) -> None:

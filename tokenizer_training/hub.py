@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from tokenizer_training.command_line import InputError
+from tokenizer_training.command_line import InputError, RunFailedError
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ READ_TIMEOUT_SECONDS = 300.0
 TRANSIENT_STATUSES = {408, 409, 412, 429, 500, 502, 503, 504}
 
 
-class HubPushError(RuntimeError):
+class HubPushError(RunFailedError):
     """A push that did not succeed: the message names the folder, which is kept, and how to push it by hand."""
 
 

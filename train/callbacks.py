@@ -10,6 +10,7 @@ from typing import Any
 import tf_keras
 from tqdm import tqdm
 
+from tokenizer_training.command_line import RunFailedError
 from train.evaluation import Evaluation
 from train.metrics_log import MetricsLog, perplexity
 from train.plan import Plan
@@ -18,7 +19,7 @@ from train.pretraining_model import PretrainingModel
 logger = logging.getLogger(__name__)
 
 
-class TrainingDivergedError(RuntimeError):
+class TrainingDivergedError(RunFailedError):
     """Loss or gradients are not finite any more."""
 
 
@@ -81,7 +82,7 @@ class TrainingLog:
             )
         num_tokens = (step - self._previous_step) * self._plan.global_batch_rows * self._plan.max_length
         figures["perplexity"] = perplexity(figures["loss"])
-        figures["learning_rate"] = float(self._model.optimizer.learning_rate)
+        figures["learning_rate"] = float(self._model.optimizer.learning_rate.numpy())
         figures["epoch"] = round(step * self._plan.global_batch_rows / self._plan.num_rows, 4)
         figures["tokens_per_second"] = round(num_tokens / self._training_seconds(), 1)
         self._log.add(step, "train", figures)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from tokenizer_training.command_line import InputError, parse_arguments
 from train.presets import preset_settings
@@ -51,6 +51,11 @@ class ModelConfig:
     )
     config_overrides: str | None = _flag(
         None, "Changes to the model's configuration: num_hidden_layers=4,hidden_act=gelu_new"
+    )
+    position_init: Literal["random", "sinusoidal"] = _flag(
+        "random",
+        "How a table of learned positions starts: random as in BERT, or as sinusoids, with which a small model learns "
+        "from neighbours several times sooner.",
     )
 
 
@@ -154,8 +159,8 @@ class TrainingConfig:
     run: RunConfig
 
     def __post_init__(self) -> None:
-        _require(self.data.train_dataset is not None, "is required: a folder of shards", "--train-dataset", "nothing")
-        _require(self.run.output_dir is not None, "is required: the folder of the run", "--output-dir", "nothing")
+        _require(bool(self.data.train_dataset), "is required: a folder of shards", "--train-dataset", "nothing")
+        _require(bool(self.run.output_dir), "is required: the folder of the run", "--output-dir", "nothing")
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Return the settings as plain values, subject by subject, in the order of the fields."""

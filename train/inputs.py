@@ -43,9 +43,7 @@ def open_inputs(config: DataConfig) -> TrainingInputs:
         InputError: shards that are missing, damaged or of another length than asked for; a tokenizer that is not
             the one the shards were made with.
     """
-    if config.train_dataset is None:
-        raise InputError("--train-dataset is required: a folder of shards; received nothing.")
-    train_shards = open_shards(config.train_dataset)
+    train_shards = open_shards(str(config.train_dataset))
     eval_shards = open_shards(config.eval_dataset) if config.eval_dataset else None
     tokenizer = _open_tokenizer(config, train_shards)
     max_length = _row_length(config, train_shards)

@@ -87,8 +87,9 @@ def print_plan(run: Run) -> None:
     plan = run.plan(ASSUMED_TPU_REPLICAS if wants_tpu else 1)
     if wants_tpu:
         print(f"Without claiming the TPU, {ASSUMED_TPU_REPLICAS} replicas are assumed.")
-    num_parameters = build_masked_lm(run.model_config, run.config.run.seed).count_params()
-    _print_table(plan.describe(num_parameters))
+    position_init, seed = run.config.model.position_init, run.config.run.seed
+    masked_lm = build_masked_lm(run.model_config, position_init=position_init, seed=seed)
+    _print_table(plan.describe(masked_lm.count_params()))
 
 
 def train_and_export(run: Run) -> None:

@@ -1,5 +1,6 @@
 """The tf.distribute strategy of a run: the TPU that is named, else the GPUs there are, else the CPU."""
 
+import functools
 import logging
 
 import tensorflow as tf
@@ -21,11 +22,17 @@ def connect(config: HardwareConfig) -> tf.distribute.Strategy:
     gpus = tf.config.list_logical_devices("GPU")
     cpus = tf.config.list_logical_devices("CPU")
     if gpus or len(cpus) > 1:
-        strategy = tf.distribute.MirroredStrategy([device.name for device in gpus or cpus])
+        strategy = mirrored_strategy(tuple(device.name for device in gpus or cpus))
     else:
         strategy = tf.distribute.OneDeviceStrategy(cpus[0].name)
     logger.info("training on %d %s", strategy.num_replicas_in_sync, "GPU" if gpus else "CPU")
     return strategy
+
+
+@functools.cache
+def mirrored_strategy(device_names: tuple[str, ...]) -> tf.distribute.MirroredStrategy:
+    """Return the one strategy over these devices: in a process, the collectives of a second one clash with its own."""
+    return tf.distribute.MirroredStrategy(list(device_names))
 
 
 def _connect_tpu(config: HardwareConfig) -> tf.distribute.Strategy:

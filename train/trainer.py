@@ -19,6 +19,7 @@ from train.inputs import TrainingInputs
 from train.metrics_log import MetricsLog
 from train.optimizer import build_optimizer
 from train.plan import Plan
+from train.position_init import start_positions_as_sinusoids
 from train.pretraining_model import PretrainingModel
 from train.sample_order import SampleOrder
 from train.strategy import compiles_with_xla
@@ -26,12 +27,14 @@ from train.strategy import compiles_with_xla
 logger = logging.getLogger(__name__)
 
 
-def build_masked_lm(model_config: PretrainedConfig, seed: int) -> Any:
+def build_masked_lm(model_config: PretrainedConfig, *, position_init: str, seed: int) -> Any:
     """Return a TF…ForMaskedLM with fresh weights, the same for the same seed."""
     tf_keras.utils.set_random_seed(seed)
     masked_lm = TFAutoModelForMaskedLM.from_config(model_config)
     masked_lm(masked_lm.dummy_inputs, training=False)
     align_padding_positions(masked_lm)
+    if position_init == "sinusoidal":
+        start_positions_as_sinusoids(masked_lm)
     return masked_lm
 
 
@@ -105,7 +108,7 @@ def build_trainer(
     jit_compile = compiles_with_xla(config.hardware)
     with strategy.scope():
         model = PretrainingModel(
-            build_masked_lm(model_config, config.run.seed),
+            build_masked_lm(model_config, position_init=config.model.position_init, seed=config.run.seed),
             inputs.masking_rule(config.masking),
             seed=config.run.seed,
             num_micro_batches=config.optimization.gradient_accumulation_steps,

@@ -1,0 +1,39 @@
+# Two commands do all the set-up on a fresh machine: `make quickstart` and `make test`.
+VENV ?= .venv
+BIN := $(VENV)/bin
+# The first that runs of the versions TensorFlow and this project support.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3; do \
+	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' 2>/dev/null && echo $$p && break; done)
+# Where the quick start writes, and how many updates it makes.
+QUICKSTART_DIR ?= runs/quickstart
+QUICKSTART_STEPS ?= 3000
+
+.PHONY: quickstart test test-slow lint
+
+quickstart: $(VENV)/installed
+	$(BIN)/python tokenizer_training/train_unigram.py --dataset-name builtin --validation-percent 2 \
+		--vocab-size 4096 --output-dir $(QUICKSTART_DIR)/tokenizer
+	$(BIN)/python tfrecord_prep/prepare_tfrecord_shards.py \
+		--tokenizer-name-or-path $(QUICKSTART_DIR)/tokenizer --max-length 64 --output-dir $(QUICKSTART_DIR)/shards
+	$(BIN)/python train/run_mlm.py --preset tiny-cpu --train-dataset $(QUICKSTART_DIR)/shards/train \
+		--eval-dataset $(QUICKSTART_DIR)/shards/validation --max-steps $(QUICKSTART_STEPS) \
+		--output-dir $(QUICKSTART_DIR)/model
+	$(BIN)/python train/fill_mask.py --model $(QUICKSTART_DIR)/model/export
+
+test: lint
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/installed
+	$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/installed: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "error: Python 3.10, 3.11 or 3.12 is needed; name it by PYTHON=…" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[cpu,test]'
+	touch $@

@@ -1,0 +1,91 @@
+"""The flags of the three commands: all of them listed, the tutorial's among them, and a quick `--help`."""
+
+import dataclasses
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tfrecord_prep.config import PrepareConfig
+from tokenizer_training.corpus import CorpusConfig
+from tokenizer_training.train_unigram import OutputConfig
+from tokenizer_training.unigram import UnigramConfig
+from train.config import DataConfig, HardwareConfig, MaskingConfig, ModelConfig, OptimizationConfig, RunConfig
+
+PROJECT = Path(__file__).parent.parent
+CORPUS_FLAGS = """
+    dataset_name dataset_config dataset_revision data_files validation_files text_column sample_by split streaming
+    limit validation_percent trust_remote_code seed
+"""
+COMMANDS = {
+    "tokenizer_training/train_unigram.py": (
+        (CorpusConfig, UnigramConfig, OutputConfig),
+        CORPUS_FLAGS
+        + "vocab_size character_coverage output_dir overwrite batch_size push_to_hub export_to_hub dry_run",
+        "dataset_name dataset_config trust_remote_code batch_size vocab_size limit export_to_hub",
+    ),
+    "tfrecord_prep/prepare_tfrecord_shards.py": (
+        (CorpusConfig, PrepareConfig),
+        CORPUS_FLAGS
+        + """tokenizer_name_or_path max_length shard_size output_dir chunking num_workers partition_bytes dry_run
+        overwrite""",
+        """dataset_name dataset_config trust_remote_code tokenizer_name_or_path shard_size split limit max_length
+        output_dir""",
+    ),
+    "train/run_mlm.py": (
+        (DataConfig, ModelConfig, MaskingConfig, OptimizationConfig, HardwareConfig, RunConfig),
+        """
+        train_dataset eval_dataset tokenizer max_length shuffle_buffer_size
+        preset pretrained_model_config config_overrides position_init
+        mlm_probability mask_token_rate random_token_rate
+        per_replica_batch_size gradient_accumulation_steps num_epochs max_steps learning_rate warmup_steps
+        weight_decay_rate adam_beta1 adam_beta2 adam_epsilon max_grad_norm
+        tpu_name tpu_zone gcp_project no_tpu bfloat16 jit_compile steps_per_execution
+        output_dir seed log_steps eval_steps save_steps keep_checkpoints overwrite_output_dir dry_run
+        hub_model_id hub_private
+        """,
+        """pretrained_model_config tokenizer per_replica_batch_size no_tpu tpu_name tpu_zone gcp_project bfloat16
+        train_dataset shuffle_buffer_size eval_dataset num_epochs learning_rate weight_decay_rate max_length
+        mlm_probability output_dir hub_model_id""",
+    ),
+}
+
+
+@pytest.mark.parametrize("script", COMMANDS)
+def test_all_flags_are_listed(script):
+    dataclass_types, listed, _ = COMMANDS[script]
+    fields = [field.name for dataclass_type in dataclass_types for field in dataclasses.fields(dataclass_type)]
+    assert sorted(fields) == sorted(listed.split())
+
+
+@pytest.mark.parametrize("script", COMMANDS)
+def test_the_tutorials_flags_work_here(script):
+    _, listed, tutorial = COMMANDS[script]
+    assert set(tutorial.split()) <= set(listed.split())
+
+
+@pytest.mark.parametrize("script", [*COMMANDS, "train/fill_mask.py"])
+def test_help_is_quick_and_imports_no_tensorflow(script):
+    command = [sys.executable, "-X", "importtime", str(PROJECT / script), "--help"]
+    seconds = []
+    for _ in range(3):  # the fastest of three, since other programs may be running
+        started_seconds = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        seconds.append(time.perf_counter() - started_seconds)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert not imported & {"tensorflow", "tf_keras", "torch", "datasets"}
+    assert min(seconds) < 2
+    for listed in COMMANDS.get(script, (0, ""))[1].split():
+        assert f"--{listed.replace('_', '-')}" in done.stdout
+
+
+def test_modules_shadow_nothing():
+    """A script's folder comes first on the path: no module in it may bear the name of one that others import."""
+    from importlib.metadata import packages_distributions
+
+    taken = set(sys.stdlib_module_names) | set(packages_distributions())
+    for folder in ("tokenizer_training", "tfrecord_prep", "train"):
+        names = {path.stem for path in (PROJECT / folder).glob("*.py")} - {"__init__"}
+        assert not names & taken, folder

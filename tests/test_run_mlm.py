@@ -1,0 +1,154 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.tiny_run import NUM_STEPS, run_flags, write_shards
+from train.metrics_log import read_metrics
+from train.pretrained import load_masked_lm
+from train.run_mlm import main
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    return write_shards(tmp_path_factory.mktemp("source"))
+
+
+@pytest.fixture(scope="module")
+def finished_run(shards, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    assert main(run_flags(shards, folder)) == 0
+    return folder
+
+
+def losses(folder, split):
+    return [line["loss"] for line in read_metrics(str(folder / "metrics.jsonl")) if line["split"] == split]
+
+
+def test_a_run_leaves_its_files(finished_run):
+    names = {path.name for path in finished_run.iterdir()}
+    assert names == {"checkpoints", "export", "loss.png", "metrics.jsonl", "run.json", "tensorboard"}
+    exported = {path.name for path in (finished_run / "export").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= exported
+    assert (finished_run / "loss.png").read_bytes().startswith(b"\x89PNG")
+    record = json.loads((finished_run / "run.json").read_text())
+    assert record["settings"]["optimization"]["learning_rate"] == 0.002
+    assert set(record["versions"]) >= {"tensorflow", "transformers"}
+
+
+def test_the_log_has_every_figure(finished_run):
+    lines = read_metrics(str(finished_run / "metrics.jsonl"))
+    assert [(line["step"], line["split"]) for line in lines] == [
+        (2, "train"), (3, "validation"), (4, "train"), (6, "train"), (6, "validation"),
+    ]  # fmt: skip
+    assert set(lines[0]) == {
+        "step", "split", "loss", "masked_accuracy", "grad_norm", "perplexity", "learning_rate", "epoch",
+        "tokens_per_second",
+    }  # fmt: skip
+    assert set(lines[1]) == {"step", "split", "loss", "masked_accuracy", "perplexity", "num_masked_tokens"}
+    assert lines[1]["perplexity"] == pytest.approx(np.exp(lines[1]["loss"]))
+    events = list((finished_run / "tensorboard").iterdir())
+    tags = {value.tag for event in tf.compat.v1.train.summary_iterator(str(events[0])) for value in event.summary.value}
+    assert {"train/loss", "validation/loss", "train/learning_rate"} <= tags
+
+
+def test_recorded_losses(finished_run):
+    """A change that should move no number must not touch these."""
+    assert losses(finished_run, "train") == pytest.approx([0.0], abs=2e-4)
+    assert losses(finished_run, "validation") == pytest.approx([0.0], abs=2e-4)
+
+
+def test_the_export_gives_the_logits_of_the_checkpoint(finished_run):
+    model = load_masked_lm(str(finished_run / "export"))
+    assert model.config.max_position_embeddings == 16 + 2
+    assert (model.config.pad_token_id, model.config.mask_token_id) == (1, 4)
+    checkpoint = tf.train.latest_checkpoint(str(finished_run / "checkpoints"))
+    saved = dict(tf.train.list_variables(checkpoint))
+    name = next(name for name in saved if "word_embeddings" in name or "/embeddings/weight/" in name)
+    table = tf.train.load_variable(checkpoint, name)
+    np.testing.assert_array_equal(table, model.get_input_embeddings().weight.numpy())
+
+
+def test_a_stopped_run_goes_on_to_the_same_end(finished_run, shards, tmp_path):
+    shutil.copytree(finished_run, tmp_path / "run")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    for path in checkpoints.glob(f"step-{NUM_STEPS}.*"):
+        path.unlink()
+    (checkpoints / "checkpoint").write_text('model_checkpoint_path: "step-3"\nall_model_checkpoint_paths: "step-3"\n')
+    shutil.rmtree(tmp_path / "run" / "export")
+
+    assert main(run_flags(shards, tmp_path / "run")) == 0
+    assert losses(tmp_path / "run", "validation") == losses(finished_run, "validation")
+    exported, expected = (
+        (folder / "export" / "model.safetensors").read_bytes() for folder in (tmp_path / "run", finished_run)
+    )
+    assert exported == expected
+
+
+def test_a_finished_run_is_only_evaluated_and_exported_again(finished_run, shards, tmp_path):
+    shutil.copytree(finished_run, tmp_path / "run")
+    assert main(run_flags(shards, tmp_path / "run")) == 0
+    assert losses(tmp_path / "run", "train") == losses(finished_run, "train")
+
+
+def test_overwriting_starts_anew(finished_run, shards, tmp_path):
+    shutil.copytree(finished_run, tmp_path / "run")
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    assert main(run_flags(shards, tmp_path / "run", "--seed", "1", "--overwrite-output-dir")) == 0
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+    assert losses(tmp_path / "run", "train") != losses(finished_run, "train")
+
+
+def test_options_of_the_step(shards, tmp_path):
+    flags = ("--bfloat16", "--gradient-accumulation-steps", "2", "--steps-per-execution", "4", "--max-grad-norm", "0")
+    assert main(run_flags(shards, tmp_path / "run", *flags)) == 0
+    lines = read_metrics(str(tmp_path / "run" / "metrics.jsonl"))
+    # A launch of four steps is logged where it ends.
+    assert [(line["step"], line["split"]) for line in lines] == [
+        (4, "train"), (4, "validation"), (6, "train"), (6, "validation"),
+    ]  # fmt: skip
+    assert (tmp_path / "run" / "export" / "model.safetensors").exists()
+
+
+def test_a_run_that_diverges_says_so_and_exports_nothing(shards, tmp_path, capsys):
+    flags = ("--learning-rate", "1e38", "--max-grad-norm", "0", "--warmup-steps", "0")
+    assert main(run_flags(shards, tmp_path / "run", *flags)) == 1
+    assert "Loss and gradients must stay finite" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "export").exists()
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(shards, tmp_path, capsys):
+    assert main(run_flags(shards, tmp_path / "run", "--dry-run")) == 0
+    plan = capsys.readouterr().out
+    for title in ("parameters", "rows", "global batch", "steps", "epochs", "tokens", "memory"):
+        assert f"\n{title} " in f"\n{plan}"
+    assert not (tmp_path / "run").exists()
+
+
+def test_train_from_a_settings_file(shards, tmp_path, capsys):
+    settings = tmp_path / "settings.yaml"
+    settings.write_text(
+        f"train-dataset: {shards}/train\nmax_steps: 5\nlearning_rate: 1e-5\noutput_dir: {tmp_path}/out\n"
+    )
+    assert main(["--config-file", str(settings), "--preset", "tiny-cpu", "--max-steps", "7", "--dry-run"]) == 0
+    assert "\nsteps                  7, of which" in capsys.readouterr().out
+
+
+def test_training_from_cloud_storage(shards, cloud_storage):
+    """Shards are read and checkpoints written by TensorFlow's own client, the rest by google-cloud-storage."""
+    for path in sorted(path for path in shards.rglob("*") if path.is_file()):
+        cloud_storage.put(f"shards/{path.relative_to(shards)}", path.read_bytes())
+    url = cloud_storage.bucket_url
+    flags = [flag.replace(str(shards), f"{url}/shards") for flag in run_flags(shards, f"{url}/run")]
+    command = [sys.executable, str(Path(__file__).parent.parent / "train" / "run_mlm.py"), *flags]
+    done = subprocess.run(command, env=os.environ | cloud_storage.environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    names = set(cloud_storage.objects())
+    assert {"run/export/model.safetensors", "run/metrics.jsonl", "run/loss.png", "run/run.json"} <= names
+    assert any(name.startswith("run/checkpoints/step-6") for name in names)

@@ -1,0 +1,37 @@
+"""A start for tables of learned positions that lets attention find neighbours at once."""
+
+from typing import Any
+
+import numpy as np
+
+from tokenizer_training.command_line import InputError
+
+
+def start_positions_as_sinusoids(model: Any) -> None:
+    """Fill the position table of a new TF…ForMaskedLM with sinusoids, of the size its random start had.
+
+    The table stays trainable and the architecture is as it was. Among sinusoids (Vaswani et al. 2017, section 3.5) a
+    shift by n positions is the same rotation everywhere, so "the token before" is one thing to learn, where random
+    rows would make it one for each position: a small model leaves the unigram plateau several times sooner.
+
+    Raises:
+        InputError: the architecture has no table of learned positions.
+    """
+    tables = [variable for variable in model.trainable_variables if "position_embeddings" in variable.name]
+    if not tables:
+        raise InputError(
+            f"--position-init sinusoidal needs a table of learned positions; a {model.config.model_type} has none. "
+            "Give --position-init random."
+        )
+    for table in tables:
+        num_positions, width = table.shape
+        root_mean_square = float(np.sqrt(np.mean(np.square(table.numpy()))))
+        table.assign(sinusoids(num_positions, width) * root_mean_square * np.sqrt(2))
+
+
+def sinusoids(num_positions: int, width: int) -> np.ndarray:
+    """Return sines then cosines of wavelengths 2π to 20,000π: float32 (num_positions, width)."""
+    half = -(-width // 2)
+    frequencies = 10_000.0 ** (-np.arange(half) / half)
+    angles = np.arange(num_positions)[:, np.newaxis] * frequencies  # (num_positions, half)
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)[:, :width].astype(np.float32)
