@@ -3,12 +3,13 @@
 import json
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from tfrecord_prep.manifest import open_shards
 from tfrecord_prep.records import decode_feature, read_records
 from tokenizer_training.tokenizer import SPECIAL_TOKENS, save_tokenizer
+from tokenizer_training.unigram import UnigramConfig, count_words, train_unigram
 
 SENTENCE = "a corpus of small words makes many rows when each document says something else about [MASK] and <pad>"
 WORDS = SENTENCE.split()
@@ -23,13 +24,7 @@ def wrapped(backend: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def train_tiny_tokenizer() -> PreTrainedTokenizerFast:
-    backend = Tokenizer(models.Unigram())
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=90, special_tokens=list(SPECIAL_TOKENS.values()), unk_token="<unk>", show_progress=False
-    )
-    backend.train_from_iterator(DOCUMENTS, trainer)
-    return wrapped(backend)
+    return train_unigram(count_words([DOCUMENTS]), UnigramConfig(vocab_size=48))
 
 
 def write_source(folder: Path) -> Path:

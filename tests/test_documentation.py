@@ -1,0 +1,61 @@
+"""Every command of README and docs is real: its flags parse, its make targets exist, its version is the changelog's."""
+
+import re
+import shlex
+import subprocess
+from importlib.metadata import metadata, version
+from pathlib import Path
+
+import pytest
+
+from tests.test_flags import COMMANDS
+from tokenizer_training.command_line import parse_arguments
+from train.config import parse_training_config
+from train.fill_mask import FillMaskConfig
+
+PROJECT = Path(__file__).parent.parent
+PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
+SHELL_BLOCKS = [block for page in PAGES for block in re.findall(r"```bash\n(.*?)```", page.read_text(), flags=re.S)]
+COMMAND_LINES = [line for block in SHELL_BLOCKS for line in block.splitlines() if line and not line.startswith("#")]
+
+
+def parse(script, flags):
+    if script == "train/run_mlm.py":
+        return parse_training_config(flags, "")
+    return parse_arguments((FillMaskConfig,) if script == "train/fill_mask.py" else COMMANDS[script][0], flags, "")
+
+
+@pytest.mark.parametrize("line", COMMAND_LINES)
+def test_commands_of_the_documentation(line):
+    words = shlex.split(line, comments=True)
+    if words[0] == "python":
+        assert (PROJECT / words[1]).is_file()
+        assert parse(words[1], words[2:])
+    elif words[0] == "make":
+        subprocess.run(["make", "--dry-run", *words[1:]], cwd=PROJECT, check=True, capture_output=True)
+    else:
+        assert words[:3] == ["pip", "install", "-e"]
+        extra = re.search(r"\[(\w+)\]", words[3])[1]
+        assert extra in (metadata("mlm-pretraining").get_all("Provides-Extra") or [])
+
+
+def test_the_version_is_the_newest_of_the_changelog():
+    newest = re.search(r"^## (\S+)", (PROJECT / "CHANGELOG.md").read_text(), flags=re.M)
+    assert newest[1] == version("mlm-pretraining")
+
+
+def test_links_of_the_documentation_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+@pytest.mark.slow
+def test_the_quick_start(tmp_path):
+    """All of `make quickstart`, with few updates, in the environment the tests run in."""
+    settings = [f"QUICKSTART_DIR={tmp_path}", "QUICKSTART_STEPS=100"]
+    done = subprocess.run(["make", "quickstart", *settings], cwd=PROJECT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "model" / "export" / "model.safetensors").exists()
+    assert "unigram entropy" in done.stdout
+    assert done.stdout.count("[MASK]") == 3
