@@ -78,3 +78,10 @@ def test_a_row_of_another_length_is_an_error(shards):
     batches = training_batches(order, length=LENGTH + 1, global_batch_rows=3, start_step=0, num_steps=1)
     with pytest.raises(tf.errors.InvalidArgumentError, match="input_ids"):
         list(batches)
+
+
+def test_a_shard_with_another_number_of_rows_is_an_error(shards):
+    order = SampleOrder(shards.paths, (5, 6, 4), 0, window_rows=16)
+    batches = training_batches(order, length=LENGTH, global_batch_rows=3, start_step=0, num_steps=1)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="as many rows as their names say"):
+        list(batches)

@@ -152,3 +152,21 @@ def test_training_from_cloud_storage(shards, cloud_storage):
     names = set(cloud_storage.objects())
     assert {"run/export/model.safetensors", "run/metrics.jsonl", "run/loss.png", "run/run.json"} <= names
     assert any(name.startswith("run/checkpoints/step-6") for name in names)
+
+
+def test_training_on_shards_of_the_tutorial(shards, tmp_path):
+    """Its names carry the counts, its records are tf.train.Examples, and there is neither manifest nor tokenizer."""
+    rows = np.random.default_rng(0).integers(5, 48, (20, 16))
+    for index, part in enumerate(np.split(rows, 2)):
+        with tf.io.TFRecordWriter(str(tmp_path / f"dataset-{index}-{len(part)}.tfrecord")) as writer:
+            for row in part:
+                features = {"input_ids": row, "attention_mask": np.ones_like(row)}
+                feature = {
+                    name: tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+                    for name, values in features.items()
+                }
+                writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+    flags = ["--train_dataset", str(tmp_path), "--eval_dataset", str(tmp_path), "--max_length", "16"]
+    run = run_flags(shards, tmp_path / "run", *flags, "--tokenizer", str(shards / "train" / "tokenizer"))
+    assert main(run) == 0
+    assert len(losses(tmp_path / "run", "train")) == 3

@@ -130,7 +130,7 @@ def test_validation_documents_are_not_trained_on(tmp_path: Path) -> None:
     train, validation = tmp_path / "train.txt", tmp_path / "validation.txt"
     train.write_text("abc abd acd bcd\n" * 50)
     validation.write_text("xyz\n" * 50)
-    flags = ["--data-files", str(train), "--validation-files", str(validation), "--vocab-size", "36"]
+    flags = ["--data-files", str(train), "--validation-files", str(validation), "--vocab-size", "31"]
     assert main([*flags, "--output-dir", str(tmp_path / "out")]) == 0
     assert not any(set("xyz") & set(piece) for piece in load_tokenizer(str(tmp_path / "out")).get_vocab())
     assert json.loads((tmp_path / "out" / "training.json").read_text())["held_out"]["unknown_rate"] > 0.4
@@ -281,3 +281,12 @@ def test_push_that_cannot_succeed_is_refused_before_training(
         assert result.stderr.splitlines()[-1].startswith("error: ")
         assert "hf auth login" in result.stderr.splitlines()[-1]
     assert not (tmp_path / "out").exists()
+
+
+def test_rare_ascii_is_kept_and_other_rare_characters_are_not(tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("the cat sat on the mat and then on the hat\n" * 5000 + "Jan ß\n")
+    flags = ["--data-files", str(tmp_path / "corpus.txt"), "--vocab-size", "34", "--output-dir", str(tmp_path / "out")]
+    assert main(flags) == 0
+    vocabulary = load_tokenizer(str(tmp_path / "out")).get_vocab()
+    assert "J" in vocabulary
+    assert "ß" not in vocabulary

@@ -152,8 +152,14 @@ def _train_pieces(word_counts: Mapping[str, int], config: UnigramConfig) -> list
 
 def _required_characters(word_counts: Mapping[str, int]) -> str:
     """Return the characters to keep at any coverage: the ASCII ones too, or an English corpus may lose its J."""
-    in_corpus = {character for word in word_counts for character in word if character.isascii()}
-    return "".join(sorted(REQUIRED_CHARACTERS | in_corpus))
+    counts: Counter[str] = Counter()
+    for word, count in word_counts.items():
+        counts["▁"] += count
+        for character in word:
+            counts[character] += count
+    required = REQUIRED_CHARACTERS | {character for character in counts if character.isascii()}
+    # SentencePiece ignores the list when it holds all that are frequent, and the most frequent one needs no listing.
+    return "".join(sorted(required - {max(counts, key=lambda character: (counts[character], character))}))
 
 
 def _explain(message: str, config: UnigramConfig) -> str:

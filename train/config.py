@@ -26,9 +26,7 @@ class DataConfig:
     tokenizer: str | None = _flag(
         None, "Folder or Hub id of the tokenizer; by default the one that stage 2 saved with the training shards."
     )
-    max_length: int | None = _flag(
-        None, "Tokens a row; taken from the manifest, so needed only for shards without one."
-    )
+    max_length: int | None = _flag(None, "Tokens a row; read from the shards, so only checked against them.")
     shuffle_buffer_size: int = _flag(
         2**15, "Rows held in memory and permuted together; whole shards are permuted before, so it need not be large."
     )

@@ -21,9 +21,14 @@ def training_batches(
     windows = list(order.from_row(start_step * global_batch_rows, num_steps * global_batch_rows))
     paths = tf.constant(list(order.shard_paths))
 
-    def read_window(shard_indices: tf.Tensor, seed: tf.Tensor, num_skipped_rows: tf.Tensor) -> tf.Tensor:
+    def read_window(
+        shard_indices: tf.Tensor, seed: tf.Tensor, num_rows: tf.Tensor, num_skipped_rows: tf.Tensor
+    ) -> tf.Tensor:
         records = tf.data.TFRecordDataset(tf.gather(paths, shard_indices), num_parallel_reads=NUM_PARALLEL_READS)
         records = records.batch(order.num_rows + 1).get_single_element()  # (rows of the window,)
+        message = "shards must hold as many rows as their names say; prepare them again"
+        with tf.control_dependencies([tf.debugging.assert_equal(tf.size(records), num_rows, message)]):
+            records = tf.identity(records)
         draws = tf.random.stateless_uniform(
             tf.shape(records), seed, minval=None, maxval=None, dtype=tf.int32, alg="philox"
         )
@@ -33,6 +38,7 @@ def training_batches(
         (
             tf.ragged.constant([window.shard_indices for window in windows], dtype=tf.int32),
             tf.constant([window.seed for window in windows], tf.int32),
+            tf.constant([window.num_rows for window in windows], tf.int32),
             tf.constant([window.num_skipped_rows for window in windows], tf.int32),
         )
     )

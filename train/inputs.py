@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerFast
 
 from tfrecord_prep.manifest import ShardSet, open_shards
+from tfrecord_prep.records import decode_feature, read_records
+from tokenizer_training import storage
 from tokenizer_training.command_line import InputError
 from tokenizer_training.tokenizer import load_tokenizer, special_ids, tokenizer_sha256, vocabulary_size
 from train.config import DataConfig, MaskingConfig
@@ -61,11 +63,18 @@ def _open_tokenizer(config: DataConfig, shards: ShardSet) -> PreTrainedTokenizer
 
 
 def _row_length(config: DataConfig, shards: ShardSet) -> int:
-    if shards.manifest is None:
-        if config.max_length is None:
-            raise InputError(f"--max-length is required for shards without a manifest; {shards.folder} has none.")
-        return config.max_length
-    return config.max_length or shards.manifest.max_length
+    """Return the tokens of a row: the manifest's, or for shards without one those of the first row."""
+    if shards.manifest is not None:
+        length = shards.manifest.max_length
+    else:
+        first_record = next(read_records(storage.read_bytes(shards.paths[0])))
+        length = len(decode_feature(first_record, "input_ids"))
+    if config.max_length not in (None, length):
+        raise InputError(
+            f"--max-length must be the shards' {length} ({shards.folder}); received {config.max_length}. Leave it out, "
+            "or prepare shards of that length."
+        )
+    return length
 
 
 def _check_agreement(shards: ShardSet, tokenizer: PreTrainedTokenizerFast, max_length: int) -> None:
@@ -73,8 +82,8 @@ def _check_agreement(shards: ShardSet, tokenizer: PreTrainedTokenizerFast, max_l
         return
     if shards.manifest.max_length != max_length:
         raise InputError(
-            f"--max-length must be the shards' {shards.manifest.max_length} ({shards.folder}); received {max_length}. "
-            "Leave it out, or prepare shards of that length."
+            f"--eval-dataset must have rows as long as --train-dataset's {max_length}; {shards.folder} has "
+            f"{shards.manifest.max_length}. Prepare both with the same --max-length."
         )
     sha256 = tokenizer_sha256(tokenizer)
     if shards.manifest.tokenizer.sha256 != sha256:

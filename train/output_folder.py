@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from tfrecord_prep.manifest import ShardSet
 from tokenizer_training import storage
 from tokenizer_training.command_line import InputError
 from train.config import TrainingConfig
@@ -17,7 +18,7 @@ EXPORT_FOLDER = "export"
 
 # Settings that do not change what is trained: a run goes on when they differ.
 NOT_IN_FINGERPRINT = {
-    "data": ("train_dataset", "eval_dataset", "tokenizer"),  # the manifests' hashes stand for them
+    "data": ("train_dataset", "eval_dataset", "tokenizer", "max_length"),  # the shards stand for them
     "model": ("preset", "pretrained_model_config", "config_overrides"),  # the resolved configuration stands for them
     "hardware": ("tpu_name", "tpu_zone", "gcp_project", "no_tpu", "jit_compile", "steps_per_execution"),
     "run": (
@@ -43,13 +44,9 @@ def fingerprint(config: TrainingConfig, inputs: TrainingInputs, model_config: di
         for name, value in values.items()
         if name not in NOT_IN_FINGERPRINT.get(subject, ())
     }
-    shards = {
-        "train_shards": sorted(_shard_names(inputs.train_shards.paths)),
-        "eval_shards": sorted(_shard_names(inputs.eval_shards.paths)) if inputs.eval_shards else None,
-    }
+    shards: dict[str, Any] = {"max_length": inputs.max_length}
     for name, shard_set in (("train", inputs.train_shards), ("eval", inputs.eval_shards)):
-        if shard_set is not None and shard_set.manifest is not None:
-            shards[f"{name}_shards"] = [f"{shard.name} {shard.crc32c}" for shard in shard_set.manifest.shards]
+        shards[f"{name}_shards"] = _shard_identities(shard_set) if shard_set else None
     return {**kept, **shards, **{f"model.{key}": value for key, value in model_config.items()}}
 
 
@@ -97,8 +94,11 @@ def write_record(output_dir: str, config: TrainingConfig, mine: dict[str, Any], 
     storage.write_text(storage.join(output_dir, RECORD_NAME), json.dumps(record, indent=2) + "\n")
 
 
-def _shard_names(paths: tuple[str, ...]) -> list[str]:
-    return [path.rsplit("/", 1)[-1] for path in paths]
+def _shard_identities(shards: ShardSet) -> list[str]:
+    """Return what tells these shards from others: names, and checksums where a manifest has them."""
+    if shards.manifest is not None:
+        return [f"{shard.name} {shard.crc32c}" for shard in shards.manifest.shards]
+    return [path.rsplit("/", 1)[-1] for path in shards.paths]
 
 
 def _short(value: object) -> str:
