@@ -117,10 +117,12 @@ def test_options_of_the_step(shards, tmp_path):
 
 
 def test_a_run_that_diverges_says_so_and_exports_nothing(shards, tmp_path, capsys):
-    flags = ("--learning-rate", "1e38", "--max-grad-norm", "0", "--warmup-steps", "0")
+    flags = ("--learning-rate", "1e38", "--max-grad-norm", "0", "--warmup-steps", "0", "--save-steps", "1")
     assert main(run_flags(shards, tmp_path / "run", *flags)) == 1
     assert "Loss and gradients must stay finite" in capsys.readouterr().err
     assert not (tmp_path / "run" / "export").exists()
+    # The first loss is still that of the weights at the start; after the next one nothing is saved any more.
+    assert {path.stem for path in (tmp_path / "run" / "checkpoints").glob("step-*")} == {"step-1"}
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(shards, tmp_path, capsys):
@@ -152,6 +154,18 @@ def test_training_from_cloud_storage(shards, cloud_storage):
     names = set(cloud_storage.objects())
     assert {"run/export/model.safetensors", "run/metrics.jsonl", "run/loss.png", "run/run.json"} <= names
     assert any(name.startswith("run/checkpoints/step-6") for name in names)
+
+
+def test_pushing_the_export_to_the_hub(shards, hub_server, tmp_path):
+    script = str(Path(__file__).parent.parent / "train" / "run_mlm.py")
+    command = [sys.executable, script, *run_flags(shards, tmp_path / "run", "--hub_model_id", "alice/tiny")]
+    done = subprocess.run(command, env=os.environ | hub_server.environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    exported = tmp_path / "run" / "export"
+    pushed = hub_server.files("alice/tiny")
+    assert {name: pushed[name] for name in ("model.safetensors", "config.json", "tokenizer.json")} == {
+        name: (exported / name).read_bytes() for name in ("model.safetensors", "config.json", "tokenizer.json")
+    }
 
 
 def test_training_on_shards_of_the_tutorial(shards, tmp_path):

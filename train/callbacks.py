@@ -67,19 +67,28 @@ class TrainingLog:
         yield
         self._excluded_seconds += time.perf_counter() - started_seconds
 
+    def read_finite(self, step: int) -> dict[str, float]:
+        """Return the means over the updates since the last call of `write_train`.
+
+        Raises:
+            TrainingDivergedError: the loss or a gradient is not finite.
+        """
+        figures = {metric.name: float(metric.result()) for metric in self._model.metrics}
+        if not all(math.isfinite(value) for value in figures.values()):
+            raise TrainingDivergedError(
+                f"Loss and gradients must stay finite; between steps {self._previous_step} and {step} they did not: "
+                f"{figures}. Give the command again with a lower --learning-rate or more --warmup-steps."
+            )
+        return figures
+
     def write_train(self, step: int) -> None:
         """Write the means over the updates since the last call.
 
         Raises:
             TrainingDivergedError: the loss or a gradient is not finite.
         """
-        figures = {metric.name: float(metric.result()) for metric in self._model.metrics}
+        figures = self.read_finite(step)
         self._model.reset_metrics()
-        if not all(math.isfinite(value) for value in figures.values()):
-            raise TrainingDivergedError(
-                f"Loss and gradients must stay finite; between steps {self._previous_step} and {step} they did not: "
-                f"{figures}. Start again from a checkpoint before, with a lower --learning-rate or more --warmup-steps."
-            )
         num_tokens = (step - self._previous_step) * self._plan.global_batch_rows * self._plan.max_length
         figures["perplexity"] = perplexity(figures["loss"])
         figures["learning_rate"] = float(self._model.optimizer.learning_rate.numpy())

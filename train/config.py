@@ -53,7 +53,7 @@ class ModelConfig:
     position_init: Literal["random", "sinusoidal"] = _flag(
         "random",
         "How a table of learned positions starts: random as in BERT, or as sinusoids, with which a small model learns "
-        "from neighbours several times sooner.",
+        "from neighbours sooner.",
     )
 
 

@@ -69,7 +69,9 @@ def draw_loss_curve(lines: list[dict[str, Any]], picture: Path, unigram_entropy_
         if points:
             axes.plot(*zip(*points, strict=True), marker=marker, label=f"{split} loss")
     if unigram_entropy_nats:
-        axes.axhline(unigram_entropy_nats, linestyle=":", color="gray", label="unigram entropy (word frequencies only)")
+        axes.axhline(
+            unigram_entropy_nats, linestyle=":", color="gray", label="unigram entropy (token frequencies only)"
+        )
     axes.set(xlabel="step", ylabel="nats per masked token", title="Masked language model")
     axes.legend()
     axes.grid(alpha=0.3)

@@ -12,7 +12,7 @@ def start_positions_as_sinusoids(model: Any) -> None:
 
     The table stays trainable and the architecture is as it was. Among sinusoids (Vaswani et al. 2017, section 3.5) a
     shift by n positions is the same rotation everywhere, so "the token before" is one thing to learn, where random
-    rows would make it one for each position: a small model leaves the unigram plateau several times sooner.
+    rows would make it one for each position. benchmarks/position_init.py compares the two.
 
     Raises:
         InputError: the architecture has no table of learned positions.

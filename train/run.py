@@ -74,7 +74,7 @@ def prepare_run(config: TrainingConfig) -> Run:
     if config.run.hub_model_id:
         from tokenizer_training import hub
 
-        hub.check_hub_access(config.run.hub_model_id)
+        hub.check_hub_access(config.run.hub_model_id, private=config.run.hub_private)
     check_tpu_devices(config.hardware)
     return run
 

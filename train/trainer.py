@@ -1,6 +1,7 @@
 """One run of training: model, optimizer, batches, evaluation, log and checkpoints, put together and fitted."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +47,7 @@ class Trainer:
     plan: Plan
     start_step: int
     batches: tf.data.Dataset
-    evaluate: Any
+    evaluate: Callable[[], Evaluation] | None
     log: MetricsLog
     checkpoints: Checkpoints
     log_steps: int
@@ -65,32 +66,33 @@ class Trainer:
         latest: list[Evaluation] = []
 
         def evaluate(step: int) -> None:
+            if self.evaluate is None:
+                return
             with training_log.clock_stopped():
                 latest[:] = [self.evaluate()]
                 training_log.write_evaluation(step, latest[0])
 
         def save(step: int) -> None:
+            training_log.read_finite(step)  # a checkpoint of a run that diverged is no place to go on from
             with training_log.clock_stopped():
                 self.checkpoints.save(step)
 
-        actions = [(self.log_steps, training_log.write_train), (self.plan.save_steps, save)]
-        if self.evaluate is not None:
-            actions.insert(1, (self.plan.eval_steps, evaluate))
-        remaining_steps = self.plan.num_steps - self.start_step
-        if remaining_steps > 0:
-            self.model.fit(
-                self.batches,
-                epochs=1,
-                steps_per_epoch=remaining_steps,
-                verbose=0,
-                callbacks=[
-                    EverySteps(interval, action, start_step=self.start_step, num_steps=self.plan.num_steps)
-                    for interval, action in actions
-                ],
+        callbacks = [
+            EverySteps(interval_steps, action, start_step=self.start_step, num_steps=self.plan.num_steps)
+            for interval_steps, action in (
+                (self.log_steps, training_log.write_train),
+                (self.plan.eval_steps, evaluate),
+                (self.plan.save_steps, save),
             )
-        elif self.evaluate is not None:
-            evaluate(self.plan.num_steps)
-        training_log.close()
+        ]
+        remaining_steps = self.plan.num_steps - self.start_step
+        try:
+            if remaining_steps > 0:
+                self.model.fit(self.batches, steps_per_epoch=remaining_steps, verbose=0, callbacks=callbacks)
+            else:
+                evaluate(self.plan.num_steps)
+        finally:
+            training_log.close()
         self.log.draw()
         return latest[0] if latest else None
 
@@ -103,8 +105,7 @@ def build_trainer(
     strategy: tf.distribute.Strategy,
 ) -> Trainer:
     """Return the trainer of a run, restored from its newest checkpoint where there is one."""
-    if config.hardware.bfloat16:
-        tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    tf_keras.mixed_precision.set_global_policy("mixed_bfloat16" if config.hardware.bfloat16 else "float32")
     jit_compile = compiles_with_xla(config.hardware)
     with strategy.scope():
         model = PretrainingModel(
@@ -151,7 +152,7 @@ def _training_batches(config: TrainingConfig, inputs: TrainingInputs, plan: Plan
 
 def _evaluator(
     inputs: TrainingInputs, model: PretrainingModel, plan: Plan, strategy: tf.distribute.Strategy, jit_compile: bool
-) -> Any:
+) -> Callable[[], Evaluation] | None:
     if inputs.eval_shards is None:
         return None
     batches = evaluation_batches(
