@@ -93,6 +93,11 @@ CASES = {
         ["--pretrained-model-config", "{}/model", "--config-overrides", "num_hidden_layers=1"],
         "received esm: its TF class",
     ),
+    "no learned positions": (
+        model_folder(model_type="roformer"),
+        ["--pretrained-model-config", "{}/model", "--config-overrides", "num_hidden_layers=1"],
+        "a roformer as configured has none. Give --position-init random",
+    ),
     "untied head": (
         lambda _: None, ["--config-overrides", "tie_word_embeddings=false"], "tie_word_embeddings of a roberta must be",
     ),

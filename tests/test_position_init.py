@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.tiny_models import tiny_model
-from tokenizer_training.command_line import InputError
+from train.architectures import ARCHITECTURES, learns_positions
 from train.position_init import sinusoids, start_positions_as_sinusoids
 
 
@@ -39,6 +39,8 @@ def test_only_the_position_table_changes_and_keeps_its_size(name):
             np.testing.assert_array_equal(variable.numpy(), other.numpy())
 
 
-def test_a_model_without_learned_positions_is_refused():
-    with pytest.raises(InputError, match=r"a roformer has none\. Give --position-init random"):
-        start_positions_as_sinusoids(tiny_model("roformer"))
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "deberta-v2 as v3"])
+def test_the_models_said_to_learn_positions_have_one_table_of_them(name):
+    model = tiny_model(name)
+    tables = [variable for variable in model.trainable_variables if "position_embeddings" in variable.name]
+    assert len(tables) == learns_positions(model.config)

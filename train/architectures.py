@@ -19,12 +19,14 @@ class Architecture:
     """What is special about one `model_type`.
 
     counts_positions: the first token has the position after the padding id, as in RoBERTa, not 0.
+    learns_positions: its table of absolute positions, where it has one, is trained; RoFormer's is fixed.
     has_token_types: its tokenizer tells a first sentence from a second.
     tied: its TF class uses the input embedding as the head's matrix, whatever `tie_word_embeddings` says.
     required: settings that its TF class ignores, or does not get right, with the only value that is supported.
     """
 
     counts_positions: bool = False
+    learns_positions: bool = True
     has_token_types: bool = True
     tied: bool = True
     required: Mapping[str, Any] = field(default_factory=dict)
@@ -50,7 +52,7 @@ ARCHITECTURES = {
     "rembert": Architecture(tied=False),
     "roberta": ROBERTA,
     "roberta-prelayernorm": ROBERTA,
-    "roformer": Architecture(),
+    "roformer": Architecture(learns_positions=False),
     "xlm-roberta": ROBERTA,
 }
 # Every architecture here attends in both directions.
@@ -121,6 +123,11 @@ def max_positions(config: "PretrainedConfig") -> int | None:
     if not getattr(config, "position_biased_input", True):
         return None
     return config.max_position_embeddings - position_offset(config)
+
+
+def learns_positions(config: "PretrainedConfig") -> bool:
+    """Return whether the model has a table of positions that is trained."""
+    return max_positions(config) is not None and ARCHITECTURES[config.model_type].learns_positions
 
 
 def uses_token_types(config: "PretrainedConfig") -> bool:

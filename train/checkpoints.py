@@ -16,7 +16,6 @@ class Checkpoints:
 
     def __init__(self, output_dir: str, model: PretrainingModel, *, num_kept: int):
         self._model = model
-        # Only what was restored is listed, so the names stay those of transformers and tf_keras.
         self._checkpoint = tf.train.Checkpoint(masked_lm=model.masked_lm, optimizer=model.optimizer)
         self._manager = tf.train.CheckpointManager(
             self._checkpoint,

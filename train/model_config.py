@@ -5,7 +5,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tokenizer_training.command_line import InputError
 from tokenizer_training.tokenizer import special_ids, vocabulary_size
-from train.architectures import check_architecture, max_positions, position_offset
+from train.architectures import check_architecture, learns_positions, max_positions, position_offset
 from train.config import ModelConfig
 from train.inputs import TrainingInputs
 from train.presets import preset_model
@@ -47,6 +47,11 @@ def resolve_model_config(config: ModelConfig, inputs: TrainingInputs) -> Pretrai
         raise InputError(
             f"Rows must fit the model's positions; the shards' have {inputs.max_length} tokens, the model takes "
             f"{positions}. Give --config-overrides max_position_embeddings={needed}, or prepare shorter rows."
+        )
+    if config.position_init == "sinusoidal" and not learns_positions(model_config):
+        raise InputError(
+            f"--position-init sinusoidal needs a table of learned positions; a {model_config.model_type} as configured "
+            "has none. Give --position-init random."
         )
     return model_config
 

@@ -4,8 +4,6 @@ from typing import Any
 
 import numpy as np
 
-from tokenizer_training.command_line import InputError
-
 
 def start_positions_as_sinusoids(model: Any) -> None:
     """Fill the position table of a new TF…ForMaskedLM with sinusoids, of the size its random start had.
@@ -14,15 +12,10 @@ def start_positions_as_sinusoids(model: Any) -> None:
     shift by n positions is the same rotation everywhere, so "the token before" is one thing to learn, where random
     rows would make it one for each position. benchmarks/position_init.py compares the two.
 
-    Raises:
-        InputError: the architecture has no table of learned positions.
+    Args:
+        model: of an architecture that learns its positions (`train.architectures.learns_positions`).
     """
     tables = [variable for variable in model.trainable_variables if "position_embeddings" in variable.name]
-    if not tables:
-        raise InputError(
-            f"--position-init sinusoidal needs a table of learned positions; a {model.config.model_type} has none. "
-            "Give --position-init random."
-        )
     for table in tables:
         num_positions, width = table.shape
         root_mean_square = float(np.sqrt(np.mean(np.square(table.numpy()))))
