@@ -104,20 +104,20 @@ def test_csv_text_is_not_interpreted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sample_by", "expected"),
     [
-        ("line", ["one", "two", "", "three"]),
-        ("paragraph", ["one\ntwo", "three\n"]),
-        ("document", ["one\ntwo\n\nthree\n"]),
+        ("line", ["", "one", "two", "", " ", "three"]),
+        ("paragraph", ["one\ntwo", "three"]),
+        ("document", ["\none\ntwo\n\n \nthree\n"]),
     ],
 )
 def test_sample_by(sample_by: str, expected: list[str], tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("one\ntwo\n\nthree\n")
+    (tmp_path / "a.txt").write_bytes(b"\none\r\ntwo\n\n \nthree\n")
     assert read(data_files=[str(tmp_path / "a.txt")], sample_by=sample_by) == expected
 
 
 def test_other_text_column_and_empty_files(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", ['{"body": "a"}'])
-    for name in ("empty.jsonl", "empty.txt"):
-        (tmp_path / name).write_text("")
+    for name in ("empty.csv", "empty.json", "empty.jsonl", "empty.jsonl.gz", "empty.txt"):
+        write_text(tmp_path / name, "")
     assert read(data_files=[str(tmp_path / "*")], text_column="body") == ["a"]
 
 
@@ -125,7 +125,7 @@ def test_first_documents_are_read_without_the_rest(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.txt", ["good"] * 10)
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe broken")
     assert read(data_files=[str(tmp_path / "*.txt")], limit=10) == ["good"] * 10
-    with pytest.raises(InputError, match=r"b\.txt cannot be read as UTF-8 text"):
+    with pytest.raises(InputError, match=r"b\.txt must be UTF-8 text"):
         read(data_files=[str(tmp_path / "*.txt")])
 
 
@@ -226,9 +226,9 @@ def test_no_such_part() -> None:
         ("a.jsonl", b'{"title": "a", "body": "b"}\n', "has title, body, not 'text'"),
         ("a.csv", b"id,body\n1,b\n", "has id, body, not 'text'"),
         ("a.jsonl", b'{"text": 17}\n', "must hold text; 'text' of .* has int 17"),
-        ("a.jsonl", b'{"text": "a"}\n{oops\n', "cannot be read as UTF-8 json"),
-        ("a.txt.gz", b"not gzip", "cannot be read as UTF-8 text: Not a gzipped file"),
-        ("a.parquet", b"not parquet", "cannot be read as UTF-8 parquet"),
+        ("a.jsonl", b'{"text": "a"}\n{oops\n', "one JSON object per line; line 2, column 2"),
+        ("a.txt.gz", b"not gzip", "must be a readable gzip file; Not a gzipped file"),
+        ("a.parquet", b"not parquet", "must be a readable parquet file"),
         ("a.pdf", b"%PDF", "takes files ending in .*; got .*a.pdf"),
         ("a.parquet.gz", b"", "not for .parquet|but for .parquet"),
     ],
@@ -236,7 +236,7 @@ def test_no_such_part() -> None:
 def test_bad_files(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=message) as caught:
-        open_corpus(CorpusConfig(data_files=[str(tmp_path / name)]))
+        read(data_files=[str(tmp_path / name)])
     assert "\n" not in str(caught.value)
 
 

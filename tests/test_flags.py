@@ -10,6 +10,7 @@ import pytest
 
 from tfrecord_prep.config import PrepareConfig
 from tokenizer_training.corpus import CorpusConfig
+from tokenizer_training.normalization import NormalizationConfig
 from tokenizer_training.train_unigram import OutputConfig
 from tokenizer_training.unigram import UnigramConfig
 from train.config import DataConfig, HardwareConfig, MaskingConfig, ModelConfig, OptimizationConfig, RunConfig
@@ -21,9 +22,11 @@ CORPUS_FLAGS = """
 """
 COMMANDS = {
     "tokenizer_training/train_unigram.py": (
-        (CorpusConfig, UnigramConfig, OutputConfig),
+        (CorpusConfig, NormalizationConfig, UnigramConfig, OutputConfig),
         CORPUS_FLAGS
-        + "vocab_size character_coverage output_dir overwrite batch_size push_to_hub export_to_hub dry_run",
+        + """normalization lowercase strip_accents replace_quotes split_digits
+        vocab_size character_coverage byte_fallback extra_special_tokens pad_vocab_to_multiple_of max_bytes
+        output_dir overwrite num_workers batch_size push_to_hub export_to_hub dry_run""",
         "dataset_name dataset_config trust_remote_code batch_size vocab_size limit export_to_hub",
     ),
     "tfrecord_prep/prepare_tfrecord_shards.py": (

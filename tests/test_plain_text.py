@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from tfrecord_prep.plain_text import encode_documents, grouped_by_size, plain_text_tokenizer_json
+from tfrecord_prep.plain_text import encode_documents, plain_text_tokenizer_json
 from tokenizer_training.command_line import InputError
+from tokenizer_training.passages import grouped_by_size
 
 SPECIAL_TOKENS = ["[CLS]", "<pad>", "[SEP]", "<unk>", "[MASK]"]
 TEXTS = ["a model of language, masked", "the MASK [of] <the> language model CLS SEP unk pad ] [ < >"] * 20

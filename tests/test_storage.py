@@ -3,7 +3,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,22 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.servers.fixtures import CloudStorageHandle
-from tokenizer_training import cloud_storage as client
 from tokenizer_training import storage
 from tokenizer_training.command_line import InputError
 
 BUCKET = CloudStorageHandle.bucket_url
 UPLOAD = "/upload/storage/v1/b/test-bucket/o"
-
-
-@pytest.fixture
-def cloud(cloud_storage: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch) -> Iterator[CloudStorageHandle]:
-    """The stand-in, reached from this process: without TLS, proxy and credentials, which are read at import."""
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud_storage.url)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    client._client.cache_clear()
-    yield cloud_storage
-    client._client.cache_clear()
 
 
 @pytest.fixture(params=["local", "cloud"])
@@ -44,6 +33,8 @@ def shards(tmp_path: Path) -> Path:
     (root / "train" / "dataset-0.tfrecord").write_bytes(b"shard 0")
     (root / "train" / "dataset-1.tfrecord").write_bytes(b"shard 1")
     (root / "train" / ".x.123.partial").write_bytes(b"half")
+    (root / ".train.123.partial").mkdir()
+    (root / ".train.123.partial" / "dataset-0.tfrecord").write_bytes(b"half")
     return root
 
 

@@ -54,6 +54,12 @@ def test_saved_tokenizer_reads_the_same(tmp_path: Path) -> None:
     assert loaded(text)["input_ids"] == tokenizer(text)["input_ids"] == [5, 6, 7, 4, 3]
 
 
+def test_saved_files(tmp_path: Path) -> None:
+    saved(make_tokenizer(), tmp_path)
+    names = ["special_tokens_map.json", "tokenizer.json", "tokenizer_config.json", "word_starts.npy"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
 def test_hash_is_stable_through_saving_and_truncation(tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
     sha256 = tokenizer_sha256(tokenizer)
@@ -112,7 +118,9 @@ def test_cloud_storage(cloud_storage: CloudStorageHandle, tmp_path: Path) -> Non
     program = (
         "import sys; from tokenizer_training.tokenizer import *\n"
         "save_tokenizer(load_tokenizer(sys.argv[1]), sys.argv[2])\n"
-        "print(tokenizer_sha256(load_tokenizer(sys.argv[2])))"
+        "print(tokenizer_sha256(load_tokenizer(sys.argv[2])))\n"
+        "from tokenizer_training.word_starts import load_word_starts\n"
+        "print(load_word_starts(sys.argv[2]).sum(), load_word_starts(sys.argv[2] + '/none'))"
     )
     remote = f"{cloud_storage.bucket_url}/tokenizers/first"
     result = subprocess.run(
@@ -123,5 +131,6 @@ def test_cloud_storage(cloud_storage: CloudStorageHandle, tmp_path: Path) -> Non
         timeout=120,
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout.split() == [tokenizer_sha256(make_tokenizer())]
-    assert cloud_storage.objects()["tokenizers/first/tokenizer.json"] == (tmp_path / "tokenizer.json").read_bytes()
+    assert result.stdout.split() == [tokenizer_sha256(make_tokenizer()), "9", "None"]
+    for name in ("tokenizer.json", "word_starts.npy"):
+        assert cloud_storage.objects()[f"tokenizers/first/{name}"] == (tmp_path / name).read_bytes()

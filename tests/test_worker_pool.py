@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from tfrecord_prep.partition import PartitionSettings
+from tfrecord_prep.partition import PartitionSettings, build_partitions
 from tfrecord_prep.plain_text import plain_text_tokenizer_json
-from tfrecord_prep.worker_pool import PARTITIONS_PER_WORKER, build_partitions
 from tokenizer_training.command_line import InputError
+from tokenizer_training.worker_pool import ITEMS_PER_WORKER
 
 SPECIAL_IDS = {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}
 DOCUMENT = "one two three two one two"
@@ -58,7 +58,7 @@ def test_reading_stays_a_few_partitions_ahead(tmp_path: Path) -> None:
     results = build_partitions(documents(), partition_settings(tmp_path), PARTITION_BYTES, 2)
     next(results)
     # Those in flight, the one that had to wait, and the first document of the next.
-    assert num_read == DOCUMENTS_PER_PARTITION * (2 * PARTITIONS_PER_WORKER + 1) + 1
+    assert num_read == DOCUMENTS_PER_PARTITION * (2 * ITEMS_PER_WORKER + 1) + 1
     results.close()
     assert not multiprocessing.active_children()
 

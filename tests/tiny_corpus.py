@@ -8,8 +8,10 @@ from transformers import PreTrainedTokenizerFast
 
 from tfrecord_prep.manifest import open_shards
 from tfrecord_prep.records import decode_feature, read_records
+from tokenizer_training.normalization import NormalizationConfig
 from tokenizer_training.tokenizer import SPECIAL_TOKENS, save_tokenizer
-from tokenizer_training.unigram import UnigramConfig, count_words, train_unigram
+from tokenizer_training.unigram import UnigramConfig, train_unigram
+from tokenizer_training.word_counts import count_words
 
 SENTENCE = "a corpus of small words makes many rows when each document says something else about [MASK] and <pad>"
 WORDS = SENTENCE.split()
@@ -24,7 +26,9 @@ def wrapped(backend: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def train_tiny_tokenizer() -> PreTrainedTokenizerFast:
-    return train_unigram(count_words([DOCUMENTS]), UnigramConfig(vocab_size=48))
+    normalization = NormalizationConfig()
+    config = UnigramConfig(vocab_size=48, byte_fallback=False)
+    return train_unigram(count_words(DOCUMENTS, normalization), 0, config, normalization)
 
 
 def write_source(folder: Path) -> Path:

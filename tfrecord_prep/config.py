@@ -1,11 +1,11 @@
 """The settings of stage 2 beside those of the corpus."""
 
-import os
 from dataclasses import dataclass, field
 from typing import Literal
 
 from tfrecord_prep.chunking import check_chunking
 from tokenizer_training.command_line import InputError
+from tokenizer_training.worker_pool import num_cores
 
 MIN_PARTITION_BYTES = 1 << 10
 
@@ -76,5 +76,4 @@ class PrepareConfig:
     @property
     def num_processes(self) -> int:
         """`num_workers`, or the number of cores that this process may use."""
-        num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return self.num_workers or num_cores
+        return self.num_workers or num_cores()

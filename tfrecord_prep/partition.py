@@ -1,7 +1,8 @@
 """A partition of the corpus, the unit of work: its shards depend on its documents and the settings alone."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import google_crc32c
 import numpy as np
@@ -13,6 +14,8 @@ from tfrecord_prep.plain_text import encode_documents
 from tfrecord_prep.records import encode_rows
 from tokenizer_training import storage
 from tokenizer_training.command_line import InputError
+from tokenizer_training.passages import grouped_by_size
+from tokenizer_training.worker_pool import map_in_order
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,25 @@ def build_partition(index: int, documents: Sequence[str], settings: PartitionSet
     )
     id_counts = _count_ids(ids, settings)
     return PartitionResult(_write_shards(index, rows, settings), totals, id_counts)
+
+
+def build_partitions(
+    documents: Iterable[str], settings: PartitionSettings, partition_bytes: int, num_processes: int
+) -> Iterator[PartitionResult]:
+    """Yield the result of each partition, in order; one process means this one.
+
+    Raises:
+        InputError: a document is not valid Unicode, or a worker was killed.
+    """
+    partitions = enumerate(grouped_by_size(documents, partition_bytes))
+    build = partial(_build_numbered, settings)
+    yield from map_in_order(
+        build, partitions, num_processes, "Give fewer --num-workers, or a smaller --partition-bytes."
+    )
+
+
+def _build_numbered(settings: PartitionSettings, numbered_documents: tuple[int, Sequence[str]]) -> PartitionResult:
+    return build_partition(*numbered_documents, settings)
 
 
 def _count_ids(ids: NDArray[np.int32], settings: PartitionSettings) -> NDArray[np.int64]:

@@ -2,13 +2,13 @@
 
 import functools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from tokenizer_training.command_line import InputError
+from tokenizer_training.passages import grouped_by_size
 
 # Encodings are many times the size of their text, so few documents at a time are held in that form.
 ENCODED_AT_ONCE_BYTES = 1 << 20
@@ -57,30 +57,6 @@ def encode_documents(tokenizer_json: str, documents: Sequence[str]) -> tuple[NDA
         ids.extend(np.array(encoding.ids, np.int32) for encoding in encodings)
         lengths.extend(len(encoding) for encoding in encodings)
     return np.concatenate(ids), np.array(lengths, np.int64)
-
-
-def grouped_by_size(documents: Iterable[str], max_bytes: int) -> Iterator[list[str]]:
-    """Return the documents in order, in groups of at most `max_bytes` of UTF-8, a larger one in a group of its own.
-
-    Raises:
-        InputError: a document is not valid Unicode; says which.
-    """
-    group: list[str] = []
-    group_bytes = 0
-    for number, document in enumerate(documents, start=1):
-        try:
-            num_bytes = len(document.encode()) + 1  # so that blank documents have a size, too
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"Documents must be valid Unicode; number {number:,} is not: {error}. Remove it from the corpus."
-            ) from error
-        if group and group_bytes + num_bytes > max_bytes:
-            yield group
-            group, group_bytes = [], 0
-        group.append(document)
-        group_bytes += num_bytes
-    if group:
-        yield group
 
 
 @functools.lru_cache(maxsize=1)

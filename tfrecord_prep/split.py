@@ -22,11 +22,10 @@ from tfrecord_prep.manifest import (
     open_shards,
     write_manifest,
 )
-from tfrecord_prep.partition import PartitionSettings
+from tfrecord_prep.partition import PartitionSettings, build_partitions
 from tfrecord_prep.plain_text import plain_text_tokenizer_json
 from tfrecord_prep.records import decode_feature, read_records
 from tfrecord_prep.split_folder import check_folder, clear_folder
-from tfrecord_prep.worker_pool import build_partitions
 from tokenizer_training import storage
 from tokenizer_training.command_line import InputError
 from tokenizer_training.tokenizer import save_tokenizer, special_ids, tokenizer_sha256, vocabulary_size

@@ -23,6 +23,7 @@ from tokenizer_training.command_line import InputError
 PREFIX = "gs://"
 # The client's connection pool holds ten.
 NUM_TRANSFERS = 8
+PROBE_NAME = ".writable"
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
@@ -101,6 +102,16 @@ def delete_files(folder: str, names: Iterable[str]) -> None:
 
     with _explained_errors(folder):
         for_all(delete, names)
+
+
+def check_writable(folder: str) -> None:
+    """Write an empty object to `folder` and delete it: to replace an object takes both permissions.
+
+    Tried out, since `testIamPermissions` on the bucket sees neither grants for a part of its objects nor the access
+    scopes of a machine (https://cloud.google.com/storage/docs/oauth-scopes).
+    """
+    upload_bytes(b"", f"{folder.rstrip('/')}/{PROBE_NAME}")
+    delete_files(folder, [PROBE_NAME])
 
 
 def for_all(function: Callable[[Any], None], items: Iterable[Any]) -> None:
@@ -203,11 +214,7 @@ def _explained_errors(path: str) -> Iterator[None]:
             f"login`, or on a TPU VM give its service account access to the bucket. ({_one_line(error)})"
         ) from error
     except api_errors.Forbidden as error:
-        raise InputError(
-            f"{path} needs permission. Grant the account in use the role Storage Object Admin "
-            f"(roles/storage.objectAdmin) on the bucket, or to read only Storage Object Viewer "
-            f"(roles/storage.objectViewer). ({_one_line(error)})"
-        ) from error
+        raise InputError(f"{path} needs permission. {_cure_of_forbidden(str(error))} ({_one_line(error)})") from error
     except api_errors.NotFound as error:
         if _is_missing_bucket(error):
             bucket = PREFIX + bucket_and_name(path)[0]
@@ -216,6 +223,19 @@ def _explained_errors(path: str) -> Iterator[None]:
         raise FileNotFoundError(errno.ENOENT, "no such object", path) from error
     except (api_errors.RetryError, auth_errors.TransportError) as error:
         raise ConnectionError(f"{path}: Cloud Storage did not answer. ({_one_line(error)})") from error
+
+
+def _cure_of_forbidden(answer: str) -> str:
+    if re.search(r"(authentication|OAuth2?|Provided) scope", answer):
+        return (
+            "The access scopes of this machine forbid it, whatever its account may do: they are set when it is made, "
+            "with `--scopes=cloud-platform`."
+        )
+    lacking = re.search(r"storage\.objects\.\w+", answer)
+    return (
+        f"Grant the account in use{f', which lacks {lacking[0]},' if lacking else ''} the role Storage Object Admin "
+        "(roles/storage.objectAdmin) on the bucket, or to read only Storage Object Viewer (roles/storage.objectViewer)."
+    )
 
 
 def _one_line(error: Exception) -> str:

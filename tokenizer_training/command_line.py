@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import logging
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ logger = logging.getLogger(__name__)
 PROJECT_FOLDER = Path(__file__).resolve().parent.parent
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 128 + signal.SIGINT  # as shells say it
 
 
 class InputError(ValueError):
@@ -98,14 +100,14 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
     """Return `main` as a console command: logging set up, errors that explain themselves one line on stderr.
 
     The command returns the status for `sys.exit`: 0 when `main` came to its end, 1 when the run failed, 2 for bad
-    input. At its end it logs the time and the peak memory.
+    input, 130 after Ctrl-C. At its end it logs the time and the peak memory.
     """
 
     @functools.wraps(main)
     def run(argv: Sequence[str] | None = None) -> int:
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
         # The request lines of the HTTP clients, and datasets' notes on its own files, hide what this run says.
-        for chatty in ("httpx", "urllib3", "datasets", "filelock", "fsspec", "absl"):
+        for chatty in ("httpx", "urllib3", "datasets", "filelock", "fsspec", "absl", "matplotlib"):
             logging.getLogger(chatty).setLevel(logging.WARNING)
         started_seconds = time.monotonic()
         try:
@@ -113,6 +115,9 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
         except (InputError, RunFailedError) as error:
             print(f"error: {error}", file=sys.stderr)
             return EXIT_BAD_INPUT if isinstance(error, InputError) else EXIT_FAILED
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return EXIT_INTERRUPTED
         logger.info(
             "done in %.0f s, peak memory %.2f GB", time.monotonic() - started_seconds, peak_memory_bytes() / 1e9
         )

@@ -84,7 +84,7 @@ class CorpusConfig:
     trust_remote_code: bool = field(
         default=False, metadata={"help": "Accepted and without effect: data sets are never run as code."}
     )
-    seed: int = field(default=0, metadata={"help": "Seed of the draw for --validation-percent."})
+    seed: int = field(default=0, metadata={"help": "Seed of the draws from the corpus, such as --validation-percent."})
 
     def __post_init__(self) -> None:
         if self.dataset_name and self.data_files:
@@ -143,6 +143,14 @@ class Corpus:
         """The parts: `config.split`, then `validation` if files or a percentage were given for it."""
         has_validation = self._read_validation is not None or self.config.validation_percent > 0
         return (self.config.split, VALIDATION) if has_validation else (self.config.split,)
+
+    @property
+    def num_text_bytes(self) -> int | None:
+        """About how many bytes of text the main part has; None where its files do not tell."""
+        files = self.description.get("data_files", ())
+        if not files or any(file["name"].endswith((".gz", ".parquet")) for file in files) or self.config.limit:
+            return None
+        return sum(file["num_bytes"] for file in files)
 
     def documents(self, split_name: str) -> Iterator[str]:
         """Return the documents of a part, some perhaps blank; each call reads again, in the same order.

@@ -11,7 +11,9 @@ import errno
 import os
 import re
 import shutil
+import signal
 import tempfile
+import threading
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -57,7 +59,8 @@ def list_files(folder: str) -> dict[str, int]:
         return cloud_storage.list_files(folder)
     if not Path(folder).is_dir():
         return {}
-    return {path.name: path.stat().st_size for path in sorted(Path(folder).iterdir()) if _is_finished_file(path)}
+    files = (path for path in sorted(Path(folder).iterdir()) if path.is_file())
+    return {path.name: path.stat().st_size for path in files if not path.name.endswith(PARTIAL_SUFFIX)}
 
 
 def read_bytes(path: str) -> bytes:
@@ -108,13 +111,57 @@ def upload_folder(local_folder: str, destination: str, last: str = "") -> None:
     root = Path(local_folder)
     if not root.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such folder", local_folder)
-    files = [path for path in sorted(root.rglob("*")) if _is_finished_file(path)]
+    names = _finished_files(root)
 
-    def upload(path: Path) -> None:
-        upload_file(str(path), join(destination, path.relative_to(root).as_posix()))
+    def upload(name: Path) -> None:
+        upload_file(str(root / name), join(destination, name.as_posix()))
 
-    cloud_storage.for_all(upload, [path for path in files if path.name != last])
-    cloud_storage.for_all(upload, [path for path in files if path.name == last])
+    cloud_storage.for_all(upload, [name for name in names if name.name != last])
+    cloud_storage.for_all(upload, [name for name in names if name.name == last])
+
+
+def publish_folder(local_folder: str, destination: str, last: str) -> None:
+    """Write all files of a local folder, those of its subfolders too, so that a killed write never seems complete.
+
+    The file `last` is deleted from `destination` first and written last. A local destination appears in one step, or
+    where it was there before, files are written unseen and then moved in; Ctrl-C is put off meanwhile.
+
+    Args:
+        local_folder: where the files are; what a killed write has left behind there is not copied.
+        destination: a `gs://` or local folder; other files in it stay.
+        last: name of the file, directly in the folder, whose presence says that the folder is complete.
+    """
+    if not Path(local_folder, last).is_file():
+        raise FileNotFoundError(errno.ENOENT, "no such file", str(Path(local_folder, last)))
+    if is_remote(destination):
+        delete_files(destination, [last])
+        upload_folder(local_folder, destination, last)
+    else:
+        with _interrupt_put_off():
+            _publish_locally(Path(local_folder), Path(destination).absolute(), Path(last))
+
+
+def check_writable(folder: str) -> None:
+    """Return when files can be written to `folder` and replaced, tried out and leaving nothing behind.
+
+    Raises:
+        InputError: they cannot; says why, and what cures it.
+    """
+    if is_remote(folder):
+        cloud_storage.check_writable(folder)
+        return
+    path = Path(os.path.normpath(Path(folder).absolute()))
+    existing = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
+    try:
+        # In a folder of another name, so that a second program doing the same is not in the way.
+        with tempfile.TemporaryDirectory(prefix=".writable-", suffix=PARTIAL_SUFFIX, dir=existing) as probe:
+            write_bytes(str(Path(probe) / path.relative_to(existing) / "file"), b"-")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(
+            f"The folder of the output must be writable; {folder} is not: {reason} ({existing}). Name another folder, "
+            "or change its permissions."
+        ) from error
 
 
 def delete_files(folder: str, names: Iterable[str]) -> None:
@@ -143,8 +190,43 @@ def local_copy(folder: str) -> Iterator[str]:
         raise InputError(f"The path of a folder is needed; there is no folder {folder}.")
 
 
-def _is_finished_file(path: Path) -> bool:
-    return path.is_file() and not path.name.endswith(PARTIAL_SUFFIX)
+def _publish_locally(folder: Path, destination: Path, last: Path) -> None:
+    is_new = not destination.exists()
+    # In an existing folder, which may be a disk of its own and all that one may write to.
+    new = (destination.parent if is_new else destination) / f".{destination.name}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}"
+    try:
+        upload_folder(str(folder), str(new))
+        if is_new:
+            new.rename(destination)
+            return
+        (destination / last).unlink(missing_ok=True)
+        for name in sorted(_finished_files(folder), key=last.__eq__):
+            (destination / name).parent.mkdir(parents=True, exist_ok=True)
+            (new / name).replace(destination / name)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _interrupt_put_off() -> Iterator[None]:
+    """Let Ctrl-C take effect at the end; in a thread that is not the main one, it takes effect elsewhere anyway."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: received.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if received:
+            signal.raise_signal(signal.SIGINT)
+
+
+def _finished_files(folder: Path) -> list[Path]:
+    """Return the files of a folder and its subfolders, relative to it and sorted, without what killed writes left."""
+    names = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return [name for name in names if not any(part.endswith(PARTIAL_SUFFIX) for part in name.parts)]
 
 
 @contextlib.contextmanager

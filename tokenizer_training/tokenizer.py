@@ -7,14 +7,19 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tokenizer_training import storage
 from tokenizer_training.command_line import InputError
+from tokenizer_training.word_starts import WORD_STARTS_FILE, word_starts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 # In the order of their ids. The RoBERTa family reads padding from id 1, and id 0 and 2 as begin and end of text.
 SPECIAL_TOKENS = {"cls": "[CLS]", "pad": "<pad>", "sep": "[SEP]", "unk": "<unk>", "mask": "[MASK]"}
+# The pieces that spell a character without a piece of its own, by their names in SentencePiece and `tokenizers`.
+BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 NO_TRUNCATION_OR_PADDING = {"truncation": None, "padding": None}
 
 
@@ -71,10 +76,18 @@ def tokenizer_sha256(tokenizer: "PreTrainedTokenizerFast") -> str:
 
 
 def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: str) -> None:
-    """Save the tokenizer's files in a local or `gs://` folder, each replaced in one step."""
+    """Save the tokenizer's files in a local or `gs://` folder, each replaced in one step.
+
+    Among them is the table of `word_starts`, for a tokenizer that has one.
+    """
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
+    starts = word_starts(tokenizer)
+    if starts is None:
+        storage.delete_files(folder, [WORD_STARTS_FILE])  # of an earlier tokenizer
     with tempfile.TemporaryDirectory() as temporary_folder:
         tokenizer.save_pretrained(temporary_folder)
+        if starts is not None:
+            np.save(Path(temporary_folder, WORD_STARTS_FILE), starts, allow_pickle=False)
         for path in sorted(Path(temporary_folder).iterdir()):
             storage.write_bytes(storage.join(folder, path.name), path.read_bytes())

@@ -2,17 +2,21 @@
 
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tokenizer_training import storage
 from tokenizer_training.command_line import InputError, command, log_start, parse_arguments
 from tokenizer_training.corpus import VALIDATION, Corpus, CorpusConfig, open_corpus
+from tokenizer_training.corpus_sample import CorpusSample, SampleLimits, draw_passages, sample_corpus
+from tokenizer_training.normalization import NormalizationConfig
+from tokenizer_training.progress import progress_bar
+from tokenizer_training.report import build_report, draw_report, render_report
 from tokenizer_training.tokenizer_quality import measure_quality
 from tokenizer_training.training_record import check_output_folder, save_with_record
-from tokenizer_training.unigram import UnigramConfig, count_words, train_unigram
+from tokenizer_training.unigram import UnigramConfig, train_unigram
+from tokenizer_training.worker_pool import num_cores
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TUTORIAL_REPOSITORY = "unigram-tokenizer-dataset"
+# Reading is one process's work, and keeps no more than these busy.
+MAX_COUNTING_PROCESSES = 8
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,16 @@ class OutputConfig:
     overwrite: bool = field(
         default=False, metadata={"help": "Replace a tokenizer in --output-dir that was made otherwise."}
     )
-    batch_size: int = field(default=1000, metadata={"help": "Documents normalized and counted at a time."})
+    num_workers: int | None = field(
+        default=None,
+        metadata={
+            "help": "Processes that count words. The tokenizer is the same for any number. Default: one per core, at "
+            f"most {MAX_COUNTING_PROCESSES}."
+        },
+    )
+    batch_size: int | None = field(
+        default=None, metadata={"help": "Accepted and without effect: text is counted in blocks of 8 MiB."}
+    )
     push_to_hub: str | None = field(
         default=None, metadata={"help": "Also push the folder to this repository on the Hub (USER/NAME)."}
     )
@@ -47,8 +62,8 @@ class OutputConfig:
     def __post_init__(self) -> None:
         if not self.output_dir:
             raise InputError("--output-dir is required: the folder of the tokenizer, local or gs://BUCKET/NAME.")
-        if self.batch_size < 1:
-            raise InputError(f"--batch-size must be 1 or more documents; got {self.batch_size}.")
+        if self.num_workers is not None and self.num_workers < 1:
+            raise InputError(f"--num-workers must be 1 or more processes; got {self.num_workers}.")
         if self.push_to_hub and self.export_to_hub:
             raise InputError("--push-to-hub and --export-to-hub both name a repository on the Hub; give one of them.")
 
@@ -56,55 +71,82 @@ class OutputConfig:
 @command
 def main(argv: Sequence[str] | None = None) -> None:
     """Train a unigram tokenizer and save it in `--output-dir`."""
-    corpus_config, unigram_config, output = parse_arguments([CorpusConfig, UnigramConfig, OutputConfig], argv, __doc__)
+    corpus_config, normalization, unigram_config, output = parse_arguments(
+        [CorpusConfig, NormalizationConfig, UnigramConfig, OutputConfig], argv, __doc__
+    )
     log_start(__file__)
+    storage.check_writable(output.output_dir)
     corpus = open_corpus(corpus_config)
-    settings = {"corpus": corpus.description, "unigram": asdict(unigram_config)}
+    settings = {
+        "corpus": corpus.description,
+        "normalization": asdict(normalization),
+        "unigram": asdict(unigram_config),
+    }
     check_output_folder(output.output_dir, settings, output.overwrite)
     repository = find_repository(output)
     print(describe_plan(corpus, unigram_config, output, repository))
     if output.dry_run:
         return
 
-    documents = DocumentTally(corpus.documents(corpus_config.split))
-    word_counts = count_words(batched(documents, output.batch_size))
-    logger.info("Read %s; %s distinct words. Training.", documents, f"{len(word_counts):,}")
-    tokenizer = train_unigram(word_counts, unigram_config)
-    held_out = measure_held_out(tokenizer, corpus)
-    save_with_record(tokenizer, output.output_dir, settings | {"input": documents.record(), "held_out": held_out})
+    sample = read(corpus, normalization, unigram_config, output)
+    tokenizer = train(sample, normalization, unigram_config)
+    part, texts = held_out_texts(sample, corpus)
+    report = build_report(
+        tokenizer, measure_quality(tokenizer, texts), part, texts, sample.counts.characters, sample.record
+    )
+    print(render_report(report))
+    save_with_record(tokenizer, output.output_dir, settings, report, draw_report(report, tokenizer, texts))
     if repository:
         push(output.output_dir, repository)
 
 
-class DocumentTally:
-    """The documents, once, behind a progress bar, with their number and size counted on the way."""
+def read(
+    corpus: Corpus, normalization: NormalizationConfig, unigram_config: UnigramConfig, output: OutputConfig
+) -> CorpusSample:
+    """Return the counted sample of the corpus, read behind a progress bar."""
+    with progress_bar("Reading and counting", "B", corpus.num_text_bytes) as bar:
+        sample = sample_corpus(
+            corpus.documents(corpus.config.split),
+            normalization,
+            SampleLimits(unigram_config.max_bytes, unigram_config.max_distinct_characters, corpus.config.seed),
+            output.num_workers or min(num_cores(), MAX_COUNTING_PROCESSES),
+            hold_out=VALIDATION not in corpus.split_names,
+            on_bytes=bar.update,
+        )
+    logger.info(
+        "Read %s documents, %.1f MB; training on %.1f MB of them, %s words, %s different segments.",
+        f"{sample.record['num_documents']:,}",
+        sample.record["num_bytes"] / 1e6,
+        sample.record["num_sampled_bytes"] / 1e6,
+        f"{sample.record['num_words']:,}",
+        f"{sample.record['num_distinct_segments']:,}",
+    )
+    return sample
 
-    def __init__(self, documents: Iterable[str]) -> None:
-        self._documents = documents
-        self.num_documents = 0
-        self.num_bytes = 0
 
-    def __iter__(self) -> Iterator[str]:
-        from tqdm import tqdm
+def train(
+    sample: CorpusSample, normalization: NormalizationConfig, unigram_config: UnigramConfig
+) -> "PreTrainedTokenizerFast":
+    """Return the tokenizer trained on the sample, behind a progress bar."""
+    with progress_bar("Training", " rounds") as bar:
 
-        for text in tqdm(self._documents, desc="Reading", unit=" documents", disable=None):
-            self.num_documents += 1
-            self.num_bytes += len(text.encode())
-            yield text
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
 
-    def __str__(self) -> str:
-        return f"{self.num_documents:,} documents, {self.num_bytes / 1e6:.1f} MB"
-
-    def record(self) -> dict[str, int]:
-        """Return the counts, for the record of the training."""
-        return {"num_documents": self.num_documents, "num_bytes": self.num_bytes}
+        num_bytes = int(sample.record["num_sampled_bytes"])
+        return train_unigram(sample.counts, num_bytes, unigram_config, normalization, show)
 
 
-def batched(documents: Iterable[str], batch_size: int) -> Iterator[list[str]]:
-    """Yield the documents in lists of `batch_size`, the last one perhaps shorter."""
-    iterator = iter(documents)
-    while batch := list(islice(iterator, batch_size)):
-        yield batch
+def held_out_texts(sample: CorpusSample, corpus: Corpus) -> tuple[str, list[str]]:
+    """Return passages to measure on and where they are from: not trained on, unless the corpus is too small."""
+    if VALIDATION in corpus.split_names:
+        return VALIDATION, draw_passages(corpus.documents(VALIDATION), corpus.config.seed)
+    if sample.held_out:
+        return f"{corpus.config.split}, held out", sample.held_out
+    return f"{corpus.config.split}, trained on", draw_passages(
+        corpus.documents(corpus.config.split), corpus.config.seed
+    )
 
 
 def describe_plan(corpus: Corpus, unigram: UnigramConfig, output: OutputConfig, repository: str | None) -> str:
@@ -113,9 +155,11 @@ def describe_plan(corpus: Corpus, unigram: UnigramConfig, output: OutputConfig, 
     num_bytes = [file["num_bytes"] for file in corpus.description.get("data_files", ())]
     files = f" ({len(num_bytes):,} files, {sum(num_bytes) / 1e6:,.1f} MB)" if num_bytes else ""
     limit = f", the first {corpus.config.limit:,} documents" if corpus.config.limit else ""
+    size = f"{unigram.vocab_size:,}" if unigram.vocab_size else "as the corpus allows, up to 32,000,"
     lines = [
         f"corpus      {source}{files}{limit}; parts: {', '.join(corpus.split_names)}",
-        f"tokenizer   unigram, {unigram.vocab_size:,} pieces, character coverage {unigram.character_coverage}",
+        f"tokenizer   unigram, {size} pieces, character coverage {unigram.character_coverage}, "
+        + ("rarer characters as bytes" if unigram.byte_fallback else "rarer characters lost"),
         f"output      {output.output_dir}" + (f", pushed to {repository}" if repository else ""),
     ]
     return "\n".join(lines)
@@ -135,17 +179,6 @@ def find_repository(output: OutputConfig) -> str | None:
         raise InputError(f"--export-to-hub needs a login (`hf auth login`): {' '.join(str(error).split())}") from error
     check_hub_access(repository)
     return repository
-
-
-def measure_held_out(tokenizer: "PreTrainedTokenizerFast", corpus: Corpus) -> dict[str, Any]:
-    """Return the figures on the validation part, or, where that is missing or blank, on the head of the main part."""
-    parts = [name for name in (VALIDATION, corpus.config.split) if name in corpus.split_names]
-    for part in parts:
-        quality = measure_quality(tokenizer, corpus.documents(part))
-        if quality is not None:
-            logger.info("Measured on %s: %s.", part, quality)
-            return {"part": part} | asdict(quality)
-    raise InputError("A corpus must hold text; every document is blank.")
 
 
 def push(folder: str, repository: str) -> None:

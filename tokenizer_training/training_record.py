@@ -3,11 +3,13 @@
 import json
 import logging
 import platform
+import tempfile
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from tokenizer_training import storage
 from tokenizer_training.command_line import InputError
+from tokenizer_training.report import PICTURE_FILE, REPORT_FILE
 from tokenizer_training.tokenizer import save_tokenizer, tokenizer_sha256
 
 if TYPE_CHECKING:
@@ -44,13 +46,31 @@ def check_output_folder(folder: str, settings: dict[str, Any], overwrite: bool) 
     logger.info("%s holds a tokenizer made with the same settings; it will be made again.", folder)
 
 
-def save_with_record(tokenizer: "PreTrainedTokenizerFast", folder: str, record: dict[str, Any]) -> None:
-    """Save the tokenizer in the folder, then the record, to which its hash and the packages' versions are added."""
-    save_tokenizer(tokenizer, folder)
+def save_with_record(
+    tokenizer: "PreTrainedTokenizerFast",
+    folder: str,
+    settings: dict[str, Any],
+    report: dict[str, Any],
+    picture: bytes,
+) -> None:
+    """Publish the tokenizer, its report and picture, and last the record: settings, its hash, the packages' versions.
+
+    Raises:
+        InputError: the folder cannot be written to.
+    """
     versions = {"python": platform.python_version()} | {package: version(package) for package in PACKAGES}
-    record = record | {"tokenizer_sha256": tokenizer_sha256(tokenizer), "versions": versions}
-    storage.write_text(storage.join(folder, RECORD_FILE), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    record = settings | {"tokenizer_sha256": tokenizer_sha256(tokenizer), "versions": versions}
+    with tempfile.TemporaryDirectory(prefix="tokenizer-") as built:
+        save_tokenizer(tokenizer, built)
+        storage.write_text(storage.join(built, REPORT_FILE), _as_json(report))
+        storage.write_bytes(storage.join(built, PICTURE_FILE), picture)
+        storage.write_text(storage.join(built, RECORD_FILE), _as_json(record))
+        storage.publish_folder(built, folder, last=RECORD_FILE)
     logger.info("Saved the tokenizer in %s.", folder)
+
+
+def _as_json(record: dict[str, Any]) -> str:
+    return json.dumps(record, indent=2, ensure_ascii=False) + "\n"
 
 
 def _leaves(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:

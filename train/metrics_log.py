@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizer_training import storage
+from tokenizer_training.picture import new_figure
 from train.output_folder import LOSS_CURVE_NAME, METRICS_NAME, TENSORBOARD_FOLDER
 
 
@@ -60,19 +61,17 @@ def perplexity(loss: float) -> float:
 
 def draw_loss_curve(lines: list[dict[str, Any]], picture: Path, unigram_entropy_nats: float | None) -> None:
     """Draw training and validation loss over steps, and the loss of the best guess from frequencies alone."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for split, marker in (("train", ""), ("validation", "o")):
-        points = [(line["step"], line["loss"]) for line in lines if line["split"] == split]
-        if points:
-            axes.plot(*zip(*points, strict=True), marker=marker, label=f"{split} loss")
-    if unigram_entropy_nats:
-        axes.axhline(
-            unigram_entropy_nats, linestyle=":", color="gray", label="unigram entropy (token frequencies only)"
-        )
-    axes.set(xlabel="step", ylabel="nats per masked token", title="Masked language model")
-    axes.legend()
-    axes.grid(alpha=0.3)
-    figure.savefig(picture, dpi=120)
+    with new_figure(figsize=(8, 4.5)) as figure:
+        axes = figure.subplots()
+        for split, marker in (("train", ""), ("validation", "o")):
+            points = [(line["step"], line["loss"]) for line in lines if line["split"] == split]
+            if points:
+                axes.plot(*zip(*points, strict=True), marker=marker, label=f"{split} loss")
+        if unigram_entropy_nats:
+            axes.axhline(
+                unigram_entropy_nats, linestyle=":", color="gray", label="unigram entropy (token frequencies only)"
+            )
+        axes.set(xlabel="step", ylabel="nats per masked token", title="Masked language model")
+        axes.legend()
+        axes.grid(alpha=0.3)
+        figure.savefig(picture, dpi=120)

@@ -30,7 +30,10 @@ _OBJECT = _BUCKET + r"/o/(?P<name>[^/]+)"
 
 
 class CloudStorage(Application):
-    """The APIs; `accepted_tokens` None lets everybody in, and `denied_buckets` nobody."""
+    """The APIs; `accepted_tokens` None lets everybody in, and `denied_buckets` nobody.
+
+    `denied_permissions` are what nobody may do in any bucket, such as `storage.objects.delete`.
+    """
 
     def __init__(self) -> None:
         self.reset()
@@ -50,6 +53,7 @@ class CloudStorage(Application):
         self.buckets = Buckets()
         self.accepted_tokens: list[str] | None = None
         self.denied_buckets: list[str] = []
+        self.denied_permissions: list[str] = []
 
     def control(self, action: str, argument: dict[str, Any]) -> Any:
         if action == "make_bucket":
@@ -62,6 +66,7 @@ class CloudStorage(Application):
             return {name: base64.b64encode(stored.content).decode() for name, stored in objects.items()}
         elif action == "authorize":
             self.accepted_tokens, self.denied_buckets = argument["accepted_tokens"], argument["denied_buckets"]
+            self.denied_permissions = argument["denied_permissions"]
         else:
             return super().control(action, argument)
         return None
@@ -81,6 +86,9 @@ class CloudStorage(Application):
             raise HttpError(401, "authError", "Invalid Credentials")
         if bucket in self.denied_buckets:
             raise HttpError(403, "forbidden", "the account does not have storage.objects access to the bucket.")
+        permission = permission_needed(request)
+        if permission in self.denied_permissions:
+            raise HttpError(403, "forbidden", f"the account does not have {permission} access to the object.")
 
     def error_response(self, request: Request, error: HttpError) -> Response:
         if not re.match(r"/(storage|upload|download|computeMetadata|_control)/", request.path):
@@ -179,6 +187,12 @@ class CloudStorage(Application):
         session = self.buckets.sessions.get(request.query.get("upload_id", ""))
         if session and not session.finished:
             session.received += request.body
+
+
+def permission_needed(request: Request) -> str:
+    """Return the permission for a request to an object, one that does not replace another."""
+    reading = "get" if "/o/" in request.path else "list"
+    return "storage.objects." + {"DELETE": "delete", "POST": "create", "PUT": "create"}.get(request.method, reading)
 
 
 def content_response(request: Request, stored: StoredObject) -> Response:

@@ -5,7 +5,7 @@ Each gives an object whose `environment` is laid over that of a program under te
 """
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from tests.servers import cloud_storage as cloud_storage_server
 from tests.servers import hub as hub_server_module
 from tests.servers.certificate import CERTIFICATE_NAME
 from tests.servers.process import ServerHandle, ServerProcess
+from tokenizer_training import cloud_storage as client
 
 BUCKET = "test-bucket"
 LOCAL_HOSTS = "127.0.0.1,localhost"
@@ -45,9 +46,15 @@ class CloudStorageHandle(ServerHandle):
         """Store an object behind the back of the program under test."""
         self._process.control("put", bucket=bucket, name=name, content=base64.b64encode(content).decode())
 
-    def authorize(self, accepted_tokens: list[str] | None = None, denied_buckets: list[str] | None = None) -> None:
-        """Answer 401 to all but these tokens (None: accept all), 403 for these buckets."""
-        self._process.control("authorize", accepted_tokens=accepted_tokens, denied_buckets=denied_buckets or [])
+    def authorize(
+        self,
+        accepted_tokens: list[str] | None = None,
+        denied_buckets: Sequence[str] = (),
+        denied_permissions: Sequence[str] = (),
+    ) -> None:
+        """Answer 401 to all but these tokens (None: accept all), 403 for these buckets and permissions."""
+        denied = {"denied_buckets": denied_buckets, "denied_permissions": denied_permissions}
+        self._process.control("authorize", accepted_tokens=accepted_tokens, **denied)
 
 
 def cloud_environment(port: int, folder: Path) -> dict[str, str]:
@@ -130,6 +137,16 @@ def cloud_storage_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 @pytest.fixture
 def cloud_storage(cloud_storage_process: tuple[ServerProcess, Path]) -> CloudStorageHandle:
     return CloudStorageHandle(*cloud_storage_process)
+
+
+@pytest.fixture
+def cloud(cloud_storage: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch) -> Iterator[CloudStorageHandle]:
+    """The stand-in, reached from this process: without TLS, proxy and credentials, which are read at import."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud_storage.url)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    client._client.cache_clear()
+    yield cloud_storage
+    client._client.cache_clear()
 
 
 @pytest.fixture(scope="session")

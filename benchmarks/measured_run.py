@@ -1,0 +1,107 @@
+"""Run a command and measure it: seconds, and the memory that it and its children hold together (Linux)."""
+
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SAMPLING_SECONDS = 0.05
+# The kernel walks a process's pages to tell its memory; a sample waits this many times as long as the last one took.
+PAUSE_PER_SAMPLE = 20
+
+
+@dataclass(frozen=True)
+class MemorySample:
+    """The memory of each process at a time, the command's own first; pages that several share count once (PSS)."""
+
+    seconds: float
+    process_bytes: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of all processes together."""
+        return sum(self.process_bytes)
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """What a command took: its exit status, its memory over time, and (seconds, line) of all that it wrote."""
+
+    status: int
+    seconds: float
+    samples: Sequence[MemorySample]
+    lines: Sequence[tuple[float, str]]
+
+    @property
+    def peak(self) -> MemorySample:
+        """The sample in which all processes together held most memory."""
+        return max(self.samples, key=lambda sample: sample.num_bytes, default=MemorySample(0.0, ()))
+
+    @property
+    def output(self) -> str:
+        """All that the command wrote, to standard output and standard error."""
+        return "\n".join(line for _, line in self.lines)
+
+    def seconds_of_line(self, pattern: str) -> float:
+        """Return when the command wrote the first line in which the pattern is found; its end if there is none."""
+        return next((seconds for seconds, line in self.lines if re.search(pattern, line)), self.seconds)
+
+
+def run_measured(arguments: Sequence[str]) -> MeasuredRun:
+    """Run a command to its end, whatever its exit status, and return what it took and wrote."""
+    start_seconds = time.perf_counter()
+    samples: list[MemorySample] = []
+    lines: list[tuple[float, str]] = []
+    done = threading.Event()
+    process = subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace"
+    )
+    assert process.stdout is not None
+
+    def watch() -> None:
+        pause_seconds = SAMPLING_SECONDS
+        while not done.wait(pause_seconds):
+            seconds = time.perf_counter() - start_seconds
+            samples.append(MemorySample(seconds, tuple(map(_num_bytes, _family(process.pid)))))
+            cost_seconds = time.perf_counter() - start_seconds - seconds
+            pause_seconds = max(SAMPLING_SECONDS, PAUSE_PER_SAMPLE * cost_seconds)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        for line in process.stdout:
+            lines.append((time.perf_counter() - start_seconds, line.rstrip("\n")))
+        status = process.wait()
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    finally:
+        done.set()
+        watcher.join()
+        process.stdout.close()
+    return MeasuredRun(status, time.perf_counter() - start_seconds, samples, lines)
+
+
+def _family(pid: int) -> list[int]:
+    """Return the process and all its descendants, parents before children."""
+    try:
+        children = [
+            int(child)
+            for children in Path(f"/proc/{pid}/task").glob("*/children")
+            for child in children.read_text().split()
+        ]
+    except OSError:  # it has ended meanwhile
+        return [pid]
+    return [pid, *(descendant for child in children for descendant in _family(child))]
+
+
+def _num_bytes(pid: int) -> int:
+    try:
+        found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) * 1024 if found else 0

@@ -1,0 +1,96 @@
+"""Map a function over items in several processes: results in order, few items in memory at a time."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
+
+from tokenizer_training.command_line import InputError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+# One item being worked on and one waiting: a worker never waits for the reader, unless reading is the slower part.
+ITEMS_PER_WORKER = 2
+
+
+def num_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def map_in_order(
+    function: Callable[[Item], Result], items: Iterable[Item], num_processes: int, cure: str
+) -> Iterator[Result]:
+    """Yield `function(item)` for each item, in order; one process means this one.
+
+    Args:
+        function: a function of a module, or a `functools.partial` of one.
+        items: taken as results leave, so that at most two a worker are held.
+        num_processes: workers, each started when there is work for it.
+        cure: what to change where a worker was killed for want of memory.
+
+    Raises:
+        InputError: a worker was killed; and what `function` raises.
+    """
+    with _single_threaded_tokenizers():
+        if num_processes == 1:
+            yield from map(function, items)
+        else:
+            yield from _map_in_pool(function, items, num_processes, cure)
+
+
+def _map_in_pool(
+    function: Callable[[Item], Result], items: Iterable[Item], num_processes: int, cure: str
+) -> Iterator[Result]:
+    # Spawned, since a fork copies the locks of the threads that this process has. Ctrl-C is this process's business.
+    pool = ProcessPoolExecutor(
+        num_processes,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=signal.signal,
+        initargs=(signal.SIGINT, signal.SIG_IGN),
+    )
+    in_flight: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            if len(in_flight) == ITEMS_PER_WORKER * num_processes:
+                yield in_flight.popleft().result()
+            with _interrupts_held_back():  # a worker started here inherits that, until it ignores them
+                in_flight.append(pool.submit(function, item))
+        while in_flight:
+            yield in_flight.popleft().result()
+    except BrokenProcessPool as error:
+        raise InputError(
+            f"A worker was killed, most likely for want of memory, with {num_processes} at work. {cure}"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _single_threaded_tokenizers() -> Iterator[None]:
+    """Keep `tokenizers`, here and in processes started meanwhile, from starting a thread per core."""
+    variable = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(variable)
+    os.environ[variable] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[variable]
+        else:
+            os.environ[variable] = before
