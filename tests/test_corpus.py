@@ -2,10 +2,6 @@ import csv
 import gzip
 import io
 import json
-import os
-import subprocess
-import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,12 +9,9 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.servers.fixtures import HubHandle
 from tokenizer_training.command_line import InputError, parse_arguments
-from tokenizer_training.corpus import Corpus, CorpusConfig, corpus_config_from_record, open_corpus
+from tokenizer_training.corpus import CorpusConfig, corpus_config_from_record, open_corpus
 
 TEXTS = ["first, with a comma", "", 'second "quoted" \u2013 ünïcode', "日本語", "last"]
 
@@ -56,10 +49,6 @@ WRITERS: dict[str, Callable[[Path, list[str]], None]] = {
 
 def read(split_name: str = "train", **settings) -> list[str]:
     return list(open_corpus(CorpusConfig(**settings)).documents(split_name))
-
-
-def in_memory(texts: list[str], **settings) -> Corpus:
-    return Corpus(CorpusConfig(**settings), {}, lambda: texts)
 
 
 @pytest.mark.parametrize("ending", WRITERS)
@@ -139,36 +128,6 @@ def test_validation_files(tmp_path: Path) -> None:
     assert list(corpus.documents("validation")) == ["held out"]
 
 
-@given(st.lists(st.text(max_size=3)), st.floats(0.1, 99.9), st.integers(), st.randoms())
-def test_validation_draw_is_a_partition_by_text(texts: list[str], percent: float, seed: int, random) -> None:
-    corpus = in_memory(texts, validation_percent=percent, seed=seed)
-    train, validation = list(corpus.documents("train")), list(corpus.documents("validation"))
-    assert Counter(train) + Counter(validation) == Counter(texts)
-    assert not set(train) & set(validation)
-    shuffled = random.sample(texts, len(texts))
-    assert Counter(in_memory(shuffled, validation_percent=percent, seed=seed).documents("train")) == Counter(train)
-
-
-def test_validation_share_follows_the_percentage_and_the_seed() -> None:
-    texts = [f"document {index}" for index in range(10_000)]
-    drawn = [list(in_memory(texts, validation_percent=5, seed=seed).documents("validation")) for seed in (0, 1)]
-    assert all(400 < len(part) < 600 for part in drawn)
-    assert drawn[0] != drawn[1]
-
-
-@given(st.lists(st.text(max_size=2)), st.integers(1, 8))
-def test_limit_counts_train_documents(texts: list[str], limit: int) -> None:
-    assert list(in_memory(texts, limit=limit).documents("train")) == texts[:limit]
-    unlimited = in_memory(texts, validation_percent=40)
-    limited = in_memory(texts, validation_percent=40, limit=limit)
-    assert list(limited.documents("train")) == list(unlimited.documents("train"))[:limit]
-    # The validation documents that come before the last of the train documents.
-    drawn = list(limited.documents("validation"))
-    assert drawn == list(unlimited.documents("validation"))[: len(drawn)]
-    num_read = limit + len(drawn)
-    assert sorted([*limited.documents("train"), *drawn]) == sorted(texts[:num_read])
-
-
 def test_record_gives_the_settings_back(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.txt", ["text"])
     config = CorpusConfig(data_files=[str(tmp_path / "a.txt")], validation_percent=1.5, limit=7, sample_by="paragraph")
@@ -200,7 +159,17 @@ def test_flags() -> None:
         ({"limit": 0}, "--limit must be 1 or more"),
         ({"validation_percent": 100}, "under 100; got 100"),
         ({"validation_percent": 1.0, "validation_files": ["a"]}, "not both"),
-        ({"split": "validation", "validation_percent": 1.0}, "second validation part"),
+        ({"test_percent": 1.0, "test_files": ["a"]}, "`test` comes from --test-percent or --test-files, not both"),
+        ({"dataset_name": "x", "test_split": "y", "test_files": ["a"]}, "--test-files or --test-split, not both"),
+        ({"split": "validation", "validation_percent": 1.0}, "no name for another part `validation`"),
+        ({"split": "test", "test_files": ["a"]}, "drop it or --test-files"),
+        ({"test_percent": -1}, "--test-percent must be at least 0"),
+        ({"validation_percent": 60, "test_percent": 40}, "under 100 together, .* got 60 and 40"),
+        ({"data_files": ["a.txt"], "test_split": "test"}, "--test-split needs a Hub data set .* --test-files"),
+        ({"dataset_name": "builtin", "validation_split": "x"}, "--validation-split needs a Hub data set"),
+        ({"dataset_name": "x", "split": "a", "test_split": "a"}, "must be different splits; got a, a"),
+        ({"dataset_name": "x", "validation_split": "b", "test_split": "b"}, "different splits; got train, b, b"),
+        ({"dataset_name": "x", "test_split": "train[:5%]"}, "--test-split must be a plain name"),
     ],
 )
 def test_contradicting_settings(settings: dict, message: str) -> None:
@@ -211,11 +180,6 @@ def test_contradicting_settings(settings: dict, message: str) -> None:
 def test_no_corpus() -> None:
     with pytest.raises(InputError, match=r"--dataset-name .* or --data-files"):
         open_corpus(CorpusConfig())
-
-
-def test_no_such_part() -> None:
-    with pytest.raises(InputError, match="has the parts train; got 'test'"):
-        in_memory([]).documents("test")
 
 
 @pytest.mark.parametrize(
@@ -240,7 +204,7 @@ def test_bad_files(name: str, content: bytes, message: str, tmp_path: Path) -> N
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("setting", ["data_files", "validation_files"])
+@pytest.mark.parametrize("setting", ["data_files", "validation_files", "test_files"])
 def test_no_file_matches(setting: str, tmp_path: Path) -> None:
     write_lines(tmp_path / "a.txt", ["text"])
     files = {"data_files": [str(tmp_path / "a.txt")], setting: [f"{tmp_path}/b*.txt"]}
@@ -252,47 +216,3 @@ def test_trust_remote_code_is_said_to_have_no_effect(tmp_path: Path, caplog: pyt
     write_lines(tmp_path / "a.txt", ["text"])
     assert read(data_files=[str(tmp_path / "a.txt")], trust_remote_code=True) == ["text"]
     assert "no effect" in caplog.text
-
-
-HUB_PROGRAM = """
-import json, sys
-from tokenizer_training.command_line import InputError
-from tokenizer_training.corpus import CorpusConfig, open_corpus
-
-answers = []
-for settings in json.loads(sys.argv[1]):
-    try:
-        answers.append(list(open_corpus(CorpusConfig(**settings)).documents(settings.get("split", "train"))))
-    except InputError as error:
-        answers.append(f"InputError: {error}")
-print(json.dumps(answers))
-"""
-
-
-def test_hub_data_set(hub_server: HubHandle) -> None:
-    hub_server.put("alice/stories", "train.jsonl", b'{"text": "one"}\n{"text": null}\n{"text": "two"}\n', "datasets")
-    hub_server.put("alice/stories", "validation.jsonl", b'{"text": "held out"}\n', "datasets")
-    name = {"dataset_name": "alice/stories"}
-    cases: list[tuple[dict, list[str] | str]] = [
-        (name, ["one", "", "two"]),
-        (name | {"streaming": True, "limit": 2}, ["one", ""]),
-        (name | {"split": "validation"}, ["held out"]),
-        (name | {"split": "nosuch"}, "Unknown split"),
-        (name | {"dataset_config": "nosuch"}, "'nosuch' not found"),
-        (name | {"text_column": "body"}, "--text-column must name a column; alice/stories has text, not 'body'"),
-        ({"dataset_name": "alice/missing"}, "alice/missing"),
-    ]
-    program = subprocess.run(
-        [sys.executable, "-c", HUB_PROGRAM, json.dumps([settings for settings, _ in cases])],
-        env=os.environ | hub_server.environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert program.returncode == 0, program.stderr
-    for (settings, expected), answer in zip(cases, json.loads(program.stdout), strict=True):
-        if isinstance(expected, str):
-            assert str(answer).startswith("InputError"), settings
-            assert expected in answer
-        else:
-            assert answer == expected, settings

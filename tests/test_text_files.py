@@ -203,7 +203,7 @@ def test_json_without_the_text_column_is_found_out_early(tmp_path: Path) -> None
     [
         ("a.jsonl", b'{"text": "a"}\n\n{"text": "b"}\n{"text": "c"\n', "line 4, column 13"),
         ("a.json", b'[\n{"text": "a"},\n{"text" "b"}]', "line 3, column 9"),
-        ("a.jsonl", b'{"text": "a"}\n[1]\n', r"row 2 is list \[1\]"),
+        ("a.jsonl", b'{"text": "a"}\n[1]\n', r"line 2 has list \[1\]"),
         ("a.jsonl", b'{"text": "x"}\n{"text": 17}\n', "must hold text; .*int 17"),
         ("a.jsonl", b'{"text": "half \\ud800 pair"}\n', "surrogates not allowed"),
         ("a.jsonl", b"[" * 100_000, "recursion|Expecting"),

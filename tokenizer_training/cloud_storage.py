@@ -42,21 +42,21 @@ def bucket_and_name(path: str) -> tuple[str, str]:
 
 def exists(path: str) -> bool:
     """Return whether an object is at `path`, or any object under it; a bucket alone exists, or is an InputError."""
-    with _explained_errors(path):
+    with explained_errors(path):
         _, name = bucket_and_name(path)
-        return any(True for _ in _list_blobs(path, max_results=1)) or not name or _find(path) is not None
+        return any(True for _ in _list_folder(path, max_results=1)) or not name or find_blob(path) is not None
 
 
 def list_files(folder: str) -> dict[str, int]:
     """Return name -> size in bytes of the objects directly in `folder`, by name."""
-    with _explained_errors(folder):
-        return {blob.name.rpartition("/")[2]: blob.size for blob in _list_blobs(folder, delimiter="/")}
+    with explained_errors(folder):
+        return {blob.name.rpartition("/")[2]: blob.size for blob in _list_folder(folder, delimiter="/")}
 
 
 def read_bytes(path: str) -> bytes:
     """Return an object's content, which the client checks against the object's checksum."""
-    with _explained_errors(path):
-        return _blob(path).download_as_bytes()
+    with explained_errors(path):
+        return blob_at(path).download_as_bytes()
 
 
 def upload_bytes(data: bytes, path: str) -> None:
@@ -85,8 +85,8 @@ def download_folder(folder: str, local_folder: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         blob.download_to_filename(str(path))
 
-    with _explained_errors(folder):
-        blobs = list(_list_blobs(folder))
+    with explained_errors(folder):
+        blobs = list(_list_folder(folder))
         if not blobs:
             raise InputError(f"A folder with files is needed; there are none in {folder}.")
         for_all(download, blobs)
@@ -98,9 +98,9 @@ def delete_files(folder: str, names: Iterable[str]) -> None:
 
     def delete(name: str) -> None:
         with contextlib.suppress(NotFound):
-            _blob(f"{folder.rstrip('/')}/{name}").delete()
+            blob_at(f"{folder.rstrip('/')}/{name}").delete()
 
-    with _explained_errors(folder):
+    with explained_errors(folder):
         for_all(delete, names)
 
 
@@ -126,16 +126,16 @@ def _upload(path: str, pieces: Iterable[bytes], send: Callable[..., None]) -> No
     from google.api_core.exceptions import PreconditionFailed
 
     crc32c = _crc32c(pieces)
-    with _explained_errors(path):
-        replaced = _find(path)
+    with explained_errors(path):
+        replaced = find_blob(path)
         if replaced and replaced.crc32c == crc32c:
             return
-        stored = _blob(path)
+        stored = blob_at(path)
         try:
             send(stored, if_generation_match=replaced.generation if replaced else 0)
         except PreconditionFailed as error:
             # Also what the second try meets when the first succeeded and its answer was lost.
-            stored = _find(path)
+            stored = find_blob(path)
             if not stored or stored.crc32c != crc32c:
                 raise InputError(f"{path} must be written by one program at a time; another one wrote it.") from error
         if stored.crc32c != crc32c:
@@ -166,42 +166,47 @@ def _client(_process_id: int) -> Any:
     return storage.Client(project=None)  # only creating and listing buckets needs a project
 
 
-def _blob(path: str) -> Any:
+def blob_at(path: str) -> Any:
+    """Return the client's handle of an object, which need not exist."""
     bucket, name = bucket_and_name(path)
     return _client(os.getpid()).bucket(bucket).blob(name)
 
 
-def _find(path: str) -> Any | None:
+def find_blob(path: str) -> Any | None:
     """Return the object as it is now, with its generation and checksum; None when there is none."""
     from google.api_core.exceptions import NotFound
 
-    blob = _blob(path)  # a new one each time: one that was loaded before stays with its generation
+    blob = blob_at(path)  # a new one each time: one that was loaded before stays with its generation
     try:
         blob.reload()
     except NotFound as error:
-        if _is_missing_bucket(error):
+        if is_missing_bucket(error):
             raise
         return None
     return blob
 
 
-def _list_blobs(folder: str, **options: Any) -> Iterator[Any]:
-    """Return the objects of a folder by name, without the empty ones by which the console shows a folder."""
-    bucket, prefix = _listing_prefix(folder)
+def list_blobs(bucket: str, prefix: str, **options: Any) -> Iterator[Any]:
+    """Return the objects whose names begin so, by name, without the empty ones by which the console shows a folder."""
     blobs = _client(os.getpid()).list_blobs(bucket, prefix=prefix, **options)
     return (blob for blob in blobs if not blob.name.endswith("/"))
+
+
+def _list_folder(folder: str, **options: Any) -> Iterator[Any]:
+    return list_blobs(*_listing_prefix(folder), **options)
 
 
 def _listing_prefix(folder: str) -> tuple[str, str]:
     return bucket_and_name(folder.rstrip("/") + "/")
 
 
-def _is_missing_bucket(error: Exception) -> bool:
+def is_missing_bucket(error: Exception) -> bool:
+    """Return whether an answer of "not found" is about the bucket."""
     return "bucket does not exist" in str(error)
 
 
 @contextlib.contextmanager
-def _explained_errors(path: str) -> Iterator[None]:
+def explained_errors(path: str) -> Iterator[None]:
     """Turn the client's exceptions into those that `storage.py` names, each with what cures it."""
     from google.api_core import exceptions as api_errors
     from google.auth import exceptions as auth_errors
@@ -216,7 +221,7 @@ def _explained_errors(path: str) -> Iterator[None]:
     except api_errors.Forbidden as error:
         raise InputError(f"{path} needs permission. {_cure_of_forbidden(str(error))} ({_one_line(error)})") from error
     except api_errors.NotFound as error:
-        if _is_missing_bucket(error):
+        if is_missing_bucket(error):
             bucket = PREFIX + bucket_and_name(path)[0]
             cure = f"Make it with `gcloud storage buckets create {bucket}`."
             raise InputError(f"{path} needs an existing bucket; there is no {bucket}. {cure}") from error

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from tokenizer_training import storage
 from tokenizer_training.command_line import InputError, command, log_start, parse_arguments
-from tokenizer_training.corpus import VALIDATION, Corpus, CorpusConfig, open_corpus
-from tokenizer_training.corpus_sample import CorpusSample, SampleLimits, draw_passages, sample_corpus
+from tokenizer_training.corpus import Corpus, open_corpus
+from tokenizer_training.corpus_config import VALIDATION, CorpusConfig
+from tokenizer_training.corpus_sample import HELD_OUT_BYTES, CorpusSample, SampleLimits, draw_passages, sample_corpus
 from tokenizer_training.normalization import NormalizationConfig
 from tokenizer_training.progress import progress_bar
 from tokenizer_training.report import build_report, draw_report, render_report
@@ -104,11 +105,14 @@ def read(
     corpus: Corpus, normalization: NormalizationConfig, unigram_config: UnigramConfig, output: OutputConfig
 ) -> CorpusSample:
     """Return the counted sample of the corpus, read behind a progress bar."""
-    with progress_bar("Reading and counting", "B", corpus.num_text_bytes) as bar:
+    max_bytes, seed = unigram_config.max_bytes, corpus.config.seed
+    documents = corpus.sampled_documents(corpus.config.split, max_bytes, seed)
+    num_bytes = corpus.num_sampled_bytes(corpus.config.split, max_bytes, seed)
+    with progress_bar("Reading and counting", "B", num_bytes) as bar:
         sample = sample_corpus(
-            corpus.documents(corpus.config.split),
+            documents,
             normalization,
-            SampleLimits(unigram_config.max_bytes, unigram_config.max_distinct_characters, corpus.config.seed),
+            SampleLimits(max_bytes, unigram_config.max_distinct_characters, seed),
             output.num_workers or min(num_cores(), MAX_COUNTING_PROCESSES),
             hold_out=VALIDATION not in corpus.split_names,
             on_bytes=bar.update,
@@ -140,13 +144,12 @@ def train(
 
 def held_out_texts(sample: CorpusSample, corpus: Corpus) -> tuple[str, list[str]]:
     """Return passages to measure on and where they are from: not trained on, unless the corpus is too small."""
+    seed = corpus.config.seed
     if VALIDATION in corpus.split_names:
-        return VALIDATION, draw_passages(corpus.documents(VALIDATION), corpus.config.seed)
+        return VALIDATION, draw_passages(corpus.sampled_documents(VALIDATION, HELD_OUT_BYTES, seed), seed)
     if sample.held_out:
         return f"{corpus.config.split}, held out", sample.held_out
-    return f"{corpus.config.split}, trained on", draw_passages(
-        corpus.documents(corpus.config.split), corpus.config.seed
-    )
+    return f"{corpus.config.split}, trained on", draw_passages(corpus.documents(corpus.config.split), seed)
 
 
 def describe_plan(corpus: Corpus, unigram: UnigramConfig, output: OutputConfig, repository: str | None) -> str:

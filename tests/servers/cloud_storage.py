@@ -61,6 +61,8 @@ class CloudStorage(Application):
         elif action == "put":
             content = base64.b64decode(argument["content"])
             self.buckets.put(argument["bucket"], argument["name"], content, {}, {})
+        elif action == "delete":
+            self.buckets.delete(argument["bucket"], argument["name"], {})
         elif action == "objects":
             objects = self.buckets.objects(argument["bucket"])
             return {name: base64.b64encode(stored.content).decode() for name, stored in objects.items()}

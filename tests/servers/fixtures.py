@@ -46,6 +46,10 @@ class CloudStorageHandle(ServerHandle):
         """Store an object behind the back of the program under test."""
         self._process.control("put", bucket=bucket, name=name, content=base64.b64encode(content).decode())
 
+    def delete(self, name: str, bucket: str = BUCKET) -> None:
+        """Delete an object behind the back of the program under test."""
+        self._process.control("delete", bucket=bucket, name=name)
+
     def authorize(
         self,
         accepted_tokens: list[str] | None = None,

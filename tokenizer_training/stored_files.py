@@ -1,0 +1,46 @@
+"""Files to read, local or in Cloud Storage: found by name or glob, and opened for reading from any byte on."""
+
+import contextlib
+import glob
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizer_training import cloud_reading, storage
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file that was found; `generation` tells the states of one `gs://` object apart, local files have none."""
+
+    name: str
+    num_bytes: int
+    generation: int | None = None
+
+
+def find_stored_files(pattern: str) -> list[StoredFile]:
+    """Return the file of that name or, without one, those that match it as a glob (`*`, `?`, `[]`, `**`), sorted.
+
+    Raises:
+        InputError: a `gs://` path that is malformed, or Cloud Storage refuses.
+    """
+    if storage.is_remote(pattern):
+        return [StoredFile(*found) for found in cloud_reading.find_objects(pattern)]
+    names = [pattern] if Path(pattern).is_file() else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
+    return [StoredFile(name, Path(name).stat().st_size) for name in names if Path(name).is_file()]
+
+
+@contextlib.contextmanager
+def open_stored(name: str, generation: int | None = None) -> Iterator[io.RawIOBase]:
+    """Give the file, open for reading and seeking; each read goes to the disk or to Cloud Storage.
+
+    Raises:
+        InputError: Cloud Storage refuses, or the object is not of that generation any more.
+    """
+    if storage.is_remote(name):
+        with cloud_reading.open_object(name, generation) as opened:
+            yield opened
+    else:
+        with Path(name).open("rb", buffering=0) as file:
+            yield file
