@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, pairwise
 
 import pytest
 from hypothesis import given
@@ -73,7 +73,7 @@ def test_groups_keep_all_documents_and_their_bound(documents: list[str], max_byt
     assert list(chain.from_iterable(groups)) == documents
     for group in groups:
         assert len(group) == 1 or sum(len(document.encode()) + 1 for document in group) <= max_bytes
-    for group, after in zip(groups, groups[1:], strict=False):
+    for group, after in pairwise(groups):
         assert sum(len(document.encode()) + 1 for document in [*group, after[0]]) > max_bytes, "closed too early"
 
 

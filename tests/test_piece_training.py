@@ -137,9 +137,11 @@ def test_interrupted_training_leaves_no_process_and_no_files(temporary_folder: P
         raise KeyboardInterrupt
 
     counts = count_words(generated_lines(500), NormalizationConfig())
-    with pytest.raises(KeyboardInterrupt), SegmentTable(counts.pop_segments()) as table:
-        table.train(300, on_round=interrupt)
-    assert not children()
+    with SegmentTable(counts.pop_segments()) as table:
+        with pytest.raises(KeyboardInterrupt):
+            table.train(300, on_round=interrupt)
+        assert not children()
+        assert not list(temporary_folder.glob("*/model*")), "it was let come to its end"
     assert not list(temporary_folder.iterdir())
 
 

@@ -3,6 +3,7 @@
 Its own process, so that Ctrl-C ends it at once, and so that its death, if memory runs out, is a message and not ours.
 """
 
+import contextlib
 import json
 import re
 import signal
@@ -127,8 +128,8 @@ def _run_trainer(arguments: dict[str, object], last_num_pieces: int, on_round: C
     num_rounds = 0
     lines: list[str] = []
     try:
-        process.stdin.write(json.dumps(arguments).encode())
-        process.stdin.close()
+        with contextlib.suppress(BrokenPipeError), process.stdin:  # its status tells why it does not read
+            process.stdin.write(json.dumps(arguments).encode())
         for line in process.stderr:
             lines = [*lines[-9:], line.decode(errors="replace").strip()]
             if found := re.search(r"EM sub_iter=\d+ size=(\d+)", lines[-1]):
