@@ -24,9 +24,12 @@ LONGER_FROM_RANKS = (1, 100, 5_000, 1_000_000)
 WORDS_PER_PARAGRAPH = 100
 PARAGRAPHS_AT_ONCE = 5_000
 
-ONSETS = "b c d f g h j k l m n p r s t v w z br ch cl cr dr fl gr pl pr qu sh sl st str th tr".split()
-VOWELS = "a e i o u ai ea ee io oo ou".split()
-CODAS = ["", "n", "r", "s", "t", "l", "d", "m", "ng", "st", "nt", "ck"]
+ONSETS = [
+    *"bcdfghjklmnprstvwz",
+    *("br", "ch", "cl", "cr", "dr", "fl", "gr", "pl", "pr", "qu", "sh", "sl", "st", "str", "th", "tr"),
+]
+VOWELS = [*"aeiou", "ai", "ea", "ee", "io", "oo", "ou"]
+CODAS = ["", *"nrstldm", "ng", "st", "nt", "ck"]
 SEPARATORS = [" "] * 10 + [", ", ". "]
 PARTS = np.array(["", "\n", *SEPARATORS, *map("".join, product(ONSETS, VOWELS, CODAS))], np.bytes_)
 NOTHING, PARAGRAPH_END, FIRST_SEPARATOR = 0, 1, 2

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-SAMPLING_SECONDS = 0.05
+SAMPLING_SECONDS = 0.02
 # The kernel walks a process's pages to tell its memory; a sample waits this many times as long as the last one took.
-PAUSE_PER_SAMPLE = 20
+PAUSE_PER_SAMPLE = 10
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The export, read by PyTorch in environments with transformers 4 and 5 and no TensorFlow.
+"""What the stages make, read in environments with transformers 4 and 5, PyTorch and no TensorFlow.
 
 The environments are made in the folder named by MLM_TEST_ENVIRONMENTS, and found there again; without it, in a
 temporary one.
@@ -7,12 +7,14 @@ temporary one.
 import json
 import os
 import subprocess
+import sys
 import venv
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.generated_text import generated_lines
 from tests.tiny_models import CONFIGS, padded_batch, tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -62,6 +64,34 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
     }))
 """
 
+# Prints what a tokenizer makes of texts and pairs of them, and which of its tokens are special.
+TEXT_READER = """
+import json, sys
+from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+texts = json.loads(sys.argv[2])
+ids = [tokenizer(text)["input_ids"] for text in texts]
+print(json.dumps({
+    "class": type(tokenizer).__name__,
+    "length": len(tokenizer),
+    "ids": ids,
+    "alone": [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts],
+    "pairs": dict(tokenizer(texts, texts[::-1], padding=True, truncation=True, max_length=40)),
+    "decoded": [tokenizer.decode(row) for row in ids],
+    "decoded_text": [tokenizer.decode(row, skip_special_tokens=True) for row in ids],
+    "special": {name: getattr(tokenizer, name + "_token_id") for name in sys.argv[3].split()},
+    "all_special": sorted(tokenizer.all_special_ids),
+}))
+"""
+TEXTS = [
+    "", " ", "kira dorna", "  Kira\tdorna\r\n\n", "kira [MASK]. [MASK]dorna[ENT]x [ENT] <pad>[SEP]", "[ENT][ENT][MASK]",
+    "<0x41> <unused0> <unk>", "``so'' it's 2010, \uff21\uff22 \ufb01 e\u0301 \u00bd", "天地玄黃、カーン。한국어",
+    "\U0001f469\u200d\U0001f469\U0001f600 \ufe0f", "▁▁a\ufeffb\x00c\x85d\xa0e\u2028f", "▅\u2047\ufffd\ufffe",
+    "kira" * 50, "\u0301\u0327\u0301a \u0627\u0644\u0633 \u0939\u093f\u0928",
+]  # fmt: skip
+SPECIAL_IDS = {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4, "bos": 0, "eos": 2}
+
 
 @pytest.fixture(scope="module", params=REQUIREMENTS)
 def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -101,21 +131,42 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[i
     return root, encoded["input_ids"].tolist()
 
 
-def test_transformers_on_torch_reads_every_export_as_tensorflow_made_it(
-    python: Path, exports: tuple[Path, list[list[int]]]
-) -> None:
-    root, expected_ids = exports
+def output_of(python: Path, program: str, *arguments: str) -> str:
+    """Return what a program prints in another environment."""
     # What this process set for TensorFlow would make transformers look for it there.
     environment = {name: value for name, value in os.environ.items() if name != "FORCE_TF_AVAILABLE"}
     shown = subprocess.run(
-        [python, "-c", READER, str(root), json.dumps(SENTENCES)],
+        [python, "-c", program, *arguments],
         env=environment | {"HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert shown.returncode == 0, shown.stderr
-    results = [json.loads(line) for line in shown.stdout.splitlines()]
+    return shown.stdout
+
+
+def test_transformers_reads_a_trained_tokenizer_as_it_was_made(python: Path, tmp_path: Path) -> None:
+    from tokenizer_training.train_unigram import main
+
+    (tmp_path / "corpus.txt").write_text("\n".join([*generated_lines(1000), "[ENT] 天地 [ENT]"]))
+    flags = ["--data-files", str(tmp_path / "corpus.txt"), "--output-dir", str(tmp_path / "out"), "--vocab-size", "600"]
+    assert main([*flags, "--extra-special-tokens", "[ENT]", "--pad-vocab-to-multiple-of", "128"]) == 0
+    arguments = (TEXT_READER, str(tmp_path / "out"), json.dumps(TEXTS), " ".join(SPECIAL_IDS))
+    here, there = (json.loads(output_of(interpreter, *arguments)) for interpreter in (Path(sys.executable), python))
+    print(python.parent.parent.name, there.pop("class"), here.pop("class"))
+    assert there["length"] == 640
+    assert there["special"] == SPECIAL_IDS
+    assert there["all_special"] == [0, 1, 2, 3, 4, 5]
+    assert [ids.count(5) for ids in there["ids"]] == [text.count("[ENT]") for text in TEXTS]
+    assert there == here
+
+
+def test_transformers_on_torch_reads_every_export_as_tensorflow_made_it(
+    python: Path, exports: tuple[Path, list[list[int]]]
+) -> None:
+    root, expected_ids = exports
+    results = [json.loads(line) for line in output_of(python, READER, str(root), json.dumps(SENTENCES)).splitlines()]
     assert {result["name"] for result in results} == {name.replace(" ", "_") for name in CONFIGS}
     for result in results:
         print(python.parent.parent.name, result["name"], result["differences"])

@@ -1,6 +1,5 @@
 """Tokenizing documents: the ids of the tokenizer as it is, but for what reads like a special token."""
 
-import json
 from itertools import chain
 
 import numpy as np
@@ -10,8 +9,6 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from tfrecord_prep.plain_text import encode_documents, plain_text_tokenizer_json
-from tokenizer_training.command_line import InputError
-from tokenizer_training.passages import grouped_by_size
 
 SPECIAL_TOKENS = ["[CLS]", "<pad>", "[SEP]", "<unk>", "[MASK]"]
 TEXTS = ["a model of language, masked", "the MASK [of] <the> language model CLS SEP unk pad ] [ < >"] * 20
@@ -100,17 +97,3 @@ def test_many_documents_are_encoded_in_order() -> None:
 
 def test_no_documents() -> None:
     assert ids_of(TOKENIZERS["words"]) == ([], [])
-
-
-@given(documents=st.lists(st.text(st.characters(exclude_categories=["Cs"]))), max_bytes=st.integers(1, 30))
-def test_groups_keep_all_documents_and_their_bound(documents: list[str], max_bytes: int) -> None:
-    groups = list(grouped_by_size(documents, max_bytes))
-    assert list(chain.from_iterable(groups)) == documents
-    for group in groups:
-        assert len(group) == 1 or sum(len(document.encode()) + 1 for document in group) <= max_bytes
-
-
-def test_broken_unicode_is_named() -> None:
-    broken = json.loads('"half of a pair: \\ud83d"')
-    with pytest.raises(InputError, match="valid Unicode; number 2 is not"):
-        list(grouped_by_size(["fine", broken], 100))

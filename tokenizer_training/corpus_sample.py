@@ -15,7 +15,9 @@ from tokenizer_training.worker_pool import map_in_order
 logger = logging.getLogger(__name__)
 
 # What is drawn, skipped or counted at a time: seconds of a worker's time, and thousands of them in a large corpus.
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 4 << 20
+# A small sample is of as many places in the text.
+MIN_BLOCKS = 64
 # Dropping the rarest segments takes as long as counting a block, so it is not done after each.
 EXCESS_BEFORE_DROPPING = 1.5
 HELD_OUT_BYTES = 2_000_000
@@ -150,7 +152,8 @@ def sample_corpus(
     tally = DocumentTally(documents, on_bytes)
     held_out = HeldOut(random.Random(generator.getrandbits(64)), share=HELD_OUT_SHARE if hold_out else 0.0)
     sample = BlockSample(random.Random(generator.getrandbits(64)), limits.max_bytes)
-    blocks = sample.draw(grouped_by_size(held_out.rest(cut_passages(tally)), min(BLOCK_BYTES, limits.max_bytes // 4)))
+    block_bytes = min(BLOCK_BYTES, limits.max_bytes // MIN_BLOCKS)
+    blocks = sample.draw(grouped_by_size(held_out.rest(cut_passages(tally)), block_bytes))
     counts = WordCounts()
     num_dropped = 0
     count = partial(_count_block, config)

@@ -12,7 +12,7 @@ UnicodeForm = Literal["nfkc", "none"]
 
 WORD_MARK = "▁"
 # One space stands for a run of: white space, control characters, byte-order marks, and the mark of a word's begin.
-SEPARATORS = rf"[\s\x00-\x1f\x7f-\x9f\ufeff{WORD_MARK}]+"
+SEPARATORS = rf"[\s\p{{Cc}}\ufeff{WORD_MARK}]+"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 Its own process, so that Ctrl-C ends it at once, and so that its death, if memory runs out, is a message and not ours.
 """
 
+import contextlib
 import json
 import re
 import signal
@@ -75,7 +76,7 @@ class SegmentTable:
         from sentencepiece import SentencePieceProcessor
 
         arguments = {"folder": self._folder.name, "num_pieces": num_pieces, "reserved": list(reserved)}
-        _run_trainer(arguments, int(num_pieces * FINAL_EXCESS), on_round)
+        _run_trainer(arguments, int((num_pieces + 1) * FINAL_EXCESS), on_round)  # with <unk>
         model = SentencePieceProcessor(model_file=f"{self._folder.name}/{MODEL}.model")
         return [(model.id_to_piece(index), model.get_score(index)) for index in range(1, len(model))]
 
@@ -127,8 +128,8 @@ def _run_trainer(arguments: dict[str, object], last_num_pieces: int, on_round: C
     num_rounds = 0
     lines: list[str] = []
     try:
-        process.stdin.write(json.dumps(arguments).encode())
-        process.stdin.close()
+        with contextlib.suppress(BrokenPipeError), process.stdin:  # its status tells why it does not read
+            process.stdin.write(json.dumps(arguments).encode())
         for line in process.stderr:
             lines = [*lines[-9:], line.decode(errors="replace").strip()]
             if found := re.search(r"EM sub_iter=\d+ size=(\d+)", lines[-1]):
@@ -147,8 +148,8 @@ def _run_trainer(arguments: dict[str, object], last_num_pieces: int, on_round: C
 def _num_rounds_left(num_pieces: int, num_rounds: int, last_num_pieces: int) -> int:
     """Return the rounds of EM still to come, given the pieces left after `num_rounds` of them."""
     num_left = -num_rounds % EM_ROUNDS_PER_PRUNING
-    while num_pieces > last_num_pieces:
-        num_pieces = max(last_num_pieces, int(SHRINKING_FACTOR * num_pieces))
+    # The last pruning, down to that number, is the end.
+    while (num_pieces := int(SHRINKING_FACTOR * num_pieces)) > last_num_pieces:
         num_left += EM_ROUNDS_PER_PRUNING
     return num_left
 

@@ -1,7 +1,6 @@
 """What was trained, for people to judge: figures and samples as JSON, as text and as a picture."""
 
 import io
-import re
 import textwrap
 import unicodedata
 from collections import Counter
@@ -11,7 +10,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from tokenizer_training.picture import new_figure
-from tokenizer_training.tokenizer import vocabulary_size
+from tokenizer_training.tokenizer import UNUSED_PIECE, vocabulary_size
 from tokenizer_training.tokenizer_quality import TokenizerQuality, byte_ids, count_ids, encode_all, plain_text_backend
 from tokenizer_training.word_starts import special_token_ids
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 REPORT_FILE = "report.json"
 PICTURE_FILE = "report.png"
-UNUSED_PIECE = re.compile(r"<unused\d+>")
 NUM_DROPPED_SHOWN = 20
 NUM_LONGEST = 20
 NUM_EXAMPLES = 10

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 SPECIAL_TOKENS = {"cls": "[CLS]", "pad": "<pad>", "sep": "[SEP]", "unk": "<unk>", "mask": "[MASK]"}
 # The pieces that spell a character without a piece of its own, by their names in SentencePiece and `tokenizers`.
 BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(256))
+# The pieces that fill a vocabulary up.
+UNUSED_PIECE = re.compile(r"<unused\d+>")
 NO_TRUNCATION_OR_PADDING = {"truncation": None, "padding": None}
 
 

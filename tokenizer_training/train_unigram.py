@@ -49,7 +49,7 @@ class OutputConfig:
         },
     )
     batch_size: int | None = field(
-        default=None, metadata={"help": "Accepted and without effect: text is counted in blocks of 8 MiB."}
+        default=None, metadata={"help": "Accepted and without effect: text is counted in blocks of 4 MiB."}
     )
     push_to_hub: str | None = field(
         default=None, metadata={"help": "Also push the folder to this repository on the Hub (USER/NAME)."}

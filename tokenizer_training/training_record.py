@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 RECORD_FILE = "training.json"
 TOKENIZER_FILE = "tokenizer.json"
-PACKAGES = ("mlm-pretraining", "datasets", "sentencepiece", "tokenizers", "transformers")
+PACKAGES = ("mlm-pretraining", "datasets", "numpy", "regex", "sentencepiece", "tokenizers", "transformers")
 
 
 def check_output_folder(folder: str, settings: dict[str, Any], overwrite: bool) -> None:

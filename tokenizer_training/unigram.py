@@ -13,7 +13,7 @@ from tokenizer_training.command_line import InputError
 from tokenizer_training.normalization import WORD_MARK, NormalizationConfig, make_normalizer, make_pre_tokenizer
 from tokenizer_training.piece_training import SegmentTable, TooManyPiecesError
 from tokenizer_training.progress import no_progress
-from tokenizer_training.tokenizer import BYTE_PIECES, SPECIAL_TOKENS
+from tokenizer_training.tokenizer import BYTE_PIECES, SPECIAL_TOKENS, UNUSED_PIECE
 from tokenizer_training.word_counts import WordCounts
 
 if TYPE_CHECKING:
@@ -96,9 +96,10 @@ class UnigramConfig:
         if not 0.9 <= self.character_coverage <= 1:
             raise InputError(f"--character-coverage must be from 0.9 to 1; got {self.character_coverage}.")
         for token in self.extra_special_tokens:
-            if len(token) < 2 or token != "".join(token.split()):
+            if len(token) < 2 or " " in token or not token.isprintable() or UNUSED_PIECE.fullmatch(token):
                 raise InputError(
-                    f"--extra-special-tokens must be of two characters or more, without spaces; got {token!r}."
+                    "--extra-special-tokens must be of two or more visible characters, without spaces, and not "
+                    f"<unused0> and so on; got {token!r}."
                 )
         reserved = self.reserved_tokens
         if repeated := sorted({token for token in reserved if reserved.count(token) > 1}):
@@ -157,16 +158,7 @@ def train_unigram(
             "leaves the rarest characters out)."
         )
     with SegmentTable(_within_alphabet(counts, alphabet)) as table:
-        try:
-            pieces = table.train(size - config.num_reserved, config.extra_special_tokens, on_round)
-        except TooManyPiecesError as error:
-            largest = error.largest + config.num_reserved
-            if config.vocab_size is not None:
-                raise InputError(
-                    f"--vocab-size can be {largest:,} at most with this corpus; got {config.vocab_size:,}."
-                ) from error
-            size = largest // VOCABULARY_STEP * VOCABULARY_STEP or largest
-            pieces = table.train(size - config.num_reserved, config.extra_special_tokens, on_round)
+        pieces = _train_pieces(table, size, len(alphabet), config, on_round)
     return _as_tokenizer(pieces, config, normalization)
 
 
@@ -193,6 +185,27 @@ def _default_vocabulary_size(num_bytes: int, num_characters: int, config: Unigra
     num_pieces = max(round(PIECES_PER_SQRT_BYTE * num_bytes**0.5), 2 * num_characters)
     size = -(-(num_pieces + config.num_reserved) // VOCABULARY_STEP) * VOCABULARY_STEP
     return min(size, DEFAULT_VOCABULARY_SIZE)
+
+
+def _train_pieces(
+    table: SegmentTable,
+    size: int,
+    num_characters: int,
+    config: UnigramConfig,
+    on_round: Callable[[int, int], object],
+) -> list[tuple[str, float]]:
+    """Return the pieces of a vocabulary of `size`; of the largest one there is if the configuration leaves it open."""
+    while True:
+        try:
+            return table.train(size - config.num_reserved, config.extra_special_tokens, on_round)
+        except TooManyPiecesError as error:
+            largest = error.largest + config.num_reserved
+            if config.vocab_size is not None:
+                raise InputError(
+                    f"--vocab-size can be {largest:,} at most with this corpus; got {config.vocab_size:,}."
+                ) from error
+            rounded = largest // VOCABULARY_STEP * VOCABULARY_STEP
+            size = rounded if rounded > config.num_reserved + num_characters else largest
 
 
 def _within_alphabet(counts: WordCounts, alphabet: set[str]) -> Iterator[tuple[str, int]]:

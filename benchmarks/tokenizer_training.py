@@ -1,0 +1,214 @@
+"""Stage 1 against the trainers of `tokenizers` and SentencePiece, and its memory as the corpus grows (Linux).
+
+    python benchmarks/tokenizer_training.py --train-file train.jsonl.gz --valid-file valid.jsonl.gz
+
+Each run is a fresh process; the figures are medians, in seconds and in millions of bytes of all processes together.
+Ours is the whole command, which reads the files as they are; its peers are given the paragraphs as a text file.
+Quality is measured on the paragraphs of the file for validation, the same way for all. The memory is shown on
+generated text (see generated_text.py).
+"""
+
+import argparse
+import os
+import platform
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# Before this script's own folder, where this script goes by the name of the package.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.generated_text import write_generated_text
+from benchmarks.measured_run import MeasuredRun, run_measured
+from benchmarks.tokenizer_contenders import (
+    BARE_TRAINER,
+    OURS,
+    SENTENCEPIECE,
+    TEXT_PIECES_ONLY,
+    Contender,
+    contenders,
+    our_command,
+)
+from tokenizer_training.corpus_sample import draw_passages
+from tokenizer_training.text_files import read_file
+from tokenizer_training.tokenizer_quality import TokenizerQuality, measure_quality
+
+PEERS_HEADER = "trainer|runs|seconds|(from-to)|peak MB|pieces|bytes/token|tokens/word|unknown|bytes|"
+MEMORY_HEADER = "text MB|reading s|training s|all s|MB/s|reading MB|training MB|peak MB|/first|processes"
+
+
+@dataclass
+class Result:
+    """The runs of a contender with one vocabulary size, and the quality of its tokenizer if it made one."""
+
+    runs: list[MeasuredRun] = field(default_factory=list)
+    num_pieces: int = 0
+    quality: TokenizerQuality | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The median."""
+        return statistics.median(run.seconds for run in self.runs)
+
+    @property
+    def peak_bytes(self) -> float:
+        """The median."""
+        return statistics.median(run.peak.num_bytes for run in self.runs)
+
+    @property
+    def failure(self) -> str:
+        """What to say if any of the runs failed; a panic is how a program in Rust stops itself."""
+        failed = [run for run in self.runs if run.status]
+        return "" if not failed else "PANICKED" if any("panicked" in run.output for run in failed) else "FAILED"
+
+
+def paragraphs(file: str) -> Iterable[str]:
+    """Yield the lines of all documents, but for blank ones."""
+    for document in read_file(file, text_column="text", sample_by="line"):
+        yield from filter(str.strip, document.splitlines())
+
+
+def measure(label: str, command: Sequence[str]) -> MeasuredRun:
+    """Run a command, with a line about it on standard error; the end of what it wrote, too, if it failed."""
+    run = run_measured(command)
+    print(f"{label}: {run.seconds:.1f} s, {run.peak.num_bytes / 1e6:,.0f} MB", file=sys.stderr)
+    if run.status:
+        print(f"exit status {run.status}", *run.output.splitlines()[-5:], sep="\n  ", file=sys.stderr)
+    return run
+
+
+def compare_with_peers(arguments: argparse.Namespace) -> None:
+    """Run all contenders in turns and print a table for each vocabulary size."""
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        text_file = Path(folder, "train.txt")
+        with text_file.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(f"{paragraph}\n" for paragraph in paragraphs(arguments.train_file))
+        num_bytes = text_file.stat().st_size
+        by_size = {
+            size: contenders(
+                arguments.train_file, arguments.valid_file, str(text_file), arguments.repeats, arguments.trainer_repeats
+            )
+            for size in arguments.vocab_sizes
+        }
+        results = run_in_turns(by_size, draw_passages(paragraphs(arguments.valid_file), seed=0), folder)
+    for size in arguments.vocab_sizes:
+        print(f"\nVocabulary {size:,}, {num_bytes / 1e6:.1f} MB of text")
+        print_peers(results[size])
+
+
+def run_in_turns(
+    by_size: dict[int, list[Contender]], texts: Sequence[str], folder: str
+) -> dict[int, dict[str, Result]]:
+    """Return the results by vocabulary size and contender, with the quality on the texts; outputs go to the folder."""
+    results = {size: {each.name: Result() for each in each_size} for size, each_size in by_size.items()}
+    turns = [(size, each) for size, each_size in by_size.items() for each in each_size]
+    for repeat in range(max(each.num_repeats for _, each in turns)):
+        for size, contender in turns:
+            if repeat < contender.num_repeats:
+                output = f"{folder}/{contender.name}-{size}-{repeat}"
+                run = measure(f"{contender.name}, {size:,}", contender.command(size, output))
+                result = results[size][contender.name]
+                result.runs.append(run)
+                if not run.status:
+                    tokenizer = contender.load(output)
+                    result.num_pieces = len(tokenizer)
+                    result.quality = measure_quality(tokenizer, texts)
+                elif contender.name in (OURS, TEXT_PIECES_ONLY):
+                    sys.exit("Ours failed.")
+    return results
+
+
+def print_peers(results: dict[str, Result]) -> None:
+    """Print a line for each contender, and what decides."""
+    print_table(PEERS_HEADER, [peer_row(name, result) for name, result in results.items() if result.runs])
+    ours = results[OURS]
+    peers = [results[name] for name in (BARE_TRAINER, SENTENCEPIECE)]
+    completed = [peer for peer in peers if peer.runs and not peer.failure]
+    if completed:
+        print(f"time of ours / faster peer          {ours.seconds / min(peer.seconds for peer in completed):.2f}")
+    if results[BARE_TRAINER].runs:
+        print(f"memory of ours / UnigramTrainer     {ours.peak_bytes / results[BARE_TRAINER].peak_bytes:.2f}")
+    if best := results[SENTENCEPIECE].quality:
+        for name in (OURS, TEXT_PIECES_ONLY):
+            if quality := results[name].quality:
+                ratio = quality.bytes_per_token / best.bytes_per_token
+                print(f"bytes/token / SentencePiece's       {ratio:.4f} ({name})")
+
+
+def peer_row(name: str, result: Result) -> list[str]:
+    """Return the cells of a contender's line."""
+    seconds = [run.seconds for run in result.runs]
+    measured = [str(len(seconds)), f"{result.seconds:.1f}", f"({min(seconds):.1f}-{max(seconds):.1f})"]
+    quality = ["-"] * 5
+    if found := result.quality:
+        rates = f"{found.unknown_rate:.3%}", f"{found.byte_rate:.3%}"
+        quality = [f"{result.num_pieces:,}", f"{found.bytes_per_token:.4f}", f"{found.tokens_per_word:.4f}", *rates]
+    return [name, *measured, f"{result.peak_bytes / 1e6:,.0f}", *quality, result.failure]
+
+
+def show_memory(arguments: argparse.Namespace) -> None:
+    """Run ours on more and more generated text, and print a table."""
+    vocab_size = arguments.vocab_sizes[0]
+    rows: list[list[str]] = []
+    first_peak_bytes = 0
+    for num_megabytes in arguments.generated_megabytes:
+        with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+            text_file = Path(folder, "text.txt")
+            write_generated_text(text_file, int(num_megabytes * 1e6))
+            run = measure(f"{num_megabytes:g} MB", our_command([str(text_file)], [], vocab_size, f"{folder}/tokenizer"))
+        if run.status:
+            sys.exit(run.output)
+        first_peak_bytes = first_peak_bytes or run.peak.num_bytes
+        rows.append(memory_row(num_megabytes, run, first_peak_bytes))
+    print(f"\nMemory of ours on generated text, vocabulary {vocab_size:,}")
+    print_table(MEMORY_HEADER, rows)
+
+
+def memory_row(num_megabytes: float, run: MeasuredRun, first_peak_bytes: int) -> list[str]:
+    """Return the cells of a line: seconds and peak memory of each phase, and the processes at the highest peak."""
+    reading, training = run.seconds_of_line(r"Reading and counting\.$"), run.seconds_of_line(r"Training\.$")
+    peaks = [
+        max((sample.num_bytes for sample in run.samples if start <= sample.seconds < end), default=0)
+        for start, end in ((reading, training), (training, run.seconds))
+    ]
+    seconds = [f"{value:.1f}" for value in (training - reading, run.seconds - training, run.seconds)]
+    num_bytes = [f"{value / 1e6:,.0f}" for value in (*peaks, run.peak.num_bytes)]
+    ratio = f"{run.peak.num_bytes / first_peak_bytes:.2f}"
+    processes = "+".join(f"{value / 1e6:.0f}" for value in run.peak.process_bytes)
+    return [f"{num_megabytes:g}", *seconds, f"{num_megabytes / run.seconds:.1f}", *num_bytes, ratio, processes]
+
+
+def print_table(header: str, rows: Iterable[Sequence[str]]) -> None:
+    """Print rows of cells below their header, divided at `|`: the first column to the left, the others to the right."""
+    table = [header.split("|"), *rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join([first.strip().ljust(widths[0]), *others]))
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--train-file", help="Corpus with the key or column `text`, such as .jsonl.gz.")
+    parser.add_argument("--valid-file", help="The same, to measure quality on.")
+    parser.add_argument("--only", choices=("peers", "memory"), help="Which part. Default: both.")
+    parser.add_argument("--vocab-sizes", type=int, nargs="+", default=[16_000, 32_000], help="Memory: the first one.")
+    parser.add_argument("--repeats", type=int, default=3, help="Runs of ours and of SentencePiece.")
+    parser.add_argument("--trainer-repeats", type=int, default=3, help="Runs of the UnigramTrainer, which takes long.")
+    parser.add_argument("--generated-megabytes", type=float, nargs="+", default=[30, 100, 300, 1000])
+    arguments = parser.parse_args()
+    if arguments.only != "memory" and not (arguments.train_file and arguments.valid_file):
+        parser.error("--train-file and --valid-file are needed, but for --only memory")
+    print(f"{os.cpu_count()} cores, {platform.platform()}, Python {platform.python_version()}")
+    if arguments.only != "memory":
+        compare_with_peers(arguments)
+    if arguments.only != "peers":
+        show_memory(arguments)
+
+
+if __name__ == "__main__":
+    main()
