@@ -17,8 +17,8 @@ from train.config import DataConfig, HardwareConfig, MaskingConfig, ModelConfig,
 
 PROJECT = Path(__file__).parent.parent
 CORPUS_FLAGS = """
-    dataset_name dataset_config dataset_revision data_files validation_files text_column sample_by split streaming
-    limit validation_percent trust_remote_code seed
+    dataset_name dataset_config dataset_revision data_files validation_files test_files text_column sample_by split
+    validation_split test_split streaming limit validation_percent test_percent trust_remote_code seed
 """
 COMMANDS = {
     "tokenizer_training/train_unigram.py": (
@@ -33,7 +33,7 @@ COMMANDS = {
         (CorpusConfig, PrepareConfig),
         CORPUS_FLAGS
         + """tokenizer_name_or_path max_length shard_size output_dir chunking num_workers partition_bytes dry_run
-        overwrite""",
+        overwrite verify runner beam_options""",
         """dataset_name dataset_config trust_remote_code tokenizer_name_or_path shard_size split limit max_length
         output_dir""",
     ),

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from tfrecord_prep.chunking import CHUNKINGS, Framing
+from tfrecord_prep.encoding import TokenBatch, encode_documents
 from tfrecord_prep.manifest import FORMAT_VERSION, Manifest
-from tfrecord_prep.plain_text import encode_documents
 from tfrecord_prep.records import encode_rows
 from tokenizer_training.tokenizer import SPECIAL_TOKENS
 
 PAGE = (Path(__file__).parent.parent / "docs" / "formats.md").read_text(encoding="utf-8")
-DOCUMENTS = ["the cat sat", "a dog ran"]
-MAX_LENGTH = 12
+DOCUMENTS = ["a dog ran", "the cat sat"]
+MAX_LENGTH = 8
 
 
 def block(name: str) -> str:
@@ -39,27 +39,29 @@ def joined(values: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def encoded() -> tuple[np.ndarray, np.ndarray]:
-    return encode_documents(toy_tokenizer_json(), DOCUMENTS)
+def encoded() -> list[TokenBatch]:
+    return list(encode_documents(toy_tokenizer_json(), DOCUMENTS))
 
 
 FRAMING = Framing(cls_id=0, sep_id=2, pad_id=1)
 
 
-def test_worked_row(encoded: tuple[np.ndarray, np.ndarray]) -> None:
-    ids, lengths = encoded
-    per_document = np.split(ids, np.cumsum(lengths)[:-1])
+def test_worked_row(encoded: list[TokenBatch]) -> None:
+    (batch,) = encoded
+    per_document = np.split(batch.ids, batch.document_ends[:-1])
     text = f"documents       {' | '.join(DOCUMENTS)}\n"
     text += f"their ids       {' | '.join(map(joined, per_document))}\n"
     for name, cut in CHUNKINGS.items():
-        rows = cut(ids, lengths, FRAMING, MAX_LENGTH)
-        mask = (np.arange(MAX_LENGTH) < rows.num_tokens_per_row[0]).astype(int)
-        text += f"\n--chunking {name}\ninput_ids       {joined(rows.input_ids[0])}\nattention_mask  {joined(mask)}\n"
+        text += f"\n--chunking {name}\n"
+        for rows in cut(encoded, FRAMING, MAX_LENGTH):
+            for row, num_tokens in zip(rows.input_ids, rows.num_tokens_per_row, strict=True):
+                mask = (np.arange(MAX_LENGTH) < num_tokens).astype(int)
+                text += f"input_ids       {joined(row)}\nattention_mask  {joined(mask)}\n"
     assert block("worked row") == text
 
 
-def test_worked_record(encoded: tuple[np.ndarray, np.ndarray]) -> None:
-    rows = CHUNKINGS["concat"](*encoded, FRAMING, MAX_LENGTH)
+def test_worked_record(encoded: list[TokenBatch]) -> None:
+    rows = next(CHUNKINGS["concat"](encoded, FRAMING, MAX_LENGTH))
     record = encode_rows(rows.input_ids, rows.num_tokens_per_row)
     shown = [line.split("  ")[0] for line in block("worked record").splitlines()]
     assert " ".join(shown) == record.hex(" ")

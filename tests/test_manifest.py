@@ -114,6 +114,12 @@ def test_preparation_that_did_not_end(folder: Path) -> None:
         open_shards(str(folder))
 
 
+def test_preparation_that_has_just_begun(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(InputError, match=r"did not end\. Run prepare-tfrecord-shards again with the same flags"):
+        open_shards(str(tmp_path))
+
+
 @pytest.mark.parametrize("name", ["nowhere", "empty"])
 def test_no_shards(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.servers.fixtures import CloudStorageHandle
 from tests.tiny_corpus import BLANK, DOCUMENTS, contents, flags, read_rows, wrapped, write_source
+from tfrecord_prep.chunking import CHUNKINGS
 from tfrecord_prep.manifest import open_shards, read_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main
 from tfrecord_prep.records import decode_feature, read_records
@@ -35,7 +36,7 @@ def tokenizer(source: Path) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(source / "tokenizer")
 
 
-@pytest.mark.parametrize("chunking", ["concat", "full_sentences"])
+@pytest.mark.parametrize("chunking", CHUNKINGS)
 def test_tokens_in_are_tokens_written(
     source: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, chunking: str
 ) -> None:
@@ -154,10 +155,30 @@ def test_tokenizer_travels_with_the_shards(source: Path, tmp_path: Path) -> None
 
 
 def test_split_names_the_folder(source: Path, tmp_path: Path) -> None:
-    files = ["--validation-files", str(source / "docs.jsonl")]
+    (tmp_path / "other.txt").write_text("one\ntwo\n")
+    files = ["--validation-files", str(tmp_path / "other.txt")]
     assert main(flags(source, tmp_path, "--split", "part", "--limit", "30", *files)) == 0
     totals = {name: read_manifest(str(tmp_path / name)).totals for name in ("part", "validation")}
-    assert (totals["part"].num_documents, totals["validation"].num_documents) == (30, len(DOCUMENTS))
+    assert (totals["part"].num_documents, totals["validation"].num_documents) == (30, 2)
+
+
+def test_three_parts_in_one_command(
+    source: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(flags(source, tmp_path, "--validation-percent", "20", "--test-percent", "10", "--seed", "3")) == 0
+    shown = capsys.readouterr().out
+    texts = []
+    for part in ("train", "validation", "test"):
+        manifest = read_manifest(str(tmp_path / part))
+        assert manifest.corpus["settings"]["seed"] == 3
+        assert (
+            f"  tokens           {manifest.totals.num_tokens:,}\n  rows             {manifest.totals.num_rows:,}"
+            in shown
+        )
+        stream = list(chain.from_iterable(read_rows(tmp_path / part)))
+        texts += tokenizer.decode(stream, clean_up_tokenization_spaces=False).split("[CLS]")
+    found = [text.removesuffix("[SEP]").strip() for text in texts if text]
+    assert sorted(found) == sorted(text for text in DOCUMENTS if text.strip())
 
 
 def test_corpus_of_the_tokenizer_is_the_default(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -1,6 +1,8 @@
-"""What stands in the way of a preparation: folders in every state, and bad input."""
+"""Folders in every state: complete, unfinished, damaged, full, somebody else's; and bad input."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,13 +11,33 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from tests.tiny_corpus import contents, flags, write_source
+from tfrecord_prep.manifest import open_shards
 from tfrecord_prep.prepare_tfrecord_shards import main
+from tokenizer_training.command_line import InputError
 from tokenizer_training.tokenizer import SPECIAL_TOKENS
+
+SCRIPT = Path(__file__).parent.parent / "tfrecord_prep" / "prepare_tfrecord_shards.py"
+BROKEN_BYTE, GOOD_BYTE = b"\xff", b"x"
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_source(tmp_path_factory.mktemp("source"))
+
+
+def error_line(capsys: pytest.CaptureFixture) -> str:
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    return line
+
+
+def unfinished(source: Path, folder: Path, capsys: pytest.CaptureFixture) -> tuple[list[str], Path]:
+    """Make `folder/out` with a corpus whose end is not UTF-8; return the flags and the corpus."""
+    corpus = folder / "docs.txt"
+    corpus.write_bytes(b"a corpus of small words\n" * 400 + BROKEN_BYTE + b"\n")
+    arguments = flags(source, folder / "out", "--data-files", str(corpus))
+    assert main(arguments) == 2
+    assert re.search(rf"{corpus} must be UTF-8 text; byte 9600 is 0xff", error_line(capsys))
+    return arguments, corpus
 
 
 def test_dry_run_writes_nothing(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -26,26 +48,85 @@ def test_dry_run_writes_nothing(source: Path, tmp_path: Path, capsys: pytest.Cap
 
 def test_complete_folder_is_left_alone(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     main(flags(source, tmp_path))
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     capsys.readouterr()
     assert main(flags(source, tmp_path)) == 0
     assert "complete with these settings, left as it is" in capsys.readouterr().out
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_folder_that_was_cut_short_is_made_again(source: Path, tmp_path: Path) -> None:
+def test_plan_and_sidecars_beside_a_manifest_are_deleted(source: Path, tmp_path: Path) -> None:
     main(flags(source, tmp_path))
     before = contents(tmp_path)
-    folder = tmp_path / "train"
-    (folder / "manifest.json").unlink()
-    (folder / "dataset-00009-00000-7.tfrecord").write_bytes(b"of a longer run")
-    (folder / ".dataset-00001-00000-5.tfrecord.0a.partial").write_bytes(b"half")
+    for name in ("plan.json", "partition-00001.json", ".manifest.json.0a.partial"):
+        (tmp_path / "train" / name).write_text("{}")
     assert main(flags(source, tmp_path)) == 0
     assert contents(tmp_path) == before
 
 
+def test_unfinished_folder_is_not_taken_for_complete(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    unfinished(source, tmp_path, capsys)
+    names = {path.name for path in (tmp_path / "out" / "train").iterdir()}
+    assert {"plan.json", "partition-00000.json"} < names
+    assert "manifest.json" not in names
+    with pytest.raises(InputError, match=r"did not end\. Run prepare-tfrecord-shards again with the same flags"):
+        open_shards(str(tmp_path / "out" / "train"))
+
+
+def test_resumed_run_keeps_complete_partitions(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    arguments, corpus = unfinished(source, tmp_path, capsys)
+    folder = tmp_path / "out" / "train"
+    assert len(list(folder.glob("partition-*.json"))) >= 4
+    corpus.write_bytes(corpus.read_bytes().replace(BROKEN_BYTE, GOOD_BYTE))
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("dataset-*")}
+    redone = {path for path in before if path.name.startswith(("dataset-00001", "dataset-00002"))}
+    next(folder.glob("dataset-00001-00001-*")).write_bytes(b"")  # not the size of the sidecar
+    (folder / "partition-00002.json").unlink()
+    # What a kill may leave.
+    for name in ("dataset-00009-00000-7.tfrecord", ".dataset-1-1.tfrecord.0a.partial", "tokenizer/.x.0a.partial"):
+        (folder / name).write_bytes(b"half")
+    (tmp_path / "out" / ".writable-0a.partial").mkdir()
+    assert main(arguments) == 0
+    after = {path: path.stat().st_mtime_ns for path in folder.glob("dataset-*")}
+    assert {path for path in before if after[path] != before[path]} == redone
+
+    fresh = flags(source, tmp_path / "fresh", "--data-files", str(corpus))
+    assert main(fresh) == 0
+    assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
+
+
+def test_unfinished_folder_of_other_settings(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    arguments, corpus = unfinished(source, tmp_path, capsys)
+    corpus.write_bytes(corpus.read_bytes().replace(BROKEN_BYTE, GOOD_BYTE * 2))
+    before = contents(tmp_path)
+    assert main([*arguments, "--max-length", "32"]) == 2
+    line = error_line(capsys)
+    assert "unfinished shards of other settings" in line
+    assert "corpus.data_files[0].num_bytes is 9602 there, 9603 is asked for" in line
+    assert "max_length is 16 there, 32 is asked for" in line
+    assert "--overwrite" in line
+    assert contents(tmp_path) == before
+    assert main([*arguments, "--max-length", "32", "--overwrite"]) == 0
+    assert main(flags(source, tmp_path / "fresh", "--data-files", str(corpus), "--max-length", "32")) == 0
+    assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
+
+
+def test_overwrite_that_was_stopped_goes_on(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    arguments, corpus = unfinished(source, tmp_path, capsys)
+    corpus.write_bytes(corpus.read_bytes().replace(BROKEN_BYTE, GOOD_BYTE))
+    first = next((tmp_path / "out" / "train").glob("dataset-00000-*"))
+    before = first.stat().st_mtime_ns
+    assert main([*arguments, "--overwrite"]) == 0
+    assert first.stat().st_mtime_ns == before
+    assert main([*arguments, "--overwrite"]) == 0
+    assert first.stat().st_mtime_ns != before
+
+
 def test_overwrite_replaces_other_settings(source: Path, tmp_path: Path) -> None:
     main(flags(source, tmp_path / "out"))
+    (tmp_path / "out" / "train" / "tokenizer" / "vocab.txt").write_text("of another tokenizer")
     main(flags(source, tmp_path / "fresh", "--max-length", "32"))
     assert main(flags(source, tmp_path / "out", "--max-length", "32", "--overwrite")) == 0
     assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
@@ -67,12 +148,18 @@ def leave_foreign_shards(folder: Path) -> None:
     (folder / "dataset-0-1000.tfrecord").write_bytes(b"")
 
 
+def leave_broken_plan(folder: Path) -> None:
+    (folder / "manifest.json").rename(folder / "plan.json")
+    (folder / "plan.json").write_text("{")
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (change_manifest, r"other settings: max_length is 24 there, 16 is asked for.*--overwrite"),
         (truncate_shard, r"has 0 bytes of .*--overwrite"),
         (leave_foreign_shards, r"this command did not write, such as dataset-0-1000\.tfrecord.*--overwrite"),
+        (leave_broken_plan, r"A plan must be a JSON object; .*plan\.json.*Delete it to begin anew"),
     ],
 )
 def test_folder_in_the_way(
@@ -83,8 +170,42 @@ def test_folder_in_the_way(
     before = contents(tmp_path)
     capsys.readouterr()
     assert main(flags(source, tmp_path)) == 2
-    assert re.search(message, capsys.readouterr().err)
+    assert re.search(message, error_line(capsys))
     assert contents(tmp_path) == before
+
+
+def check_not_completed(status: int, errors: str, reason: str, folder: Path) -> None:
+    assert status == 1, errors
+    (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert re.search(rf"/train was not completed: .*{reason}.*run the same command again: it goes on from there", line)
+    with pytest.raises(InputError, match="did not end"):
+        open_shards(str(folder / "train"))
+
+
+def test_full_disk(source: Path, tmp_path: Path) -> None:
+    """A disk of 90 kB, with room for the plan, the tokenizer and some partitions."""
+    disk, copy = tmp_path / "disk", tmp_path / "copy"
+    disk.mkdir()
+    arguments = flags(source, disk, "--num-workers", "2")
+    mount = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    shell = f'mount -t tmpfs -o size=90k none {disk} && "$@"; status=$?; cp -r {disk} {copy}; exit $status'
+    if subprocess.run([*mount, f"mount -t tmpfs none {disk}"], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody mount a disk of their own")
+    done = subprocess.run([*mount, shell, "-", sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True)
+    check_not_completed(done.returncode, done.stderr, "No space left on device", copy)
+    assert list((copy / "train").glob("partition-*.json"))
+    assert main(flags(source, copy)) == 0
+    assert main(flags(source, tmp_path / "fresh")) == 0
+    assert contents(copy) == contents(tmp_path / "fresh")
+
+
+def test_file_that_becomes_too_large(source: Path, tmp_path: Path) -> None:
+    arguments = flags(source, tmp_path, "--shard-size", "100", "--partition-bytes", "8000")
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({7_000}, {7_000})); "
+    limited += f"import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+    command = [sys.executable, "-c", limited, str(SCRIPT), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    check_not_completed(done.returncode, done.stderr, "File too large", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -96,9 +217,9 @@ def test_folder_in_the_way(
         (["--num-workers", "0"], "--num-workers must be 1 or more"),
         (["--tokenizer-name-or-path", ""], "A tokenizer is needed: --tokenizer-name-or-path"),
         (["--output-dir", ""], "A folder for the shards is needed: --output-dir"),
-        (["--output-dir", __file__], "Not a directory"),
+        (["--output-dir", __file__], "The folder of the output must be writable"),
         (["--tokenizer-name-or-path", "/nowhere"], "/nowhere"),
-        (["--data-files", "/nowhere.txt"], "--data-files must name local files; no file matches '/nowhere.txt'"),
+        (["--data-files", "/nowhere.txt"], "no file matches '/nowhere.txt'"),
         (["--limit", "2", "--validation-percent", "0.001"], "A split must hold text; validation has 0 documents"),
     ],
 )
@@ -106,20 +227,30 @@ def test_bad_input_is_one_line(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture, more: list[str], message: str
 ) -> None:
     assert main(flags(source, tmp_path, *more)) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert message in line
+    assert message in error_line(capsys)
+    assert not (tmp_path / "validation" / "plan.json").exists()
     assert not (tmp_path / "validation" / "manifest.json").exists()
+
+
+def test_folder_is_tried_out_before_anything_is_read(capsys: pytest.CaptureFixture) -> None:
+    arguments = ["--tokenizer-name-or-path", "/nowhere", "--dataset-name", "no/where", "--output-dir", __file__]
+    assert main(arguments) == 2
+    assert "The folder of the output must be writable" in error_line(capsys)
 
 
 def test_unknown_chunking_names_the_choices(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
         main(flags(source, tmp_path, "--chunking", "sentences"))
-    assert "concat" in capsys.readouterr().err
+    assert "documents" in capsys.readouterr().err
 
 
-def test_tokenizer_without_mask(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    backend = Tokenizer(models.WordLevel({"<unk>": 0, "[CLS]": 1, "[SEP]": 2, "<pad>": 3}, unk_token="<unk>"))
-    names = {f"{name}_token": token for name, token in SPECIAL_TOKENS.items() if name != "mask"}
+@pytest.mark.parametrize("missing", SPECIAL_TOKENS)
+def test_tokenizer_without_a_special_token(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture, missing: str
+) -> None:
+    backend = Tokenizer(models.WordLevel({token: index for index, token in enumerate(SPECIAL_TOKENS.values())}))
+    names = {f"{name}_token": token for name, token in SPECIAL_TOKENS.items() if name != missing}
     PreTrainedTokenizerFast(tokenizer_object=backend, **names).save_pretrained(tmp_path / "tokenizer")
     assert main(flags(source, tmp_path / "out", "--tokenizer-name-or-path", str(tmp_path / "tokenizer"))) == 2
-    assert "lacks mask" in capsys.readouterr().err
+    assert f"lacks {missing}" in error_line(capsys)
+    assert not (tmp_path / "out").exists()

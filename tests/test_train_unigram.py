@@ -199,7 +199,7 @@ def test_runs_give_the_same_bytes(tmp_path: Path) -> None:
     assert contents(folders[0]) == contents(folders[1])
     record = json.loads((folders[0] / "report.json").read_text())["input"]
     assert record["sampling_rate"] <= 0.5
-    assert record["num_bytes"] > 2_000_000 > 2 * record["num_sampled_bytes"] > 800_000
+    assert record["num_bytes"] > 1_500_000 > 1_000_000 > record["num_sampled_bytes"] > 400_000
 
 
 def test_tokenizer_made_otherwise_is_not_replaced(

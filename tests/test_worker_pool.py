@@ -1,31 +1,29 @@
-"""Partitions in processes: same bytes as in one, few in memory, a killed worker reported."""
+"""Partitions in processes: same bytes as in one, few in memory, killed workers and killed parents."""
 
 import multiprocessing
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
 
-from tfrecord_prep.partition import PartitionSettings, build_partitions
-from tfrecord_prep.plain_text import plain_text_tokenizer_json
+from tests.test_partition import partition_settings
+from tfrecord_prep.local_engine import work_locally
+from tfrecord_prep.partition import SplitWork
 from tokenizer_training.command_line import InputError
+from tokenizer_training.corpus import CorpusConfig
 from tokenizer_training.worker_pool import ITEMS_PER_WORKER
 
-SPECIAL_IDS = {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}
-DOCUMENT = "one two three two one two"
-DOCUMENTS_PER_PARTITION = 4
-PARTITION_BYTES = DOCUMENTS_PER_PARTITION * (len(DOCUMENT) + 1)
+PROJECT = Path(__file__).parent.parent
+DOCUMENT = "11 12 13 12 11 12"
 
 
-def partition_settings(folder: Path) -> PartitionSettings:
-    vocabulary = {"<unk>": 3, "one": 5, "two": 6, "three": 7}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PartitionSettings(
-        str(folder), plain_text_tokenizer_json(tokenizer.to_str()), 8, SPECIAL_IDS, "concat", 16, shard_size=2
-    )
+def split_work(folder: Path) -> SplitWork:
+    return SplitWork(CorpusConfig(dataset_name="builtin"), "train", partition_settings(folder))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -33,13 +31,13 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_two_processes_write_the_same_files_in_the_same_order(tmp_path: Path) -> None:
-    documents = [DOCUMENT[number % 5 :] for number in range(30)]
+    partitions = [(number, [DOCUMENT[3 * (number % 5) :]] * 4) for number in range(8)]
     results = {}
     for num_processes in (1, 2):
-        settings = partition_settings(tmp_path / str(num_processes))
-        results[num_processes] = list(build_partitions(documents, settings, PARTITION_BYTES, num_processes))
+        work = split_work(tmp_path / str(num_processes))
+        results[num_processes] = list(work_locally(work, partitions, num_processes))
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
-    assert len(results[1]) >= 7
+    assert [result.index for result in results[2]] == list(range(8))
     for one, two in zip(results[1], results[2], strict=True):
         assert (one.shards, one.totals) == (two.shards, two.totals)
         assert one.id_counts.tolist() == two.id_counts.tolist()
@@ -49,28 +47,63 @@ def test_two_processes_write_the_same_files_in_the_same_order(tmp_path: Path) ->
 def test_reading_stays_a_few_partitions_ahead(tmp_path: Path) -> None:
     num_read = 0
 
-    def documents() -> Iterator[str]:
+    def partitions() -> Iterator[tuple[int, list[str]]]:
         nonlocal num_read
-        for _ in range(100):
+        for number in range(100):
             num_read += 1
-            yield DOCUMENT
+            yield number, [DOCUMENT]
 
-    results = build_partitions(documents(), partition_settings(tmp_path), PARTITION_BYTES, 2)
+    results = work_locally(split_work(tmp_path), partitions(), 2)
     next(results)
-    # Those in flight, the one that had to wait, and the first document of the next.
-    assert num_read == DOCUMENTS_PER_PARTITION * (2 * ITEMS_PER_WORKER + 1) + 1
+    assert num_read == 2 * ITEMS_PER_WORKER + 1  # those in flight, and the one that had to wait
     results.close()
     assert not multiprocessing.active_children()
 
 
 def test_killed_worker_is_reported_with_a_cure(tmp_path: Path) -> None:
-    def documents() -> Iterator[str]:
+    def partitions() -> Iterator[tuple[int, list[str]]]:
         for number in range(1000):
-            if number == 20 * DOCUMENTS_PER_PARTITION:
+            if number == 20:
                 for worker in multiprocessing.active_children():
                     worker.kill()
-            yield DOCUMENT
+            yield number, [DOCUMENT]
 
-    results = build_partitions(documents(), partition_settings(tmp_path), PARTITION_BYTES, 2)
+    results = work_locally(split_work(tmp_path), partitions(), 2)
     with pytest.raises(InputError, match=r"A worker was killed.*fewer --num-workers"):
         list(results)
+
+
+def note_process_and_wait(folder: str) -> None:
+    Path(folder, f"{os.getpid()}").touch()
+    time.sleep(60)
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    program = (
+        "from tests.test_worker_pool import note_process_and_wait as work\n"
+        "from tokenizer_training.worker_pool import map_in_order\n"
+        f"if __name__ == '__main__': list(map_in_order(work, [{str(tmp_path)!r}] * 2, 2, ''))"
+    )
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    environment = os.environ | {"PYTHONPATH": str(PROJECT)}
+    parent = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.DEVNULL)
+    wait_for(lambda: len(list(tmp_path.iterdir())) == 3)
+    workers = [int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()]
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    wait_for(lambda: not any(is_running(worker) for worker in workers))
+
+
+def is_running(process_id: int) -> bool:
+    try:
+        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(condition) -> None:
+    end_seconds = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end_seconds
+        time.sleep(0.05)

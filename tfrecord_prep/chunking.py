@@ -1,11 +1,13 @@
 """Cut tokenized documents into rows of one length: every token goes into exactly one row, in order."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tfrecord_prep.encoding import TokenBatch
 from tokenizer_training.command_line import InputError
 
 # Two of a row's ids are framing; fewer than six others would leave rows that are mostly that.
@@ -23,47 +25,65 @@ class Framing:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of one length, of which only the last may end in padding."""
+    """Rows of one length, some of which may end in padding."""
 
     input_ids: NDArray[np.int32]  # (num_rows, max_length)
     num_tokens_per_row: NDArray[np.int64]  # (num_rows,): ids before the padding
 
 
-def cut_concat(ids: NDArray[np.int32], lengths: NDArray[np.int64], framing: Framing, max_length: int) -> Rows:
-    """Return `[CLS] document [SEP] [CLS] document [SEP] …` cut every `max_length` ids.
+def cut_concat(batches: Iterable[TokenBatch], framing: Framing, max_length: int) -> Iterator[Rows]:
+    """Yield `[CLS] document [SEP] [CLS] document [SEP] …` cut every `max_length` ids; only the last row is padded.
 
     What the run_mlm examples of transformers do, but for the remainder, which they drop.
 
     Args:
-        ids: the documents' ids, one after the other, without framing; (num_ids,).
-        lengths: ids per document, none of them 0; (num_documents,).
+        batches: the documents' ids; at the end of the last batch a document ends.
         framing: the special ids.
         max_length: ids per row.
     """
-    ends = np.cumsum(lengths + 2)
-    stream = _with_gaps(ids, {framing.cls_id: ends - lengths - 2, framing.sep_id: ends - 1})
-    return _cut(stream, max_length, framing.pad_id)
+    return _cut(_framed(batches, [framing.cls_id], [framing.sep_id]), max_length, framing.pad_id)
 
 
-def cut_full_sentences(ids: NDArray[np.int32], lengths: NDArray[np.int64], framing: Framing, max_length: int) -> Rows:
-    """Return rows `[CLS] … [SEP]`, filled across the borders of documents, at which a `[SEP]` stands.
+def cut_full_sentences(batches: Iterable[TokenBatch], framing: Framing, max_length: int) -> Iterator[Rows]:
+    """Yield rows `[CLS] … [SEP]`, filled across the borders of documents, at which a `[SEP]` stands.
 
     The FULL-SENTENCES format of RoBERTa (https://arxiv.org/abs/1907.11692, section 4.2), filled by tokens rather than
-    by sentences, so that no row is short. Arguments as in `cut_concat`.
+    by sentences, so that only the last row is padded. Arguments as in `cut_concat`.
     """
-    stream = _with_gaps(ids, {framing.sep_id: np.cumsum(lengths + 1)[:-1] - 1})
-    inner = _cut(stream, max_length - 2, framing.pad_id)
-    num_tokens = inner.num_tokens_per_row + 2
-    rows = np.full((len(num_tokens), max_length), framing.pad_id, np.int32)
-    rows[:, 0] = framing.cls_id
-    rows[:, 1:-1] = inner.input_ids
-    rows[np.arange(len(rows)), num_tokens - 1] = framing.sep_id
-    return Rows(rows, num_tokens)
+    stream = _framed(batches, [framing.sep_id], [], is_open=True)
+    for inner in _cut(stream, max_length - 2, framing.pad_id):
+        num_tokens = inner.num_tokens_per_row + 2
+        rows = np.full((len(num_tokens), max_length), framing.pad_id, np.int32)
+        rows[:, 0] = framing.cls_id
+        rows[:, 1:-1] = inner.input_ids
+        rows[np.arange(len(rows)), num_tokens - 1] = framing.sep_id
+        yield Rows(rows, num_tokens)
 
 
-CHUNKINGS: dict[str, Callable[[NDArray[np.int32], NDArray[np.int64], Framing, int], Rows]] = {
+def cut_documents(batches: Iterable[TokenBatch], framing: Framing, max_length: int) -> Iterator[Rows]:
+    """Yield rows of documents, each framed by `[CLS]` and `[SEP]`, as many in order as fit; any row may be padded.
+
+    The DOC-SENTENCES format of RoBERTa (section 4.2), with several short documents in a row. A document longer than a
+    row is cut into parts that fill one, each framed; its last part may share a row. Arguments as in `cut_concat`.
+    """
+    ids = np.empty(0, np.int32)  # since the begin of the row that is not complete
+    document_ends = np.empty(0, np.int64)
+    for batch in chain(batches, [None]):
+        if batch is not None:
+            document_ends = np.append(document_ends, batch.document_ends + len(ids))
+            ids = np.append(ids, batch.ids)
+        part_ends = _part_ends(document_ends, len(ids), max_length - 2)
+        row_ends = _row_ends(part_ends, max_length, is_all=batch is None)
+        if len(row_ends):
+            yield _rows_of_parts(ids, part_ends[: row_ends[-1]], row_ends, framing, max_length)
+            num_done = part_ends[row_ends[-1] - 1]
+            ids, document_ends = ids[num_done:], document_ends[document_ends > num_done] - num_done
+
+
+CHUNKINGS: dict[str, Callable[[Iterable[TokenBatch], Framing, int], Iterator[Rows]]] = {
     "concat": cut_concat,
     "full_sentences": cut_full_sentences,
+    "documents": cut_documents,
 }
 
 
@@ -79,21 +99,76 @@ def check_chunking(chunking: str, max_length: int) -> None:
         raise InputError(f"--max-length must be at least {MIN_LENGTH} tokens a row; received {max_length}.")
 
 
-def _with_gaps(ids: NDArray[np.int32], positions_of_id: dict[int, NDArray[np.int64]]) -> NDArray[np.int32]:
-    """Return `ids` spread out so that each given id stands at its positions in the result."""
-    stream = np.empty(len(ids) + sum(len(positions) for positions in positions_of_id.values()), np.int32)
-    is_text = np.ones(len(stream), bool)
-    for inserted_id, positions in positions_of_id.items():
-        stream[positions] = inserted_id
-        is_text[positions] = False
-    stream[is_text] = ids
-    return stream
+def _framed(
+    batches: Iterable[TokenBatch], before: list[int], after: list[int], is_open: bool = False
+) -> Iterator[NDArray[np.int32]]:
+    """Yield the ids with those `before` at the begin of each document and those `after` at its end.
+
+    `is_open` tells that the first document has begun already.
+    """
+    for batch in batches:
+        ends = batch.document_ends
+        begins = ends if is_open else np.append(0, ends)
+        begins = begins[begins < len(batch.ids)]
+        positions = np.concatenate([*[ends] * len(after), *[begins] * len(before)])
+        values = np.repeat(after + before, [len(ends)] * len(after) + [len(begins)] * len(before))
+        yield np.insert(batch.ids, positions, values)  # at the same place in the order given
+        is_open = bool(ends[-1] < len(batch.ids)) if len(ends) else is_open or len(batch.ids) > 0
 
 
-def _cut(stream: NDArray[np.int32], length: int, pad_id: int) -> Rows:
-    num_rows = -(-len(stream) // length)
-    rows = np.full(num_rows * length, pad_id, np.int32)
-    rows[: len(stream)] = stream
-    num_tokens = np.full(num_rows, length, np.int64)
-    num_tokens[-1:] -= num_rows * length - len(stream)
-    return Rows(rows.reshape(num_rows, length), num_tokens)
+def _cut(stream: Iterable[NDArray[np.int32]], length: int, pad_id: int) -> Iterator[Rows]:
+    """Yield the stream in rows of `length`, of which only the last is padded."""
+    rest = np.empty(0, np.int32)
+    for ids in stream:
+        ids = np.append(rest, ids)
+        num_rows = len(ids) // length
+        yield Rows(ids[: num_rows * length].reshape(num_rows, length), np.full(num_rows, length))
+        rest = ids[num_rows * length :]
+    if len(rest):
+        row = np.full((1, length), pad_id, np.int32)
+        row[0, : len(rest)] = rest
+        yield Rows(row, np.array([len(rest)]))
+
+
+def _part_ends(document_ends: NDArray[np.int64], num_ids: int, length: int) -> NDArray[np.int64]:
+    """Return where the parts of documents end, which have `length` ids but for the last of a document; (num_parts,).
+
+    Of a document that does not end within the `num_ids`, only full parts are counted.
+    """
+    begin_of_open = document_ends[-1] if len(document_ends) else 0
+    end_of_full = begin_of_open + (num_ids - begin_of_open) // length * length
+    ends = np.append(document_ends, end_of_full)
+    begins = np.append(0, document_ends)
+    num_parts = -(-(ends - begins) // length)
+    number_within = np.arange(num_parts.sum()) - np.repeat(np.cumsum(num_parts) - num_parts, num_parts)
+    return np.minimum(np.repeat(begins, num_parts) + (number_within + 1) * length, np.repeat(ends, num_parts))
+
+
+def _row_ends(part_ends: NDArray[np.int64], max_length: int, is_all: bool) -> NDArray[np.int64]:
+    """Return the number of parts up to the end of each row; (num_rows,).
+
+    Without `is_all` parts may follow, so that the last row counts only if it is full.
+    """
+    framed_ends = part_ends + 2 * np.arange(1, len(part_ends) + 1)
+    row_ends: list[int] = []
+    num_parts, limit = 0, max_length
+    while num_parts < len(part_ends):
+        num_parts = int(np.searchsorted(framed_ends, limit, side="right"))
+        if num_parts == len(part_ends) and framed_ends[-1] < limit and not is_all:
+            break
+        row_ends.append(num_parts)
+        limit = framed_ends[num_parts - 1] + max_length
+    return np.array(row_ends, np.int64)
+
+
+def _rows_of_parts(
+    ids: NDArray[np.int32], part_ends: NDArray[np.int64], row_ends: NDArray[np.int64], framing: Framing, max_length: int
+) -> Rows:
+    begins = np.append(0, part_ends[:-1])
+    positions = np.concatenate([part_ends, begins])
+    values = np.repeat([framing.sep_id, framing.cls_id], len(part_ends))
+    stream = np.insert(ids[: part_ends[-1]], positions, values)  # at the same place [SEP], then [CLS]
+    num_tokens = np.diff(part_ends[row_ends - 1] + 2 * row_ends, prepend=0)
+    rows = np.full((len(row_ends), max_length), framing.pad_id, np.int32)
+    rows[np.arange(max_length) < num_tokens[:, None]] = stream
+    return Rows(rows, num_tokens)

@@ -5,9 +5,12 @@ from typing import Literal
 
 from tfrecord_prep.chunking import check_chunking
 from tokenizer_training.command_line import InputError
+from tokenizer_training.storage import is_remote
 from tokenizer_training.worker_pool import num_cores
 
 MIN_PARTITION_BYTES = 1 << 10
+LOCAL_RUNNER = "local"
+DATAFLOW_RUNNER = "DataflowRunner"
 
 
 @dataclass(frozen=True)
@@ -29,11 +32,12 @@ class PrepareConfig:
     max_length: int = field(
         default=512, metadata={"help": "Tokens a row, framing included. Default: the length BERT and RoBERTa end at."}
     )
-    chunking: Literal["concat", "full_sentences"] = field(
+    chunking: Literal["concat", "full_sentences", "documents"] = field(
         default="concat",
         metadata={
             "help": "`concat`: documents framed by [CLS] and [SEP] one after the other, cut every --max-length tokens. "
-            "`full_sentences`: as RoBERTa, each row framed, [SEP] between documents."
+            "`full_sentences`: as RoBERTa, each row framed, [SEP] between documents. `documents`: as many whole "
+            "documents as fit, each framed, then padding; only a document longer than a row is cut."
         },
     )
     shard_size: int = field(
@@ -42,36 +46,72 @@ class PrepareConfig:
             "help": "Rows a shard, at most. Default: under 30 MB at --max-length 512, so that several fit in memory."
         },
     )
-    partition_bytes: int = field(
-        default=8 << 20,
+    partition_bytes: int | None = field(
+        default=None,
         metadata={
-            "help": "Bytes of text that one worker takes at a time; what ends such a part is padded to a full row. "
-            "Default, 8 MiB: seconds of work, a padded row in thousands. More makes fewer, larger shards of a "
-            "corpus of terabytes."
+            "help": "Bytes of the corpus, as stored, that make a partition: a unit of work, which a run that is "
+            "resumed does not repeat, and whose last row is padded. Default: by the size of the corpus, 1 to 64 MiB. "
+            "A file that cannot be cut (.gz, .csv, .json, .parquet) is in one partition."
         },
     )
     num_workers: int | None = field(
         default=None, metadata={"help": "Processes. The shards are the same for any number. Default: one per core."}
     )
+    runner: Literal["local", "DirectRunner", "DataflowRunner"] = field(
+        default="local",
+        metadata={
+            "help": "What does the work. `local`: processes of this machine. Apache Beam, which needs "
+            "`pip install -e '.[beam]'`: `DirectRunner` on this machine, `DataflowRunner` on Google's. The shards are "
+            "the same."
+        },
+    )
+    beam_options: str = field(
+        default="",
+        metadata={
+            "help": "Options of Apache Beam for --runner, as one argument: "
+            "--beam-options='--project=… --region=… --temp_location=gs://…'."
+        },
+    )
     overwrite: bool = field(
         default=False, metadata={"help": "Delete shards of other settings that stand in the output folder."}
     )
     dry_run: bool = field(default=False, metadata={"help": "Check everything, print the plan, and stop."})
+    verify: bool = field(
+        default=False,
+        metadata={
+            "help": "Write nothing: read all shards in --output-dir again, check every record, row and sum against the "
+            "manifests, and stop at the first difference. Needs no other flag."
+        },
+    )
 
     def __post_init__(self) -> None:
-        if not self.tokenizer_name_or_path:
-            raise InputError("A tokenizer is needed: --tokenizer-name-or-path, the folder that train-unigram wrote.")
         if not self.output_dir:
             raise InputError("A folder for the shards is needed: --output-dir.")
+        if not self.tokenizer_name_or_path and not self.verify:
+            raise InputError("A tokenizer is needed: --tokenizer-name-or-path, the folder that train-unigram wrote.")
         check_chunking(self.chunking, self.max_length)
         if self.shard_size < 1:
             raise InputError(f"--shard-size must be 1 row or more; received {self.shard_size}.")
-        if self.partition_bytes < MIN_PARTITION_BYTES:
+        if self.partition_bytes is not None and self.partition_bytes < MIN_PARTITION_BYTES:
             raise InputError(
                 f"--partition-bytes must be at least {MIN_PARTITION_BYTES:,}; received {self.partition_bytes:,}."
             )
         if self.num_workers is not None and self.num_workers < 1:
             raise InputError(f"--num-workers must be 1 or more processes; received {self.num_workers}.")
+        self._check_runner()
+
+    def _check_runner(self) -> None:
+        if self.beam_options and self.runner == LOCAL_RUNNER:
+            raise InputError("--beam-options are for Apache Beam; --runner local does the work without it.")
+        if self.runner != DATAFLOW_RUNNER:
+            return
+        if not is_remote(str(self.output_dir)):
+            raise InputError(f"Dataflow's machines write to gs:// only; received --output-dir {self.output_dir}.")
+        if self.num_workers is not None:
+            raise InputError(
+                "--num-workers is for this machine's processes; for Dataflow's machines give "
+                f"--beam-options='--num_workers={self.num_workers} --max_num_workers=…'."
+            )
 
     @property
     def num_processes(self) -> int:

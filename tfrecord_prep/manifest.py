@@ -12,6 +12,7 @@ from tokenizer_training.command_line import InputError
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
+PLAN_NAME = "plan.json"  # in its place while the folder is made
 TOKENIZER_FOLDER_NAME = "tokenizer"
 
 # The last number of a name is its number of rows: the rule of transformers' TPU tutorial, whose trainer reads it so.
@@ -134,7 +135,7 @@ def open_shards(folder: str) -> ShardSet:
         num_rows = [shard.num_rows for shard in manifest.shards]
     else:
         manifest = None
-        num_rows = _num_rows_in_names(folder, names)
+        num_rows = _num_rows_in_names(folder, names, has_plan=PLAN_NAME in sizes_bytes)
     tokenizer_folder = storage.join(folder, TOKENIZER_FOLDER_NAME)
     return ShardSet(
         folder=folder,
@@ -152,16 +153,16 @@ def num_rows_in_name(name: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
-def _num_rows_in_names(folder: str, names: list[str]) -> list[int]:
+def _num_rows_in_names(folder: str, names: list[str], has_plan: bool) -> list[int]:
+    if has_plan or any(OWN_SHARD_NAME.match(name) for name in names):
+        raise InputError(
+            f"Shards must come with the manifest that is written last; {folder} has none, so its preparation "
+            "did not end. Run prepare-tfrecord-shards again with the same flags: it goes on where it stopped."
+        )
     if not names:
         raise InputError(
             f"A folder of shards must hold *.tfrecord files; {folder} is missing or holds none. "
             "Give the folder of one split, such as OUTPUT_DIR/train of prepare-tfrecord-shards."
-        )
-    if any(OWN_SHARD_NAME.match(name) for name in names):
-        raise InputError(
-            f"Shards must come with the manifest that is written last; {folder} has none, so its preparation "
-            "did not end. Run prepare-tfrecord-shards again with the same flags."
         )
     nameless = [name for name in names if num_rows_in_name(name) is None]
     if nameless:

@@ -9,13 +9,17 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
+from functools import partial
 
-from tfrecord_prep.config import PrepareConfig
+from tfrecord_prep.config import DATAFLOW_RUNNER, LOCAL_RUNNER, PrepareConfig
+from tfrecord_prep.local_engine import work_locally
 from tfrecord_prep.manifest import Manifest, read_manifest
-from tfrecord_prep.split import SplitPlan, log_first_row, plan_split, prepare_split
+from tfrecord_prep.split import Engine, SplitPlan, log_first_row, plan_splits, prepare_split
+from tfrecord_prep.split_folder import finish_folder
+from tfrecord_prep.verification import verify_folder
 from tokenizer_training import storage
 from tokenizer_training.command_line import InputError, command, log_start, parse_arguments
-from tokenizer_training.corpus import CorpusConfig, corpus_config_from_record, open_corpus
+from tokenizer_training.corpus import Corpus, CorpusConfig, corpus_config_from_record, open_corpus
 from tokenizer_training.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -26,15 +30,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with these arguments (default: those of the process)."""
     corpus_config, config = parse_arguments([CorpusConfig, PrepareConfig], argv, str(__doc__))
     log_start(__file__)
+    if config.verify:
+        print(verify_folder(config.output_dir, config.num_processes))
+        return
+    storage.check_writable(config.output_dir)
     tokenizer = load_tokenizer(config.tokenizer_name_or_path)
     corpus = open_corpus(choose_corpus(corpus_config, config.tokenizer_name_or_path))
-    plans = [plan_split(name, config, tokenizer, corpus.description) for name in corpus.split_names]
+    engine = choose_engine(config, corpus)
+    plans = plan_splits(config, tokenizer, corpus)
     print(describe_plan(config, plans))
     if config.dry_run:
         return
-    for name, plan in zip(corpus.split_names, plans, strict=True):
-        if not plan.is_complete:
-            prepare_split(plan, corpus.documents(name), tokenizer, config.num_processes)
+    for plan in plans:
+        if plan.is_complete:
+            finish_folder(plan.folder)
+        else:
+            prepare_split(plan, corpus, tokenizer, engine)
         log_first_row(plan.folder, tokenizer)
         print(describe_split(plan.folder, read_manifest(plan.folder)))
 
@@ -66,18 +77,30 @@ def choose_corpus(given: CorpusConfig, tokenizer_folder: str) -> CorpusConfig:
     return chosen
 
 
+def choose_engine(config: PrepareConfig, corpus: Corpus) -> Engine:
+    """Return what works on the partitions with `config.runner`.
+
+    Raises:
+        InputError: what `check_beam` raises.
+    """
+    if config.runner == LOCAL_RUNNER:
+        return partial(work_locally, num_processes=config.num_processes)
+    from tfrecord_prep.beam_pipeline import check_beam, work_with_beam
+
+    return partial(work_with_beam, options=check_beam(config, corpus))
+
+
 def describe_plan(config: PrepareConfig, plans: Sequence[SplitPlan]) -> str:
     """Return the plan as text."""
-    tokenizer = plans[0].settings["tokenizer"]
+    fields = plans[0].fields
+    workers = "Dataflow's" if config.runner == DATAFLOW_RUNNER else str(config.num_processes)
     lines = [
-        f"tokenizer  {config.tokenizer_name_or_path}, vocabulary {tokenizer.vocabulary_size:,}",
+        f"tokenizer  {config.tokenizer_name_or_path}, vocabulary {fields['tokenizer']['vocabulary_size']:,}",
         f"rows       {config.max_length} tokens, chunking {config.chunking}, up to {config.shard_size:,} a shard",
-        f"workers    {config.num_processes}, {config.partition_bytes:,} bytes of text at a time",
+        f"workers    {workers}, {fields['partition_bytes']:,} bytes of the corpus at a time",
     ]
     states = {True: "complete with these settings, left as it is", False: "to be written"}
-    return "\n".join(
-        lines + [f"{plan.settings['split']:10s} {plan.folder}: {states[plan.is_complete]}" for plan in plans]
-    )
+    return "\n".join(lines + [f"{plan.split_name:10s} {plan.folder}: {states[plan.is_complete]}" for plan in plans])
 
 
 def describe_split(folder: str, manifest: Manifest) -> str:

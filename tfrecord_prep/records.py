@@ -6,7 +6,7 @@ https://protobuf.dev/programming-guides/encoding (messages).
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import google_crc32c
 import numpy as np
@@ -59,11 +59,36 @@ def decode_feature(example: bytes, key: str) -> NDArray[np.int64]:
     Raises:
         KeyError: the example has no such feature.
     """
+    return _unpacked_varints(_packed_feature(example, key))
+
+
+def decode_rows(examples: Sequence[bytes], key: str, max_length: int) -> NDArray[np.int64]:
+    """Return one int64 feature of many serialized examples; (number of examples, max_length).
+
+    Raises:
+        ValueError: an example is malformed, lacks the feature, or has another number of values; says which.
+    """
+    packed = []
+    for row, example in enumerate(examples):
+        try:
+            packed.append(_packed_feature(example, key))
+        except (IndexError, KeyError, ValueError) as error:
+            raise ValueError(f"row {row} is no example with {key}") from error
+    joined = b"".join(packed)
+    num_ended = np.append(0, np.cumsum(np.frombuffer(joined, np.uint8) < 0x80))
+    num_values = np.diff(num_ended[np.cumsum([0, *map(len, packed)])])
+    if (num_values != max_length).any():
+        row = int(np.argmax(num_values != max_length))
+        raise ValueError(f"row {row} has {num_values[row]} values of {key}, not {max_length}")
+    return _unpacked_varints(joined).reshape(len(packed), max_length)
+
+
+def _packed_feature(example: bytes, key: str) -> bytes:
+    """Return the varints of an int64 feature."""
     for entry in _fields(_fields(example)[0][1]):
         (_, name), (_, feature) = _fields(entry[1])
         if name == key.encode():
-            values = b"".join(value for _, value in _fields(_fields(feature)[0][1]))
-            return _unpacked_varints(values)
+            return b"".join(value for _, value in _fields(_fields(feature)[0][1]))
     raise KeyError(key)
 
 
@@ -82,10 +107,13 @@ def _packed_varints(rows: NDArray[np.int32]) -> tuple[bytes, NDArray[np.int64]]:
 
 def _unpacked_varints(packed: bytes) -> NDArray[np.int64]:
     groups = np.frombuffer(packed, np.uint8)
-    is_last = groups < 0x80
-    starts = np.flatnonzero(np.concatenate([[True], is_last[:-1]]))
-    position = np.arange(len(groups)) - np.repeat(starts, np.diff([*starts, len(groups)]))
-    return np.add.reduceat((groups & 0x7F).astype(np.int64) << (7 * position), starts)
+    starts = np.append(0, np.flatnonzero(groups < 0x80) + 1)
+    num_groups = np.diff(starts)
+    values = (groups[starts[:-1]] & 0x7F).astype(np.int64)
+    for position in range(1, int(num_groups.max(initial=1))):
+        longer = np.flatnonzero(num_groups > position)
+        values[longer] |= (groups[starts[longer] + position] & 0x7F).astype(np.int64) << 7 * position
+    return values
 
 
 def _varint(value: int) -> bytes:

@@ -1,19 +1,20 @@
-"""One part of the corpus, from its documents to a complete folder: plan, build, describe."""
+"""One part of the corpus, from its documents to a complete folder: plan, work, describe."""
 
 import contextlib
+import dataclasses
+import json
 import logging
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from tfrecord_prep.config import PrepareConfig
 from tfrecord_prep.manifest import (
+    FORMAT_VERSION,
     TOKENIZER_FOLDER_NAME,
     Manifest,
     ShardRecord,
@@ -22,12 +23,23 @@ from tfrecord_prep.manifest import (
     open_shards,
     write_manifest,
 )
-from tfrecord_prep.partition import PartitionSettings, build_partitions
+from tfrecord_prep.partition import PartitionSettings, SplitWork
 from tfrecord_prep.plain_text import plain_text_tokenizer_json
 from tfrecord_prep.records import decode_feature, read_records
-from tfrecord_prep.split_folder import check_folder, clear_folder
+from tfrecord_prep.sidecar import PartitionResult
+from tfrecord_prep.split_folder import (
+    begin_folder,
+    check_folder,
+    clear_folder,
+    finish_folder,
+    plan_sha256,
+    read_results,
+)
+from tfrecord_prep.split_progress import split_progress
+from tfrecord_prep.work_list import WorkList, default_partition_bytes, total_bytes
 from tokenizer_training import storage
-from tokenizer_training.command_line import InputError
+from tokenizer_training.command_line import InputError, RunFailedError
+from tokenizer_training.corpus import Corpus, Partition
 from tokenizer_training.tokenizer import save_tokenizer, special_ids, tokenizer_sha256, vocabulary_size
 
 if TYPE_CHECKING:
@@ -38,64 +50,63 @@ logger = logging.getLogger(__name__)
 LIBRARIES = ("mlm-pretraining", "tokenizers", "transformers", "datasets", "numpy")
 SHOWN_CHARACTERS = 400
 
+# Works on numbered partitions, each by `work_on_partition`, and gives the results as they come.
+Engine = Callable[[SplitWork, Iterable[tuple[int, Partition]]], Iterable[PartitionResult]]
+
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """What will be written for one split: `settings` are the fields of its manifest that are known beforehand."""
+    """What will be written for one split: `fields` are those of its manifest that are known beforehand, as in JSON."""
 
+    split_name: str
     folder: str
-    settings: dict[str, Any]
+    fields: dict[str, Any]
     is_complete: bool
 
 
-def plan_split(
-    name: str, config: PrepareConfig, tokenizer: "PreTrainedTokenizerFast", corpus: dict[str, Any]
-) -> SplitPlan:
-    """Return the plan of a split, after a look at its folder.
+def plan_splits(config: PrepareConfig, tokenizer: "PreTrainedTokenizerFast", corpus: Corpus) -> list[SplitPlan]:
+    """Return the plan of each split, after a look at its folder.
 
     Raises:
-        InputError: the folder holds other shards, or damaged ones, and --overwrite is not given.
+        InputError: a folder holds other shards, or damaged ones, and --overwrite is not given.
     """
-    folder = storage.join(str(config.output_dir), name)
-    settings = {
-        "split": name,
+    shared = {
+        "format_version": FORMAT_VERSION,
         "max_length": config.max_length,
         "chunking": config.chunking,
         "shard_size": config.shard_size,
-        "partition_bytes": config.partition_bytes,
-        "tokenizer": TokenizerRecord(tokenizer_sha256(tokenizer), vocabulary_size(tokenizer), special_ids(tokenizer)),
-        "corpus": corpus,
+        "partition_bytes": config.partition_bytes or default_partition_bytes(corpus),
+        "tokenizer": dataclasses.asdict(
+            TokenizerRecord(tokenizer_sha256(tokenizer), vocabulary_size(tokenizer), special_ids(tokenizer))
+        ),
+        "corpus": corpus.description,
+        "versions": {library: version(library) for library in LIBRARIES},
     }
-    return SplitPlan(folder, settings, not config.overwrite and check_folder(folder, settings))
+    plans = []
+    for name in corpus.split_names:
+        folder = storage.join(str(config.output_dir), name)
+        fields = json.loads(json.dumps({"split": name} | shared))
+        plans.append(SplitPlan(name, folder, fields, not config.overwrite and check_folder(folder, fields)))
+    return plans
 
 
-def prepare_split(
-    plan: SplitPlan, documents: Iterable[str], tokenizer: "PreTrainedTokenizerFast", num_processes: int
-) -> Manifest:
-    """Write the folder of a split, the manifest last, and return the manifest.
+def prepare_split(plan: SplitPlan, corpus: Corpus, tokenizer: "PreTrainedTokenizerFast", engine: Engine) -> None:
+    """Write the folder of a split, the manifest last; what an earlier run of the same plan has done is kept.
 
     Raises:
-        InputError: the folder cannot be written, a document is not valid Unicode, there is no text at all.
+        InputError: a document cannot be read, there is no text at all, or a worker was killed.
+        RunFailedError: the folder could not be written to its end.
     """
     with _explained_errors(plan.folder):
-        clear_folder(plan.folder)
+        complete = begin_folder(plan.folder, plan.fields)
         save_tokenizer(tokenizer, storage.join(plan.folder, TOKENIZER_FOLDER_NAME))
         settings = _partition_settings(plan, tokenizer)
-        shards, totals, id_counts = _build(plan, documents, settings, num_processes)
-        if not id_counts.any():
-            raise InputError(
-                f"A split must hold text; {plan.settings['split']} has {totals.num_documents:,} documents, and none "
-                "of them gave a token that the tokenizer knows (see --text-column, --limit, --validation-percent)."
-            )
-        manifest = Manifest(
-            **plan.settings,
-            shards=shards,
-            totals=totals,
-            unigram_entropy_nats=entropy_nats(id_counts),
-            versions={library: version(library) for library in LIBRARIES},
-        )
-        write_manifest(plan.folder, manifest)
-    return manifest
+        with split_progress(plan.split_name, total_bytes(corpus, plan.split_name)) as progress:
+            work_list = WorkList(corpus, plan.split_name, plan.fields["partition_bytes"], complete, progress)
+            for result in engine(SplitWork(corpus.config, plan.split_name, settings), work_list):
+                work_list.finish(result.index, result.totals.num_tokens)
+        write_manifest(plan.folder, _sum_up(plan, work_list.num_partitions))
+        finish_folder(plan.folder)
 
 
 def log_first_row(folder: str, tokenizer: "PreTrainedTokenizerFast") -> None:
@@ -116,31 +127,42 @@ def entropy_nats(counts: NDArray[np.int64]) -> float:
 def _partition_settings(plan: SplitPlan, tokenizer: "PreTrainedTokenizerFast") -> PartitionSettings:
     return PartitionSettings(
         folder=plan.folder,
+        plan_sha256=plan_sha256(plan.fields),
         tokenizer_json=plain_text_tokenizer_json(tokenizer.backend_tokenizer.to_str()),
-        vocabulary_size=plan.settings["tokenizer"].vocabulary_size,
-        special_ids=plan.settings["tokenizer"].special_ids,
-        chunking=plan.settings["chunking"],
-        max_length=plan.settings["max_length"],
-        shard_size=plan.settings["shard_size"],
+        vocabulary_size=plan.fields["tokenizer"]["vocabulary_size"],
+        special_ids=plan.fields["tokenizer"]["special_ids"],
+        chunking=plan.fields["chunking"],
+        max_length=plan.fields["max_length"],
+        shard_size=plan.fields["shard_size"],
     )
 
 
-def _build(
-    plan: SplitPlan, documents: Iterable[str], settings: PartitionSettings, num_processes: int
-) -> tuple[tuple[ShardRecord, ...], Totals, NDArray[np.int64]]:
-    """Build all partitions, with a progress bar, and return their shards and sums."""
+def _sum_up(plan: SplitPlan, num_partitions: int) -> Manifest:
+    """Return the manifest of all partitions; where they hold no text at all, the folder is cleared."""
     shards: list[ShardRecord] = []
     totals = Totals(0, 0, 0, 0, 0)
-    id_counts = np.zeros(settings.vocabulary_size, np.int64)
-    start_seconds = time.perf_counter()
-    with tqdm(desc=plan.settings["split"], unit=" documents", disable=None) as bar:
-        for result in build_partitions(documents, settings, plan.settings["partition_bytes"], num_processes):
-            shards += result.shards
-            totals = totals + result.totals
-            id_counts += result.id_counts
-            bar.set_postfix_str(f"{totals.num_tokens / (time.perf_counter() - start_seconds):,.0f} tokens/s", False)
-            bar.update(result.totals.num_documents)
-    return tuple(shards), totals, id_counts
+    id_counts = np.zeros(plan.fields["tokenizer"]["vocabulary_size"], np.int64)
+    num_complete = 0
+    for result in read_results(plan.folder, plan.fields):
+        shards += result.shards
+        totals += result.totals
+        id_counts += result.id_counts
+        num_complete += 1
+    if num_complete != num_partitions:
+        raise RunFailedError(
+            f"{plan.folder} has {num_complete:,} complete partitions of {num_partitions:,}: another program changed "
+            "the folder meanwhile. Run the same command again."
+        )
+    if not id_counts.any():
+        clear_folder(plan.folder)
+        raise InputError(
+            f"A split must hold text; {plan.split_name} has {totals.num_documents:,} documents, and none of them gave "
+            "a token that the tokenizer knows (see --text-column, --limit, --validation-percent, --test-percent)."
+        )
+    tokenizer = TokenizerRecord(**plan.fields["tokenizer"])
+    entropy = entropy_nats(id_counts)
+    known = plan.fields | {"tokenizer": tokenizer}
+    return Manifest(**known, shards=tuple(shards), totals=totals, unigram_entropy_nats=entropy)
 
 
 @contextlib.contextmanager
@@ -149,7 +171,7 @@ def _explained_errors(folder: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(
-            f"{folder} was not completed: {error}. Cure this and run the same command again, or give another "
-            "--output-dir."
+        raise RunFailedError(
+            f"{folder} was not completed: {error}. What is complete in it stays. Cure this and run the same command "
+            "again: it goes on from there."
         ) from error

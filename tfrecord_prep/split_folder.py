@@ -1,20 +1,51 @@
-"""The folder of a split before it is written: empty, complete, cut short, or somebody else's."""
+"""The folder of a split in every state: empty, complete, unfinished, or somebody else's.
+
+While it is made it holds `plan.json`, written first, then shards, and a sidecar for each partition that is complete. At
+the end `manifest.json` is written; then plan and sidecars are deleted. So a kill at any moment leaves a folder that
+does not look complete, and of which the next run knows what is done.
+"""
 
 import dataclasses
+import hashlib
 import json
 import logging
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tfrecord_prep.manifest import MANIFEST_NAME, OWN_SHARD_NAME, open_shards, read_manifest
+from tfrecord_prep.manifest import (
+    MANIFEST_NAME,
+    OWN_SHARD_NAME,
+    PLAN_NAME,
+    TOKENIZER_FOLDER_NAME,
+    open_shards,
+    read_manifest,
+)
+from tfrecord_prep.sidecar import PartitionResult, read_sidecar, sidecar_index
 from tokenizer_training import storage
 from tokenizer_training.command_line import InputError
 
 logger = logging.getLogger(__name__)
 
+NUM_READERS = 8
+NUM_SHOWN = 5  # differences
 
-def check_folder(folder: str, settings: dict[str, Any]) -> bool:
-    """Return whether the folder is complete with these settings, the fields of its manifest known beforehand.
+
+def plan_sha256(plan: dict[str, Any]) -> str:
+    """Return what tells this plan from any other."""
+    return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
+
+
+def check_folder(folder: str, plan: dict[str, Any]) -> bool:
+    """Return whether the folder is complete; an unfinished one must have this very plan.
+
+    Args:
+        folder: of one split.
+        plan: the fields of its manifest that are known beforehand, as JSON knows them. A complete folder may have been
+            made with other versions.
 
     Raises:
         InputError: it holds shards of other settings, of unknown origin, or damaged ones.
@@ -22,43 +53,110 @@ def check_folder(folder: str, settings: dict[str, Any]) -> bool:
     names = storage.list_files(folder)
     cure = "Give another --output-dir, or --overwrite to replace them."
     if MANIFEST_NAME in names:
-        differences = _differences(dataclasses.asdict(read_manifest(folder)), settings)
-        if differences:
-            raise InputError(f"{folder} holds shards of other settings: {'; '.join(differences)}. {cure}")
+        found = dataclasses.asdict(read_manifest(folder)) | {"versions": plan["versions"]}
+        _check_same(found, plan, f"{folder} holds shards of other settings", cure)
         open_shards(folder)
         return True
-    shards = [name for name in names if name.endswith(".tfrecord")]
-    foreign = [name for name in shards if not OWN_SHARD_NAME.match(name)]
+    if PLAN_NAME in names:
+        _check_same(_read_plan(folder), plan, f"{folder} holds unfinished shards of other settings", cure)
+    foreign = [name for name in names if name.endswith(".tfrecord") and not OWN_SHARD_NAME.match(name)]
     if foreign:
         raise InputError(f"{folder} holds shards that this command did not write, such as {foreign[0]}. {cure}")
-    if shards:
-        logger.info("%s was cut short: its %d shards are made again", folder, len(shards))
     return False
 
 
+def begin_folder(folder: str, plan: dict[str, Any]) -> set[int]:
+    """Make the folder ready for the shards of a plan, and return the numbers of the partitions that are complete.
+
+    Of an unfinished folder of the same plan the complete partitions stay; everything else is deleted.
+    """
+    sizes_bytes = storage.list_files(folder)
+    if MANIFEST_NAME in sizes_bytes or PLAN_NAME not in sizes_bytes or _read_plan(folder) != plan:
+        clear_folder(folder)
+        storage.write_text(storage.join(folder, PLAN_NAME), json.dumps(plan, indent=2, ensure_ascii=False) + "\n")
+        return set()
+    complete = [
+        result
+        for result in read_results(folder, plan)
+        if all(sizes_bytes.get(shard.name) == shard.num_bytes for shard in result.shards)
+    ]
+    numbers = {result.index for result in complete}
+    shards = {shard.name for result in complete for shard in result.shards}
+    stale = [name for name in sizes_bytes if sidecar_index(name) not in {None, *numbers}]
+    storage.delete_files(folder, stale)  # before the shards they speak of
+    storage.delete_files(folder, [name for name in sizes_bytes if name.endswith(".tfrecord") and name not in shards])
+    _delete_partials(folder)
+    logger.info("%s is unfinished: its %d complete partitions stay", folder, len(numbers))
+    return numbers
+
+
+def finish_folder(folder: str) -> None:
+    """Delete what only an unfinished folder has: the plan last, so that sidecars never stand without it."""
+    names = storage.list_files(folder)
+    storage.delete_files(folder, [name for name in names if sidecar_index(name) is not None])
+    storage.delete_files(folder, [name for name in names if name == PLAN_NAME])
+    _delete_partials(folder)
+
+
 def clear_folder(folder: str) -> None:
-    """Delete the manifest, then the shards (so that it never looks complete), and what a kill left half-written."""
+    """Delete the manifest, the sidecars, then the shards, so that nothing ever seems complete, and last the plan."""
     names = storage.list_files(folder)
     storage.delete_files(folder, [name for name in names if name == MANIFEST_NAME])
+    storage.delete_files(folder, [name for name in names if sidecar_index(name) is not None])
     storage.delete_files(folder, [name for name in names if name.endswith(".tfrecord")])
-    if not storage.is_remote(folder):
-        for partial in Path(folder).glob(f".*{storage.PARTIAL_SUFFIX}"):
-            partial.unlink()
+    tokenizer_folder = storage.join(folder, TOKENIZER_FOLDER_NAME)
+    storage.delete_files(tokenizer_folder, storage.list_files(tokenizer_folder))
+    finish_folder(folder)
 
 
-def _differences(found: dict[str, Any], asked: dict[str, Any]) -> list[str]:
-    asked_flat = _flat(json.loads(json.dumps(asked, default=dataclasses.asdict)))
-    found_flat = _flat({key: found[key] for key in asked})
-    return [
-        f"{key} is {found_flat.get(key)!r} there, {asked_flat.get(key)!r} is asked for"
-        for key in sorted(asked_flat.keys() | found_flat.keys())
-        if asked_flat.get(key) != found_flat.get(key)
+def read_results(folder: str, plan: dict[str, Any]) -> Iterator[PartitionResult]:
+    """Yield what the sidecars of this plan tell, in the order of the partitions."""
+    names = [name for name in storage.list_files(folder) if sidecar_index(name) is not None]
+    names.sort(key=lambda name: sidecar_index(name) or 0)
+    read = partial(read_sidecar, folder, plan_sha256=plan_sha256(plan))
+    with ThreadPoolExecutor(NUM_READERS) as pool:
+        for start in range(0, len(names), NUM_READERS):  # few at a time, since each has the counts of all ids
+            yield from filter(None, pool.map(read, names[start : start + NUM_READERS]))
+
+
+def _read_plan(folder: str) -> dict[str, Any]:
+    path = storage.join(folder, PLAN_NAME)
+    try:
+        return dict(json.loads(storage.read_text(path)))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"A plan must be a JSON object; {path}: {error}. Delete it to begin anew.") from error
+
+
+def _delete_partials(folder: str) -> None:
+    """Delete what killed writes have left in a local folder, and the probe of a killed `check_writable` above it."""
+    if storage.is_remote(folder):
+        return
+    for place in (Path(folder), Path(folder, TOKENIZER_FOLDER_NAME)):
+        for path in place.glob(f".*{storage.PARTIAL_SUFFIX}"):
+            path.unlink()
+    for path in Path(folder).parent.glob(f".writable-*{storage.PARTIAL_SUFFIX}"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _check_same(found: dict[str, Any], asked: dict[str, Any], problem: str, cure: str) -> None:
+    found_leaves, asked_leaves = dict(_leaves({key: found.get(key) for key in asked})), dict(_leaves(asked))
+    different = [
+        f"{name} is {found_leaves.get(name)!r} there, {asked_leaves.get(name)!r} is asked for"
+        for name in sorted(found_leaves.keys() | asked_leaves.keys())
+        if found_leaves.get(name) != asked_leaves.get(name)
     ]
+    if different:
+        more = f"; and {len(different) - NUM_SHOWN:,} more" if len(different) > NUM_SHOWN else ""
+        raise InputError(f"{problem}: {'; '.join(different[:NUM_SHOWN])}{more}. {cure}")
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the leaves of nested mappings by their dotted names."""
-    leaves: dict[str, Any] = {}
-    for key, value in tree.items():
-        leaves |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return leaves
+def _leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested mappings and lists by their dotted names."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _leaves(value, f"{name}.{key}".lstrip("."))
+    elif isinstance(tree, list | tuple) and tree:
+        for number, value in enumerate(tree):
+            yield from _leaves(value, f"{name}[{number}]")
+    else:
+        yield name, tree

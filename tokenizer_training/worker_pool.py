@@ -4,6 +4,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -48,12 +49,9 @@ def map_in_order(
 def _map_in_pool(
     function: Callable[[Item], Result], items: Iterable[Item], num_processes: int, cure: str
 ) -> Iterator[Result]:
-    # Spawned, since a fork copies the locks of the threads that this process has. Ctrl-C is this process's business.
+    # Spawned, since a fork copies the locks of the threads that this process has.
     pool = ProcessPoolExecutor(
-        num_processes,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=signal.signal,
-        initargs=(signal.SIGINT, signal.SIG_IGN),
+        num_processes, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_worker
     )
     in_flight: deque[Future[Result]] = deque()
     try:
@@ -70,6 +68,19 @@ def _map_in_pool(
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _begin_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Kill this worker when its parent is killed: a run that is started again must find the folder to itself."""
+    parent = multiprocessing.parent_process()
+    if parent:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @contextlib.contextmanager

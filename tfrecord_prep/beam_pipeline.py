@@ -1,0 +1,160 @@
+"""Work on the partitions of a split with Apache Beam: in processes of this machine, or on Dataflow's machines.
+
+Beam is given which partitions there are, and no text passes through it: whoever works on a partition reads its part of
+the files and writes its shards and its sidecar, which the program that started the pipeline then reads.
+"""
+
+import importlib.util
+import logging
+import os
+import re
+import shlex
+import threading
+import traceback
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tfrecord_prep.config import DATAFLOW_RUNNER, PrepareConfig
+from tfrecord_prep.partition import SplitWork, work_on_partition
+from tfrecord_prep.sidecar import PartitionResult, read_sidecar, sidecar_name
+from tokenizer_training.command_line import InputError, RunFailedError
+from tokenizer_training.corpus import Corpus, Partition
+from tokenizer_training.storage import is_remote
+from tokenizer_training.text_files import Stretch
+
+if TYPE_CHECKING:
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+logger = logging.getLogger(__name__)
+
+# Documents that no worker can read by itself become part of the pipeline, which Dataflow takes 10 MB of at most.
+MAX_INLINE_BYTES = 4 << 20
+NUM_READERS = 8
+REQUIRED_BY_DATAFLOW = ("project", "region", "temp_location")
+
+# Beam may give a process several partitions at once, but remembered words and memory are for one.
+_one_at_a_time = threading.Lock()
+
+
+def check_beam(config: PrepareConfig, corpus: Corpus) -> "PipelineOptions":
+    """Return Beam's options for these settings, after the checks that need no work.
+
+    Raises:
+        InputError: apache_beam is not installed, Beam does not know an option, or Dataflow could not read the corpus.
+    """
+    needed = ["apache_beam"] + ["google.cloud.dataflow"] * (config.runner == DATAFLOW_RUNNER)
+    if not all(map(importlib.util.find_spec, needed)):
+        raise InputError(f"--runner {config.runner} needs Apache Beam: pip install -e '.[beam]'.")
+    from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
+    from apache_beam.runners.runner import create_runner
+
+    options = _pipeline_options(config)
+    if config.runner != DATAFLOW_RUNNER:
+        logging.getLogger("apache_beam").setLevel(logging.CRITICAL)  # its many lines hide what this run says
+    else:
+        given = options.get_all_options()
+        missing = [f"--{name}" for name in REQUIRED_BY_DATAFLOW if not given.get(name)]
+        if missing:
+            raise InputError(f"Dataflow needs {', '.join(missing)}: give --beam-options='--project=… --region=… …'.")
+        offline = _pipeline_options(config, "--dry_run=true")  # else the validator asks Cloud Storage
+        if problems := PipelineOptionsValidator(offline, create_runner(DATAFLOW_RUNNER)).validate():
+            raise InputError(f"--beam-options do not suit Dataflow: {' '.join(' '.join(problems).split())}")
+        files = [file.name for source in corpus.sources.values() for file in source.files or ()]
+        local = [name for name in files if not is_remote(name)]
+        if local:
+            raise InputError(f"Dataflow's machines read gs:// files only; --data-files and others name {local[0]}.")
+    return options
+
+
+def work_with_beam(
+    work: SplitWork, partitions: Iterable[tuple[int, Partition]], options: "PipelineOptions"
+) -> Iterator[PartitionResult]:
+    """Yield the result of each numbered partition, in order, once all of them are complete.
+
+    Raises:
+        InputError: too many documents that workers cannot read by themselves, or what `work_on_partition` raises.
+        RunFailedError: the pipeline failed.
+    """
+    numbered = list(_without_much_text(partitions))
+    if not numbered:
+        return
+    _run_pipeline(work, numbered, options)
+    read = partial(_result, work)
+    with ThreadPoolExecutor(NUM_READERS) as pool:
+        for start in range(0, len(numbered), NUM_READERS):  # few at a time, since each has the counts of all ids
+            yield from pool.map(read, [index for index, _ in numbered[start : start + NUM_READERS]])
+
+
+def work_in_worker(numbered_partition: tuple[int, Partition], work: SplitWork) -> None:
+    """Work on one partition in a process of Beam's; what came of it is in the partition's sidecar."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # Beam has a process per core already
+    with _one_at_a_time:
+        work_on_partition(work, numbered_partition)
+
+
+def _pipeline_options(config: PrepareConfig, *more: str) -> "PipelineOptions":
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    defaults = ["--number_of_worker_harness_threads=1"]
+    if config.runner != DATAFLOW_RUNNER:
+        defaults = ["--direct_running_mode=multi_processing", f"--direct_num_workers={config.num_processes}"]
+    flags = [*defaults, *shlex.split(config.beam_options), *more, f"--runner={config.runner}"]
+    options = PipelineOptions(flags, save_main_session=False)  # workers need nothing of the program's main module
+    unknown = options.get_all_options(retain_unknown_options=True).keys() - options.get_all_options().keys()
+    if unknown:
+        raise InputError(f"--beam-options must be options that Beam knows; unknown: {', '.join(sorted(unknown))}.")
+    return options
+
+
+def _without_much_text(partitions: Iterable[tuple[int, Partition]]) -> Iterator[tuple[int, Partition]]:
+    num_bytes = 0
+    for index, partition in partitions:
+        num_bytes += sum(len(item.encode()) for item in partition if not isinstance(item, Stretch))
+        if num_bytes > MAX_INLINE_BYTES:
+            raise InputError(
+                f"Beam's workers read files by themselves, and take at most {MAX_INLINE_BYTES:,} bytes of documents "
+                "from elsewhere: give --data-files without --limit, or --runner local."
+            )
+        yield index, partition
+
+
+def _run_pipeline(work: SplitWork, numbered: list[tuple[int, Partition]], options: "PipelineOptions") -> None:
+    import apache_beam as beam
+    from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+
+    runner_name = options.get_all_options()["runner"]
+    # Beam's `DirectRunner` would first try to download another runner; this is the one it falls back to.
+    runner = runner_name if runner_name == DATAFLOW_RUNNER else FnApiRunner()
+    logger.info("%s: %d partitions for %s", work.split_name, len(numbered), runner_name)
+    pipeline = beam.Pipeline(runner=runner, options=options)
+    partitions = pipeline | "partitions" >> beam.Create(numbered) | "spread" >> beam.Reshuffle()
+    _ = partitions | "write shards" >> beam.Map(work_in_worker, work)
+    try:
+        state = pipeline.run().wait_until_finish()
+    except Exception as error:  # the runners have no class of errors in common
+        described = "".join(traceback.format_exception_only(error))  # of a worker's error its traceback, as text
+        message = re.search(r"\bInputError: (.+?)(?: \[while running|\n|$)", described)
+        if message:
+            raise InputError(message[1]) from error
+        logger.error("%s", error)
+        reason = str(error).strip().splitlines()[-1:] or [repr(error)]
+        raise RunFailedError(f"{runner_name} failed: {reason[0]} {_how_to_go_on(work)}") from error
+    if state != "DONE":
+        raise RunFailedError(f"{runner_name} ended in the state {state}. {_how_to_go_on(work)}")
+
+
+def _result(work: SplitWork, index: int) -> PartitionResult:
+    folder = work.settings.folder
+    try:
+        result = read_sidecar(folder, sidecar_name(index), work.settings.plan_sha256)
+    except FileNotFoundError:
+        result = None
+    if result is None:
+        raise RunFailedError(f"The pipeline ended, but {folder} lacks partition {index:,}. {_how_to_go_on(work)}")
+    return result
+
+
+def _how_to_go_on(work: SplitWork) -> str:
+    return f"What is complete in {work.settings.folder} stays: run the same command again."

@@ -1,0 +1,135 @@
+"""Tokenize documents in bounded memory, however long they are, and each frequent word only once."""
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from tfrecord_prep.word_boundaries import last_word_boundary, tokenizes_by_word, word_boundary
+
+# What `tokenizers` returns of a text is hundreds of times its size, so little is held in that form.
+CHARACTERS_AT_ONCE = 1 << 18
+MAX_CHARACTERS_WITHOUT_BOUNDARY = 1 << 20
+# Bounds what a process remembers of words: about 400,000 short ones, in 100 MB.
+MAX_REMEMBERED_CHARACTERS = 1 << 24
+CHARACTERS_PER_ENTRY = 32  # what an entry takes besides its characters
+# Marks a document's first word, which has no space before it; no text holds this noncharacter of Unicode.
+_FIRST = "\U0010fffe"
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Part of the stream of documents' ids, without framing.
+
+    `document_ends` are the places in `ids` where documents end that have any, those begun in an earlier batch too;
+    `num_documents` counts all that end here, those without ids too.
+    """
+
+    ids: NDArray[np.int32]  # (num_ids,)
+    document_ends: NDArray[np.int64]  # (num_ends,)
+    num_documents: int
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A document, or what was cut of a long one."""
+
+    text: str
+    is_last: bool
+
+
+class Encoder:
+    """A tokenizer that remembers words; a process needs one."""
+
+    def __init__(self, tokenizer_json: str) -> None:
+        self._tokenizer = Tokenizer.from_str(tokenizer_json)
+        self._by_word = tokenizes_by_word(tokenizer_json)
+        self._ids_of_word: dict[str, bytes] = {}
+        self._num_remembered_characters = 0
+
+    def encode(self, texts: Sequence[str]) -> list[bytes]:
+        """Return the ids of each text, as the bytes of int32 numbers, those of its words if it is tokenized by word."""
+        if not self._by_word:
+            return self._encode_whole(texts)
+        words_of_texts = [word_boundary().split(text) for text in texts]
+        for words in words_of_texts:
+            words[0] = _FIRST + words[0]
+        self._remember(list(set().union(*words_of_texts).difference(self._ids_of_word)))
+        ids = [b"".join(map(self._ids_of_word.__getitem__, words)) for words in words_of_texts]
+        if self._num_remembered_characters > MAX_REMEMBERED_CHARACTERS:
+            self._ids_of_word.clear()
+            self._num_remembered_characters = 0
+        return ids
+
+    def _remember(self, words: list[str]) -> None:
+        in_text = [word[1:] if word.startswith(_FIRST) else " " + word for word in words]
+        self._ids_of_word.update(zip(words, self._encode_whole(in_text), strict=True))
+        self._num_remembered_characters += sum(map(len, words)) + CHARACTERS_PER_ENTRY * len(words)
+
+    def _encode_whole(self, texts: Sequence[str]) -> list[bytes]:
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32).tobytes() for encoding in encodings]
+
+
+def encode_documents(tokenizer_json: str, documents: Iterable[str]) -> Iterator[TokenBatch]:
+    """Yield the ids of documents, some hundred thousand characters at a time.
+
+    A longer document is cut at the space between two words, which does not change its ids where a tokenizer treats
+    each word by itself; only where a million characters have no such space, it is cut within a word.
+
+    Args:
+        tokenizer_json: what `plain_text_tokenizer_json` returned.
+        documents: texts; those of nothing but white space have no ids.
+    """
+    encoder = _encoder(tokenizer_json)
+    num_open_ids = 0  # of the document that no batch has ended yet
+    for pieces in _grouped(_pieces(documents)):
+        ids_of_pieces = encoder.encode([piece.text for piece in pieces])
+        ids = np.frombuffer(b"".join(ids_of_pieces), np.int32)
+        ends_of_pieces = np.cumsum([len(ids) for ids in ids_of_pieces]) // ids.itemsize
+        ends = ends_of_pieces[[piece.is_last for piece in pieces]]
+        starts = np.concatenate([[-num_open_ids], ends])[:-1]
+        yield TokenBatch(ids, ends[ends > starts], len(ends))
+        num_open_ids = len(ids) - ends[-1] if len(ends) else len(ids) + num_open_ids
+
+
+@functools.lru_cache(maxsize=1)
+def _encoder(tokenizer_json: str) -> Encoder:
+    return Encoder(tokenizer_json)
+
+
+def _pieces(documents: Iterable[str]) -> Iterator[_Piece]:
+    for document in documents:
+        start = 0
+        while len(document) - start > CHARACTERS_AT_ONCE:
+            end = _end_of_piece(document, start)
+            yield _Piece(document[start:end], is_last=False)
+            start = end
+        yield _Piece("" if document.isspace() else document[start:], is_last=True)
+
+
+def _end_of_piece(document: str, start: int) -> int:
+    soft_end, hard_end = start + CHARACTERS_AT_ONCE, start + MAX_CHARACTERS_WITHOUT_BOUNDARY
+    before = last_word_boundary(document, start, soft_end)
+    if before is not None:
+        return before
+    after = word_boundary().search(document, soft_end, hard_end)
+    return after.start() if after else min(hard_end, len(document))
+
+
+def _grouped(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
+    """Yield the pieces in order, in groups of at most `CHARACTERS_AT_ONCE` characters."""
+    group: list[_Piece] = []
+    num_characters = 0
+    for piece in pieces:
+        size = len(piece.text) + 1  # so that blank documents have a size, too
+        if group and num_characters + size > CHARACTERS_AT_ONCE:
+            yield group
+            group, num_characters = [], 0
+        group.append(piece)
+        num_characters += size
+    if group:
+        yield group

@@ -1,0 +1,129 @@
+"""Whether a shard holds what the manifest says: its bytes, records, rows, ids, framing, padding and counts."""
+
+from dataclasses import dataclass
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from tfrecord_prep.manifest import Manifest, ShardRecord
+from tfrecord_prep.records import decode_rows, read_records
+from tokenizer_training import storage
+from tokenizer_training.command_line import RunFailedError
+
+
+@dataclass(frozen=True)
+class ShardToCheck:
+    """A shard, and whether it is the first and the last of its partition."""
+
+    record: ShardRecord
+    is_first: bool
+    is_last: bool
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """All rows of a shard, and their ids before the padding, one after the other."""
+
+    input_ids: NDArray[np.int64]  # (num_rows, max_length)
+    is_token: NDArray[np.bool_]  # (num_rows, max_length)
+
+    @property
+    def num_tokens(self) -> NDArray[np.int64]:
+        """Ids before the padding; (num_rows,)."""
+        return self.is_token.sum(axis=1)
+
+    def ends_of_rows(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return of each token whether it is the first and whether it is the last of its row; (num_tokens,) each."""
+        number_in_row = np.nonzero(self.is_token)[1]
+        return number_in_row == 0, number_in_row == np.repeat(self.num_tokens - 1, self.num_tokens)
+
+    def any_in_row(self, is_bad_token: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return which rows have a bad one among their tokens, which are given in order; (num_rows,)."""
+        bad = np.zeros_like(self.is_token)
+        bad[self.is_token] = is_bad_token
+        return np.logical_or.reduce(bad, axis=1)
+
+
+def check_shard(folder: str, manifest: Manifest, shard: ShardToCheck) -> NDArray[np.int64]:
+    """Return how often the shard has each id, padding included, after all checks; (vocabulary_size,).
+
+    Raises:
+        RunFailedError: the first difference, with file and row (counted from 0).
+    """
+    path = storage.join(folder, shard.record.name)
+    data = storage.read_bytes(path)
+    rows = _read_rows(path, data, manifest.max_length)
+    if len(rows.input_ids) != shard.record.num_rows:
+        raise RunFailedError(f"{path} has {len(rows.input_ids):,} rows, the manifest {shard.record.num_rows:,}.")
+    _check_ids(path, rows, manifest)
+    _check_framing(path, rows, manifest, shard)
+    _check_padding(path, rows, manifest, shard)
+    num_tokens = int(rows.num_tokens.sum())
+    if num_tokens != shard.record.num_tokens:
+        raise RunFailedError(f"{path} has {num_tokens:,} tokens, the manifest {shard.record.num_tokens:,}.")
+    crc32c = f"{google_crc32c.value(data):08x}"
+    if crc32c != shard.record.crc32c:
+        raise RunFailedError(f"{path} has the CRC32C {crc32c}, the manifest {shard.record.crc32c}.")
+    return np.bincount(rows.input_ids.ravel(), minlength=manifest.tokenizer.vocabulary_size)
+
+
+def _read_rows(path: str, data: bytes, max_length: int) -> _Rows:
+    examples: list[bytes] = []
+    try:
+        for example in read_records(data):
+            examples.append(example)
+    except ValueError as error:
+        raise RunFailedError(f"{path}, row {len(examples)}: {error}.") from error
+    try:
+        input_ids = decode_rows(examples, "input_ids", max_length)
+        mask = decode_rows(examples, "attention_mask", max_length)
+    except ValueError as error:
+        raise RunFailedError(f"{path}: {error}.") from error
+    expected = np.arange(max_length) < mask.sum(axis=1)[:, None]
+    _check_rows(path, mask != expected, "the attention mask is not ones, then zeros")
+    _check_rows(path, ~expected[:, 0], "the row is empty")
+    return _Rows(input_ids, expected)
+
+
+def _check_ids(path: str, rows: _Rows, manifest: Manifest) -> None:
+    size = manifest.tokenizer.vocabulary_size
+    is_outside = (rows.input_ids < 0) | (rows.input_ids >= size)
+    _check_rows(path, is_outside, f"an id is outside the vocabulary of {size:,}")
+    is_padding = rows.input_ids == manifest.tokenizer.special_ids["pad"]
+    _check_rows(path, is_padding == rows.is_token, "padding is not where the attention mask is 0")
+    is_mask = rows.input_ids == manifest.tokenizer.special_ids["mask"]
+    _check_rows(path, is_mask, "text holds the mask token")
+
+
+def _check_framing(path: str, rows: _Rows, manifest: Manifest, shard: ShardToCheck) -> None:
+    tokens = rows.input_ids[rows.is_token]
+    is_cls = tokens == manifest.tokenizer.special_ids["cls"]
+    is_sep = tokens == manifest.tokenizer.special_ids["sep"]
+    is_first, is_last = rows.ends_of_rows()
+    if manifest.chunking != "concat":
+        _check_rows(path, rows.any_in_row(is_first & ~is_cls), "the row does not begin with the cls token")
+        _check_rows(path, rows.any_in_row(is_last & ~is_sep), "the row does not end with the sep token")
+    if manifest.chunking == "full_sentences":
+        _check_rows(path, rows.any_in_row(is_cls & ~is_first), "a cls token stands within the row")
+        return
+    # Documents follow each other as [CLS] … [SEP] [CLS] … [SEP], none of them empty, over the ends of rows.
+    is_wrong = np.append(shard.is_first and not is_cls[0], is_cls[1:] != is_sep[:-1])
+    is_wrong[1:] |= is_cls[:-1] & is_sep[1:]
+    is_wrong[-1] |= shard.is_last and not is_sep[-1]
+    _check_rows(path, rows.any_in_row(is_wrong), "documents are not framed by a cls and a sep token each")
+
+
+def _check_padding(path: str, rows: _Rows, manifest: Manifest, shard: ShardToCheck) -> None:
+    if manifest.chunking == "documents":
+        return
+    is_padded = rows.num_tokens < manifest.max_length
+    is_padded[-1] &= not shard.is_last
+    _check_rows(path, is_padded, "padding in a row that is not the last of its partition")
+
+
+def _check_rows(path: str, is_bad: NDArray[np.bool_], problem: str) -> None:
+    """Raise for the first bad row; (num_rows,), or of each id (num_rows, max_length)."""
+    if is_bad.any():
+        row = int(np.argwhere(is_bad)[0, 0])
+        raise RunFailedError(f"{path}, row {row:,}: {problem}.")
