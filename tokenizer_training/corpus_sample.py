@@ -1,6 +1,5 @@
 """Read a corpus once: a seeded sample of bounded size over all of it, counted, and some passages held out of it."""
 
-import logging
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -12,9 +11,7 @@ from tokenizer_training.progress import no_progress
 from tokenizer_training.word_counts import WordCounts, count_words
 from tokenizer_training.worker_pool import map_in_order
 
-logger = logging.getLogger(__name__)
-
-# What is drawn, skipped or counted at a time: seconds of a worker's time, and thousands of them in a large corpus.
+# What is drawn, skipped or counted at a time: less than a second of a worker's time, and little memory on its way.
 BLOCK_BYTES = 4 << 20
 # A small sample is of as many places in the text.
 MIN_BLOCKS = 64

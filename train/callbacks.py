@@ -1,6 +1,5 @@
 """What happens between updates, at intervals of steps: figures are logged, the model is evaluated and saved."""
 
-import logging
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -15,8 +14,6 @@ from train.evaluation import Evaluation
 from train.metrics_log import MetricsLog, perplexity
 from train.plan import Plan
 from train.pretraining_model import PretrainingModel
-
-logger = logging.getLogger(__name__)
 
 
 class TrainingDivergedError(RunFailedError):

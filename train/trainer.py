@@ -1,6 +1,5 @@
 """One run of training: model, optimizer, batches, evaluation, log and checkpoints, put together and fitted."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +23,6 @@ from train.position_init import start_positions_as_sinusoids
 from train.pretraining_model import PretrainingModel
 from train.sample_order import SampleOrder
 from train.strategy import compiles_with_xla
-
-logger = logging.getLogger(__name__)
 
 
 def build_masked_lm(model_config: PretrainedConfig, *, position_init: str, seed: int) -> Any:
