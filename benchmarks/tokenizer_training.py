@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.generated_text import write_generated_text
 from benchmarks.measured_run import MeasuredRun, run_measured
+from benchmarks.tables import print_table
 from benchmarks.tokenizer_contenders import (
     BARE_TRAINER,
     OURS,
@@ -179,15 +180,6 @@ def memory_row(num_megabytes: float, run: MeasuredRun, first_peak_bytes: int) ->
     ratio = f"{run.peak.num_bytes / first_peak_bytes:.2f}"
     processes = "+".join(f"{value / 1e6:.0f}" for value in run.peak.process_bytes)
     return [f"{num_megabytes:g}", *seconds, f"{num_megabytes / run.seconds:.1f}", *num_bytes, ratio, processes]
-
-
-def print_table(header: str, rows: Iterable[Sequence[str]]) -> None:
-    """Print rows of cells below their header, divided at `|`: the first column to the left, the others to the right."""
-    table = [header.split("|"), *rows]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join([first.strip().ljust(widths[0]), *others]))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The benchmark of stage 1: its flags, the text that it generates, and what it measures."""
+"""The benchmarks: their flags, the text that one generates, and what they measure."""
 
 import gzip
 import itertools
@@ -13,7 +13,8 @@ import pytest
 from benchmarks.generated_text import write_generated_text
 from benchmarks.measured_run import run_measured
 
-BENCHMARK = [sys.executable, str(Path(__file__).parent.parent / "benchmarks" / "tokenizer_training.py")]
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+BENCHMARK = [sys.executable, str(BENCHMARKS / "tokenizer_training.py")]
 
 
 def test_generated_text_is_the_same_each_time_and_a_shorter_one_the_head_of_a_longer_one(tmp_path):
@@ -74,3 +75,49 @@ def test_both_parts_print_their_tables(tmp_path):
         assert re.search(rf"^{name} +{num_runs} .* 1,000 +[34]\.\d{{4}} ", run.stdout, re.MULTILINE), run.stdout
     assert "memory of ours / UnigramTrainer" in run.stdout
     assert re.search(r"^1 .* 1\.00 ", run.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("script", ["input_contenders.py", "input_pipeline.py", "prepare.py", "prepare_peers.py"])
+def test_benchmarks_of_shards_show_their_flags_without_tensorflow(script):
+    command = [sys.executable, "-X", "importtime", BENCHMARKS / script, "--help"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "--length" in run.stdout
+    assert "argparse" in run.stderr  # the list of modules
+    assert "tensorflow" not in run.stderr
+
+
+def test_preparation_without_a_file_is_refused():
+    run = subprocess.run([sys.executable, BENCHMARKS / "prepare.py"], capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert "--train-file" in run.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_inputs_print_their_table():
+    names = ["ours-masked", "tutorial"]
+    flags = ["--num-rows=600", "--length=32", "--batch-rows=64", "--vocab-size=1000", "--repeats=1"]
+    flags += ["--contenders", *names]
+    run = subprocess.run(
+        [sys.executable, BENCHMARKS / "input_pipeline.py", *flags], capture_output=True, text=True, check=True
+    )
+    for name in names:
+        assert re.search(rf"^{name} +1 +[\d,]+ +\(", run.stdout, re.MULTILINE), run.stdout
+    assert "ours-masked / tutorial " in run.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_preparation_and_its_peers_print_their_tables(tmp_path):
+    write_generated_text(tmp_path / "text", 1_000_000)
+    with (tmp_path / "train.jsonl").open("w") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in (tmp_path / "text").read_text().split("\n"))
+    flags = [f"--train-file={tmp_path}/train.jsonl", "--vocab-size=1000", "--length=64", "--repeats=1"]
+    flags += ["--generated-megabytes", "1", "2"]
+    run = subprocess.run(
+        [sys.executable, BENCHMARKS / "prepare.py", *flags], capture_output=True, text=True, check=True
+    )
+    for name in ("ours", "tutorial", "tokenizer"):
+        assert re.search(rf"^{name} +1 +\d+\.\d+ ", run.stdout, re.MULTILINE), run.stdout
+    assert "time of tutorial / ours" in run.stdout
+    assert re.search(r"^1 .* 1\.00 .*\n2 ", run.stdout, re.MULTILINE), run.stdout

@@ -1,8 +1,6 @@
-"""Folders in every state: complete, unfinished, damaged, full, somebody else's; and bad input."""
+"""Folders in every state: complete, unfinished, damaged, somebody else's; and bad input."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from tfrecord_prep.prepare_tfrecord_shards import main
 from tokenizer_training.command_line import InputError
 from tokenizer_training.tokenizer import SPECIAL_TOKENS
 
-SCRIPT = Path(__file__).parent.parent / "tfrecord_prep" / "prepare_tfrecord_shards.py"
 BROKEN_BYTE, GOOD_BYTE = b"\xff", b"x"
 
 
@@ -172,40 +169,6 @@ def test_folder_in_the_way(
     assert main(flags(source, tmp_path)) == 2
     assert re.search(message, error_line(capsys))
     assert contents(tmp_path) == before
-
-
-def check_not_completed(status: int, errors: str, reason: str, folder: Path) -> None:
-    assert status == 1, errors
-    (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
-    assert re.search(rf"/train was not completed: .*{reason}.*run the same command again: it goes on from there", line)
-    with pytest.raises(InputError, match="did not end"):
-        open_shards(str(folder / "train"))
-
-
-def test_full_disk(source: Path, tmp_path: Path) -> None:
-    """A disk of 90 kB, with room for the plan, the tokenizer and some partitions."""
-    disk, copy = tmp_path / "disk", tmp_path / "copy"
-    disk.mkdir()
-    arguments = flags(source, disk, "--num-workers", "2")
-    mount = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
-    shell = f'mount -t tmpfs -o size=90k none {disk} && "$@"; status=$?; cp -r {disk} {copy}; exit $status'
-    if subprocess.run([*mount, f"mount -t tmpfs none {disk}"], capture_output=True).returncode:
-        pytest.skip("this machine lets nobody mount a disk of their own")
-    done = subprocess.run([*mount, shell, "-", sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True)
-    check_not_completed(done.returncode, done.stderr, "No space left on device", copy)
-    assert list((copy / "train").glob("partition-*.json"))
-    assert main(flags(source, copy)) == 0
-    assert main(flags(source, tmp_path / "fresh")) == 0
-    assert contents(copy) == contents(tmp_path / "fresh")
-
-
-def test_file_that_becomes_too_large(source: Path, tmp_path: Path) -> None:
-    arguments = flags(source, tmp_path, "--shard-size", "100", "--partition-bytes", "8000")
-    limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({7_000}, {7_000})); "
-    limited += f"import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
-    command = [sys.executable, "-c", limited, str(SCRIPT), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
-    check_not_completed(done.returncode, done.stderr, "File too large", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,132 @@
+"""The inputs that benchmarks/input_pipeline.py compares, as programs that read one epoch of a folder of shards.
+
+    python benchmarks/input_contenders.py ours shards --length 512 --batch-rows 256
+
+`tutorial` is the input of transformers' TPU tutorial: a TFRecordDataset whose records are parsed one by one, a shuffle
+buffer of 2**18 rows, then batches that the collator of transformers masks. `ours` is the input of run-mlm, which draws
+masks on the device that trains; `ours-masked` draws the same masks on the host. `tutorial-unmasked` lacks the masks.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tfrecord_prep.manifest import ShardSet
+
+START_LINE = "TensorFlow is ready."
+TUTORIAL_BUFFER_ROWS = 1 << 18
+# Ids of the special tokens as train-unigram numbers them.
+CLS_ID, PAD_ID, SEP_ID, UNK_ID, MASK_ID = range(5)
+
+
+def tutorial_batches(
+    shards: "ShardSet", length: int, batch_rows: int, vocab_size: int, is_masked: bool = True
+) -> "tf.data.Dataset":
+    """Return one epoch of dictionaries with `input_ids` and `labels`, int64 (batch_rows, length)."""
+    import tensorflow as tf
+    from tokenizers import Tokenizer, models
+    from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({})), mask_token="[MASK]")
+    collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15)
+    feature = tf.io.FixedLenFeature((length,), tf.int64)
+
+    def parse(record: tf.Tensor) -> dict[str, tf.Tensor]:
+        return tf.io.parse_single_example(record, {"input_ids": feature, "attention_mask": feature})
+
+    def mask(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        ids = batch["input_ids"]
+        is_special = ~tf.cast(batch["attention_mask"], tf.bool) | (ids == CLS_ID) | (ids == SEP_ID)
+        inputs, labels = collator.tf_mask_tokens(
+            ids, vocab_size=vocab_size, mask_token_id=MASK_ID, special_tokens_mask=is_special
+        )
+        return {**batch, "input_ids": inputs, "labels": labels}
+
+    paths = tf.data.Dataset.from_tensor_slices(list(shards.paths)).shuffle(len(shards.paths))
+    dataset = tf.data.TFRecordDataset(paths, num_parallel_reads=tf.data.AUTOTUNE)
+    dataset = dataset.map(parse, num_parallel_calls=tf.data.AUTOTUNE).shuffle(TUTORIAL_BUFFER_ROWS)
+    dataset = dataset.batch(batch_rows, drop_remainder=True)
+    if is_masked:
+        dataset = dataset.map(mask, num_parallel_calls=tf.data.AUTOTUNE)
+    return dataset.prefetch(tf.data.AUTOTUNE)
+
+
+def our_batches(
+    shards: "ShardSet", length: int, batch_rows: int, vocab_size: int, is_masked: bool
+) -> "tf.data.Dataset":
+    """Return one epoch of batches of run-mlm's defaults, as `MaskedRows` where masked on the host."""
+    import tensorflow as tf
+
+    from train.config import DataConfig
+    from train.data import training_batches
+    from train.masking import MaskedRows, mask_rows
+    from train.masking_rule import MaskingRule
+    from train.sample_order import SampleOrder
+
+    order = SampleOrder(shards.paths, shards.num_rows_per_shard, 0, default_of(DataConfig, "shuffle_buffer_size"))
+    dataset = training_batches(
+        order, length=length, global_batch_rows=batch_rows, start_step=0, num_steps=shards.num_rows // batch_rows
+    )
+    if not is_masked:
+        return dataset
+    rule = MaskingRule(MASK_ID, (CLS_ID, PAD_ID, SEP_ID, UNK_ID, MASK_ID), vocab_size)
+
+    def mask(step: tf.Tensor, rows: tf.Tensor) -> MaskedRows:
+        seed = tf.stack([0, tf.cast(step, tf.int32)])
+        return mask_rows(rows, seed, rule, num_global_rows=batch_rows, first_row=0)
+
+    return dataset.enumerate().map(mask, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+
+
+def default_of(config: type, name: str) -> Any:
+    """Return the default of a dataclass's field."""
+    return config.__dataclass_fields__[name].default  # type: ignore[attr-defined]
+
+
+CONTENDERS = {
+    "ours": (our_batches, False),
+    "ours-masked": (our_batches, True),
+    "tutorial": (tutorial_batches, True),
+    "tutorial-unmasked": (tutorial_batches, False),
+}
+
+
+def main() -> None:
+    """Read an epoch, and print seconds and rows as JSON in the last line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("contender", choices=CONTENDERS)
+    parser.add_argument("folder")
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--batch-rows", type=int, default=256)
+    parser.add_argument("--vocab-size", type=int, default=16_000)
+    arguments = parser.parse_args()
+    import tensorflow as tf
+
+    from tfrecord_prep.manifest import open_shards
+
+    shards = open_shards(arguments.folder)
+    make_batches, is_masked = CONTENDERS[arguments.contender]
+    # The first use of a graph takes memory that belongs to no contender.
+    next(iter(tf.data.Dataset.range(1).map(lambda value: value + 1)))
+    time.sleep(0.3)  # so that memory is sampled now
+    print(START_LINE, flush=True)
+    start_seconds = time.perf_counter()
+    batches = iter(make_batches(shards, arguments.length, arguments.batch_rows, arguments.vocab_size, is_masked))
+    next(batches)
+    first_seconds = time.perf_counter() - start_seconds
+    num_batches = 1 + sum(1 for _ in batches)
+    seconds = time.perf_counter() - start_seconds
+    print(json.dumps({"first_seconds": first_seconds, "seconds": seconds, "rows": num_batches * arguments.batch_rows}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""The trainer's input against that of transformers' TPU tutorial: rows a second and memory (Linux).
+
+    python benchmarks/input_pipeline.py
+
+Each run is a fresh process that reads an epoch, from its first batch to its last; the figures are medians of runs in
+turns. Memory is what the input holds at its peak beyond what TensorFlow took before, and the whole process's. The rows
+are of random ids, unless a folder of shards is given; more of them than the tutorial's shuffle buffer holds.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# Before this script's own folder, where this script goes by the name of the package.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+
+from benchmarks.input_contenders import CONTENDERS, START_LINE
+from benchmarks.measured_run import MeasuredRun, run_measured
+from benchmarks.tables import print_table
+from tfrecord_prep.records import encode_rows
+
+PROGRAM = str(Path(__file__).resolve().parent / "input_contenders.py")
+SHARD_ROWS = 16_384
+NUM_SPECIAL_IDS = 5
+HEADER = "input|runs|rows/s|(from-to)|first batch s|input MB|process MB"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one run gives."""
+
+    rows_per_second: float
+    first_batch_seconds: float
+    input_bytes: int
+    process_bytes: int
+
+
+def write_random_shards(folder: Path, num_rows: int, length: int, vocab_size: int) -> None:
+    """Write shards of full rows, named by their rows."""
+    generator = np.random.default_rng(0)
+    for number, start in enumerate(range(0, num_rows, SHARD_ROWS)):
+        num = min(SHARD_ROWS, num_rows - start)
+        rows = generator.integers(NUM_SPECIAL_IDS, vocab_size, (num, length), np.int32)
+        data = encode_rows(rows, np.full(num, length))
+        (folder / f"dataset-{number:05d}-{num}.tfrecord").write_bytes(data)
+
+
+def figures(run: MeasuredRun) -> Figures:
+    """Return what a run that ended well measured."""
+    read = json.loads(run.lines[-1][1])
+    start_seconds = run.seconds_of_line(START_LINE)
+    before = max(sample.num_bytes for sample in run.samples if sample.seconds < start_seconds)
+    return Figures(
+        read["rows"] / read["seconds"], read["first_seconds"], run.peak.num_bytes - before, run.peak.num_bytes
+    )
+
+
+def compare(folder: str, arguments: argparse.Namespace) -> dict[str, list[Figures]]:
+    """Return the figures of each contender's runs, which take turns."""
+    results: dict[str, list[Figures]] = {name: [] for name in arguments.contenders}
+    flags = [f"--length={arguments.length}", f"--batch-rows={arguments.batch_rows}"]
+    for _ in range(arguments.repeats):
+        for name in arguments.contenders:
+            run = run_measured([sys.executable, PROGRAM, name, folder, *flags, f"--vocab-size={arguments.vocab_size}"])
+            if run.status:
+                sys.exit(f"{name} failed:\n{run.output}")
+            results[name].append(figures(run))
+            print(f"{name}: {results[name][-1].rows_per_second:,.0f} rows/s", file=sys.stderr)
+    return results
+
+
+def row(name: str, runs: Sequence[Figures]) -> list[str]:
+    """Return the cells of a contender's line."""
+    rates = [run.rows_per_second for run in runs]
+    return [
+        name,
+        str(len(runs)),
+        f"{statistics.median(rates):,.0f}",
+        f"({min(rates):,.0f}-{max(rates):,.0f})",
+        f"{statistics.median(run.first_batch_seconds for run in runs):.2f}",
+        f"{statistics.median(run.input_bytes for run in runs) / 1e6:,.0f}",
+        f"{statistics.median(run.process_bytes for run in runs) / 1e6:,.0f}",
+    ]
+
+
+def print_ratios(results: dict[str, list[Figures]]) -> None:
+    """Print what decides: medians of the paired runs' ratios."""
+    for ours in ("ours", "ours-masked"):
+        for theirs in ("tutorial", "tutorial-unmasked"):
+            pairs = list(zip(results.get(ours, []), results.get(theirs, []), strict=False))
+            if pairs:
+                rate = statistics.median(a.rows_per_second / b.rows_per_second for a, b in pairs)
+                memory = statistics.median(a.input_bytes / b.input_bytes for a, b in pairs)
+                print(f"{f'{ours} / {theirs}':32s} rows/s {rate:.2f}, input memory {memory:.3f}")
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shards", help="Folder of shards of --length. Default: random ones, in a temporary folder.")
+    parser.add_argument("--num-rows", type=int, default=400_000, help="Rows to make where no shards are given.")
+    parser.add_argument("--length", type=int, default=512, help="Tokens a row.")
+    parser.add_argument("--batch-rows", type=int, default=256, help="Rows a batch.")
+    parser.add_argument("--vocab-size", type=int, default=16_000)
+    parser.add_argument("--repeats", type=int, default=3, help="Runs of each.")
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    arguments = parser.parse_args()
+    print(f"{os.cpu_count()} cores, {platform.platform()}, Python {platform.python_version()}")
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        if not arguments.shards:
+            write_random_shards(Path(folder), arguments.num_rows, arguments.length, arguments.vocab_size)
+        results = compare(arguments.shards or folder, arguments)
+    print_table(HEADER, [row(name, runs) for name, runs in results.items()])
+    print_ratios(results)
+
+
+if __name__ == "__main__":
+    main()

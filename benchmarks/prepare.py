@@ -1,0 +1,137 @@
+"""Stage 2 against the method of transformers' TPU tutorial and the bare tokenizer, and its speed and memory as the
+corpus grows (Linux).
+
+    python benchmarks/prepare.py --train-file train.jsonl.gz --tokenizer tokenizer
+
+Each run is a fresh process, the contenders take turns, and the figures are medians, in seconds and in millions of bytes
+of all processes together. Ours is the whole command. Without a tokenizer, stage 1 trains one first.
+The second part runs ours on more and more generated text (see generated_text.py).
+"""
+
+import argparse
+import os
+import platform
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+# Before this script's own folder, where another script goes by the name of a package.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.generated_text import write_generated_text
+from benchmarks.measured_run import MeasuredRun, run_measured
+from benchmarks.tables import print_table
+
+PROJECT = Path(__file__).resolve().parent.parent
+TRAIN_COMMAND = [sys.executable, str(PROJECT / "tokenizer_training" / "train_unigram.py")]
+PREPARE_COMMAND = [sys.executable, "-u", str(PROJECT / "tfrecord_prep" / "prepare_tfrecord_shards.py")]
+PEER_COMMAND = [sys.executable, str(PROJECT / "benchmarks" / "prepare_peers.py")]
+NUM_PROCESSES = 2
+OURS, TUTORIAL, TOKENIZER = "ours", "tutorial", "tokenizer"
+
+SPEED_HEADER = "method|runs|seconds|(from-to)|peak MB"
+GROWTH_HEADER = "text MB|seconds|MB/s a worker|after start|peak MB|/first|processes"
+
+
+def measure(label: str, command: Sequence[str]) -> MeasuredRun:
+    """Run a command, with a line about it on standard error; stop if it failed."""
+    run = run_measured(command)
+    print(f"{label}: {run.seconds:.2f} s, {run.peak.num_bytes / 1e6:,.0f} MB", file=sys.stderr)
+    if run.status:
+        sys.exit(f"exit status {run.status}\n{run.output}")
+    return run
+
+
+def our_command(text_file: str, tokenizer: str, output: str, arguments: argparse.Namespace) -> list[str]:
+    """Return the command of stage 2."""
+    flags = ["--data-files", text_file, "--tokenizer-name-or-path", tokenizer, "--output-dir", output]
+    return [*PREPARE_COMMAND, *flags, f"--max-length={arguments.length}", f"--num-workers={NUM_PROCESSES}"]
+
+
+def compare_speed(tokenizer: str, arguments: argparse.Namespace) -> None:
+    """Run all methods in turns, and print their table and what decides."""
+    runs: dict[str, list[MeasuredRun]] = {OURS: [], TUTORIAL: [], TOKENIZER: []}
+    for _ in range(arguments.repeats):
+        for name, done in runs.items():
+            with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+                output = f"{folder}/output"
+                peer = [*PEER_COMMAND, name, arguments.train_file, tokenizer, output, f"--length={arguments.length}"]
+                ours = our_command(arguments.train_file, tokenizer, output, arguments)
+                done.append(measure(name, ours if name == OURS else peer))
+    print_table(SPEED_HEADER, [speed_row(name, done) for name, done in runs.items()])
+    for above, below in ((TUTORIAL, OURS), (OURS, TOKENIZER)):
+        ratios = [a.seconds / b.seconds for a, b in zip(runs[above], runs[below], strict=True)]
+        print(f"time of {above} / {below}: {statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})")
+
+
+def speed_row(name: str, runs: Sequence[MeasuredRun]) -> list[str]:
+    """Return the cells of a method's line."""
+    seconds = [run.seconds for run in runs]
+    spread = f"({min(seconds):.2f}-{max(seconds):.2f})"
+    peak_bytes = statistics.median(run.peak.num_bytes for run in runs)
+    return [name, str(len(runs)), f"{statistics.median(seconds):.2f}", spread, f"{peak_bytes / 1e6:,.0f}"]
+
+
+def show_growth(tokenizer: str | None, arguments: argparse.Namespace) -> None:
+    """Run ours on more and more generated text, and print a table; `after start` leaves out start-up and ending."""
+    rows: list[list[str]] = []
+    first: MeasuredRun | None = None
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        for num_megabytes in arguments.generated_megabytes:
+            text_file = Path(folder, "text.txt")
+            write_generated_text(text_file, int(num_megabytes * 1e6))
+            if tokenizer is None:
+                tokenizer = train_tokenizer(str(text_file), folder, arguments.vocab_size)
+            with tempfile.TemporaryDirectory(prefix="benchmark-") as output:
+                command = our_command(str(text_file), tokenizer, f"{output}/shards", arguments)
+                run = measure(f"{num_megabytes:g} MB", command)
+            first = first or run
+            rows.append(growth_row(num_megabytes, run, first))
+    print(f"\nOurs on generated text, {NUM_PROCESSES} workers")
+    print_table(GROWTH_HEADER, rows)
+
+
+def growth_row(num_megabytes: float, run: MeasuredRun, first: MeasuredRun) -> list[str]:
+    """Return the cells of a line: throughput of the whole command, and from the plan that it prints to its end."""
+    working_seconds = run.seconds - run.seconds_of_line(r"^workers ")
+    rates = [f"{num_megabytes / NUM_PROCESSES / seconds:.2f}" for seconds in (run.seconds, working_seconds)]
+    peak = f"{run.peak.num_bytes / 1e6:,.0f}"
+    ratio = f"{run.peak.num_bytes / first.peak.num_bytes:.2f}"
+    processes = "+".join(f"{value / 1e6:.0f}" for value in run.peak.process_bytes)
+    return [f"{num_megabytes:g}", f"{run.seconds:.1f}", *rates, peak, ratio, processes]
+
+
+def train_tokenizer(text_file: str, folder: str, vocab_size: int) -> str:
+    """Return the folder of a tokenizer trained on the file."""
+    output = f"{folder}/tokenizer"
+    flags = ["--data-files", text_file, "--vocab-size", str(vocab_size), "--output-dir", output]
+    measure("training the tokenizer", [*TRAIN_COMMAND, *flags])
+    return output
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--train-file", help="Corpus with the key `text`: .jsonl or .jsonl.gz.")
+    parser.add_argument("--tokenizer", help="Folder of train-unigram. Default: one is trained.")
+    parser.add_argument("--only", choices=("speed", "memory"), help="Which part. Default: both.")
+    parser.add_argument("--vocab-size", type=int, default=16_000, help="Pieces of a tokenizer that is trained.")
+    parser.add_argument("--length", type=int, default=512, help="Tokens a row.")
+    parser.add_argument("--repeats", type=int, default=5, help="Runs of each method.")
+    parser.add_argument("--generated-megabytes", type=float, nargs="+", default=[30, 300, 1000])
+    arguments = parser.parse_args()
+    if arguments.only != "memory" and not arguments.train_file:
+        parser.error("--train-file is needed, but for --only memory")
+    print(f"{os.cpu_count()} cores, {platform.platform()}, Python {platform.python_version()}")
+    if arguments.only != "memory":
+        with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+            tokenizer = arguments.tokenizer or train_tokenizer(arguments.train_file, folder, arguments.vocab_size)
+            compare_speed(tokenizer, arguments)
+    if arguments.only != "speed":
+        show_growth(arguments.tokenizer, arguments)
+
+
+if __name__ == "__main__":
+    main()
