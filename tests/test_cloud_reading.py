@@ -70,8 +70,9 @@ def test_every_format(cloud: CloudStorageHandle, ending: str) -> None:
     assert list(corpus.documents("train")) == TEXTS
     name, num_bytes = f"{BUCKET}/texts/a.{ending}", len(CONTENTS[ending])
     assert corpus.description["data_files"] == [{"name": name, "num_bytes": num_bytes}]
-    partitions = list(corpus.partitions("train", 300))
-    assert len(partitions) == (-(-num_bytes // 300) if ending in ("txt", "jsonl") else 1)
+    partition_bytes = 300 if ending in ("txt", "jsonl") else num_bytes
+    partitions = list(corpus.partitions("train", partition_bytes))
+    assert len(partitions) == -(-num_bytes // partition_bytes)
     assert [text for part in partitions for text in read_partition(corpus.config, "train", part)] == TEXTS
     assert all(len(entry["range"]) for entry in cloud.requests(path="alt=media")), "a file was read as a whole"
 

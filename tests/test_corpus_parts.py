@@ -166,3 +166,18 @@ def test_no_such_part() -> None:
     for function in ("documents", "partitions", "sampled_documents"):
         with pytest.raises(InputError, match="has the parts train; got 'test'"):
             getattr(in_memory([]), function)("test", *[1, 1][: {"documents": 0, "partitions": 1}.get(function, 2)])
+
+
+@pytest.mark.parametrize(("num_files", "has_stretches"), [(15, False), (16, True)])
+def test_few_large_files_that_cannot_be_cut_are_read_by_the_parent(
+    tmp_path: Path, num_files: int, has_stretches: bool
+) -> None:
+    for number in range(num_files):
+        with gzip.open(tmp_path / f"{number:02}.txt.gz", "wt") as file:
+            file.writelines(f"{number} {line}\n" for line in range(200))
+    corpus = open_corpus(CorpusConfig(data_files=[str(tmp_path / "*.gz")]))
+    assert corpus.has_stretches("train", 100) == has_stretches
+    partitions = list(corpus.partitions("train", 100))
+    assert (len(partitions) == num_files) == has_stretches
+    assert in_partitions(corpus, "train", 100) == list(corpus.documents("train"))
+    assert corpus.has_stretches("train", 10_000), "small files come together"

@@ -22,7 +22,7 @@ def files(tmp_path: Path) -> list[str]:
 
 def test_numbers_sizes_and_progress(files: list[str]) -> None:
     corpus = open_corpus(CorpusConfig(data_files=files))
-    progress = SplitProgress("train", total_bytes(corpus, "train"), None)
+    progress = SplitProgress("train", total_bytes(corpus, "train", 400), None)
     work_list = WorkList(corpus, "train", 400, {1, 2}, progress)
     taken = dict(work_list)
     assert work_list.num_partitions == 5  # four of the first file, the second as a whole
@@ -30,9 +30,9 @@ def test_numbers_sizes_and_progress(files: list[str]) -> None:
     assert progress._num_bytes_before == 750
     for index in taken:
         work_list.finish(index, 10)
-    assert progress._num_bytes_before + progress._num_bytes == total_bytes(corpus, "train")
+    assert progress._num_bytes_before + progress._num_bytes == total_bytes(corpus, "train", 400)
     assert (
-        total_bytes(corpus, "train")
+        total_bytes(corpus, "train", 400)
         == sum(file_sizes(corpus, "train").values())
         == sum(Path(name).stat().st_size for name in files)
     )
@@ -42,7 +42,7 @@ def test_numbers_sizes_and_progress(files: list[str]) -> None:
 
 def test_documents_that_the_parent_reads(files: list[str]) -> None:
     corpus = open_corpus(CorpusConfig(data_files=files, limit=10))
-    assert total_bytes(corpus, "train") is None
+    assert total_bytes(corpus, "train", 400) is None
     progress = SplitProgress("train", None, None)
     work_list = WorkList(corpus, "train", 60, (), progress)
     assert [len(partition) for _, partition in work_list] == [4, 4, 2]

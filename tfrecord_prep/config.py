@@ -51,7 +51,8 @@ class PrepareConfig:
         metadata={
             "help": "Bytes of the corpus, as stored, that make a partition: a unit of work, which a run that is "
             "resumed does not repeat, and whose last row is padded. Default: by the size of the corpus, 1 to 64 MiB. "
-            "A file that cannot be cut (.gz, .csv, .json, .parquet) is in one partition."
+            "A file that cannot be cut (.gz, .csv, .json, .parquet) is in one partition, unless there are so few that "
+            "the main process reads them and cuts the text."
         },
     )
     num_workers: int | None = field(

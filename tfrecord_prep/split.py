@@ -101,8 +101,9 @@ def prepare_split(plan: SplitPlan, corpus: Corpus, tokenizer: "PreTrainedTokeniz
         complete = begin_folder(plan.folder, plan.fields)
         save_tokenizer(tokenizer, storage.join(plan.folder, TOKENIZER_FOLDER_NAME))
         settings = _partition_settings(plan, tokenizer)
-        with split_progress(plan.split_name, total_bytes(corpus, plan.split_name)) as progress:
-            work_list = WorkList(corpus, plan.split_name, plan.fields["partition_bytes"], complete, progress)
+        partition_bytes = plan.fields["partition_bytes"]
+        with split_progress(plan.split_name, total_bytes(corpus, plan.split_name, partition_bytes)) as progress:
+            work_list = WorkList(corpus, plan.split_name, partition_bytes, complete, progress)
             for result in engine(SplitWork(corpus.config, plan.split_name, settings), work_list):
                 work_list.finish(result.index, result.totals.num_tokens)
         write_manifest(plan.folder, _sum_up(plan, work_list.num_partitions))

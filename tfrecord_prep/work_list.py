@@ -48,15 +48,17 @@ def file_sizes(corpus: Corpus, split_name: str) -> dict[str, int]:
     return {file.name: file.num_bytes for file in source.files or ()}
 
 
-def total_bytes(corpus: Corpus, split_name: str) -> int | None:
-    """Return the bytes that are read for a split; None where only reading them would tell."""
-    return None if corpus.config.limit else sum(file_sizes(corpus, split_name).values()) or None
+def total_bytes(corpus: Corpus, split_name: str, partition_bytes: int) -> int | None:
+    """Return the sum of the partitions' sizes; None where only reading them would tell."""
+    if not corpus.has_stretches(split_name, partition_bytes):
+        return None
+    return sum(file_sizes(corpus, split_name).values()) or None
 
 
 def default_partition_bytes(corpus: Corpus) -> int:
     """Return a size of partitions that fits the size of the corpus."""
-    num_bytes = total_bytes(corpus, corpus.config.split)
-    if num_bytes is None:
+    num_bytes = sum(file_sizes(corpus, corpus.config.split).values())
+    if not num_bytes or corpus.config.limit:
         return DEFAULT_BYTES
     return min(max(num_bytes // NUM_PARTITIONS, MIN_DEFAULT_BYTES), MAX_DEFAULT_BYTES)
 

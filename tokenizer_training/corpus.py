@@ -16,7 +16,7 @@ from tokenizer_training.corpus_config import (
     corpus_config_from_record,
 )
 from tokenizer_training.corpus_parts import documents_of_part, part_share
-from tokenizer_training.corpus_stretches import draw_stretches, grouped_stretches, num_stretch_bytes
+from tokenizer_training.corpus_stretches import draw_stretches, grouped_stretches, is_for_few_workers, num_stretch_bytes
 from tokenizer_training.passages import grouped_by_size
 from tokenizer_training.storage import is_remote
 from tokenizer_training.stored_files import StoredFile
@@ -77,16 +77,24 @@ class Corpus:
         """Yield a part of the corpus in pieces of work, in order; `read_partition` gives the documents of each.
 
         They are stretches of files, at most `partition_bytes` as stored, where a worker can read them by itself: a
-        file that cannot be cut is one whole, small files come together. Where there are no files, or the documents
-        must be counted (`limit`), they are documents, at most `partition_bytes` of text.
+        file that cannot be cut is one whole, small files come together. Where there are no files, where these are few
+        and cannot be cut, or where documents must be counted (`limit`), they are documents, at most `partition_bytes`
+        of text.
 
         Raises:
             InputError: as `documents`.
         """
         files = self._source(split_name).files
-        if files is None or self._has_limit(split_name):
+        if files is None or not self.has_stretches(split_name, partition_bytes):
             return grouped_by_size(self.documents(split_name), partition_bytes)
         return grouped_stretches(files, self.config.sample_by, partition_bytes)
+
+    def has_stretches(self, split_name: str, partition_bytes: int) -> bool:
+        """Return whether the partitions are stretches of files, which workers read by themselves."""
+        files = self._source(split_name).files
+        if files is None or self._has_limit(split_name):
+            return False
+        return not is_for_few_workers(files, self.config.sample_by, partition_bytes)
 
     def sampled_documents(self, split_name: str, max_bytes: int, seed: int) -> Iterator[str]:
         """Return documents of a part from all over it, about twice `max_bytes`: all, where that is about all there is.

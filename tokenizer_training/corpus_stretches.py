@@ -2,13 +2,15 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 
 from tokenizer_training.stored_files import StoredFile
 from tokenizer_training.text_files import Stretch, can_be_cut, cut_file
 
 # Read one after the other from a disk or in one request each, where seeking takes a small part of the time.
 SAMPLE_BLOCK_BYTES = 8 << 20
+# Fewer groups than these, when one of them is a large file that cannot be cut, would leave workers without work.
+MIN_GROUPS = 16
 # So that a small sample, too, is from all over the corpus.
 MIN_SAMPLE_BLOCKS = 64
 
@@ -30,6 +32,14 @@ def grouped_stretches(files: Sequence[StoredFile], sample_by: str, max_bytes: in
             group_bytes += num_bytes
     if group:
         yield group
+
+
+def is_for_few_workers(files: Sequence[StoredFile], sample_by: str, max_bytes: int) -> bool:
+    """Return whether the groups are few, and one is larger than `max_bytes` because its file cannot be cut."""
+    if all(file.num_bytes <= max_bytes or can_be_cut(file.name, sample_by) for file in files):
+        return False
+    groups = islice(grouped_stretches(files, sample_by, max_bytes), MIN_GROUPS)
+    return sum(1 for _ in groups) < MIN_GROUPS
 
 
 def draw_stretches(files: Sequence[StoredFile], sample_by: str, num_bytes: int, seed: int) -> list[Stretch] | None:
