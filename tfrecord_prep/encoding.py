@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from tfrecord_prep.word_boundaries import last_word_boundary, tokenizes_by_word, word_boundary
+from tokenizer_training.passages import grouped
 
 # What `tokenizers` returns of a text is hundreds of times its size, so little is held in that form.
 CHARACTERS_AT_ONCE = 1 << 18
@@ -86,7 +87,8 @@ def encode_documents(tokenizer_json: str, documents: Iterable[str]) -> Iterator[
     """
     encoder = _encoder(tokenizer_json)
     num_open_ids = 0  # of the document that no batch has ended yet
-    for pieces in _grouped(_pieces(documents)):
+    sized = ((piece, len(piece.text) + 1) for piece in _pieces(documents))  # blank documents have a size, too
+    for pieces in grouped(sized, CHARACTERS_AT_ONCE):
         ids_of_pieces = encoder.encode([piece.text for piece in pieces])
         ids = np.frombuffer(b"".join(ids_of_pieces), np.int32)
         ends_of_pieces = np.cumsum([len(ids) for ids in ids_of_pieces]) // ids.itemsize
@@ -118,18 +120,3 @@ def _end_of_piece(document: str, start: int) -> int:
         return before
     after = word_boundary().search(document, soft_end, hard_end)
     return after.start() if after else min(hard_end, len(document))
-
-
-def _grouped(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
-    """Yield the pieces in order, in groups of at most `CHARACTERS_AT_ONCE` characters."""
-    group: list[_Piece] = []
-    num_characters = 0
-    for piece in pieces:
-        size = len(piece.text) + 1  # so that blank documents have a size, too
-        if group and num_characters + size > CHARACTERS_AT_ONCE:
-            yield group
-            group, num_characters = [], 0
-        group.append(piece)
-        num_characters += size
-    if group:
-        yield group

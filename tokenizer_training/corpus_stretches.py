@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice, pairwise
 
+from tokenizer_training.passages import grouped
 from tokenizer_training.stored_files import StoredFile
 from tokenizer_training.text_files import Stretch, can_be_cut, cut_file
 
@@ -20,18 +21,12 @@ def grouped_stretches(files: Sequence[StoredFile], sample_by: str, max_bytes: in
 
     A large file's stretches are groups by themselves, small files come together.
     """
-    group: list[Stretch] = []
-    group_bytes = 0
-    for file in files:
-        for stretch in cut_file(file.name, file.num_bytes, sample_by, max_bytes, file.generation):
-            num_bytes = file.num_bytes if stretch.stop is None else stretch.stop - stretch.start
-            if group and group_bytes + num_bytes > max_bytes:
-                yield group
-                group, group_bytes = [], 0
-            group.append(stretch)
-            group_bytes += num_bytes
-    if group:
-        yield group
+    stretches = (
+        (stretch, file.num_bytes if stretch.stop is None else stretch.stop - stretch.start)
+        for file in files
+        for stretch in cut_file(file.name, file.num_bytes, sample_by, max_bytes, file.generation)
+    )
+    return grouped(stretches, max_bytes)
 
 
 def is_for_few_workers(files: Sequence[StoredFile], sample_by: str, max_bytes: int) -> bool:

@@ -1,8 +1,11 @@
 """Documents as passages of bounded length, and in groups of bounded size."""
 
 from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 from tokenizer_training.command_line import InputError
+
+Item = TypeVar("Item")
 
 MAX_PASSAGE_CHARACTERS = 4096
 
@@ -20,23 +23,29 @@ def cut_passages(documents: Iterable[str]) -> Iterator[str]:
         yield document[start:] if start else document
 
 
+def grouped(sized_items: Iterable[tuple[Item, int]], max_size: int) -> Iterator[list[Item]]:
+    """Yield the items of (item, size) in order, in groups of at most `max_size`, a larger one in a group of its own."""
+    group: list[Item] = []
+    group_size = 0
+    for item, size in sized_items:
+        if group and group_size + size > max_size:
+            yield group
+            group, group_size = [], 0
+        group.append(item)
+        group_size += size
+    if group:
+        yield group
+
+
 def grouped_by_size(documents: Iterable[str], max_bytes: int) -> Iterator[list[str]]:
-    """Return the documents in order, in groups of at most `max_bytes` of UTF-8, a larger one in a group of its own.
+    """Yield the documents in order, in groups of at most `max_bytes` of UTF-8, a larger one in a group of its own.
 
     Raises:
         InputError: a document is not valid Unicode; says which.
     """
-    group: list[str] = []
-    group_bytes = 0
-    for number, document in enumerate(documents, start=1):
-        num_bytes = num_utf8_bytes(document, number) + 1  # so that blank documents have a size, too
-        if group and group_bytes + num_bytes > max_bytes:
-            yield group
-            group, group_bytes = [], 0
-        group.append(document)
-        group_bytes += num_bytes
-    if group:
-        yield group
+    # One more each, so that blank documents have a size, too.
+    sized = ((document, num_utf8_bytes(document, number) + 1) for number, document in enumerate(documents, start=1))
+    return grouped(sized, max_bytes)
 
 
 def num_utf8_bytes(document: str, number: int) -> int:

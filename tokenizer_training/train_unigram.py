@@ -16,7 +16,7 @@ from tokenizer_training.progress import progress_bar
 from tokenizer_training.report import build_report, draw_report, render_report
 from tokenizer_training.tokenizer_quality import measure_quality
 from tokenizer_training.training_record import check_output_folder, save_with_record
-from tokenizer_training.unigram import UnigramConfig, train_unigram
+from tokenizer_training.unigram import DEFAULT_VOCABULARY_SIZE, UnigramConfig, train_unigram
 from tokenizer_training.worker_pool import num_cores
 
 if TYPE_CHECKING:
@@ -158,7 +158,9 @@ def describe_plan(corpus: Corpus, unigram: UnigramConfig, output: OutputConfig, 
     num_bytes = [file["num_bytes"] for file in corpus.description.get("data_files", ())]
     files = f" ({len(num_bytes):,} files, {sum(num_bytes) / 1e6:,.1f} MB)" if num_bytes else ""
     limit = f", the first {corpus.config.limit:,} documents" if corpus.config.limit else ""
-    size = f"{unigram.vocab_size:,}" if unigram.vocab_size else "as the corpus allows, up to 32,000,"
+    size = (
+        f"{unigram.vocab_size:,}" if unigram.vocab_size else f"as the corpus allows, up to {DEFAULT_VOCABULARY_SIZE:,},"
+    )
     lines = [
         f"corpus      {source}{files}{limit}; parts: {', '.join(corpus.split_names)}",
         f"tokenizer   unigram, {size} pieces, character coverage {unigram.character_coverage}, "

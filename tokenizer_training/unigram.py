@@ -52,7 +52,7 @@ class UnigramConfig:
         default=None,
         metadata={
             "help": "Pieces in the vocabulary, special tokens and bytes included. Default: 32,000 for 400 MB of text "
-            "or more, fewer for less, in proportion to the square root of its size (8,500 for 25 MB), and at least "
+            "or more, fewer for less, in proportion to the square root of its size (8,576 for 25 MB), and at least "
             "twice its characters; a multiple of 128, the width of a TPU's matrix unit."
         },
     )
