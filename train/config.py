@@ -55,6 +55,19 @@ class ModelConfig:
         "How a table of learned positions starts: random as in BERT, or as sinusoids, with which a small model learns "
         "from neighbours sooner.",
     )
+    pad_vocab_to_multiple_of: int = _flag(
+        128,
+        "Fill the model's vocabulary up to a multiple of this, the width of a TPU's lanes; the export has the "
+        "tokenizer's own. 1 turns it off.",
+    )
+
+    def __post_init__(self) -> None:
+        _require(
+            self.pad_vocab_to_multiple_of >= 1,
+            "must be at least 1",
+            "--pad-vocab-to-multiple-of",
+            self.pad_vocab_to_multiple_of,
+        )
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class PretrainingModel(tf_keras.Model):
 
     def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
         """Return the logits at all positions: int32 (batch, length) -> (batch, length, vocabulary)."""
-        return self.masked_lm(self._model_inputs(inputs), training=training).logits
+        return self.masked_lm(self._model_inputs(inputs), training=training).logits[..., : self.rule.vocabulary_size]
 
     def train_step(self, input_ids: tf.Tensor) -> dict[str, tf.Tensor]:
         """Make one update from this replica's share of the global batch, int32 (rows, length)."""
@@ -120,7 +120,9 @@ class PretrainingModel(tf_keras.Model):
         predictions = collect_predictions(rows, num_prediction_slots(num_tokens, mlm_probability))
         with predicting_at(predictions.positions):
             logits = self.masked_lm(self._model_inputs(rows.input_ids), training=training).logits
-        return masked_sums(logits[0], predictions.labels, predictions.weights)
+        return masked_sums(
+            logits[0], predictions.labels, predictions.weights, vocabulary_size=self.rule.vocabulary_size
+        )
 
     def _model_inputs(self, input_ids: tf.Tensor) -> dict[str, tf.Tensor]:
         attended = tf.cast(input_ids != self.masked_lm.config.pad_token_id, tf.int32)  # (batch, length)

@@ -2,14 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 import tf_keras
-from transformers import PretrainedConfig, TFAutoModelForMaskedLM
+from transformers import PretrainedConfig
 
-from tokenizer_training.tokenizer import special_ids
-from train.architectures import align_padding_positions
+from tokenizer_training.tokenizer import special_ids, vocabulary_size
 from train.callbacks import EverySteps, TrainingLog
 from train.checkpoints import Checkpoints
 from train.config import TrainingConfig
@@ -17,23 +15,12 @@ from train.data import evaluation_batches, training_batches
 from train.evaluation import Evaluation, build_evaluator
 from train.inputs import TrainingInputs
 from train.metrics_log import MetricsLog
+from train.model import build_masked_lm
 from train.optimizer import build_optimizer
 from train.plan import Plan
-from train.position_init import start_positions_as_sinusoids
 from train.pretraining_model import PretrainingModel
 from train.sample_order import SampleOrder
 from train.strategy import compiles_with_xla
-
-
-def build_masked_lm(model_config: PretrainedConfig, *, position_init: str, seed: int) -> Any:
-    """Return a TF…ForMaskedLM with fresh weights, the same for the same seed."""
-    tf_keras.utils.set_random_seed(seed)
-    masked_lm = TFAutoModelForMaskedLM.from_config(model_config)
-    masked_lm(masked_lm.dummy_inputs, training=False)
-    align_padding_positions(masked_lm)
-    if position_init == "sinusoidal":
-        start_positions_as_sinusoids(masked_lm)
-    return masked_lm
 
 
 @dataclass(frozen=True)
@@ -106,7 +93,12 @@ def build_trainer(
     jit_compile = compiles_with_xla(config.hardware)
     with strategy.scope():
         model = PretrainingModel(
-            build_masked_lm(model_config, position_init=config.model.position_init, seed=config.run.seed),
+            build_masked_lm(
+                model_config,
+                config.model,
+                vocabulary_size=vocabulary_size(inputs.tokenizer),
+                seed=config.run.seed,
+            ),
             inputs.masking_rule(config.masking),
             seed=config.run.seed,
             num_micro_batches=config.optimization.gradient_accumulation_steps,
