@@ -65,7 +65,7 @@ def full_head_sums(model, rows):
 
 def test_loss_of_the_gathered_head_is_that_of_the_full_head():
     model = build(one_cpu())
-    rows = model.mask_batch(tf.constant(token_rows()), 0, num_global_rows=NUM_ROWS, first_row=0)
+    rows = model.mask_batch(tf.constant(token_rows()), 0)
     gathered = model.evaluation_step(rows, RULE.mlm_probability)
     full = full_head_sums(model, rows)
     assert float(full.num_masked) > 10
@@ -121,7 +121,7 @@ def test_loss_is_float32_under_bfloat16():
     tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
     try:
         model = build(one_cpu())
-        rows = model.mask_batch(tf.constant(token_rows()), 0, num_global_rows=NUM_ROWS, first_row=0)
+        rows = model.mask_batch(tf.constant(token_rows()), 0)
         assert model.masked_lm({"input_ids": rows.input_ids}).logits.dtype == tf.bfloat16
         sums = model.evaluation_step(rows, RULE.mlm_probability)
         assert {value.dtype for value in sums} == {tf.float32}
@@ -144,7 +144,7 @@ def test_a_perfect_model_scores_1_and_a_wrong_one_0():
 
 def test_evaluation_counts_every_masked_token():
     model = build(one_cpu(), rule=MaskingRule(MASK, (0, 1, 2, 3, 4), VOCABULARY, mlm_probability=0.01))
-    rows = build(one_cpu()).mask_batch(tf.constant(token_rows()), 0, num_global_rows=NUM_ROWS, first_row=0)
+    rows = build(one_cpu()).mask_batch(tf.constant(token_rows()), 0)
     sums = model.evaluation_step(rows, EVALUATION_MLM_PROBABILITY)
     assert float(sums.num_masked) == rows.is_masked.numpy().sum()
     slots = num_prediction_slots(NUM_ROWS * LENGTH, EVALUATION_MLM_PROBABILITY)

@@ -111,7 +111,7 @@ def test_overwriting_starts_anew(finished_run, shards, tmp_path):
 
 def test_options_of_the_step(shards, tmp_path):
     flags = ("--bfloat16", "--gradient-accumulation-steps", "2", "--steps-per-execution", "4", "--max-grad-norm", "0")
-    assert main(run_flags(shards, tmp_path / "run", *flags)) == 0
+    assert main(run_flags(shards, tmp_path / "run", "--masking", "span", *flags)) == 0
     lines = read_metrics(str(tmp_path / "run" / "metrics.jsonl"))
     # A launch of four steps is logged where it ends.
     assert [(line["step"], line["split"]) for line in lines] == [

@@ -74,6 +74,9 @@ class ModelConfig:
 class MaskingConfig:
     """How tokens are masked in training; evaluation always masks 15 %, so that runs compare."""
 
+    masking: Literal["token", "whole_word", "span"] = _flag(
+        "token", "What is masked as a whole: tokens (BERT), words, or spans of words (SpanBERT); the share is the same."
+    )
     mlm_probability: float = _flag(0.15, "Share of the tokens that are predicted (BERT's 0.15; up to 0.4 can help).")
     mask_token_rate: float = _flag(0.8, "Share of the predicted tokens that are replaced by the mask token (BERT's).")
     random_token_rate: float = _flag(0.1, "Share of the predicted tokens that are replaced by a random one (BERT's).")

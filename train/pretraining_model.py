@@ -6,9 +6,10 @@ import tensorflow as tf
 import tf_keras
 
 from train.masked_positions import gather_before_head, predicting_at
-from train.masking import RANDOM_ALGORITHM, MaskedRows, collect_predictions, mask_rows
+from train.masking import MaskedRows, collect_predictions, mask_rows
 from train.masking_rule import MaskingRule, num_prediction_slots
 from train.objective import MaskedSums, masked_sums
+from train.row_draws import RANDOM_ALGORITHM
 
 
 class PretrainingModel(tf_keras.Model):
@@ -50,7 +51,6 @@ class PretrainingModel(tf_keras.Model):
         batch = self.mask_batch(
             input_ids,
             step,
-            num_global_rows=num_rows * replica.num_replicas_in_sync,
             first_row=tf.cast(replica.replica_id_in_sync_group, tf.int32) * num_rows,
         )
         gradients, sums = self._gradients(batch)
@@ -72,17 +72,16 @@ class PretrainingModel(tf_keras.Model):
         self.grad_norm_mean.update_state(grad_norm)
         return {"loss": loss * scale}
 
-    def mask_batch(
-        self, input_ids: tf.Tensor, step: int | tf.Tensor, *, num_global_rows: int, first_row: int | tf.Tensor
-    ) -> MaskedRows:
+    def mask_batch(self, input_ids: tf.Tensor, step: int | tf.Tensor, *, first_row: int | tf.Tensor = 0) -> MaskedRows:
         """Return rows, int32 (rows, length), as they are masked at update `step`; see `mask_rows`."""
         seed = tf.random.fold_in(tf.constant((self.seed, 0), tf.int32), step, alg=RANDOM_ALGORITHM)
-        return mask_rows(input_ids, seed, self.rule, num_global_rows=num_global_rows, first_row=first_row)
+        return mask_rows(input_ids, seed, self.rule, first_row=first_row)
 
     def evaluation_step(self, batch: MaskedRows, mlm_probability: float) -> MaskedSums:
         """Return the sums over all replicas for one batch that is masked already, at the rate given."""
         replica = tf.distribute.get_replica_context()
-        sums = self._masked_sums(batch, mlm_probability, training=False)
+        num_slots = num_prediction_slots(batch.input_ids.shape.num_elements(), mlm_probability)
+        sums = self._masked_sums(batch, num_slots, training=False)
         return MaskedSums(*replica.all_reduce(tf.distribute.ReduceOp.SUM, tuple(sums)))
 
     def _gradients(self, batch: MaskedRows) -> tuple[list[tf.Tensor], MaskedSums]:
@@ -109,15 +108,15 @@ class PretrainingModel(tf_keras.Model):
 
     def _micro_batch_gradients(self, batch: MaskedRows) -> tuple[list[tf.Tensor], MaskedSums]:
         variables = self.masked_lm.trainable_variables
+        num_slots = self.rule.num_prediction_slots(batch.input_ids.shape.num_elements())
         with tf.GradientTape() as tape:
-            sums = self._masked_sums(batch, self.rule.mlm_probability, training=True)
+            sums = self._masked_sums(batch, num_slots, training=True)
         gradients = tape.gradient(sums.loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         # Embeddings give sparse gradients, which neither add up nor reduce well.
         return [tf.convert_to_tensor(gradient) for gradient in gradients], sums
 
-    def _masked_sums(self, rows: MaskedRows, mlm_probability: float, training: bool) -> MaskedSums:
-        num_tokens = rows.input_ids.shape[0] * rows.input_ids.shape[1]
-        predictions = collect_predictions(rows, num_prediction_slots(num_tokens, mlm_probability))
+    def _masked_sums(self, rows: MaskedRows, num_slots: int, training: bool) -> MaskedSums:
+        predictions = collect_predictions(rows, num_slots)
         with predicting_at(predictions.positions):
             logits = self.masked_lm(self._model_inputs(rows.input_ids), training=training).logits
         return masked_sums(

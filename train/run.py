@@ -69,6 +69,7 @@ def prepare_run(config: TrainingConfig) -> Run:
         InputError: whatever is wrong with settings, shards, tokenizer, model, output folder, Hub access or TPU.
     """
     inputs = open_inputs(config.data)
+    inputs.masking_rule(config.masking)
     run = Run(config, inputs, resolve_model_config(config.model, inputs))
     run.plan(num_replicas=1)
     claim_output_folder(run.output_dir, run.fingerprint, overwrite=config.run.overwrite_output_dir)

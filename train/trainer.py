@@ -39,9 +39,7 @@ class Trainer:
     def first_masked_row(self) -> tuple[list[int], list[int]]:
         """Return the ids of the first row of the first batch, and what the model sees of it at the first update."""
         input_ids = next(iter(self.batches.take(1)))
-        masked = self.model.mask_batch(
-            input_ids, self.start_step, num_global_rows=self.plan.global_batch_rows, first_row=0
-        )
+        masked = self.model.mask_batch(input_ids, self.start_step)
         return input_ids[0].numpy().tolist(), masked.input_ids[0].numpy().tolist()
 
     def fit(self) -> Evaluation | None:
