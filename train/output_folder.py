@@ -29,6 +29,7 @@ NOT_IN_FINGERPRINT = {
         "save_steps",
         "keep_checkpoints",
         "overwrite_output_dir",
+        "profile",
         "dry_run",
         "hub_model_id",
         "hub_private",

@@ -5,10 +5,12 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from train.launch import build_launch
 from train.masked_positions import gather_before_head, predicting_at
 from train.masking import MaskedRows, collect_predictions, mask_rows
 from train.masking_rule import MaskingRule, num_prediction_slots
 from train.objective import MaskedSums, masked_sums
+from train.optimizer import clipping_factor
 from train.row_draws import RANDOM_ALGORITHM
 
 
@@ -59,18 +61,24 @@ class PretrainingModel(tf_keras.Model):
 
         # 0 masked tokens give the loss 0, not NaN.
         scale = tf.math.reciprocal_no_nan(num_masked)
-        gradients = [gradient * scale for gradient in gradients]
-        grad_norm = tf.linalg.global_norm(gradients)
-        if self.max_grad_norm:
-            gradients, _ = tf.clip_by_global_norm(gradients, self.max_grad_norm, use_norm=grad_norm)
-        self.optimizer.apply_gradients(
-            zip(gradients, self.masked_lm.trainable_variables, strict=True), skip_gradients_aggregation=True
+        grad_norm = tf.linalg.global_norm(gradients) * scale
+        self.optimizer.apply_scaled(
+            gradients,
+            self.masked_lm.trainable_variables,
+            factor=scale * clipping_factor(grad_norm, self.max_grad_norm),
+            is_finite=tf.math.is_finite(loss) & tf.math.is_finite(grad_norm),
         )
 
         self.loss_mean.update_state(loss * scale, sample_weight=num_masked)
         self.accuracy_mean.update_state(num_correct * scale, sample_weight=num_masked)
         self.grad_norm_mean.update_state(grad_norm)
         return {"loss": loss * scale}
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Return what `fit` calls for each launch; see `build_launch`."""
+        if self.train_function is None or force:
+            self.train_function: Any = build_launch(self)
+        return self.train_function
 
     def mask_batch(self, input_ids: tf.Tensor, step: int | tf.Tensor, *, first_row: int | tf.Tensor = 0) -> MaskedRows:
         """Return rows, int32 (rows, length), as they are masked at update `step`; see `mask_rows`."""
