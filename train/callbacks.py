@@ -55,7 +55,9 @@ class TrainingLog:
         self._previous_step = start_step
         self._excluded_seconds = 0.0
         self._since_seconds = time.perf_counter()
-        self._bar = tqdm(total=plan.num_steps, initial=start_step, unit="step", desc="training")
+        self._bar = tqdm(
+            total=plan.num_steps, initial=start_step, unit="step", desc="training", disable=not log.is_chief
+        )
 
     @contextmanager
     def clock_stopped(self) -> Iterator[None]:
@@ -108,10 +110,11 @@ class TrainingLog:
         self._log.add(step, "validation", figures)
         self._log.flush()
         self._log.draw()
-        self._bar.write(
-            f"step {step:,}: validation loss {evaluation.loss:.4f}, perplexity {evaluation.perplexity:.1f}, "
-            f"masked accuracy {evaluation.masked_accuracy:.4f}"
-        )
+        if self._log.is_chief:
+            self._bar.write(
+                f"step {step:,}: validation loss {evaluation.loss:.4f}, perplexity {evaluation.perplexity:.1f}, "
+                f"masked accuracy {evaluation.masked_accuracy:.4f}"
+            )
 
     def close(self) -> None:
         """Close the progress bar."""
