@@ -99,3 +99,22 @@ def test_two_workers_go_on_after_one_was_killed(folder_of_two, shards, tmp_path)
     flags = run_flags(shards, tmp_path / "run", *OF_WORKERS)
     assert [status for status, _, _ in finish(start_workers(flags, flags))] == [0, 0]
     np.testing.assert_allclose(weights(tmp_path / "run"), weights(folder_of_two[0]), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_workers_of_different_runs_refuse_each_other(shards, tmp_path):
+    flags = run_flags(shards, tmp_path / "run", *OF_WORKERS)
+    for status, _, errors in finish(start_workers(flags, [*flags, "--log-steps", "5"])):
+        assert status == 2
+        assert "All workers must be given the same flags and shards. Not the chief's on 127.0.0.1:" in errors
+        assert ": --log-steps; here, on 127.0.0.1:" in errors
+
+
+@pytest.mark.slow
+def test_a_worker_that_does_not_see_the_checkpoints_is_an_error(folder_of_two, shards, tmp_path):
+    shutil.copytree(folder_of_two[0], tmp_path / "run")
+    chiefs, others = (run_flags(shards, tmp_path / name, *OF_WORKERS) for name in ("run", "elsewhere"))
+    for status, _, errors in finish(start_workers(chiefs, others)):
+        assert status == 2
+        assert "--output-dir must be one folder that all workers see" in errors
+        assert "newest step; here" in errors
