@@ -24,7 +24,8 @@ class Profile(tf_keras.callbacks.Callback):
     def __init__(self, folder: str, steps: tuple[int, int] | None, *, start_step: int):
         super().__init__()
         self._folder = folder
-        self._first_step, self._last_step = steps or (None, None)
+        self._first_step = steps[0] if steps else None
+        self._last_step = steps[1] if steps else None
         self._start_step = start_step
         self._is_tracing = False
 
