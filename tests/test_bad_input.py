@@ -108,9 +108,7 @@ CASES = {
     "warmup": (lambda _: None, ["--warmup-steps", "6"], "must be below the run's 6 steps"),
     "warmup ratio": (lambda _: None, ["--warmup-ratio", "1"], "--warmup-ratio must be at least 0 and below 1"),
     "no room for the decay": (
-        lambda _: None,
-        ["--schedule", "wsd", "--warmup-ratio", "0.5", "--decay-ratio", "0.7"],
-        "received 3 and 4 steps",
+        lambda _: None, ["--schedule", "wsd", "--warmup-ratio", ".5", "--decay-ratio", ".7"], "received 3 and 4 steps",
     ),
     "a schedule without an end": (
         lambda _: None, ["--schedule", "constant", "--min-learning-rate-ratio", "0.1"], "received 0.1 with constant",

@@ -65,7 +65,7 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         variable.assign_sub(first * alpha / (tf.sqrt(second) + self.epsilon))
 
     def decays(self, variable: tf.Variable) -> bool:
-        """Return whether weight decay applies to the variable."""
+        """Return whether weight decay applies to the variable, whatever its rate."""
         return bool(self._use_weight_decay(variable))
 
     def _update_moments(self, gradient: tf.Tensor, variable: tf.Variable) -> tuple[tf.Tensor, tf.Tensor]:

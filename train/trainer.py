@@ -40,10 +40,7 @@ class Trainer:
     evaluate: Callable[[], Evaluation] | None
     log: MetricsLog
     checkpoints: Checkpoints
-    output_dir: str
-    log_steps: int
-    max_steps_per_launch: int
-    profiled_steps: tuple[int, int] | None
+    config: TrainingConfig
     full_speed_update_seconds: float | None
 
     def first_masked_row(self) -> tuple[list[int], list[int]]:
@@ -74,7 +71,7 @@ class Trainer:
                 self.checkpoints.save(step)
 
         actions = (
-            (self.log_steps, training_log.write_train),
+            (self.config.run.log_steps, training_log.write_train),
             (self.plan.eval_steps, evaluate),
             (self.plan.save_steps, save),
         )
@@ -82,35 +79,32 @@ class Trainer:
             EverySteps(interval_steps, action, start_step=self.start_step, num_steps=self.plan.num_steps)
             for interval_steps, action in actions
         ]
-        callbacks = [launches, *([profile] if profile else []), *every_steps]
         remaining_steps = self.plan.num_steps - self.start_step
         try:
             if remaining_steps > 0:
                 batches = distribute_batches(self.model.distribute_strategy, self.batches_of)
+                callbacks = [launches, profile, *every_steps]
                 self.model.fit(batches, steps_per_epoch=remaining_steps, verbose=0, callbacks=callbacks)
             else:
                 evaluate(self.plan.num_steps)
         finally:
-            if profile:
-                profile.close()
+            profile.close()
             training_log.close()
         self.log.draw()
         return latest[0] if latest else None
 
     def _launches(self) -> Launches:
         return Launches(
-            (self.log_steps, self.plan.eval_steps, self.plan.save_steps),
-            self.profiled_steps or (),
+            (self.config.run.log_steps, self.plan.eval_steps, self.plan.save_steps),
+            self.config.run.profiled_steps or (),
             start_step=self.start_step,
             num_steps=self.plan.num_steps,
-            max_steps=self.max_steps_per_launch,
+            max_steps=self.config.hardware.max_steps_per_launch,
         )
 
-    def _profile(self) -> Profile | None:
-        if self.profiled_steps is None:
-            return None
-        folder = storage.join(self.output_dir, TENSORBOARD_FOLDER)
-        return Profile(folder, self.profiled_steps, start_step=self.start_step)
+    def _profile(self) -> Profile:
+        folder = storage.join(str(self.config.run.output_dir), TENSORBOARD_FOLDER)
+        return Profile(folder, self.config.run.profiled_steps, start_step=self.start_step)
 
 
 def build_trainer(
@@ -159,10 +153,7 @@ def build_trainer(
         evaluate=_evaluator(inputs, model, plan, strategy, jit_compile),
         log=MetricsLog(output_dir, start_step, manifest.unigram_entropy_nats if manifest else None, is_chief=is_chief),
         checkpoints=checkpoints,
-        output_dir=output_dir,
-        log_steps=config.run.log_steps,
-        max_steps_per_launch=config.hardware.max_steps_per_launch,
-        profiled_steps=config.run.profiled_steps,
+        config=config,
         full_speed_update_seconds=full_speed_update_seconds(config, model_config, plan),
     )
 
