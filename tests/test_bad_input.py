@@ -98,6 +98,12 @@ CASES = {
         ["--pretrained-model-config", "{}/model", "--config-overrides", "num_hidden_layers=1"],
         "a roformer as configured has none. Give --position-init random",
     ),
+    "dropout": (lambda _: None, ["--dropout", "1"], "--dropout must be at least 0 and below 1; received 1.0"),
+    "dropout twice": (
+        lambda _: None,
+        ["--dropout", "0", "--config-overrides", "hidden_dropout_prob=0.1"],
+        "--dropout 0.0 and --config-overrides hidden_dropout_prob must not both be given",
+    ),
     "untied head": (
         lambda _: None, ["--config-overrides", "tie_word_embeddings=false"], "tie_word_embeddings of a roberta must be",
     ),

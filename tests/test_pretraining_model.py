@@ -85,7 +85,7 @@ def test_loss_of_the_gathered_head_is_that_of_the_full_head():
     ("strategy", "num_micro_batches", "jit_compile"), [(two_cpus, 1, False), (one_cpu, 4, False), (one_cpu, 2, True)]
 )
 def test_the_same_global_batch_gives_the_same_update(strategy, num_micro_batches, jit_compile):
-    rows = token_rows()
+    rows = token_rows(num_rows=32)
     expected = build(one_cpu())
     expected_figures = train(expected, rows)
     model = build(strategy(), num_micro_batches=num_micro_batches, jit_compile=jit_compile)
