@@ -113,7 +113,7 @@ class OptimizationConfig:
         "whatever the length of the run; stays at the peak and falls in the last part (wsd); stays at the peak.",
     )
     warmup_ratio: float = _flag(
-        0.05, "Share of the updates over which the rate rises from 0 (BERT's 1 % to RoBERTa's 6 %)."
+        0.05, "Share of the updates over which the rate rises from 0 (RoBERTa's 0.05, BERT's 0.01)."
     )
     warmup_steps: int | None = _flag(None, "Updates of the warmup, in the place of --warmup-ratio.")
     decay_ratio: float = _flag(
