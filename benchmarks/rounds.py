@@ -9,10 +9,10 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-READY, GO = "ready", "go"
+READY, FIGURES, GO = "ready", "figures", "go"
 
 
 class Times(NamedTuple):
@@ -28,10 +28,14 @@ class Times(NamedTuple):
 
 
 class Rounds:
-    """In a program that is measured: counts its steps, and waits after each round for the next."""
+    """In a program that is measured: counts its steps, and waits after each round for the next.
 
-    def __init__(self, steps_per_round: int, warmup_steps: int):
+    `figures`, called after each round, returns what is reported of it besides; it is not in the round's time.
+    """
+
+    def __init__(self, steps_per_round: int, warmup_steps: int, figures: Callable[[], dict[str, float]] = dict):
         self.steps_per_round = steps_per_round
+        self.figures = figures
         self.num_left = warmup_steps
         self.start = Times.now()
 
@@ -41,7 +45,7 @@ class Rounds:
         if self.num_left:
             return
         times = [end - start for end, start in zip(Times.now(), self.start, strict=True)]
-        print(json.dumps({READY: times}), flush=True)
+        print(json.dumps({READY: times, FIGURES: self.figures()}), flush=True)
         if sys.stdin.readline().strip() != GO:
             sys.exit(0)
         self.num_left = self.steps_per_round
@@ -53,16 +57,19 @@ class MeasuredProgram:
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]):
         self.name = name
+        self.figures: dict[str, float] = {}
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def wait(self) -> Times:
-        """Return the times of the round that runs, at first of the warmup."""
+        """Return the times of the round that runs, at first of the warmup; its figures are in `figures`."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith('{"' + READY):
-                return Times(*json.loads(line)[READY])
+                report = json.loads(line)
+                self.figures = report[FIGURES]
+                return Times(*report[READY])
         sys.exit(f"{self.name} failed, with status {self._process.wait()}")
 
     def run_round(self) -> Times:

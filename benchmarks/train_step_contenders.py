@@ -22,6 +22,7 @@ import tf_keras
 from benchmarks.input_contenders import CLS_ID, MASK_ID, PAD_ID, SEP_ID, tutorial_batches
 from benchmarks.rounds import Rounds
 from tfrecord_prep.manifest import open_shards
+from train.trainer import Trainer, build_trainer
 
 NUM_STEPS = 100_000
 
@@ -64,7 +65,6 @@ def ours(folder: str, settings: dict[str, Any], rounds: Rounds, flags: list[str]
     from train.config import parse_training_config
     from train.run import prepare_run
     from train.strategy import connect
-    from train.trainer import build_trainer
 
     overrides = {name: value for name, value in settings["model"].items() if name != "vocab_size"}
     with tempfile.TemporaryDirectory(prefix="benchmark-") as output_dir:
@@ -80,13 +80,18 @@ def ours(folder: str, settings: dict[str, Any], rounds: Rounds, flags: list[str]
         run = prepare_run(config)
         strategy = connect(config.hardware, run.cluster)
         trainer = build_trainer(config, run.inputs, run.model_config, run.plan(1), strategy)
-        fit = trainer.model.fit
+        fit_in_rounds(trainer, rounds)
 
-        def fit_in_rounds(*args: Any, callbacks: list[Any], **options: Any) -> Any:
-            return fit(*args, callbacks=[*callbacks, RoundsCallback(rounds)], **options)
 
-        trainer.model.fit = fit_in_rounds
-        trainer.fit()
+def fit_in_rounds(trainer: Trainer, rounds: Rounds) -> None:
+    """Fit with a callback more, which counts the steps."""
+    fit = trainer.model.fit
+
+    def fit_with_callback(*args: Any, callbacks: list[Any], **options: Any) -> Any:
+        return fit(*args, callbacks=[*callbacks, RoundsCallback(rounds)], **options)
+
+    trainer.model.fit = fit_with_callback
+    trainer.fit()
 
 
 CONTENDERS = {"tutorial": tutorial, "ours": ours}
