@@ -22,7 +22,7 @@ _MAGIC = re.compile(r"[*?[]")
 
 
 def find_objects(pattern: str) -> list[tuple[str, int, int, str]]:
-    """Return path, size in bytes, generation and CRC32C (in base64) of the object of that name or, without one, of those that match it.
+    """Return the object of that name or, without one, those that match it: path, bytes, generation, CRC32C (base64).
 
     Raises:
         InputError: a malformed path, or Cloud Storage refuses.

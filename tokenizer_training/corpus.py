@@ -51,7 +51,7 @@ class Source:
 class Corpus:
     """An opened corpus. Made by `open_corpus`.
 
-    `description` is a record, fit for JSON, of what is read: the settings, and the files with their sizes in bytes and fingerprints.
+    `description` is a record, fit for JSON, of what is read: the settings, and the files with sizes and fingerprints.
     `sources` has the main part under `config.split`, and `validation` and `test` where they are not drawn from it.
     """
 
