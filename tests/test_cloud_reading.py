@@ -1,5 +1,6 @@
 """A corpus in Cloud Storage: found by globs, read in ranges, refused once it changes."""
 
+import base64
 import csv
 import glob
 import gzip
@@ -8,6 +9,7 @@ import json
 import os
 from pathlib import Path
 
+import google_crc32c
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -69,7 +71,9 @@ def test_every_format(cloud: CloudStorageHandle, ending: str) -> None:
     corpus = open_corpus(CorpusConfig(data_files=[f"{BUCKET}/texts/*.{ending}"]))
     assert list(corpus.documents("train")) == TEXTS
     name, num_bytes = f"{BUCKET}/texts/a.{ending}", len(CONTENTS[ending])
-    assert corpus.description["data_files"] == [{"name": name, "num_bytes": num_bytes}]
+    checksum = google_crc32c.Checksum(CONTENTS[ending]).digest()
+    found = {"name": name, "num_bytes": num_bytes, "fingerprint": f"crc32c {base64.b64encode(checksum).decode()}"}
+    assert corpus.description["data_files"] == [found]
     partition_bytes = 300 if ending in ("txt", "jsonl") else num_bytes
     partitions = list(corpus.partitions("train", partition_bytes))
     assert len(partitions) == -(-num_bytes // partition_bytes)

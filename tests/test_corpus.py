@@ -1,5 +1,6 @@
 import csv
 import gzip
+import hashlib
 import io
 import json
 from collections.abc import Callable
@@ -10,8 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tokenizer_training import stored_files
 from tokenizer_training.command_line import InputError, parse_arguments
 from tokenizer_training.corpus import CorpusConfig, corpus_config_from_record, open_corpus
+from tokenizer_training.stored_files import StoredFile, fingerprint
 
 TEXTS = ["first, with a comma", "", 'second "quoted" \u2013 ünïcode', "日本語", "last"]
 
@@ -58,7 +61,8 @@ def test_every_format_gives_the_same_documents(ending: str, tmp_path: Path) -> N
     corpus = open_corpus(CorpusConfig(data_files=[str(path)]))
     assert list(corpus.documents("train")) == TEXTS
     assert list(corpus.documents("train")) == TEXTS, "a second reading differs"
-    assert corpus.description["data_files"] == [{"name": str(path), "num_bytes": path.stat().st_size}]
+    (found,) = corpus.description["data_files"]
+    assert found == {"name": str(path), "num_bytes": path.stat().st_size, "fingerprint": found["fingerprint"]}
 
 
 def test_local_files_are_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,6 +130,23 @@ def test_validation_files(tmp_path: Path) -> None:
     assert corpus.split_names == ("train", "validation")
     assert list(corpus.documents("train")) == ["train"]
     assert list(corpus.documents("validation")) == ["held out"]
+
+
+@pytest.mark.parametrize("num_bytes", [1, 3, 6, 7, 20])
+def test_fingerprints(tmp_path: Path, num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_files, "FINGERPRINT_BYTES", 3)
+
+    def fingerprint_of(content: bytes) -> str:
+        path = tmp_path / "a.txt"
+        path.write_bytes(content)
+        return fingerprint(StoredFile(str(path), len(content)))
+
+    content = bytes(range(num_bytes))
+    changed = [content[:place] + b"x" + content[place + 1 :] for place in range(num_bytes)]
+    noticed = [fingerprint_of(other) != fingerprint_of(content) for other in changed]
+    assert noticed == [place < 3 or place >= num_bytes - 3 for place in range(num_bytes)]
+    expected = hashlib.blake2b(content[:3] + content[3:][-3:], digest_size=16).hexdigest()
+    assert fingerprint_of(content) == f"blake2b {expected}"
 
 
 def test_record_gives_the_settings_back(tmp_path: Path) -> None:

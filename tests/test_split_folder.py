@@ -1,7 +1,7 @@
 """Folders in every state: complete, unfinished, damaged, somebody else's; and bad input."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,12 +9,15 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from tests.tiny_corpus import contents, flags, write_source
+from tfrecord_prep import partition
 from tfrecord_prep.manifest import open_shards
 from tfrecord_prep.prepare_tfrecord_shards import main
 from tokenizer_training.command_line import InputError
+from tokenizer_training.corpus import CorpusConfig, read_partition
+from tokenizer_training.text_files import Stretch
 from tokenizer_training.tokenizer import SPECIAL_TOKENS
 
-BROKEN_BYTE, GOOD_BYTE = b"\xff", b"x"
+CORPUS = b"a corpus of small words\n" * 400 + b"x\n"
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +31,20 @@ def error_line(capsys: pytest.CaptureFixture) -> str:
 
 
 def unfinished(source: Path, folder: Path, capsys: pytest.CaptureFixture) -> tuple[list[str], Path]:
-    """Make `folder/out` with a corpus whose end is not UTF-8; return the flags and the corpus."""
+    """Make `folder/out` without its last partition; return the flags and the corpus."""
     corpus = folder / "docs.txt"
-    corpus.write_bytes(b"a corpus of small words\n" * 400 + BROKEN_BYTE + b"\n")
+    corpus.write_bytes(CORPUS)
     arguments = flags(source, folder / "out", "--data-files", str(corpus))
-    assert main(arguments) == 2
-    assert re.search(rf"{corpus} must be UTF-8 text; byte 9600 is 0xff", error_line(capsys))
+
+    def read(config: CorpusConfig, split_name: str, stretches: list[Stretch]) -> Iterator[str]:
+        if stretches[0].stop == len(CORPUS):
+            raise InputError("stopped before the last")
+        return read_partition(config, split_name, stretches)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(partition, "read_partition", read)
+        assert main(arguments) == 2
+    assert "stopped before the last" in error_line(capsys)
     return arguments, corpus
 
 
@@ -76,7 +87,6 @@ def test_resumed_run_keeps_complete_partitions(source: Path, tmp_path: Path, cap
     arguments, corpus = unfinished(source, tmp_path, capsys)
     folder = tmp_path / "out" / "train"
     assert len(list(folder.glob("partition-*.json"))) >= 4
-    corpus.write_bytes(corpus.read_bytes().replace(BROKEN_BYTE, GOOD_BYTE))
     before = {path: path.stat().st_mtime_ns for path in folder.glob("dataset-*")}
     redone = {path for path in before if path.name.startswith(("dataset-00001", "dataset-00002"))}
     next(folder.glob("dataset-00001-00001-*")).write_bytes(b"")  # not the size of the sidecar
@@ -96,7 +106,7 @@ def test_resumed_run_keeps_complete_partitions(source: Path, tmp_path: Path, cap
 
 def test_unfinished_folder_of_other_settings(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     arguments, corpus = unfinished(source, tmp_path, capsys)
-    corpus.write_bytes(corpus.read_bytes().replace(BROKEN_BYTE, GOOD_BYTE * 2))
+    corpus.write_bytes(CORPUS + b"x")
     before = contents(tmp_path)
     assert main([*arguments, "--max-length", "32"]) == 2
     line = error_line(capsys)
@@ -110,9 +120,34 @@ def test_unfinished_folder_of_other_settings(source: Path, tmp_path: Path, capsy
     assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
 
 
-def test_overwrite_that_was_stopped_goes_on(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_unfinished_folder_of_a_file_that_was_replaced(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """By one of the same size; a copy of the same content is the same file."""
     arguments, corpus = unfinished(source, tmp_path, capsys)
-    corpus.write_bytes(corpus.read_bytes().replace(BROKEN_BYTE, GOOD_BYTE))
+    corpus.write_bytes(CORPUS.upper())
+    assert main(arguments) == 2
+    line = error_line(capsys)
+    assert re.search(
+        r"data_files\[0\]\.fingerprint is 'blake2b \w+' there, 'blake2b \w+' is asked for\. .*--over", line
+    )
+    corpus.unlink()
+    corpus.write_bytes(CORPUS)
+    assert main(arguments) == 0
+    corpus.write_bytes(CORPUS.upper())
+    assert main(arguments) == 2
+    assert "holds shards of other settings: corpus.data_files[0].fingerprint" in error_line(capsys)
+
+
+def test_a_byte_that_is_not_utf_8_is_named(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    corpus = tmp_path / "docs.txt"
+    corpus.write_bytes(CORPUS.replace(b"x", b"\xff"))
+    assert main(flags(source, tmp_path / "out", "--data-files", str(corpus))) == 2
+    assert f"{corpus} must be UTF-8 text; byte 9600 is 0xff" in error_line(capsys)
+
+
+def test_overwrite_that_was_stopped_goes_on(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    arguments, _ = unfinished(source, tmp_path, capsys)
     first = next((tmp_path / "out" / "train").glob("dataset-00000-*"))
     before = first.stat().st_mtime_ns
     assert main([*arguments, "--overwrite"]) == 0

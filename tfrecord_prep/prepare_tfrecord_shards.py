@@ -5,7 +5,6 @@ was trained on, unless another is named.
 """
 
 import dataclasses
-import json
 import logging
 import sys
 from collections.abc import Sequence
@@ -16,10 +15,11 @@ from tfrecord_prep.local_engine import work_locally
 from tfrecord_prep.manifest import Manifest, read_manifest
 from tfrecord_prep.split import Engine, SplitPlan, log_first_row, plan_splits, prepare_split
 from tfrecord_prep.split_folder import finish_folder
+from tfrecord_prep.tokenizer_corpus import tokenizer_corpus, warn_of_seen_parts
 from tfrecord_prep.verification import verify_folder
 from tokenizer_training import storage
 from tokenizer_training.command_line import InputError, command, log_start, parse_arguments
-from tokenizer_training.corpus import Corpus, CorpusConfig, corpus_config_from_record, open_corpus
+from tokenizer_training.corpus import Corpus, CorpusConfig, open_corpus
 from tokenizer_training.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     storage.check_writable(config.output_dir)
     tokenizer = load_tokenizer(config.tokenizer_name_or_path)
-    corpus = open_corpus(choose_corpus(corpus_config, config.tokenizer_name_or_path))
+    seen = tokenizer_corpus(config.tokenizer_name_or_path)
+    corpus = open_corpus(choose_corpus(corpus_config, seen, config.tokenizer_name_or_path))
+    warn_of_seen_parts(corpus.config, seen)
     engine = choose_engine(config, corpus)
     plans = plan_splits(config, tokenizer, corpus)
     print(describe_plan(config, plans))
@@ -50,8 +52,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(describe_split(plan.folder, read_manifest(plan.folder)))
 
 
-def choose_corpus(given: CorpusConfig, tokenizer_folder: str) -> CorpusConfig:
-    """Return the corpus given, else the one that the tokenizer's `training.json` records.
+def choose_corpus(given: CorpusConfig, seen: CorpusConfig | None, tokenizer_folder: str) -> CorpusConfig:
+    """Return the corpus given, else the one `seen` by the tokenizer in its training.
 
     Of a recorded corpus everything is taken but its limit, which is the tokenizer's own; flags given win.
 
@@ -60,19 +62,17 @@ def choose_corpus(given: CorpusConfig, tokenizer_folder: str) -> CorpusConfig:
     """
     if given.is_given:
         return given
-    try:
-        record = json.loads(storage.read_text(storage.join(tokenizer_folder, "training.json")))["corpus"]
-    except (FileNotFoundError, NotADirectoryError, KeyError, ValueError) as error:
+    if seen is None:
         raise InputError(
             "A corpus is needed: --dataset-name (`builtin` needs no download) or --data-files; "
             f"{tokenizer_folder} has no training.json that names one."
-        ) from error
+        )
     given_flags = {
         field.name: getattr(given, field.name)
         for field in dataclasses.fields(CorpusConfig)
         if getattr(given, field.name) not in (field.default, [])
     }
-    chosen = dataclasses.replace(corpus_config_from_record(record), **{"limit": None} | given_flags)
+    chosen = dataclasses.replace(seen, **{"limit": None} | given_flags)
     logger.info("no corpus was named: taking the one the tokenizer was trained on, %s", chosen)
     return chosen
 

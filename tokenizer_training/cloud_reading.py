@@ -21,8 +21,8 @@ from tokenizer_training.command_line import InputError, RunFailedError
 _MAGIC = re.compile(r"[*?[]")
 
 
-def find_objects(pattern: str) -> list[tuple[str, int, int]]:
-    """Return path, size in bytes and generation of the object of that name or, without one, of those that match it.
+def find_objects(pattern: str) -> list[tuple[str, int, int, str]]:
+    """Return the object of that name or, without one, those that match it: path, bytes, generation, CRC32C (base64).
 
     Raises:
         InputError: a malformed path, or Cloud Storage refuses.
@@ -36,7 +36,7 @@ def find_objects(pattern: str) -> list[tuple[str, int, int]]:
             found = [blobs[name] for name in names]
         else:
             found = [blob for blob in [find_blob(pattern) if name else None] if blob]
-    return [(f"{PREFIX}{bucket}/{blob.name}", blob.size, blob.generation) for blob in found]
+    return [(f"{PREFIX}{bucket}/{blob.name}", blob.size, blob.generation, blob.crc32c) for blob in found]
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from tokenizer_training.corpus_parts import documents_of_part, part_share
 from tokenizer_training.corpus_stretches import draw_stretches, grouped_stretches, is_for_few_workers, num_stretch_bytes
 from tokenizer_training.passages import grouped_by_size
 from tokenizer_training.storage import is_remote
-from tokenizer_training.stored_files import StoredFile
+from tokenizer_training.stored_files import StoredFile, fingerprint
 from tokenizer_training.text_files import Stretch, find_files, read_stretch
 from tokenizer_training.text_formats import dataset_texts
 
@@ -51,7 +51,7 @@ class Source:
 class Corpus:
     """An opened corpus. Made by `open_corpus`.
 
-    `description` is a record, fit for JSON, of what is read: the settings, and the files with their sizes in bytes.
+    `description` is a record, fit for JSON, of what is read: the settings, and the files with sizes and fingerprints.
     `sources` has the main part under `config.split`, and `validation` and `test` where they are not drawn from it.
     """
 
@@ -187,7 +187,9 @@ def _open_main(config: CorpusConfig, description: dict[str, Any]) -> Source:
 def _open_files(config: CorpusConfig, setting: str, description: dict[str, Any]) -> Source:
     patterns = getattr(config, setting)
     files = tuple(find_files(patterns, flag=f"--{setting.replace('_', '-')}"))
-    description[setting] = [{"name": file.name, "num_bytes": file.num_bytes} for file in files]
+    description[setting] = [
+        {"name": file.name, "num_bytes": file.num_bytes, "fingerprint": fingerprint(file)} for file in files
+    ]
 
     def read() -> Iterator[str]:
         stretches = (Stretch(file.name, generation=file.generation) for file in files)

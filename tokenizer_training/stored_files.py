@@ -2,6 +2,7 @@
 
 import contextlib
 import glob
+import hashlib
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,15 +13,21 @@ from tokenizer_training import cloud_reading, storage
 # What is read at once: of a local file little, to save memory; of an object much, since each read is a request.
 LOCAL_READ_BYTES = 1 << 20
 REQUEST_BYTES = 8 << 20
+FINGERPRINT_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file that was found; `generation` tells the states of one `gs://` object apart, local files have none."""
+    """A file that was found.
+
+    `generation` tells the states of one `gs://` object apart, and `crc32c` is its checksum in base64; local files have
+    neither.
+    """
 
     name: str
     num_bytes: int
     generation: int | None = None
+    crc32c: str | None = None
 
 
 def find_stored_files(pattern: str) -> list[StoredFile]:
@@ -33,6 +40,22 @@ def find_stored_files(pattern: str) -> list[StoredFile]:
         return [StoredFile(*found) for found in cloud_reading.find_objects(pattern)]
     names = [pattern] if Path(pattern).is_file() else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
     return [StoredFile(name, Path(name).stat().st_size) for name in names if Path(name).is_file()]
+
+
+def fingerprint(file: StoredFile) -> str:
+    """Return what tells the file from another one of its name and size, at the price of two short reads.
+
+    It goes by content, since copies of a file have different times: the CRC32C that Cloud Storage keeps of an object,
+    the BLAKE2b of a local file's first and last 64 KiB (all of a smaller one).
+    """
+    if file.crc32c is not None:
+        return f"crc32c {file.crc32c}"
+    digest = hashlib.blake2b(digest_size=16)
+    with Path(file.name).open("rb") as content:
+        digest.update(content.read(FINGERPRINT_BYTES))
+        content.seek(max(content.tell(), file.num_bytes - FINGERPRINT_BYTES))
+        digest.update(content.read(FINGERPRINT_BYTES))
+    return f"blake2b {digest.hexdigest()}"
 
 
 @contextlib.contextmanager
