@@ -82,7 +82,7 @@ def our_batches(
 
     def mask(step: tf.Tensor, rows: tf.Tensor) -> MaskedRows:
         seed = tf.stack([0, tf.cast(step, tf.int32)])
-        return mask_rows(rows, seed, rule, num_global_rows=batch_rows, first_row=0)
+        return mask_rows(rows, seed, rule)
 
     return dataset.enumerate().map(mask, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 

@@ -31,9 +31,17 @@ def token_rows(num_rows=NUM_ROWS, seed=0):
     return rows
 
 
-def build(strategy, rule=RULE, num_micro_batches=1, jit_compile=False, max_grad_norm=1.0):
+def build(
+    strategy,
+    rule=RULE,
+    num_micro_batches=1,
+    jit_compile=False,
+    max_grad_norm=1.0,
+    model_type=PretrainingModel,
+    **compiled,
+):
     with strategy.scope():
-        model = PretrainingModel(
+        model = model_type(
             tiny_model("roberta", **NO_DROPOUT),
             rule,
             seed=3,
@@ -42,7 +50,7 @@ def build(strategy, rule=RULE, num_micro_batches=1, jit_compile=False, max_grad_
         )
         optimizer = build_optimizer(OptimizationConfig(learning_rate=1e-2), num_steps=20, num_warmup_steps=0)
         optimizer.build(model.masked_lm.trainable_variables)
-        model.compile(optimizer=optimizer, jit_compile=jit_compile)
+        model.compile(optimizer=optimizer, jit_compile=jit_compile, **compiled)
     return model
 
 
@@ -65,7 +73,7 @@ def full_head_sums(model, rows):
 
 def test_loss_of_the_gathered_head_is_that_of_the_full_head():
     model = build(one_cpu())
-    rows = model.mask_batch(tf.constant(token_rows()), 0, num_global_rows=NUM_ROWS, first_row=0)
+    rows = model.mask_batch(tf.constant(token_rows()), 0)
     gathered = model.evaluation_step(rows, RULE.mlm_probability)
     full = full_head_sums(model, rows)
     assert float(full.num_masked) > 10
@@ -104,9 +112,10 @@ def test_training_lowers_the_loss_and_clips():
     assert after["loss"] < before["loss"] - 0.5
 
 
-def test_clipping_scales_the_whole_gradient():
+@pytest.mark.parametrize("strategy", [one_cpu, two_cpus])
+def test_clipping_scales_the_whole_gradient(strategy):
     rows = tf.constant(token_rows())
-    clipped, free = (build(one_cpu(), max_grad_norm=norm) for norm in (1e-9, 0.0))
+    clipped, free = (build(strategy(), max_grad_norm=norm) for norm in (1e-9, 0.0))
     for model in (clipped, free):
         # With epsilon far above the gradients, AdamW's update is proportional to them.
         model.optimizer.epsilon, model.optimizer.weight_decay = 1e3, None
@@ -117,11 +126,41 @@ def test_clipping_scales_the_whole_gradient():
     assert np.abs(weights(clipped) - before).max() < 1e-6 * np.abs(weights(free) - before).max()
 
 
+class BadAtThirdUpdate(PretrainingModel):
+    """The gradient of one variable, on one replica, is not finite at update 3."""
+
+    def _gradients(self, batch):
+        gradients, sums = super()._gradients(batch)
+        is_first_replica = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
+        bad = tf.where(is_first_replica & (self.optimizer.iterations == 2), np.inf, 0.0)
+        return [gradients[0] + bad, *gradients[1:]], sums
+
+
+@pytest.mark.parametrize(
+    ("strategy", "steps_per_execution", "jit_compile"), [(one_cpu, 4, True), (two_cpus, 1, False), (two_cpus, 4, False)]
+)
+def test_no_update_is_made_from_one_that_is_not_finite_on(strategy, steps_per_execution, jit_compile):
+    rows = token_rows()
+    expected = build(strategy(), jit_compile=jit_compile)
+    train(expected, rows, num_steps=2)
+    model = build(
+        strategy(), jit_compile=jit_compile, model_type=BadAtThirdUpdate, steps_per_execution=steps_per_execution
+    )
+    figures = train(model, rows, num_steps=8)
+    assert not np.isfinite(figures["grad_norm"])
+    assert model.optimizer.is_stopped
+    assert not expected.optimizer.is_stopped
+    assert int(model.optimizer.iterations.numpy()) == 2
+    for state, other in zip(model.optimizer.variables, expected.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(state.numpy(), other.numpy())
+    np.testing.assert_array_equal(weights(model), weights(expected))
+
+
 def test_loss_is_float32_under_bfloat16():
     tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
     try:
         model = build(one_cpu())
-        rows = model.mask_batch(tf.constant(token_rows()), 0, num_global_rows=NUM_ROWS, first_row=0)
+        rows = model.mask_batch(tf.constant(token_rows()), 0)
         assert model.masked_lm({"input_ids": rows.input_ids}).logits.dtype == tf.bfloat16
         sums = model.evaluation_step(rows, RULE.mlm_probability)
         assert {value.dtype for value in sums} == {tf.float32}
@@ -144,7 +183,7 @@ def test_a_perfect_model_scores_1_and_a_wrong_one_0():
 
 def test_evaluation_counts_every_masked_token():
     model = build(one_cpu(), rule=MaskingRule(MASK, (0, 1, 2, 3, 4), VOCABULARY, mlm_probability=0.01))
-    rows = build(one_cpu()).mask_batch(tf.constant(token_rows()), 0, num_global_rows=NUM_ROWS, first_row=0)
+    rows = build(one_cpu()).mask_batch(tf.constant(token_rows()), 0)
     sums = model.evaluation_step(rows, EVALUATION_MLM_PROBABILITY)
     assert float(sums.num_masked) == rows.is_masked.numpy().sum()
     slots = num_prediction_slots(NUM_ROWS * LENGTH, EVALUATION_MLM_PROBABILITY)

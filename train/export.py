@@ -17,6 +17,7 @@ from transformers.modeling_tf_pytorch_utils import apply_transpose, convert_tf_w
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
 
 from train.architectures import ARCHITECTURES, check_architecture, uses_token_types
+from train.vocabulary_padding import cut_vocabulary, vocabulary_axis
 
 # Built by the TF class, absent from the PyTorch class.
 NOT_IN_PYTORCH = {"mpnet": "mpnet.pooler."}
@@ -30,7 +31,14 @@ HEAD_BIAS = {
 }
 
 
-def export_model(model: Any, tokenizer: PreTrainedTokenizerFast, folder: str, *, model_max_length: int) -> None:
+def export_model(
+    model: Any,
+    tokenizer: PreTrainedTokenizerFast,
+    folder: str,
+    *,
+    model_max_length: int,
+    vocabulary_size: int | None = None,
+) -> None:
     """Write the model and its tokenizer to a local folder, each file replaced in one step, `config.json` last.
 
     Args:
@@ -39,6 +47,7 @@ def export_model(model: Any, tokenizer: PreTrainedTokenizerFast, folder: str, *,
             and 5 read the same ids from its `tokenizer.json`.
         folder: made if missing.
         model_max_length: tokens of the longest row that the model can take; longer texts are truncated to it on demand.
+        vocabulary_size: ids that are kept, without the model's padding; by default all.
 
     Raises:
         InputError: the architecture cannot be exported right.
@@ -46,15 +55,18 @@ def export_model(model: Any, tokenizer: PreTrainedTokenizerFast, folder: str, *,
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".export-") as staging:
-        save_file(pytorch_weights(model), Path(staging, SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
+        weights = pytorch_weights(model, vocabulary_size)
+        save_file(weights, Path(staging, SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
         exported_tokenizer(tokenizer, model.config, model_max_length).save_pretrained(staging)
-        exported_config(model).save_pretrained(staging)
+        exported_config(model, vocabulary_size).save_pretrained(staging)
         for path in sorted(Path(staging).iterdir(), key=lambda path: path.name == CONFIG_NAME):
             path.replace(Path(folder, path.name))
 
 
-def pytorch_weights(model: Any) -> dict[str, np.ndarray]:
+def pytorch_weights(model: Any, vocabulary_size: int | None = None) -> dict[str, np.ndarray]:
     """Return {name in the PyTorch class: float32 array in its layout} for all weights of the model.
+
+    Of the vocabulary the first `vocabulary_size` ids are kept; by default all.
 
     Raises:
         InputError: the architecture cannot be exported right.
@@ -73,7 +85,10 @@ def pytorch_weights(model: Any) -> dict[str, np.ndarray]:
             raise ValueError(f"Two variables of the TF model are both {name} in PyTorch.")
         if not name.startswith(NOT_IN_PYTORCH.get(model_type, "\0")):
             array = apply_transpose(transpose, variable.numpy(), pt_to_tf=False)
-            weights[name] = np.ascontiguousarray(_pytorch_shape(model_type, name, array), dtype=np.float32)
+            array = _pytorch_shape(model_type, name, array)
+            if vocabulary_size is not None:
+                array = cut_vocabulary(array, vocabulary_axis(name, model_type), vocabulary_size)
+            weights[name] = np.ascontiguousarray(array, dtype=np.float32)
     if model_type in HEAD_BIAS:
         used, other = HEAD_BIAS[model_type]
         bias = weights.get(used, weights[other])
@@ -88,9 +103,10 @@ def renamed(model_type: str, name: str) -> str:
     return name
 
 
-def exported_config(model: Any) -> PretrainedConfig:
-    """Return the configuration of the PyTorch model."""
+def exported_config(model: Any, vocabulary_size: int | None = None) -> PretrainedConfig:
+    """Return the configuration of the PyTorch model, with `vocabulary_size` ids; by default all."""
     config = copy.deepcopy(model.config)
+    config.vocab_size = vocabulary_size or config.vocab_size
     config.architectures = [type(model).__name__.removeprefix("TF")]
     config.tie_word_embeddings = ARCHITECTURES[config.model_type].tied
     config.dtype = "float32"

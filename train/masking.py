@@ -4,10 +4,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from train.masked_units import first_tokens_of_spans, first_tokens_of_words
 from train.masking_rule import MaskingRule
-
-# Named, since "auto_select" differs between devices.
-RANDOM_ALGORITHM = "philox"
+from train.row_draws import RANDOM_ALGORITHM, draw_bits, draw_integers
 
 
 class MaskedRows(NamedTuple):
@@ -27,43 +26,51 @@ class Predictions(NamedTuple):
 
 
 def mask_rows(
-    input_ids: tf.Tensor, seed: tf.Tensor, rule: MaskingRule, *, num_global_rows: int, first_row: int | tf.Tensor
+    input_ids: tf.Tensor, seed: tf.Tensor, rule: MaskingRule, *, first_row: int | tf.Tensor = 0
 ) -> MaskedRows:
-    """Return rows `first_row` and following of a global batch of `num_global_rows`, masked.
+    """Return rows of a global batch, masked; a row's masks depend on the seed and on its place in the batch alone.
 
-    The bits are drawn for the whole global batch and cut, so that a row's masks do not depend on the number of
-    replicas. One draw of 32 bits both selects a token and says what becomes of it.
+    One draw of 32 bits both selects a token and says what becomes of it. Of a whole word, selected by the bits of its
+    first token, each token has a fate of its own, as in BERT's whole-word models; a span's is one for all its tokens,
+    as in SpanBERT (Joshi et al. 2019, section 3.1).
 
     Args:
         input_ids: int32 (batch, length), static shape.
         seed: int32 (2,); the same one gives the same masks.
-        rule: rates and special ids.
-        num_global_rows: rows of the global batch.
-        first_row: where this batch begins in it.
+        rule: what is masked, rates and special ids.
+        first_row: where these rows begin in the global batch.
     """
-    batch, length = input_ids.shape
+    num_rows, length = input_ids.shape
+    place = (num_rows, length, first_row)
     seeds = tf.random.split(seed, 2, alg=RANDOM_ALGORITHM)
+    unit_seeds = tf.random.split(seeds[0], 2, alg=RANDOM_ALGORITHM)
+    num_ordinary = rule.vocabulary_size - len(rule.special_ids)
+    ordinary_index = draw_integers(seeds[1], *place, num_values=num_ordinary)
 
-    def draw(draw_seed: tf.Tensor, maxval: int | None, dtype: tf.DType) -> tf.Tensor:
-        values = tf.random.stateless_uniform(
-            (num_global_rows, length),
-            draw_seed,
-            minval=None if maxval is None else 0,
-            maxval=maxval,
-            dtype=dtype,
-            alg=RANDOM_ALGORITHM,
-        )
-        return tf.slice(values, (first_row, 0), (batch, length))
+    special = is_special(input_ids, rule.special_ids)
+    choice = draw_bits(seeds[0], *place)
+    if rule.masking != "token":
+        first_tokens = _first_tokens_of_units(input_ids, special, unit_seeds[0], rule, first_row)
+        choice = tf.gather(choice, first_tokens, axis=1, batch_dims=1)
+    fate, share = choice, rule.mlm_probability
+    if rule.masking == "whole_word":
+        fate, share = draw_bits(unit_seeds[1], *place), 1.0
 
-    bits = draw(seeds[0], None, tf.uint32)
-    ordinary_index = draw(seeds[1], rule.vocabulary_size - len(rule.special_ids), tf.int32)
-
-    is_masked = _falls_under(bits, rule.mlm_probability) & ~is_special(input_ids, rule.special_ids)
-    masked_share = rule.mlm_probability * rule.mask_token_rate
-    replaced_share = masked_share + rule.mlm_probability * rule.random_token_rate
-    hidden = tf.where(_falls_under(bits, replaced_share), _skip_special(ordinary_index, rule.special_ids), input_ids)
-    hidden = tf.where(_falls_under(bits, masked_share), rule.mask_token_id, hidden)
+    is_masked = _falls_under(choice, rule.mlm_probability) & ~special
+    masked_share = share * rule.mask_token_rate
+    replaced_share = masked_share + share * rule.random_token_rate
+    hidden = tf.where(_falls_under(fate, replaced_share), _skip_special(ordinary_index, rule.special_ids), input_ids)
+    hidden = tf.where(_falls_under(fate, masked_share), rule.mask_token_id, hidden)
     return MaskedRows(input_ids, tf.where(is_masked, hidden, input_ids), is_masked)
+
+
+def _first_tokens_of_units(
+    input_ids: tf.Tensor, special: tf.Tensor, seed: tf.Tensor, rule: MaskingRule, first_row: int | tf.Tensor
+) -> tf.Tensor:
+    if rule.word_starts is None:
+        raise ValueError(f"Masking by {rule.masking} needs the table of word starts.")
+    words = first_tokens_of_words(input_ids, special, rule.word_starts)
+    return words if rule.masking == "whole_word" else first_tokens_of_spans(words, special, seed, first_row)
 
 
 def mask_row_by_content(input_ids: tf.Tensor, rule: MaskingRule) -> MaskedRows:
@@ -73,7 +80,7 @@ def mask_row_by_content(input_ids: tf.Tensor, rule: MaskingRule) -> MaskedRows:
     """
     fingerprint = tf.fingerprint(input_ids[tf.newaxis])  # uint8 (1, 8), FarmHash64
     seed = tf.bitcast(tf.reshape(fingerprint, (2, 4)), tf.int32)  # (2,)
-    masked = mask_rows(input_ids[tf.newaxis], seed, rule, num_global_rows=1, first_row=0)
+    masked = mask_rows(input_ids[tf.newaxis], seed, rule)
     return MaskedRows(*(tensor[0] for tensor in masked))
 
 

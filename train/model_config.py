@@ -9,13 +9,14 @@ from train.architectures import check_architecture, learns_positions, max_positi
 from train.config import ModelConfig
 from train.inputs import TrainingInputs
 from train.presets import preset_model
+from train.vocabulary_padding import padded_vocabulary_size
 
 # Decided by tokenizer and shards; an override would make a model that does not fit them.
 DECIDED_BY_DATA = ("model_type", "vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "mask_token_id")
 
 
 def resolve_model_config(config: ModelConfig, inputs: TrainingInputs) -> PretrainedConfig:
-    """Return the configuration to train, with vocabulary, special ids and positions of tokenizer and shards.
+    """Return the configuration to train, with vocabulary (padded), special ids and positions of tokenizer and shards.
 
     A configuration that names its own number of positions keeps it; a preset takes the rows' length.
 
@@ -29,7 +30,7 @@ def resolve_model_config(config: ModelConfig, inputs: TrainingInputs) -> Pretrai
     ids = special_ids(inputs.tokenizer)
     model_config.update(
         {
-            "vocab_size": vocabulary_size(inputs.tokenizer),
+            "vocab_size": padded_vocabulary_size(vocabulary_size(inputs.tokenizer), config.pad_vocab_to_multiple_of),
             "pad_token_id": ids["pad"],
             "bos_token_id": ids["cls"],
             "eos_token_id": ids["sep"],

@@ -2,7 +2,11 @@
 
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
+
+# Added to the logits of padding in the vocabulary: e to it is 0, and 0 times it is 0, as of infinity it would not be.
+NEVER = -1e30
 
 
 class MaskedSums(NamedTuple):
@@ -13,15 +17,18 @@ class MaskedSums(NamedTuple):
     num_masked: tf.Tensor
 
 
-def masked_sums(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> MaskedSums:
+def masked_sums(
+    logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, *, vocabulary_size: int | None = None
+) -> MaskedSums:
     """Return loss, correct predictions and number of masked tokens, each summed over the slots in use.
 
     Args:
         logits: (num_predictions, vocabulary), any float type; the loss is computed in float32.
         labels: int32 (num_predictions,).
         weights: float32 (num_predictions,), 1 where a slot is used, else 0.
+        vocabulary_size: ids from here on cannot be predicted and get no gradient; by default there are none.
     """
-    logits = tf.cast(logits, tf.float32)
+    logits = _without_padding(tf.cast(logits, tf.float32), vocabulary_size)
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)  # (num_predictions,)
     correct = tf.cast(tf.argmax(logits, axis=-1, output_type=tf.int32) == labels, tf.float32)
     return MaskedSums(
@@ -29,3 +36,14 @@ def masked_sums(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> Mas
         num_correct=tf.reduce_sum(correct * weights),
         num_masked=tf.reduce_sum(weights),
     )
+
+
+def _without_padding(logits: tf.Tensor, vocabulary_size: int | None) -> tf.Tensor:
+    """Return logits of the same shape in which ids from `vocabulary_size` on have probability 0.
+
+    XLA computes the sum within the softmax, where a slice would be a copy of all logits.
+    """
+    padded_size = logits.shape[-1]
+    if vocabulary_size in (None, padded_size):
+        return logits
+    return logits + tf.constant(np.where(np.arange(padded_size) < vocabulary_size, 0, NEVER), tf.float32)

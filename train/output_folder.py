@@ -19,7 +19,8 @@ EXPORT_FOLDER = "export"
 # Settings that do not change what is trained: a run goes on when they differ.
 NOT_IN_FINGERPRINT = {
     "data": ("train_dataset", "eval_dataset", "tokenizer", "max_length"),  # the shards stand for them
-    "model": ("preset", "pretrained_model_config", "config_overrides"),  # the resolved configuration stands for them
+    # The resolved configuration stands for them.
+    "model": ("preset", "pretrained_model_config", "config_overrides", "pad_vocab_to_multiple_of"),
     "hardware": ("tpu_name", "tpu_zone", "gcp_project", "no_tpu", "jit_compile", "steps_per_execution"),
     "run": (
         "output_dir",
@@ -28,6 +29,7 @@ NOT_IN_FINGERPRINT = {
         "save_steps",
         "keep_checkpoints",
         "overwrite_output_dir",
+        "profile",
         "dry_run",
         "hub_model_id",
         "hub_private",

@@ -5,10 +5,13 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from train.launch import build_launch
 from train.masked_positions import gather_before_head, predicting_at
-from train.masking import RANDOM_ALGORITHM, MaskedRows, collect_predictions, mask_rows
+from train.masking import MaskedRows, collect_predictions, mask_rows
 from train.masking_rule import MaskingRule, num_prediction_slots
 from train.objective import MaskedSums, masked_sums
+from train.optimizer import clipping_factor
+from train.row_draws import RANDOM_ALGORITHM
 
 
 class PretrainingModel(tf_keras.Model):
@@ -40,7 +43,7 @@ class PretrainingModel(tf_keras.Model):
 
     def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
         """Return the logits at all positions: int32 (batch, length) -> (batch, length, vocabulary)."""
-        return self.masked_lm(self._model_inputs(inputs), training=training).logits
+        return self.masked_lm(self._model_inputs(inputs), training=training).logits[..., : self.rule.vocabulary_size]
 
     def train_step(self, input_ids: tf.Tensor) -> dict[str, tf.Tensor]:
         """Make one update from this replica's share of the global batch, int32 (rows, length)."""
@@ -50,7 +53,6 @@ class PretrainingModel(tf_keras.Model):
         batch = self.mask_batch(
             input_ids,
             step,
-            num_global_rows=num_rows * replica.num_replicas_in_sync,
             first_row=tf.cast(replica.replica_id_in_sync_group, tf.int32) * num_rows,
         )
         gradients, sums = self._gradients(batch)
@@ -59,12 +61,12 @@ class PretrainingModel(tf_keras.Model):
 
         # 0 masked tokens give the loss 0, not NaN.
         scale = tf.math.reciprocal_no_nan(num_masked)
-        gradients = [gradient * scale for gradient in gradients]
-        grad_norm = tf.linalg.global_norm(gradients)
-        if self.max_grad_norm:
-            gradients, _ = tf.clip_by_global_norm(gradients, self.max_grad_norm, use_norm=grad_norm)
-        self.optimizer.apply_gradients(
-            zip(gradients, self.masked_lm.trainable_variables, strict=True), skip_gradients_aggregation=True
+        grad_norm = tf.linalg.global_norm(gradients) * scale
+        self.optimizer.apply_scaled(
+            gradients,
+            self.masked_lm.trainable_variables,
+            factor=scale * clipping_factor(grad_norm, self.max_grad_norm),
+            is_finite=tf.math.is_finite(loss) & tf.math.is_finite(grad_norm),
         )
 
         self.loss_mean.update_state(loss * scale, sample_weight=num_masked)
@@ -72,17 +74,22 @@ class PretrainingModel(tf_keras.Model):
         self.grad_norm_mean.update_state(grad_norm)
         return {"loss": loss * scale}
 
-    def mask_batch(
-        self, input_ids: tf.Tensor, step: int | tf.Tensor, *, num_global_rows: int, first_row: int | tf.Tensor
-    ) -> MaskedRows:
+    def make_train_function(self, force: bool = False) -> Any:
+        """Return what `fit` calls for each launch; see `build_launch`."""
+        if self.train_function is None or force:
+            self.train_function: Any = build_launch(self)
+        return self.train_function
+
+    def mask_batch(self, input_ids: tf.Tensor, step: int | tf.Tensor, *, first_row: int | tf.Tensor = 0) -> MaskedRows:
         """Return rows, int32 (rows, length), as they are masked at update `step`; see `mask_rows`."""
         seed = tf.random.fold_in(tf.constant((self.seed, 0), tf.int32), step, alg=RANDOM_ALGORITHM)
-        return mask_rows(input_ids, seed, self.rule, num_global_rows=num_global_rows, first_row=first_row)
+        return mask_rows(input_ids, seed, self.rule, first_row=first_row)
 
     def evaluation_step(self, batch: MaskedRows, mlm_probability: float) -> MaskedSums:
         """Return the sums over all replicas for one batch that is masked already, at the rate given."""
         replica = tf.distribute.get_replica_context()
-        sums = self._masked_sums(batch, mlm_probability, training=False)
+        num_slots = num_prediction_slots(batch.input_ids.shape.num_elements(), mlm_probability)
+        sums = self._masked_sums(batch, num_slots, training=False)
         return MaskedSums(*replica.all_reduce(tf.distribute.ReduceOp.SUM, tuple(sums)))
 
     def _gradients(self, batch: MaskedRows) -> tuple[list[tf.Tensor], MaskedSums]:
@@ -109,18 +116,20 @@ class PretrainingModel(tf_keras.Model):
 
     def _micro_batch_gradients(self, batch: MaskedRows) -> tuple[list[tf.Tensor], MaskedSums]:
         variables = self.masked_lm.trainable_variables
+        num_slots = self.rule.num_prediction_slots(batch.input_ids.shape.num_elements())
         with tf.GradientTape() as tape:
-            sums = self._masked_sums(batch, self.rule.mlm_probability, training=True)
+            sums = self._masked_sums(batch, num_slots, training=True)
         gradients = tape.gradient(sums.loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         # Embeddings give sparse gradients, which neither add up nor reduce well.
         return [tf.convert_to_tensor(gradient) for gradient in gradients], sums
 
-    def _masked_sums(self, rows: MaskedRows, mlm_probability: float, training: bool) -> MaskedSums:
-        num_tokens = rows.input_ids.shape[0] * rows.input_ids.shape[1]
-        predictions = collect_predictions(rows, num_prediction_slots(num_tokens, mlm_probability))
+    def _masked_sums(self, rows: MaskedRows, num_slots: int, training: bool) -> MaskedSums:
+        predictions = collect_predictions(rows, num_slots)
         with predicting_at(predictions.positions):
             logits = self.masked_lm(self._model_inputs(rows.input_ids), training=training).logits
-        return masked_sums(logits[0], predictions.labels, predictions.weights)
+        return masked_sums(
+            logits[0], predictions.labels, predictions.weights, vocabulary_size=self.rule.vocabulary_size
+        )
 
     def _model_inputs(self, input_ids: tf.Tensor) -> dict[str, tf.Tensor]:
         attended = tf.cast(input_ids != self.masked_lm.config.pad_token_id, tf.int32)  # (batch, length)

@@ -10,6 +10,7 @@ from transformers import PretrainedConfig
 
 from tokenizer_training import storage
 from tokenizer_training.command_line import commit
+from tokenizer_training.tokenizer import vocabulary_size
 from train.config import TrainingConfig
 from train.inputs import TrainingInputs, open_inputs
 from train.model_config import resolve_model_config
@@ -68,6 +69,7 @@ def prepare_run(config: TrainingConfig) -> Run:
         InputError: whatever is wrong with settings, shards, tokenizer, model, output folder, Hub access or TPU.
     """
     inputs = open_inputs(config.data)
+    inputs.masking_rule(config.masking)
     run = Run(config, inputs, resolve_model_config(config.model, inputs))
     run.plan(num_replicas=1)
     claim_output_folder(run.output_dir, run.fingerprint, overwrite=config.run.overwrite_output_dir)
@@ -81,14 +83,18 @@ def prepare_run(config: TrainingConfig) -> Run:
 
 def print_plan(run: Run) -> None:
     """Print what the run would do; the model is built on the CPU to count its parameters."""
-    from train.trainer import build_masked_lm
+    from train.model import build_masked_lm
 
     wants_tpu = run.config.hardware.wants_tpu
     plan = run.plan(ASSUMED_TPU_REPLICAS if wants_tpu else 1)
     if wants_tpu:
         print(f"Without claiming the TPU, {ASSUMED_TPU_REPLICAS} replicas are assumed.")
-    position_init, seed = run.config.model.position_init, run.config.run.seed
-    masked_lm = build_masked_lm(run.model_config, position_init=position_init, seed=seed)
+    masked_lm = build_masked_lm(
+        run.model_config,
+        run.config.model,
+        vocabulary_size=vocabulary_size(run.inputs.tokenizer),
+        seed=run.config.run.seed,
+    )
     _print_table(plan.describe(masked_lm.count_params()))
 
 
@@ -126,7 +132,11 @@ def _export(run: Run, trainer: "Trainer", export_folder: str) -> None:
     with tempfile.TemporaryDirectory() as temporary_folder:
         local_folder = temporary_folder if storage.is_remote(export_folder) else export_folder
         export_model(
-            trainer.model.masked_lm, run.inputs.tokenizer, local_folder, model_max_length=run.inputs.max_length
+            trainer.model.masked_lm,
+            run.inputs.tokenizer,
+            local_folder,
+            model_max_length=run.inputs.max_length,
+            vocabulary_size=vocabulary_size(run.inputs.tokenizer),
         )
         if local_folder != export_folder:
             storage.upload_folder(local_folder, export_folder)

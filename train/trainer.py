@@ -2,38 +2,30 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 import tf_keras
-from transformers import PretrainedConfig, TFAutoModelForMaskedLM
+from transformers import PretrainedConfig
 
-from tokenizer_training.tokenizer import special_ids
-from train.architectures import align_padding_positions
+from tokenizer_training import storage
+from tokenizer_training.tokenizer import special_ids, vocabulary_size
 from train.callbacks import EverySteps, TrainingLog
 from train.checkpoints import Checkpoints
 from train.config import TrainingConfig
 from train.data import evaluation_batches, training_batches
 from train.evaluation import Evaluation, build_evaluator
 from train.inputs import TrainingInputs
+from train.launch import Launches
 from train.metrics_log import MetricsLog
+from train.model import build_masked_lm
 from train.optimizer import build_optimizer
+from train.output_folder import TENSORBOARD_FOLDER
 from train.plan import Plan
-from train.position_init import start_positions_as_sinusoids
 from train.pretraining_model import PretrainingModel
+from train.profiling import Profile
 from train.sample_order import SampleOrder
 from train.strategy import compiles_with_xla
-
-
-def build_masked_lm(model_config: PretrainedConfig, *, position_init: str, seed: int) -> Any:
-    """Return a TF…ForMaskedLM with fresh weights, the same for the same seed."""
-    tf_keras.utils.set_random_seed(seed)
-    masked_lm = TFAutoModelForMaskedLM.from_config(model_config)
-    masked_lm(masked_lm.dummy_inputs, training=False)
-    align_padding_positions(masked_lm)
-    if position_init == "sinusoidal":
-        start_positions_as_sinusoids(masked_lm)
-    return masked_lm
+from train.throughput import Throughput, full_speed_update_seconds
 
 
 @dataclass(frozen=True)
@@ -47,41 +39,49 @@ class Trainer:
     evaluate: Callable[[], Evaluation] | None
     log: MetricsLog
     checkpoints: Checkpoints
+    output_dir: str
     log_steps: int
+    max_steps_per_launch: int
+    profiled_steps: tuple[int, int] | None
+    full_speed_update_seconds: float | None
 
     def first_masked_row(self) -> tuple[list[int], list[int]]:
         """Return the ids of the first row of the first batch, and what the model sees of it at the first update."""
         input_ids = next(iter(self.batches.take(1)))
-        masked = self.model.mask_batch(
-            input_ids, self.start_step, num_global_rows=self.plan.global_batch_rows, first_row=0
-        )
+        masked = self.model.mask_batch(input_ids, self.start_step)
         return input_ids[0].numpy().tolist(), masked.input_ids[0].numpy().tolist()
 
     def fit(self) -> Evaluation | None:
         """Train, log, evaluate and save; return the last evaluation, None without validation rows."""
-        training_log = TrainingLog(self.model, self.log, self.plan, self.start_step)
+        launches, profile = self._launches(), self._profile()
+        throughput = Throughput(self.plan, self.full_speed_update_seconds)
+        training_log = TrainingLog(
+            self.model, self.log, self.plan, self.start_step, launches=launches, throughput=throughput
+        )
         latest: list[Evaluation] = []
 
         def evaluate(step: int) -> None:
             if self.evaluate is None:
                 return
-            with training_log.clock_stopped():
+            with throughput.clock_stopped():
                 latest[:] = [self.evaluate()]
                 training_log.write_evaluation(step, latest[0])
 
         def save(step: int) -> None:
-            training_log.read_finite(step)  # a checkpoint of a run that diverged is no place to go on from
-            with training_log.clock_stopped():
+            training_log.check_finite()  # a checkpoint of a run that diverged is no place to go on from
+            with throughput.clock_stopped():
                 self.checkpoints.save(step)
 
-        callbacks = [
+        actions = (
+            (self.log_steps, training_log.write_train),
+            (self.plan.eval_steps, evaluate),
+            (self.plan.save_steps, save),
+        )
+        every_steps = [
             EverySteps(interval_steps, action, start_step=self.start_step, num_steps=self.plan.num_steps)
-            for interval_steps, action in (
-                (self.log_steps, training_log.write_train),
-                (self.plan.eval_steps, evaluate),
-                (self.plan.save_steps, save),
-            )
+            for interval_steps, action in actions
         ]
+        callbacks = [launches, *([profile] if profile else []), *every_steps]
         remaining_steps = self.plan.num_steps - self.start_step
         try:
             if remaining_steps > 0:
@@ -89,9 +89,26 @@ class Trainer:
             else:
                 evaluate(self.plan.num_steps)
         finally:
+            if profile:
+                profile.close()
             training_log.close()
         self.log.draw()
         return latest[0] if latest else None
+
+    def _launches(self) -> Launches:
+        return Launches(
+            (self.log_steps, self.plan.eval_steps, self.plan.save_steps),
+            self.profiled_steps or (),
+            start_step=self.start_step,
+            num_steps=self.plan.num_steps,
+            max_steps=self.max_steps_per_launch,
+        )
+
+    def _profile(self) -> Profile | None:
+        if self.profiled_steps is None:
+            return None
+        folder = storage.join(self.output_dir, TENSORBOARD_FOLDER)
+        return Profile(folder, self.profiled_steps, start_step=self.start_step)
 
 
 def build_model(
@@ -106,18 +123,26 @@ def build_model(
     jit_compile = compiles_with_xla(config.hardware)
     with strategy.scope():
         model = PretrainingModel(
-            build_masked_lm(model_config, position_init=config.model.position_init, seed=config.run.seed),
+            build_masked_lm(
+                model_config,
+                config.model,
+                vocabulary_size=vocabulary_size(inputs.tokenizer),
+                seed=config.run.seed,
+            ),
             inputs.masking_rule(config.masking),
             seed=config.run.seed,
             num_micro_batches=config.optimization.gradient_accumulation_steps,
             max_grad_norm=config.optimization.max_grad_norm,
         )
         optimizer = build_optimizer(
-            config.optimization, num_steps=plan.num_steps, num_warmup_steps=plan.num_warmup_steps
+            config.optimization,
+            num_steps=plan.num_steps,
+            num_warmup_steps=plan.num_warmup_steps,
+            num_decay_steps=plan.num_decay_steps,
         )
         optimizer.build(model.masked_lm.trainable_variables)
         model.compile(
-            optimizer=optimizer, jit_compile=jit_compile, steps_per_execution=config.hardware.steps_per_execution
+            optimizer=optimizer, jit_compile=jit_compile, steps_per_execution=config.hardware.max_steps_per_launch
         )
     return model
 
@@ -143,7 +168,11 @@ def build_trainer(
         evaluate=_evaluator(inputs, model, plan, strategy, compiles_with_xla(config.hardware)),
         log=MetricsLog(output_dir, start_step, manifest.unigram_entropy_nats if manifest else None),
         checkpoints=checkpoints,
+        output_dir=output_dir,
         log_steps=config.run.log_steps,
+        max_steps_per_launch=config.hardware.max_steps_per_launch,
+        profiled_steps=config.run.profiled_steps,
+        full_speed_update_seconds=full_speed_update_seconds(config, model_config, plan),
     )
 
 
