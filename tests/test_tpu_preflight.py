@@ -8,6 +8,7 @@ from tests.tiny_run import MODEL, write_shards
 from tokenizer_training.command_line import InputError
 from train import preflight
 from train.assumed_inputs import assumed_inputs
+from train.config import MaskingConfig
 from train.hlo_costs import Operation, StepCosts
 from train.preflight_report import StepReport, print_batches, print_report, report_lines, short_name
 from train.tpu_compiler import CompiledStep, DoesNotFitError
@@ -143,6 +144,7 @@ def test_assumed_inputs_have_the_projects_special_ids():
     inputs = assumed_inputs(max_length=32, vocab_size=50)
     rule = inputs.evaluation_rule()
     assert (rule.vocabulary_size, rule.mask_token_id, rule.special_ids) == (50, 4, (0, 1, 2, 3, 4))
+    assert inputs.masking_rule(MaskingConfig(masking="whole_word")).word_starts.all()
     with pytest.raises(InputError, match="--vocab-size must be above the 5 special tokens; received 4"):
         assumed_inputs(max_length=32, vocab_size=4)
 

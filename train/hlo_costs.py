@@ -15,7 +15,7 @@ from dataclasses import dataclass
 KINDS = {
     "sum over replicas": r"XlaAllReduce|all-reduce|all_reduce",
     "optimizer": r"AdamW|Lamb|global_norm|clip_by_global_norm|Sqrt_|optimizer",
-    "masks": r"^(while/)?(stateless_|LowerBound|UpperBound|Cumsum|mask_rows|collect_predictions)",
+    "masks": r"^(while/)?([Ss]tateless|LowerBound|UpperBound|Cumsum|mask_rows|collect_predictions)",
     "layer norm": r"LayerNorm|layer_norm|layernorm|NoNorm|moments|batchnorm",
     "head and loss": r"lm_head|/mlm|predictions|vocab_|generator|CrossEntropy|ArgMax|masked_sums",
     "dropout": r"dropout",
@@ -25,6 +25,8 @@ KINDS = {
     "copies": r"^copy|^bitcast|^transpose|^slice|^convert|^broadcast",
 }
 OTHER = "other"
+# Names for parts of memory, and a 64-bit integer taken apart.
+FREE_CALLS = re.compile(r'custom_call_target="(ConcatBitcast|AllocateBuffer|Sharding|X64\w*)"')
 NOT_ESTIMATED = ("fusion", "all-reduce", "all-reduce-start", "gather", "scatter", "custom-call", "sort", "rng")
 ELEMENT_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8}
 
@@ -99,7 +101,7 @@ def step_costs(hlo: str) -> StepCosts:
             summed_bytes += num_times * _num_bytes(instruction["shape"])
         if estimate:
             cycles[_name(line, instruction["name"], computations)] += num_times * int(estimate[1])
-        elif opcode in NOT_ESTIMATED and '"X64' not in line:
+        elif opcode in NOT_ESTIMATED and not FREE_CALLS.search(line):
             num_not_estimated += 1
     operations = (Operation(name, kind_of(name), num_cycles) for name, num_cycles in cycles.most_common())
     return StepCosts(tuple(operations), num_not_estimated, num_unknown, summed_bytes)

@@ -12,7 +12,6 @@ from train.assumed_inputs import assumed_inputs
 from train.batch_search import ROWS_UNIT, MemoryUse, largest_fitting
 from train.config import TrainingConfig
 from train.inputs import TrainingInputs, open_inputs
-from train.masking_rule import num_prediction_slots
 from train.model_config import resolve_model_config
 from train.model_flops import update_flops
 from train.plan import Plan, make_plan
@@ -84,7 +83,7 @@ class Preflight:
         )
 
     def _needed_flops(self, rows: int) -> int | None:
-        slots = num_prediction_slots(rows * self.inputs.max_length, self.config.masking.mlm_probability)
+        slots = self.model.rule.num_prediction_slots(rows * self.inputs.max_length)
         return update_flops(
             self.model_config,
             num_rows=rows * self.num_micro_batches,

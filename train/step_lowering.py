@@ -30,7 +30,7 @@ class ReplicaOfSlice(tf.distribute.ReplicaContext):
         return gen_xla_ops.xla_replica_id()
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:  # noqa: ARG002
-        """Return the structure of tensors `value`, each summed over all replicas.
+        """Return the structure of tensors `value`, each dense and summed over all replicas.
 
         Raises:
             ValueError: another reduction than the sum.
@@ -40,7 +40,8 @@ class ReplicaOfSlice(tf.distribute.ReplicaContext):
         everyone = tf.constant([list(range(self._num_replicas))])
 
         def add_up(tensor: tf.Tensor) -> tf.Tensor:
-            return gen_xla_ops.xla_all_reduce(tensor, everyone, reduce_op="Add", mode="CrossReplica")
+            dense = tf.convert_to_tensor(tensor)  # as TPUStrategy makes of IndexedSlices
+            return gen_xla_ops.xla_all_reduce(dense, everyone, reduce_op="Add", mode="CrossReplica")
 
         return tf.nest.map_structure(add_up, value)
 
