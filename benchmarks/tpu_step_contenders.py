@@ -3,8 +3,8 @@
     python benchmarks/tpu_step_contenders.py tutorial-bf16 --rows 16 --output step.mlir
 
 The tutorial's step is that of transformers' examples/tensorflow/language-modeling-tpu/run_mlm.py: `compile` and `fit`
-of the TF class with the optimizer of `create_optimizer`, the loss inside the model, logits at every position, masks made
-by the input pipeline (so they are no part of its step). Ours are what run_mlm.py runs with the flags given here.
+of the TF class with the optimizer of `create_optimizer`, the loss inside the model, logits at every position, and masks
+made by the input pipeline (so they are no part of its step). Ours are what run_mlm.py runs with the flags given here.
 """
 
 import argparse
@@ -103,6 +103,10 @@ def main() -> None:
     parser.add_argument("--output", required=True, help="File to write.")
     add_size_flags(parser)
     arguments = parser.parse_args()
+
+    import tensorflow as tf
+
+    tf.config.set_visible_devices([], "GPU")  # a step that is lowered on a GPU holds the GPU's operations
     if arguments.contender in TUTORIAL:
         text = lower_tutorial(TUTORIAL[arguments.contender], arguments)
     else:

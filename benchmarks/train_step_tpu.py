@@ -9,10 +9,10 @@ include the sum over replicas, nor operations that the compiler has no estimate 
 """
 
 import argparse
+import logging
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -45,24 +45,24 @@ def compiled(name: str, rows: int, tpu: TpuSlice, arguments: argparse.Namespace)
         flags = [f"--rows={rows}", f"--num-replicas={tpu.num_replicas}", f"--output={path}"]
         for size in ("length", "vocab_size", "num_layers"):
             flags.append(f"--{size.replace('_', '-')}={getattr(arguments, size)}")
+        logging.info("lowering %s, %d rows", name, rows)
         run = subprocess.run([sys.executable, PROGRAM, name, *flags], capture_output=True, text=True, check=False)
         if run.returncode:
             sys.exit(f"{name} failed:\n{run.stderr[-3000:]}")
-        return compile_for_tpu(path.read_text(encoding="utf-8"), tpu, python=arguments.compiler_python)
+        stablehlo = path.read_text(encoding="utf-8")
+        return compile_for_tpu(stablehlo, tpu, python=arguments.compiler_python, what=f"{name}, {rows} rows,")
 
 
 def compiled_at(tpu: TpuSlice, arguments: argparse.Namespace) -> dict[str, Compiled]:
     """Return what the compiler says of each contender at the rows asked for; those that do not fit are left out."""
     results: dict[str, Compiled] = {}
     for name in arguments.contenders:
-        started_seconds = time.monotonic()
         try:
             step = compiled(name, arguments.rows, tpu, arguments)
         except DoesNotFitError as error:
             print(f"{name}: {error}")
             continue
         results[name] = step, step_costs(step.hlo)
-        print(f"{tpu.name} {name}: {time.monotonic() - started_seconds:.0f} s", file=sys.stderr)
         if arguments.keep_hlo:
             Path(arguments.keep_hlo, f"{tpu.name}-{name}.hlo").write_text(step.hlo, encoding="utf-8")
     return results
@@ -124,6 +124,7 @@ def main() -> None:
     parser.add_argument("--compiler-python", default=sys.executable, help="Interpreter that has jax and libtpu.")
     add_size_flags(parser)
     arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     check_compiler(arguments.compiler_python)
     for tpu in map(tpu_slice, arguments.topologies):
         results = compiled_at(tpu, arguments)

@@ -93,8 +93,11 @@ class Preflight:
         )
 
     def _num_steps(self, rows: int) -> int | None:
-        """Return the updates of the planned run; None where nothing tells."""
-        if self.config.optimization.max_steps is None and self.config.data.train_dataset is None:
+        """Return the updates of the planned run; None where nothing tells, or the shards do not fill a batch."""
+        optimization, num_rows = self.config.optimization, self.inputs.train_shards.num_rows
+        if optimization.max_steps is not None:
+            return optimization.max_steps
+        if rows * self.num_micro_batches * self.tpu.num_replicas > num_rows:
             return None
         return _plan(self.config, self.inputs, self.tpu, rows).num_steps
 
@@ -116,6 +119,7 @@ def open_preflight(config: TrainingConfig, preflight_config: "PreflightConfig") 
 
     from train.trainer import build_model
 
+    tf.config.set_visible_devices([], "GPU")  # a step that is lowered on a GPU holds the GPU's operations
     model = build_model(config, inputs, model_config, plan, tf.distribute.get_strategy())
     return Preflight(config, inputs, model_config, model, tpu, preflight_config.compiler_python)
 

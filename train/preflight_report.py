@@ -101,7 +101,7 @@ def report_lines(report: StepReport) -> dict[str, str]:
         "modelled MFU": "not known for this architecture"
         if report.peak_share is None
         else f"{100 * report.peak_share:.1f} % of {tpu.chip.peak_flops_per_second / 1e12:.1f} TFLOP/s a replica",
-        "planned run": "unknown: give --max-steps, or shards"
+        "planned run": "unknown: give --max-steps, or shards of at least a batch"
         if report.num_steps is None
         else f"{report.num_steps:,} steps, {report.num_steps * report.seconds / 86400:.2f} days as modelled",
     }
