@@ -98,6 +98,12 @@ CASES = {
         ["--pretrained-model-config", "{}/model", "--config-overrides", "num_hidden_layers=1"],
         "a roformer as configured has none. Give --position-init random",
     ),
+    "dropout": (lambda _: None, ["--dropout", "1"], "--dropout must be at least 0 and below 1; received 1.0"),
+    "dropout twice": (
+        lambda _: None,
+        ["--dropout", "0", "--config-overrides", "hidden_dropout_prob=0.1"],
+        "--dropout 0.0 and --config-overrides hidden_dropout_prob must not both be given",
+    ),
     "untied head": (
         lambda _: None, ["--config-overrides", "tie_word_embeddings=false"], "tie_word_embeddings of a roberta must be",
     ),
@@ -108,9 +114,7 @@ CASES = {
     "warmup": (lambda _: None, ["--warmup-steps", "6"], "must be below the run's 6 steps"),
     "warmup ratio": (lambda _: None, ["--warmup-ratio", "1"], "--warmup-ratio must be at least 0 and below 1"),
     "no room for the decay": (
-        lambda _: None,
-        ["--schedule", "wsd", "--warmup-ratio", "0.5", "--decay-ratio", "0.7"],
-        "received 3 and 4 steps",
+        lambda _: None, ["--schedule", "wsd", "--warmup-ratio", ".5", "--decay-ratio", ".7"], "received 3 and 4 steps",
     ),
     "a schedule without an end": (
         lambda _: None, ["--schedule", "constant", "--min-learning-rate-ratio", "0.1"], "received 0.1 with constant",

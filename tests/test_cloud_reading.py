@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.servers.fixtures import CloudStorageHandle
-from tokenizer_training import row_ranges
+from tokenizer_training import row_ranges, stored_files
 from tokenizer_training.command_line import InputError, RunFailedError
 from tokenizer_training.corpus import CorpusConfig, open_corpus, read_partition
 from tokenizer_training.stored_files import StoredFile, find_stored_files
@@ -147,7 +147,7 @@ def test_an_object_that_changes_is_an_error(cloud: CloudStorageHandle, ending: s
 
 
 def test_an_object_that_changes_while_it_is_read(cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_ranges, "PIECE_BYTES", 100_000)
+    monkeypatch.setattr(stored_files, "REQUEST_BYTES", 100_000)
     cloud.put("a.txt", b"old line\n" * 50_000)
     texts = read_stretch(Stretch(f"{BUCKET}/a.txt"), "text", "line")
     assert next(texts) == "old line"

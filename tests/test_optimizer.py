@@ -120,6 +120,16 @@ def test_nothing_changes_from_the_first_bad_update_on(name, jit_compile):
     assert int(optimizer.iterations) == 1
 
 
+def test_lamb_scales_updates_to_the_weights_without_decay_too():
+    small, large = new_variables(), new_variables(scale=2.0)
+    for variables in (small, large):
+        apply(build("lamb", variables, weight_decay_rate=0.0), variables, gradients_of(0))
+    moved = [values.numpy() - start.numpy() for values, start in zip(small, new_variables(), strict=True)]
+    moved_twice = [values.numpy() - start.numpy() for values, start in zip(large, new_variables(2.0), strict=True)]
+    np.testing.assert_allclose(moved_twice[0], 2 * moved[0], rtol=1e-3)
+    np.testing.assert_allclose(moved_twice[1], moved[1], rtol=1e-3)
+
+
 def test_a_factor_scales_the_gradients():
     variables, expected = new_variables(), new_variables()
     apply(build("lamb", variables), variables, gradients_of(0), factor=0.25)

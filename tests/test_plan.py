@@ -29,6 +29,40 @@ def test_warmup_may_be_turned_off():
     assert plan_of(warmup_steps=0).num_warmup_steps == 0
 
 
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({"warmup_ratio": 0.29}, (29, 0)),
+        ({"warmup_ratio": 0.29, "warmup_steps": 7}, (7, 0)),
+        ({"schedule": "wsd"}, (5, 20)),
+        ({"schedule": "wsd", "decay_ratio": 0.95}, (5, 95)),
+    ],
+)
+def test_warmup_and_decay_are_shares_of_the_run(settings, steps):
+    plan = plan_of(max_steps=100, **settings)
+    assert (plan.num_warmup_steps, plan.num_decay_steps) == steps
+
+
+def test_warmup_and_decay_must_fit_into_the_run():
+    with pytest.raises(InputError, match=r"--warmup-steps and --decay-ratio must fit into .* 100 steps; .* 81 and 20"):
+        plan_of(max_steps=100, schedule="wsd", warmup_steps=81)
+
+
+def test_a_profile_must_end_within_the_run():
+    assert plan_of(max_steps=100, run=RunConfig(profile="90:100")).num_steps == 100
+    with pytest.raises(InputError, match=r"--profile must end within the run's 99 steps; received 90:100"):
+        plan_of(max_steps=99, run=RunConfig(profile="90:100"))
+
+
+@pytest.mark.parametrize("profile", ["5", "5:", ":5", "5:5", "6:5", "-1:5", "a:b", ""])
+def test_a_profile_is_two_rising_numbers(profile):
+    if profile:
+        with pytest.raises(InputError, match="--profile must be START:STOP"):
+            RunConfig(profile=profile)
+    else:
+        assert RunConfig().profiled_steps is None
+
+
 def test_intervals_given_are_kept():
     plan = plan_of(run=RunConfig(eval_steps=5, save_steps=9))
     assert (plan.eval_steps, plan.save_steps) == (5, 9)

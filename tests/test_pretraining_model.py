@@ -85,7 +85,7 @@ def test_loss_of_the_gathered_head_is_that_of_the_full_head():
     ("strategy", "num_micro_batches", "jit_compile"), [(two_cpus, 1, False), (one_cpu, 4, False), (one_cpu, 2, True)]
 )
 def test_the_same_global_batch_gives_the_same_update(strategy, num_micro_batches, jit_compile):
-    rows = token_rows()
+    rows = token_rows(num_rows=32)
     expected = build(one_cpu())
     expected_figures = train(expected, rows)
     model = build(strategy(), num_micro_batches=num_micro_batches, jit_compile=jit_compile)
@@ -118,7 +118,7 @@ def test_clipping_scales_the_whole_gradient(strategy):
     clipped, free = (build(strategy(), max_grad_norm=norm) for norm in (1e-9, 0.0))
     for model in (clipped, free):
         # With epsilon far above the gradients, AdamW's update is proportional to them.
-        model.optimizer.epsilon, model.optimizer.weight_decay = 1e3, None
+        model.optimizer.epsilon, model.optimizer.weight_decay = 1e3, 0.0
     before = weights(free)
     figures = train(free, rows, num_steps=1)
     assert train(clipped, rows, num_steps=1)["grad_norm"] == pytest.approx(figures["grad_norm"], rel=1e-5)
@@ -136,24 +136,20 @@ class BadAtThirdUpdate(PretrainingModel):
         return [gradients[0] + bad, *gradients[1:]], sums
 
 
-@pytest.mark.parametrize(
-    ("strategy", "steps_per_execution", "jit_compile"), [(one_cpu, 4, True), (two_cpus, 1, False), (two_cpus, 4, False)]
-)
-def test_no_update_is_made_from_one_that_is_not_finite_on(strategy, steps_per_execution, jit_compile):
+@pytest.mark.parametrize(("strategy", "jit_compile"), [(one_cpu, True), (two_cpus, False)])
+def test_no_update_is_made_from_one_that_is_not_finite_on(strategy, jit_compile):
+    model = build(strategy(), jit_compile=jit_compile, model_type=BadAtThirdUpdate, steps_per_execution=4)
     rows = token_rows()
-    expected = build(strategy(), jit_compile=jit_compile)
-    train(expected, rows, num_steps=2)
-    model = build(
-        strategy(), jit_compile=jit_compile, model_type=BadAtThirdUpdate, steps_per_execution=steps_per_execution
-    )
-    figures = train(model, rows, num_steps=8)
-    assert not np.isfinite(figures["grad_norm"])
+    train(model, rows, num_steps=2)
+    assert not model.optimizer.is_stopped
+    before = [value.numpy() for value in (*model.masked_lm.trainable_variables, *model.optimizer.variables)]
+    figures = train(model, rows, num_steps=6)  # launches of 4 and of 2 updates
     assert model.optimizer.is_stopped
-    assert not expected.optimizer.is_stopped
+    assert not np.isfinite(figures["grad_norm"])
     assert int(model.optimizer.iterations.numpy()) == 2
-    for state, other in zip(model.optimizer.variables, expected.optimizer.variables, strict=True):
-        np.testing.assert_array_equal(state.numpy(), other.numpy())
-    np.testing.assert_array_equal(weights(model), weights(expected))
+    after = [value.numpy() for value in (*model.masked_lm.trainable_variables, *model.optimizer.variables)]
+    for value, other in zip(after, before, strict=True):
+        np.testing.assert_array_equal(value, other)
 
 
 def test_loss_is_float32_under_bfloat16():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tokenizer_training import row_ranges
+from tokenizer_training import row_ranges, stored_files
 from tokenizer_training.command_line import InputError
 from tokenizer_training.row_ranges import first_row, row_bytes
 from tokenizer_training.text_files import Stretch, cut_file, read_file, read_stretch
@@ -27,7 +27,7 @@ SHARED_FOLDER = [HealthCheck.function_scoped_fixture]
 @pytest.fixture
 def small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the borders of what is read at once lie within short contents, too."""
-    monkeypatch.setattr(row_ranges, "PIECE_BYTES", 3)
+    monkeypatch.setattr(stored_files, "LOCAL_READ_BYTES", 3)
     monkeypatch.setattr(row_ranges, "ROW_END_BYTES", 2)
 
 
@@ -76,7 +76,7 @@ def test_json_rows_of_all_stretches_are_those_of_the_file(
 def test_ranges_share_no_byte_and_leave_none_out(content: bytes, borders: list[int]) -> None:
     file = io.BytesIO(content)
     borders = sorted({0, *borders, len(content)})
-    parts = [b"".join(row_bytes(file, *border)) for border in pairwise(borders)]
+    parts = [b"".join(row_bytes(file, *border, piece_bytes=3)) for border in pairwise(borders)]
     assert b"".join(parts) == content
     for start, part in zip(borders, parts, strict=False):
         if part:
@@ -107,7 +107,7 @@ class CountingFile(io.BytesIO):
 def test_one_huge_row_is_not_read_once_a_stretch() -> None:
     file = CountingFile(b"x" * 2_000_000)
     borders = range(0, 2_000_001, 100_000)
-    sizes = [sum(map(len, row_bytes(file, *border))) for border in pairwise(borders)]
+    sizes = [sum(map(len, row_bytes(file, *border, piece_bytes=1 << 20))) for border in pairwise(borders)]
     assert sizes == [2_000_000] + [0] * 19
     assert file.num_bytes_read < 3 * 2_000_000
 

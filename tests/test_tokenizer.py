@@ -33,6 +33,18 @@ def make_tokenizer(scores: list[float] | None = None, **names: str | None) -> Pr
     return PreTrainedTokenizerFast(tokenizer_object=backend, **all_names)
 
 
+def test_own_folders_load_without_all_models_classes(tmp_path: Path) -> None:
+    save_tokenizer(make_tokenizer(), str(tmp_path))
+    code = (
+        "import sys; from tokenizer_training.tokenizer import load_tokenizer as load; tokenizer = load(sys.argv[1]); "
+    )
+    code += "assert 'transformers.models.auto.tokenization_auto' not in sys.modules; "
+    code += "from transformers import AutoTokenizer; other = AutoTokenizer.from_pretrained(sys.argv[1]); "
+    code += "assert (type(tokenizer), repr(tokenizer)) == (type(other), repr(other)); "
+    code += "assert tokenizer.init_kwargs == other.init_kwargs, (tokenizer.init_kwargs, other.init_kwargs)"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+
+
 def saved(tokenizer: PreTrainedTokenizerFast, folder: Path) -> PreTrainedTokenizerFast:
     save_tokenizer(tokenizer, str(folder))
     return load_tokenizer(str(folder))

@@ -14,8 +14,9 @@ from tokenizer_training.passages import grouped
 # What `tokenizers` returns of a text is hundreds of times its size, so little is held in that form.
 CHARACTERS_AT_ONCE = 1 << 18
 MAX_CHARACTERS_WITHOUT_BOUNDARY = 1 << 20
-# Bounds what a process remembers of words: about 400,000 short ones, in 100 MB.
-MAX_REMEMBERED_CHARACTERS = 1 << 24
+# Bounds what a process remembers of words: about 150,000 short ones, in 30 MB. Fewer would be tokenized more often, and
+# more would be filled by large corpora only, whose workers would then take more memory than those of small ones.
+MAX_REMEMBERED_CHARACTERS = 6 << 20
 CHARACTERS_PER_ENTRY = 32  # what an entry takes besides its characters
 # Marks a document's first word, which has no space before it; no text holds this noncharacter of Unicode.
 _FIRST = "\U0010fffe"
@@ -43,13 +44,18 @@ class _Piece:
 
 
 class Encoder:
-    """A tokenizer that remembers words; a process needs one."""
+    """A tokenizer that remembers words; a process needs one.
+
+    When the words that were last used are as many as may be, they take the place of older ones, which are forgotten: so
+    frequent words stay, however many rare ones come.
+    """
 
     def __init__(self, tokenizer_json: str) -> None:
         self._tokenizer = Tokenizer.from_str(tokenizer_json)
         self._by_word = tokenizes_by_word(tokenizer_json)
         self._ids_of_word: dict[str, bytes] = {}
-        self._num_remembered_characters = 0
+        self._ids_of_older_word: dict[str, bytes] = {}
+        self._num_characters = 0  # of the former
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
         """Return the ids of each text, as the bytes of int32 numbers, those of its words if it is tokenized by word."""
@@ -58,17 +64,18 @@ class Encoder:
         words_of_texts = [word_boundary().split(text) for text in texts]
         for words in words_of_texts:
             words[0] = _FIRST + words[0]
-        self._remember(list(set().union(*words_of_texts).difference(self._ids_of_word)))
-        ids = [b"".join(map(self._ids_of_word.__getitem__, words)) for words in words_of_texts]
-        if self._num_remembered_characters > MAX_REMEMBERED_CHARACTERS:
-            self._ids_of_word.clear()
-            self._num_remembered_characters = 0
-        return ids
+        self._remember(set().union(*words_of_texts))
+        return [b"".join(map(self._ids_of_word.__getitem__, words)) for words in words_of_texts]
 
-    def _remember(self, words: list[str]) -> None:
-        in_text = [word[1:] if word.startswith(_FIRST) else " " + word for word in words]
-        self._ids_of_word.update(zip(words, self._encode_whole(in_text), strict=True))
-        self._num_remembered_characters += sum(map(len, words)) + CHARACTERS_PER_ENTRY * len(words)
+    def _remember(self, words: set[str]) -> None:
+        if self._num_characters > MAX_REMEMBERED_CHARACTERS // 2:
+            self._ids_of_older_word, self._ids_of_word, self._num_characters = self._ids_of_word, {}, 0
+        missing = words.difference(self._ids_of_word)
+        unknown = missing.difference(self._ids_of_older_word)
+        self._ids_of_word.update((word, self._ids_of_older_word[word]) for word in missing - unknown)
+        in_text = [word[1:] if word.startswith(_FIRST) else " " + word for word in unknown]
+        self._ids_of_word.update(zip(unknown, self._encode_whole(in_text), strict=True))
+        self._num_characters += sum(map(len, missing)) + CHARACTERS_PER_ENTRY * len(missing)
 
     def _encode_whole(self, texts: Sequence[str]) -> list[bytes]:
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)

@@ -10,13 +10,14 @@ import base64
 import contextlib
 import errno
 import functools
+import mimetypes
 import os
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tokenizer_training.command_line import InputError
 
@@ -64,9 +65,10 @@ def upload_bytes(data: bytes, path: str) -> None:
     _upload(path, [data], lambda blob, **options: blob.upload_from_string(data, "application/octet-stream", **options))
 
 
-def upload_file(local_path: str, path: str) -> None:
-    """Make the content of a local file that of the object, all or nothing; objects with the same bytes stay."""
-    _upload(path, _pieces(local_path), lambda blob, **options: blob.upload_from_filename(local_path, **options))
+def upload_file(file: BinaryIO, path: str) -> None:
+    """Make the content of an open file that of the object, all or nothing; objects with the same bytes stay."""
+    options = {"size": file.seek(0, os.SEEK_END), "content_type": mimetypes.guess_type(path)[0], "rewind": True}
+    _upload(path, _pieces(file), lambda blob, **conditions: blob.upload_from_file(file, **options, **conditions))
 
 
 def download_folder(folder: str, local_folder: str) -> None:
@@ -152,10 +154,10 @@ def _crc32c(pieces: Iterable[bytes]) -> str:
     return base64.b64encode(checksum.digest()).decode()
 
 
-def _pieces(local_path: str) -> Iterator[bytes]:
-    with Path(local_path).open("rb") as file:
-        while piece := file.read(1 << 20):
-            yield piece
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    file.seek(0)
+    while piece := file.read(1 << 20):
+        yield piece
 
 
 @functools.cache

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-PIECE_BYTES = 1 << 23
 # Looked through for the end of a row that has begun before; most rows are shorter.
 ROW_END_BYTES = 1 << 16
 
@@ -26,14 +25,17 @@ def first_row(file: io.RawIOBase, start: int, stop: int) -> int:
     return position
 
 
-def row_bytes(file: io.RawIOBase, start: int, stop: int) -> Iterator[bytes]:
-    """Yield, in pieces, the bytes of all rows that begin in bytes [start, stop), the last of them to its end."""
+def row_bytes(file: io.RawIOBase, start: int, stop: int, piece_bytes: int) -> Iterator[bytes]:
+    """Yield the bytes of all rows that begin in bytes [start, stop), the last of them to its end, in pieces.
+
+    A piece has at most `piece_bytes`, but for what is read of the last row.
+    """
     position = first_row(file, start, stop)
     if position >= stop:
         return
     file.seek(position)
     while position < stop:
-        piece = file.read(min(PIECE_BYTES, stop - position))
+        piece = file.read(min(piece_bytes, stop - position))
         if not piece:
             return
         position += len(piece)

@@ -93,7 +93,8 @@ def upload_file(local_path: str, destination: str) -> None:
     Nothing is done where both are the same local file; nothing is sent where the object has the same bytes already.
     """
     if is_remote(destination):
-        cloud_storage.upload_file(local_path, destination)
+        with Path(local_path).open("rb") as file:
+            cloud_storage.upload_file(file, destination)
     elif Path(local_path).resolve() != Path(destination).resolve():
         with _replacing(destination) as partial:
             shutil.copyfile(local_path, partial)

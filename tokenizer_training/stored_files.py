@@ -9,6 +9,10 @@ from pathlib import Path
 
 from tokenizer_training import cloud_reading, storage
 
+# What is read at once: of a local file little, to save memory; of an object much, since each read is a request.
+LOCAL_READ_BYTES = 1 << 20
+REQUEST_BYTES = 8 << 20
+
 
 @dataclass(frozen=True)
 class StoredFile:
@@ -44,3 +48,8 @@ def open_stored(name: str, generation: int | None = None) -> Iterator[io.RawIOBa
     else:
         with Path(name).open("rb", buffering=0) as file:
             yield file
+
+
+def read_ahead_bytes(name: str) -> int:
+    """Return how many bytes of the file to read at once, where it is read from its begin to its end."""
+    return REQUEST_BYTES if storage.is_remote(name) else LOCAL_READ_BYTES

@@ -17,13 +17,11 @@ from typing import Any
 from tokenizer_training import text_formats
 from tokenizer_training.command_line import InputError
 from tokenizer_training.row_ranges import PiecesReader, first_row, row_bytes
-from tokenizer_training.stored_files import StoredFile, find_stored_files, open_stored
+from tokenizer_training.stored_files import StoredFile, find_stored_files, open_stored, read_ahead_bytes
 
 FORMAT_OF_ENDING = {".txt": "text", ".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 # The start of a file that is searched for what no text has (as `git` does).
 NUM_BYTES_CHECKED = 8000
-# Of a file that is read as a whole: one request to Cloud Storage.
-READ_AHEAD_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -87,9 +85,8 @@ def read_stretch(stretch: Stretch, text_column: str, sample_by: str) -> Iterator
     try:
         if file_format == "parquet":
             with open_stored(stretch.name, stretch.generation) as raw:
-                yield from text_formats.parquet_texts(
-                    io.BufferedReader(raw, READ_AHEAD_BYTES), text_column, stretch.name
-                )
+                num_bytes = read_ahead_bytes(stretch.name)
+                yield from text_formats.parquet_texts(io.BufferedReader(raw, num_bytes), text_column, stretch.name)
         else:
             yield from _read_text(stretch, file_format, text_column, sample_by)
     except InputError:
@@ -124,14 +121,15 @@ def _open(stretch: Stretch) -> Iterator[Any]:
     """Give the uncompressed bytes of a stretch, after a look at how its file starts."""
     with open_stored(stretch.name, stretch.generation) as raw:
         if stretch.name.endswith(".gz"):
-            unzipped = gzip.GzipFile(fileobj=io.BufferedReader(raw, READ_AHEAD_BYTES))
+            unzipped = gzip.GzipFile(fileobj=io.BufferedReader(raw, read_ahead_bytes(stretch.name)))
             _check_start(stretch.name, unzipped.peek(NUM_BYTES_CHECKED)[:NUM_BYTES_CHECKED])
             yield unzipped
         else:
             _check_start(stretch.name, raw.read(NUM_BYTES_CHECKED) or b"")
             if stretch.generation is None and raw.seek(0, io.SEEK_END) < (stretch.stop or 0):
                 raise InputError(f"{stretch.name} must stay as it is while it is read; it became shorter. Start again.")
-            yield io.BufferedReader(PiecesReader(row_bytes(raw, stretch.start, _stop(stretch))))
+            pieces = row_bytes(raw, stretch.start, _stop(stretch), read_ahead_bytes(stretch.name))
+            yield io.BufferedReader(PiecesReader(pieces))
 
 
 def _stop(stretch: Stretch) -> int:

@@ -6,7 +6,7 @@ import re
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,8 @@ SPECIAL_TOKENS = {"cls": "[CLS]", "pad": "<pad>", "sep": "[SEP]", "unk": "<unk>"
 BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 # The pieces that fill a vocabulary up.
 UNUSED_PIECE = re.compile(r"<unused\d+>")
+# What `save_tokenizer` names in `tokenizer_config.json`.
+FAST_TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 NO_TRUNCATION_OR_PADDING = {"truncation": None, "padding": None}
 
 
@@ -46,15 +48,25 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
 
 
 def _load(name: str, shown_name: str) -> "PreTrainedTokenizerFast":
-    from transformers import AutoTokenizer
-
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return _tokenizer_class(name).from_pretrained(name)
     except Exception as error:  # a file that is missing or malformed shows as nearly any exception
         raise InputError(
             f"A tokenizer is a folder written by train-unigram or a model on the Hub; {shown_name} cannot be loaded: "
             f"{' '.join(str(error).split())}"
         ) from error
+
+
+def _tokenizer_class(name: str) -> Any:
+    """Return the class to load a tokenizer with: where a folder names it, without the import of all models' classes."""
+    config = Path(name, "tokenizer_config.json")
+    if config.is_file() and json.loads(config.read_text("utf-8")).get("tokenizer_class") == FAST_TOKENIZER_CLASS:
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
 
 
 def special_ids(tokenizer: "PreTrainedTokenizerFast") -> dict[str, int]:

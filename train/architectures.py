@@ -22,6 +22,7 @@ class Architecture:
     learns_positions: its table of absolute positions, where it has one, is trained; RoFormer's is fixed.
     has_token_types: its tokenizer tells a first sentence from a second.
     tied: its TF class uses the input embedding as the head's matrix, whatever `tie_word_embeddings` says.
+    dropouts: the settings of its dropout in pretraining: of hidden states and of attention.
     required: settings that its TF class ignores, or does not get right, with the only value that is supported.
     """
 
@@ -29,6 +30,7 @@ class Architecture:
     learns_positions: bool = True
     has_token_types: bool = True
     tied: bool = True
+    dropouts: tuple[str, str] = ("hidden_dropout_prob", "attention_probs_dropout_prob")
     required: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -43,7 +45,9 @@ ARCHITECTURES = {
     "convbert": Architecture(),
     # `legacy`: the TF class has the legacy head only. `conv_kernel_size`: its convolution fails in bfloat16.
     "deberta-v2": Architecture(required={"legacy": True, "conv_kernel_size": 0}),
-    "distilbert": Architecture(has_token_types=False, required={"sinusoidal_pos_embds": False}),
+    "distilbert": Architecture(
+        has_token_types=False, dropouts=("dropout", "attention_dropout"), required={"sinusoidal_pos_embds": False}
+    ),
     "electra": BERT,
     # `normalization_type`: the TF class gives its layer norm an epsilon of its own.
     "mobilebert": Architecture(tied=False, required={"normalization_type": "no_norm"}),

@@ -73,7 +73,9 @@ class TrainingLog:
         self._previous_step = start_step
         self._launches = launches
         self._throughput = throughput
-        self._bar = tqdm(total=plan.num_steps, initial=start_step, unit="step", desc="training")
+        self._bar = tqdm(
+            total=plan.num_steps, initial=start_step, unit="step", desc="training", disable=not log.is_chief
+        )
 
     def check_finite(self) -> None:
         """Check that all updates so far were made.
@@ -125,10 +127,11 @@ class TrainingLog:
         self._log.add(step, "validation", figures)
         self._log.flush()
         self._log.draw()
-        self._bar.write(
-            f"step {step:,}: validation loss {evaluation.loss:.4f}, perplexity {evaluation.perplexity:.1f}, "
-            f"masked accuracy {evaluation.masked_accuracy:.4f}"
-        )
+        if self._log.is_chief:
+            self._bar.write(
+                f"step {step:,}: validation loss {evaluation.loss:.4f}, perplexity {evaluation.perplexity:.1f}, "
+                f"masked accuracy {evaluation.masked_accuracy:.4f}"
+            )
 
     def close(self) -> None:
         """Close the progress bar."""

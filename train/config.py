@@ -57,6 +57,9 @@ class ModelConfig:
         "How a table of learned positions starts: random as in BERT, or as sinusoids, with which a small model learns "
         "from neighbours sooner.",
     )
+    dropout: float | None = _flag(
+        None, "Dropout of hidden states and of attention, whatever the configuration says; the export records it."
+    )
     pad_vocab_to_multiple_of: int = _flag(
         128,
         "Fill the model's vocabulary up to a multiple of this, the width of a TPU's lanes; the export has the "
@@ -64,6 +67,9 @@ class ModelConfig:
     )
 
     def __post_init__(self) -> None:
+        _require(
+            self.dropout is None or 0 <= self.dropout < 1, "must be at least 0 and below 1", "--dropout", self.dropout
+        )
         _require(
             self.pad_vocab_to_multiple_of >= 1,
             "must be at least 1",
@@ -107,7 +113,7 @@ class OptimizationConfig:
         "whatever the length of the run; stays at the peak and falls in the last part (wsd); stays at the peak.",
     )
     warmup_ratio: float = _flag(
-        0.05, "Share of the updates over which the rate rises from 0 (BERT's 1 % to RoBERTa's 6 %)."
+        0.05, "Share of the updates over which the rate rises from 0 (RoBERTa's 0.05, BERT's 0.01)."
     )
     warmup_steps: int | None = _flag(None, "Updates of the warmup, in the place of --warmup-ratio.")
     decay_ratio: float = _flag(

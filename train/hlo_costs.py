@@ -14,10 +14,10 @@ from dataclasses import dataclass
 # The first pattern that is found in an operation's name says what it belongs to.
 KINDS = {
     "sum over replicas": r"XlaAllReduce|all-reduce|all_reduce",
-    "optimizer": r"AdamW|Lamb|global_norm|clip_by_global_norm|Sqrt_|optimizer",
-    "masks": r"^(while/)?([Ss]tateless|LowerBound|UpperBound|Cumsum|mask_rows|collect_predictions)",
+    "optimizer": r"(^|/)optimizer(_#)?/|AdamW|AdamWeightDecay|global_norm",
+    "masks": r"(^|/)masks(_#)?/|^stateless_fold_in",
     "layer norm": r"LayerNorm|layer_norm|layernorm|NoNorm|moments|batchnorm",
-    "head and loss": r"lm_head|/mlm|predictions|vocab_|generator|CrossEntropy|ArgMax|masked_sums",
+    "head and loss": r"lm_head|/mlm|predictions|vocab_|generator|(^|/)loss(_#)?/|CrossEntropy|ArgMax",
     "dropout": r"dropout",
     "attention": r"attention|attn|/self/",
     "feed-forward": r"intermediate|/output|ffn|lin1|lin2|feed_forward|bottleneck",

@@ -14,7 +14,7 @@ def build_launch(model: tf_keras.Model) -> Callable[[Any], dict[str, tf.Tensor]]
 
     As tf_keras' own `Model.make_train_function`, with a clock around the iterator. The answer holds, under `WAIT_NAME`,
     the seconds in which the host had no batch to hand out, float64. On a TPU the updates handed out before may still be
-    computed in that time, so it is at least the time in which the device had nothing to do.
+    computed in that time, so the device was idle for at most as long.
     """
     strategy = model.distribute_strategy
     train_step = model.train_step

@@ -5,7 +5,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tokenizer_training.command_line import InputError
 from tokenizer_training.tokenizer import special_ids, vocabulary_size
-from train.architectures import check_architecture, learns_positions, max_positions, position_offset
+from train.architectures import ARCHITECTURES, check_architecture, learns_positions, max_positions, position_offset
 from train.config import ModelConfig
 from train.inputs import TrainingInputs
 from train.presets import preset_model
@@ -40,6 +40,8 @@ def resolve_model_config(config: ModelConfig, inputs: TrainingInputs) -> Pretrai
         }
     )
     check_architecture(model_config)
+    if config.dropout is not None:
+        _set_dropout(model_config, config.dropout, overrides)
     if config.pretrained_model_config is None and "max_position_embeddings" not in overrides:
         model_config.update({"max_position_embeddings": inputs.max_length + position_offset(model_config)})
     positions = max_positions(model_config)
@@ -82,6 +84,15 @@ def _parse_overrides(text: str | None) -> dict[str, str]:
     if decided:
         raise InputError(f"--config-overrides must not set {decided[0]}: it is decided by the tokenizer or the preset.")
     return overrides
+
+
+def _set_dropout(model_config: PretrainedConfig, rate: float, overrides: dict[str, str]) -> None:
+    """Set the rates of pretraining, under the names that the architecture has for them."""
+    names = ARCHITECTURES[model_config.model_type].dropouts
+    twice = [name for name in names if name in overrides]
+    if twice:
+        raise InputError(f"--dropout {rate} and --config-overrides {twice[0]} must not both be given; leave out one.")
+    model_config.update(dict.fromkeys(names, rate))
 
 
 def _override(model_config: PretrainedConfig, overrides: dict[str, str], text: str | None) -> None:

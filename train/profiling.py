@@ -14,17 +14,18 @@ class Profile(tf_keras.callbacks.Callback):
 
     Args:
         folder: local or gs://; the trace is written to `plugins/profile/` in it, where TensorBoard looks for it.
-        steps: updates of the whole run; a run that goes on from between them is not traced.
+        steps: updates of the whole run; a run that goes on from between them is not traced. None traces nothing.
         start_step: updates made before `fit`.
     """
 
     # Without it Keras reads the logs of every launch from the device.
     _supports_tf_logs = True
 
-    def __init__(self, folder: str, steps: tuple[int, int], *, start_step: int):
+    def __init__(self, folder: str, steps: tuple[int, int] | None, *, start_step: int):
         super().__init__()
         self._folder = folder
-        self._first_step, self._last_step = steps
+        self._first_step = steps[0] if steps else None
+        self._last_step = steps[1] if steps else None
         self._start_step = start_step
         self._is_tracing = False
 
@@ -36,7 +37,7 @@ class Profile(tf_keras.callbacks.Callback):
         """Begin or end where a launch ended."""
         step = self._start_step + batch + 1
         self._begin_at(step)
-        if self._is_tracing and step >= self._last_step:
+        if step == self._last_step:
             self.close()
 
     def close(self) -> None:
@@ -45,7 +46,9 @@ class Profile(tf_keras.callbacks.Callback):
             self._is_tracing = False
             self.model.optimizer.iterations.numpy()  # waits for the device, whose last updates belong to the trace
             tf.profiler.experimental.stop()
-            logger.info("profile of steps %d to %d: %s", self._first_step, self._last_step, self._folder)
+            logger.info(
+                "profile of the updates after %s, up to %s: %s", self._first_step, self._last_step, self._folder
+            )
 
     def _begin_at(self, step: int) -> None:
         if step == self._first_step:

@@ -1,5 +1,6 @@
 """One run of training: model, optimizer, batches, evaluation, log and checkpoints, put together and fitted."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from tokenizer_training.tokenizer import special_ids, vocabulary_size
 from train.callbacks import EverySteps, TrainingLog
 from train.checkpoints import Checkpoints
 from train.config import TrainingConfig
-from train.data import evaluation_batches, training_batches
+from train.data import ONE_PIPELINE, evaluation_batches, num_evaluation_batches, training_batches
 from train.evaluation import Evaluation, build_evaluator
 from train.inputs import TrainingInputs
 from train.launch import Launches
@@ -24,7 +25,7 @@ from train.plan import Plan
 from train.pretraining_model import PretrainingModel
 from train.profiling import Profile
 from train.sample_order import SampleOrder
-from train.strategy import compiles_with_xla
+from train.strategy import compiles_with_xla, distribute_batches
 from train.throughput import Throughput, full_speed_update_seconds
 
 
@@ -35,19 +36,16 @@ class Trainer:
     model: PretrainingModel
     plan: Plan
     start_step: int
-    batches: tf.data.Dataset
+    batches_of: Callable[[tf.distribute.InputContext], tf.data.Dataset]
     evaluate: Callable[[], Evaluation] | None
     log: MetricsLog
     checkpoints: Checkpoints
-    output_dir: str
-    log_steps: int
-    max_steps_per_launch: int
-    profiled_steps: tuple[int, int] | None
+    config: TrainingConfig
     full_speed_update_seconds: float | None
 
     def first_masked_row(self) -> tuple[list[int], list[int]]:
         """Return the ids of the first row of the first batch, and what the model sees of it at the first update."""
-        input_ids = next(iter(self.batches.take(1)))
+        input_ids = next(iter(self.batches_of(ONE_PIPELINE).take(1)))
         masked = self.model.mask_batch(input_ids, self.start_step)
         return input_ids[0].numpy().tolist(), masked.input_ids[0].numpy().tolist()
 
@@ -73,7 +71,7 @@ class Trainer:
                 self.checkpoints.save(step)
 
         actions = (
-            (self.log_steps, training_log.write_train),
+            (self.config.run.log_steps, training_log.write_train),
             (self.plan.eval_steps, evaluate),
             (self.plan.save_steps, save),
         )
@@ -81,34 +79,32 @@ class Trainer:
             EverySteps(interval_steps, action, start_step=self.start_step, num_steps=self.plan.num_steps)
             for interval_steps, action in actions
         ]
-        callbacks = [launches, *([profile] if profile else []), *every_steps]
         remaining_steps = self.plan.num_steps - self.start_step
         try:
             if remaining_steps > 0:
-                self.model.fit(self.batches, steps_per_epoch=remaining_steps, verbose=0, callbacks=callbacks)
+                batches = distribute_batches(self.model.distribute_strategy, self.batches_of)
+                callbacks = [launches, profile, *every_steps]
+                self.model.fit(batches, steps_per_epoch=remaining_steps, verbose=0, callbacks=callbacks)
             else:
                 evaluate(self.plan.num_steps)
         finally:
-            if profile:
-                profile.close()
+            profile.close()
             training_log.close()
         self.log.draw()
         return latest[0] if latest else None
 
     def _launches(self) -> Launches:
         return Launches(
-            (self.log_steps, self.plan.eval_steps, self.plan.save_steps),
-            self.profiled_steps or (),
+            (self.config.run.log_steps, self.plan.eval_steps, self.plan.save_steps),
+            self.config.run.profiled_steps or (),
             start_step=self.start_step,
             num_steps=self.plan.num_steps,
-            max_steps=self.max_steps_per_launch,
+            max_steps=self.config.hardware.max_steps_per_launch,
         )
 
-    def _profile(self) -> Profile | None:
-        if self.profiled_steps is None:
-            return None
-        folder = storage.join(self.output_dir, TENSORBOARD_FOLDER)
-        return Profile(folder, self.profiled_steps, start_step=self.start_step)
+    def _profile(self) -> Profile:
+        folder = storage.join(str(self.config.run.output_dir), TENSORBOARD_FOLDER)
+        return Profile(folder, self.config.run.profiled_steps, start_step=self.start_step)
 
 
 def build_model(
@@ -157,29 +153,31 @@ def build_trainer(
     """Return the trainer of a run, restored from its newest checkpoint where there is one."""
     model = build_model(config, inputs, model_config, plan, strategy)
     output_dir = str(config.run.output_dir)
-    checkpoints = Checkpoints(output_dir, model, num_kept=config.run.keep_checkpoints)
+    is_chief = strategy.extended.should_checkpoint
+    checkpoints = Checkpoints(output_dir, model, num_kept=config.run.keep_checkpoints, is_chief=is_chief)
     start_step = checkpoints.restore_latest()
     manifest = inputs.eval_shards.manifest if inputs.eval_shards else None
     return Trainer(
         model=model,
         plan=plan,
         start_step=start_step,
-        batches=_training_batches(config, inputs, plan, start_step),
+        batches_of=_training_batches(config, inputs, plan, start_step),
         evaluate=_evaluator(inputs, model, plan, strategy, compiles_with_xla(config.hardware)),
-        log=MetricsLog(output_dir, start_step, manifest.unigram_entropy_nats if manifest else None),
+        log=MetricsLog(output_dir, start_step, manifest.unigram_entropy_nats if manifest else None, is_chief=is_chief),
         checkpoints=checkpoints,
-        output_dir=output_dir,
-        log_steps=config.run.log_steps,
-        max_steps_per_launch=config.hardware.max_steps_per_launch,
-        profiled_steps=config.run.profiled_steps,
+        config=config,
         full_speed_update_seconds=full_speed_update_seconds(config, model_config, plan),
     )
 
 
-def _training_batches(config: TrainingConfig, inputs: TrainingInputs, plan: Plan, start_step: int) -> tf.data.Dataset:
+def _training_batches(
+    config: TrainingConfig, inputs: TrainingInputs, plan: Plan, start_step: int
+) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
+    """Return what makes the batches of one input pipeline."""
     shards = inputs.train_shards
     order = SampleOrder(shards.paths, shards.num_rows_per_shard, config.run.seed, config.data.shuffle_buffer_size)
-    return training_batches(
+    return functools.partial(
+        training_batches,
         order,
         length=plan.max_length,
         global_batch_rows=plan.global_batch_rows,
@@ -193,11 +191,19 @@ def _evaluator(
 ) -> Callable[[], Evaluation] | None:
     if inputs.eval_shards is None:
         return None
-    batches = evaluation_batches(
+    global_batch_rows = plan.global_batch_rows // model.num_micro_batches
+    batches_of = functools.partial(
+        evaluation_batches,
         inputs.eval_shards,
         inputs.evaluation_rule(),
         length=plan.max_length,
-        global_batch_rows=plan.global_batch_rows // model.num_micro_batches,
+        global_batch_rows=global_batch_rows,
         pad_token_id=special_ids(inputs.tokenizer)["pad"],
     )
-    return build_evaluator(model, batches, strategy, jit_compile=jit_compile)
+    return build_evaluator(
+        model,
+        distribute_batches(strategy, batches_of),
+        num_evaluation_batches(inputs.eval_shards, global_batch_rows),
+        strategy,
+        jit_compile=jit_compile,
+    )

@@ -1,0 +1,116 @@
+"""The recipes that benchmarks/time_to_quality.py compares: they train on shards in rounds, each evaluated.
+
+    python benchmarks/quality_contenders.py ours SHARDS --settings '{"num_steps": 1000, …}'
+
+`tutorial` is the recipe of transformers' TPU tutorial: its input, head, optimizer and its flags' defaults, with the
+sizes of the preset's model. `tutorial-tuned` has the preset's model configuration, batch and peak rate besides.
+`ours` is `run_mlm.py --preset`.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import train.environment  # noqa: F401, I001  (before TensorFlow)
+from transformers import PretrainedConfig, TFAutoModelForMaskedLM, create_optimizer
+
+from benchmarks.input_contenders import tutorial_batches
+from benchmarks.rounds import Rounds
+from benchmarks.train_step_contenders import RoundsCallback, fit_in_rounds
+from train.config import TrainingConfig, parse_training_config
+from train.masked_positions import gather_before_head
+from train.run import Run, prepare_run
+from train.strategy import connect
+from train.trainer import Trainer, build_trainer
+
+SIZES = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",
+    "max_position_embeddings", "type_vocab_size",
+)  # fmt: skip
+# Defaults of the tutorial's run_mlm.py.
+TUTORIAL_BATCH_ROWS, TUTORIAL_LEARNING_RATE, TUTORIAL_WEIGHT_DECAY = 8, 1e-4, 1e-3
+TUTORIAL_STEPS_PER_WARMUP_STEP = 20
+
+
+def our_config(shards: str, preset: str, num_steps: int, output_dir: str) -> TrainingConfig:
+    """Return the settings of `run_mlm.py` on a folder with train/ and validation/."""
+    datasets = ["--train-dataset", f"{shards}/train", "--eval-dataset", f"{shards}/validation"]
+    run = ["--preset", preset, "--max-steps", str(num_steps), "--output-dir", f"{output_dir}/run"]
+    return parse_training_config([*datasets, *run], "")
+
+
+def our_trainer(run: Run) -> Trainer:
+    """Return the trainer of a run."""
+    strategy = connect(run.config.hardware, run.cluster)
+    return build_trainer(run.config, run.inputs, run.model_config, run.plan(strategy.num_replicas_in_sync), strategy)
+
+
+def rounds_of(trainer: Trainer, settings: dict[str, Any]) -> Rounds:
+    """Return rounds that end with an evaluation of the trainer's model if the settings ask for it."""
+
+    def figures() -> dict[str, float]:
+        return {"loss": trainer.evaluate().loss} if settings["evaluates"] and trainer.evaluate else {}
+
+    return Rounds(settings["steps_per_round"], warmup_steps=1, figures=figures)
+
+
+def ours(run: Run, settings: dict[str, Any]) -> None:
+    """Train as run_mlm.py does."""
+    trainer = our_trainer(run)
+    fit_in_rounds(replace(trainer, evaluate=None), rounds_of(trainer, settings))
+
+
+def tutorial(run: Run, settings: dict[str, Any], *, is_tuned: bool = False) -> None:
+    """Train as the tutorial's run_mlm.py does."""
+    optimization = run.config.optimization
+    model = TFAutoModelForMaskedLM.from_config(run.model_config if is_tuned else stock_config(run.model_config))
+    optimizer, _ = create_optimizer(
+        num_train_steps=settings["num_steps"],
+        num_warmup_steps=settings["num_steps"] // TUTORIAL_STEPS_PER_WARMUP_STEP,
+        init_lr=optimization.learning_rate if is_tuned else TUTORIAL_LEARNING_RATE,
+        weight_decay_rate=TUTORIAL_WEIGHT_DECAY,
+    )
+    model.compile(optimizer=optimizer, metrics=["accuracy"])
+    batch_rows = optimization.per_replica_batch_size if is_tuned else TUTORIAL_BATCH_ROWS
+    batches = tutorial_batches(run.inputs.train_shards, run.inputs.max_length, batch_rows, model.config.vocab_size)
+    # Our evaluation, of the tutorial's model.
+    trainer = our_trainer(run)
+    gather_before_head(model)
+    trainer.model.masked_lm = model
+    callback = RoundsCallback(rounds_of(trainer, settings))
+    model.fit(batches.repeat(), steps_per_epoch=settings["num_steps"], epochs=1, verbose=0, callbacks=[callback])
+
+
+def stock_config(preset: PretrainedConfig) -> PretrainedConfig:
+    """Return a configuration with the sizes and ids of the preset's, and transformers' defaults for the rest."""
+    names = [*SIZES, *(name for name in preset.to_dict() if name.endswith("_token_id"))]
+    return type(preset)(**{name: getattr(preset, name) for name in names})
+
+
+CONTENDERS = {"tutorial": tutorial, "tutorial-tuned": partial(tutorial, is_tuned=True), "ours": ours}
+
+
+def main() -> None:
+    """Train until the other side ends."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("contender", choices=CONTENDERS)
+    parser.add_argument("shards", help="Folder with train/ and validation/.")
+    parser.add_argument("--preset", required=True)
+    parser.add_argument("--settings", type=json.loads, required=True, help="num_steps, steps_per_round, evaluates.")
+    arguments = parser.parse_args()
+    settings = arguments.settings
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as output_dir:
+        run = prepare_run(our_config(arguments.shards, arguments.preset, settings["num_steps"], output_dir))
+        CONTENDERS[arguments.contender](run, settings)
+
+
+if __name__ == "__main__":
+    main()
