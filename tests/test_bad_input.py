@@ -78,7 +78,7 @@ CASES = {
     "batch too large": (lambda _: None, ["--per-replica-batch-size", "9999"], "must not exceed the data set's"),
     "mlm_probability": (lambda _: None, ["--mlm_probability", "1.5"], "--mlm-probability must lie in 0 to 1"),
     "mask rates": (lambda _: None, ["--random-token-rate", "0.3"], "must sum to at most 1"),
-    "unknown preset": (lambda _: None, ["--preset", "huge"], "--preset must be one of roberta-base, tiny-cpu"),
+    "unknown preset": (lambda _: None, ["--preset", "huge"], "--preset must be one of bert-base, "),
     "unknown override": (lambda _: None, ["--config-overrides", "num_hiden_layers=2"], "num_hiden_layers"),
     "malformed override": (lambda _: None, ["--config-overrides", "hidden_size"], "must be name=value"),
     "override of the data": (lambda _: None, ["--config-overrides", "vocab_size=5"], "must not set vocab_size"),

@@ -77,8 +77,14 @@ def test_both_parts_print_their_tables(tmp_path):
     assert re.search(r"^1 .* 1\.00 ", run.stdout, re.MULTILINE)
 
 
-@pytest.mark.parametrize("script", ["input_contenders.py", "input_pipeline.py", "prepare.py", "prepare_peers.py"])
-def test_benchmarks_of_shards_show_their_flags_without_tensorflow(script):
+SCRIPTS = [
+    *("input_contenders.py", "input_pipeline.py", "prepare.py", "prepare_peers.py"),
+    *("tpu_step_contenders.py", "train_step_tpu.py"),
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_benchmarks_show_their_flags_without_tensorflow(script):
     command = [sys.executable, "-X", "importtime", BENCHMARKS / script, "--help"]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "--length" in run.stdout

@@ -12,6 +12,7 @@ from tests.test_flags import COMMANDS
 from tokenizer_training.command_line import parse_arguments
 from train.config import parse_training_config
 from train.fill_mask import FillMaskConfig
+from train.presets import preset_settings
 
 PROJECT = Path(__file__).parent.parent
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
@@ -22,7 +23,8 @@ COMMAND_LINES = [line for block in SHELL_BLOCKS for line in block.splitlines() i
 def parse(script, flags):
     if script == "train/run_mlm.py":
         return parse_training_config(flags, "")
-    return parse_arguments((FillMaskConfig,) if script == "train/fill_mask.py" else COMMANDS[script][0], flags, "")
+    dataclass_types = (FillMaskConfig,) if script == "train/fill_mask.py" else COMMANDS[script][0]
+    return parse_arguments(dataclass_types, flags, "", preset_settings if script == "train/tpu_preflight.py" else None)
 
 
 @pytest.mark.parametrize("line", COMMAND_LINES)

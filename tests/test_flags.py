@@ -13,7 +13,8 @@ from tokenizer_training.corpus import CorpusConfig
 from tokenizer_training.normalization import NormalizationConfig
 from tokenizer_training.train_unigram import OutputConfig
 from tokenizer_training.unigram import UnigramConfig
-from train.config import DataConfig, HardwareConfig, MaskingConfig, ModelConfig, OptimizationConfig, RunConfig
+from train.config import SUBJECTS
+from train.tpu_preflight import PreflightConfig
 
 PROJECT = Path(__file__).parent.parent
 CORPUS_FLAGS = """
@@ -38,7 +39,7 @@ COMMANDS = {
         output_dir""",
     ),
     "train/run_mlm.py": (
-        (DataConfig, ModelConfig, MaskingConfig, OptimizationConfig, HardwareConfig, RunConfig),
+        SUBJECTS,
         """
         train_dataset eval_dataset tokenizer max_length shuffle_buffer_size
         preset pretrained_model_config config_overrides position_init dropout pad_vocab_to_multiple_of
@@ -55,6 +56,12 @@ COMMANDS = {
         mlm_probability output_dir hub_model_id""",
     ),
 }
+# All of run_mlm.py's, so that the same command line can be asked about.
+COMMANDS["train/tpu_preflight.py"] = (
+    (*SUBJECTS, PreflightConfig),
+    COMMANDS["train/run_mlm.py"][1] + "topology find_batch_size vocab_size compiler_python",
+    COMMANDS["train/run_mlm.py"][2],
+)
 
 
 @pytest.mark.parametrize("script", COMMANDS)

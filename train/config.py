@@ -233,16 +233,21 @@ class TrainingConfig:
     hardware: HardwareConfig
     run: RunConfig
 
-    def __post_init__(self) -> None:
-        _require(bool(self.data.train_dataset), "is required: a folder of shards", "--train-dataset", "nothing")
-        _require(bool(self.run.output_dir), "is required: the folder of the run", "--output-dir", "nothing")
-
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Return the settings as plain values, subject by subject, in the order of the fields."""
         return asdict(self)
 
 
+SUBJECTS = (DataConfig, ModelConfig, MaskingConfig, OptimizationConfig, HardwareConfig, RunConfig)
+
+
 def parse_training_config(argv: Sequence[str] | None, description: str) -> TrainingConfig:
-    """Return the settings given on the command line, over `--config-file`, over the preset, over the defaults."""
-    subjects = (DataConfig, ModelConfig, MaskingConfig, OptimizationConfig, HardwareConfig, RunConfig)
-    return TrainingConfig(*parse_arguments(subjects, argv, description, preset_settings))
+    """Return the settings given on the command line, over `--config-file`, over the preset, over the defaults.
+
+    Raises:
+        InputError: a setting is not what it must be, or a required one is missing.
+    """
+    config = TrainingConfig(*parse_arguments(SUBJECTS, argv, description, preset_settings))
+    _require(bool(config.data.train_dataset), "is required: a folder of shards", "--train-dataset", "nothing")
+    _require(bool(config.run.output_dir), "is required: the folder of the run", "--output-dir", "nothing")
+    return config

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from train.masked_units import first_tokens_of_spans, first_tokens_of_words
 from train.masking_rule import MaskingRule
+from train.named_scopes import named
 from train.row_draws import RANDOM_ALGORITHM, draw_bits, draw_integers
 
 
@@ -25,6 +26,7 @@ class Predictions(NamedTuple):
     weights: tf.Tensor  # float32 (num_predictions,)
 
 
+@named("masks")
 def mask_rows(
     input_ids: tf.Tensor, seed: tf.Tensor, rule: MaskingRule, *, first_row: int | tf.Tensor = 0
 ) -> MaskedRows:
@@ -84,6 +86,7 @@ def mask_row_by_content(input_ids: tf.Tensor, rule: MaskingRule) -> MaskedRows:
     return MaskedRows(*(tensor[0] for tensor in masked))
 
 
+@named("masks")
 def collect_predictions(rows: MaskedRows, num_predictions: int) -> Predictions:
     """Return where the masked tokens are and what they were; those over `num_predictions` are not predicted."""
     rank = tf.cumsum(tf.cast(tf.reshape(rows.is_masked, (-1,)), tf.int32))  # (batch * length,)

@@ -5,6 +5,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from train.named_scopes import named
+
 # Added to the logits of padding in the vocabulary: e to it is 0, and 0 times it is 0, as of infinity it would not be.
 NEVER = -1e30
 
@@ -17,6 +19,7 @@ class MaskedSums(NamedTuple):
     num_masked: tf.Tensor
 
 
+@named("loss")
 def masked_sums(
     logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, *, vocabulary_size: int | None = None
 ) -> MaskedSums:

@@ -4,6 +4,7 @@ import tensorflow as tf
 import tf_keras
 
 from train.config import OptimizationConfig
+from train.named_scopes import named
 from train.schedules import WarmupSchedule
 
 # As in BERT's optimizer: matched against the variables' names.
@@ -36,6 +37,7 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         """Whether an update was not finite: it would have been number `iterations` + 1. Waits for the device."""
         return not float(self._going.read_value())
 
+    @named("optimizer")
     def apply_scaled(
         self, gradients: list[tf.Tensor], variables: list[tf.Variable], *, factor: tf.Tensor, is_finite: tf.Tensor
     ) -> None:

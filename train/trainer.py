@@ -107,14 +107,14 @@ class Trainer:
         return Profile(folder, self.config.run.profiled_steps, start_step=self.start_step)
 
 
-def build_trainer(
+def build_model(
     config: TrainingConfig,
     inputs: TrainingInputs,
     model_config: PretrainedConfig,
     plan: Plan,
     strategy: tf.distribute.Strategy,
-) -> Trainer:
-    """Return the trainer of a run, restored from its newest checkpoint where there is one."""
+) -> PretrainingModel:
+    """Return the model of a run with its optimizer, compiled, with fresh weights."""
     tf_keras.mixed_precision.set_global_policy("mixed_bfloat16" if config.hardware.bfloat16 else "float32")
     jit_compile = compiles_with_xla(config.hardware)
     with strategy.scope():
@@ -140,6 +140,18 @@ def build_trainer(
         model.compile(
             optimizer=optimizer, jit_compile=jit_compile, steps_per_execution=config.hardware.max_steps_per_launch
         )
+    return model
+
+
+def build_trainer(
+    config: TrainingConfig,
+    inputs: TrainingInputs,
+    model_config: PretrainedConfig,
+    plan: Plan,
+    strategy: tf.distribute.Strategy,
+) -> Trainer:
+    """Return the trainer of a run, restored from its newest checkpoint where there is one."""
+    model = build_model(config, inputs, model_config, plan, strategy)
     output_dir = str(config.run.output_dir)
     is_chief = strategy.extended.should_checkpoint
     checkpoints = Checkpoints(output_dir, model, num_kept=config.run.keep_checkpoints, is_chief=is_chief)
@@ -150,7 +162,7 @@ def build_trainer(
         plan=plan,
         start_step=start_step,
         batches_of=_training_batches(config, inputs, plan, start_step),
-        evaluate=_evaluator(inputs, model, plan, strategy, jit_compile),
+        evaluate=_evaluator(inputs, model, plan, strategy, compiles_with_xla(config.hardware)),
         log=MetricsLog(output_dir, start_step, manifest.unigram_entropy_nats if manifest else None, is_chief=is_chief),
         checkpoints=checkpoints,
         config=config,

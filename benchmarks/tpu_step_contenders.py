@@ -1,0 +1,116 @@
+"""The train steps that train_step_tpu.py compares, each lowered to StableHLO by a process of its own.
+
+    python benchmarks/tpu_step_contenders.py tutorial-bf16 --rows 16 --output step.mlir
+
+The tutorial's step is that of transformers' examples/tensorflow/language-modeling-tpu/run_mlm.py: `compile` and `fit`
+of the TF class with the optimizer of `create_optimizer`, the loss inside the model, logits at every position, and masks
+made by the input pipeline (so they are no part of its step). Ours are what run_mlm.py runs with the flags given here.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+# Before this script's own folder, where this script goes by the name of the package.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import train.environment  # noqa: F401  (before TensorFlow)
+
+TUTORIAL = {"tutorial-float32": "float32", "tutorial-bf16": "mixed_bfloat16"}
+BASE = ("--preset", "roberta-base", "--bfloat16")
+TPU_SHAPED = ("--preset", "roberta-base-tpu-shaped", "--bfloat16")
+# Flags of run_mlm.py; batch and accumulation are the benchmark's.
+OURS = {
+    "ours": (*BASE, "--dropout", "0.1"),
+    "ours-no-dropout": (*BASE, "--dropout", "0"),
+    "ours-tpu-shaped": (*TPU_SHAPED, "--dropout", "0.1"),
+    "ours-tpu-shaped-no-dropout": (*TPU_SHAPED, "--dropout", "0"),
+}
+CONTENDERS = (*TUTORIAL, *OURS)
+
+
+def lower_tutorial(policy: str, sizes: argparse.Namespace) -> str:
+    """Return the tutorial's step for RoBERTa-base as StableHLO, with its dropout of 0.1."""
+    import tensorflow as tf
+    import tf_keras
+    from transformers import RobertaConfig, TFAutoModelForMaskedLM, create_optimizer
+
+    from train.step_lowering import ReplicaOfSlice, lowered
+
+    tf_keras.mixed_precision.set_global_policy(policy)
+    config = RobertaConfig(
+        vocab_size=sizes.vocab_size,
+        max_position_embeddings=sizes.length + 2,
+        type_vocab_size=1,
+        num_hidden_layers=sizes.num_layers,
+    )
+    model = TFAutoModelForMaskedLM.from_config(config)
+    model(model.dummy_inputs)
+    optimizer, _ = create_optimizer(
+        num_train_steps=100_000, num_warmup_steps=5_000, init_lr=1e-4, weight_decay_rate=0.001
+    )
+    model.compile(optimizer=optimizer, metrics=["accuracy"])
+    optimizer._create_all_weights(model.trainable_variables)  # its `fit` makes them before the step is traced
+
+    @tf.function(jit_compile=True, autograph=False)
+    def step(input_ids: tf.Tensor, attention_mask: tf.Tensor, labels: tf.Tensor) -> dict[str, Any]:
+        with ReplicaOfSlice(sizes.num_replicas):
+            return model.train_step({"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels})
+
+    return lowered(step, *[tf.TensorSpec((sizes.rows, sizes.length), tf.int32)] * 3)
+
+
+def lower_ours(flags: tuple[str, ...], sizes: argparse.Namespace) -> str:
+    """Return the step that run_mlm.py runs with these flags as StableHLO."""
+    import tensorflow as tf
+
+    from train.assumed_inputs import assumed_inputs
+    from train.config import parse_training_config
+    from train.model_config import resolve_model_config
+    from train.plan import make_plan
+    from train.step_lowering import lower_train_step
+    from train.trainer import build_model
+
+    layers = ("--config-overrides", f"num_hidden_layers={sizes.num_layers}")
+    batch = ("--per-replica-batch-size", str(sizes.rows), "--gradient-accumulation-steps", "1")
+    folders = ("--train-dataset", "(none)", "--output-dir", "(none)")
+    config = parse_training_config([*flags, *layers, *batch, *folders], "")
+    inputs = assumed_inputs(max_length=sizes.length, vocab_size=sizes.vocab_size)
+    plan = make_plan(
+        config.optimization, config.run, num_rows=10**9, max_length=sizes.length, num_replicas=sizes.num_replicas
+    )
+    model_config = resolve_model_config(config.model, inputs)
+    model = build_model(config, inputs, model_config, plan, tf.distribute.get_strategy())
+    return lower_train_step(model, num_rows=sizes.rows, length=sizes.length, num_replicas=sizes.num_replicas)
+
+
+def add_size_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say how large a step is."""
+    parser.add_argument("--length", type=int, default=512, help="Tokens a row.")
+    parser.add_argument("--vocab-size", type=int, default=32_000)
+    parser.add_argument("--num-layers", type=int, default=12, help="Fewer than RoBERTa-base's, to try the benchmark.")
+
+
+def main() -> None:
+    """Write the step."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("contender", choices=CONTENDERS)
+    parser.add_argument("--rows", type=int, default=16, help="Rows a replica.")
+    parser.add_argument("--num-replicas", type=int, default=8)
+    parser.add_argument("--output", required=True, help="File to write.")
+    add_size_flags(parser)
+    arguments = parser.parse_args()
+
+    import tensorflow as tf
+
+    tf.config.set_visible_devices([], "GPU")  # a step that is lowered on a GPU holds the GPU's operations
+    if arguments.contender in TUTORIAL:
+        text = lower_tutorial(TUTORIAL[arguments.contender], arguments)
+    else:
+        text = lower_ours(OURS[arguments.contender], arguments)
+    Path(arguments.output).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

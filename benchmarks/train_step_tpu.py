@@ -1,0 +1,142 @@
+"""Our train step against that of transformers' TPU tutorial, as the TPU's compiler models them; no TPU is needed.
+
+    python benchmarks/train_step_tpu.py
+    python benchmarks/train_step_tpu.py --find-batch-size      # hours: several compilations more of each
+
+RoBERTa-base, a batch of 16 rows of 512 tokens on each of 8 replicas, a vocabulary of 32,000. All steps of a run are
+lowered and compiled anew; a step takes minutes. Needs the extra `preflight`, or --compiler-python. Cycles do not
+include the sum over replicas, nor operations that the compiler has no estimate for.
+"""
+
+import argparse
+import logging
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+# Before this script's own folder, where this script goes by the name of the package.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.tables import print_table
+from benchmarks.tpu_step_contenders import CONTENDERS, add_size_flags
+from train.batch_search import MemoryUse, largest_fitting
+from train.hlo_costs import StepCosts, step_costs
+from train.tpu_compiler import CompiledStep, DoesNotFitError, check_compiler, compile_for_tpu
+from train.tpu_slices import TpuSlice, tpu_slice
+
+PROGRAM = str(Path(__file__).resolve().parent / "tpu_step_contenders.py")
+GIB = 2**30
+HEADER = "step|Mcycles|ms|of the tutorial's bf16|GB moved|temporaries GiB|of the tutorial's bf16|all memory GiB|TFLOP"
+BASELINE = "tutorial-bf16"
+
+Compiled = tuple[CompiledStep, StepCosts]
+
+
+def compiled(name: str, rows: int, tpu: TpuSlice, arguments: argparse.Namespace) -> CompiledStep:
+    """Return what the compiler makes of a contender's step.
+
+    Raises:
+        DoesNotFitError: it needs more memory than the chip has.
+    """
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        path = Path(folder, "step.mlir")
+        flags = [f"--rows={rows}", f"--num-replicas={tpu.num_replicas}", f"--output={path}"]
+        for size in ("length", "vocab_size", "num_layers"):
+            flags.append(f"--{size.replace('_', '-')}={getattr(arguments, size)}")
+        logging.info("lowering %s, %d rows", name, rows)
+        run = subprocess.run([sys.executable, PROGRAM, name, *flags], capture_output=True, text=True, check=False)
+        if run.returncode:
+            sys.exit(f"{name} failed:\n{run.stderr[-3000:]}")
+        stablehlo = path.read_text(encoding="utf-8")
+        return compile_for_tpu(stablehlo, tpu, python=arguments.compiler_python, what=f"{name}, {rows} rows,")
+
+
+def compiled_at(tpu: TpuSlice, arguments: argparse.Namespace) -> dict[str, Compiled]:
+    """Return what the compiler says of each contender at the rows asked for; those that do not fit are left out."""
+    results: dict[str, Compiled] = {}
+    for name in arguments.contenders:
+        try:
+            step = compiled(name, arguments.rows, tpu, arguments)
+        except DoesNotFitError as error:
+            print(f"{name}: {error}")
+            continue
+        results[name] = step, step_costs(step.hlo)
+        if arguments.keep_hlo:
+            Path(arguments.keep_hlo, f"{tpu.name}-{name}.hlo").write_text(step.hlo, encoding="utf-8")
+    return results
+
+
+def print_steps(results: Mapping[str, Compiled], tpu: TpuSlice) -> None:
+    """Print the table, with ratios to the tutorial's step in bfloat16."""
+    base = results.get(BASELINE)
+
+    def row(name: str) -> list[str]:
+        step, costs = results[name]
+        return [
+            name,
+            f"{costs.num_cycles / 1e6:.1f}",
+            f"{1e3 * costs.num_cycles / tpu.chip.clock_hertz:.1f}",
+            f"{costs.num_cycles / base[1].num_cycles:.3f}" if base else "",
+            f"{step.num_bytes_accessed / 1e9:.1f}",
+            f"{step.temp_bytes / GIB:.2f}",
+            f"{step.temp_bytes / base[0].temp_bytes:.3f}" if base else "",
+            f"{step.memory_bytes / GIB:.2f}",
+            f"{step.num_flops / 1e12:.2f}",
+        ]
+
+    print_table(HEADER, [row(name) for name in results])
+
+
+def print_kinds(results: Mapping[str, Compiled]) -> None:
+    """Print the cycles of each kind of layer, in millions."""
+    kinds = list(dict.fromkeys(kind for _, costs in results.values() for kind in costs.cycles_by_kind))
+    rows = [[kind] for kind in kinds]
+    for _, costs in results.values():
+        for cells in rows:
+            cells.append(f"{costs.cycles_by_kind.get(cells[0], 0) / 1e6:.1f}")
+    print_table("|".join(["Mcycles of", *results]), rows)
+
+
+def largest_batch(name: str, step: CompiledStep, tpu: TpuSlice, arguments: argparse.Namespace) -> int | None:
+    """Return the largest multiple of 8 rows that fits; the step already compiled tells what does not grow with them."""
+
+    def measure(rows: int) -> MemoryUse:
+        limit_bytes = tpu.chip.usable_memory_bytes
+        try:
+            used = step if rows == arguments.rows else compiled(name, rows, tpu, arguments)
+        except DoesNotFitError as error:
+            return MemoryUse(False, error.needed_bytes, step.argument_bytes, error.limit_bytes)
+        return MemoryUse(True, used.memory_bytes, used.argument_bytes, limit_bytes)
+
+    return largest_fitting(measure, arguments.rows)
+
+
+def main() -> None:
+    """Print the tables of each slice."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--topologies", nargs="+", default=["v5e-8", "v3-8"])
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--rows", type=int, default=16, help="Rows a replica.")
+    parser.add_argument("--find-batch-size", action="store_true", help="Search the largest batch of each, too.")
+    parser.add_argument("--keep-hlo", help="Folder to write the compiled programs to.")
+    parser.add_argument("--compiler-python", default=sys.executable, help="Interpreter that has jax and libtpu.")
+    add_size_flags(parser)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    check_compiler(arguments.compiler_python)
+    for tpu in map(tpu_slice, arguments.topologies):
+        results = compiled_at(tpu, arguments)
+        versions = ", ".join(f"{k} {v}" for k, v in next(iter(results.values()))[0].versions.items()) if results else ""
+        print(f"\n{tpu.name}, {arguments.rows} x {arguments.length} a replica, modelled by the compiler ({versions})")
+        print_steps(results, tpu)
+        print_kinds(results)
+        if arguments.find_batch_size:
+            for name, (step, _) in results.items():
+                print(f"{name}: largest batch that fits {largest_batch(name, step, tpu, arguments)} rows a replica")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

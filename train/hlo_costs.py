@@ -1,0 +1,170 @@
+"""Modelled cycles of a TPU program, read from the text of its compiled HLO and grouped by what the model does in it.
+
+libtpu writes beside each operation the `estimated_cycles` of its cost model, and the name of the TensorFlow operation
+that it comes from. Operations that are fused count for the one whose result is written. Not estimated are copies that
+run beside the computation, lookups and sums in tables (gather, scatter), and sums over replicas.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+# The first pattern that is found in an operation's name says what it belongs to.
+KINDS = {
+    "sum over replicas": r"XlaAllReduce|all-reduce|all_reduce",
+    "optimizer": r"(^|/)optimizer(_#)?/|AdamW|AdamWeightDecay|global_norm",
+    "masks": r"(^|/)masks(_#)?/|^stateless_fold_in",
+    "layer norm": r"LayerNorm|layer_norm|layernorm|NoNorm|moments|batchnorm",
+    "head and loss": r"lm_head|/mlm|predictions|vocab_|generator|(^|/)loss(_#)?/|CrossEntropy|ArgMax",
+    "dropout": r"dropout",
+    "attention": r"attention|attn|/self/",
+    "feed-forward": r"intermediate|/output|ffn|lin1|lin2|feed_forward|bottleneck",
+    "embeddings": r"embeddings|Gather|UnsortedSegmentSum|AddN|wte|wpe",
+    "copies": r"^copy|^bitcast|^transpose|^slice|^convert|^broadcast",
+}
+OTHER = "other"
+# Names for parts of memory, and a 64-bit integer taken apart.
+FREE_CALLS = re.compile(r'custom_call_target="(ConcatBitcast|AllocateBuffer|Sharding|X64\w*)"')
+NOT_ESTIMATED = ("fusion", "all-reduce", "all-reduce-start", "gather", "scatter", "custom-call", "sort", "rng")
+ELEMENT_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8}
+
+COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.-]+) \(.*\{$")
+INSTRUCTION = re.compile(r"^  (?:ROOT )?%?(?P<name>[\w.-]+) = (?P<shape>.*?) ?\b(?P<opcode>[a-z][a-z0-9-]*)\(")
+CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+OP_NAME = re.compile(r'op_name="([^"]*)"')
+# libtpu drops the turns of a loop it knows; a loop that counts from 0 compares with their number.
+CONDITION = re.compile(r"\bcondition=%?([\w.-]+)")
+COUNTS_UP = re.compile(r"^  ROOT .* compare\(.*direction=LT")
+NUM_TURNS = re.compile(r" = s32\[\]\S* constant\((\d+)\)")
+CALLED = re.compile(r"\b(?:body|to_apply|calls|true_computation|false_computation)=%?([\w.-]+)")
+FUSED = re.compile(r"\bcalls=%?([\w.-]+)")
+ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Operations of one name, over all layers and turns of loops."""
+
+    name: str
+    kind: str
+    num_cycles: int
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """Modelled cycles of one run of a program.
+
+    operations: most expensive first.
+    num_not_estimated: operations that take time and have no estimate.
+    num_loops_of_unknown_length: loops whose turns cannot be told from the text; they count as one.
+    summed_bytes: of the tensors that are summed over replicas.
+    """
+
+    operations: tuple[Operation, ...]
+    num_not_estimated: int
+    num_loops_of_unknown_length: int
+    summed_bytes: int
+
+    @property
+    def num_cycles(self) -> int:
+        """All cycles."""
+        return sum(operation.num_cycles for operation in self.operations)
+
+    @property
+    def cycles_by_kind(self) -> dict[str, int]:
+        """Cycles of each kind of layer, most expensive first."""
+        cycles: Counter[str] = Counter()
+        for operation in self.operations:
+            cycles[operation.kind] += operation.num_cycles
+        return dict(cycles.most_common())
+
+
+def step_costs(hlo: str) -> StepCosts:
+    """Return the costs of a compiled module, given as text; the body of a loop counts once for each of its turns.
+
+    Raises:
+        ValueError: the text has no entry computation.
+    """
+    computations, entry = _computations(hlo)
+    cycles: Counter[str] = Counter()
+    num_not_estimated = num_unknown = summed_bytes = 0
+    for line, num_times in _lines_run(computations, entry, 1):
+        instruction = INSTRUCTION.match(line)
+        if instruction is None:
+            continue
+        opcode, estimate = instruction["opcode"], CYCLES.search(line)
+        if opcode == "while" and _num_turns(line, computations) is None:
+            num_unknown += 1
+        if opcode in ("all-reduce", "all-reduce-start"):
+            summed_bytes += num_times * _num_bytes(instruction["shape"])
+        if estimate:
+            cycles[_name(line, instruction["name"], computations)] += num_times * int(estimate[1])
+        elif opcode in NOT_ESTIMATED and not FREE_CALLS.search(line):
+            num_not_estimated += 1
+    operations = (Operation(name, kind_of(name), num_cycles) for name, num_cycles in cycles.most_common())
+    return StepCosts(tuple(operations), num_not_estimated, num_unknown, summed_bytes)
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of layer that an operation of this name belongs to, a key of `KINDS` or `OTHER`."""
+    return next((kind for kind, pattern in KINDS.items() if re.search(pattern, name)), OTHER)
+
+
+def _computations(hlo: str) -> tuple[dict[str, list[str]], str]:
+    """Return the lines of each computation by its name, and the name of the one that is run."""
+    computations: dict[str, list[str]] = {}
+    entry = ""
+    lines: list[str] = []
+    for line in hlo.splitlines():
+        header = COMPUTATION.match(line)
+        if header:
+            lines = computations[header["name"]] = []
+            entry = header["name"] if header["entry"] else entry
+        else:
+            lines.append(line)
+    if not entry:
+        raise ValueError("a compiled HLO module has a line that begins with ENTRY")
+    return computations, entry
+
+
+def _lines_run(computations: dict[str, list[str]], name: str, num_times: int) -> Iterator[tuple[str, int]]:
+    """Yield the lines of a computation, and of those that it runs, with how often each is run."""
+    for line in computations.get(name, ()):
+        yield line, num_times
+        instruction = INSTRUCTION.match(line)
+        if instruction and instruction["opcode"] in ("while", "call", "conditional", "async-start"):
+            num_turns = _num_turns(line, computations) or 1
+            for called in CALLED.findall(line):
+                yield from _lines_run(computations, called, num_times * num_turns)
+
+
+def _num_turns(line: str, computations: dict[str, list[str]]) -> int | None:
+    """Return the turns of a loop that counts from 0 to a constant; None for another loop, or no loop."""
+    condition = CONDITION.search(line)
+    lines = computations.get(condition[1], []) if condition else []
+    constants = [constant for constant in map(NUM_TURNS.search, lines) if constant]
+    if len(constants) == 1 and any(map(COUNTS_UP.match, lines)):
+        return int(constants[0][1])
+    return None
+
+
+def _name(line: str, own_name: str, computations: dict[str, list[str]]) -> str:
+    """Return the TensorFlow name behind an operation, numbers (of layers, of repeated names) as `#`.
+
+    A fusion without one bears that of the last named operation in it; failing that, its own.
+    """
+    found = OP_NAME.search(line)
+    fused = FUSED.search(line)
+    if found is None and fused:
+        names = [OP_NAME.search(inner) for inner in computations.get(fused[1], ())]
+        found = next((name for name in reversed(names) if name), None)
+    return re.sub(r"\d+", "#", found[1] if found else own_name.rstrip("0123456789."))
+
+
+def _num_bytes(shape: str) -> int:
+    return sum(
+        ELEMENT_BYTES.get(element_type, 0) * math.prod(int(size) for size in sizes.split(",") if size)
+        for element_type, sizes in ARRAY.findall(shape)
+    )

@@ -1,0 +1,56 @@
+"""Ask the TPU's compiler, without a TPU, whether a run of `run_mlm.py` compiles and fits, and how fast it would be.
+
+Takes all flags of run_mlm.py; what it prints is modelled by the compiler, not measured.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tokenizer_training.command_line import InputError, command, log_start, parse_arguments
+from train.config import SUBJECTS, TrainingConfig
+from train.presets import preset_settings
+
+
+@dataclass(frozen=True)
+class PreflightConfig:
+    """What the compiler is asked."""
+
+    topology: str | None = field(
+        default=None, metadata={"help": "Slice to compile for: v2-8, v3-8, v4-8, v5e-8, v5p-8, v6e-8, v3-32 …"}
+    )
+    find_batch_size: bool = field(
+        default=False,
+        metadata={"help": "Search the largest --per-replica-batch-size that fits, in multiples of 8 rows."},
+    )
+    vocab_size: int | None = field(
+        default=None,
+        metadata={"help": "Size of the vocabulary; with --max-length in the place of --train-dataset."},
+    )
+    compiler_python: str = field(
+        default=sys.executable,
+        metadata={"help": "Interpreter that has jax and libtpu, where this environment has not."},
+    )
+
+    def __post_init__(self) -> None:
+        if not self.topology:
+            raise InputError("--topology is required: the slice to compile for, as in v5e-8; received nothing.")
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """Check, lower the step on the CPU, compile it for the TPU, and print what the compiler says."""
+    *subjects, preflight_config = parse_arguments((*SUBJECTS, PreflightConfig), argv, __doc__, preset_settings)
+    config = TrainingConfig(*subjects)
+    log_start(__file__)
+    from train.preflight import open_preflight, print_largest_batch, print_step  # transformers, not for --help
+
+    preflight = open_preflight(config, preflight_config)
+    if preflight_config.find_batch_size:
+        print_largest_batch(preflight)
+    else:
+        print_step(preflight)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
