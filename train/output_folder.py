@@ -21,7 +21,15 @@ NOT_IN_FINGERPRINT = {
     "data": ("train_dataset", "eval_dataset", "tokenizer", "max_length"),  # the shards stand for them
     # The resolved configuration stands for them.
     "model": ("preset", "pretrained_model_config", "config_overrides", "dropout", "pad_vocab_to_multiple_of"),
-    "hardware": ("tpu_name", "tpu_zone", "gcp_project", "no_tpu", "jit_compile", "steps_per_execution"),
+    "hardware": (
+        "tpu_name",
+        "tpu_zone",
+        "gcp_project",
+        "no_tpu",
+        "jit_compile",
+        "cheap_attention",
+        "steps_per_execution",
+    ),
     "run": (
         "output_dir",
         "log_steps",

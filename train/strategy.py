@@ -100,3 +100,14 @@ def compiles_with_xla(config: HardwareConfig) -> bool:
     if config.jit_compile is None:
         return bool(tf.config.list_logical_devices("GPU"))
     return config.jit_compile
+
+
+def computes_attention_cheaply(config: HardwareConfig) -> bool:
+    """Return whether attention is computed as suits XLA on a TPU.
+
+    Raises:
+        InputError: it is asked for where XLA does not compile the step.
+    """
+    if config.cheap_attention and not (config.wants_tpu or compiles_with_xla(config)):
+        raise InputError("--cheap-attention needs a step that XLA compiles; received no --jit-compile. Give it too.")
+    return config.wants_tpu if config.cheap_attention is None else config.cheap_attention
