@@ -1,6 +1,7 @@
 """Tokenize documents in bounded memory, however long they are, and each frequent word only once."""
 
 import functools
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -79,7 +80,7 @@ class Encoder:
 
     def _encode_whole(self, texts: Sequence[str]) -> list[bytes]:
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(encoding.ids, np.int32).tobytes() for encoding in encodings]
+        return [array("i", encoding.ids).tobytes() for encoding in encodings]
 
 
 def encode_documents(tokenizer_json: str, documents: Iterable[str]) -> Iterator[TokenBatch]:
