@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
-from train.row_dropout import falls_out, fold_in, next_keys
+from train.row_dropout import count_elements, falls_out, fold_in, next_keys
 
 # transformers' layers of these architectures are the same code.
 ARCHITECTURES = ("bert", "camembert", "electra", "roberta", "roberta-prelayernorm", "xlm-roberta")
@@ -225,10 +225,8 @@ class _Attention:
         """Return the weights with those that are dropped set to 0, not scaled."""
         if head_keys is None:
             return weights
-        length = weights.shape[-1]
-        positions = tf.range(length)
-        count = positions[tf.newaxis, :] * length + positions[:, tf.newaxis]  # (keys, queries)
-        return tf.where(falls_out(head_keys, count, self.rate), tf.zeros((), weights.dtype), weights)
+        falls = falls_out(head_keys, count_elements(weights.shape[2:]), self.rate)
+        return tf.where(falls, tf.zeros((), weights.dtype), weights)
 
 
 def _apart(*tensors: tf.Tensor | None) -> list[Any]:

@@ -131,9 +131,8 @@ def drop(inputs: tf.Tensor, row_keys: tf.Tensor, rate: float) -> tf.Tensor:
     """Return `inputs` (batch, …) with a share of `rate` set to 0 and the rest scaled up; all 0 at rate 1."""
     if rate >= 1:
         return tf.zeros_like(inputs)
-    _, *element_shape = inputs.shape
-    keys = tf.reshape(row_keys, (-1, *[1] * len(element_shape), KEY_WORDS))
-    count = tf.reshape(tf.range(tf.TensorShape(element_shape).num_elements()), element_shape)
+    keys = tf.reshape(row_keys, (-1, *[1] * (inputs.shape.rank - 1), KEY_WORDS))
+    count = count_elements(inputs.shape[1:])[tf.newaxis]
     scaled = inputs * tf.cast(1 / (1 - rate), inputs.dtype)
     return tf.where(falls_out(keys, count, rate), tf.zeros((), inputs.dtype), scaled)
 
@@ -151,6 +150,15 @@ def falls_out(keys: tf.Tensor, count: tf.Tensor, rate: float) -> tf.Tensor:
     if threshold == 0:
         return tf.zeros_like(words, tf.bool)
     return words <= tf.constant(threshold - 1, tf.uint32)
+
+
+def count_elements(shape: tf.TensorShape | tuple[int, ...]) -> tf.Tensor:
+    """Return int32 of this shape, another number for each element: its place among them, laid end to end."""
+    count = tf.constant(0)
+    for size in shape:
+        # Sums of short ranges: one long range would become a constant of its size in the compiled program.
+        count = count[..., tf.newaxis] * size + tf.range(size)
+    return count
 
 
 def fold_in(keys: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
