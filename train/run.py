@@ -107,7 +107,10 @@ def train_and_export(run: Run) -> None:
     plan = run.plan(strategy.num_replicas_in_sync)
     if run.config.run.overwrite_output_dir:
         clear_output_folder(run.output_dir)
-    write_record(run.output_dir, run.config, run.fingerprint, {"commit": commit(), "versions": _versions()})
+    # The revision of a configuration, and with --init-from of its weights, that came from the Hub.
+    revision = getattr(run.model_config, "_commit_hash", None)
+    about = {"commit": commit(), "versions": _versions(), "hub_revision": revision}
+    write_record(run.output_dir, run.config, run.fingerprint, about)
     trainer = build_trainer(run.config, run.inputs, run.model_config, plan, strategy)
     _print_table(plan.describe(trainer.model.masked_lm.count_params()))
     _log_first_rows(run, trainer)

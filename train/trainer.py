@@ -13,6 +13,7 @@ from train.checkpoints import Checkpoints
 from train.config import TrainingConfig
 from train.data import evaluation_batches, training_batches
 from train.evaluation import Evaluation, build_evaluator
+from train.initial_weights import start_from
 from train.inputs import TrainingInputs
 from train.metrics_log import MetricsLog
 from train.model import build_masked_lm
@@ -112,6 +113,8 @@ def build_trainer(
     output_dir = str(config.run.output_dir)
     checkpoints = Checkpoints(output_dir, model, num_kept=config.run.keep_checkpoints)
     start_step = checkpoints.restore_latest()
+    if config.model.init_from is not None and start_step == 0:
+        start_from(model.masked_lm, config.model.init_from, vocabulary_size(inputs.tokenizer))
     manifest = inputs.eval_shards.manifest if inputs.eval_shards else None
     return Trainer(
         model=model,
