@@ -137,6 +137,11 @@ CASES = {
         "a roformer as configured has none. Give --position-init random",
     ),
     "dropout": (lambda _: None, ["--dropout", "1"], "--dropout must be at least 0 and below 1; received 1.0"),
+    "recomputed dropout": (
+        model_folder(model_type="deberta-v2"),
+        ["--pretrained-model-config", "{}/model", "--config-overrides", "num_hidden_layers=1", "--recompute"],
+        "those of a deberta-v2 do not. Give --dropout 0",
+    ),
     "dropout twice": (
         lambda _: None,
         ["--dropout", "0", "--config-overrides", "hidden_dropout_prob=0.1"],
@@ -150,6 +155,17 @@ CASES = {
     "no TPU": (lambda _: None, ["--tpu-name", "local"], "this one has no /dev/accel*"),
     "settings file": (lambda _: None, ["--config-file", "{}/nowhere.yaml"], "is not a file"),
     "warmup": (lambda _: None, ["--warmup-steps", "6"], "must be below the run's 6 steps"),
+    "warmup ratio": (lambda _: None, ["--warmup-ratio", "1"], "--warmup-ratio must be at least 0 and below 1"),
+    "no room for the decay": (
+        lambda _: None,
+        ["--schedule", "wsd", "--warmup-ratio", "0.5", "--decay-ratio", "0.7"],
+        "received 3 and 4 steps",
+    ),
+    "a schedule without an end": (
+        lambda _: None, ["--schedule", "constant", "--min-learning-rate-ratio", "0.1"], "received 0.1 with constant",
+    ),
+    "profile": (lambda _: None, ["--profile", "5:5"], "--profile must be START:STOP"),
+    "profile after the end": (lambda _: None, ["--profile", "5:7"], "--profile must end within the run's 6 steps"),
     "no training shards": (lambda _: None, ["--train-dataset", ""], "--train-dataset is required"),
 }  # fmt: skip
 

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from tfrecord_prep.manifest import ShardSet
 from tfrecord_prep.records import encode_rows
-from train.data import evaluation_batches, training_batches
+from train.data import ONE_PIPELINE, evaluation_batches, num_evaluation_batches, training_batches
 from train.masking_rule import MaskingRule
 from train.sample_order import SampleOrder
 
@@ -27,13 +27,34 @@ def shards(tmp_path_factory):
     return ShardSet(str(folder), tuple(paths), NUM_ROWS_PER_SHARD, sum(NUM_ROWS_PER_SHARD), None, None)
 
 
-def training_rows(shards, start_step, num_steps, seed=0, batch_rows=3):
+def training_rows(shards, start_step, num_steps, seed=0, batch_rows=3, context=ONE_PIPELINE):
     order = SampleOrder(shards.paths, shards.num_rows_per_shard, seed, window_rows=6)
     batches = training_batches(
-        order, length=LENGTH, global_batch_rows=batch_rows, start_step=start_step, num_steps=num_steps
+        order, context, length=LENGTH, global_batch_rows=batch_rows, start_step=start_step, num_steps=num_steps
     )
-    assert batches.element_spec == tf.TensorSpec((batch_rows, LENGTH), tf.int32)
+    replica_rows = batch_rows // context.num_replicas_in_sync
+    assert batches.element_spec == tf.TensorSpec((replica_rows, LENGTH), tf.int32)
     return [(batch[:, 0] - 10).numpy().tolist() for batch in batches]
+
+
+def pipelines(num_pipelines, num_replicas):
+    return [tf.distribute.InputContext(num_pipelines, index, num_replicas) for index in range(num_pipelines)]
+
+
+def of_all_replicas(batches_of_pipelines, num_replicas):
+    """Put the batches that the pipelines give their replicas together to global ones."""
+    share = num_replicas // len(batches_of_pipelines)
+    num_steps = len(batches_of_pipelines[0]) // share
+    assert {len(batches) for batches in batches_of_pipelines} == {num_steps * share}
+    return [
+        [
+            row
+            for batches in batches_of_pipelines
+            for batch in batches[step * share : (step + 1) * share]
+            for row in batch
+        ]
+        for step in range(num_steps)
+    ]
 
 
 def test_every_row_is_read_once_an_epoch_and_batches_run_over_its_end(shards):
@@ -50,6 +71,16 @@ def test_a_run_that_starts_at_a_later_step_reads_the_same_batches(shards):
     batches = training_rows(shards, 0, 14)
     for start_step in (1, 5, 6, 13):
         assert training_rows(shards, start_step, 14 - start_step) == batches[start_step:]
+
+
+@pytest.mark.parametrize(("num_pipelines", "num_replicas"), [(1, 2), (2, 2), (2, 4), (4, 4)])
+@pytest.mark.parametrize("start_step", [0, 3])
+def test_pipelines_cut_the_same_global_batches(shards, num_pipelines, num_replicas, start_step):
+    batches = [
+        training_rows(shards, start_step, 9, batch_rows=4, context=context)
+        for context in pipelines(num_pipelines, num_replicas)
+    ]
+    assert of_all_replicas(batches, num_replicas) == training_rows(shards, start_step, 9, batch_rows=4)
 
 
 def test_the_seed_decides_the_order(shards):
@@ -71,6 +102,21 @@ def test_evaluation_reads_every_row_once_with_the_same_masks(shards, batch_rows)
     assert len(original) == -(-16 // batch_rows) * batch_rows
     assert (original[16:] == 1).all()
     assert not is_masked[16:].any()
+
+
+@pytest.mark.parametrize(("num_pipelines", "num_replicas"), [(1, 2), (2, 2), (2, 4), (4, 4)])
+@pytest.mark.parametrize("batch_rows", [4, 12, 20])
+def test_pipelines_evaluate_every_row_once(shards, num_pipelines, num_replicas, batch_rows):
+    def ids(context):
+        batches = evaluation_batches(shards, RULE, context, length=LENGTH, global_batch_rows=batch_rows, pad_token_id=1)
+        return [batch.original_ids[:, 0].numpy().tolist() for batch in batches]
+
+    batches = of_all_replicas([ids(context) for context in pipelines(num_pipelines, num_replicas)], num_replicas)
+    assert batches == ids(ONE_PIPELINE)
+    assert len(batches) == num_evaluation_batches(shards, batch_rows)
+    rows = [row - 10 for batch in batches for row in batch]
+    assert sorted(rows[:16]) == list(range(16))
+    assert rows[16:] == [1 - 10] * (len(rows) - 16)
 
 
 def test_a_row_of_another_length_is_an_error(shards):

@@ -41,12 +41,14 @@ COMMANDS = {
         (DataConfig, ModelConfig, MaskingConfig, OptimizationConfig, HardwareConfig, RunConfig),
         """
         train_dataset eval_dataset tokenizer max_length shuffle_buffer_size
-        preset pretrained_model_config init_from config_overrides position_init dropout pad_vocab_to_multiple_of
+        preset pretrained_model_config init_from config_overrides position_init dropout recompute
+        pad_vocab_to_multiple_of
         masking mlm_probability mask_token_rate random_token_rate
-        per_replica_batch_size gradient_accumulation_steps num_epochs max_steps learning_rate warmup_steps
-        weight_decay_rate adam_beta1 adam_beta2 adam_epsilon max_grad_norm
-        tpu_name tpu_zone gcp_project no_tpu bfloat16 jit_compile steps_per_execution
-        output_dir seed log_steps eval_steps save_steps keep_checkpoints overwrite_output_dir dry_run
+        per_replica_batch_size gradient_accumulation_steps num_epochs max_steps learning_rate schedule warmup_ratio
+        warmup_steps decay_ratio min_learning_rate_ratio optimizer weight_decay_rate adam_beta1 adam_beta2 adam_epsilon
+        max_grad_norm
+        tpu_name tpu_zone gcp_project no_tpu bfloat16 jit_compile cheap_attention steps_per_execution
+        output_dir seed log_steps eval_steps save_steps keep_checkpoints overwrite_output_dir profile dry_run
         hub_model_id hub_private
         """,
         """pretrained_model_config tokenizer per_replica_batch_size no_tpu tpu_name tpu_zone gcp_project bfloat16

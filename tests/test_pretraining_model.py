@@ -31,9 +31,17 @@ def token_rows(num_rows=NUM_ROWS, seed=0):
     return rows
 
 
-def build(strategy, rule=RULE, num_micro_batches=1, jit_compile=False, max_grad_norm=1.0):
+def build(
+    strategy,
+    rule=RULE,
+    num_micro_batches=1,
+    jit_compile=False,
+    max_grad_norm=1.0,
+    model_type=PretrainingModel,
+    **compiled,
+):
     with strategy.scope():
-        model = PretrainingModel(
+        model = model_type(
             tiny_model("roberta", **NO_DROPOUT),
             rule,
             seed=3,
@@ -42,7 +50,7 @@ def build(strategy, rule=RULE, num_micro_batches=1, jit_compile=False, max_grad_
         )
         optimizer = build_optimizer(OptimizationConfig(learning_rate=1e-2), num_steps=20, num_warmup_steps=0)
         optimizer.build(model.masked_lm.trainable_variables)
-        model.compile(optimizer=optimizer, jit_compile=jit_compile)
+        model.compile(optimizer=optimizer, jit_compile=jit_compile, **compiled)
     return model
 
 
@@ -104,9 +112,10 @@ def test_training_lowers_the_loss_and_clips():
     assert after["loss"] < before["loss"] - 0.5
 
 
-def test_clipping_scales_the_whole_gradient():
+@pytest.mark.parametrize("strategy", [one_cpu, two_cpus])
+def test_clipping_scales_the_whole_gradient(strategy):
     rows = tf.constant(token_rows())
-    clipped, free = (build(one_cpu(), max_grad_norm=norm) for norm in (1e-9, 0.0))
+    clipped, free = (build(strategy(), max_grad_norm=norm) for norm in (1e-9, 0.0))
     for model in (clipped, free):
         # With epsilon far above the gradients, AdamW's update is proportional to them.
         model.optimizer.epsilon, model.optimizer.weight_decay = 1e3, None
@@ -115,6 +124,36 @@ def test_clipping_scales_the_whole_gradient():
     assert train(clipped, rows, num_steps=1)["grad_norm"] == pytest.approx(figures["grad_norm"], rel=1e-5)
     assert np.abs(weights(free) - before).max() > 0
     assert np.abs(weights(clipped) - before).max() < 1e-6 * np.abs(weights(free) - before).max()
+
+
+class BadAtThirdUpdate(PretrainingModel):
+    """The gradient of one variable, on one replica, is not finite at update 3."""
+
+    def _gradients(self, batch):
+        gradients, sums = super()._gradients(batch)
+        is_first_replica = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
+        bad = tf.where(is_first_replica & (self.optimizer.iterations == 2), np.inf, 0.0)
+        return [gradients[0] + bad, *gradients[1:]], sums
+
+
+@pytest.mark.parametrize(
+    ("strategy", "steps_per_execution", "jit_compile"), [(one_cpu, 4, True), (two_cpus, 1, False), (two_cpus, 4, False)]
+)
+def test_no_update_is_made_from_one_that_is_not_finite_on(strategy, steps_per_execution, jit_compile):
+    rows = token_rows()
+    expected = build(strategy(), jit_compile=jit_compile)
+    train(expected, rows, num_steps=2)
+    model = build(
+        strategy(), jit_compile=jit_compile, model_type=BadAtThirdUpdate, steps_per_execution=steps_per_execution
+    )
+    figures = train(model, rows, num_steps=8)
+    assert not np.isfinite(figures["grad_norm"])
+    assert model.optimizer.is_stopped
+    assert not expected.optimizer.is_stopped
+    assert int(model.optimizer.iterations.numpy()) == 2
+    for state, other in zip(model.optimizer.variables, expected.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(state.numpy(), other.numpy())
+    np.testing.assert_array_equal(weights(model), weights(expected))
 
 
 def test_loss_is_float32_under_bfloat16():

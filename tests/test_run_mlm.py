@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from tests.tiny_run import NUM_STEPS, run_flags, write_shards
 from train.metrics_log import read_metrics
@@ -31,6 +33,18 @@ def losses(folder, split):
     return [line["loss"] for line in read_metrics(str(folder / "metrics.jsonl")) if line["split"] == split]
 
 
+def host_events(trace):
+    """Return the names of what happened on the host in a trace of TensorFlow's profiler."""
+    space = xplane_pb2.XSpace.FromString(trace.read_bytes())
+    planes = [plane for plane in space.planes if plane.name.startswith("/host:CPU")]
+    return [
+        plane.event_metadata[event.metadata_id].name
+        for plane in planes
+        for line in plane.lines
+        for event in line.events
+    ]
+
+
 def test_a_run_leaves_its_files(finished_run):
     names = {path.name for path in finished_run.iterdir()}
     assert names == {"checkpoints", "export", "loss.png", "metrics.jsonl", "run.json", "tensorboard"}
@@ -49,7 +63,7 @@ def test_the_log_has_every_figure(finished_run):
     ]  # fmt: skip
     assert set(lines[0]) == {
         "step", "split", "loss", "masked_accuracy", "grad_norm", "perplexity", "learning_rate", "epoch",
-        "tokens_per_second",
+        "step_seconds", "tokens_per_second", "input_wait_share",
     }  # fmt: skip
     assert set(lines[1]) == {"step", "split", "loss", "masked_accuracy", "perplexity", "num_masked_tokens"}
     assert lines[1]["perplexity"] == pytest.approx(np.exp(lines[1]["loss"]))
@@ -111,19 +125,23 @@ def test_overwriting_starts_anew(finished_run, shards, tmp_path):
 
 def test_options_of_the_step(shards, tmp_path):
     flags = ("--bfloat16", "--gradient-accumulation-steps", "2", "--steps-per-execution", "4", "--max-grad-norm", "0")
-    assert main(run_flags(shards, tmp_path / "run", "--masking", "span", *flags)) == 0
+    flags += ("--recompute", "--dropout", "0.1")
+    more = ("--masking", "span", "--optimizer", "lamb", "--schedule", "wsd", "--warmup-steps", "1", "--profile", "1:5")
+    assert main(run_flags(shards, tmp_path / "run", *flags, *more)) == 0
     lines = read_metrics(str(tmp_path / "run" / "metrics.jsonl"))
-    # A launch of four steps is logged where it ends.
+    # Launches of up to four steps end where something is due.
     assert [(line["step"], line["split"]) for line in lines] == [
-        (4, "train"), (4, "validation"), (6, "train"), (6, "validation"),
+        (2, "train"), (3, "validation"), (4, "train"), (6, "train"), (6, "validation"),
     ]  # fmt: skip
     assert (tmp_path / "run" / "export" / "model.safetensors").exists()
+    (trace,) = (tmp_path / "run" / "tensorboard" / "plugins" / "profile").glob("*/*.xplane.pb")
+    assert host_events(trace).count("train") == 3  # launches of steps 2, 3, and 4 to 5
 
 
 def test_a_run_that_diverges_says_so_and_exports_nothing(shards, tmp_path, capsys):
     flags = ("--learning-rate", "1e38", "--max-grad-norm", "0", "--warmup-steps", "0", "--save-steps", "1")
     assert main(run_flags(shards, tmp_path / "run", *flags)) == 1
-    assert "Loss and gradients must stay finite" in capsys.readouterr().err
+    assert "Loss and gradients must stay finite; those of step 2 were not" in capsys.readouterr().err
     assert not (tmp_path / "run" / "export").exists()
     # The first loss is still that of the weights at the start; after the next one nothing is saved any more.
     assert {path.stem for path in (tmp_path / "run" / "checkpoints").glob("step-*")} == {"step-1"}
@@ -160,14 +178,15 @@ def test_training_from_cloud_storage(shards, finished_run, cloud_storage):
         for path in sorted(path for path in source.rglob("*") if path.is_file()):
             cloud_storage.put(f"{prefix}/{path.relative_to(source)}", path.read_bytes())
     url = cloud_storage.bucket_url
-    flags = [flag.replace(str(shards), f"{url}/shards") for flag in run_flags(shards, f"{url}/run")]
-    flags += ["--init-from", f"{url}/start"]
+    more = ("--profile", "2:3", "--init-from", f"{url}/start")
+    flags = [flag.replace(str(shards), f"{url}/shards") for flag in run_flags(shards, f"{url}/run", *more)]
     command = [sys.executable, str(Path(__file__).parent.parent / "train" / "run_mlm.py"), *flags]
     done = subprocess.run(command, env=os.environ | cloud_storage.environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     names = set(cloud_storage.objects())
     assert {"run/export/model.safetensors", "run/metrics.jsonl", "run/loss.png", "run/run.json"} <= names
     assert any(name.startswith("run/checkpoints/step-6") for name in names)
+    assert any(re.fullmatch(r"run/tensorboard/plugins/profile/.*\.xplane\.pb", name) for name in names)
 
 
 def test_pushing_the_export_to_the_hub(shards, hub_server, tmp_path):

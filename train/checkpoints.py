@@ -12,11 +12,17 @@ logger = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """The checkpoints in `OUTPUT_DIR/checkpoints`, the newest `num_kept` of them; local or gs://."""
+    """The checkpoints in `OUTPUT_DIR/checkpoints`, the newest `num_kept` of them; local or gs://.
 
-    def __init__(self, output_dir: str, model: PretrainingModel, *, num_kept: int):
+    Every worker restores them; one writes them, which it can alone, since each worker has all weights and moments.
+    """
+
+    def __init__(self, output_dir: str, model: PretrainingModel, *, num_kept: int, is_chief: bool = True):
+        self._is_chief = is_chief
         self._model = model
         self._checkpoint = tf.train.Checkpoint(masked_lm=model.masked_lm, optimizer=model.optimizer)
+        # Made when first used, which would be by the chief alone, and in the strategy's scope workers make it together.
+        self._checkpoint.save_counter  # noqa: B018
         self._manager = tf.train.CheckpointManager(
             self._checkpoint,
             storage.join(output_dir, CHECKPOINTS_FOLDER),
@@ -36,5 +42,6 @@ class Checkpoints:
         return step
 
     def save(self, step: int) -> None:
-        """Write the checkpoint of `step`, then drop the oldest over the number kept."""
-        self._manager.save(checkpoint_number=step)
+        """Write the checkpoint of `step`, then drop the oldest over the number kept; does nothing but on the chief."""
+        if self._is_chief:
+            self._manager.save(checkpoint_number=step)

@@ -7,6 +7,8 @@ from typing import Any, Literal
 from tokenizer_training.command_line import InputError, parse_arguments
 from train.presets import preset_settings
 
+TPU_STEPS_PER_LAUNCH = 32
+
 
 def _flag(default: Any, help_text: str) -> Any:
     return field(default=default, metadata={"help": help_text.replace("%", "%%")})  # argparse formats its help
@@ -63,6 +65,9 @@ class ModelConfig:
     dropout: float | None = _flag(
         None, "Dropout of hidden states and of attention, whatever the configuration says; the export records it."
     )
+    recompute: bool = _flag(
+        False, "Compute each layer again in the backward pass: a third more computing, far less memory for activations."
+    )
     pad_vocab_to_multiple_of: int = _flag(
         128,
         "Fill the model's vocabulary up to a multiple of this, the width of a TPU's lanes; the export has the "
@@ -103,18 +108,35 @@ class MaskingConfig:
 
 @dataclass(frozen=True)
 class OptimizationConfig:
-    """Batch, length of the run, and AdamW with warmup and linear decay."""
+    """Batch, length of the run, optimizer, and the learning rate over the run."""
 
     per_replica_batch_size: int = _flag(8, "Rows a replica takes at once; lower it when memory is short.")
     gradient_accumulation_steps: int = _flag(1, "Batches whose gradients are summed before one update.")
     num_epochs: int = _flag(1, "Passes over the training rows.")
     max_steps: int | None = _flag(None, "Updates to make, in the place of --num-epochs.")
     learning_rate: float = _flag(1e-4, "Peak, after the warmup; 1e-4 is safe for roberta-base at any batch size.")
-    warmup_steps: int | None = _flag(None, "Updates over which the rate rises from 0; by default 5 % of them all.")
+    schedule: Literal["linear", "cosine", "inverse_sqrt", "wsd", "constant"] = _flag(
+        "linear",
+        "The rate after the warmup: falls in a line (BERT's) or half a cosine to its end; as 1/sqrt of the update, "
+        "whatever the length of the run; stays at the peak and falls in the last part (wsd); stays at the peak.",
+    )
+    warmup_ratio: float = _flag(
+        0.05, "Share of the updates over which the rate rises from 0 (BERT's 1 % to RoBERTa's 6 %)."
+    )
+    warmup_steps: int | None = _flag(None, "Updates of the warmup, in the place of --warmup-ratio.")
+    decay_ratio: float = _flag(
+        0.2, "Share of the updates over which wsd falls; 0.2 ends as low as a cosine (Hägele et al. 2024)."
+    )
+    min_learning_rate_ratio: float = _flag(
+        0.0, "Share of the peak at which linear, cosine and wsd end; 0 gives the lowest loss at the end of a run."
+    )
+    optimizer: Literal["adamw", "lamb"] = _flag(
+        "adamw", "adamw, or lamb for global batches of thousands of rows, with a rate of about ten times adamw's."
+    )
     weight_decay_rate: float = _flag(0.01, "Decoupled; not on biases and layer norms (RoBERTa's 0.01).")
-    adam_beta1: float = _flag(0.9, "Decay of AdamW's first moment.")
-    adam_beta2: float = _flag(0.98, "Decay of AdamW's second moment (RoBERTa's 0.98: steadier than 0.999).")
-    adam_epsilon: float = _flag(1e-6, "AdamW's epsilon (RoBERTa's).")
+    adam_beta1: float = _flag(0.9, "Decay of the first moment.")
+    adam_beta2: float = _flag(0.98, "Decay of the second moment (RoBERTa's 0.98: steadier than 0.999).")
+    adam_epsilon: float = _flag(1e-6, "Keeps the division by the second moment's root finite (RoBERTa's 1e-6).")
     max_grad_norm: float = _flag(1.0, "Gradients are scaled down to this global norm; 0 turns it off.")
 
     def __post_init__(self) -> None:
@@ -125,6 +147,17 @@ class OptimizationConfig:
         for name in ("warmup_steps", "weight_decay_rate", "max_grad_norm"):
             value = getattr(self, name)
             _require(value is None or value >= 0, "must not be negative", f"--{name.replace('_', '-')}", value)
+        for name in ("warmup_ratio", "min_learning_rate_ratio", "adam_beta1", "adam_beta2"):
+            value = getattr(self, name)
+            _require(0 <= value < 1, "must be at least 0 and below 1", f"--{name.replace('_', '-')}", value)
+        _require(0 < self.decay_ratio <= 1, "must be above 0 and at most 1", "--decay-ratio", self.decay_ratio)
+        _require(self.adam_epsilon > 0, "must be above 0", "--adam-epsilon", self.adam_epsilon)
+        _require(
+            self.min_learning_rate_ratio == 0 or self.schedule in ("linear", "cosine", "wsd"),
+            "needs a --schedule that ends at it: linear, cosine or wsd",
+            "--min-learning-rate-ratio",
+            f"{self.min_learning_rate_ratio} with {self.schedule}",
+        )
 
 
 @dataclass(frozen=True)
@@ -139,15 +172,31 @@ class HardwareConfig:
     jit_compile: bool | None = _flag(
         None, "Compile the step with XLA; by default on TPU and GPU (on the CPU the step is slower with it)."
     )
-    steps_per_execution: int = _flag(1, "Updates a launch: more take the host's time per update off a TPU.")
+    cheap_attention: bool | None = _flag(
+        None,
+        "Compute attention as XLA does it cheapest on a TPU, with the same weights and results: about a third fewer "
+        "cycles for a roberta-base. By default on TPUs; for BERT, RoBERTa and what is built like them.",
+    )
+    steps_per_execution: int | None = _flag(
+        None,
+        "Updates a launch, at most: a launch ends where something is logged, evaluated or saved. By default 32 on a "
+        "TPU, since each launch costs its host a millisecond or more in which it may wait; 1 elsewhere, where a launch "
+        "costs little beside its update.",
+    )
 
     def __post_init__(self) -> None:
-        _require(self.steps_per_execution >= 1, "must be at least 1", "--steps-per-execution", self.steps_per_execution)
+        value = self.steps_per_execution
+        _require(value is None or value >= 1, "must be at least 1", "--steps-per-execution", value)
 
     @property
     def wants_tpu(self) -> bool:
         """Whether a TPU is asked for."""
         return self.tpu_name is not None and not self.no_tpu
+
+    @property
+    def max_steps_per_launch(self) -> int:
+        """Updates that one launch may make."""
+        return self.steps_per_execution or (TPU_STEPS_PER_LAUNCH if self.wants_tpu else 1)
 
 
 @dataclass(frozen=True)
@@ -161,6 +210,9 @@ class RunConfig:
     save_steps: int | None = _flag(None, "Updates between two checkpoints; by default at each evaluation.")
     keep_checkpoints: int = _flag(2, "Newest checkpoints that are kept; 2, so that a damaged one is no loss.")
     overwrite_output_dir: bool = _flag(False, "Delete what another run left in --output-dir and start anew.")
+    profile: str | None = _flag(
+        None, "START:STOP: trace the updates after START up to STOP for TensorBoard's profiler, say 100:105."
+    )
     dry_run: bool = _flag(False, "Stop after all checks, with the plan printed.")
     hub_model_id: str | None = _flag(None, "USER/NAME on the Hub that the export is pushed to at the end.")
     hub_private: bool = _flag(False, "Make the Hub's repository private when it is created.")
@@ -170,6 +222,17 @@ class RunConfig:
             value = getattr(self, name)
             _require(value is None or value >= 1, "must be at least 1", f"--{name.replace('_', '-')}", value)
         _require(0 <= self.seed < 2**31, "must lie in 0 to 2147483647", "--seed", self.seed)
+        start, _, stop = (self.profile or "0:1").partition(":")
+        holds = start.isdecimal() and stop.isdecimal() and int(start) < int(stop)
+        _require(holds, "must be START:STOP, two numbers of updates with START below STOP", "--profile", self.profile)
+
+    @property
+    def profiled_steps(self) -> tuple[int, int] | None:
+        """The updates after which a trace begins and ends; None without one."""
+        if self.profile is None:
+            return None
+        start, _, stop = self.profile.partition(":")
+        return int(start), int(stop)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
 """Evaluation: every validation row once, with masks fixed by the row, so that the figures of any two runs compare."""
 
 import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
@@ -26,17 +28,17 @@ class Evaluation:
 
 
 def build_evaluator(
-    model: PretrainingModel, batches: tf.data.Dataset, strategy: tf.distribute.Strategy, *, jit_compile: bool
+    model: PretrainingModel, batches: Any, num_batches: int, strategy: tf.distribute.Strategy, *, jit_compile: bool
 ) -> Callable[[], Evaluation]:
     """Return a function that evaluates the model as it is when called.
 
     Args:
-        batches: of `evaluation_batches`, global; they are read anew at each call.
+        batches: of `evaluation_batches`, distributed by `distribute_batches`; read anew at each call.
+        num_batches: how many there are for each replica.
     """
     evaluation_step = functools.partial(model.evaluation_step, mlm_probability=EVALUATION_MLM_PROBABILITY)
     if jit_compile:
         evaluation_step = tf.function(evaluation_step, jit_compile=True)
-    distributed = strategy.experimental_distribute_dataset(batches)
 
     @tf.function
     def step(batch: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -46,7 +48,7 @@ def build_evaluator(
 
     def evaluate() -> Evaluation:
         # Reading a figure from the device waits for it, so all are read at the end.
-        sums = [step(batch) for batch in distributed]
+        sums = [step(batch) for batch in itertools.islice(batches, num_batches)]
         loss, num_correct, num_masked = (sum(float(value) for value in column) for column in zip(*sums, strict=True))
         if not num_masked:
             return Evaluation(loss=0.0, masked_accuracy=0.0, num_masked=0)

@@ -14,18 +14,21 @@ from train.output_folder import LOSS_CURVE_NAME, METRICS_NAME, TENSORBOARD_FOLDE
 class MetricsLog:
     """Lines of `metrics.jsonl`, {"step": …, "split": "train" | "validation", figures …}, also sent to TensorBoard.
 
-    A run that resumes at a step drops the lines after it, so that none is there twice.
+    A run that resumes at a step drops the lines after it, so that none is there twice. Only the chief of several
+    workers writes.
     """
 
-    def __init__(self, output_dir: str, start_step: int, unigram_entropy_nats: float | None):
+    def __init__(self, output_dir: str, start_step: int, unigram_entropy_nats: float | None, *, is_chief: bool = True):
         import tensorflow as tf
 
+        self.is_chief = is_chief
         self.path = storage.join(output_dir, METRICS_NAME)
         self.curve_path = storage.join(output_dir, LOSS_CURVE_NAME)
         self.unigram_entropy_nats = unigram_entropy_nats
         earlier = read_metrics(self.path) if start_step and storage.exists(self.path) else []
         self.lines = [line for line in earlier if line["step"] <= start_step]
-        self._summary_writer = tf.summary.create_file_writer(storage.join(output_dir, TENSORBOARD_FOLDER))
+        folder = storage.join(output_dir, TENSORBOARD_FOLDER)
+        self._summary_writer = tf.summary.create_file_writer(folder) if is_chief else tf.summary.create_noop_writer()
 
     def add(self, step: int, split: str, figures: dict[str, float]) -> None:
         """Take one line; it is written by the next `flush`."""
@@ -38,11 +41,15 @@ class MetricsLog:
 
     def flush(self) -> None:
         """Write all lines so far, atomically."""
+        if not self.is_chief:
+            return
         storage.write_text(self.path, "".join(json.dumps(line) + "\n" for line in self.lines))
         self._summary_writer.flush()
 
     def draw(self) -> None:
         """Write the picture of the loss so far."""
+        if not self.is_chief:
+            return
         with tempfile.TemporaryDirectory() as folder:
             picture = Path(folder) / LOSS_CURVE_NAME
             draw_loss_curve(self.lines, picture, self.unigram_entropy_nats)

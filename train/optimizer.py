@@ -1,41 +1,131 @@
-"""AdamW with warmup and linear decay."""
+"""AdamW and LAMB, whose updates stop for good, with nothing changed, at the first gradient that is not finite."""
 
 import tensorflow as tf
 import tf_keras
 
 from train.config import OptimizationConfig
+from train.schedules import WarmupSchedule
 
 # As in BERT's optimizer: matched against the variables' names.
 NO_WEIGHT_DECAY = ["bias", "LayerNorm", "layer_norm", "layernorm"]
 
 
-class LinearWarmupDecay(tf_keras.optimizers.schedules.LearningRateSchedule):
-    """Rises linearly from 0 to `peak` over the warmup, then falls linearly to 0 at the last update."""
+class GuardedAdamW(tf_keras.optimizers.AdamW):
+    """AdamW (Loshchilov & Hutter 2017), with the numbers of tf_keras', that makes no update any more after a bad one.
 
-    def __init__(self, peak: float, num_warmup_steps: int, num_steps: int):
-        self.peak = peak
-        self.num_warmup_steps = num_warmup_steps
-        self.num_steps = num_steps
+    From the first update that is not finite on, the gradients are taken as 0 and so are the rates by which moments,
+    weights and step move, so all keep their exact values. It costs no pass over the weights, no branch in the compiled
+    program, which would keep XLA from joining the updates with what is around them, and no wait for the device.
+    """
 
-    def __call__(self, step: tf.Tensor) -> tf.Tensor:
-        """Return the learning rate of update `step` (from 0), a float32 scalar."""
-        step = tf.cast(step, tf.float32)
-        # The first update counts as 1, or it would be made with a rate of 0.
-        rising = (step + 1) / max(1, self.num_warmup_steps)
-        falling = (self.num_steps - step) / max(1, self.num_steps - self.num_warmup_steps)
-        return self.peak * tf.clip_by_value(tf.minimum(rising, falling), 0.0, 1.0)
+    def __init__(self, **arguments: object):
+        super().__init__(**arguments)
+        # 1 until the first bad update, then 0. Of each replica, so that none waits for another; not in checkpoints.
+        self._going = self._no_dependency(
+            tf.Variable(
+                1.0,
+                trainable=False,
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+                name="going",
+            )
+        )
 
-    def get_config(self) -> dict[str, float]:
-        """Return the arguments of the constructor."""
-        return {"peak": self.peak, "num_warmup_steps": self.num_warmup_steps, "num_steps": self.num_steps}
+    @property
+    def is_stopped(self) -> bool:
+        """Whether an update was not finite: it would have been number `iterations` + 1. Waits for the device."""
+        return not float(self._going.read_value())
+
+    def apply_scaled(
+        self, gradients: list[tf.Tensor], variables: list[tf.Variable], *, factor: tf.Tensor, is_finite: tf.Tensor
+    ) -> None:
+        """Make one update with `gradients` times `factor`, the same on all replicas, unless there was a bad one.
+
+        Args:
+            gradients: dense, summed over the replicas.
+            variables: one for each gradient.
+            factor: float32 scalar, for the scale of the loss and for clipping.
+            is_finite: bool scalar; false stops this update and all further ones.
+        """
+        going = self._going.assign(self._going * tf.cast(is_finite, tf.float32))
+        factor = tf.where(going > 0, factor, 0.0)
+        # 0 where the factor is 0, whatever the gradient.
+        gradients = [tf.math.multiply_no_nan(gradient, factor) for gradient in gradients]
+        self.apply_gradients(zip(gradients, variables, strict=True), skip_gradients_aggregation=True)
+        self.iterations.assign_add(tf.cast(going, tf.int64) - 1)  # takes back what was counted
+
+    def update_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
+        """Update the moments and then the variable; called by `apply_gradients` for each of them."""
+        rate = self.learning_rate * self._going
+        first, second = self._update_moments(gradient, variable)
+        first_correction, second_correction = self._bias_corrections()
+        if self.decays(variable):
+            variable.assign_sub(variable * self.weight_decay * rate)
+        alpha = rate * tf.sqrt(second_correction) / first_correction
+        variable.assign_sub(first * alpha / (tf.sqrt(second) + self.epsilon))
+
+    def decays(self, variable: tf.Variable) -> bool:
+        """Return whether weight decay applies to the variable."""
+        return bool(self._use_weight_decay(variable))
+
+    def _update_moments(self, gradient: tf.Tensor, variable: tf.Variable) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the first and the second moment with this gradient in them."""
+        index = self._index_dict[self._var_key(variable)]
+        first, second = self._momentums[index], self._velocities[index]
+        first.assign_add((gradient - first) * ((1 - self.beta_1) * self._going))
+        second.assign_add((tf.square(gradient) - second) * ((1 - self.beta_2) * self._going))
+        return first, second
+
+    def _bias_corrections(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return what the moments, which start at 0, are too small by."""
+        update = tf.cast(self.iterations + 1, tf.float32)
+        return 1 - tf.pow(self.beta_1, update), 1 - tf.pow(self.beta_2, update)
+
+    def _apply_weight_decay(self, variables: list[tf.Variable]) -> None:
+        """Do nothing: decay is a part of `update_step`."""
+
+
+class GuardedLamb(GuardedAdamW):
+    """LAMB (You et al. 2019, algorithm 2): Adam's update of each variable, scaled to the norm of the variable.
+
+    It keeps large batches (thousands of rows) stable. As in the authors' code, what does not decay is not scaled.
+    """
+
+    def update_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
+        """Update the moments and then the variable; called by `apply_gradients` for each of them."""
+        rate = self.learning_rate * self._going
+        first, second = self._update_moments(gradient, variable)
+        first_correction, second_correction = self._bias_corrections()
+        change = (first / first_correction) / (tf.sqrt(second / second_correction) + self.epsilon)
+        if self.decays(variable):
+            change += self.weight_decay * variable
+            norm, change_norm = tf.norm(variable), tf.norm(change)
+            rate *= tf.where((norm > 0) & (change_norm > 0), norm / change_norm, 1.0)
+        variable.assign_sub(rate * change)
+
+
+def clipping_factor(norm: tf.Tensor, max_norm: float) -> tf.Tensor:
+    """Return what brings a gradient of this norm down to `max_norm`, 1 where it is smaller or `max_norm` is 0."""
+    return tf.minimum(1.0, max_norm / norm) if max_norm else tf.ones_like(norm)
+
+
+OPTIMIZERS = {"adamw": GuardedAdamW, "lamb": GuardedLamb}
 
 
 def build_optimizer(
-    config: OptimizationConfig, *, num_steps: int, num_warmup_steps: int
-) -> tf_keras.optimizers.Optimizer:
-    """Return AdamW (Loshchilov & Hutter 2017); clipping is the train step's, over the gradients of all replicas."""
-    optimizer = tf_keras.optimizers.AdamW(
-        learning_rate=LinearWarmupDecay(config.learning_rate, num_warmup_steps, num_steps),
+    config: OptimizationConfig, *, num_steps: int, num_warmup_steps: int, num_decay_steps: int = 0
+) -> GuardedAdamW:
+    """Return the optimizer of a run; clipping is the train step's, over the gradients of all replicas."""
+    schedule = WarmupSchedule(
+        config.schedule,
+        peak=config.learning_rate,
+        num_warmup_steps=num_warmup_steps,
+        num_steps=num_steps,
+        num_decay_steps=num_decay_steps,
+        min_ratio=config.min_learning_rate_ratio,
+    )
+    optimizer = OPTIMIZERS[config.optimizer](
+        learning_rate=schedule,
         weight_decay=config.weight_decay_rate,
         beta_1=config.adam_beta1,
         beta_2=config.adam_beta2,

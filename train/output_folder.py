@@ -20,8 +20,23 @@ EXPORT_FOLDER = "export"
 NOT_IN_FINGERPRINT = {
     "data": ("train_dataset", "eval_dataset", "tokenizer", "max_length"),  # the shards stand for them
     # The resolved configuration stands for them.
-    "model": ("preset", "pretrained_model_config", "config_overrides", "dropout", "pad_vocab_to_multiple_of"),
-    "hardware": ("tpu_name", "tpu_zone", "gcp_project", "no_tpu", "jit_compile", "steps_per_execution"),
+    "model": (
+        "preset",
+        "pretrained_model_config",
+        "config_overrides",
+        "dropout",
+        "recompute",
+        "pad_vocab_to_multiple_of",
+    ),
+    "hardware": (
+        "tpu_name",
+        "tpu_zone",
+        "gcp_project",
+        "no_tpu",
+        "jit_compile",
+        "cheap_attention",
+        "steps_per_execution",
+    ),
     "run": (
         "output_dir",
         "log_steps",
@@ -29,6 +44,7 @@ NOT_IN_FINGERPRINT = {
         "save_steps",
         "keep_checkpoints",
         "overwrite_output_dir",
+        "profile",
         "dry_run",
         "hub_model_id",
         "hub_private",

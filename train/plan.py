@@ -6,7 +6,7 @@ from typing import Any
 from tokenizer_training.command_line import InputError
 from train.config import OptimizationConfig, RunConfig
 
-# float32 weights, gradients, and AdamW's two moments.
+# float32 weights, gradients, and the optimizer's two moments.
 STATE_BYTES_PER_PARAMETER = 4 * 4
 NUM_EVALUATIONS = 10
 
@@ -21,6 +21,7 @@ class Plan:
     max_length: int
     num_steps: int
     num_warmup_steps: int
+    num_decay_steps: int
     eval_steps: int
     save_steps: int
 
@@ -46,7 +47,7 @@ class Plan:
             "epochs": f"{self.num_epochs:.2f}",
             "tokens": f"{self.num_tokens:,}",
             "evaluation, checkpoint": f"every {self.eval_steps:,}, every {self.save_steps:,} steps",
-            "memory": f"{state_gib:.2f} GiB a replica for weights, gradients and AdamW; activations come on top",
+            "memory": f"{state_gib:.2f} GiB a replica for weights, gradients and moments; activations come on top",
         }
 
 
@@ -56,7 +57,7 @@ def make_plan(
     """Return the plan of a run on `num_replicas`.
 
     Raises:
-        InputError: a batch larger than the data set; a warmup longer than the run.
+        InputError: a batch larger than the data set; a warmup, decay or profile longer than the run.
     """
     batch_rows = optimization.per_replica_batch_size * optimization.gradient_accumulation_steps * num_replicas
     if batch_rows > num_rows:
@@ -66,9 +67,9 @@ def make_plan(
             f"not exceed the data set's {num_rows} rows; lower one of the two."
         )
     num_steps = optimization.max_steps or max(1, optimization.num_epochs * num_rows // batch_rows)
-    num_warmup_steps = optimization.warmup_steps if optimization.warmup_steps is not None else num_steps // 20
-    if num_warmup_steps >= num_steps and num_warmup_steps > 0:
-        raise InputError(f"--warmup-steps must be below the run's {num_steps} steps; received {num_warmup_steps}.")
+    num_warmup_steps, num_decay_steps = _warmup_and_decay(optimization, num_steps)
+    if run.profiled_steps and run.profiled_steps[1] > num_steps:
+        raise InputError(f"--profile must end within the run's {num_steps} steps; received {run.profile}.")
     eval_steps = run.eval_steps or max(1, num_steps // NUM_EVALUATIONS)
     return Plan(
         num_replicas=num_replicas,
@@ -77,6 +78,27 @@ def make_plan(
         max_length=max_length,
         num_steps=num_steps,
         num_warmup_steps=num_warmup_steps,
+        num_decay_steps=num_decay_steps,
         eval_steps=eval_steps,
         save_steps=run.save_steps or eval_steps,
     )
+
+
+def _warmup_and_decay(optimization: OptimizationConfig, num_steps: int) -> tuple[int, int]:
+    """Return the first updates, over which the rate rises, and the last ones, over which `wsd` falls."""
+    flag, num_warmup_steps = "--warmup-steps", optimization.warmup_steps
+    if num_warmup_steps is None:
+        flag, num_warmup_steps = "--warmup-ratio", _share(num_steps, optimization.warmup_ratio)
+    if num_warmup_steps >= num_steps and num_warmup_steps > 0:
+        raise InputError(f"{flag} must be below the run's {num_steps} steps; received {num_warmup_steps}.")
+    num_decay_steps = _share(num_steps, optimization.decay_ratio) if optimization.schedule == "wsd" else 0
+    if num_warmup_steps + num_decay_steps > num_steps:
+        raise InputError(
+            f"{flag} and --decay-ratio must fit into the run's {num_steps} steps; received {num_warmup_steps} and "
+            f"{num_decay_steps} steps."
+        )
+    return num_warmup_steps, num_decay_steps
+
+
+def _share(num_steps: int, ratio: float) -> int:
+    return int(round(num_steps * ratio, 6))  # 0.29 of 100 is a little less than 29

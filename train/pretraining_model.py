@@ -5,11 +5,17 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from train.launch import build_launch
 from train.masked_positions import gather_before_head, predicting_at
 from train.masking import MaskedRows, collect_predictions, mask_rows
 from train.masking_rule import MaskingRule, num_prediction_slots
 from train.objective import MaskedSums, masked_sums
+from train.optimizer import clipping_factor
 from train.row_draws import RANDOM_ALGORITHM
+from train.row_dropout import draw_row_keys, dropping_out_by, key_dropout
+
+# Keeps the random numbers of dropout apart from those of the masks, whose stream is 0.
+DROPOUT_STREAM = 1
 
 
 class PretrainingModel(tf_keras.Model):
@@ -25,6 +31,7 @@ class PretrainingModel(tf_keras.Model):
     ):
         super().__init__()
         gather_before_head(masked_lm)
+        key_dropout(masked_lm)
         self.masked_lm = masked_lm
         self.rule = rule
         self.seed = seed
@@ -48,29 +55,33 @@ class PretrainingModel(tf_keras.Model):
         replica = tf.distribute.get_replica_context()
         step = tf.cast(self.optimizer.iterations, tf.int32)
         num_rows = input_ids.shape[0]
-        batch = self.mask_batch(
-            input_ids,
-            step,
-            first_row=tf.cast(replica.replica_id_in_sync_group, tf.int32) * num_rows,
-        )
-        gradients, sums = self._gradients(batch)
+        first_row = tf.cast(replica.replica_id_in_sync_group, tf.int32) * num_rows
+        batch = self.mask_batch(input_ids, step, first_row=first_row)
+        dropout_seed = tf.random.fold_in(tf.constant((self.seed, DROPOUT_STREAM), tf.int32), step, alg=RANDOM_ALGORITHM)
+        gradients, sums = self._gradients(batch, draw_row_keys(dropout_seed, num_rows, first_row))
         gradients, sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, (gradients, tuple(sums)))
         loss, num_correct, num_masked = sums
 
         # 0 masked tokens give the loss 0, not NaN.
         scale = tf.math.reciprocal_no_nan(num_masked)
-        gradients = [gradient * scale for gradient in gradients]
-        grad_norm = tf.linalg.global_norm(gradients)
-        if self.max_grad_norm:
-            gradients, _ = tf.clip_by_global_norm(gradients, self.max_grad_norm, use_norm=grad_norm)
-        self.optimizer.apply_gradients(
-            zip(gradients, self.masked_lm.trainable_variables, strict=True), skip_gradients_aggregation=True
+        grad_norm = tf.linalg.global_norm(gradients) * scale
+        self.optimizer.apply_scaled(
+            gradients,
+            self.masked_lm.trainable_variables,
+            factor=scale * clipping_factor(grad_norm, self.max_grad_norm),
+            is_finite=tf.math.is_finite(loss) & tf.math.is_finite(grad_norm),
         )
 
         self.loss_mean.update_state(loss * scale, sample_weight=num_masked)
         self.accuracy_mean.update_state(num_correct * scale, sample_weight=num_masked)
         self.grad_norm_mean.update_state(grad_norm)
         return {"loss": loss * scale}
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Return what `fit` calls for each launch; see `build_launch`."""
+        if self.train_function is None or force:
+            self.train_function: Any = build_launch(self)
+        return self.train_function
 
     def mask_batch(self, input_ids: tf.Tensor, step: int | tf.Tensor, *, first_row: int | tf.Tensor = 0) -> MaskedRows:
         """Return rows, int32 (rows, length), as they are masked at update `step`; see `mask_rows`."""
@@ -84,16 +95,17 @@ class PretrainingModel(tf_keras.Model):
         sums = self._masked_sums(batch, num_slots, training=False)
         return MaskedSums(*replica.all_reduce(tf.distribute.ReduceOp.SUM, tuple(sums)))
 
-    def _gradients(self, batch: MaskedRows) -> tuple[list[tf.Tensor], MaskedSums]:
+    def _gradients(self, batch: MaskedRows, row_keys: tf.Tensor) -> tuple[list[tf.Tensor], MaskedSums]:
         """Return the gradients of the summed loss, dense float32, and the sums, over this replica's rows."""
         if self.num_micro_batches == 1:
-            return self._micro_batch_gradients(batch)
-        micro_batches = MaskedRows(
-            *(tf.reshape(tensor, (self.num_micro_batches, -1, tensor.shape[1])) for tensor in batch)
+            return self._micro_batch_gradients(batch, row_keys)
+        *micro_batches, micro_batch_keys = (
+            tf.reshape(tensor, (self.num_micro_batches, -1, tensor.shape[1])) for tensor in (*batch, row_keys)
         )
 
         def add_micro_batch(index: tf.Tensor, gradients: list[tf.Tensor], sums: MaskedSums) -> tuple:
-            more, more_sums = self._micro_batch_gradients(MaskedRows(*(tensor[index] for tensor in micro_batches)))
+            micro_batch = MaskedRows(*(tensor[index] for tensor in micro_batches))
+            more, more_sums = self._micro_batch_gradients(micro_batch, micro_batch_keys[index])
             gradients = [total + gradient for total, gradient in zip(gradients, more, strict=True)]
             return index + 1, gradients, MaskedSums(*(total + add for total, add in zip(sums, more_sums, strict=True)))
 
@@ -106,12 +118,13 @@ class PretrainingModel(tf_keras.Model):
         )
         return gradients, sums
 
-    def _micro_batch_gradients(self, batch: MaskedRows) -> tuple[list[tf.Tensor], MaskedSums]:
+    def _micro_batch_gradients(self, batch: MaskedRows, row_keys: tf.Tensor) -> tuple[list[tf.Tensor], MaskedSums]:
         variables = self.masked_lm.trainable_variables
         num_slots = self.rule.num_prediction_slots(batch.input_ids.shape.num_elements())
-        with tf.GradientTape() as tape:
-            sums = self._masked_sums(batch, num_slots, training=True)
-        gradients = tape.gradient(sums.loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        with dropping_out_by(row_keys):
+            with tf.GradientTape() as tape:
+                sums = self._masked_sums(batch, num_slots, training=True)
+            gradients = tape.gradient(sums.loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         # Embeddings give sparse gradients, which neither add up nor reduce well.
         return [tf.convert_to_tensor(gradient) for gradient in gradients], sums
 

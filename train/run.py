@@ -2,7 +2,7 @@
 
 import logging
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +11,17 @@ from transformers import PretrainedConfig
 from tokenizer_training import storage
 from tokenizer_training.command_line import commit
 from tokenizer_training.tokenizer import vocabulary_size
+from train.cluster import Cluster, read_cluster
 from train.config import TrainingConfig
 from train.inputs import TrainingInputs, open_inputs
 from train.model_config import resolve_model_config
 from train.output_folder import EXPORT_FOLDER, claim_output_folder, clear_output_folder, fingerprint, write_record
 from train.plan import Plan, make_plan
-from train.tpu_devices import check_tpu_devices
+from train.tpu_devices import check_tpu_devices, check_tpu_use
 
 if TYPE_CHECKING:
+    import tensorflow as tf
+
     from train.evaluation import Evaluation
     from train.trainer import Trainer
 
@@ -36,6 +39,7 @@ class Run:
     config: TrainingConfig
     inputs: TrainingInputs
     model_config: PretrainedConfig
+    cluster: Cluster = field(default_factory=Cluster)
 
     @property
     def output_dir(self) -> str:
@@ -66,14 +70,17 @@ def prepare_run(config: TrainingConfig) -> Run:
     """Return the run after all checks that need neither TensorFlow nor the device.
 
     Raises:
-        InputError: whatever is wrong with settings, shards, tokenizer, model, output folder, Hub access or TPU.
+        InputError: whatever is wrong with settings, shards, tokenizer, model, output folder, Hub access, TPU or
+            TF_CONFIG.
     """
+    cluster = read_cluster()
+    check_tpu_use(config, cluster)
     inputs = open_inputs(config.data)
     inputs.masking_rule(config.masking)
-    run = Run(config, inputs, resolve_model_config(config.model, inputs))
-    run.plan(num_replicas=1)
+    run = Run(config, inputs, resolve_model_config(config.model, inputs), cluster)
+    run.plan(num_replicas=cluster.num_workers)
     claim_output_folder(run.output_dir, run.fingerprint, overwrite=config.run.overwrite_output_dir)
-    if config.run.hub_model_id:
+    if config.run.hub_model_id and cluster.is_chief:
         from tokenizer_training import hub
 
         hub.check_hub_access(config.run.hub_model_id, private=config.run.hub_private)
@@ -86,7 +93,7 @@ def print_plan(run: Run) -> None:
     from train.model import build_masked_lm
 
     wants_tpu = run.config.hardware.wants_tpu
-    plan = run.plan(ASSUMED_TPU_REPLICAS if wants_tpu else 1)
+    plan = run.plan(ASSUMED_TPU_REPLICAS if wants_tpu else run.cluster.num_workers)
     if wants_tpu:
         print(f"Without claiming the TPU, {ASSUMED_TPU_REPLICAS} replicas are assumed.")
     masked_lm = build_masked_lm(
@@ -100,25 +107,46 @@ def print_plan(run: Run) -> None:
 
 def train_and_export(run: Run) -> None:
     """Connect to the device, train to the plan's last step, export, and push if asked to."""
+    from train.agreement import ending_with_lost_workers
     from train.strategy import connect
-    from train.trainer import build_trainer
 
-    strategy = connect(run.config.hardware)
-    plan = run.plan(strategy.num_replicas_in_sync)
-    if run.config.run.overwrite_output_dir:
-        clear_output_folder(run.output_dir)
-    # The revision of a configuration, and with --init-from of its weights, that came from the Hub.
-    revision = getattr(run.model_config, "_commit_hash", None)
-    about = {"commit": commit(), "versions": _versions(), "hub_revision": revision}
-    write_record(run.output_dir, run.config, run.fingerprint, about)
-    trainer = build_trainer(run.config, run.inputs, run.model_config, plan, strategy)
-    _print_table(plan.describe(trainer.model.masked_lm.count_params()))
-    _log_first_rows(run, trainer)
-
-    evaluation = trainer.fit()
+    strategy = connect(run.config.hardware, run.cluster)
+    with ending_with_lost_workers(run.cluster, run.output_dir):
+        trainer = _agreed_trainer(run, strategy, run.plan(strategy.num_replicas_in_sync))
+        if run.cluster.is_chief:
+            _print_table(trainer.plan.describe(trainer.model.masked_lm.count_params()))
+            _log_first_rows(run, trainer)
+        evaluation = trainer.fit()
+    if not run.cluster.is_chief:
+        return
     export_folder = storage.join(run.output_dir, EXPORT_FOLDER)
     _export(run, trainer, export_folder)
     _print_result(run, evaluation, export_folder)
+
+
+def _agreed_trainer(run: Run, strategy: "tf.distribute.Strategy", plan: Plan) -> "Trainer":
+    """Return the trainer, restored, once all workers have one of the same run, at the same step.
+
+    Raises:
+        InputError: workers that were given something else than the chief, or do not see its checkpoints.
+    """
+    from train.agreement import check_agreement, shared_settings
+    from train.trainer import build_trainer
+
+    if run.cluster.is_chief:
+        if run.config.run.overwrite_output_dir:
+            clear_output_folder(run.output_dir)
+        # The revision of a configuration, and with --init-from of its weights, that came from the Hub.
+        revision = getattr(run.model_config, "_commit_hash", None)
+        about = {"commit": commit(), "versions": _versions(), "hub_revision": revision}
+        write_record(run.output_dir, run.config, run.fingerprint, about)
+    # The others wait here until the folder is cleared.
+    settings = shared_settings(run.config, run.fingerprint)
+    check_agreement(strategy, run.cluster, settings, rule="All workers must be given the same flags and shards.")
+    trainer = build_trainer(run.config, run.inputs, run.model_config, plan, strategy)
+    rule = f"--output-dir must be one folder that all workers see; they found other checkpoints in {run.output_dir}."
+    check_agreement(strategy, run.cluster, {"newest step": trainer.start_step}, rule=rule)
+    return trainer
 
 
 def _log_first_rows(run: Run, trainer: "Trainer") -> None:
