@@ -54,6 +54,22 @@ def model_folder(**config):
     return write
 
 
+def checkpoint(**config):
+    """Write a RoBERTa with the tokenizer of the shards, but without weights."""
+
+    def write(shards: Path) -> None:
+        shutil.copytree(shards / "train" / "tokenizer", shards / "model")
+        settings = {"model_type": "roberta", "pad_token_id": 1, **config}
+        (shards / "model" / "config.json").write_text(json.dumps(settings))
+
+    return write
+
+
+def checkpoint_of_another_vocabulary(shards: Path) -> None:
+    another_tokenizer(shards)
+    (shards / "another" / "config.json").write_text(json.dumps({"model_type": "roberta", "vocab_size": 49}))
+
+
 def truncate(shards: Path) -> None:
     shard = first_shard(shards)
     shard.write_bytes(shard.read_bytes()[:-1])
@@ -82,7 +98,29 @@ CASES = {
     "unknown override": (lambda _: None, ["--config-overrides", "num_hiden_layers=2"], "num_hiden_layers"),
     "malformed override": (lambda _: None, ["--config-overrides", "hidden_size"], "must be name=value"),
     "override of the data": (lambda _: None, ["--config-overrides", "vocab_size=5"], "must not set vocab_size"),
-    "no such model": (lambda _: None, ["--pretrained-model-config", "{}/nowhere"], "a folder with a config.json"),
+    "no such model": (
+        lambda _: None, ["--pretrained-model-config", "{}/nowhere"], "--pretrained-model-config: A model is a folder",
+    ),
+    "no such checkpoint": (lambda _: None, ["--init-from", "{}/nowhere"], "--init-from: A model is a folder with"),
+    "two configurations": (
+        lambda _: None,
+        ["--init-from", "{}/model", "--pretrained-model-config", "bert-base-uncased"],
+        "--init-from brings its own configuration; received --pretrained-model-config bert-base-uncased as well",
+    ),
+    "another vocabulary": (
+        checkpoint_of_another_vocabulary,
+        ["--init-from", "{}/another"],
+        "--init-from must have the vocabulary that the shards were made with",
+    ),
+    "a checkpoint of fewer ids": (
+        checkpoint(vocab_size=47), ["--init-from", "{}/model"], "an embedding for each of the tokenizer's 48 ids",
+    ),
+    "a checkpoint that pads otherwise": (
+        checkpoint(vocab_size=48, pad_token_id=2), ["--init-from", "{}/model"], "has pad_token_id 2",
+    ),
+    "a checkpoint without weights": (
+        checkpoint(vocab_size=48), ["--init-from", "{}/model"], "must hold model.safetensors or tf_model.h5",
+    ),
     "positions": (
         model_folder(model_type="bert", max_position_embeddings=8),
         ["--pretrained-model-config", "{}/model", "--config-overrides", "num_hidden_layers=1"],
@@ -99,6 +137,11 @@ CASES = {
         "a roformer as configured has none. Give --position-init random",
     ),
     "dropout": (lambda _: None, ["--dropout", "1"], "--dropout must be at least 0 and below 1; received 1.0"),
+    "recomputed dropout": (
+        model_folder(model_type="deberta-v2"),
+        ["--pretrained-model-config", "{}/model", "--config-overrides", "num_hidden_layers=1", "--recompute"],
+        "those of a deberta-v2 do not. Give --dropout 0",
+    ),
     "dropout twice": (
         lambda _: None,
         ["--dropout", "0", "--config-overrides", "hidden_dropout_prob=0.1"],

@@ -125,6 +125,7 @@ def test_overwriting_starts_anew(finished_run, shards, tmp_path):
 
 def test_options_of_the_step(shards, tmp_path):
     flags = ("--bfloat16", "--gradient-accumulation-steps", "2", "--steps-per-execution", "4", "--max-grad-norm", "0")
+    flags += ("--recompute", "--dropout", "0.1")
     more = ("--masking", "span", "--optimizer", "lamb", "--schedule", "wsd", "--warmup-steps", "1", "--profile", "1:5")
     assert main(run_flags(shards, tmp_path / "run", *flags, *more)) == 0
     lines = read_metrics(str(tmp_path / "run" / "metrics.jsonl"))
@@ -163,12 +164,21 @@ def test_train_from_a_settings_file(shards, tmp_path, capsys):
     assert "\nsteps                  7, of which" in capsys.readouterr().out
 
 
-def test_training_from_cloud_storage(shards, cloud_storage):
+def test_a_run_goes_on_from_the_export_of_another(finished_run, shards, tmp_path):
+    flags = ("--init-from", str(finished_run / "export"), "--learning-rate", "1e-12", "--max-steps", "1")
+    assert main(run_flags(shards, tmp_path / "run", *flags)) == 0
+    assert losses(tmp_path / "run", "validation") == pytest.approx(losses(finished_run, "validation")[-1:], rel=1e-5)
+    fingerprint = json.loads((tmp_path / "run" / "run.json").read_text())["fingerprint"]
+    assert fingerprint["model.init_from"] == str(finished_run / "export")
+
+
+def test_training_from_cloud_storage(shards, finished_run, cloud_storage):
     """Shards are read and checkpoints written by TensorFlow's own client, the rest by google-cloud-storage."""
-    for path in sorted(path for path in shards.rglob("*") if path.is_file()):
-        cloud_storage.put(f"shards/{path.relative_to(shards)}", path.read_bytes())
+    for source, prefix in ((shards, "shards"), (finished_run / "export", "start")):
+        for path in sorted(path for path in source.rglob("*") if path.is_file()):
+            cloud_storage.put(f"{prefix}/{path.relative_to(source)}", path.read_bytes())
     url = cloud_storage.bucket_url
-    more = ("--profile", "2:3")
+    more = ("--profile", "2:3", "--init-from", f"{url}/start")
     flags = [flag.replace(str(shards), f"{url}/shards") for flag in run_flags(shards, f"{url}/run", *more)]
     command = [sys.executable, str(Path(__file__).parent.parent / "train" / "run_mlm.py"), *flags]
     done = subprocess.run(command, env=os.environ | cloud_storage.environment, capture_output=True, text=True)

@@ -22,6 +22,7 @@ class Architecture:
     learns_positions: its table of absolute positions, where it has one, is trained; RoFormer's is fixed.
     has_token_types: its tokenizer tells a first sentence from a second.
     tied: its TF class uses the input embedding as the head's matrix, whatever `tie_word_embeddings` says.
+    repeats_dropout: what its layers drop can be drawn once more, as recomputing them needs.
     dropouts: the settings of its dropout in pretraining: of hidden states and of attention.
     required: settings that its TF class ignores, or does not get right, with the only value that is supported.
     """
@@ -30,6 +31,7 @@ class Architecture:
     learns_positions: bool = True
     has_token_types: bool = True
     tied: bool = True
+    repeats_dropout: bool = True
     dropouts: tuple[str, str] = ("hidden_dropout_prob", "attention_probs_dropout_prob")
     required: Mapping[str, Any] = field(default_factory=dict)
 
@@ -43,8 +45,9 @@ ARCHITECTURES = {
     "bert": BERT,
     "camembert": ROBERTA,
     "convbert": Architecture(),
-    # `legacy`: the TF class has the legacy head only. `conv_kernel_size`: its convolution fails in bfloat16.
-    "deberta-v2": Architecture(required={"legacy": True, "conv_kernel_size": 0}),
+    # `legacy`: the TF class has the legacy head only. `conv_kernel_size`: its convolution fails in bfloat16. It has a
+    # dropout layer of its own, whose random numbers have a state.
+    "deberta-v2": Architecture(repeats_dropout=False, required={"legacy": True, "conv_kernel_size": 0}),
     "distilbert": Architecture(
         has_token_types=False, dropouts=("dropout", "attention_dropout"), required={"sinusoidal_pos_embds": False}
     ),

@@ -49,6 +49,11 @@ class ModelConfig:
     pretrained_model_config: str | None = _flag(
         None, "Hub id or folder whose config.json gives the architecture, in the place of the preset's model."
     )
+    init_from: str | None = _flag(
+        None,
+        "Continue from this checkpoint: a folder (local or gs://) or Hub id with config.json, the tokenizer of the "
+        "shards, and weights in safetensors or TensorFlow's h5. The preset then gives the training settings only.",
+    )
     config_overrides: str | None = _flag(
         None, "Changes to the model's configuration: num_hidden_layers=4,hidden_act=gelu_new"
     )
@@ -59,6 +64,9 @@ class ModelConfig:
     )
     dropout: float | None = _flag(
         None, "Dropout of hidden states and of attention, whatever the configuration says; the export records it."
+    )
+    recompute: bool = _flag(
+        False, "Compute each layer again in the backward pass: a third more computing, far less memory for activations."
     )
     pad_vocab_to_multiple_of: int = _flag(
         128,

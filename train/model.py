@@ -9,6 +9,7 @@ from train.architectures import align_padding_positions
 from train.attention import compute_attention_cheaply
 from train.config import ModelConfig
 from train.position_init import start_positions_as_sinusoids
+from train.recompute import recompute_layers
 from train.vocabulary_padding import clear_padding
 
 
@@ -24,7 +25,7 @@ def build_masked_lm(
 
     Args:
         model_config: of `resolve_model_config`, its vocabulary padded.
-        settings: how the weights start.
+        settings: how the weights start, and whether activations are computed twice.
         vocabulary_size: ids of the tokenizer; what is padding in the model starts as 0.
         seed: fixes the weights.
         cheap_attention: compute attention as suits XLA on a TPU, where that is known for the architecture.
@@ -38,4 +39,6 @@ def build_masked_lm(
     clear_padding(masked_lm, vocabulary_size)
     if cheap_attention:
         compute_attention_cheaply(masked_lm)
+    if settings.recompute:
+        recompute_layers(masked_lm)
     return masked_lm

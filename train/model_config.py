@@ -1,12 +1,14 @@
 """The transformers configuration of the model: architecture from preset, Hub or folder, the rest from the data."""
 
-from transformers import AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tokenizer_training.command_line import InputError
 from tokenizer_training.tokenizer import special_ids, vocabulary_size
 from train.architectures import ARCHITECTURES, check_architecture, learns_positions, max_positions, position_offset
+from train.checkpoint_files import read_config
 from train.config import ModelConfig
+from train.initial_checkpoint import checked_initial_config
 from train.inputs import TrainingInputs
 from train.presets import preset_model
 from train.vocabulary_padding import padded_vocabulary_size
@@ -21,10 +23,10 @@ def resolve_model_config(config: ModelConfig, inputs: TrainingInputs) -> Pretrai
     A configuration that names its own number of positions keeps it; a preset takes the rows' length.
 
     Raises:
-        InputError: unknown preset, model or override; an architecture that cannot be trained and exported right;
-            rows longer than the model's positions.
+        InputError: unknown preset, model or override; a checkpoint to start from that has another vocabulary; an
+            architecture that cannot be trained and exported right; rows longer than the model's positions.
     """
-    model_config = _read(config)
+    model_config = _read(config, inputs.tokenizer)
     overrides = _parse_overrides(config.config_overrides)
     _override(model_config, overrides, config.config_overrides)
     ids = special_ids(inputs.tokenizer)
@@ -42,7 +44,10 @@ def resolve_model_config(config: ModelConfig, inputs: TrainingInputs) -> Pretrai
     check_architecture(model_config)
     if config.dropout is not None:
         _set_dropout(model_config, config.dropout, overrides)
-    if config.pretrained_model_config is None and "max_position_embeddings" not in overrides:
+    if config.recompute:
+        _check_recompute(model_config)
+    is_preset = config.pretrained_model_config is None and config.init_from is None
+    if is_preset and "max_position_embeddings" not in overrides:
         model_config.update({"max_position_embeddings": inputs.max_length + position_offset(model_config)})
     positions = max_positions(model_config)
     if positions is not None and positions < inputs.max_length:
@@ -59,18 +64,22 @@ def resolve_model_config(config: ModelConfig, inputs: TrainingInputs) -> Pretrai
     return model_config
 
 
-def _read(config: ModelConfig) -> PretrainedConfig:
+def _read(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
     """Return the configuration named, as it stands."""
+    if config.init_from is not None:
+        if config.pretrained_model_config is not None:
+            raise InputError(
+                "--init-from brings its own configuration; received --pretrained-model-config "
+                f"{config.pretrained_model_config} as well. Leave it out."
+            )
+        return checked_initial_config(config.init_from, tokenizer)
     if config.pretrained_model_config is None:
         settings = preset_model(config.preset)
         return CONFIG_MAPPING[settings.pop("model_type")](**settings)
     try:
-        return AutoConfig.from_pretrained(config.pretrained_model_config)
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(
-            "--pretrained-model-config must be a Hub id or a folder with a config.json; "
-            f"{config.pretrained_model_config}: {' '.join(str(error).split())[:300]}"
-        ) from error
+        return read_config(config.pretrained_model_config)
+    except InputError as error:
+        raise InputError(f"--pretrained-model-config: {error}") from error
 
 
 def _parse_overrides(text: str | None) -> dict[str, str]:
@@ -93,6 +102,15 @@ def _set_dropout(model_config: PretrainedConfig, rate: float, overrides: dict[st
     if twice:
         raise InputError(f"--dropout {rate} and --config-overrides {twice[0]} must not both be given; leave out one.")
     model_config.update(dict.fromkeys(names, rate))
+
+
+def _check_recompute(model_config: PretrainedConfig) -> None:
+    architecture = ARCHITECTURES[model_config.model_type]
+    if not architecture.repeats_dropout and any(getattr(model_config, name) for name in architecture.dropouts):
+        raise InputError(
+            f"--recompute needs layers that drop the same twice, which those of a {model_config.model_type} do not. "
+            "Give --dropout 0, or leave out --recompute."
+        )
 
 
 def _override(model_config: PretrainedConfig, overrides: dict[str, str], text: str | None) -> None:

@@ -20,7 +20,14 @@ EXPORT_FOLDER = "export"
 NOT_IN_FINGERPRINT = {
     "data": ("train_dataset", "eval_dataset", "tokenizer", "max_length"),  # the shards stand for them
     # The resolved configuration stands for them.
-    "model": ("preset", "pretrained_model_config", "config_overrides", "dropout", "pad_vocab_to_multiple_of"),
+    "model": (
+        "preset",
+        "pretrained_model_config",
+        "config_overrides",
+        "dropout",
+        "recompute",
+        "pad_vocab_to_multiple_of",
+    ),
     "hardware": (
         "tpu_name",
         "tpu_zone",

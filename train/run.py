@@ -136,7 +136,10 @@ def _agreed_trainer(run: Run, strategy: "tf.distribute.Strategy", plan: Plan) ->
     if run.cluster.is_chief:
         if run.config.run.overwrite_output_dir:
             clear_output_folder(run.output_dir)
-        write_record(run.output_dir, run.config, run.fingerprint, {"commit": commit(), "versions": _versions()})
+        # The revision of a configuration, and with --init-from of its weights, that came from the Hub.
+        revision = getattr(run.model_config, "_commit_hash", None)
+        about = {"commit": commit(), "versions": _versions(), "hub_revision": revision}
+        write_record(run.output_dir, run.config, run.fingerprint, about)
     # The others wait here until the folder is cleared.
     settings = shared_settings(run.config, run.fingerprint)
     check_agreement(strategy, run.cluster, settings, rule="All workers must be given the same flags and shards.")

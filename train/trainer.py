@@ -15,6 +15,7 @@ from train.checkpoints import Checkpoints
 from train.config import TrainingConfig
 from train.data import ONE_PIPELINE, evaluation_batches, num_evaluation_batches, training_batches
 from train.evaluation import Evaluation, build_evaluator
+from train.initial_weights import start_from
 from train.inputs import TrainingInputs
 from train.launch import Launches
 from train.metrics_log import MetricsLog
@@ -157,6 +158,8 @@ def build_trainer(
     is_chief = strategy.extended.should_checkpoint
     checkpoints = Checkpoints(output_dir, model, num_kept=config.run.keep_checkpoints, is_chief=is_chief)
     start_step = checkpoints.restore_latest()
+    if config.model.init_from is not None and start_step == 0:
+        start_from(model.masked_lm, config.model.init_from, vocabulary_size(inputs.tokenizer))
     manifest = inputs.eval_shards.manifest if inputs.eval_shards else None
     return Trainer(
         model=model,
