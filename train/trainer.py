@@ -105,7 +105,9 @@ class Trainer:
 
     def _profile(self) -> Profile:
         folder = storage.join(str(self.config.run.output_dir), TENSORBOARD_FOLDER)
-        return Profile(folder, self.config.run.profiled_steps, start_step=self.start_step)
+        # Launches end at these steps on all workers, and one of them writes the trace.
+        steps = self.config.run.profiled_steps if self.log.is_chief else None
+        return Profile(folder, steps, start_step=self.start_step)
 
 
 def build_model(
