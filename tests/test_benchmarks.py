@@ -79,7 +79,7 @@ def test_both_parts_print_their_tables(tmp_path):
 
 SCRIPTS = [
     *("input_contenders.py", "input_pipeline.py", "prepare.py", "prepare_peers.py"),
-    *("tpu_step_contenders.py", "train_step_tpu.py"),
+    *("tpu_step_contenders.py", "train_step_cpu.py", "train_step_tpu.py"),
 ]
 
 
@@ -127,3 +127,23 @@ def test_preparation_and_its_peers_print_their_tables(tmp_path):
         assert re.search(rf"^{name} +1 +\d+\.\d+ ", run.stdout, re.MULTILINE), run.stdout
     assert "time of tutorial / ours" in run.stdout
     assert re.search(r"^1 .* 1\.00 .*\n2 ", run.stdout, re.MULTILINE), run.stdout
+
+
+@pytest.mark.slow
+def test_train_steps_print_their_table():
+    flags = [
+        "--contenders",
+        "tutorial",
+        "ours",
+        "--num-layers=1",
+        "--hidden-size=32",
+        "--vocab-size=500",
+        "--length=16",
+    ]
+    flags += ["--rounds=2", "--steps-per-round=2"]
+    run = subprocess.run(
+        [sys.executable, BENCHMARKS / "train_step_cpu.py", *flags], capture_output=True, text=True, check=True
+    )
+    for name in ("tutorial", "ours"):
+        assert re.search(rf"^{name} +[\d,]+ +\(", run.stdout, re.MULTILINE), run.stdout
+    assert re.search(r"^ours / tutorial +\d", run.stdout, re.MULTILINE), run.stdout
