@@ -110,6 +110,7 @@ def test_text_without_an_entry_is_refused():
         ("tf_roberta_for_masked_lm/roberta/embeddings/Gather", "embeddings"),
         ("gradient_tape/while/tf_roberta_for_masked_lm/lm_head/MatMul/MatMul", "head and loss"),
         ("SparseSoftmaxCrossEntropyWithLogits/SparseSoftmaxCrossEntropyWithLogits", "head and loss"),
+        ("while/stateless_random_uniform_#/shift", "dropout"),
         ("masks/StatelessRandomUniformFullIntV#", "masks"),
         ("while/masks_#/LowerBound", "masks"),
         ("gradient_tape/while/loss/Cast", "head and loss"),

@@ -11,6 +11,7 @@ from train.assumed_inputs import assumed_inputs
 from train.config import MaskingConfig
 from train.hlo_costs import Operation, StepCosts
 from train.preflight_report import StepReport, print_batches, print_report, report_lines, short_name
+from train.strategy import computes_attention_cheaply
 from train.tpu_compiler import CompiledStep, DoesNotFitError
 from train.tpu_preflight import main
 from train.tpu_slices import tpu_slice
@@ -200,3 +201,20 @@ def test_tried_batches_are_listed_by_size(capsys):
 def test_names_are_shortened_and_gradients_told():
     assert short_name("gradient_tape/a/b/c/d/e/MatMul;other") == "gradient of c/d/e/MatMul"
     assert short_name("AdamW/Sub") == "AdamW/Sub"
+
+
+@pytest.mark.usefixtures("quick_lowering", "compiler")
+def test_the_model_is_that_of_a_run_on_a_tpu(monkeypatch):
+    from train import trainer
+
+    built = []
+    build_model = trainer.build_model
+
+    def remember(config, *others):
+        built.append(config)
+        return build_model(config, *others)
+
+    monkeypatch.setattr(trainer, "build_model", remember)
+    assert main(flags(*ASSUMED, "--no-tpu", "--max-steps", "10", "--bfloat16")) == 0
+    assert [config.hardware.wants_tpu for config in built] == [True]
+    assert computes_attention_cheaply(built[0].hardware)

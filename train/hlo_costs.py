@@ -18,7 +18,7 @@ KINDS = {
     "masks": r"(^|/)masks(_#)?/|^stateless_fold_in",
     "layer norm": r"LayerNorm|layer_norm|layernorm|NoNorm|moments|batchnorm",
     "head and loss": r"lm_head|/mlm|predictions|vocab_|generator|(^|/)loss(_#)?/|CrossEntropy|ArgMax",
-    "dropout": r"dropout",
+    "dropout": r"dropout|^(while/)?[Ss]tateless",  # the keys of its bits
     "attention": r"attention|attn|/self/",
     "feed-forward": r"intermediate|/output|ffn|lin1|lin2|feed_forward|bottleneck",
     "embeddings": r"embeddings|Gather|UnsortedSegmentSum|AddN|wte|wpe",

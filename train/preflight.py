@@ -120,6 +120,7 @@ def open_preflight(config: TrainingConfig, preflight_config: "PreflightConfig") 
     from train.trainer import build_model
 
     tf.config.set_visible_devices([], "GPU")  # a step that is lowered on a GPU holds the GPU's operations
+    config = _on_tpu(config)
     model = build_model(config, inputs, model_config, plan, tf.distribute.get_strategy())
     return Preflight(config, inputs, model_config, model, tpu, preflight_config.compiler_python)
 
@@ -184,6 +185,12 @@ def _inputs(config: TrainingConfig, preflight_config: "PreflightConfig") -> Trai
             f"--max-length {max_length}, --vocab-size {vocab_size} and no --train-dataset."
         )
     return assumed_inputs(max_length=max_length, vocab_size=vocab_size)
+
+
+def _on_tpu(config: TrainingConfig) -> TrainingConfig:
+    """Return the configuration of the run that has a TPU: the model computes there in the ways that suit it."""
+    hardware = dataclasses.replace(config.hardware, tpu_name=config.hardware.tpu_name or "local", no_tpu=False)
+    return dataclasses.replace(config, hardware=hardware)
 
 
 def _plan(config: TrainingConfig, inputs: TrainingInputs, tpu: TpuSlice, rows: int) -> Plan:
