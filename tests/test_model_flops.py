@@ -10,6 +10,7 @@ from train.architectures import ARCHITECTURES
 from train.masking_rule import MaskingRule, num_prediction_slots
 from train.model_flops import COUNTS, update_flops
 from train.pretraining_model import PretrainingModel
+from train.row_dropout import KEY_WORDS
 
 NUM_ROWS, LENGTH = 4, 30
 RULE = MaskingRule(MASK, (0, 1, 2, 3, 4), VOCABULARY)
@@ -26,8 +27,8 @@ COUNTED = [
 def graph_flops(model: PretrainingModel) -> int:
     @tf.function(input_signature=[tf.TensorSpec((NUM_ROWS, LENGTH), tf.int32)])
     def gradients(input_ids):
-        rows = model.mask_batch(input_ids, 0, num_global_rows=NUM_ROWS, first_row=0)
-        return model._gradients(rows)[0]
+        rows = model.mask_batch(input_ids, 0)
+        return model._gradients(rows, tf.zeros((NUM_ROWS, KEY_WORDS), tf.uint32))[0]
 
     flops = 0
     for op in gradients.get_concrete_function().graph.get_operations():

@@ -129,8 +129,8 @@ def test_clipping_scales_the_whole_gradient(strategy):
 class BadAtThirdUpdate(PretrainingModel):
     """The gradient of one variable, on one replica, is not finite at update 3."""
 
-    def _gradients(self, batch):
-        gradients, sums = super()._gradients(batch)
+    def _gradients(self, batch, row_keys):
+        gradients, sums = super()._gradients(batch, row_keys)
         is_first_replica = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
         bad = tf.where(is_first_replica & (self.optimizer.iterations == 2), np.inf, 0.0)
         return [gradients[0] + bad, *gradients[1:]], sums
