@@ -48,7 +48,7 @@ COMMANDS = {
         per_replica_batch_size gradient_accumulation_steps num_epochs max_steps learning_rate schedule warmup_ratio
         warmup_steps decay_ratio min_learning_rate_ratio optimizer weight_decay_rate adam_beta1 adam_beta2 adam_epsilon
         max_grad_norm
-        tpu_name tpu_zone gcp_project no_tpu bfloat16 jit_compile cheap_attention steps_per_execution
+        tpu_name tpu_zone gcp_project no_tpu bfloat16 jit_compile tpu_layers steps_per_execution
         output_dir seed log_steps eval_steps save_steps keep_checkpoints overwrite_output_dir profile dry_run
         hub_model_id hub_private
         """,

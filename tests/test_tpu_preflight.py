@@ -11,7 +11,7 @@ from train.assumed_inputs import assumed_inputs
 from train.config import MaskingConfig
 from train.hlo_costs import Operation, StepCosts
 from train.preflight_report import StepReport, print_batches, print_report, report_lines, short_name
-from train.strategy import computes_attention_cheaply
+from train.strategy import computes_as_suits_tpu
 from train.tpu_compiler import CompiledStep, DoesNotFitError
 from train.tpu_preflight import main
 from train.tpu_slices import tpu_slice
@@ -217,4 +217,4 @@ def test_the_model_is_that_of_a_run_on_a_tpu(monkeypatch):
     monkeypatch.setattr(trainer, "build_model", remember)
     assert main(flags(*ASSUMED, "--no-tpu", "--max-steps", "10", "--bfloat16")) == 0
     assert [config.hardware.wants_tpu for config in built] == [True]
-    assert computes_attention_cheaply(built[0].hardware)
+    assert computes_as_suits_tpu(built[0].hardware)

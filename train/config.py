@@ -172,7 +172,7 @@ class HardwareConfig:
     jit_compile: bool | None = _flag(
         None, "Compile the step with XLA; by default on TPU and GPU (on the CPU the step is slower with it)."
     )
-    cheap_attention: bool | None = _flag(
+    tpu_layers: bool | None = _flag(
         None,
         "Compute attention as XLA does it cheapest on a TPU, with the same weights and results: about a third fewer "
         "cycles for a roberta-base. By default on TPUs; for BERT, RoBERTa and what is built like them.",

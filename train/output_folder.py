@@ -34,7 +34,7 @@ NOT_IN_FINGERPRINT = {
         "gcp_project",
         "no_tpu",
         "jit_compile",
-        "cheap_attention",
+        "tpu_layers",
         "steps_per_execution",
     ),
     "run": (

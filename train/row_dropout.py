@@ -131,47 +131,42 @@ def drop(inputs: tf.Tensor, row_keys: tf.Tensor, rate: float) -> tf.Tensor:
     """Return `inputs` (batch, …) with a share of `rate` set to 0 and the rest scaled up; all 0 at rate 1."""
     if rate >= 1:
         return tf.zeros_like(inputs)
-    keys = tf.reshape(row_keys, (-1, *[1] * (inputs.shape.rank - 1), KEY_WORDS))
-    count = count_elements(inputs.shape[1:])[tf.newaxis]
     scaled = inputs * tf.cast(1 / (1 - rate), inputs.dtype)
-    return tf.where(falls_out(keys, count, rate), tf.zeros((), inputs.dtype), scaled)
+    return tf.where(falls_out(row_keys, inputs.shape[1:], rate), tf.zeros((), inputs.dtype), scaled)
 
 
-def falls_out(keys: tf.Tensor, count: tf.Tensor, rate: float) -> tf.Tensor:
-    """Return which elements fall out: bool, in the shape to which `keys` without its last axis and `count` broadcast.
+def falls_out(keys: tf.Tensor, shape: tf.TensorShape | tuple[int, ...], rate: float) -> tf.Tensor:
+    """Return which elements fall out, bool (…, *shape).
 
     Args:
         keys: uint32 (…, KEY_WORDS).
-        count: int32 or uint32, another number for each element under one key.
+        shape: of the elements under each key.
         rate: share that falls out, exactly none at 0 and all at 1.
     """
-    threshold = round(min(max(rate, 0.0), 1.0) * 2**32)
-    words = _mixed(tf.cast(count, tf.uint32), keys[..., 0], keys[..., 1])
-    if threshold == 0:
-        return tf.zeros_like(words, tf.bool)
-    return words <= tf.constant(threshold - 1, tf.uint32)
-
-
-def count_elements(shape: tf.TensorShape | tuple[int, ...]) -> tf.Tensor:
-    """Return int32 of this shape, another number for each element: its place among them, laid end to end."""
-    count = tf.constant(0)
+    word, other_key = keys[..., 0], keys[..., 1]
+    stride = tf.TensorShape(shape).num_elements()
     for size in shape:
-        # Sums of short ranges: one long range would become a constant of its size in the compiled program.
-        count = count[..., tf.newaxis] * size + tf.range(size)
-    return count
+        # Axis by axis, beginning with the key: else the numbers of all elements would be a constant of the program.
+        stride //= size
+        word = word[..., tf.newaxis] + tf.cast(tf.range(size), tf.uint32) * _word(stride * GOLDEN)
+        other_key = other_key[..., tf.newaxis]
+    word = _mixed(word, other_key)
+    threshold = round(min(max(rate, 0.0), 1.0) * 2**32)
+    if threshold == 0:
+        return tf.zeros_like(word, tf.bool)
+    return word <= tf.constant(threshold - 1, tf.uint32)
 
 
 def fold_in(keys: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
     """Return other keys for each number, uint32 (…, KEY_WORDS); `number` broadcasts to `keys` without its last axis."""
-    number = tf.cast(number, tf.uint32)
-    first = _mixed(number, keys[..., 0], keys[..., 1])
-    return tf.stack([first, _mixed(number, keys[..., 1], first)], axis=-1)
+    number = tf.cast(number, tf.uint32) * _word(GOLDEN)
+    first = _mixed(number + keys[..., 0], keys[..., 1])
+    return tf.stack([first, _mixed(number + keys[..., 1], first)], axis=-1)
 
 
-def _mixed(count: tf.Tensor, key: tf.Tensor, other_key: tf.Tensor) -> tf.Tensor:
-    """Return uint32 that look drawn at random; under one pair of keys no two counts give the same."""
-    word = count * _word(GOLDEN) + key
-    word = _shifted_into(word, 16) * _word(MIXERS[0]) ^ other_key
+def _mixed(word: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+    """Return uint32 that look drawn at random; under one key no two words give the same."""
+    word = _shifted_into(word, 16) * _word(MIXERS[0]) ^ key
     word = _shifted_into(word, 15) * _word(MIXERS[1])
     return _shifted_into(word, 16)
 
@@ -181,4 +176,4 @@ def _shifted_into(word: tf.Tensor, num_bits: int) -> tf.Tensor:
 
 
 def _word(value: int) -> tf.Tensor:
-    return tf.constant(value, tf.uint32)
+    return tf.constant(value % 2**32, tf.uint32)

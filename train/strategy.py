@@ -102,12 +102,12 @@ def compiles_with_xla(config: HardwareConfig) -> bool:
     return config.jit_compile
 
 
-def computes_attention_cheaply(config: HardwareConfig) -> bool:
+def computes_as_suits_tpu(config: HardwareConfig) -> bool:
     """Return whether attention is computed as suits XLA on a TPU.
 
     Raises:
         InputError: it is asked for where XLA does not compile the step.
     """
-    if config.cheap_attention and not (config.wants_tpu or compiles_with_xla(config)):
-        raise InputError("--cheap-attention needs a step that XLA compiles; received no --jit-compile. Give it too.")
-    return config.wants_tpu if config.cheap_attention is None else config.cheap_attention
+    if config.tpu_layers and not (config.wants_tpu or compiles_with_xla(config)):
+        raise InputError("--tpu-layers needs a step that XLA compiles; received no --jit-compile. Give it too.")
+    return config.wants_tpu if config.tpu_layers is None else config.tpu_layers

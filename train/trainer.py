@@ -26,7 +26,7 @@ from train.plan import Plan
 from train.pretraining_model import PretrainingModel
 from train.profiling import Profile
 from train.sample_order import SampleOrder
-from train.strategy import compiles_with_xla, computes_attention_cheaply, distribute_batches
+from train.strategy import compiles_with_xla, computes_as_suits_tpu, distribute_batches
 from train.throughput import Throughput, full_speed_update_seconds
 
 
@@ -127,7 +127,7 @@ def build_model(
                 config.model,
                 vocabulary_size=vocabulary_size(inputs.tokenizer),
                 seed=config.run.seed,
-                cheap_attention=computes_attention_cheaply(config.hardware),
+                tpu_layers=computes_as_suits_tpu(config.hardware),
             ),
             inputs.masking_rule(config.masking),
             seed=config.run.seed,

@@ -3,8 +3,8 @@ import pytest
 import tensorflow as tf
 
 from tests.tiny_models import padded_batch, tiny_model
-from train.attention import compute_attention_cheaply
 from train.export import pytorch_weights
+from train.tpu_layers import compute_as_suits_tpu
 
 CHEAP = ("bert", "bert with tanh gelu", "camembert", "electra", "roberta", "roberta-prelayernorm", "xlm-roberta")
 KEYS = tf.constant([[1, 2], [3, 4], [5, 6]], tf.uint32)
@@ -33,7 +33,7 @@ def test_logits_and_gradients_are_those_of_the_stock_layers(name):
     names = [(variable.name, variable.shape) for variable in model.variables]
     exported = pytorch_weights(model)
 
-    assert compute_attention_cheaply(model)
+    assert compute_as_suits_tpu(model)
     logits, gradients = attended_logits_and_gradients(model, inputs, attended)
 
     np.testing.assert_allclose(logits, expected, atol=2e-5)
