@@ -125,3 +125,13 @@ def test_text_without_an_entry_is_refused():
 def test_kinds_of_operations(name, kind):
     assert kind in (*KINDS, OTHER)
     assert kind_of(name) == kind
+
+
+def test_a_branch_hardly_ever_taken_is_left_out():
+    branches = "".join(
+        f"%{name} (t: f32[8]) -> f32[8] {{\n{instruction('f', 'fusion', cycles=cycles, op_name=op_name)}}}\n\n"
+        for name, cycles, op_name in (("mostly", 3, "attention/self/cond/Sum"), ("else", 500, "self/cond/rarely/Max"))
+    )
+    attributes = ", true_computation=%mostly, false_computation=%else"
+    costs = step_costs(module(instruction("c", "conditional", attributes=attributes), before=branches))
+    assert costs.cycles_by_kind == {"attention": 3}

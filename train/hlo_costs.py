@@ -2,7 +2,8 @@
 
 libtpu writes beside each operation the `estimated_cycles` of its cost model, and the name of the TensorFlow operation
 that it comes from. Operations that are fused count for the one whose result is written. Not estimated are copies that
-run beside the computation, lookups and sums in tables (gather, scatter), and sums over replicas.
+run beside the computation, lookups and sums in tables (gather, scatter), and sums over replicas. Not counted are
+branches named as hardly ever taken.
 """
 
 import math
@@ -39,6 +40,7 @@ CONDITION = re.compile(r"\bcondition=%?([\w.-]+)")
 COUNTS_UP = re.compile(r"^  ROOT .* compare\(.*direction=LT")
 NUM_TURNS = re.compile(r" = s32\[\]\S* constant\((\d+)\)")
 CALLED = re.compile(r"\b(?:body|to_apply|calls|true_computation|false_computation)=%?([\w.-]+)")
+RARELY_TAKEN = re.compile(r'op_name="[^"]*/rarely/')  # the scope `RARELY`
 FUSED = re.compile(r"\bcalls=%?([\w.-]+)")
 ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 
@@ -137,6 +139,8 @@ def _lines_run(computations: dict[str, list[str]], name: str, num_times: int) ->
         if instruction and instruction["opcode"] in ("while", "call", "conditional", "async-start"):
             num_turns = _num_turns(line, computations) or 1
             for called in CALLED.findall(line):
+                if any(map(RARELY_TAKEN.search, computations.get(called, ()))):
+                    continue
                 yield from _lines_run(computations, called, num_times * num_turns)
 
 

@@ -2,12 +2,14 @@
 
 import functools
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import tensorflow as tf
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+# For the branch of a conditional that a healthy run hardly takes: the preflight leaves it out.
+RARELY = "rarely"
 
 
 def named(scope: str) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
@@ -22,3 +24,20 @@ def named(scope: str) -> Callable[[Callable[Parameters, Result]], Callable[Param
         return within_scope
 
     return decorate
+
+
+def custom_gradient(function: Callable[..., tuple[Any, Callable]]) -> Callable[..., Any]:
+    """Return `tf.custom_gradient` of the function, its gradient's operations named after the place of its call."""
+
+    @functools.wraps(function)
+    def with_named_gradient(*args: Any) -> tuple[Any, Callable]:
+        scope = tf.get_current_name_scope()
+        outputs, gradient = function(*args)
+
+        def named_gradient(*by_outputs: tf.Tensor) -> Any:
+            with tf.name_scope(f"gradient_tape/{scope}/"):
+                return gradient(*by_outputs)
+
+        return outputs, named_gradient
+
+    return tf.custom_gradient(with_named_gradient)

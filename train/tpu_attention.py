@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from train.named_scopes import RARELY, custom_gradient, named
 from train.row_dropout import falls_out, fold_in
 from train.tpu_einsum import NUM_ONES, apart, einsum
 
@@ -38,7 +39,7 @@ def attend(
     attended = attended[:, :, tf.newaxis]  # (batch, 1, 1, length)
     attention = _Attention(attended, head_keys, rate, 1 / math.sqrt(head_size), head_size < MATRIX_UNIT_WIDTH)
 
-    @tf.custom_gradient
+    @custom_gradient
     def apply(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tuple[tf.Tensor, Callable]:
         context, shift, inverse_sum = attention.forward(query, key, value)
 
@@ -122,6 +123,7 @@ class _Attention:
         any_attended = tf.reduce_any(self.attended > 0, axis=-1, keepdims=True)  # (batch, 1, 1, 1)
         is_safe = tf.reduce_all((sums > SAFE_SUMS[0]) & (sums < SAFE_SUMS[1]) | ~any_attended)
 
+        @named(RARELY)
         def largest_scores() -> tuple[tf.Tensor, tf.Tensor]:
             is_key = tf.transpose(self.attended, (0, 1, 3, 2)) > 0  # (batch, 1, length, 1)
             shift = tf.reduce_max(tf.where(is_key, self._scores(query, key), tf.float32.min), axis=2, keepdims=True)

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from train.named_scopes import custom_gradient
 from train.row_dropout import next_keys
 from train.tpu_attention import attend
 from train.tpu_einsum import NUM_ONES, einsum, sum_over_last, sum_over_rows
@@ -79,7 +80,7 @@ def _heads(inputs: tf.Tensor, layer: tf_keras.layers.Dense, num_heads: int) -> t
     return heads(inputs, kernel, tf.reshape(tf.cast(layer.bias, inputs.dtype), (num_heads, -1)))
 
 
-@tf.custom_gradient
+@custom_gradient
 def heads(inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable]:
     """Return a projection of each head, (batch, heads, head size, length): the layout in which products take it.
 
@@ -112,7 +113,7 @@ def _dense_call(layer: tf_keras.layers.Dense) -> Callable[[tf.Tensor], tf.Tensor
     return call
 
 
-@tf.custom_gradient
+@custom_gradient
 def dense(inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable]:
     """Return inputs @ kernel + bias: (batch, length, width) by (width, units) and (units,), all of one type."""
 
@@ -140,7 +141,7 @@ def layer_norm(inputs: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: fl
     """
     dtype, width = inputs.dtype, inputs.shape[-1]
 
-    @tf.custom_gradient
+    @custom_gradient
     def apply(inputs: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple[tf.Tensor, Callable]:
         mean = sum_over_last(inputs) / width
         centered = tf.cast(inputs, tf.float32) - mean
