@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from train.config import OptimizationConfig
+from train.optimization_config import OptimizationConfig
 from train.optimizer import OPTIMIZERS, build_optimizer, clipping_factor
 
 NAMES = ("layer/dense/kernel", "layer/dense/bias", "layer/LayerNorm/gamma")

@@ -1,8 +1,9 @@
 import pytest
 
 from tokenizer_training.command_line import InputError
-from train.config import OptimizationConfig, RunConfig
+from train.optimization_config import OptimizationConfig
 from train.plan import make_plan
+from train.run_config import RunConfig
 
 
 def plan_of(num_rows=1000, num_replicas=1, run=None, **optimization):

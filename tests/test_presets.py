@@ -3,10 +3,11 @@
 import pytest
 
 from train.assumed_inputs import assumed_inputs
-from train.config import OptimizationConfig, parse_training_config
+from train.config import parse_training_config
 from train.model import build_masked_lm
 from train.model_config import resolve_model_config
 from train.model_flops import update_flops
+from train.optimization_config import OptimizationConfig
 from train.presets import PRESETS_FOLDER, preset_model, preset_names, preset_settings
 
 INPUTS = assumed_inputs(max_length=512, vocab_size=32_000)

@@ -4,10 +4,10 @@ import tensorflow as tf
 import tf_keras
 
 from tests.tiny_models import MASK, PAD, VOCABULARY, tiny_model
-from train.config import OptimizationConfig
 from train.masking import collect_predictions
 from train.masking_rule import EVALUATION_MLM_PROBABILITY, MaskingRule, num_prediction_slots
 from train.objective import masked_sums
+from train.optimization_config import OptimizationConfig
 from train.optimizer import build_optimizer
 from train.pretraining_model import PretrainingModel
 from train.strategy import mirrored_strategy

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tests.test_pretraining_model import RULE, one_cpu, token_rows, train, two_cpus, weights
 from tests.tiny_models import padded_batch, tiny_model
 from train.architectures import ARCHITECTURES
-from train.config import OptimizationConfig
+from train.optimization_config import OptimizationConfig
 from train.optimizer import build_optimizer
 from train.pretraining_model import PretrainingModel
 from train.recompute import encoder_layers, recompute_layers

@@ -4,8 +4,8 @@ import pytest
 import tensorflow as tf
 
 from tests.tiny_models import tiny_model
-from train.config import OptimizationConfig
 from train.masking_rule import MaskingRule
+from train.optimization_config import OptimizationConfig
 from train.optimizer import build_optimizer
 from train.pretraining_model import PretrainingModel
 from train.step_lowering import ReplicaOfSlice, lower_train_step, lowered

@@ -10,11 +10,12 @@ from safetensors.numpy import load_file
 
 from tests.tiny_models import MASK, PAD, VOCABULARY, padded_batch, tiny_config, tiny_model, tiny_tokenizer
 from train.architectures import ARCHITECTURES
-from train.config import ModelConfig, OptimizationConfig
+from train.config import ModelConfig
 from train.export import export_model
 from train.masking_rule import MaskingRule
 from train.model import build_masked_lm
 from train.objective import masked_sums
+from train.optimization_config import OptimizationConfig
 from train.optimizer import build_optimizer
 from train.pretrained import load_masked_lm
 from train.pretraining_model import PretrainingModel

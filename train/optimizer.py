@@ -3,8 +3,8 @@
 import tensorflow as tf
 import tf_keras
 
-from train.config import OptimizationConfig
 from train.named_scopes import named
+from train.optimization_config import OptimizationConfig
 from train.schedules import WarmupSchedule
 
 # As in BERT's optimizer: matched against the variables' names.

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenizer_training.command_line import InputError
-from train.config import OptimizationConfig, RunConfig
+from train.optimization_config import OptimizationConfig
+from train.run_config import RunConfig
 
 # float32 weights, gradients, and the optimizer's two moments.
 STATE_BYTES_PER_PARAMETER = 4 * 4

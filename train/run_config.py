@@ -1,0 +1,41 @@
+"""Settings of what a run writes, and when."""
+
+from dataclasses import dataclass
+
+from train.config_fields import flag, require
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Where the run writes, how often, and its seed."""
+
+    output_dir: str | None = flag(None, "Folder of the run, local or gs://: metrics.jsonl, checkpoints/, export/ …")
+    seed: int = flag(0, "Fixes initial weights, order of rows and masks.")
+    log_steps: int = flag(50, "Updates between two lines of metrics.jsonl; each reads metrics back from the device.")
+    eval_steps: int | None = flag(None, "Updates between two evaluations; by default ten in a run.")
+    save_steps: int | None = flag(None, "Updates between two checkpoints; by default at each evaluation.")
+    keep_checkpoints: int = flag(2, "Newest checkpoints that are kept; 2, so that a damaged one is no loss.")
+    overwrite_output_dir: bool = flag(False, "Delete what another run left in --output-dir and start anew.")
+    profile: str | None = flag(
+        None, "START:STOP: trace the updates after START up to STOP for TensorBoard's profiler, say 100:105."
+    )
+    dry_run: bool = flag(False, "Stop after all checks, with the plan printed.")
+    hub_model_id: str | None = flag(None, "USER/NAME on the Hub that the export is pushed to at the end.")
+    hub_private: bool = flag(False, "Make the Hub's repository private when it is created.")
+
+    def __post_init__(self) -> None:
+        for name in ("log_steps", "eval_steps", "save_steps", "keep_checkpoints"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, "must be at least 1", f"--{name.replace('_', '-')}", value)
+        require(0 <= self.seed < 2**31, "must lie in 0 to 2147483647", "--seed", self.seed)
+        start, _, stop = (self.profile or "0:1").partition(":")
+        holds = start.isdecimal() and stop.isdecimal() and int(start) < int(stop)
+        require(holds, "must be START:STOP, two numbers of updates with START below STOP", "--profile", self.profile)
+
+    @property
+    def profiled_steps(self) -> tuple[int, int] | None:
+        """The updates after which a trace begins and ends; None without one."""
+        if self.profile is None:
+            return None
+        start, _, stop = self.profile.partition(":")
+        return int(start), int(stop)
