@@ -8,6 +8,9 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3; do \
 QUICKSTART_DIR ?= runs/quickstart
 QUICKSTART_STEPS ?= 3000
 
+# A file of tests stays in one process, for what its tests share.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
 .PHONY: quickstart test test-slow lint
 
 quickstart: $(VENV)/installed
@@ -21,10 +24,10 @@ quickstart: $(VENV)/installed
 	$(BIN)/python train/fill_mask.py --model $(QUICKSTART_DIR)/model/export
 
 test: lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-slow: $(VENV)/installed
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
