@@ -8,9 +8,6 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3; do \
 QUICKSTART_DIR ?= runs/quickstart
 QUICKSTART_STEPS ?= 3000
 
-# A file of tests stays in one process, for what its tests share.
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
-
 .PHONY: quickstart test test-slow lint
 
 quickstart: $(VENV)/installed
@@ -24,10 +21,10 @@ quickstart: $(VENV)/installed
 	$(BIN)/python train/fill_mask.py --model $(QUICKSTART_DIR)/model/export
 
 test: lint
-	$(PYTEST)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/installed
-	$(PYTEST) -m slow
+	$(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
