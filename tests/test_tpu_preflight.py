@@ -196,6 +196,12 @@ def test_tried_batches_are_listed_by_size(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split() == ["8", "20.00", "does", "not", "fit"]
     assert lines[3].split()[:2] == ["16", "6.50"]
+    assert len(lines) == 4
+
+
+def test_a_smaller_batch_that_is_faster_is_told(capsys):
+    print_batches({16: report(), 24: report(rows=24, num_micro_batches=2)})  # of the same cycles
+    assert "\n16 rows, with as many times more --gradient-accumulation-steps, are faster" in capsys.readouterr().out
 
 
 def test_names_are_shortened_and_gradients_told():

@@ -111,7 +111,7 @@ def report_lines(report: StepReport) -> dict[str, str]:
 
 
 def print_batches(tried: Mapping[int, StepReport | DoesNotFitError]) -> None:
-    """Print a line for each batch that was compiled, by its rows."""
+    """Print a line for each batch that was compiled, by its rows, and which was the fastest; one of them fits."""
     print("\nrows a replica   GiB   modelled ms   modelled tokens/s a chip")
     for rows, outcome in sorted(tried.items()):
         if isinstance(outcome, DoesNotFitError):
@@ -120,6 +120,13 @@ def print_batches(tried: Mapping[int, StepReport | DoesNotFitError]) -> None:
             tokens_per_second = outcome.slice_tokens_per_second / outcome.tpu.num_chips
             memory_gib, milliseconds = outcome.compiled.memory_bytes / GIB, outcome.seconds * 1e3
             print(f"{rows:14d} {memory_gib:5.2f} {milliseconds:13.1f} {tokens_per_second:26,.0f}")
+    reports = [outcome for outcome in tried.values() if isinstance(outcome, StepReport)]
+    fastest = max(reports, key=lambda report: report.slice_tokens_per_second)
+    if fastest.rows < max(report.rows for report in reports):
+        print(
+            f"\n{fastest.rows} rows, with as many times more --gradient-accumulation-steps, are faster than more: near "
+            "the limit the compiler computes again what it has no room to keep"
+        )
 
 
 def short_name(name: str) -> str:
