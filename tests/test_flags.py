@@ -50,7 +50,7 @@ COMMANDS = {
         max_grad_norm
         tpu_name tpu_zone gcp_project no_tpu bfloat16 jit_compile tpu_layers steps_per_execution
         output_dir seed log_steps eval_steps save_steps save_minutes keep_checkpoints resume overwrite_output_dir
-        profile dry_run
+        on_nonfinite max_loss_rise max_rollbacks supervise stall_minutes max_retries retry_seconds profile dry_run
         hub_model_id hub_private
         """,
         """pretrained_model_config tokenizer per_replica_batch_size no_tpu tpu_name tpu_zone gcp_project bfloat16

@@ -1,6 +1,7 @@
 """Checkpoints of a run: copied off the device while training waits, then written and rotated by a thread."""
 
 import logging
+import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +14,9 @@ from train.checkpoint_store import Arrays, CheckpointStore
 from train.output_folder import CHECKPOINTS_FOLDER
 
 logger = logging.getLogger(__name__)
+
+# Waits before the second and the third try to write; what Cloud Storage's client repeats by itself is one try.
+RETRY_SECONDS = (0.5, 2.0)
 
 
 class Checkpoints:
@@ -38,7 +42,12 @@ class Checkpoints:
         self._writing: Future[None] | None = None
 
     def restore_newest(
-        self, fingerprint_sha256: str, use: Callable[[CheckpointRecord, Arrays], None], *, up_to: int | None = None
+        self,
+        fingerprint_sha256: str,
+        use: Callable[[CheckpointRecord, Arrays], None],
+        *,
+        up_to: int | None = None,
+        interval_steps: int = 1,
     ) -> CheckpointRecord | None:
         """Give the newest checkpoint that is whole to `use`, and return its record; None where the folder has none.
 
@@ -48,11 +57,13 @@ class Checkpoints:
             fingerprint_sha256: of this run.
             use: takes the record and the variables.
             up_to: the last step to consider.
+            interval_steps: only its multiples are considered.
 
         Raises:
             InputError: there are checkpoints, and none of them can be used.
         """
-        steps = [step for step in self._store.steps() if up_to is None or step <= up_to]
+        steps = [step for step in self._store.steps() if step % interval_steps == 0]
+        steps = [step for step in steps if up_to is None or step <= up_to]
         if self._is_chief:
             self._store.delete_partial_files()
         for step in reversed(steps):
@@ -77,6 +88,13 @@ class Checkpoints:
     def path(self, step: int) -> str:
         """Return where the variables of a checkpoint are."""
         return self._store.path(step)
+
+    def describe(self) -> str:
+        """Return, for people, what saving has cost so far."""
+        if not self.stall_seconds:
+            return "none saved"
+        median_seconds = statistics.median(self.stall_seconds)
+        return f"{len(self.stall_seconds)} saved, for each of which training waited {median_seconds:.2f} s (median)"
 
     def save(self, copy: Callable[[], tuple[CheckpointRecord, Arrays]]) -> None:
         """Call `copy` for a record and the variables, and have the thread write them; nothing but on the chief.
@@ -113,7 +131,7 @@ class Checkpoints:
             writing.result()
         except InputError:
             raise
-        except OSError as error:
+        except Exception as error:  # of the disk, of Cloud Storage's client, or of what it stands on
             newest = max(self._records, default=None)
             kept = "no checkpoint is there" if newest is None else f"the newest one is that of step {newest:,}"
             raise RunFailedError(
@@ -130,7 +148,17 @@ class Checkpoints:
 
     def _write(self, record: CheckpointRecord, arrays: Arrays) -> None:
         heartbeat.report("save", record.step)
-        self._records[record.step] = self._store.write(record, arrays)
+        for num_seconds in (*RETRY_SECONDS, None):
+            try:
+                self._records[record.step] = self._store.write(record, arrays)
+                break
+            except InputError:
+                raise
+            except Exception as error:
+                if num_seconds is None:
+                    raise
+                logger.warning("the checkpoint of step %d is written again, after: %s", record.step, error)
+                time.sleep(num_seconds)
         kept = self._kept_steps()
         self._records = {step: self._records[step] for step in kept}
         self._store.keep_only(kept)

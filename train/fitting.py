@@ -35,7 +35,10 @@ class Fitting:
         self._launches = self._build_launches()
         self._throughput = Throughput(trainer.plan, trainer.full_speed_update_seconds)
         self._log = TrainingLog(
-            trainer.model, trainer.log, trainer.plan, start, launches=self._launches, throughput=self._throughput
+            *(trainer.model, trainer.log, trainer.plan, start),
+            launches=self._launches,
+            throughput=self._throughput,
+            max_loss_rise=trainer.config.run.max_loss_rise,
         )
 
     def run(self) -> Evaluation | None:

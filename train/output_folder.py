@@ -9,6 +9,7 @@ from tokenizer_training import storage
 from tokenizer_training.command_line import InputError
 from train.config import TrainingConfig
 from train.inputs import TrainingInputs
+from train.supervise import supervision
 
 RECORD_NAME = "run.json"
 METRICS_NAME = "metrics.jsonl"
@@ -49,6 +50,13 @@ NOT_IN_FINGERPRINT = {
         "keep_checkpoints",
         "resume",
         "overwrite_output_dir",
+        "on_nonfinite",
+        "max_loss_rise",
+        "max_rollbacks",
+        "supervise",
+        "stall_minutes",
+        "max_retries",
+        "retry_seconds",
         "profile",
         "dry_run",
         "hub_model_id",
@@ -112,6 +120,14 @@ def claim_output_folder(output_dir: str, mine: dict[str, Any], *, resume: str, o
     _check_fingerprint(output_dir, mine)
 
 
+def is_of_this_supervision(output_dir: str) -> bool:
+    """Return whether a process of the same supervision has claimed the folder before: flags to start anew are done."""
+    path = storage.join(output_dir, RECORD_NAME)
+    if supervision() is None or not storage.exists(path):
+        return False
+    return json.loads(storage.read_text(path)).get("supervision") == supervision()
+
+
 def _check_fingerprint(output_dir: str, mine: dict[str, Any]) -> None:
     theirs = json.loads(storage.read_text(storage.join(output_dir, RECORD_NAME)))["fingerprint"]
     differing = sorted(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key))
@@ -146,7 +162,7 @@ def clear_output_folder(output_dir: str) -> None:
 
 def write_record(output_dir: str, config: TrainingConfig, mine: dict[str, Any], about: dict[str, Any]) -> None:
     """Write `run.json`: the resolved settings, the fingerprint, and `about` (versions, commit, plan)."""
-    record = {**about, "settings": config.as_dict(), "fingerprint": mine}
+    record = {**about, "supervision": supervision(), "settings": config.as_dict(), "fingerprint": mine}
     storage.write_text(storage.join(output_dir, RECORD_NAME), json.dumps(record, indent=2) + "\n")
 
 

@@ -70,6 +70,11 @@ class StopRequest:
             return self.is_made
         return step % self.interval_steps == 0 and self._agree(self.is_made)
 
+    def meet(self) -> None:
+        """Return once all workers have called this."""
+        if self._agree is not None:
+            self._agree(False)
+
 
 @contextlib.contextmanager
 def listening(request: StopRequest, *, on_cloud_machine: bool) -> Iterator[None]:

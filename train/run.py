@@ -17,7 +17,14 @@ from train.cluster import Cluster, read_cluster
 from train.config import TrainingConfig
 from train.inputs import TrainingInputs, open_inputs
 from train.model_config import resolve_model_config
-from train.output_folder import EXPORT_FOLDER, claim_output_folder, clear_output_folder, fingerprint, write_record
+from train.output_folder import (
+    EXPORT_FOLDER,
+    claim_output_folder,
+    clear_output_folder,
+    fingerprint,
+    is_of_this_supervision,
+    write_record,
+)
 from train.plan import Plan, make_plan
 from train.preemption import StopRequest, listening
 from train.start import describe_start
@@ -83,9 +90,12 @@ def prepare_run(config: TrainingConfig) -> Run:
     inputs.masking_rule(config.masking)
     run = Run(config, inputs, resolve_model_config(config.model, inputs), cluster)
     run.plan(num_replicas=cluster.num_workers)
-    claim_output_folder(
-        run.output_dir, run.fingerprint, resume=config.run.resume, overwrite=config.run.overwrite_output_dir
-    )
+    resume, overwrite = config.run.resume, config.run.overwrite_output_dir
+    if is_of_this_supervision(run.output_dir):
+        resume, overwrite = "auto", False
+    elif not cluster.is_chief:
+        resume = "auto"  # the chief may have claimed it a moment ago
+    claim_output_folder(run.output_dir, run.fingerprint, resume=resume, overwrite=overwrite)
     if config.run.hub_model_id and cluster.is_chief:
         from tokenizer_training import hub
 
@@ -117,13 +127,13 @@ def train_and_export(run: Run) -> None:
     Raises:
         RunStoppedError: it was asked to stop before, and has saved.
     """
-    from train.agreement import any_worker, ending_with_lost_workers
+    from train.agreement import any_worker, ending_with_lost_devices
     from train.strategy import connect
 
     heartbeat.report("connect")
     strategy = connect(run.config.hardware, run.cluster)
     stop = StopRequest(functools.partial(any_worker, strategy) if run.cluster.num_workers > 1 else None)
-    with ending_with_lost_workers(run.cluster, run.output_dir), _listening(run, stop):
+    with ending_with_lost_devices(run.cluster, run.output_dir), _listening(run, stop):
         heartbeat.report("build")
         trainer = _agreed_trainer(run, strategy, run.plan(strategy.num_replicas_in_sync))
         if run.cluster.is_chief:
@@ -136,7 +146,7 @@ def train_and_export(run: Run) -> None:
         return
     export_folder = storage.join(run.output_dir, EXPORT_FOLDER)
     _export(run, trainer, export_folder)
-    _print_result(run, evaluation, export_folder)
+    _print_result(run, evaluation, trainer.checkpoints.describe(), export_folder)
 
 
 def _agreed_trainer(run: Run, strategy: "tf.distribute.Strategy", plan: Plan) -> "Trainer":
@@ -149,7 +159,7 @@ def _agreed_trainer(run: Run, strategy: "tf.distribute.Strategy", plan: Plan) ->
     from train.trainer import build_trainer
 
     if run.cluster.is_chief:
-        if run.config.run.overwrite_output_dir:
+        if run.config.run.overwrite_output_dir and not is_of_this_supervision(run.output_dir):
             clear_output_folder(run.output_dir)
         # The revision of a configuration, and with --init-from of its weights, that came from the Hub.
         revision = getattr(run.model_config, "_commit_hash", None)
@@ -210,9 +220,9 @@ def _export(run: Run, trainer: "Trainer", export_folder: str) -> None:
             )
 
 
-def _print_result(run: Run, evaluation: "Evaluation | None", export_folder: str) -> None:
+def _print_result(run: Run, evaluation: "Evaluation | None", checkpoints: str, export_folder: str) -> None:
     """Print the last evaluation beside what frequencies alone would give, and where everything is."""
-    rows = {"model": export_folder}
+    rows = {"checkpoints": checkpoints, "model": export_folder}
     if evaluation is not None:
         rows = {
             "validation loss": f"{evaluation.loss:.4f} nats per masked token, perplexity {evaluation.perplexity:.1f}",

@@ -9,6 +9,7 @@ import tf_keras
 from transformers import PretrainedConfig
 
 from tokenizer_training.tokenizer import special_ids, vocabulary_size
+from train.callbacks import TrainingDivergedError
 from train.checkpoint_record import CheckpointRecord
 from train.checkpoint_store import Arrays
 from train.checkpoints import Checkpoints
@@ -25,6 +26,7 @@ from train.output_folder import fingerprint, fingerprint_sha256
 from train.plan import Plan
 from train.preemption import StopRequest
 from train.pretraining_model import PretrainingModel
+from train.rollback import roll_back
 from train.sample_order import SampleOrder
 from train.start import Start, check_checkpoint, start_of
 from train.strategy import compiles_with_xla, computes_as_suits_tpu, distribute_batches
@@ -49,7 +51,11 @@ class Trainer:
     fingerprint_sha256: str
     versions: dict[str, str]
     full_speed_update_seconds: float | None
-    can_roll_back: bool = False
+
+    @property
+    def can_roll_back(self) -> bool:
+        """Whether a blow-up leads back to a checkpoint, and not to the end of the run."""
+        return self.config.run.on_nonfinite == "skip"
 
     def batches_from(self, start: Start) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
         """Return what makes the batches of one input pipeline, from a start on."""
@@ -76,7 +82,13 @@ class Trainer:
             RunStoppedError: `stop` was requested; all is saved.
             RunFailedError: training diverged, or a checkpoint could not be written.
         """
-        evaluation = Fitting(self, self.start, stop or StopRequest()).run()
+        start, stop = self.start, stop or StopRequest()
+        while True:
+            try:
+                evaluation = Fitting(self, start, stop).run()
+                break
+            except TrainingDivergedError as error:
+                start = roll_back(self, start, error, stop)
         self.log.draw()
         return evaluation
 
@@ -134,7 +146,12 @@ def build_trainer(
     output_dir = str(config.run.output_dir)
     is_chief = strategy.extended.should_checkpoint
     state = TrainingState(model)
-    checkpoints = Checkpoints(output_dir, num_kept=config.run.keep_checkpoints, is_chief=is_chief)
+    checkpoints = Checkpoints(
+        output_dir,
+        num_kept=config.run.keep_checkpoints,
+        kept_interval_steps=plan.save_steps if config.run.on_nonfinite == "skip" else 0,
+        is_chief=is_chief,
+    )
     sha256 = fingerprint_sha256(fingerprint(config, inputs, model_config.to_diff_dict()))
 
     def restore(record: CheckpointRecord, arrays: Arrays) -> None:
