@@ -28,6 +28,9 @@ class TrainingState:
         for name, variable in model.optimizer.state_of(trained).items():
             self._variables[f"optimizer/{name}"] = variable
         self._means: dict[str, tf.Variable] = {}
+        self._means_of_replicas = tf.function(
+            lambda: self._strategy.run(lambda: [variable.read_value() for variable in self._means.values()])
+        )
         for metric in model.metrics:
             for name, variable in zip(_names(metric.variables, metric.name), metric.variables, strict=True):
                 self._means[f"metrics/{metric.name}/{name}"] = variable
@@ -52,9 +55,8 @@ class TrainingState:
     # rounds for some numbers of replicas; so each is read and set where it is.
 
     def _read_means(self) -> Arrays:
-        values = tf.function(self._strategy.run)(lambda: [variable.read_value() for variable in self._means.values()])
-        firsts = (np.asarray(self._strategy.experimental_local_results(value)[0].numpy()) for value in values)
-        return dict(zip(self._means, firsts, strict=True))
+        firsts = (self._strategy.experimental_local_results(value)[0].numpy() for value in self._means_of_replicas())
+        return {name: np.asarray(value) for name, value in zip(self._means, firsts, strict=True)}
 
     def _write_means(self, values: Sequence[tf.Tensor]) -> None:
         def assign(values: Sequence[tf.Tensor]) -> None:
