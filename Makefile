@@ -16,12 +16,12 @@ quickstart: $(VENV)/installed
 	$(BIN)/python tfrecord_prep/prepare_tfrecord_shards.py \
 		--tokenizer-name-or-path $(QUICKSTART_DIR)/tokenizer --max-length 64 --output-dir $(QUICKSTART_DIR)/shards
 	$(BIN)/python train/run_mlm.py --preset tiny-cpu --train-dataset $(QUICKSTART_DIR)/shards/train \
-		--eval-dataset $(QUICKSTART_DIR)/shards/validation --max-steps $(QUICKSTART_STEPS) \
+		--eval-dataset $(QUICKSTART_DIR)/shards/validation --max-steps $(QUICKSTART_STEPS) --jit-compile true \
 		--output-dir $(QUICKSTART_DIR)/model
 	$(BIN)/python train/fill_mask.py --model $(QUICKSTART_DIR)/model/export
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/installed
 	$(BIN)/python -m pytest -m slow

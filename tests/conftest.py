@@ -4,9 +4,12 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import pytest
+
 import train.environment  # noqa: F401  (before TensorFlow)
 
 import tensorflow as tf  # isort: skip
+import tf_keras
 
 pytest_plugins = ["tests.servers.fixtures"]
 
@@ -14,3 +17,10 @@ pytest_plugins = ["tests.servers.fixtures"]
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
 )
+
+
+@pytest.fixture(autouse=True)
+def _float32_again():
+    """A run in bfloat16 sets the policy of its whole process."""
+    yield
+    tf_keras.mixed_precision.set_global_policy("float32")

@@ -3,6 +3,7 @@
 import re
 import shlex
 import subprocess
+import sys
 from importlib.metadata import metadata, version
 from pathlib import Path
 
@@ -30,7 +31,12 @@ def parse(script, flags):
 @pytest.mark.parametrize("line", COMMAND_LINES)
 def test_commands_of_the_documentation(line):
     words = shlex.split(line, comments=True)
-    if words[0] == "python":
+    if words[0] == "python" and words[1].startswith("benchmarks/"):
+        shown = subprocess.run(
+            [sys.executable, PROJECT / words[1], "--help"], check=True, capture_output=True, text=True
+        )
+        assert all(word in shown.stdout for word in words[2:] if word.startswith("--"))
+    elif words[0] == "python":
         assert (PROJECT / words[1]).is_file()
         assert parse(words[1], words[2:])
     elif words[0] == "make":

@@ -1,9 +1,8 @@
-"""The flags of the three commands: all of them listed, the tutorial's among them, and a quick `--help`."""
+"""The flags of the three commands: all of them listed, the tutorial's among them, and `--help` imports little."""
 
 import dataclasses
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from train.config import SUBJECTS
 from train.tpu_preflight import PreflightConfig
 
 PROJECT = Path(__file__).parent.parent
+SLOW_IMPORTS = {"tensorflow", "tf_keras", "torch", "datasets", "apache_beam", "matplotlib", "google.cloud.storage"}
 CORPUS_FLAGS = """
     dataset_name dataset_config dataset_revision data_files validation_files test_files text_column sample_by split
     validation_split test_split streaming limit validation_percent test_percent trust_remote_code seed
@@ -80,16 +80,11 @@ def test_the_tutorials_flags_work_here(script):
 
 
 @pytest.mark.parametrize("script", [*COMMANDS, "train/fill_mask.py"])
-def test_help_is_quick_and_imports_no_tensorflow(script):
+def test_help_imports_nothing_slow(script):
     command = [sys.executable, "-X", "importtime", str(PROJECT / script), "--help"]
-    seconds = []
-    for _ in range(3):  # the fastest of three, since other programs may be running
-        started_seconds = time.perf_counter()
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        seconds.append(time.perf_counter() - started_seconds)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert not imported & {"tensorflow", "tf_keras", "torch", "datasets"}
-    assert min(seconds) < 2
+    assert not imported & SLOW_IMPORTS
     for listed in COMMANDS.get(script, (0, ""))[1].split():
         assert f"--{listed.replace('_', '-')}" in done.stdout
 

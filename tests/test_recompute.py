@@ -17,10 +17,10 @@ from train.row_dropout import draw_row_keys, dropping_out_by, key_dropout
 NAMES = [*ARCHITECTURES, "deberta-v2 as v3", "albert with two groups"]
 
 
-def dropping_model(name: str, rate: float) -> Any:
+def dropping_model(name: str, rate: float, **changes: Any) -> Any:
     architecture = ARCHITECTURES[name.split()[0]]
     rate = rate if architecture.repeats_dropout else 0.0
-    model = tiny_model(name, **dict.fromkeys(architecture.dropouts, rate))
+    model = tiny_model(name, **dict.fromkeys(architecture.dropouts, rate), **changes)
     key_dropout(model)
     return model
 
@@ -62,19 +62,19 @@ def test_xla_does_not_find_that_layers_are_computed_twice() -> None:
         program = step.experimental_get_compiler_ir()(stage="optimized_hlo")
         return step(), len(re.findall(r" dot\(| custom-call\(", program))
 
-    model = dropping_model("roberta", 0.3)
+    model = dropping_model("roberta", 0.3, num_hidden_layers=1)
     expected, num_products = compiled(model)
     recompute_layers(model)
     found, num_more_products = compiled(model)
     for gradient, kept in zip(found, expected, strict=True):
         np.testing.assert_allclose(gradient, kept, atol=1e-6)
     # Of a layer's eight products the last is not needed again.
-    assert num_more_products >= num_products + 2 * 5
+    assert num_more_products >= num_products + 5
 
 
 def pretraining_model(strategy: tf.distribute.Strategy, num_micro_batches: int, recompute: bool) -> PretrainingModel:
     with strategy.scope():
-        masked_lm = tiny_model("roberta")
+        masked_lm = tiny_model("roberta", num_hidden_layers=1)
         if recompute:
             recompute_layers(masked_lm)
         model = PretrainingModel(masked_lm, RULE, seed=3, num_micro_batches=num_micro_batches, max_grad_norm=1.0)

@@ -87,7 +87,8 @@ def test_the_padding_is_never_predicted_and_gets_no_gradient(dtype: tf.DType, ji
 def pretraining_model(vocabulary_size: int) -> PretrainingModel:
     with tf.distribute.OneDeviceStrategy("/device:CPU:0").scope():
         plain, masked_lm = (
-            tiny_model("roberta", vocab_size=size, **NO_DROPOUT) for size in (VOCABULARY, vocabulary_size)
+            tiny_model("roberta", num_hidden_layers=1, vocab_size=size, **NO_DROPOUT)
+            for size in (VOCABULARY, vocabulary_size)
         )
         for variable, source in zip(masked_lm.weights, plain.weights, strict=True):
             spare = [(0, size - own) for size, own in zip(variable.shape, source.shape, strict=True)]

@@ -110,7 +110,9 @@ class HardwareConfig:
     no_tpu: bool = flag(False, "Do not use a TPU, whatever --tpu-name says.")
     bfloat16: bool = flag(False, "Compute in bfloat16; weights, optimizer and loss stay float32.")
     jit_compile: bool | None = flag(
-        None, "Compile the step with XLA; by default on TPU and GPU (on the CPU the step is slower with it)."
+        None,
+        "Compile the step with XLA; by default on TPU and GPU. On one CPU it takes half a minute, "
+        "and updates are up to a third faster.",
     )
     tpu_layers: bool | None = flag(
         None,
