@@ -50,14 +50,19 @@ RATIOS = [
 
 def write_inputs(folder: Path, length: int, vocab_size: int) -> None:
     """Write rows.npy, the same rows as shards, and tokenizer/ with a vocabulary of that size."""
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
     rows = np.random.default_rng(0).integers(len(SPECIAL_TOKENS), vocab_size, (NUM_ROWS, length), np.int32)
     np.save(folder / "rows.npy", rows)
     for number, part in enumerate(np.split(rows, NUM_ROWS // SHARD_ROWS)):
         path = folder / f"dataset-{number:05d}-{len(part)}.tfrecord"
         path.write_bytes(encode_rows(part, np.full(len(part), length)))
+    write_tokenizer(folder, vocab_size)
+
+
+def write_tokenizer(folder: Path, vocab_size: int) -> None:
+    """Write tokenizer/ with a vocabulary of that size."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
     words = [*SPECIAL_TOKENS.values(), *(f"w{number}" for number in range(vocab_size - len(SPECIAL_TOKENS)))]
     model = models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=SPECIAL_TOKENS["unk"])
     special = {f"{name}_token": token for name, token in SPECIAL_TOKENS.items()}

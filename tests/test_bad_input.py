@@ -151,6 +151,14 @@ CASES = {
         lambda _: None, ["--config-overrides", "tie_word_embeddings=false"], "tie_word_embeddings of a roberta must be",
     ),
     "another run": (another_run, ["--output-dir", "{}/run"], "hardware.bfloat16: None there, False now"),
+    "nothing to go on from": (lambda _: None, ["--resume", "must"], "--resume must needs a run with a checkpoint"),
+    "a run where none must be": (
+        another_run, ["--output-dir", "{}/run", "--resume", "never"], "--resume never needs a folder without a run",
+    ),
+    "two ways to start": (
+        lambda _: None, ["--resume", "must", "--overwrite-output-dir"], "and --resume must must not both be given",
+    ),
+    "settings that may change": (another_run, ["--output-dir", "{}/run"], "--max-rollbacks, --max-steps, "),
     "foreign folder": (lambda _: None, ["--output-dir", "{}/train"], "must be an empty folder or that of this run"),
     "no TPU": (lambda _: None, ["--tpu-name", "local"], "this one has no /dev/accel*"),
     "settings file": (lambda _: None, ["--config-file", "{}/nowhere.yaml"], "is not a file"),

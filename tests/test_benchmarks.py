@@ -78,7 +78,7 @@ def test_both_parts_print_their_tables(tmp_path):
 
 
 SCRIPTS = [
-    *("input_contenders.py", "input_pipeline.py", "prepare.py", "prepare_peers.py"),
+    *("input_contenders.py", "input_pipeline.py", "prepare.py", "prepare_peers.py", "resume.py"),
     *("tpu_step_contenders.py", "train_step_cpu.py", "train_step_tpu.py"),
 ]
 
@@ -147,3 +147,11 @@ def test_train_steps_print_their_table():
     for name in ("tutorial", "ours"):
         assert re.search(rf"^{name} +[\d,]+ +\(", run.stdout, re.MULTILINE), run.stdout
     assert re.search(r"^ours / tutorial +\d", run.stdout, re.MULTILINE), run.stdout
+
+
+@pytest.mark.slow
+def test_resuming_and_saving_print_their_tables():
+    flags = ["--num-rows=2000", "--length=16", "--late-step=900", "--repeats=1", "--num-layers=1", "--saves=2"]
+    run = subprocess.run([sys.executable, BENCHMARKS / "resume.py", *flags], capture_output=True, text=True, check=True)
+    for pattern in (r"^101 +1 +\d", r"^901 +1 +\d", r"^run-mlm +2 +\d", r"^CheckpointManager +2 +\d"):
+        assert re.search(pattern, run.stdout, re.MULTILINE), run.stdout

@@ -13,6 +13,7 @@ from tfrecord_prep.encoding import TokenBatch, encode_documents
 from tfrecord_prep.manifest import FORMAT_VERSION, Manifest
 from tfrecord_prep.records import encode_rows
 from tokenizer_training.tokenizer import SPECIAL_TOKENS
+from train.checkpoint_record import CHECKSUM_FIELD, CheckpointRecord
 
 PAGE = (Path(__file__).parent.parent / "docs" / "formats.md").read_text(encoding="utf-8")
 DOCUMENTS = ["a dog ran", "the cat sat"]
@@ -85,6 +86,12 @@ def test_manifest_table_has_the_fields_in_order() -> None:
     section = PAGE.split("### manifest.json")[1].split("\n## ")[0]
     assert re.findall(r"^\| `(.+?)` \|", section, re.MULTILINE) == field_names(Manifest)
     assert f"| `format_version` | integer | {FORMAT_VERSION} |" in section
+
+
+def test_record_table_has_the_fields_in_order() -> None:
+    section = PAGE.split("### checkpoints/")[1].split("\n## ")[0]
+    fields = [field.name for field in dataclasses.fields(CheckpointRecord)]
+    assert re.findall(r"^\| `(.+?)` \|", section, re.MULTILINE) == [*fields, CHECKSUM_FIELD]
 
 
 def test_special_ids() -> None:

@@ -1,4 +1,6 @@
+import json
 import shutil
+import signal
 import time
 
 import numpy as np
@@ -6,9 +8,10 @@ import pytest
 import tensorflow as tf
 from safetensors.numpy import load_file
 
-from tests.tiny_run import MODEL, run_flags, write_shards
+from tests.tiny_run import MODEL, NUM_STEPS, forget_checkpoint, run_flags, write_shards
 from tests.two_workers import finish, start_workers
 from train.metrics_log import read_metrics
+from train.preemption import AGREEMENT_STEPS, EXIT_STOPPED
 from train.run_mlm import main
 
 # With dropout, whose draws depend on the row and not on the replica.
@@ -79,7 +82,7 @@ def test_two_workers_go_on_after_one_was_killed(folder_of_two, shards, tmp_path)
     """Workers that are left end by themselves; all go on from the checkpoint, to the weights of a run never killed."""
     flags = run_flags(shards, tmp_path / "run", *OF_WORKERS, "--max-steps", "300", "--save-steps", "1")
     workers = start_workers(flags, flags)
-    while not list((tmp_path / "run").glob("checkpoints/step-2.index")):
+    while not list((tmp_path / "run").glob("checkpoints/step-00000002.json")):
         assert workers[0].poll() is None, workers[0].communicate()
         time.sleep(0.05)
     workers[1].kill()
@@ -91,14 +94,30 @@ def test_two_workers_go_on_after_one_was_killed(folder_of_two, shards, tmp_path)
 
     shutil.rmtree(tmp_path / "run")
     shutil.copytree(folder_of_two[0], tmp_path / "run")
-    checkpoints = tmp_path / "run" / "checkpoints"
-    for path in checkpoints.glob("step-6.*"):
-        path.unlink()
-    (checkpoints / "checkpoint").write_text('model_checkpoint_path: "step-3"\nall_model_checkpoint_paths: "step-3"\n')
-    shutil.rmtree(tmp_path / "run" / "export")
+    forget_checkpoint(tmp_path / "run", NUM_STEPS)
     flags = run_flags(shards, tmp_path / "run", *OF_WORKERS)
     assert [status for status, _, _ in finish(start_workers(flags, flags))] == [0, 0]
     np.testing.assert_allclose(weights(tmp_path / "run"), weights(folder_of_two[0]), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_two_workers_stop_together_and_go_on(shards, tmp_path):
+    """SIGTERM comes to one of them, which is not the chief."""
+    more = ("--max-steps", "300", "--save-steps", "100", "--eval-steps", "100")
+    flags = run_flags(shards, tmp_path / "run", *OF_WORKERS, *more)
+    workers = start_workers(flags, flags)
+    while not (tmp_path / "run" / "metrics.jsonl").exists():
+        assert workers[0].poll() is None, workers[0].communicate()
+        time.sleep(0.05)
+    workers[1].send_signal(signal.SIGTERM)
+    for status, _, errors in finish(workers):
+        assert status == EXIT_STOPPED, errors[-3000:]
+        assert "error: The run was asked to stop" in errors
+    (record,) = (tmp_path / "run" / "checkpoints").glob("*.json")
+    step = json.loads(record.read_text())["step"]
+    assert step % AGREEMENT_STEPS == 0
+    flags = run_flags(shards, tmp_path / "run", *OF_WORKERS, *more, "--max-steps", str(step + 3), "--resume", "must")
+    assert [status for status, _, _ in finish(start_workers(flags, flags))] == [0, 0]
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from train.config import TrainingConfig
 
 # What TensorFlow says before and after the reason why workers cannot go on together.
 ABORTED = "Collective ops is aborted by:"
+SOCKET_CLOSED = "Socket closed"
 ADVICE = "The error could be from a previous operation."
 # Settings that may differ from worker to worker: paths. For what lies there stands the fingerprint.
 NOT_SHARED = ("train_dataset", "eval_dataset", "tokenizer", "pretrained_model_config", "output_dir")
@@ -59,25 +60,38 @@ def check_agreement(
         )
 
 
-@contextmanager
-def ending_with_lost_workers(cluster: Cluster, output_dir: str) -> Iterator[None]:
-    """Within it, the loss of another worker, upon which TensorFlow aborts what this one computes, is explained.
+def any_worker(strategy: tf.distribute.Strategy, value: bool) -> bool:
+    """Return whether any worker called this with a true value, once all have called it."""
+    values = strategy.experimental_distribute_values_from_function(lambda _: tf.constant([value]))
+    return bool(strategy.gather(values, axis=0).numpy().any())
 
-    TensorFlow's coordination service notices it by a closed connection, or after 10 seconds without a heartbeat.
+
+@contextmanager
+def ending_with_lost_devices(cluster: Cluster, output_dir: str) -> Iterator[None]:
+    """Within it, the loss of another worker or of the TPU, upon which TensorFlow gives up, is explained.
+
+    TensorFlow's coordination service notices a lost worker by a closed connection, or after 10 seconds without a
+    heartbeat.
 
     Raises:
-        RunFailedError: another worker ended, or cannot be reached any more.
+        RunFailedError: another worker ended or cannot be reached any more, or the TPU.
     """
     try:
         yield
     except tf.errors.OpError as error:
-        is_lost = ABORTED in error.message or isinstance(error, tf.errors.UnavailableError)
-        if cluster.num_workers == 1 or not is_lost:
+        is_lost = isinstance(error, tf.errors.UnavailableError) or any(
+            sign in error.message for sign in (ABORTED, SOCKET_CLOSED)
+        )
+        if not is_lost:
             raise
         reason = " ".join(error.message.partition(ABORTED)[2].partition(ADVICE)[0].split()) or error.message
+        if cluster.num_workers == 1:
+            what, where = "The TPU was lost.", "Start the command again when it is back, or give --supervise:"
+        else:
+            what = "A worker was lost, so the others stop; see the error in its own output."
+            where = "Start the command again on all workers:"
         raise RunFailedError(
-            f"A worker was lost, so the others stop; see the error in its own output. Start the command again on all "
-            f"workers: it goes on from the newest checkpoint in {output_dir}. TensorFlow says: {reason[:400]}"
+            f"{what} {where} it goes on from the newest checkpoint in {output_dir}. TensorFlow says: {reason[:400]}"
         ) from error
 
 

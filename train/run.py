@@ -1,9 +1,10 @@
 """The stages of one run: prepared without TensorFlow, then trained, exported and pushed."""
 
+import functools
 import logging
 import tempfile
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from transformers import PretrainedConfig
@@ -11,13 +12,24 @@ from transformers import PretrainedConfig
 from tokenizer_training import storage
 from tokenizer_training.command_line import commit
 from tokenizer_training.tokenizer import vocabulary_size
+from train import heartbeat
 from train.cluster import Cluster, read_cluster
 from train.config import TrainingConfig
 from train.inputs import TrainingInputs, open_inputs
 from train.model_config import resolve_model_config
-from train.output_folder import EXPORT_FOLDER, claim_output_folder, clear_output_folder, fingerprint, write_record
+from train.output_folder import (
+    EXPORT_FOLDER,
+    claim_output_folder,
+    clear_output_folder,
+    fingerprint,
+    is_of_this_supervision,
+    write_record,
+)
 from train.plan import Plan, make_plan
+from train.preemption import StopRequest, listening
+from train.start import describe_start
 from train.tpu_devices import check_tpu_devices, check_tpu_use
+from train.versions import installed_versions
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -29,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 # A dry run claims no TPU and so cannot count its cores; a v2-8, v3-8 or v5e-8 has 8.
 ASSUMED_TPU_REPLICAS = 8
-VERSIONS_OF = ("tensorflow", "tensorflow-tpu", "tf-keras", "transformers", "tokenizers", "numpy")
 
 
 @dataclass(frozen=True)
@@ -79,7 +90,12 @@ def prepare_run(config: TrainingConfig) -> Run:
     inputs.masking_rule(config.masking)
     run = Run(config, inputs, resolve_model_config(config.model, inputs), cluster)
     run.plan(num_replicas=cluster.num_workers)
-    claim_output_folder(run.output_dir, run.fingerprint, overwrite=config.run.overwrite_output_dir)
+    resume, overwrite = config.run.resume, config.run.overwrite_output_dir
+    if is_of_this_supervision(run.output_dir):
+        resume, overwrite = "auto", False
+    elif not cluster.is_chief:
+        resume = "auto"  # the chief may have claimed it a moment ago
+    claim_output_folder(run.output_dir, run.fingerprint, resume=resume, overwrite=overwrite)
     if config.run.hub_model_id and cluster.is_chief:
         from tokenizer_training import hub
 
@@ -106,22 +122,31 @@ def print_plan(run: Run) -> None:
 
 
 def train_and_export(run: Run) -> None:
-    """Connect to the device, train to the plan's last step, export, and push if asked to."""
-    from train.agreement import ending_with_lost_workers
+    """Connect to the device, train to the plan's last step, export, and push if asked to.
+
+    Raises:
+        RunStoppedError: it was asked to stop before, and has saved.
+    """
+    from train.agreement import any_worker, ending_with_lost_devices
     from train.strategy import connect
 
+    heartbeat.report("connect")
     strategy = connect(run.config.hardware, run.cluster)
-    with ending_with_lost_workers(run.cluster, run.output_dir):
+    stop = StopRequest(functools.partial(any_worker, strategy) if run.cluster.num_workers > 1 else None)
+    with ending_with_lost_devices(run.cluster, run.output_dir), _listening(run, stop):
+        heartbeat.report("build")
         trainer = _agreed_trainer(run, strategy, run.plan(strategy.num_replicas_in_sync))
         if run.cluster.is_chief:
             _print_table(trainer.plan.describe(trainer.model.masked_lm.count_params()))
+            _print_start(run, trainer)
             _log_first_rows(run, trainer)
-        evaluation = trainer.fit()
+        evaluation = trainer.fit(stop)
+    heartbeat.report("export", trainer.plan.num_steps)
     if not run.cluster.is_chief:
         return
     export_folder = storage.join(run.output_dir, EXPORT_FOLDER)
     _export(run, trainer, export_folder)
-    _print_result(run, evaluation, export_folder)
+    _print_result(run, evaluation, trainer.checkpoints.describe(), export_folder)
 
 
 def _agreed_trainer(run: Run, strategy: "tf.distribute.Strategy", plan: Plan) -> "Trainer":
@@ -134,19 +159,32 @@ def _agreed_trainer(run: Run, strategy: "tf.distribute.Strategy", plan: Plan) ->
     from train.trainer import build_trainer
 
     if run.cluster.is_chief:
-        if run.config.run.overwrite_output_dir:
+        if run.config.run.overwrite_output_dir and not is_of_this_supervision(run.output_dir):
             clear_output_folder(run.output_dir)
         # The revision of a configuration, and with --init-from of its weights, that came from the Hub.
         revision = getattr(run.model_config, "_commit_hash", None)
-        about = {"commit": commit(), "versions": _versions(), "hub_revision": revision}
+        about = {"commit": commit(), "versions": installed_versions(), "hub_revision": revision}
         write_record(run.output_dir, run.config, run.fingerprint, about)
     # The others wait here until the folder is cleared.
     settings = shared_settings(run.config, run.fingerprint)
     check_agreement(strategy, run.cluster, settings, rule="All workers must be given the same flags and shards.")
     trainer = build_trainer(run.config, run.inputs, run.model_config, plan, strategy)
     rule = f"--output-dir must be one folder that all workers see; they found other checkpoints in {run.output_dir}."
-    check_agreement(strategy, run.cluster, {"newest step": trainer.start_step}, rule=rule)
+    check_agreement(strategy, run.cluster, {"newest step": trainer.start.step}, rule=rule)
     return trainer
+
+
+def _listening(run: Run, stop: StopRequest) -> AbstractContextManager[None]:
+    hardware = run.config.hardware
+    return listening(stop, on_cloud_machine=hardware.wants_tpu and hardware.tpu_name == "local")
+
+
+def _print_start(run: Run, trainer: "Trainer") -> None:
+    """Print where training begins or goes on, and what is not as it was."""
+    start = trainer.start
+    path = trainer.checkpoints.path(start.step)
+    for index, text in enumerate(describe_start(start, trainer.plan, run.config, trainer.versions, path)):
+        print(f"{'' if index else 'start':<22} {text}")
 
 
 def _log_first_rows(run: Run, trainer: "Trainer") -> None:
@@ -182,9 +220,9 @@ def _export(run: Run, trainer: "Trainer", export_folder: str) -> None:
             )
 
 
-def _print_result(run: Run, evaluation: "Evaluation | None", export_folder: str) -> None:
+def _print_result(run: Run, evaluation: "Evaluation | None", checkpoints: str, export_folder: str) -> None:
     """Print the last evaluation beside what frequencies alone would give, and where everything is."""
-    rows = {"model": export_folder}
+    rows = {"checkpoints": checkpoints, "model": export_folder}
     if evaluation is not None:
         rows = {
             "validation loss": f"{evaluation.loss:.4f} nats per masked token, perplexity {evaluation.perplexity:.1f}",
@@ -202,14 +240,3 @@ def _print_result(run: Run, evaluation: "Evaluation | None", export_folder: str)
 def _print_table(rows: dict[str, str]) -> None:
     for title, text in rows.items():
         print(f"{title:<22} {text}")
-
-
-def _versions() -> dict[str, str]:
-    """Return the versions of the libraries that are installed, of those that decide what is trained."""
-    versions = {}
-    for name in VERSIONS_OF:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return versions

@@ -1,0 +1,194 @@
+"""What resuming and saving cost: time to the first step, early and late in a run; checkpoint bytes; stall per save.
+
+    python benchmarks/resume.py
+
+The first table starts a tiny model on many rows from a checkpoint of step 100 and from one of a late step, in turns:
+from the start of the process to the end of its first update. The late checkpoint is the early one under another step,
+since all else follows from the step by arithmetic. The second table saves a BERT-base with its optimizer, as run-mlm
+does and by TensorFlow's CheckpointManager: the stall is how long training waits, whole is when the files are complete.
+"""
+
+import argparse
+import dataclasses
+import os
+import platform
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+# Before this script's own folder, where this script goes by the name of the package.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+
+from benchmarks.input_pipeline import write_random_shards
+from benchmarks.tables import print_table
+from benchmarks.train_step_cpu import write_tokenizer
+from train import heartbeat
+
+RUN_MLM = str(Path(__file__).resolve().parent.parent / "train" / "run_mlm.py")
+BATCH_ROWS, EARLY_STEP = 8, 100
+MODEL = "num_hidden_layers=1,hidden_size=32,num_attention_heads=2,intermediate_size=64"
+START_HEADER = "first step|runs|s from start|(from-to)"
+SAVE_HEADER = "saved by|saves|MB|stall s|(from-to)|whole s"
+
+
+@contextmanager
+def training(flags: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], Iterator[str]]]:
+    """Start run-mlm and give the process and the reports of what it does, as they come; it is killed at the end."""
+    reading, writing = os.pipe()
+    environment = os.environ | {heartbeat.VARIABLE: str(writing)}
+    process = subprocess.Popen(
+        [sys.executable, RUN_MLM, *flags], env=environment, pass_fds=(writing,), stdout=subprocess.DEVNULL
+    )
+    os.close(writing)
+    with os.fdopen(reading) as reports:
+        try:
+            yield process, reports
+        finally:
+            process.kill()
+            process.wait()
+
+
+def seconds_to_first_step(flags: list[str], step: int) -> float:
+    """Return how long a process takes from its start to the end of its first update, which must be after `step`."""
+    start_seconds = time.perf_counter()
+    with training(flags) as (_, reports):
+        for report in reports:
+            if report.startswith(heartbeat.TRAIN):
+                assert report.split()[1] == str(step + 1), report
+                return time.perf_counter() - start_seconds
+    sys.exit("the training process ended before its first step")
+
+
+def prepare_runs(folder: Path, flags_of: Callable[[Path], list[str]], late_step: int) -> dict[int, Path]:
+    """Return the folders of two runs that were stopped at an early and at a late step: {step: folder}."""
+    from train.checkpoint_store import CheckpointStore
+
+    early, late = folder / "early", folder / "late"
+    with training(flags_of(early)) as (process, reports):
+        for report in reports:
+            if report.startswith(f"{heartbeat.TRAIN} {EARLY_STEP}\n"):
+                process.send_signal(signal.SIGTERM)
+        process.wait()
+    store = CheckpointStore(str(early / "checkpoints"))
+    step = store.steps()[-1]
+    record = store.read_record(step)
+    arrays = store.read_arrays(record)
+    shutil.copytree(early, late)
+    for run, new_step in ((early, EARLY_STEP), (late, late_step)):
+        moved = dataclasses.replace(record, step=new_step, logged_step=new_step, row=new_step * BATCH_ROWS)
+        moved_store = CheckpointStore(str(run / "checkpoints"))
+        moved_store.write(moved, arrays | {"optimizer/iterations": np.array(new_step)})
+        moved_store.keep_only([new_step])
+    return {EARLY_STEP: early, late_step: late}
+
+
+def show_starts(folder: Path, arguments: argparse.Namespace) -> None:
+    """Print how long starts take."""
+    shards = folder / "shards"
+    shards.mkdir()
+    write_random_shards(shards, arguments.num_rows, arguments.length, arguments.vocab_size)
+    write_tokenizer(folder, arguments.vocab_size)
+
+    def flags_of(run: Path) -> list[str]:
+        return [
+            *("--preset", "tiny-cpu", "--config-overrides", MODEL, "--train-dataset", str(shards)),
+            *("--tokenizer", str(folder / "tokenizer"), "--output-dir", str(run)),
+            *("--per-replica-batch-size", str(BATCH_ROWS), "--max-steps", str(2 * arguments.late_step)),
+            *("--save-steps", str(2 * arguments.late_step), "--log-steps", "1000"),
+        ]
+
+    runs = prepare_runs(folder, flags_of, arguments.late_step)
+    seconds: dict[int, list[float]] = {step: [] for step in runs}
+    for _ in range(arguments.repeats):
+        for step, run in runs.items():
+            seconds[step].append(seconds_to_first_step(flags_of(run), step))
+            print(f"step {step:,}: {seconds[step][-1]:.2f} s", file=sys.stderr)
+    print(f"{arguments.num_rows:,} rows, {BATCH_ROWS} a step")
+    rows = [[f"{step + 1:,}", str(len(times)), *_median_and_range(times)] for step, times in seconds.items()]
+    print_table(START_HEADER, rows)
+
+
+def show_saves(folder: Path, arguments: argparse.Namespace) -> None:
+    """Print what saving a BERT-base costs."""
+    import tensorflow as tf
+    from transformers import AutoConfig
+
+    from train.checkpoint_record import CheckpointRecord
+    from train.checkpoints import Checkpoints
+    from train.config import ModelConfig
+    from train.masking_rule import MaskingRule
+    from train.model import build_masked_lm
+    from train.optimization_config import OptimizationConfig
+    from train.optimizer import build_optimizer
+    from train.pretraining_model import PretrainingModel
+    from train.training_state import TrainingState
+
+    config = AutoConfig.for_model("bert", num_hidden_layers=arguments.num_layers)
+    masked_lm = build_masked_lm(config, ModelConfig(), vocabulary_size=config.vocab_size, seed=0)
+    model = PretrainingModel(masked_lm, MaskingRule(4, (0, 1, 2, 3, 4), config.vocab_size), seed=0)
+    optimizer = build_optimizer(OptimizationConfig(), num_steps=10, num_warmup_steps=0)
+    optimizer.build(masked_lm.trainable_variables)
+    model.compile(optimizer=optimizer)
+    state, checkpoints = TrainingState(model), Checkpoints(str(folder), num_kept=1)
+    manager = tf.train.CheckpointManager(
+        tf.train.Checkpoint(masked_lm=masked_lm, optimizer=optimizer), str(folder / "tensorflow"), max_to_keep=1
+    )
+
+    def save_ours(step: int) -> None:
+        record = CheckpointRecord(step, 0, "", {}, {}, {}, 0)
+        checkpoints.save(lambda: (record, state.read()))
+
+    print(f"{masked_lm.count_params():,} parameters")
+    contenders = {
+        "run-mlm": (save_ours, checkpoints.wait, folder / "checkpoints"),
+        "CheckpointManager": (lambda step: manager.save(checkpoint_number=step), lambda: None, folder / "tensorflow"),
+    }
+    rows = []
+    for name, (save, wait, saved) in contenders.items():
+        stalls, wholes = [], []
+        for step in range(1, arguments.saves + 1):
+            started_seconds = time.perf_counter()
+            save(step)
+            stalls.append(time.perf_counter() - started_seconds)
+            wait()
+            wholes.append(time.perf_counter() - started_seconds)
+        num_bytes = sum(path.stat().st_size for path in saved.iterdir())
+        times = [*_median_and_range(stalls), f"{statistics.median(wholes):.2f}"]
+        rows.append([name, str(len(stalls)), f"{num_bytes / 1e6:,.0f}", *times])
+    print_table(SAVE_HEADER, rows)
+
+
+def _median_and_range(seconds: list[float]) -> list[str]:
+    return [f"{statistics.median(seconds):.2f}", f"({min(seconds):.2f}-{max(seconds):.2f})"]
+
+
+def main() -> None:
+    """Print both tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--num-rows", type=int, default=300_000, help="Rows of the data set.")
+    parser.add_argument("--length", type=int, default=64, help="Tokens a row.")
+    parser.add_argument("--vocab-size", type=int, default=1000)
+    parser.add_argument("--late-step", type=int, default=100_000, help="The late step to start after.")
+    parser.add_argument("--repeats", type=int, default=3, help="Starts from each checkpoint.")
+    parser.add_argument("--num-layers", type=int, default=12, help="Layers of the BERT that is saved.")
+    parser.add_argument("--saves", type=int, default=5, help="How often it is saved.")
+    arguments = parser.parse_args()
+    print(f"{os.cpu_count()} cores, {platform.platform()}, Python {platform.python_version()}")
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        if arguments.repeats:
+            show_starts(Path(folder), arguments)
+        if arguments.saves:
+            show_saves(Path(folder), arguments)
+
+
+if __name__ == "__main__":
+    main()
