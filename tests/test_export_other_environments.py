@@ -110,7 +110,7 @@ def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
     """A folder of exports of all architectures, each with TensorFlow's logits; and the ids of the sentences."""
-    from train.export import export_model
+    from train.pytorch_export import export_model
 
     root = tmp_path_factory.mktemp("exports")
     tokenizer = tiny_tokenizer()

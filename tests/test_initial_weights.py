@@ -16,12 +16,12 @@ from tokenizer_training import hub
 from tokenizer_training.command_line import InputError
 from tokenizer_training.tokenizer import vocabulary_size
 from train.config import ModelConfig
-from train.export import export_model
 from train.initial_weights import start_from
 from train.inputs import TrainingInputs
 from train.model import build_masked_lm
 from train.model_config import resolve_model_config
 from train.pretrained import load_masked_lm
+from train.pytorch_export import export_model
 
 PADDED = 256
 
@@ -179,7 +179,7 @@ def server(hub_server: HubHandle, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 @pytest.mark.usefixtures("server")
 def test_a_checkpoint_on_the_hub(export: Path) -> None:
-    hub.push_folder(str(export), "alice/checkpoint", commit_message="trained", private=False)
+    hub.push_folder(str(export), hub.HubRepository("alice/checkpoint"), commit_message="trained")
     config = resolve_model_config(ModelConfig(init_from="alice/checkpoint"), inputs())
     size = vocabulary_size(tiny_tokenizer())
     model = build_masked_lm(config, ModelConfig(), vocabulary_size=size, seed=8)

@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from tests.tiny_models import padded_batch, tiny_model
-from train.export import pytorch_weights
+from train.pytorch_export import pytorch_weights
 from train.tpu_layers import compute_as_suits_tpu
 
 CHEAP = ("bert", "bert with tanh gelu", "camembert", "electra", "roberta", "roberta-prelayernorm", "xlm-roberta")

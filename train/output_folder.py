@@ -1,5 +1,6 @@
 """The folder of a run: where things lie in it, and whose run it holds."""
 
+import dataclasses
 import json
 from typing import Any
 
@@ -7,6 +8,7 @@ from tfrecord_prep.manifest import ShardSet
 from tokenizer_training import storage
 from tokenizer_training.command_line import InputError
 from train.config import TrainingConfig
+from train.hub_config import HubConfig
 from train.inputs import TrainingInputs
 
 RECORD_NAME = "run.json"
@@ -46,9 +48,8 @@ NOT_IN_FINGERPRINT = {
         "overwrite_output_dir",
         "profile",
         "dry_run",
-        "hub_model_id",
-        "hub_private",
     ),
+    "hub": tuple(one.name for one in dataclasses.fields(HubConfig)),
 }
 
 
@@ -81,7 +82,7 @@ def claim_output_folder(output_dir: str, mine: dict[str, Any], *, overwrite: boo
             f"--output-dir must be an empty folder or that of this run; {output_dir} holds {sorted(files)[0]} and no "
             f"{RECORD_NAME}. Name another folder."
         )
-    theirs = json.loads(storage.read_text(storage.join(output_dir, RECORD_NAME)))["fingerprint"]
+    theirs = read_record(output_dir)["fingerprint"]
     differing = sorted(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key))
     if differing:
         shown = "; ".join(
@@ -106,9 +107,14 @@ def clear_output_folder(output_dir: str) -> None:
 
 
 def write_record(output_dir: str, config: TrainingConfig, mine: dict[str, Any], about: dict[str, Any]) -> None:
-    """Write `run.json`: the resolved settings, the fingerprint, and `about` (versions, commit, plan)."""
+    """Write `run.json`: the resolved settings, the fingerprint, and `about` (see `describe_run`)."""
     record = {**about, "settings": config.as_dict(), "fingerprint": mine}
     storage.write_text(storage.join(output_dir, RECORD_NAME), json.dumps(record, indent=2) + "\n")
+
+
+def read_record(output_dir: str) -> dict[str, Any]:
+    """Return the content of `run.json`."""
+    return json.loads(storage.read_text(storage.join(output_dir, RECORD_NAME)))
 
 
 def _shard_identities(shards: ShardSet) -> list[str]:

@@ -1,35 +1,36 @@
 """The stages of one run: prepared without TensorFlow, then trained, exported and pushed."""
 
+import functools
 import logging
-import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from transformers import PretrainedConfig
 
-from tokenizer_training import storage
-from tokenizer_training.command_line import commit
+from tokenizer_training.hub import HubPushError
 from tokenizer_training.tokenizer import vocabulary_size
 from train.cluster import Cluster, read_cluster
 from train.config import TrainingConfig
+from train.hub_config import preliminary_card
 from train.inputs import TrainingInputs, open_inputs
 from train.model_config import resolve_model_config
-from train.output_folder import EXPORT_FOLDER, claim_output_folder, clear_output_folder, fingerprint, write_record
+from train.output_folder import claim_output_folder, clear_output_folder, fingerprint, read_record, write_record
 from train.plan import Plan, make_plan
+from train.run_record import describe_run
 from train.tpu_devices import check_tpu_devices, check_tpu_use
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
     from train.evaluation import Evaluation
+    from train.publisher import Publisher
     from train.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
 # A dry run claims no TPU and so cannot count its cores; a v2-8, v3-8 or v5e-8 has 8.
 ASSUMED_TPU_REPLICAS = 8
-VERSIONS_OF = ("tensorflow", "tensorflow-tpu", "tf-keras", "transformers", "tokenizers", "numpy")
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,11 @@ def prepare_run(config: TrainingConfig) -> Run:
     run = Run(config, inputs, resolve_model_config(config.model, inputs), cluster)
     run.plan(num_replicas=cluster.num_workers)
     claim_output_folder(run.output_dir, run.fingerprint, overwrite=config.run.overwrite_output_dir)
-    if config.run.hub_model_id and cluster.is_chief:
-        from tokenizer_training import hub
+    repository = config.hub.repository()
+    if repository is not None and cluster.is_chief:
+        from tokenizer_training.hub_access import check_hub_access
 
-        hub.check_hub_access(config.run.hub_model_id, private=config.run.hub_private)
+        check_hub_access(repository, card=preliminary_card(config.hub))
     check_tpu_devices(config.hardware)
     return run
 
@@ -116,12 +118,33 @@ def train_and_export(run: Run) -> None:
         if run.cluster.is_chief:
             _print_table(trainer.plan.describe(trainer.model.masked_lm.count_params()))
             _log_first_rows(run, trainer)
-        evaluation = trainer.fit()
-    if not run.cluster.is_chief:
+        publisher = _publisher(run) if run.cluster.is_chief else None
+        evaluation = _fit(run, trainer, publisher)
+    if publisher is None:
         return
-    export_folder = storage.join(run.output_dir, EXPORT_FOLDER)
-    _export(run, trainer, export_folder)
-    _print_result(run, evaluation, export_folder)
+    last = publisher.take(trainer.model.masked_lm, trainer.plan.num_steps, trainer.log.lines)
+    try:
+        publisher.publish(last, f"Pretrained for {last.step:,} steps")
+    except HubPushError:
+        _print_result(run, evaluation, publisher.export_folder)
+        raise
+    _print_result(run, evaluation, publisher.export_folder)
+
+
+def _fit(run: Run, trainer: "Trainer", publisher: "Publisher | None") -> "Evaluation | None":
+    """Train to the last step, the chief pushing meanwhile if asked to; return the last evaluation."""
+    from train.hub import PushToHubCallback, steps_of_pushes
+
+    # Launches end at these steps on all workers.
+    steps = steps_of_pushes(run.config.hub, trainer.plan)
+    with ExitStack() as stack:
+        callbacks = []
+        if steps and publisher is not None:
+            pushing = PushToHubCallback(
+                publisher, steps, start_step=trainer.start_step, metrics=lambda: trainer.log.lines
+            )
+            callbacks.append(stack.enter_context(pushing))
+        return trainer.fit(callbacks, stops=steps)
 
 
 def _agreed_trainer(run: Run, strategy: "tf.distribute.Strategy", plan: Plan) -> "Trainer":
@@ -136,10 +159,7 @@ def _agreed_trainer(run: Run, strategy: "tf.distribute.Strategy", plan: Plan) ->
     if run.cluster.is_chief:
         if run.config.run.overwrite_output_dir:
             clear_output_folder(run.output_dir)
-        # The revision of a configuration, and with --init-from of its weights, that came from the Hub.
-        revision = getattr(run.model_config, "_commit_hash", None)
-        about = {"commit": commit(), "versions": _versions(), "hub_revision": revision}
-        write_record(run.output_dir, run.config, run.fingerprint, about)
+        write_record(run.output_dir, run.config, run.fingerprint, describe_run(run, plan, strategy))
     # The others wait here until the folder is cleared.
     settings = shared_settings(run.config, run.fingerprint)
     check_agreement(strategy, run.cluster, settings, rule="All workers must be given the same flags and shards.")
@@ -156,30 +176,19 @@ def _log_first_rows(run: Run, trainer: "Trainer") -> None:
     logger.info("as masked: %s", run.inputs.tokenizer.decode(masked_ids))
 
 
-def _export(run: Run, trainer: "Trainer", export_folder: str) -> None:
-    """Write `export/`, and push it to the Hub if asked to."""
-    from train.export import export_model
+def _publisher(run: Run) -> "Publisher":
+    """Return what writes `export/` and its card, and pushes them to the Hub if asked to."""
+    from train.model_card import model_card
+    from train.publisher import Publisher
 
-    with tempfile.TemporaryDirectory() as temporary_folder:
-        local_folder = temporary_folder if storage.is_remote(export_folder) else export_folder
-        export_model(
-            trainer.model.masked_lm,
-            run.inputs.tokenizer,
-            local_folder,
-            model_max_length=run.inputs.max_length,
-            vocabulary_size=vocabulary_size(run.inputs.tokenizer),
-        )
-        if local_folder != export_folder:
-            storage.upload_folder(local_folder, export_folder)
-        if run.config.run.hub_model_id:
-            from tokenizer_training import hub
-
-            hub.push_folder(
-                local_folder,
-                run.config.run.hub_model_id,
-                commit_message=f"Pretrained for {trainer.plan.num_steps} steps",
-                private=run.config.run.hub_private,
-            )
+    tokenizer = run.inputs.tokenizer
+    return Publisher(
+        run.output_dir,
+        tokenizer,
+        run.inputs.max_length,
+        card=functools.partial(model_card, read_record(run.output_dir), tokenizer),
+        repository=run.config.hub.repository(),
+    )
 
 
 def _print_result(run: Run, evaluation: "Evaluation | None", export_folder: str) -> None:
@@ -202,14 +211,3 @@ def _print_result(run: Run, evaluation: "Evaluation | None", export_folder: str)
 def _print_table(rows: dict[str, str]) -> None:
     for title, text in rows.items():
         print(f"{title:<22} {text}")
-
-
-def _versions() -> dict[str, str]:
-    """Return the versions of the libraries that are installed, of those that decide what is trained."""
-    versions = {}
-    for name in VERSIONS_OF:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return versions

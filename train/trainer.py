@@ -1,7 +1,7 @@
 """One run of training: model, optimizer, batches, evaluation, log and checkpoints, put together and fitted."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -50,9 +50,16 @@ class Trainer:
         masked = self.model.mask_batch(input_ids, self.start_step)
         return input_ids[0].numpy().tolist(), masked.input_ids[0].numpy().tolist()
 
-    def fit(self) -> Evaluation | None:
-        """Train, log, evaluate and save; return the last evaluation, None without validation rows."""
-        launches, profile = self._launches(), self._profile()
+    def fit(
+        self, more_callbacks: Sequence[tf_keras.callbacks.Callback] = (), *, stops: Sequence[int] = ()
+    ) -> Evaluation | None:
+        """Train, log, evaluate and save; return the last evaluation, None without validation rows.
+
+        Args:
+            more_callbacks: act after what is done here.
+            stops: updates after which these have something to do.
+        """
+        launches, profile = self._launches(stops), self._profile()
         throughput = Throughput(self.plan, self.full_speed_update_seconds)
         training_log = TrainingLog(
             self.model, self.log, self.plan, self.start_step, launches=launches, throughput=throughput
@@ -84,7 +91,7 @@ class Trainer:
         try:
             if remaining_steps > 0:
                 batches = distribute_batches(self.model.distribute_strategy, self.batches_of)
-                callbacks = [launches, profile, *every_steps]
+                callbacks = [launches, profile, *every_steps, *more_callbacks]
                 self.model.fit(batches, steps_per_epoch=remaining_steps, verbose=0, callbacks=callbacks)
             else:
                 evaluate(self.plan.num_steps)
@@ -94,10 +101,10 @@ class Trainer:
         self.log.draw()
         return latest[0] if latest else None
 
-    def _launches(self) -> Launches:
+    def _launches(self, stops: Sequence[int]) -> Launches:
         return Launches(
             (self.config.run.log_steps, self.plan.eval_steps, self.plan.save_steps),
-            self.config.run.profiled_steps or (),
+            (*(self.config.run.profiled_steps or ()), *stops),
             start_step=self.start_step,
             num_steps=self.plan.num_steps,
             max_steps=self.config.hardware.max_steps_per_launch,

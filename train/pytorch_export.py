@@ -6,6 +6,7 @@ needed. Format: https://huggingface.co/docs/safetensors.
 
 import copy
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerFast
 from transformers.modeling_tf_pytorch_utils import apply_transpose, convert_tf_weight_name_to_pt_weight_name
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
 
+from tokenizer_training.storage import PARTIAL_SUFFIX
 from train.architectures import ARCHITECTURES, check_architecture, uses_token_types
 from train.vocabulary_padding import cut_vocabulary, vocabulary_axis
 
@@ -31,6 +33,46 @@ HEAD_BIAS = {
 }
 
 
+@dataclass(frozen=True)
+class ModelSnapshot:
+    """A TF…ForMaskedLM at one moment: nothing in it changes when the model is trained on.
+
+    class_name: of the TF class.
+    config: its configuration.
+    arrays: {name of a weight in TF, the model's own name in front: its values}.
+    """
+
+    class_name: str
+    config: PretrainedConfig
+    arrays: dict[str, np.ndarray]
+
+
+def take_snapshot(model: Any) -> ModelSnapshot:
+    """Return a copy of a built TF…ForMaskedLM of transformers, its weights in the memory of the host.
+
+    Raises:
+        InputError: the architecture cannot be exported right.
+        ValueError: positions counted from another id than the PyTorch class will.
+    """
+    check_architecture(model.config)
+    _check_padding_positions(model)
+    # An enclosing model puts its own name in front.
+    arrays = {
+        variable.name[variable.name.index(f"{model.name}/") :]: np.asarray(variable.numpy())
+        for variable in model.weights
+    }
+    return ModelSnapshot(type(model).__name__, copy.deepcopy(model.config), arrays)
+
+
+def num_parameters(snapshot: ModelSnapshot, vocabulary_size: int) -> int:
+    """Return the number of weights of the model with so many ids."""
+    number = 0
+    for name, array in snapshot.arrays.items():
+        axis = vocabulary_axis(name, snapshot.config.model_type)
+        number += array.size if axis is None else array.size // array.shape[axis] * vocabulary_size
+    return number
+
+
 def export_model(
     model: Any,
     tokenizer: PreTrainedTokenizerFast,
@@ -42,7 +84,7 @@ def export_model(
     """Write the model and its tokenizer to a local folder, each file replaced in one step, `config.json` last.
 
     Args:
-        model: a built TF…ForMaskedLM of transformers whose configuration passed `check_architecture`.
+        model: a built TF…ForMaskedLM of transformers whose configuration passed `check_architecture`, or a snapshot.
         tokenizer: the one it was trained with. It is saved as `PreTrainedTokenizerFast`, under which transformers 4
             and 5 read the same ids from its `tokenizer.json`.
         folder: made if missing.
@@ -53,18 +95,19 @@ def export_model(
         InputError: the architecture cannot be exported right.
         ValueError: the model is not as `train.architectures` prepares it, so its export would be wrong.
     """
+    snapshot = model if isinstance(model, ModelSnapshot) else take_snapshot(model)
     Path(folder).mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".export-") as staging:
-        weights = pytorch_weights(model, vocabulary_size)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".export-", suffix=PARTIAL_SUFFIX) as staging:
+        weights = pytorch_weights(snapshot, vocabulary_size)
         save_file(weights, Path(staging, SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
-        exported_tokenizer(tokenizer, model.config, model_max_length).save_pretrained(staging)
-        exported_config(model, vocabulary_size).save_pretrained(staging)
+        exported_tokenizer(tokenizer, snapshot.config, model_max_length).save_pretrained(staging)
+        exported_config(snapshot, vocabulary_size).save_pretrained(staging)
         for path in sorted(Path(staging).iterdir(), key=lambda path: path.name == CONFIG_NAME):
             path.replace(Path(folder, path.name))
 
 
 def pytorch_weights(model: Any, vocabulary_size: int | None = None) -> dict[str, np.ndarray]:
-    """Return {name in the PyTorch class: float32 array in its layout} for all weights of the model.
+    """Return {name in the PyTorch class: float32 array in its layout} for all weights of the model or snapshot.
 
     Of the vocabulary the first `vocabulary_size` ids are kept; by default all.
 
@@ -72,19 +115,16 @@ def pytorch_weights(model: Any, vocabulary_size: int | None = None) -> dict[str,
         InputError: the architecture cannot be exported right.
         ValueError: positions counted from another id than the PyTorch class will, or two weights of one name.
     """
-    check_architecture(model.config)
-    _check_padding_positions(model)
-    model_type = model.config.model_type
+    snapshot = model if isinstance(model, ModelSnapshot) else take_snapshot(model)
+    model_type = snapshot.config.model_type
     weights: dict[str, np.ndarray] = {}
-    for variable in model.weights:
-        # An enclosing model puts its own name in front.
-        tf_name = variable.name[variable.name.index(f"{model.name}/") :]
-        name, transpose = convert_tf_weight_name_to_pt_weight_name(tf_name, tf_weight_shape=variable.shape)
+    for tf_name, values in snapshot.arrays.items():
+        name, transpose = convert_tf_weight_name_to_pt_weight_name(tf_name, tf_weight_shape=values.shape)
         name = renamed(model_type, name)
         if name in weights:
             raise ValueError(f"Two variables of the TF model are both {name} in PyTorch.")
         if not name.startswith(NOT_IN_PYTORCH.get(model_type, "\0")):
-            array = apply_transpose(transpose, variable.numpy(), pt_to_tf=False)
+            array = apply_transpose(transpose, values, pt_to_tf=False)
             array = _pytorch_shape(model_type, name, array)
             if vocabulary_size is not None:
                 array = cut_vocabulary(array, vocabulary_axis(name, model_type), vocabulary_size)
@@ -103,11 +143,11 @@ def renamed(model_type: str, name: str) -> str:
     return name
 
 
-def exported_config(model: Any, vocabulary_size: int | None = None) -> PretrainedConfig:
+def exported_config(snapshot: ModelSnapshot, vocabulary_size: int | None = None) -> PretrainedConfig:
     """Return the configuration of the PyTorch model, with `vocabulary_size` ids; by default all."""
-    config = copy.deepcopy(model.config)
+    config = copy.deepcopy(snapshot.config)
     config.vocab_size = vocabulary_size or config.vocab_size
-    config.architectures = [type(model).__name__.removeprefix("TF")]
+    config.architectures = [snapshot.class_name.removeprefix("TF")]
     config.tie_word_embeddings = ARCHITECTURES[config.model_type].tied
     config.dtype = "float32"
     return config
