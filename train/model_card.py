@@ -3,6 +3,7 @@
 Metadata: https://huggingface.co/docs/hub/model-cards#model-card-metadata.
 """
 
+import json
 import math
 import re
 from pathlib import Path
@@ -24,8 +25,8 @@ TAGS = ["fill-mask", "masked-lm", "tensorboard"]
 USAGE = """```python
 from transformers import pipeline
 
-fill_mask = pipeline("fill-mask", model={model!r}{revision})
-for prediction in fill_mask({sentence!r}):
+fill_mask = pipeline("fill-mask", model={model}{revision})
+for prediction in fill_mask({sentence}):
     print(round(prediction["score"], 3), prediction["sequence"])
 ```"""
 
@@ -141,7 +142,7 @@ def _opening(record: dict[str, Any], step: int) -> str:
         is_on_hub = HUB_ID.fullmatch(init_from) and not Path(init_from).exists()
         revision = f", revision `{record['hub_revision']}`" if is_on_hub and record["hub_revision"] else ""
         # The path of a folder is nobody's business but its owner's.
-        start = f"continued from `{init_from if is_on_hub else 'a local checkpoint'}`{revision}"
+        start = f"continued from {f'`{init_from}`' if is_on_hub else 'a checkpoint of its author'}{revision}"
     unfinished = "" if step == num_steps else f" **Training is not finished: update {step:,} of {num_steps:,}.**"
     return f"A masked language model, pretrained {start}.{unfinished}"
 
@@ -152,5 +153,9 @@ def _example(hub: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> str:
 
 def _usage(hub: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> str:
     """Return lines that work with PyTorch, for the model on the Hub, or else for the folder of the card."""
-    revision = f", revision={hub['hub_revision']!r}" if hub["hub_revision"] else ""
-    return USAGE.format(model=hub["hub_model_id"] or ".", revision=revision, sentence=_example(hub, tokenizer))
+    # JSON's strings are Python's, with the quotes that people write.
+    model, sentence = (
+        json.dumps(text, ensure_ascii=False) for text in (hub["hub_model_id"] or ".", _example(hub, tokenizer))
+    )
+    revision = f", revision={json.dumps(hub['hub_revision'])}" if hub["hub_revision"] else ""
+    return USAGE.format(model=model, revision=revision, sentence=sentence)
