@@ -79,7 +79,7 @@ RECORDS = {
     "continued": record(init_from="bob/model"),
     "continued from a folder": record(init_from="/home/alice/private/export"),
     "nothing stated": record(HubConfig()),
-    "tutorial's shards": record() | dict.fromkeys(("train_data", "eval_data"), {"totals": {"num_rows": 130}}),
+    "tutorial's shards": record() | {key: {"totals": {"num_rows": 130}} for key in ("train_data", "eval_data")},
 }  # fmt: skip
 
 
