@@ -49,7 +49,8 @@ COMMANDS = {
         warmup_steps decay_ratio min_learning_rate_ratio optimizer weight_decay_rate adam_beta1 adam_beta2 adam_epsilon
         max_grad_norm
         tpu_name tpu_zone gcp_project no_tpu bfloat16 jit_compile tpu_layers steps_per_execution
-        output_dir seed log_steps eval_steps save_steps keep_checkpoints overwrite_output_dir profile dry_run
+        output_dir seed log_steps eval_steps save_steps save_minutes keep_checkpoints resume overwrite_output_dir
+        profile dry_run
         hub_model_id hub_private hub_revision hub_tag hub_strategy push_steps hub_license hub_language hub_example
         """,
         """pretrained_model_config tokenizer per_replica_batch_size no_tpu tpu_name tpu_zone gcp_project bfloat16

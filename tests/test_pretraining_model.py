@@ -105,9 +105,9 @@ def test_training_lowers_the_loss_and_clips():
     model = build(one_cpu())
     rows = token_rows()
     before = train(model, rows, num_steps=1)
-    model.reset_metrics()
+    model.reset_means()
     train(model, rows, num_steps=15)
-    model.reset_metrics()
+    model.reset_means()
     after = train(model, rows, num_steps=1)
     assert after["loss"] < before["loss"] - 0.5
 

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from safetensors.numpy import load_file
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from tests.tiny_run import NUM_STEPS, run_flags, write_shards
+from tests.same_run import assert_same_run
+from tests.tiny_run import NUM_STEPS, forget_checkpoint, run_flags, write_shards
 from train.metrics_log import read_metrics
 from train.pretrained import load_masked_lm
 from train.run_mlm import main
@@ -82,10 +84,8 @@ def test_the_export_gives_the_logits_of_the_checkpoint(finished_run):
     model = load_masked_lm(str(finished_run / "export"))
     assert model.config.max_position_embeddings == 16 + 2
     assert (model.config.pad_token_id, model.config.mask_token_id) == (1, 4)
-    checkpoint = tf.train.latest_checkpoint(str(finished_run / "checkpoints"))
-    saved = dict(tf.train.list_variables(checkpoint))
-    name = next(name for name in saved if "word_embeddings" in name or "/embeddings/weight/" in name)
-    table = tf.train.load_variable(checkpoint, name)
+    saved = load_file(finished_run / "checkpoints" / f"step-{NUM_STEPS:08d}.safetensors")
+    table = saved["model/roberta/embeddings/word_embeddings/weight"]
     exported = model.get_input_embeddings().weight.numpy()
     # The model was trained with a padded vocabulary, whose padding stays 0.
     assert (len(table), len(exported)) == (128, 48)
@@ -95,24 +95,15 @@ def test_the_export_gives_the_logits_of_the_checkpoint(finished_run):
 
 def test_a_stopped_run_goes_on_to_the_same_end(finished_run, shards, tmp_path):
     shutil.copytree(finished_run, tmp_path / "run")
-    checkpoints = tmp_path / "run" / "checkpoints"
-    for path in checkpoints.glob(f"step-{NUM_STEPS}.*"):
-        path.unlink()
-    (checkpoints / "checkpoint").write_text('model_checkpoint_path: "step-3"\nall_model_checkpoint_paths: "step-3"\n')
-    shutil.rmtree(tmp_path / "run" / "export")
-
+    forget_checkpoint(tmp_path / "run", NUM_STEPS)
     assert main(run_flags(shards, tmp_path / "run")) == 0
-    assert losses(tmp_path / "run", "validation") == losses(finished_run, "validation")
-    exported, expected = (
-        (folder / "export" / "model.safetensors").read_bytes() for folder in (tmp_path / "run", finished_run)
-    )
-    assert exported == expected
+    assert_same_run(tmp_path / "run", finished_run)
 
 
 def test_a_finished_run_is_only_evaluated_and_exported_again(finished_run, shards, tmp_path):
     shutil.copytree(finished_run, tmp_path / "run")
     assert main(run_flags(shards, tmp_path / "run")) == 0
-    assert losses(tmp_path / "run", "train") == losses(finished_run, "train")
+    assert_same_run(tmp_path / "run", finished_run)
 
 
 def test_overwriting_starts_anew(finished_run, shards, tmp_path):
@@ -144,7 +135,7 @@ def test_a_run_that_diverges_says_so_and_exports_nothing(shards, tmp_path, capsy
     assert "Loss and gradients must stay finite; those of step 2 were not" in capsys.readouterr().err
     assert not (tmp_path / "run" / "export").exists()
     # The first loss is still that of the weights at the start; after the next one nothing is saved any more.
-    assert {path.stem for path in (tmp_path / "run" / "checkpoints").glob("step-*")} == {"step-1"}
+    assert {path.stem for path in (tmp_path / "run" / "checkpoints").glob("step-*")} == {"step-00000001"}
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(shards, tmp_path, capsys):
@@ -185,7 +176,7 @@ def test_training_from_cloud_storage(shards, finished_run, cloud_storage):
     assert done.returncode == 0, done.stderr[-3000:]
     names = set(cloud_storage.objects())
     assert {"run/export/model.safetensors", "run/metrics.jsonl", "run/loss.png", "run/run.json"} <= names
-    assert any(name.startswith("run/checkpoints/step-6") for name in names)
+    assert any(name.startswith("run/checkpoints/step-00000006") for name in names)
     assert any(re.fullmatch(r"run/tensorboard/plugins/profile/.*\.xplane\.pb", name) for name in names)
 
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from safetensors.numpy import load_file
 
-from tests.tiny_run import MODEL, run_flags, write_shards
+from tests.tiny_run import MODEL, NUM_STEPS, forget_checkpoint, run_flags, write_shards
 from tests.two_workers import finish, start_workers
 from train.metrics_log import read_metrics
 from train.run_mlm import main
@@ -79,7 +79,7 @@ def test_two_workers_go_on_after_one_was_killed(folder_of_two, shards, tmp_path)
     """Workers that are left end by themselves; all go on from the checkpoint, to the weights of a run never killed."""
     flags = run_flags(shards, tmp_path / "run", *OF_WORKERS, "--max-steps", "300", "--save-steps", "1")
     workers = start_workers(flags, flags)
-    while not list((tmp_path / "run").glob("checkpoints/step-2.index")):
+    while not list((tmp_path / "run").glob("checkpoints/step-00000002.json")):
         assert workers[0].poll() is None, workers[0].communicate()
         time.sleep(0.05)
     workers[1].kill()
@@ -91,11 +91,7 @@ def test_two_workers_go_on_after_one_was_killed(folder_of_two, shards, tmp_path)
 
     shutil.rmtree(tmp_path / "run")
     shutil.copytree(folder_of_two[0], tmp_path / "run")
-    checkpoints = tmp_path / "run" / "checkpoints"
-    for path in checkpoints.glob("step-6.*"):
-        path.unlink()
-    (checkpoints / "checkpoint").write_text('model_checkpoint_path: "step-3"\nall_model_checkpoint_paths: "step-3"\n')
-    shutil.rmtree(tmp_path / "run" / "export")
+    forget_checkpoint(tmp_path / "run", NUM_STEPS)
     flags = run_flags(shards, tmp_path / "run", *OF_WORKERS)
     assert [status for status, _, _ in finish(start_workers(flags, flags))] == [0, 0]
     np.testing.assert_allclose(weights(tmp_path / "run"), weights(folder_of_two[0]), atol=1e-6)

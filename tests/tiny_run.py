@@ -1,5 +1,6 @@
 """A tiny training run: shards made by stage 2 from the tiny corpus, and the flags that train on them in seconds."""
 
+import shutil
 from pathlib import Path
 
 from tests.tiny_corpus import flags, write_source
@@ -23,3 +24,10 @@ def run_flags(shards: Path, output_dir: Path | str, *more: str) -> list[str]:
         *("--per-replica-batch-size", "4", "--max-steps", str(NUM_STEPS), "--log-steps", "2", "--eval-steps", "3"),
         *more,
     ]
+
+
+def forget_checkpoint(run: Path, step: int) -> None:
+    """Delete a checkpoint and the export of a run, as if it had been stopped before."""
+    for path in (run / "checkpoints").glob(f"step-{step:08d}.*"):
+        path.unlink()
+    shutil.rmtree(run / "export")

@@ -26,9 +26,13 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT  # as shells say it
 class InputError(ValueError):
     """Bad input: the message names the rule, what was received, and the flag that cures it."""
 
+    exit_status = EXIT_BAD_INPUT
+
 
 class RunFailedError(RuntimeError):
     """The run came to a stop that its message explains: what happened, what is kept, how to go on."""
+
+    exit_status = EXIT_FAILED
 
 
 def read_settings_file(path: str | Path) -> dict[str, Any]:
@@ -114,7 +118,7 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
             main(argv)
         except (InputError, RunFailedError) as error:
             print(f"error: {error}", file=sys.stderr)
-            return EXIT_BAD_INPUT if isinstance(error, InputError) else EXIT_FAILED
+            return error.exit_status
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             return EXIT_INTERRUPTED

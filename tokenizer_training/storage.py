@@ -78,7 +78,7 @@ def write_bytes(path: str, data: bytes) -> None:
     if is_remote(path):
         cloud_storage.upload_bytes(data, path)
     else:
-        with _replacing(path) as partial:
+        with replacing(path) as partial:
             partial.write_bytes(data)
 
 
@@ -96,7 +96,7 @@ def upload_file(local_path: str, destination: str) -> None:
         with Path(local_path).open("rb") as file:
             cloud_storage.upload_file(file, destination)
     elif Path(local_path).resolve() != Path(destination).resolve():
-        with _replacing(destination) as partial:
+        with replacing(destination) as partial:
             shutil.copyfile(local_path, partial)
 
 
@@ -231,8 +231,13 @@ def _finished_files(folder: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _replacing(path: str) -> Iterator[Path]:
-    """Give a path to write to; what was written there becomes `path` at the end, or is deleted after an exception."""
+def replacing(path: str) -> Iterator[Path]:
+    """Give a local path to write to; what was written there becomes `path` at the end, or is deleted after an error."""
+    if is_remote(path):
+        with tempfile.TemporaryDirectory(prefix="upload-") as folder:
+            yield Path(folder) / "file"
+            upload_file(str(Path(folder) / "file"), path)
+        return
     final = Path(path)
     final.parent.mkdir(parents=True, exist_ok=True)
     partial = final.with_name(f".{final.name}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}")

@@ -59,6 +59,12 @@ def check_agreement(
         )
 
 
+def any_worker(strategy: tf.distribute.Strategy, value: bool) -> bool:
+    """Return whether any worker called this with a true value, once all have called it."""
+    values = strategy.experimental_distribute_values_from_function(lambda _: tf.constant([value]))
+    return bool(strategy.gather(values, axis=0).numpy().any())
+
+
 @contextmanager
 def ending_with_lost_workers(cluster: Cluster, output_dir: str) -> Iterator[None]:
     """Within it, the loss of another worker, upon which TensorFlow aborts what this one computes, is explained.

@@ -12,6 +12,7 @@ from train.launch import Launches
 from train.metrics_log import MetricsLog, perplexity
 from train.plan import Plan
 from train.pretraining_model import PretrainingModel
+from train.start import Start
 from train.throughput import Throughput
 
 # {figure: (title in the progress bar, format)}
@@ -27,7 +28,11 @@ SHOWN = {
 
 
 class TrainingDivergedError(RunFailedError):
-    """Loss or gradients are not finite any more."""
+    """Loss or gradients of update `step` are not finite."""
+
+    def __init__(self, step: int, message: str):
+        super().__init__(message)
+        self.step = step
 
 
 class EverySteps(tf_keras.callbacks.Callback):
@@ -62,19 +67,20 @@ class TrainingLog:
         model: PretrainingModel,
         log: MetricsLog,
         plan: Plan,
-        start_step: int,
+        start: Start,
         *,
         launches: Launches,
         throughput: Throughput,
     ):
+        self.logged_step = start.logged_step
         self._model = model
         self._log = log
         self._plan = plan
-        self._previous_step = start_step
+        self._start = start
         self._launches = launches
         self._throughput = throughput
         self._bar = tqdm(
-            total=plan.num_steps, initial=start_step, unit="step", desc="training", disable=not log.is_chief
+            total=plan.num_steps, initial=start.logged_step, unit="step", desc="training", disable=not log.is_chief
         )
 
     def check_finite(self) -> None:
@@ -89,9 +95,10 @@ class TrainingLog:
         step = int(optimizer.iterations.numpy()) + 1
         means = ", ".join(f"{metric.name} {float(metric.result()):g}" for metric in self._model.metrics)
         raise TrainingDivergedError(
+            step,
             f"Loss and gradients must stay finite; those of step {step:,} were not ({means}, over the steps since "
-            f"{self._previous_step:,}). That update was not made, and nothing was saved after it. Start a new run with "
-            "a lower --learning-rate or a longer warmup."
+            f"{self.logged_step:,}). That update was not made, and nothing was saved after it. Start a new run with "
+            "a lower --learning-rate or a longer warmup.",
         )
 
     def write_train(self, step: int) -> None:
@@ -102,19 +109,20 @@ class TrainingLog:
         """
         self.check_finite()
         figures = {metric.name: float(metric.result()) for metric in self._model.metrics}
-        self._model.reset_metrics()
+        self._model.reset_means()
         figures["perplexity"] = perplexity(figures["loss"])
         figures["learning_rate"] = float(self._model.optimizer.learning_rate.numpy())
-        figures["epoch"] = round(step * self._plan.global_batch_rows / self._plan.num_rows, 4)
+        figures["epoch"] = round(self._start.row(step, self._plan.global_batch_rows) / self._plan.num_rows, 4)
         wait_seconds = self._launches.take_wait_seconds()
-        figures |= self._throughput.figures(step - self._previous_step, wait_seconds)
+        # Of the updates since the last line, those before the start are not on this clock.
+        figures |= self._throughput.figures(step - max(self.logged_step, self._start.step), wait_seconds)
         self._log.add(step, "train", figures)
         self._log.flush()
-        self._bar.update(step - self._previous_step)
+        self._bar.update(step - self.logged_step)
         self._bar.set_postfix(
             {title: form.format(figures[name]) for name, (title, form) in SHOWN.items() if name in figures}
         )
-        self._previous_step = step
+        self.logged_step = step
 
     def write_evaluation(self, step: int, evaluation: Evaluation) -> None:
         """Write the figures of one evaluation, and draw the loss so far."""

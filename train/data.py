@@ -26,14 +26,16 @@ def training_batches(
     global_batch_rows: int,
     start_step: int,
     num_steps: int,
+    num_left_out_rows: int = 0,
 ) -> tf.data.Dataset:
     """Return the batches of `num_steps` updates from `start_step` on for the replicas of one input pipeline.
 
-    Each is int32 (global_batch_rows / replicas, length); those of an update follow each other in the order of the
-    replicas. Batches run on over the end of an epoch, so no row is dropped between epochs. A pipeline reads the windows
-    whole, since they are permuted whole, and parses its own rows only.
+    Before them, as many rows were used as the updates up to `start_step` take, and `num_left_out_rows`. Each batch is
+    int32 (global_batch_rows / replicas, length); those of an update follow each other in the order of the replicas.
+    Batches run on over the end of an epoch, so no row is dropped between epochs. A pipeline reads the windows whole,
+    since they are permuted whole, and parses its own rows only.
     """
-    windows = list(order.from_row(start_step * global_batch_rows, num_steps * global_batch_rows))
+    windows = list(order.from_row(start_step * global_batch_rows + num_left_out_rows, num_steps * global_batch_rows))
     num_rows = np.array([window.num_rows for window in windows])
     num_skipped_rows = np.array([window.num_skipped_rows for window in windows])
     # Where the first row of a window that is not skipped lies in its global batch.

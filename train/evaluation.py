@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from train import heartbeat
 from train.masking_rule import EVALUATION_MLM_PROBABILITY
 from train.metrics_log import perplexity
 from train.pretraining_model import PretrainingModel
@@ -27,10 +28,15 @@ class Evaluation:
         return perplexity(self.loss)
 
 
+Evaluator = Callable[[Callable[[], bool]], Evaluation | None]
+
+
 def build_evaluator(
     model: PretrainingModel, batches: Any, num_batches: int, strategy: tf.distribute.Strategy, *, jit_compile: bool
-) -> Callable[[], Evaluation]:
+) -> Evaluator:
     """Return a function that evaluates the model as it is when called.
+
+    It is called with one that tells whether to give up, which is asked before each batch; it returns None then.
 
     Args:
         batches: of `evaluation_batches`, distributed by `distribute_batches`; read anew at each call.
@@ -46,9 +52,14 @@ def build_evaluator(
         # Every replica holds the global sums.
         return tuple(strategy.experimental_local_results(value)[0] for value in sums)
 
-    def evaluate() -> Evaluation:
+    def evaluate(gives_up: Callable[[], bool] = lambda: False) -> Evaluation | None:
         # Reading a figure from the device waits for it, so all are read at the end.
-        sums = [step(batch) for batch in itertools.islice(batches, num_batches)]
+        sums: list[tuple[tf.Tensor, ...]] = []
+        for batch in itertools.islice(batches, num_batches):
+            if gives_up():
+                return None
+            heartbeat.report("evaluate", len(sums))
+            sums.append(step(batch))
         loss, num_correct, num_masked = (sum(float(value) for value in column) for column in zip(*sums, strict=True))
         if not num_masked:
             return Evaluation(loss=0.0, masked_accuracy=0.0, num_masked=0)

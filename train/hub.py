@@ -42,9 +42,8 @@ class PushToHubCallback(tf_keras.callbacks.Callback):
     for the one that waits, both together at most `GRACE_SECONDS`. The last state is not pushed here.
 
     Args:
-        publisher: exports and pushes.
+        publisher: exports and pushes; None on a worker that is not to, whose launches end at the same updates.
         steps: the updates of the whole run after which to push.
-        start_step: updates made before `fit`.
         metrics: returns the lines of `metrics.jsonl` so far.
     """
 
@@ -53,24 +52,25 @@ class PushToHubCallback(tf_keras.callbacks.Callback):
 
     def __init__(
         self,
-        publisher: Publisher,
+        publisher: Publisher | None,
         steps: tuple[int, ...],
         *,
-        start_step: int,
         metrics: Callable[[], list[dict[str, Any]]],
     ):
         super().__init__()
-        self._publisher = replace(publisher, repository=_untagged(publisher))
-        self._steps = frozenset(steps)
-        self._start_step = start_step
+        self.steps = steps
+        self._due = frozenset(steps)
+        self._publisher = publisher and replace(publisher, repository=_untagged(publisher))
+        self._start_step = 0
         self._metrics = metrics
         self._pushes: NewestOnly[Publication] = NewestOnly(self._push)
         self._interruption = Interruption(hurry=self._pushes.newer_waits)
 
     def __enter__(self) -> "PushToHubCallback":
-        from huggingface_hub.utils import disable_progress_bars
+        if self.steps:
+            from huggingface_hub.utils import disable_progress_bars
 
-        disable_progress_bars()  # they would be drawn into that of the training
+            disable_progress_bars()  # they would be drawn into that of the training
         return self
 
     def __exit__(
@@ -84,17 +84,23 @@ class PushToHubCallback(tf_keras.callbacks.Callback):
             self._interruption.stop.set()
             logger.warning("the last push to the Hub was given up: it did not end within %.0f s", GRACE_SECONDS)
 
+    def counting_from(self, start_step: int) -> "PushToHubCallback":
+        """Return the callback for a `fit` that begins after so many updates."""
+        self._start_step = start_step
+        return self
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
         """Copy the weights and hand them to the other thread, if a push is due."""
         step = self._start_step + batch + 1
         # After an update that was not finite none is made any more: there is nothing new, and the run is about to end.
-        if step not in self._steps or self.model.optimizer.is_stopped:
+        if self._publisher is None or step not in self._due or self.model.optimizer.is_stopped:
             return
         started_seconds = time.perf_counter()
         self._pushes.submit(self._publisher.take(self.model.masked_lm, step, self._metrics()))
         logger.info("step %d goes to the Hub; copied in %.3f s", step, time.perf_counter() - started_seconds)
 
     def _push(self, publication: Publication) -> None:
+        assert self._publisher is not None
         message = f"Step {publication.step:,}"
         try:
             self._publisher.publish(publication, message, interruption=self._interruption)

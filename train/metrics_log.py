@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,41 +12,69 @@ from tokenizer_training import storage
 from tokenizer_training.picture import new_figure
 from train.output_folder import LOSS_CURVE_NAME, METRICS_NAME, TENSORBOARD_FOLDER
 
+TRAIN, VALIDATION, ROLLBACK = "train", "validation", "rollback"
+# Figures of a line that are measured on the clock; all others are the same however often a run was stopped.
+CLOCK_FIGURES = ("step_seconds", "tokens_per_second", "input_wait_share", "mfu")
+
 
 class MetricsLog:
-    """Lines of `metrics.jsonl`, {"step": …, "split": "train" | "validation", figures …}, also sent to TensorBoard.
+    """Lines of `metrics.jsonl`, {"step": …, "split": …, figures …}, also sent to TensorBoard.
 
-    A run that resumes at a step drops the lines after it, so that none is there twice. Only the chief of several
-    workers writes.
+    Only the chief of several workers writes.
     """
 
-    def __init__(self, output_dir: str, start_step: int, unigram_entropy_nats: float | None, *, is_chief: bool = True):
-        import tensorflow as tf
-
+    def __init__(self, output_dir: str, unigram_entropy_nats: float | None, *, is_chief: bool = True):
         self.is_chief = is_chief
         self.path = storage.join(output_dir, METRICS_NAME)
         self.curve_path = storage.join(output_dir, LOSS_CURVE_NAME)
         self.unigram_entropy_nats = unigram_entropy_nats
-        earlier = read_metrics(self.path) if start_step and storage.exists(self.path) else []
-        self.lines = [line for line in earlier if line["step"] <= start_step]
-        folder = storage.join(output_dir, TENSORBOARD_FOLDER)
-        self._summary_writer = tf.summary.create_file_writer(folder) if is_chief else tf.summary.create_noop_writer()
+        self.lines: list[dict[str, Any]] = []
+        self._num_written = 0
+        self._tensorboard = TensorBoardFiles(storage.join(output_dir, TENSORBOARD_FOLDER)) if is_chief else None
 
-    def add(self, step: int, split: str, figures: dict[str, float]) -> None:
+    def go_on_from(self, step: int, num_rollbacks: int = 0) -> None:
+        """Take up the lines that are there, and drop those of updates after `step`, which will be made again.
+
+        Args:
+            step: updates made.
+            num_rollbacks: rollbacks before this step; lines of later ones are dropped.
+        """
+        there = storage.read_text(self.path) if storage.exists(self.path) else ""
+        lines = [json.loads(line) for line in there[: there.rfind("\n") + 1].splitlines()]
+        rollbacks = [line for line in lines if line["split"] == ROLLBACK]
+        dropped = rollbacks[num_rollbacks:]
+        self.lines = [
+            line
+            for line in lines
+            if (line["step"] <= step if line["split"] != ROLLBACK else not any(line is one for one in dropped))
+        ]
+        self._num_written = len(self.lines)
+        if self.is_chief and there != (kept := _as_text(self.lines)):
+            storage.write_text(self.path, kept)
+        if self._tensorboard:
+            self._tensorboard.start_after(step)
+
+    def find(self, step: int, split: str) -> dict[str, Any] | None:
+        """Return the line of that step and split, None without one."""
+        return next((line for line in self.lines if (line["step"], line["split"]) == (step, split)), None)
+
+    def add(self, step: int, split: str, figures: dict[str, Any]) -> None:
         """Take one line; it is written by the next `flush`."""
-        import tensorflow as tf
-
         self.lines.append({"step": step, "split": split, **figures})
-        with self._summary_writer.as_default():
-            for name, value in figures.items():
-                tf.summary.scalar(f"{split}/{name}", value, step=step)
+        if self._tensorboard and split != ROLLBACK:
+            self._tensorboard.add(step, {f"{split}/{name}": value for name, value in figures.items()})
 
     def flush(self) -> None:
-        """Write all lines so far, atomically."""
-        if not self.is_chief:
+        """Write the lines added since the last call."""
+        if not self.is_chief or self._num_written == len(self.lines):
             return
-        storage.write_text(self.path, "".join(json.dumps(line) + "\n" for line in self.lines))
-        self._summary_writer.flush()
+        if storage.is_remote(self.path):  # where nothing can be appended to
+            storage.write_text(self.path, _as_text(self.lines))
+        else:
+            _append(self.path, _as_text(self.lines[self._num_written :]))
+        self._num_written = len(self.lines)
+        if self._tensorboard:
+            self._tensorboard.flush()
 
     def draw(self) -> None:
         """Write the picture of the loss so far."""
@@ -54,6 +84,43 @@ class MetricsLog:
             picture = Path(folder) / LOSS_CURVE_NAME
             draw_loss_curve(self.lines, picture, self.unigram_entropy_nats)
             storage.write_bytes(self.curve_path, picture.read_bytes())
+
+
+class TensorBoardFiles:
+    """An event file of this process, made with its first event."""
+
+    def __init__(self, folder: str):
+        self._folder = folder
+        self._writer: Any = None
+
+    def start_after(self, step: int) -> None:
+        """Have TensorBoard leave out what was written of updates after `step` by processes that started before.
+
+        It takes note of all starts but the first, so that one counts too.
+        """
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+
+        self._add(step + 1, session_log=SessionLog(status=SessionLog.START))
+
+    def add(self, step: int, figures: dict[str, float]) -> None:
+        """Add figures by their tags."""
+        from tensorboard.plugins.scalar.summary import scalar_pb
+
+        for tag, value in figures.items():
+            self._add(step, summary=scalar_pb(tag, value))
+
+    def flush(self) -> None:
+        """Write what was added."""
+        if self._writer is not None:
+            self._writer.flush()
+
+    def _add(self, step: int, **content: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        if self._writer is None:
+            self._writer = EventFileWriter(self._folder)
+        self._writer.add_event(Event(wall_time=time.time(), step=step, **content))
 
 
 def read_metrics(path: str) -> list[dict[str, Any]]:
@@ -70,7 +137,7 @@ def draw_loss_curve(lines: list[dict[str, Any]], picture: Path, unigram_entropy_
     """Draw training and validation loss over steps, and the loss of the best guess from frequencies alone."""
     with new_figure(figsize=(8, 4.5)) as figure:
         axes = figure.subplots()
-        for split, marker in (("train", ""), ("validation", "o")):
+        for split, marker in ((TRAIN, ""), (VALIDATION, "o")):
             points = [(line["step"], line["loss"]) for line in lines if line["split"] == split]
             if points:
                 axes.plot(*zip(*points, strict=True), marker=marker, label=f"{split} loss")
@@ -82,3 +149,15 @@ def draw_loss_curve(lines: list[dict[str, Any]], picture: Path, unigram_entropy_
         axes.legend()
         axes.grid(alpha=0.3)
         figure.savefig(picture, dpi=120)
+
+
+def _as_text(lines: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def _append(path: str, text: str) -> None:
+    """Append whole lines; a kill leaves at most a part of a line at the end, which the next start drops."""
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

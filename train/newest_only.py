@@ -25,10 +25,13 @@ class NewestOnly(Generic[Item]):
         self._changed = threading.Condition()
         self._waiting: Item | None = None
         self._is_busy = False
-        threading.Thread(target=self._work, name="newest-only", daemon=True).start()
+        self._thread: threading.Thread | None = None
 
     def submit(self, item: Item) -> None:
         """Let the item be handled next, in the place of one that waits."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="newest-only", daemon=True)
+            self._thread.start()
         with self._changed:
             self._waiting = item
             self.newer_waits.set()

@@ -37,6 +37,21 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         """Whether an update was not finite: it would have been number `iterations` + 1. Waits for the device."""
         return not float(self._going.read_value())
 
+    def state_of(self, names: list[str]) -> dict[str, tf.Variable]:
+        """Return what the optimizer remembers, by name: the step, and two moments of each trained variable.
+
+        Args:
+            names: of the variables that it was built for, in their order.
+        """
+        state = {"iterations": self.iterations}
+        for kind, moments in (("first_moment", self._momentums), ("second_moment", self._velocities)):
+            state |= {f"{kind}/{name}": moment for name, moment in zip(names, moments, strict=True)}
+        return state
+
+    def go_on(self) -> None:
+        """Make updates again after one that was not finite; for a state that was restored from before it."""
+        self._going.assign(1.0)
+
     @named("optimizer")
     def apply_scaled(
         self, gradients: list[tf.Tensor], variables: list[tf.Variable], *, factor: tf.Tensor, is_finite: tf.Tensor
@@ -114,11 +129,11 @@ def clipping_factor(norm: tf.Tensor, max_norm: float) -> tf.Tensor:
 OPTIMIZERS = {"adamw": GuardedAdamW, "lamb": GuardedLamb}
 
 
-def build_optimizer(
+def build_schedule(
     config: OptimizationConfig, *, num_steps: int, num_warmup_steps: int, num_decay_steps: int = 0
-) -> GuardedAdamW:
-    """Return the optimizer of a run; clipping is the train step's, over the gradients of all replicas."""
-    schedule = WarmupSchedule(
+) -> WarmupSchedule:
+    """Return the learning rate over a run."""
+    return WarmupSchedule(
         config.schedule,
         peak=config.learning_rate,
         num_warmup_steps=num_warmup_steps,
@@ -126,8 +141,17 @@ def build_optimizer(
         num_decay_steps=num_decay_steps,
         min_ratio=config.min_learning_rate_ratio,
     )
+
+
+def build_optimizer(config: OptimizationConfig, **numbers: int) -> GuardedAdamW:
+    """Return the optimizer of a run; clipping is the train step's, over the gradients of all replicas.
+
+    Args:
+        config: of the run.
+        numbers: of updates, as `build_schedule` takes them.
+    """
     optimizer = OPTIMIZERS[config.optimizer](
-        learning_rate=schedule,
+        learning_rate=build_schedule(config, **numbers),
         weight_decay=config.weight_decay_rate,
         beta_1=config.adam_beta1,
         beta_2=config.adam_beta2,

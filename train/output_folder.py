@@ -1,6 +1,7 @@
 """The folder of a run: where things lie in it, and whose run it holds."""
 
 import dataclasses
+import hashlib
 import json
 from typing import Any
 
@@ -18,9 +19,12 @@ CHECKPOINTS_FOLDER = "checkpoints"
 TENSORBOARD_FOLDER = "tensorboard"
 EXPORT_FOLDER = "export"
 
-# Settings that do not change what is trained: a run goes on when they differ.
+# Settings that may change when a run goes on.
 NOT_IN_FINGERPRINT = {
     "data": ("train_dataset", "eval_dataset", "tokenizer", "max_length"),  # the shards stand for them
+    # The global batch, which is the product of the first two and the replicas, is compared with the checkpoint's. The
+    # others are the length of the run.
+    "optimization": ("per_replica_batch_size", "gradient_accumulation_steps", "num_epochs", "max_steps"),
     # The resolved configuration stands for them.
     "model": (
         "preset",
@@ -28,7 +32,6 @@ NOT_IN_FINGERPRINT = {
         "config_overrides",
         "dropout",
         "recompute",
-        "pad_vocab_to_multiple_of",
     ),
     "hardware": (
         "tpu_name",
@@ -44,7 +47,9 @@ NOT_IN_FINGERPRINT = {
         "log_steps",
         "eval_steps",
         "save_steps",
+        "save_minutes",
         "keep_checkpoints",
+        "resume",
         "overwrite_output_dir",
         "profile",
         "dry_run",
@@ -68,30 +73,64 @@ def fingerprint(config: TrainingConfig, inputs: TrainingInputs, model_config: di
     return {**kept, **shards, **{f"model.{key}": value for key, value in model_config.items()}}
 
 
-def claim_output_folder(output_dir: str, mine: dict[str, Any], *, overwrite: bool) -> None:
-    """Check that the folder is empty, or holds this very run.
+def fingerprint_sha256(mine: dict[str, Any]) -> str:
+    """Return the hash of a fingerprint, 64 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(mine, sort_keys=True).encode()).hexdigest()
+
+
+def settings_that_may_change() -> list[str]:
+    """Return the flags that a run may be given otherwise when it goes on."""
+    return sorted(f"--{name.replace('_', '-')}" for names in NOT_IN_FINGERPRINT.values() for name in names)
+
+
+def claim_output_folder(output_dir: str, mine: dict[str, Any], *, resume: str, overwrite: bool) -> None:
+    """Check that the folder is empty or holds this very run, as `--resume` asks for.
 
     Raises:
-        InputError: it holds another run; the first differences are named.
+        InputError: it holds another run, and the first differences are named; a run where there must be none, or none
+            where there must be one.
     """
     files = storage.list_files(output_dir)
-    if overwrite or not files:
+    if overwrite:
+        return
+    if resume == "must" and not _has_checkpoint(output_dir, files):
+        raise InputError(
+            f"--resume must needs a run with a checkpoint; {output_dir} has none. Name the folder of the run, or give "
+            "--resume auto."
+        )
+    if not files:
         return
     if RECORD_NAME not in files:
         raise InputError(
             f"--output-dir must be an empty folder or that of this run; {output_dir} holds {sorted(files)[0]} and no "
             f"{RECORD_NAME}. Name another folder."
         )
+    if resume == "never":
+        raise InputError(
+            f"--resume never needs a folder without a run; {output_dir} has one. Name another folder, or give "
+            "--overwrite-output-dir, which deletes that run."
+        )
+    _check_fingerprint(output_dir, mine)
+
+
+def _check_fingerprint(output_dir: str, mine: dict[str, Any]) -> None:
     theirs = read_record(output_dir)["fingerprint"]
     differing = sorted(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key))
     if differing:
         shown = "; ".join(
             f"{key}: {_short(theirs.get(key))} there, {_short(mine.get(key))} now" for key in differing[:3]
         )
+        more = f", and {len(differing) - 3} more" if len(differing) > 3 else ""
         raise InputError(
-            f"--output-dir must not hold another run; {output_dir} does ({shown}). Name another folder, or give "
-            "--overwrite-output-dir."
+            f"--output-dir must not hold another run; {output_dir} does ({shown}{more}). Name another folder, give "
+            "--overwrite-output-dir, or the settings of that run, of which these may change: "
+            f"{', '.join(settings_that_may_change())}."
         )
+
+
+def _has_checkpoint(output_dir: str, files: dict[str, int]) -> bool:
+    folder = storage.join(output_dir, CHECKPOINTS_FOLDER)
+    return RECORD_NAME in files and any(name.endswith(".json") for name in storage.list_files(folder))
 
 
 def clear_output_folder(output_dir: str) -> None:

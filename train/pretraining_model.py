@@ -46,6 +46,14 @@ class PretrainingModel(tf_keras.Model):
         """Means over the updates since they were last reset, weighted by masked tokens where that applies."""
         return [self.loss_mean, self.accuracy_mean, self.grad_norm_mean]
 
+    def reset_metrics(self) -> None:
+        """Keep the means: `fit` calls this as it begins, and a run may go on from the middle of an interval."""
+
+    def reset_means(self) -> None:
+        """Begin the means anew."""
+        for metric in self.metrics:
+            metric.reset_state()
+
     def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
         """Return the logits at all positions: int32 (batch, length) -> (batch, length, vocabulary)."""
         return self.masked_lm(self._model_inputs(inputs), training=training).logits[..., : self.rule.vocabulary_size]

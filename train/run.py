@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from contextlib import ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from transformers import PretrainedConfig
 
 from tokenizer_training.hub import HubPushError
 from tokenizer_training.tokenizer import vocabulary_size
+from train import heartbeat
 from train.cluster import Cluster, read_cluster
 from train.config import TrainingConfig
 from train.hub_config import preliminary_card
@@ -17,13 +18,16 @@ from train.inputs import TrainingInputs, open_inputs
 from train.model_config import resolve_model_config
 from train.output_folder import claim_output_folder, clear_output_folder, fingerprint, read_record, write_record
 from train.plan import Plan, make_plan
+from train.preemption import StopRequest, listening
 from train.run_record import describe_run
+from train.start import describe_start
 from train.tpu_devices import check_tpu_devices, check_tpu_use
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
     from train.evaluation import Evaluation
+    from train.hub import PushToHubCallback
     from train.publisher import Publisher
     from train.trainer import Trainer
 
@@ -80,7 +84,9 @@ def prepare_run(config: TrainingConfig) -> Run:
     inputs.masking_rule(config.masking)
     run = Run(config, inputs, resolve_model_config(config.model, inputs), cluster)
     run.plan(num_replicas=cluster.num_workers)
-    claim_output_folder(run.output_dir, run.fingerprint, overwrite=config.run.overwrite_output_dir)
+    claim_output_folder(
+        run.output_dir, run.fingerprint, resume=config.run.resume, overwrite=config.run.overwrite_output_dir
+    )
     repository = config.hub.repository()
     if repository is not None and cluster.is_chief:
         from tokenizer_training.hub_access import check_hub_access
@@ -108,20 +114,30 @@ def print_plan(run: Run) -> None:
 
 
 def train_and_export(run: Run) -> None:
-    """Connect to the device, train to the plan's last step, export, and push if asked to."""
-    from train.agreement import ending_with_lost_workers
+    """Connect to the device, train to the plan's last step, export, and push if asked to.
+
+    Raises:
+        RunStoppedError: it was asked to stop before, and has saved.
+    """
+    from train.agreement import any_worker, ending_with_lost_workers
     from train.strategy import connect
 
+    heartbeat.report("connect")
     strategy = connect(run.config.hardware, run.cluster)
-    with ending_with_lost_workers(run.cluster, run.output_dir):
+    stop = StopRequest(functools.partial(any_worker, strategy) if run.cluster.num_workers > 1 else None)
+    with ending_with_lost_workers(run.cluster, run.output_dir), _listening(run, stop):
+        heartbeat.report("build")
         trainer = _agreed_trainer(run, strategy, run.plan(strategy.num_replicas_in_sync))
         if run.cluster.is_chief:
             _print_table(trainer.plan.describe(trainer.model.masked_lm.count_params()))
+            _print_start(run, trainer)
             _log_first_rows(run, trainer)
         publisher = _publisher(run) if run.cluster.is_chief else None
-        evaluation = _fit(run, trainer, publisher)
+        with _pushing(run, trainer, publisher) as pushing:
+            evaluation = trainer.fit(stop, pushing)
     if publisher is None:
         return
+    heartbeat.report("export", trainer.plan.num_steps)
     last = publisher.take(trainer.model.masked_lm, trainer.plan.num_steps, trainer.log.lines)
     try:
         publisher.publish(last, f"Pretrained for {last.step:,} steps")
@@ -131,20 +147,12 @@ def train_and_export(run: Run) -> None:
     _print_result(run, evaluation, publisher.export_folder)
 
 
-def _fit(run: Run, trainer: "Trainer", publisher: "Publisher | None") -> "Evaluation | None":
-    """Train to the last step, the chief pushing meanwhile if asked to; return the last evaluation."""
+def _pushing(run: Run, trainer: "Trainer", publisher: "Publisher | None") -> "PushToHubCallback":
+    """Return what pushes the model while it is trained, if asked to; of several workers the chief's does."""
     from train.hub import PushToHubCallback, steps_of_pushes
 
-    # Launches end at these steps on all workers.
     steps = steps_of_pushes(run.config.hub, trainer.plan)
-    with ExitStack() as stack:
-        callbacks = []
-        if steps and publisher is not None:
-            pushing = PushToHubCallback(
-                publisher, steps, start_step=trainer.start_step, metrics=lambda: trainer.log.lines
-            )
-            callbacks.append(stack.enter_context(pushing))
-        return trainer.fit(callbacks, stops=steps)
+    return PushToHubCallback(publisher, steps, metrics=lambda: trainer.log.lines)
 
 
 def _agreed_trainer(run: Run, strategy: "tf.distribute.Strategy", plan: Plan) -> "Trainer":
@@ -165,8 +173,21 @@ def _agreed_trainer(run: Run, strategy: "tf.distribute.Strategy", plan: Plan) ->
     check_agreement(strategy, run.cluster, settings, rule="All workers must be given the same flags and shards.")
     trainer = build_trainer(run.config, run.inputs, run.model_config, plan, strategy)
     rule = f"--output-dir must be one folder that all workers see; they found other checkpoints in {run.output_dir}."
-    check_agreement(strategy, run.cluster, {"newest step": trainer.start_step}, rule=rule)
+    check_agreement(strategy, run.cluster, {"newest step": trainer.start.step}, rule=rule)
     return trainer
+
+
+def _listening(run: Run, stop: StopRequest) -> AbstractContextManager[None]:
+    hardware = run.config.hardware
+    return listening(stop, on_cloud_machine=hardware.wants_tpu and hardware.tpu_name == "local")
+
+
+def _print_start(run: Run, trainer: "Trainer") -> None:
+    """Print where training begins or goes on, and what is not as it was."""
+    start = trainer.start
+    path = trainer.checkpoints.path(start.step)
+    for index, text in enumerate(describe_start(start, trainer.plan, run.config, trainer.versions, path)):
+        print(f"{'' if index else 'start':<22} {text}")
 
 
 def _log_first_rows(run: Run, trainer: "Trainer") -> None:

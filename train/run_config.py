@@ -1,6 +1,7 @@
 """Settings of what a run writes, and when."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from train.config_fields import flag, require
 
@@ -14,8 +15,18 @@ class RunConfig:
     log_steps: int = flag(50, "Updates between two lines of metrics.jsonl; each reads metrics back from the device.")
     eval_steps: int | None = flag(None, "Updates between two evaluations; by default ten in a run.")
     save_steps: int | None = flag(None, "Updates between two checkpoints; by default at each evaluation.")
-    keep_checkpoints: int = flag(2, "Newest checkpoints that are kept; 2, so that a damaged one is no loss.")
-    overwrite_output_dir: bool = flag(False, "Delete what another run left in --output-dir and start anew.")
+    save_minutes: float | None = flag(None, "Minutes after which a checkpoint is saved besides; by default never.")
+    keep_checkpoints: int = flag(
+        2,
+        "Newest checkpoints that are kept; 2, so that a damaged one is no loss. The one of the lowest validation loss "
+        "is kept besides.",
+    )
+    resume: Literal["auto", "must", "never"] = flag(
+        "auto",
+        "Go on from the newest checkpoint in --output-dir: where this very run left one (auto); or fail (must). never "
+        "wants a folder without a run.",
+    )
+    overwrite_output_dir: bool = flag(False, "Delete the run in --output-dir, whichever it is, and start anew.")
     profile: str | None = flag(
         None, "START:STOP: trace the updates after START up to STOP for TensorBoard's profiler, say 100:105."
     )
@@ -25,6 +36,14 @@ class RunConfig:
         for name in ("log_steps", "eval_steps", "save_steps", "keep_checkpoints"):
             value = getattr(self, name)
             require(value is None or value >= 1, "must be at least 1", f"--{name.replace('_', '-')}", value)
+        minutes = self.save_minutes
+        require(minutes is None or minutes > 0, "must be above 0", "--save-minutes", minutes)
+        require(
+            not self.overwrite_output_dir or self.resume != "must",
+            "and --resume must must not both be given",
+            "--overwrite-output-dir",
+            "both",
+        )
         require(0 <= self.seed < 2**31, "must lie in 0 to 2147483647", "--seed", self.seed)
         start, _, stop = (self.profile or "0:1").partition(":")
         holds = start.isdecimal() and stop.isdecimal() and int(start) < int(stop)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from tfrecord_prep.manifest import ShardSet
@@ -10,20 +9,19 @@ from tokenizer_training.command_line import commit
 from train.chips import local_accelerator_type
 from train.config import HardwareConfig
 from train.plan import Plan
+from train.versions import installed_versions
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
     from train.run import Run
 
-VERSIONS_OF = ("mlm-pretraining", "tensorflow", "tensorflow-tpu", "tf-keras", "transformers", "tokenizers", "numpy")
-
 
 def describe_run(run: "Run", plan: Plan, strategy: "tf.distribute.Strategy") -> dict[str, Any]:
     """Return commit, versions, hardware, plan, what the rows were made of, and the revision of what the Hub gave."""
     return {
         "commit": commit(),
-        "versions": _versions(),
+        "versions": installed_versions(),
         "hardware": describe_hardware(run.config.hardware, strategy),
         # Of a configuration, and with --init-from of its weights, that came from the Hub.
         "hub_revision": getattr(run.model_config, "_commit_hash", None),
@@ -53,14 +51,3 @@ def describe_shards(shards: ShardSet | None) -> dict[str, Any] | None:
     if shards.manifest is None:
         return {"totals": {"num_rows": shards.num_rows}}
     return {name: value for name, value in dataclasses.asdict(shards.manifest).items() if name != "shards"}
-
-
-def _versions() -> dict[str, str]:
-    """Return the versions of the libraries that are installed, of those that decide what is trained."""
-    versions = {}
-    for name in VERSIONS_OF:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return versions
