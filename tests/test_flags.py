@@ -27,14 +27,15 @@ COMMANDS = {
         CORPUS_FLAGS
         + """normalization lowercase strip_accents replace_quotes split_digits
         vocab_size character_coverage byte_fallback extra_special_tokens pad_vocab_to_multiple_of max_bytes
-        output_dir overwrite num_workers batch_size push_to_hub export_to_hub dry_run""",
+        output_dir overwrite num_workers batch_size push_to_hub export_to_hub hub_private
+        dry_run""",
         "dataset_name dataset_config trust_remote_code batch_size vocab_size limit export_to_hub",
     ),
     "tfrecord_prep/prepare_tfrecord_shards.py": (
         (CorpusConfig, PrepareConfig),
         CORPUS_FLAGS
         + """tokenizer_name_or_path max_length shard_size output_dir chunking num_workers partition_bytes dry_run
-        overwrite verify runner beam_options""",
+        overwrite verify runner beam_options push_to_hub hub_private""",
         """dataset_name dataset_config trust_remote_code tokenizer_name_or_path shard_size split limit max_length
         output_dir""",
     ),

@@ -59,6 +59,9 @@ class OutputConfig:
         default=False,
         metadata={"help": f"Also push the folder to the repository {TUTORIAL_REPOSITORY} of the user logged in."},
     )
+    hub_private: bool = field(
+        default=False, metadata={"help": "Make the repository that is pushed to private when it is created."}
+    )
     dry_run: bool = field(default=False, metadata={"help": "Stop after all checks, with the plan printed."})
 
     def __post_init__(self) -> None:
@@ -182,9 +185,10 @@ def find_repository(output: OutputConfig) -> HubRepository | None:
     from tokenizer_training.hub_access import check_hub_access
 
     try:
-        repository = HubRepository(output.push_to_hub or f"{whoami()['name']}/{TUTORIAL_REPOSITORY}")
+        repo_id = output.push_to_hub or f"{whoami()['name']}/{TUTORIAL_REPOSITORY}"
     except OSError as error:
         raise InputError(f"--export-to-hub needs a login (`hf auth login`): {' '.join(str(error).split())}") from error
+    repository = HubRepository(repo_id, private=output.hub_private)
     check_hub_access(repository)
     return repository
 

@@ -12,7 +12,7 @@ from tokenizer_training import storage
 from tokenizer_training.hub import HubRepository, push_folder
 from tokenizer_training.hub_requests import Interruption
 from tokenizer_training.tokenizer import vocabulary_size
-from train.output_folder import EXPORT_FOLDER, LOSS_CURVE_NAME, TENSORBOARD_FOLDER
+from train.output_folder import LOSS_CURVE_NAME, TENSORBOARD_FOLDER
 from train.pytorch_export import ModelSnapshot, export_model, take_snapshot
 
 CARD_NAME = "README.md"
@@ -32,21 +32,19 @@ class Publication:
 
 @dataclass(frozen=True)
 class Publisher:
-    """Writes `OUTPUT_DIR/export`, and pushes it where `repository` is given.
+    """Writes a folder, local or `gs://`, and pushes it where `repository` is given.
 
+    run_folder: of the run, with the picture of its loss and its TensorBoard files.
+    export_folder: that is written.
     card: makes the README.md of a publication; whether the folder has the picture of the loss is its second argument.
     """
 
-    output_dir: str
+    run_folder: str
+    export_folder: str
     tokenizer: PreTrainedTokenizerFast
     model_max_length: int
     card: Callable[[Publication, bool], str]
     repository: HubRepository | None = None
-
-    @property
-    def export_folder(self) -> str:
-        """The folder of the export, local or `gs://`."""
-        return storage.join(self.output_dir, EXPORT_FOLDER)
 
     def take(self, masked_lm: Any, step: int, metrics: list[dict[str, Any]]) -> Publication:
         """Return what is to be published, copied from the model and the log; takes as long as copying the weights."""
@@ -84,12 +82,12 @@ class Publisher:
             model_max_length=self.model_max_length,
             vocabulary_size=vocabulary_size(self.tokenizer),
         )
-        picture = storage.join(self.output_dir, LOSS_CURVE_NAME)
+        picture = storage.join(self.run_folder, LOSS_CURVE_NAME)
         has_picture = storage.exists(picture)
         if has_picture:
             storage.write_bytes(str(Path(folder, LOSS_CURVE_NAME)), storage.read_bytes(picture))
         storage.write_text(str(Path(folder, CARD_NAME)), self.card(publication, has_picture))
-        events = storage.join(self.output_dir, TENSORBOARD_FOLDER)
+        events = storage.join(self.run_folder, TENSORBOARD_FOLDER)
         names = [name for name in sorted(storage.list_files(events)) if EVENTS_MARK in name]
         for number, name in enumerate(names):
             # The names that TensorFlow gives hold that of the machine.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PretrainedConfig
 
+from tokenizer_training import storage
 from tokenizer_training.hub import HubPushError
 from tokenizer_training.tokenizer import vocabulary_size
 from train import heartbeat
@@ -16,7 +17,14 @@ from train.config import TrainingConfig
 from train.hub_config import preliminary_card
 from train.inputs import TrainingInputs, open_inputs
 from train.model_config import resolve_model_config
-from train.output_folder import claim_output_folder, clear_output_folder, fingerprint, read_record, write_record
+from train.output_folder import (
+    EXPORT_FOLDER,
+    claim_output_folder,
+    clear_output_folder,
+    fingerprint,
+    read_record,
+    write_record,
+)
 from train.plan import Plan, make_plan
 from train.preemption import StopRequest, listening
 from train.run_record import describe_run
@@ -204,9 +212,10 @@ def _publisher(run: Run) -> "Publisher":
 
     tokenizer = run.inputs.tokenizer
     return Publisher(
-        run.output_dir,
-        tokenizer,
-        run.inputs.max_length,
+        run_folder=run.output_dir,
+        export_folder=storage.join(run.output_dir, EXPORT_FOLDER),
+        tokenizer=tokenizer,
+        model_max_length=run.inputs.max_length,
         card=functools.partial(model_card, read_record(run.output_dir), tokenizer),
         repository=run.config.hub.repository(),
     )

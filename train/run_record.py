@@ -1,6 +1,7 @@
 """What `run.json` says about a run besides its settings: enough to write the model's card from."""
 
 import dataclasses
+import json
 import platform
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +19,15 @@ if TYPE_CHECKING:
 
 
 def describe_run(run: "Run", plan: Plan, strategy: "tf.distribute.Strategy") -> dict[str, Any]:
-    """Return commit, versions, hardware, plan, what the rows were made of, and the revision of what the Hub gave."""
+    """Return commit, versions, hardware, model, plan, what the rows were made of, the revision of what the Hub gave."""
     return {
         "commit": commit(),
         "versions": installed_versions(),
         "hardware": describe_hardware(run.config.hardware, strategy),
         # Of a configuration, and with --init-from of its weights, that came from the Hub.
         "hub_revision": getattr(run.model_config, "_commit_hash", None),
+        "model_config": json.loads(run.model_config.to_json_string(use_diff=False)),
+        "tokenizer": run.inputs.tokenizer_source,
         "plan": dataclasses.asdict(plan),
         "train_data": describe_shards(run.inputs.train_shards),
         "eval_data": describe_shards(run.inputs.eval_shards),

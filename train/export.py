@@ -1,0 +1,119 @@
+"""Export a saved model, a checkpoint of a run say, for PyTorch, and push it to the Hub if asked to."""
+
+import argparse
+import functools
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenizer_training import storage
+from tokenizer_training.command_line import InputError, command, log_start
+from tokenizer_training.hub import MAIN_BRANCH, HubRepository, push_folder
+
+# Before transformers is imported.
+from train import environment as environment
+
+if TYPE_CHECKING:
+    from train.checkpoint_export import SavedModel
+
+FORMATS = ("pytorch", "tf")
+TF_WEIGHTS_NAME = "tf_model.h5"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument(
+        "checkpoint",
+        help="OUTPUT_DIR of run_mlm.py for its newest checkpoint, OUTPUT_DIR/checkpoints/step-… for another, or a "
+        "folder or Hub id with config.json and weights. Local or gs://.",
+    )
+    parser.add_argument("output", help="Folder of the export, local or gs://.")
+    parser.add_argument("--push", metavar="USER/NAME", help="Also push the folder to this repository on the Hub.")
+    parser.add_argument("--private", action="store_true", help="Make the repository private when it is created.")
+    parser.add_argument("--revision", default=MAIN_BRANCH, help="Branch to push to, made where it is missing.")
+    parser.add_argument(
+        "--formats",
+        default="pytorch",
+        help=f"What to write, divided by commas: pytorch (model.safetensors, always), tf ({TF_WEIGHTS_NAME}).",
+    )
+    parser.add_argument("--tokenizer", help="Folder or Hub id, where it is no longer where the run found it.")
+    return parser
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """Read the checkpoint, write the export, push it."""
+    arguments = build_parser().parse_args(argv)
+    log_start(__file__)
+    formats = _formats(arguments.formats)
+    repository = None
+    storage.check_writable(arguments.output)
+    if arguments.push:
+        from tokenizer_training.hub_access import check_hub_access
+
+        repository = HubRepository(arguments.push, private=arguments.private, branch=arguments.revision)
+        check_hub_access(repository)
+
+    from train.checkpoint_export import read_saved_model  # TensorFlow, not for --help
+
+    saved = read_saved_model(arguments.checkpoint, arguments.tokenizer)
+    is_remote = storage.is_remote(arguments.output)
+    with tempfile.TemporaryDirectory(prefix="export-") as temporary_folder:
+        local_folder = temporary_folder if is_remote else arguments.output
+        _write(saved, local_folder, repository)
+        if "tf" in formats:
+            _write_tf_weights(local_folder)
+        if is_remote:
+            storage.upload_folder(local_folder, arguments.output)
+        if repository is not None:
+            push_folder(local_folder, repository, commit_message="Export", kept_in=arguments.output)
+    print(f"model: {arguments.output}" + (f", pushed to {repository.repo_id}" if repository else ""))
+
+
+def _formats(text: str) -> set[str]:
+    formats = {name.strip() for name in text.split(",")}
+    if "onnx" in formats:
+        raise InputError(
+            "--formats onnx is not made here: no well-kept exporter reads TensorFlow's models. From the PyTorch export "
+            "Hugging Face's makes it: optimum-cli export onnx --model OUTPUT ONNX_OUTPUT."
+        )
+    if not formats <= set(FORMATS) or "pytorch" not in formats:
+        raise InputError(f"--formats must be pytorch, or pytorch,tf; received {text}.")
+    return formats
+
+
+def _write(saved: "SavedModel", folder: str, repository: HubRepository | None) -> None:
+    """Write the model; with its card, picture and TensorBoard files where they are known."""
+    from tokenizer_training.tokenizer import vocabulary_size
+    from train.model_card import model_card
+    from train.publisher import Publisher
+    from train.pytorch_export import export_model
+
+    if saved.run_folder is None or saved.record is None:
+        size = vocabulary_size(saved.tokenizer)
+        model, length = saved.publication.model, saved.model_max_length
+        export_model(model, saved.tokenizer, folder, model_max_length=length, vocabulary_size=size)
+        return
+    record = saved.record
+    if repository is not None:
+        branch = None if repository.branch == MAIN_BRANCH else repository.branch
+        record["settings"]["hub"] |= {"hub_model_id": repository.repo_id, "hub_revision": branch}
+    card = functools.partial(model_card, record, saved.tokenizer)
+    publisher = Publisher(saved.run_folder, folder, saved.tokenizer, saved.model_max_length, card)
+    publisher.publish(saved.publication, "")
+
+
+def _write_tf_weights(folder: str) -> None:
+    """Write the weights of the export in TensorFlow's format, from those of the other, so that they cannot differ."""
+    from train.pretrained import load_masked_lm
+
+    with tempfile.TemporaryDirectory(dir=folder, suffix=storage.PARTIAL_SUFFIX) as staging:
+        load_masked_lm(folder).save_pretrained(staging)
+        Path(staging, TF_WEIGHTS_NAME).replace(Path(folder, TF_WEIGHTS_NAME))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
