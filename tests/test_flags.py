@@ -80,7 +80,7 @@ def test_the_tutorials_flags_work_here(script):
     assert set(tutorial.split()) <= set(listed.split())
 
 
-@pytest.mark.parametrize("script", [*COMMANDS, "train/fill_mask.py"])
+@pytest.mark.parametrize("script", [*COMMANDS, "train/fill_mask.py", "train/export.py"])
 def test_help_is_quick_and_imports_no_tensorflow(script):
     command = [sys.executable, "-X", "importtime", str(PROJECT / script), "--help"]
     seconds = []

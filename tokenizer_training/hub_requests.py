@@ -56,8 +56,9 @@ def repeat(
 
 
 def one_line(error: BaseException) -> str:
-    """Return what the error says, on one line of bounded length."""
-    return textwrap.shorten(str(error), 300)
+    """Return what the error says, and what it was raised from, on one line of bounded length."""
+    cause = _cause(error)
+    return textwrap.shorten(str(error) if cause in (None, error) else f"{error} {cause}", 300)
 
 
 def status_of(error: BaseException) -> int | None:
