@@ -52,7 +52,8 @@ COMMANDS = {
         tpu_name tpu_zone gcp_project no_tpu bfloat16 jit_compile tpu_layers steps_per_execution
         output_dir seed log_steps eval_steps save_steps save_minutes keep_checkpoints resume overwrite_output_dir
         profile dry_run
-        hub_model_id hub_private hub_revision hub_tag hub_strategy push_steps hub_license hub_language hub_example
+        hub_model_id hub_private hub_revision hub_tag hub_strategy push_steps resume_from_hub
+        hub_license hub_language hub_example
         """,
         """pretrained_model_config tokenizer per_replica_batch_size no_tpu tpu_name tpu_zone gcp_project bfloat16
         train_dataset shuffle_buffer_size eval_dataset num_epochs learning_rate weight_decay_rate max_length

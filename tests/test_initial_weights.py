@@ -1,12 +1,10 @@
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tf_keras
-from huggingface_hub import configure_http_backend, constants, file_download
 from safetensors.numpy import load_file, save_file
 from transformers.utils import hub as transformers_hub
 
@@ -161,20 +159,12 @@ def test_other_special_tokens_of_the_same_vocabulary_are_refused(export: Path, t
 
 
 @pytest.fixture
-def server(hub_server: HubHandle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubHandle]:
-    """The stand-in, reached from this process."""
-    for name, value in hub_server.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub_server.endpoint)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(constants, "ENDPOINT", hub_server.endpoint)
-    monkeypatch.setattr(file_download, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
+def server(hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> HubHandle:
+    """The stand-in, reached from this process by transformers, too."""
     # transformers took these from the environment when it was imported.
     monkeypatch.setattr(transformers_hub, "_is_offline_mode", False)
     monkeypatch.setattr(transformers_hub, "TRANSFORMERS_CACHE", str(tmp_path / "cache"))
-    yield hub_server
-    configure_http_backend()
+    return hub_here
 
 
 @pytest.mark.usefixtures("server")

@@ -66,6 +66,7 @@ def push_folder(
     *,
     commit_message: str,
     kept_in: str | None = None,
+    delete_patterns: list[str] | None = None,
     interruption: Interruption | None = None,
 ) -> str:
     """Push all files of a local folder in one commit, and return the commit's URL.
@@ -78,6 +79,7 @@ def push_folder(
         repository: where it goes.
         commit_message: the commit's title.
         kept_in: the folder, local or `gs://`, that holds the files when the push has failed; by default `folder`.
+        delete_patterns: of files there that are deleted, unless the folder has them.
         interruption: by which another thread ends the push sooner.
 
     Raises:
@@ -97,6 +99,7 @@ def push_folder(
             folder_path=folder,
             commit_message=commit_message,
             ignore_patterns=IGNORED_FILES,
+            delete_patterns=delete_patterns,
         )
         if repository.tag is not None:
             target: dict[str, Any] = {"repo_id": repository.repo_id, "repo_type": repository.kind}

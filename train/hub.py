@@ -27,7 +27,7 @@ def steps_of_pushes(config: HubConfig, plan: Plan) -> tuple[int, ...]:
     """Return the updates after which a model is pushed while training goes on; the last update is not among them."""
     if config.hub_model_id is None or config.hub_strategy == "end":
         return ()
-    if config.hub_strategy == "steps":
+    if config.hub_strategy in ("steps", "checkpoint"):
         return tuple(range(config.push_steps or plan.save_steps, plan.num_steps, config.push_steps or plan.save_steps))
     ends = (-(-plan.num_rows * epoch // plan.global_batch_rows) for epoch in range(1, int(plan.num_epochs) + 1))
     return tuple(step for step in ends if step < plan.num_steps)

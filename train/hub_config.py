@@ -19,13 +19,18 @@ class HubConfig:
         None, "Branch that is pushed to, made where it is missing; by default main, which others load."
     )
     hub_tag: str | None = flag(None, "Name of a tag that the commit of the last push gets.")
-    hub_strategy: Literal["end", "epoch", "steps"] = flag(
+    hub_strategy: Literal["end", "epoch", "steps", "checkpoint"] = flag(
         "end",
-        "When to push: after the last update; also after each pass over the rows; or also every --push-steps updates. "
-        "Training goes on meanwhile, and a push that is late is skipped for a newer one.",
+        "When to push: after the last update; also after each pass over the rows; also every --push-steps updates; or "
+        "with each of these the newest checkpoint of the training, too, to the branch `checkpoints`. Training goes on "
+        "meanwhile, and a push that is late is skipped for a newer one.",
     )
     push_steps: int | None = flag(
-        None, "Updates between two pushes of --hub-strategy steps; by default those between two checkpoints."
+        None, "Updates between two pushes of --hub-strategy steps or checkpoint; by default as between checkpoints."
+    )
+    resume_from_hub: bool = flag(
+        False,
+        "Where --output-dir holds no run, go on from the checkpoint that --hub-strategy checkpoint put on the Hub.",
     )
     hub_license: str | None = flag(
         None, "License of the model, for its card, as the Hub calls it: apache-2.0, mit, cc-by-4.0 …"
@@ -40,11 +45,11 @@ class HubConfig:
 
     def __post_init__(self) -> None:
         require(self.push_steps is None or self.push_steps >= 1, "must be at least 1", "--push-steps", self.push_steps)
-        needs_steps = self.push_steps is None or self.hub_strategy == "steps"
-        require(needs_steps, "needs --hub-strategy steps", "--push-steps", self.hub_strategy)
-        for name, default in (("hub_revision", None), ("hub_tag", None), ("hub_strategy", "end")):
+        is_by_steps = self.push_steps is None or self.hub_strategy in ("steps", "checkpoint")
+        require(is_by_steps, "needs --hub-strategy steps or checkpoint", "--push-steps", self.hub_strategy)
+        for name in ("hub_revision", "hub_tag", "hub_strategy", "resume_from_hub"):
             value = getattr(self, name)
-            is_of_use = value == default or self.hub_model_id is not None
+            is_of_use = value in (None, "end", False) or self.hub_model_id is not None
             require(is_of_use, "needs --hub-model-id", f"--{name.replace('_', '-')}", value)
         require(self.hub_example.count(MASK) == 1, f"must have one {MASK}", "--hub-example", repr(self.hub_example))
 

@@ -12,6 +12,7 @@ from tokenizer_training import storage
 from tokenizer_training.hub import HubRepository, push_folder
 from tokenizer_training.hub_requests import Interruption
 from tokenizer_training.tokenizer import vocabulary_size
+from train.hub_checkpoints import push_newest_checkpoint
 from train.output_folder import LOSS_CURVE_NAME, TENSORBOARD_FOLDER
 from train.pytorch_export import ModelSnapshot, export_model, take_snapshot
 
@@ -37,6 +38,7 @@ class Publisher:
     run_folder: of the run, with the picture of its loss and its TensorBoard files.
     export_folder: that is written.
     card: makes the README.md of a publication; whether the folder has the picture of the loss is its second argument.
+    pushes_checkpoints: push the newest checkpoint of the run, too.
     """
 
     run_folder: str
@@ -45,6 +47,7 @@ class Publisher:
     model_max_length: int
     card: Callable[[Publication, bool], str]
     repository: HubRepository | None = None
+    pushes_checkpoints: bool = False
 
     def take(self, masked_lm: Any, step: int, metrics: list[dict[str, Any]]) -> Publication:
         """Return what is to be published, copied from the model and the log; takes as long as copying the weights."""
@@ -66,13 +69,16 @@ class Publisher:
                 storage.upload_folder(local_folder, self.export_folder)
             if self.repository is None:
                 return None
-            return push_folder(
+            url = push_folder(
                 local_folder,
                 self.repository,
                 commit_message=commit_message,
                 kept_in=self.export_folder,
                 interruption=interruption,
             )
+        if self.pushes_checkpoints:
+            push_newest_checkpoint(self.run_folder, self.repository, interruption=interruption)
+        return url
 
     def _write(self, publication: Publication, folder: str) -> None:
         export_model(

@@ -92,6 +92,10 @@ def prepare_run(config: TrainingConfig) -> Run:
     inputs.masking_rule(config.masking)
     run = Run(config, inputs, resolve_model_config(config.model, inputs), cluster)
     run.plan(num_replicas=cluster.num_workers)
+    if config.hub.resume_from_hub and not config.run.dry_run:
+        from train.hub_checkpoints import resume_from_hub
+
+        resume_from_hub(run.output_dir, config.hub, cluster)
     claim_output_folder(
         run.output_dir, run.fingerprint, resume=config.run.resume, overwrite=config.run.overwrite_output_dir
     )
@@ -218,6 +222,7 @@ def _publisher(run: Run) -> "Publisher":
         model_max_length=run.inputs.max_length,
         card=functools.partial(model_card, read_record(run.output_dir), tokenizer),
         repository=run.config.hub.repository(),
+        pushes_checkpoints=run.config.hub.hub_strategy == "checkpoint",
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import configure_http_backend, constants
+from huggingface_hub import configure_http_backend, constants, file_download
 
 from tests.servers import cloud_storage as cloud_storage_server
 from tests.servers import hub as hub_server_module
@@ -174,6 +174,9 @@ def hub_here(hub_server: HubHandle, monkeypatch: pytest.MonkeyPatch) -> Iterator
     """The stand-in, reached from this process, with short waits between tries."""
     for name, value in hub_server.environment.items():
         monkeypatch.setenv(name, value)
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub_server.endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(file_download, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
     monkeypatch.setattr(constants, "ENDPOINT", hub_server.endpoint)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub, "RETRY_DELAYS_SECONDS", (0.01,) * 4)
