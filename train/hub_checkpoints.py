@@ -67,8 +67,8 @@ def resume_from_hub(run_folder: str, config: HubConfig, cluster: Cluster) -> Non
     """
     if cluster.num_workers > 1:
         raise InputError(
-            f"--resume-from-hub is for one worker; received TF_CONFIG with {cluster.num_workers}. Copy the files of the "
-            f"branch {CHECKPOINTS_BRANCH} to --output-dir before they start."
+            f"--resume-from-hub is for one worker; received TF_CONFIG with {cluster.num_workers}. Copy the files of "
+            f"the branch {CHECKPOINTS_BRANCH} to --output-dir before they start."
         )
     if storage.exists(storage.join(run_folder, RECORD_NAME)):
         logger.info("%s holds a run, so none is fetched from the Hub", run_folder)
