@@ -11,7 +11,7 @@ import train.environment  # noqa: F401  (before TensorFlow)
 import tensorflow as tf  # isort: skip
 import tf_keras
 
-pytest_plugins = ["tests.servers.fixtures"]
+pytest_plugins = ["tests.servers.fixtures", "tests.other_environments"]
 
 # Before any test module makes a tensor. A single device is taken by name where one replica is meant.
 tf.config.set_logical_device_configuration(

@@ -12,6 +12,7 @@ import pytest
 from tests.test_flags import COMMANDS
 from tokenizer_training.command_line import parse_arguments
 from train.config import parse_training_config
+from train.export import build_parser
 from train.fill_mask import FillMaskConfig
 from train.presets import preset_settings
 
@@ -24,6 +25,8 @@ COMMAND_LINES = [line for block in SHELL_BLOCKS for line in block.splitlines() i
 def parse(script, flags):
     if script == "train/run_mlm.py":
         return parse_training_config(flags, "")
+    if script == "train/export.py":
+        return build_parser().parse_args(flags)
     dataclass_types = (FillMaskConfig,) if script == "train/fill_mask.py" else COMMANDS[script][0]
     return parse_arguments(dataclass_types, flags, "", preset_settings if script == "train/tpu_preflight.py" else None)
 

@@ -11,8 +11,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, TFAutoModelForM
 
 from tests.tiny_models import BERT, CONFIGS, padded_batch, tiny_config, tiny_model, tiny_tokenizer
 from tokenizer_training.command_line import InputError
-from train.export import HEAD_BIAS, export_model, pytorch_weights
 from train.pretrained import load_masked_lm
+from train.pytorch_export import HEAD_BIAS, export_model, pytorch_weights
 
 EXPORTED_FILES = ["config.json", "model.safetensors", "special_tokens_map.json", "tokenizer.json"]
 LAYER = [

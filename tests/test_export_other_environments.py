@@ -1,26 +1,18 @@
-"""What the stages make, read in environments with transformers 4 and 5, PyTorch and no TensorFlow.
-
-The environments are made in the folder named by MLM_TEST_ENVIRONMENTS, and found there again; without it, in a
-temporary one.
-"""
+"""What the stages make, read in environments with transformers 4 and 5, PyTorch and no TensorFlow."""
 
 import json
-import os
-import subprocess
 import sys
-import venv
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.generated_text import generated_lines
+from tests.other_environments import output_of
 from tests.tiny_models import CONFIGS, padded_batch, tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.slow
 
-REQUIREMENTS = {"transformers-4": "transformers==4.57.*", "transformers-5": "transformers>=5,<6"}
-TORCH = "torch==2.13.0"
 TOLERANCE = 1e-4
 SENTENCES = ["a function returns the [MASK] of a file", "the [MASK]", "Text, with ünknown signs in 3 [MASK]."]
 MODEL_MAX_LENGTH = 60
@@ -93,24 +85,10 @@ TEXTS = [
 SPECIAL_IDS = {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4, "bos": 0, "eos": 2}
 
 
-@pytest.fixture(scope="module", params=REQUIREMENTS)
-def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with torch and one generation of transformers."""
-    root = os.environ.get("MLM_TEST_ENVIRONMENTS") or tmp_path_factory.mktemp("environments")
-    folder = Path(root, request.param)
-    interpreter = folder / "bin" / "python"
-    complete = folder / "complete"
-    if not complete.exists():
-        venv.create(folder, with_pip=True, clear=True)
-        subprocess.run([interpreter, "-m", "pip", "install", "--quiet", TORCH, REQUIREMENTS[request.param]], check=True)
-        complete.touch()
-    return interpreter
-
-
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
     """A folder of exports of all architectures, each with TensorFlow's logits; and the ids of the sentences."""
-    from train.export import export_model
+    from train.pytorch_export import export_model
 
     root = tmp_path_factory.mktemp("exports")
     tokenizer = tiny_tokenizer()
@@ -129,21 +107,6 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[i
             **random_batch,
         )
     return root, encoded["input_ids"].tolist()
-
-
-def output_of(python: Path, program: str, *arguments: str) -> str:
-    """Return what a program prints in another environment."""
-    # What this process set for TensorFlow would make transformers look for it there.
-    environment = {name: value for name, value in os.environ.items() if name != "FORCE_TF_AVAILABLE"}
-    shown = subprocess.run(
-        [python, "-c", program, *arguments],
-        env=environment | {"HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert shown.returncode == 0, shown.stderr
-    return shown.stdout
 
 
 def test_transformers_reads_a_trained_tokenizer_as_it_was_made(python: Path, tmp_path: Path) -> None:

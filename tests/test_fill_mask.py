@@ -7,8 +7,8 @@ import pytest
 from tests.tiny_models import VOCABULARY, tiny_model, tiny_tokenizer
 from tokenizer_training.command_line import EXIT_BAD_INPUT, InputError
 from train import fill_mask
-from train.export import export_model
 from train.fill_mask import fill_masks, main
+from train.pytorch_export import export_model
 
 SENTENCE = "a function returns the [MASK] of a file"
 

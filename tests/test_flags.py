@@ -27,14 +27,15 @@ COMMANDS = {
         CORPUS_FLAGS
         + """normalization lowercase strip_accents replace_quotes split_digits
         vocab_size character_coverage byte_fallback extra_special_tokens pad_vocab_to_multiple_of max_bytes
-        output_dir overwrite num_workers batch_size push_to_hub export_to_hub dry_run""",
+        output_dir overwrite num_workers batch_size push_to_hub export_to_hub hub_private
+        dry_run""",
         "dataset_name dataset_config trust_remote_code batch_size vocab_size limit export_to_hub",
     ),
     "tfrecord_prep/prepare_tfrecord_shards.py": (
         (CorpusConfig, PrepareConfig),
         CORPUS_FLAGS
         + """tokenizer_name_or_path max_length shard_size output_dir chunking num_workers partition_bytes dry_run
-        overwrite verify runner beam_options""",
+        overwrite verify runner beam_options push_to_hub hub_private""",
         """dataset_name dataset_config trust_remote_code tokenizer_name_or_path shard_size split limit max_length
         output_dir""",
     ),
@@ -51,7 +52,8 @@ COMMANDS = {
         tpu_name tpu_zone gcp_project no_tpu bfloat16 jit_compile tpu_layers steps_per_execution
         output_dir seed log_steps eval_steps save_steps save_minutes keep_checkpoints resume overwrite_output_dir
         on_nonfinite max_loss_rise max_rollbacks supervise stall_minutes max_retries retry_seconds profile dry_run
-        hub_model_id hub_private
+        hub_model_id hub_private hub_revision hub_tag hub_strategy push_steps resume_from_hub
+        hub_license hub_language hub_example
         """,
         """pretrained_model_config tokenizer per_replica_batch_size no_tpu tpu_name tpu_zone gcp_project bfloat16
         train_dataset shuffle_buffer_size eval_dataset num_epochs learning_rate weight_decay_rate max_length
@@ -79,7 +81,7 @@ def test_the_tutorials_flags_work_here(script):
     assert set(tutorial.split()) <= set(listed.split())
 
 
-@pytest.mark.parametrize("script", [*COMMANDS, "train/fill_mask.py"])
+@pytest.mark.parametrize("script", [*COMMANDS, "train/fill_mask.py", "train/export.py"])
 def test_help_imports_nothing_slow(script):
     command = [sys.executable, "-X", "importtime", str(PROJECT / script), "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -2,31 +2,26 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from huggingface_hub import configure_http_backend, constants
+from huggingface_hub import constants
 
 from tests.servers.fixtures import HubHandle
 from tokenizer_training import hub
 from tokenizer_training.command_line import InputError
+from tokenizer_training.hub import HubRepository
+from tokenizer_training.hub_access import check_hub_access
 
 REPO = "alice/model"
+REPOSITORY = HubRepository(REPO)
+PRIVATE = HubRepository(REPO, private=True)
 WEIGHTS = bytes(range(256)) * 40
 
 
 @pytest.fixture
-def server(hub_server: HubHandle, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubHandle]:
-    """The stand-in, reached from this process, with short waits."""
-    for name, value in hub_server.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(constants, "ENDPOINT", hub_server.endpoint)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub, "RETRY_DELAYS_SECONDS", (0.01,) * 4)
-    monkeypatch.setattr(hub, "CHECK_RETRY_DELAYS_SECONDS", (0.01,))
-    yield hub_server
-    configure_http_backend()
+def server(hub_here: HubHandle) -> HubHandle:
+    return hub_here
 
 
 @pytest.fixture
@@ -54,9 +49,9 @@ def commit_titles(server: HubHandle) -> list[str]:
 
 
 def test_push_creates_the_repository(server: HubHandle, export: Path) -> None:
-    hub.check_hub_access(REPO)
+    check_hub_access(REPOSITORY)
     assert server.repository(REPO) is None
-    url = hub.push_folder(str(export), REPO, commit_message="trained", private=True)
+    url = hub.push_folder(str(export), PRIVATE, commit_message="trained")
     assert url.startswith(f"{server.endpoint}/{REPO}/commit/")
     assert stored_files(server) == local_files(export)
     assert commit_titles(server) == ["initial commit", "trained"]
@@ -64,11 +59,11 @@ def test_push_creates_the_repository(server: HubHandle, export: Path) -> None:
 
 
 def test_second_push_sends_what_changed(server: HubHandle, export: Path) -> None:
-    first = hub.push_folder(str(export), REPO, commit_message="first")
-    assert hub.push_folder(str(export), REPO, commit_message="unchanged") == first
+    first = hub.push_folder(str(export), REPOSITORY, commit_message="first")
+    assert hub.push_folder(str(export), REPOSITORY, commit_message="unchanged") == first
     assert commit_titles(server) == ["initial commit", "first"]
     (export / "sub" / "config.json").write_text('{"changed": 1}')
-    assert hub.push_folder(str(export), REPO, commit_message="second") != first
+    assert hub.push_folder(str(export), REPOSITORY, commit_message="second") != first
     assert stored_files(server) == local_files(export)
     assert len(server.requests("PUT", "/lfs/")) == 1
 
@@ -81,7 +76,7 @@ def test_second_push_sends_what_changed(server: HubHandle, export: Path) -> None
 )
 def test_push_outlives_faults(server: HubHandle, export: Path, step: str, fault: dict[str, object]) -> None:
     server.fault(step, method="POST|PUT", times=2 if "status" in fault else 1, **fault)
-    hub.push_folder(str(export), REPO, commit_message="trained")
+    hub.push_folder(str(export), REPOSITORY, commit_message="trained")
     assert stored_files(server) == local_files(export)
     assert commit_titles(server) == ["initial commit", "trained"]
 
@@ -90,7 +85,7 @@ def test_failed_push_keeps_the_folder_and_says_how(server: HubHandle, export: Pa
     server.fault("commit/main", times=5)
     before = local_files(export)
     with pytest.raises(hub.HubPushError, match="503") as caught:
-        hub.push_folder(str(export), REPO, commit_message="trained", private=True)
+        hub.push_folder(str(export), PRIVATE, commit_message="trained")
     assert len(server.requests("POST", "commit/main")) == 5
     assert local_files(export) == before
     advice = shlex.split(str(caught.value).rpartition(": ")[2])
@@ -104,7 +99,7 @@ def test_push_that_may_not_write_is_not_repeated(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", server.read_token)
     with pytest.raises(hub.HubPushError, match="403"):
-        hub.push_folder(str(export), REPO, commit_message="trained")
+        hub.push_folder(str(export), REPOSITORY, commit_message="trained")
     assert len(server.requests("POST")) == 1
 
 
@@ -130,42 +125,43 @@ def test_access_check(
     monkeypatch.setenv("HF_TOKEN", token)
     if message:
         with pytest.raises(InputError, match=message):
-            hub.check_hub_access(repo_id)
+            check_hub_access(HubRepository(repo_id))
     else:
-        hub.check_hub_access(repo_id)
+        check_hub_access(HubRepository(repo_id))
     assert not server.requests("POST")
 
 
 def test_access_check_of_private_repositories(server: HubHandle) -> None:
-    hub.check_hub_access(REPO, private=True)
+    check_hub_access(PRIVATE)
     server.put(REPO, "file", b"x")
-    hub.check_hub_access(REPO)
+    check_hub_access(REPOSITORY)
     with pytest.raises(InputError, match="exists and is public"):
-        hub.check_hub_access(REPO, private=True)
+        check_hub_access(PRIVATE)
 
 
 def test_access_check_without_a_hub(server: HubHandle, monkeypatch: pytest.MonkeyPatch) -> None:
     server.fault("whoami")
-    hub.check_hub_access(REPO)
+    check_hub_access(REPOSITORY)
     server.fault("whoami", times=2)
     with pytest.raises(InputError, match=r"does not serve it.*503"):
-        hub.check_hub_access(REPO)
+        check_hub_access(REPOSITORY)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(InputError, match=r"127\.0\.0\.1:9 does not serve it"):
-        hub.check_hub_access(REPO)
+        check_hub_access(REPOSITORY)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match="HF_HUB_OFFLINE"):
-        hub.check_hub_access(REPO)
+        check_hub_access(REPOSITORY)
 
 
 def test_in_a_process_of_its_own(hub_server: HubHandle, export: Path) -> None:
     """The fixture's environment is all that a command needs, and importing the module costs next to nothing."""
     code = f"""
 import sys
-from tokenizer_training import hub
+from tokenizer_training import hub, hub_access
 assert "huggingface_hub" not in sys.modules
-hub.check_hub_access({REPO!r})
-print(hub.push_folder({str(export)!r}, {REPO!r}, commit_message="trained"))
+repository = hub.HubRepository({REPO!r})
+hub_access.check_hub_access(repository)
+print(hub.push_folder({str(export)!r}, repository, commit_message="trained"))
 from huggingface_hub import snapshot_download
 print(snapshot_download({REPO!r}))
 """

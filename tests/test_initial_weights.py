@@ -1,12 +1,10 @@
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tf_keras
-from huggingface_hub import configure_http_backend, constants, file_download
 from safetensors.numpy import load_file, save_file
 from transformers.utils import hub as transformers_hub
 
@@ -16,12 +14,12 @@ from tokenizer_training import hub
 from tokenizer_training.command_line import InputError
 from tokenizer_training.tokenizer import vocabulary_size
 from train.config import ModelConfig
-from train.export import export_model
 from train.initial_weights import start_from
 from train.inputs import TrainingInputs
 from train.model import build_masked_lm
 from train.model_config import resolve_model_config
 from train.pretrained import load_masked_lm
+from train.pytorch_export import export_model
 
 PADDED = 256
 
@@ -161,25 +159,17 @@ def test_other_special_tokens_of_the_same_vocabulary_are_refused(export: Path, t
 
 
 @pytest.fixture
-def server(hub_server: HubHandle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubHandle]:
-    """The stand-in, reached from this process."""
-    for name, value in hub_server.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub_server.endpoint)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(constants, "ENDPOINT", hub_server.endpoint)
-    monkeypatch.setattr(file_download, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
+def server(hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> HubHandle:
+    """The stand-in, reached from this process by transformers, too."""
     # transformers took these from the environment when it was imported.
     monkeypatch.setattr(transformers_hub, "_is_offline_mode", False)
     monkeypatch.setattr(transformers_hub, "TRANSFORMERS_CACHE", str(tmp_path / "cache"))
-    yield hub_server
-    configure_http_backend()
+    return hub_here
 
 
 @pytest.mark.usefixtures("server")
 def test_a_checkpoint_on_the_hub(export: Path) -> None:
-    hub.push_folder(str(export), "alice/checkpoint", commit_message="trained", private=False)
+    hub.push_folder(str(export), hub.HubRepository("alice/checkpoint"), commit_message="trained")
     config = resolve_model_config(ModelConfig(init_from="alice/checkpoint"), inputs())
     size = vocabulary_size(tiny_tokenizer())
     model = build_masked_lm(config, ModelConfig(), vocabulary_size=size, seed=8)

@@ -6,7 +6,7 @@ import tf_keras
 from tests.tiny_models import padded_batch, tiny_model
 from tokenizer_training.command_line import InputError
 from train.config import HardwareConfig
-from train.export import pytorch_weights
+from train.pytorch_export import pytorch_weights
 from train.row_dropout import draw_row_keys, dropping_out_by, key_dropout
 from train.strategy import computes_as_suits_tpu
 from train.tpu_layers import compute_as_suits_tpu, dense, layer_norm

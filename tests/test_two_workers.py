@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from safetensors.numpy import load_file
 
+from tests.servers.fixtures import HubHandle
 from tests.tiny_run import MODEL, NUM_STEPS, forget_checkpoint, run_flags, write_shards
 from tests.two_workers import finish, start_workers
 from train.metrics_log import read_metrics
@@ -27,11 +28,20 @@ def shards(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def folder_of_two(shards, tmp_path_factory):
-    """The folder of a run of two workers to its end, and what they printed."""
+def hub_of_two(hub_process, tmp_path_factory):
+    return HubHandle(hub_process, tmp_path_factory.mktemp("hf-home"))
+
+
+@pytest.fixture(scope="module")
+def folder_of_two(shards, hub_of_two, tmp_path_factory):
+    """The folder of a run of two workers to its end, and what they printed; it is pushed to the Hub."""
     folder = tmp_path_factory.mktemp("two") / "run"
-    flags = run_flags(shards, folder, *OF_WORKERS)
-    return folder, finish(start_workers(flags, flags))
+    pushing = ("--hub-model-id", "alice/two", "--hub-strategy", "steps", "--push-steps", "2")
+    flags = run_flags(shards, folder, *OF_WORKERS, *pushing)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in hub_of_two.environment.items():
+            patch.setenv(name, value)
+        return folder, finish(start_workers(flags, flags))
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +73,15 @@ def test_two_workers_train_the_model_of_one_process(folder_of_two, folder_of_one
         assert len(expected) >= 2
         for line, expected_line in zip(figures(folder, split), expected, strict=True):
             assert line == pytest.approx(expected_line, rel=1e-4)
+
+
+def test_only_the_chief_pushes(folder_of_two, hub_of_two):
+    folder, _ = folder_of_two
+    titles = hub_of_two.repository("alice/two")["commits"][1:]
+    assert titles[-1] == f"Pretrained for {NUM_STEPS} steps"
+    assert len(set(titles)) == len(titles) > 1
+    assert hub_of_two.files("alice/two")["model.safetensors"] == (folder / "export" / "model.safetensors").read_bytes()
+    assert len(hub_of_two.requests(path="whoami")) == 1
 
 
 def test_only_the_chief_writes_and_prints(folder_of_two, folder_of_one):

@@ -11,7 +11,6 @@ from safetensors.numpy import load_file
 from tests.tiny_models import MASK, PAD, VOCABULARY, padded_batch, tiny_config, tiny_model, tiny_tokenizer
 from train.architectures import ARCHITECTURES
 from train.config import ModelConfig
-from train.export import export_model
 from train.masking_rule import MaskingRule
 from train.model import build_masked_lm
 from train.objective import masked_sums
@@ -19,6 +18,7 @@ from train.optimization_config import OptimizationConfig
 from train.optimizer import build_optimizer
 from train.pretrained import load_masked_lm
 from train.pretraining_model import PretrainingModel
+from train.pytorch_export import export_model
 from train.vocabulary_padding import clear_padding, padded_vocabulary_size, vocabulary_axis
 
 PADDED = 256

@@ -76,6 +76,12 @@ class PrepareConfig:
     overwrite: bool = field(
         default=False, metadata={"help": "Delete shards of other settings that stand in the output folder."}
     )
+    push_to_hub: str | None = field(
+        default=None, metadata={"help": "Also push the shards to this data set repository on the Hub (USER/NAME)."}
+    )
+    hub_private: bool = field(
+        default=False, metadata={"help": "Make the repository of --push-to-hub private when it is created."}
+    )
     dry_run: bool = field(default=False, metadata={"help": "Check everything, print the plan, and stop."})
     verify: bool = field(
         default=False,

@@ -13,6 +13,7 @@ from functools import partial
 from tfrecord_prep.config import DATAFLOW_RUNNER, LOCAL_RUNNER, PrepareConfig
 from tfrecord_prep.local_engine import work_locally
 from tfrecord_prep.manifest import Manifest, read_manifest
+from tfrecord_prep.publishing import push_shards
 from tfrecord_prep.split import Engine, SplitPlan, log_first_row, plan_splits, prepare_split
 from tfrecord_prep.split_folder import finish_folder
 from tfrecord_prep.tokenizer_corpus import tokenizer_corpus, warn_of_seen_parts
@@ -20,6 +21,7 @@ from tfrecord_prep.verification import verify_folder
 from tokenizer_training import storage
 from tokenizer_training.command_line import InputError, command, log_start, parse_arguments
 from tokenizer_training.corpus import Corpus, CorpusConfig, open_corpus
+from tokenizer_training.hub import HubRepository
 from tokenizer_training.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     warn_of_seen_parts(corpus.config, seen)
     engine = choose_engine(config, corpus)
     plans = plan_splits(config, tokenizer, corpus)
+    repository = find_repository(config)
     print(describe_plan(config, plans))
     if config.dry_run:
         return
@@ -50,6 +53,23 @@ def main(argv: Sequence[str] | None = None) -> None:
             prepare_split(plan, corpus, tokenizer, engine)
         log_first_row(plan.folder, tokenizer)
         print(describe_split(plan.folder, read_manifest(plan.folder)))
+    if repository is not None:
+        push_shards(str(config.output_dir), [plan.split_name for plan in plans], repository)
+
+
+def find_repository(config: PrepareConfig) -> HubRepository | None:
+    """Return the repository on the Hub to push to, if any, after checking that it can be written to.
+
+    Raises:
+        InputError: it cannot.
+    """
+    if config.push_to_hub is None:
+        return None
+    from tokenizer_training.hub_access import check_hub_access
+
+    repository = HubRepository(config.push_to_hub, kind="dataset", private=config.hub_private)
+    check_hub_access(repository)
+    return repository
 
 
 def choose_corpus(given: CorpusConfig, seen: CorpusConfig | None, tokenizer_folder: str) -> CorpusConfig:
@@ -100,6 +120,8 @@ def describe_plan(config: PrepareConfig, plans: Sequence[SplitPlan]) -> str:
         f"workers    {workers}, {fields['partition_bytes']:,} bytes of the corpus at a time",
     ]
     states = {True: "complete with these settings, left as it is", False: "to be written"}
+    if config.push_to_hub:
+        lines.append(f"pushed to  {config.push_to_hub}, a data set repository")
     return "\n".join(lines + [f"{plan.split_name:10s} {plan.folder}: {states[plan.is_complete]}" for plan in plans])
 
 

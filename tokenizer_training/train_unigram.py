@@ -11,6 +11,7 @@ from tokenizer_training.command_line import InputError, command, log_start, pars
 from tokenizer_training.corpus import Corpus, open_corpus
 from tokenizer_training.corpus_config import VALIDATION, CorpusConfig
 from tokenizer_training.corpus_sample import HELD_OUT_BYTES, CorpusSample, SampleLimits, draw_passages, sample_corpus
+from tokenizer_training.hub import HubRepository, push_folder
 from tokenizer_training.normalization import NormalizationConfig
 from tokenizer_training.progress import progress_bar
 from tokenizer_training.report import build_report, draw_report, render_report
@@ -57,6 +58,9 @@ class OutputConfig:
     export_to_hub: bool = field(
         default=False,
         metadata={"help": f"Also push the folder to the repository {TUTORIAL_REPOSITORY} of the user logged in."},
+    )
+    hub_private: bool = field(
+        default=False, metadata={"help": "Make the repository that is pushed to private when it is created."}
     )
     dry_run: bool = field(default=False, metadata={"help": "Stop after all checks, with the plan printed."})
 
@@ -152,7 +156,9 @@ def held_out_texts(sample: CorpusSample, corpus: Corpus) -> tuple[str, list[str]
     return f"{corpus.config.split}, trained on", draw_passages(corpus.documents(corpus.config.split), seed)
 
 
-def describe_plan(corpus: Corpus, unigram: UnigramConfig, output: OutputConfig, repository: str | None) -> str:
+def describe_plan(
+    corpus: Corpus, unigram: UnigramConfig, output: OutputConfig, repository: HubRepository | None
+) -> str:
     """Return the plan as text."""
     source = corpus.config.dataset_name or " ".join(corpus.config.data_files)
     num_bytes = [file["num_bytes"] for file in corpus.description.get("data_files", ())]
@@ -165,34 +171,32 @@ def describe_plan(corpus: Corpus, unigram: UnigramConfig, output: OutputConfig, 
         f"corpus      {source}{files}{limit}; parts: {', '.join(corpus.split_names)}",
         f"tokenizer   unigram, {size} pieces, character coverage {unigram.character_coverage}, "
         + ("rarer characters as bytes" if unigram.byte_fallback else "rarer characters lost"),
-        f"output      {output.output_dir}" + (f", pushed to {repository}" if repository else ""),
+        f"output      {output.output_dir}" + (f", pushed to {repository.repo_id}" if repository else ""),
     ]
     return "\n".join(lines)
 
 
-def find_repository(output: OutputConfig) -> str | None:
+def find_repository(output: OutputConfig) -> HubRepository | None:
     """Return the repository on the Hub to push to, if any, after checking that it can be written to."""
     if not (output.push_to_hub or output.export_to_hub):
         return None
     from huggingface_hub import whoami
 
-    from tokenizer_training.hub import check_hub_access
+    from tokenizer_training.hub_access import check_hub_access
 
     try:
-        repository = output.push_to_hub or f"{whoami()['name']}/{TUTORIAL_REPOSITORY}"
+        repo_id = output.push_to_hub or f"{whoami()['name']}/{TUTORIAL_REPOSITORY}"
     except OSError as error:
         raise InputError(f"--export-to-hub needs a login (`hf auth login`): {' '.join(str(error).split())}") from error
+    repository = HubRepository(repo_id, private=output.hub_private)
     check_hub_access(repository)
     return repository
 
 
-def push(folder: str, repository: str) -> None:
+def push(folder: str, repository: HubRepository) -> None:
     """Push the folder to the repository on the Hub."""
-    from tokenizer_training.hub import push_folder
-
     with storage.local_copy(folder) as local_folder:
-        push_folder(local_folder, repository, commit_message="Add the tokenizer")
-    logger.info("Pushed to %s.", repository)
+        push_folder(local_folder, repository, commit_message="Add the tokenizer", kept_in=folder)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Settings of stage 3, one frozen dataclass per subject; every field is a flag of `run_mlm.py`."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from tokenizer_training.command_line import parse_arguments
 from train.config_fields import flag, require
+from train.hub_config import HubConfig
 from train.optimization_config import OptimizationConfig
 from train.presets import preset_settings
 from train.run_config import RunConfig
@@ -151,13 +152,14 @@ class TrainingConfig:
     optimization: OptimizationConfig
     hardware: HardwareConfig
     run: RunConfig
+    hub: HubConfig = field(default_factory=HubConfig)
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Return the settings as plain values, subject by subject, in the order of the fields."""
         return asdict(self)
 
 
-SUBJECTS = (DataConfig, ModelConfig, MaskingConfig, OptimizationConfig, HardwareConfig, RunConfig)
+SUBJECTS = (DataConfig, ModelConfig, MaskingConfig, OptimizationConfig, HardwareConfig, RunConfig, HubConfig)
 
 
 def parse_training_config(argv: Sequence[str] | None, description: str) -> TrainingConfig:

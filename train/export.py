@@ -1,149 +1,119 @@
-"""The trained model as a folder that `AutoModelForMaskedLM` of transformers 4 and 5 opens in PyTorch.
+"""Export a saved model, a checkpoint of a run say, for PyTorch, and push it to the Hub if asked to."""
 
-The weights are renamed and transposed to the layout of the PyTorch class by transformers' own rules; torch is not
-needed. Format: https://huggingface.co/docs/safetensors.
-"""
-
-import copy
+import argparse
+import functools
+import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-from safetensors.numpy import save_file
-from tokenizers import Tokenizer
-from transformers import PretrainedConfig, PreTrainedTokenizerFast
-from transformers.modeling_tf_pytorch_utils import apply_transpose, convert_tf_weight_name_to_pt_weight_name
-from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
+from tokenizer_training import storage
+from tokenizer_training.command_line import InputError, command, log_start
+from tokenizer_training.hub import MAIN_BRANCH, HubRepository, push_folder
 
-from train.architectures import ARCHITECTURES, check_architecture, uses_token_types
-from train.vocabulary_padding import cut_vocabulary, vocabulary_axis
+# Before transformers is imported.
+from train import environment as environment
 
-# Built by the TF class, absent from the PyTorch class.
-NOT_IN_PYTORCH = {"mpnet": "mpnet.pooler."}
-# {model type: {part of a name in TF: in PyTorch}}, where transformers' rules miss it.
-RENAMED = {"deberta-v2": {".pos_proj.": ".pos_key_proj.", ".pos_q_proj.": ".pos_query_proj."}}
-# The PyTorch class has the bias of the head under two names: the one that it adds to the logits, and another. Of the TF
-# classes, albert's has both and uses the first, mobilebert's has the second only.
-HEAD_BIAS = {
-    "albert": ("predictions.decoder.bias", "predictions.bias"),
-    "mobilebert": ("cls.predictions.decoder.bias", "cls.predictions.bias"),
-}
+if TYPE_CHECKING:
+    from train.checkpoint_export import SavedModel
+
+FORMATS = ("pytorch", "tf")
+TF_WEIGHTS_NAME = "tf_model.h5"
 
 
-def export_model(
-    model: Any,
-    tokenizer: PreTrainedTokenizerFast,
-    folder: str,
-    *,
-    model_max_length: int,
-    vocabulary_size: int | None = None,
-) -> None:
-    """Write the model and its tokenizer to a local folder, each file replaced in one step, `config.json` last.
-
-    Args:
-        model: a built TF…ForMaskedLM of transformers whose configuration passed `check_architecture`.
-        tokenizer: the one it was trained with. It is saved as `PreTrainedTokenizerFast`, under which transformers 4
-            and 5 read the same ids from its `tokenizer.json`.
-        folder: made if missing.
-        model_max_length: tokens of the longest row that the model can take; longer texts are truncated to it on demand.
-        vocabulary_size: ids that are kept, without the model's padding; by default all.
-
-    Raises:
-        InputError: the architecture cannot be exported right.
-        ValueError: the model is not as `train.architectures` prepares it, so its export would be wrong.
-    """
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".export-") as staging:
-        weights = pytorch_weights(model, vocabulary_size)
-        save_file(weights, Path(staging, SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
-        exported_tokenizer(tokenizer, model.config, model_max_length).save_pretrained(staging)
-        exported_config(model, vocabulary_size).save_pretrained(staging)
-        for path in sorted(Path(staging).iterdir(), key=lambda path: path.name == CONFIG_NAME):
-            path.replace(Path(folder, path.name))
-
-
-def pytorch_weights(model: Any, vocabulary_size: int | None = None) -> dict[str, np.ndarray]:
-    """Return {name in the PyTorch class: float32 array in its layout} for all weights of the model.
-
-    Of the vocabulary the first `vocabulary_size` ids are kept; by default all.
-
-    Raises:
-        InputError: the architecture cannot be exported right.
-        ValueError: positions counted from another id than the PyTorch class will, or two weights of one name.
-    """
-    check_architecture(model.config)
-    _check_padding_positions(model)
-    model_type = model.config.model_type
-    weights: dict[str, np.ndarray] = {}
-    for variable in model.weights:
-        # An enclosing model puts its own name in front.
-        tf_name = variable.name[variable.name.index(f"{model.name}/") :]
-        name, transpose = convert_tf_weight_name_to_pt_weight_name(tf_name, tf_weight_shape=variable.shape)
-        name = renamed(model_type, name)
-        if name in weights:
-            raise ValueError(f"Two variables of the TF model are both {name} in PyTorch.")
-        if not name.startswith(NOT_IN_PYTORCH.get(model_type, "\0")):
-            array = apply_transpose(transpose, variable.numpy(), pt_to_tf=False)
-            array = _pytorch_shape(model_type, name, array)
-            if vocabulary_size is not None:
-                array = cut_vocabulary(array, vocabulary_axis(name, model_type), vocabulary_size)
-            weights[name] = np.ascontiguousarray(array, dtype=np.float32)
-    if model_type in HEAD_BIAS:
-        used, other = HEAD_BIAS[model_type]
-        bias = weights.get(used, weights[other])
-        weights |= {used: bias, other: bias.copy()}
-    return weights
-
-
-def renamed(model_type: str, name: str) -> str:
-    """Return the name of a weight in the PyTorch class, given what transformers' rules make of its TF name."""
-    for tf_part, pytorch_part in RENAMED.get(model_type, {}).items():
-        name = name.replace(tf_part, pytorch_part)
-    return name
-
-
-def exported_config(model: Any, vocabulary_size: int | None = None) -> PretrainedConfig:
-    """Return the configuration of the PyTorch model, with `vocabulary_size` ids; by default all."""
-    config = copy.deepcopy(model.config)
-    config.vocab_size = vocabulary_size or config.vocab_size
-    config.architectures = [type(model).__name__.removeprefix("TF")]
-    config.tie_word_embeddings = ARCHITECTURES[config.model_type].tied
-    config.dtype = "float32"
-    return config
-
-
-def exported_tokenizer(
-    tokenizer: PreTrainedTokenizerFast, config: PretrainedConfig, model_max_length: int
-) -> PreTrainedTokenizerFast:
-    """Return the tokenizer as saved beside a model: its length limit, the inputs of its architecture, no state."""
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    backend.no_truncation()
-    backend.no_padding()
-    token_types = ["token_type_ids"] if uses_token_types(config) else []
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        model_max_length=model_max_length,
-        model_input_names=["input_ids", *token_types, "attention_mask"],
-        clean_up_tokenization_spaces=False,
-        **tokenizer.special_tokens_map_extended,
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument(
+        "checkpoint",
+        help="OUTPUT_DIR of run_mlm.py for its newest checkpoint, OUTPUT_DIR/checkpoints/step-… for another, or a "
+        "folder or Hub id with config.json and weights. Local or gs://.",
     )
+    parser.add_argument("output", help="Folder of the export, local or gs://.")
+    parser.add_argument("--push", metavar="USER/NAME", help="Also push the folder to this repository on the Hub.")
+    parser.add_argument("--private", action="store_true", help="Make the repository private when it is created.")
+    parser.add_argument("--revision", default=MAIN_BRANCH, help="Branch to push to, made where it is missing.")
+    parser.add_argument(
+        "--formats",
+        default="pytorch",
+        help=f"What to write, divided by commas: pytorch (model.safetensors, always), tf ({TF_WEIGHTS_NAME}).",
+    )
+    parser.add_argument("--tokenizer", help="Folder or Hub id, where it is no longer where the run found it.")
+    return parser
 
 
-def _check_padding_positions(model: Any) -> None:
-    encoder = getattr(model, model.base_model_prefix)
-    counted_from = getattr(getattr(encoder, "embeddings", None), "padding_idx", None)
-    if counted_from is not None and counted_from != model.config.pad_token_id:
-        raise ValueError(
-            f"The model counted its positions from {counted_from}, its PyTorch class will from pad_token_id "
-            f"{model.config.pad_token_id}: call align_padding_positions on a model before it is trained."
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """Read the checkpoint, write the export, push it."""
+    arguments = build_parser().parse_args(argv)
+    log_start(__file__)
+    formats = _formats(arguments.formats)
+    repository = None
+    storage.check_writable(arguments.output)
+    if arguments.push:
+        from tokenizer_training.hub_access import check_hub_access
+
+        repository = HubRepository(arguments.push, private=arguments.private, branch=arguments.revision)
+        check_hub_access(repository)
+
+    from train.checkpoint_export import read_saved_model  # TensorFlow, not for --help
+
+    saved = read_saved_model(arguments.checkpoint, arguments.tokenizer)
+    is_remote = storage.is_remote(arguments.output)
+    with tempfile.TemporaryDirectory(prefix="export-") as temporary_folder:
+        local_folder = temporary_folder if is_remote else arguments.output
+        _write(saved, local_folder, repository)
+        if "tf" in formats:
+            _write_tf_weights(local_folder)
+        if is_remote:
+            storage.upload_folder(local_folder, arguments.output)
+        if repository is not None:
+            push_folder(local_folder, repository, commit_message="Export", kept_in=arguments.output)
+    print(f"model: {arguments.output}" + (f", pushed to {repository.repo_id}" if repository else ""))
+
+
+def _formats(text: str) -> set[str]:
+    formats = {name.strip() for name in text.split(",")}
+    if "onnx" in formats:
+        raise InputError(
+            "--formats onnx is not made here: no well-kept exporter reads TensorFlow's models. From the PyTorch export "
+            "Hugging Face's makes it: optimum-cli export onnx --model OUTPUT ONNX_OUTPUT."
         )
+    if not formats <= set(FORMATS) or "pytorch" not in formats:
+        raise InputError(f"--formats must be pytorch, or pytorch,tf; received {text}.")
+    return formats
 
 
-def _pytorch_shape(model_type: str, name: str, array: np.ndarray) -> np.ndarray:
-    """Return the array with the dimensions of size 1 that PyTorch's separable convolution has, and TF's has not."""
-    if model_type == "convbert" and name.endswith("key_conv_attn_layer.bias"):
-        return array[:, None]  # (channels, 1)
-    if model_type == "convbert" and name.endswith("key_conv_attn_layer.depthwise.weight"):
-        return array.reshape(array.shape[1], 1, array.shape[2])  # (channels, 1, kernel)
-    return array
+def _write(saved: "SavedModel", folder: str, repository: HubRepository | None) -> None:
+    """Write the model; with its card, picture and TensorBoard files where they are known."""
+    from tokenizer_training.tokenizer import vocabulary_size
+    from train.model_card import model_card
+    from train.publisher import Publisher
+    from train.pytorch_export import export_model
+
+    if saved.run_folder is None or saved.record is None:
+        size = vocabulary_size(saved.tokenizer)
+        model, length = saved.publication.model, saved.model_max_length
+        export_model(model, saved.tokenizer, folder, model_max_length=length, vocabulary_size=size)
+        return
+    record = saved.record
+    if repository is not None:
+        branch = None if repository.branch == MAIN_BRANCH else repository.branch
+        record["settings"]["hub"] |= {"hub_model_id": repository.repo_id, "hub_revision": branch}
+    card = functools.partial(model_card, record, saved.tokenizer)
+    publisher = Publisher(saved.run_folder, folder, saved.tokenizer, saved.model_max_length, card)
+    publisher.publish(saved.publication, "")
+
+
+def _write_tf_weights(folder: str) -> None:
+    """Write the weights of the export in TensorFlow's format, from those of the other, so that they cannot differ."""
+    from train.pretrained import load_masked_lm
+
+    with tempfile.TemporaryDirectory(dir=folder, suffix=storage.PARTIAL_SUFFIX) as staging:
+        load_masked_lm(folder).save_pretrained(staging)
+        Path(staging, TF_WEIGHTS_NAME).replace(Path(folder, TF_WEIGHTS_NAME))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

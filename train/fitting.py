@@ -9,6 +9,7 @@ from train import heartbeat
 from train.callbacks import EverySteps, TrainingLog
 from train.checkpoint_record import CheckpointRecord
 from train.evaluation import Evaluation
+from train.hub import PushToHubCallback
 from train.launch import Launches
 from train.metrics_log import VALIDATION
 from train.output_folder import TENSORBOARD_FOLDER
@@ -25,11 +26,12 @@ if TYPE_CHECKING:
 class Fitting:
     """One call of `fit`, with what is logged, evaluated and saved between its launches."""
 
-    def __init__(self, trainer: "Trainer", start: Start, stop: StopRequest):
+    def __init__(self, trainer: "Trainer", start: Start, stop: StopRequest, pushing: PushToHubCallback | None = None):
         self._trainer = trainer
         self._plan = trainer.plan
         self._start = start
         self._stop = stop
+        self._pushing = pushing
         self._evaluation: tuple[int, Evaluation] | None = None
         self._saved_seconds = time.monotonic()
         self._launches = self._build_launches()
@@ -64,6 +66,8 @@ class Fitting:
             if remaining_steps > 0:
                 batches = distribute_batches(model.distribute_strategy, self._trainer.batches_from(self._start))
                 callbacks = [self._launches, profile, *every_steps]
+                if self._pushing is not None:
+                    callbacks.append(self._pushing.counting_from(start_step))
                 model.fit(batches, steps_per_epoch=remaining_steps, verbose=0, callbacks=callbacks)
             self._trainer.checkpoints.wait()
         finally:
@@ -139,7 +143,7 @@ class Fitting:
             intervals_steps += (self._stop.interval_steps,)
         return Launches(
             intervals_steps,
-            run.profiled_steps or (),
+            (*(run.profiled_steps or ()), *(self._pushing.steps if self._pushing else ())),
             start_step=self._start.step,
             num_steps=self._plan.num_steps,
             max_steps=self._trainer.config.hardware.max_steps_per_launch,

@@ -1,5 +1,6 @@
 """The folder of a run: where things lie in it, and whose run it holds."""
 
+import dataclasses
 import hashlib
 import json
 from typing import Any
@@ -8,6 +9,7 @@ from tfrecord_prep.manifest import ShardSet
 from tokenizer_training import storage
 from tokenizer_training.command_line import InputError
 from train.config import TrainingConfig
+from train.hub_config import HubConfig
 from train.inputs import TrainingInputs
 from train.supervise import supervision
 
@@ -59,9 +61,8 @@ NOT_IN_FINGERPRINT = {
         "retry_seconds",
         "profile",
         "dry_run",
-        "hub_model_id",
-        "hub_private",
     ),
+    "hub": tuple(one.name for one in dataclasses.fields(HubConfig)),
 }
 
 
@@ -129,7 +130,7 @@ def is_of_this_supervision(output_dir: str) -> bool:
 
 
 def _check_fingerprint(output_dir: str, mine: dict[str, Any]) -> None:
-    theirs = json.loads(storage.read_text(storage.join(output_dir, RECORD_NAME)))["fingerprint"]
+    theirs = read_record(output_dir)["fingerprint"]
     differing = sorted(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key))
     if differing:
         shown = "; ".join(
@@ -161,9 +162,14 @@ def clear_output_folder(output_dir: str) -> None:
 
 
 def write_record(output_dir: str, config: TrainingConfig, mine: dict[str, Any], about: dict[str, Any]) -> None:
-    """Write `run.json`: the resolved settings, the fingerprint, and `about` (versions, commit, plan)."""
+    """Write `run.json`: the resolved settings, the fingerprint, and `about` (see `describe_run`)."""
     record = {**about, "supervision": supervision(), "settings": config.as_dict(), "fingerprint": mine}
     storage.write_text(storage.join(output_dir, RECORD_NAME), json.dumps(record, indent=2) + "\n")
+
+
+def read_record(output_dir: str) -> dict[str, Any]:
+    """Return the content of `run.json`."""
+    return json.loads(storage.read_text(storage.join(output_dir, RECORD_NAME)))
 
 
 def _shard_identities(shards: ShardSet) -> list[str]:

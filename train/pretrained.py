@@ -15,7 +15,7 @@ from transformers.modeling_tf_pytorch_utils import load_pytorch_state_dict_in_tf
 from tokenizer_training.command_line import InputError
 from train.architectures import align_padding_positions, check_architecture
 from train.checkpoint_files import WeightsFile, find_file, find_weights, read_config
-from train.export import HEAD_BIAS, renamed
+from train.pytorch_export import HEAD_BIAS, renamed
 
 # In PyTorch checkpoints, besides what the TF classes themselves leave out: buffers, and the head's weights once more.
 NOT_IN_TENSORFLOW = re.compile(r"\.(position_ids|token_type_ids)$|\.decoder\.(weight|bias)$")

@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import tempfile
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from transformers import PretrainedConfig
 
 from tokenizer_training import storage
-from tokenizer_training.command_line import commit
+from tokenizer_training.hub import HubPushError
 from tokenizer_training.tokenizer import vocabulary_size
 from train import heartbeat
 from train.cluster import Cluster, read_cluster
 from train.config import TrainingConfig
+from train.hub_config import preliminary_card
 from train.inputs import TrainingInputs, open_inputs
 from train.model_config import resolve_model_config
 from train.output_folder import (
@@ -23,18 +23,21 @@ from train.output_folder import (
     clear_output_folder,
     fingerprint,
     is_of_this_supervision,
+    read_record,
     write_record,
 )
 from train.plan import Plan, make_plan
 from train.preemption import StopRequest, listening
+from train.run_record import describe_run
 from train.start import describe_start
 from train.tpu_devices import check_tpu_devices, check_tpu_use
-from train.versions import installed_versions
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
     from train.evaluation import Evaluation
+    from train.hub import PushToHubCallback
+    from train.publisher import Publisher
     from train.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -90,16 +93,21 @@ def prepare_run(config: TrainingConfig) -> Run:
     inputs.masking_rule(config.masking)
     run = Run(config, inputs, resolve_model_config(config.model, inputs), cluster)
     run.plan(num_replicas=cluster.num_workers)
+    if config.hub.resume_from_hub and not config.run.dry_run:
+        from train.hub_checkpoints import resume_from_hub
+
+        resume_from_hub(run.output_dir, config.hub, cluster)
     resume, overwrite = config.run.resume, config.run.overwrite_output_dir
     if is_of_this_supervision(run.output_dir):
         resume, overwrite = "auto", False
     elif not cluster.is_chief:
         resume = "auto"  # the chief may have claimed it a moment ago
     claim_output_folder(run.output_dir, run.fingerprint, resume=resume, overwrite=overwrite)
-    if config.run.hub_model_id and cluster.is_chief:
-        from tokenizer_training import hub
+    repository = config.hub.repository()
+    if repository is not None and cluster.is_chief:
+        from tokenizer_training.hub_access import check_hub_access
 
-        hub.check_hub_access(config.run.hub_model_id, private=config.run.hub_private)
+        check_hub_access(repository, card=preliminary_card(config.hub))
     check_tpu_devices(config.hardware)
     return run
 
@@ -140,13 +148,28 @@ def train_and_export(run: Run) -> None:
             _print_table(trainer.plan.describe(trainer.model.masked_lm.count_params()))
             _print_start(run, trainer)
             _log_first_rows(run, trainer)
-        evaluation = trainer.fit(stop)
-    heartbeat.report("export", trainer.plan.num_steps)
-    if not run.cluster.is_chief:
+        publisher = _publisher(run) if run.cluster.is_chief else None
+        with _pushing(run, trainer, publisher) as pushing:
+            evaluation = trainer.fit(stop, pushing)
+    if publisher is None:
         return
-    export_folder = storage.join(run.output_dir, EXPORT_FOLDER)
-    _export(run, trainer, export_folder)
-    _print_result(run, evaluation, trainer.checkpoints.describe(), export_folder)
+    heartbeat.report("export", trainer.plan.num_steps)
+    checkpoints = trainer.checkpoints.describe()
+    last = publisher.take(trainer.model.masked_lm, trainer.plan.num_steps, trainer.log.lines)
+    try:
+        publisher.publish(last, f"Pretrained for {last.step:,} steps")
+    except HubPushError:
+        _print_result(run, evaluation, checkpoints, publisher.export_folder)
+        raise
+    _print_result(run, evaluation, checkpoints, publisher.export_folder)
+
+
+def _pushing(run: Run, trainer: "Trainer", publisher: "Publisher | None") -> "PushToHubCallback":
+    """Return what pushes the model while it is trained, if asked to; of several workers the chief's does."""
+    from train.hub import PushToHubCallback, steps_of_pushes
+
+    steps = steps_of_pushes(run.config.hub, trainer.plan)
+    return PushToHubCallback(publisher, steps, metrics=lambda: trainer.log.lines)
 
 
 def _agreed_trainer(run: Run, strategy: "tf.distribute.Strategy", plan: Plan) -> "Trainer":
@@ -161,10 +184,7 @@ def _agreed_trainer(run: Run, strategy: "tf.distribute.Strategy", plan: Plan) ->
     if run.cluster.is_chief:
         if run.config.run.overwrite_output_dir and not is_of_this_supervision(run.output_dir):
             clear_output_folder(run.output_dir)
-        # The revision of a configuration, and with --init-from of its weights, that came from the Hub.
-        revision = getattr(run.model_config, "_commit_hash", None)
-        about = {"commit": commit(), "versions": installed_versions(), "hub_revision": revision}
-        write_record(run.output_dir, run.config, run.fingerprint, about)
+        write_record(run.output_dir, run.config, run.fingerprint, describe_run(run, plan, strategy))
     # The others wait here until the folder is cleared.
     settings = shared_settings(run.config, run.fingerprint)
     check_agreement(strategy, run.cluster, settings, rule="All workers must be given the same flags and shards.")
@@ -194,30 +214,21 @@ def _log_first_rows(run: Run, trainer: "Trainer") -> None:
     logger.info("as masked: %s", run.inputs.tokenizer.decode(masked_ids))
 
 
-def _export(run: Run, trainer: "Trainer", export_folder: str) -> None:
-    """Write `export/`, and push it to the Hub if asked to."""
-    from train.export import export_model
+def _publisher(run: Run) -> "Publisher":
+    """Return what writes `export/` and its card, and pushes them to the Hub if asked to."""
+    from train.model_card import model_card
+    from train.publisher import Publisher
 
-    with tempfile.TemporaryDirectory() as temporary_folder:
-        local_folder = temporary_folder if storage.is_remote(export_folder) else export_folder
-        export_model(
-            trainer.model.masked_lm,
-            run.inputs.tokenizer,
-            local_folder,
-            model_max_length=run.inputs.max_length,
-            vocabulary_size=vocabulary_size(run.inputs.tokenizer),
-        )
-        if local_folder != export_folder:
-            storage.upload_folder(local_folder, export_folder)
-        if run.config.run.hub_model_id:
-            from tokenizer_training import hub
-
-            hub.push_folder(
-                local_folder,
-                run.config.run.hub_model_id,
-                commit_message=f"Pretrained for {trainer.plan.num_steps} steps",
-                private=run.config.run.hub_private,
-            )
+    tokenizer = run.inputs.tokenizer
+    return Publisher(
+        run_folder=run.output_dir,
+        export_folder=storage.join(run.output_dir, EXPORT_FOLDER),
+        tokenizer=tokenizer,
+        model_max_length=run.inputs.max_length,
+        card=functools.partial(model_card, read_record(run.output_dir), tokenizer),
+        repository=run.config.hub.repository(),
+        pushes_checkpoints=run.config.hub.hub_strategy == "checkpoint",
+    )
 
 
 def _print_result(run: Run, evaluation: "Evaluation | None", checkpoints: str, export_folder: str) -> None:

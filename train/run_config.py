@@ -52,8 +52,6 @@ class RunConfig:
         None, "START:STOP: trace the updates after START up to STOP for TensorBoard's profiler, say 100:105."
     )
     dry_run: bool = flag(False, "Stop after all checks, with the plan printed.")
-    hub_model_id: str | None = flag(None, "USER/NAME on the Hub that the export is pushed to at the end.")
-    hub_private: bool = flag(False, "Make the Hub's repository private when it is created.")
 
     def __post_init__(self) -> None:
         for name in ("log_steps", "eval_steps", "save_steps", "keep_checkpoints"):

@@ -17,6 +17,7 @@ from train.config import TrainingConfig
 from train.data import ONE_PIPELINE, evaluation_batches, num_evaluation_batches, training_batches
 from train.evaluation import Evaluation, Evaluator, build_evaluator
 from train.fitting import Fitting
+from train.hub import PushToHubCallback
 from train.initial_weights import start_from
 from train.inputs import TrainingInputs
 from train.metrics_log import MetricsLog
@@ -75,8 +76,8 @@ class Trainer:
         masked = self.model.mask_batch(input_ids, self.start.step)
         return input_ids[0].numpy().tolist(), masked.input_ids[0].numpy().tolist()
 
-    def fit(self, stop: StopRequest | None = None) -> Evaluation | None:
-        """Train, log, evaluate and save; return the last evaluation, None without validation rows.
+    def fit(self, stop: StopRequest | None = None, pushing: PushToHubCallback | None = None) -> Evaluation | None:
+        """Train, log, evaluate, save and push; return the last evaluation, None without validation rows.
 
         Raises:
             RunStoppedError: `stop` was requested; all is saved.
@@ -85,7 +86,7 @@ class Trainer:
         start, stop = self.start, stop or StopRequest()
         while True:
             try:
-                evaluation = Fitting(self, start, stop).run()
+                evaluation = Fitting(self, start, stop, pushing).run()
                 break
             except TrainingDivergedError as error:
                 start = roll_back(self, start, error, stop)

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import configure_http_backend, constants, file_download
 
 from tests.servers import cloud_storage as cloud_storage_server
 from tests.servers import hub as hub_server_module
 from tests.servers.certificate import CERTIFICATE_NAME
 from tests.servers.process import ServerHandle, ServerProcess
 from tokenizer_training import cloud_storage as client
+from tokenizer_training import hub, hub_access
 
 BUCKET = "test-bucket"
 LOCAL_HOSTS = "127.0.0.1,localhost"
@@ -115,13 +117,16 @@ class HubHandle(ServerHandle):
         }
         self.reset()
 
-    def repository(self, repo_id: str, kind: str = "models") -> dict[str, Any] | None:
-        """Return `private`, and `commits`: the titles in order, the Hub's initial one first; None if not there."""
-        return self._process.control("repository", repo_id=repo_id, kind=kind)
+    def repository(self, repo_id: str, kind: str = "models", revision: str = "main") -> dict[str, Any] | None:
+        """Return `private`, `branches`, `tags` with the titles of their commits, and `commits`; None if not there.
 
-    def files(self, repo_id: str, kind: str = "models") -> dict[str, bytes]:
-        """Return path -> content of the newest commit; `kind` is `models` or `datasets`."""
-        repository = self.repository(repo_id, kind)
+        `commits` are the titles of a branch's commits in order, the Hub's initial one first.
+        """
+        return self._process.control("repository", repo_id=repo_id, kind=kind, revision=revision)
+
+    def files(self, repo_id: str, kind: str = "models", revision: str = "main") -> dict[str, bytes]:
+        """Return path -> content of a branch's newest commit; `kind` is `models` or `datasets`."""
+        repository = self.repository(repo_id, kind, revision)
         assert repository, f"no repository {repo_id}"
         return {path: base64.b64decode(content) for path, content in repository["files"].items()}
 
@@ -162,3 +167,19 @@ def hub_process() -> Iterator[ServerProcess]:
 @pytest.fixture
 def hub_server(hub_process: ServerProcess, tmp_path: Path) -> HubHandle:
     return HubHandle(hub_process, tmp_path / "hf-home")
+
+
+@pytest.fixture
+def hub_here(hub_server: HubHandle, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubHandle]:
+    """The stand-in, reached from this process, with short waits between tries."""
+    for name, value in hub_server.environment.items():
+        monkeypatch.setenv(name, value)
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub_server.endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(file_download, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
+    monkeypatch.setattr(constants, "ENDPOINT", hub_server.endpoint)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "RETRY_DELAYS_SECONDS", (0.01,) * 4)
+    monkeypatch.setattr(hub_access, "CHECK_RETRY_DELAYS_SECONDS", (0.01,))
+    yield hub_server
+    configure_http_backend()

@@ -1,7 +1,8 @@
 """The Hugging Face Hub on one port of 127.0.0.1, in memory.
 
-It speaks the part of the API that huggingface_hub uses to create a repository, to push a folder (small files in the
-commit, large ones by LFS, never by Xet) and to list and download files. Run as `python -m tests.servers.hub`.
+It speaks the part of the API that huggingface_hub uses to create a repository, its branches and tags, to push a folder
+(small files in the commit, large ones by LFS, never by Xet) and to list and download files. Run as
+`python -m tests.servers.hub`.
 """
 
 import base64
@@ -12,8 +13,11 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
+import yaml
+
 from tests.servers.hub_repositories import (
     DATE,
+    MAIN,
     Account,
     HubFile,
     Repositories,
@@ -32,6 +36,8 @@ ACCOUNTS = {
     READ_TOKEN: Account("alice", "read"),
     FINE_GRAINED_TOKEN: Account("alice", "fineGrained", writable=("alice/allowed",)),
 }
+# A few of those that the Hub knows.
+LICENSES = ("apache-2.0", "mit", "cc-by-4.0", "cc-by-sa-4.0", "cc0-1.0", "other", "unknown")
 
 _REPO = r"/api/(?P<kind>models|datasets)/(?P<repo_id>[^/]+/[^/]+)"
 _WEB_REPO = r"/(?:(?P<kind>datasets)/)?(?P<repo_id>[^/]+/[^/]+?)"
@@ -50,7 +56,10 @@ class Hub(Application):
             ("POST", _REPO + r"/paths-info/(?P<revision>[^/]+)", self.describe_paths),
             ("GET", _REPO + r"(?:/revision/(?P<revision>[^/]+))?", self.describe_repository),
             ("POST", _REPO + r"/preupload/(?P<revision>[^/]+)", self.choose_upload_modes),
-            ("POST", _REPO + r"/commit/main", self.commit),
+            ("POST", _REPO + r"/commit/(?P<branch>[^/]+)", self.commit),
+            ("GET", _REPO + r"/refs", self.list_refs),
+            ("POST", _REPO + r"/branch/(?P<name>[^/]+)", self.create_branch),
+            ("POST", _REPO + r"/tag/(?P<revision>[^/]+)", self.create_tag),
             ("POST", _WEB_REPO + r"\.git/info/lfs/objects/batch", self.begin_lfs),
             ("PUT", r"/lfs/(?P<sha256>[0-9a-f]{64})", self.put_lfs),
             ("POST", r"/lfs/(?P<sha256>[0-9a-f]{64})/verify", self.verify_lfs),
@@ -64,16 +73,22 @@ class Hub(Application):
         key = (argument.get("kind", "models"), argument.get("repo_id", ""))
         if action == "repository":
             repository = self.repositories.by_name.get(key)
-            return repository and {
+            if repository is None:
+                return None
+            revision = argument.get("revision", MAIN)
+            files = repository.at(revision).files
+            return {
                 "private": repository.private,
-                "commits": [commit.title for commit in repository.commits],
-                "files": {path: base64.b64encode(file.content).decode() for path, file in repository.files.items()},
+                "commits": [commit.title for commit in repository.branch(revision)],
+                "tags": {name: commit.title for name, commit in repository.tags.items()},
+                "branches": list(repository.branches),
+                "files": {path: base64.b64encode(file.content).decode() for path, file in files.items()},
             }
         if action == "put":
             repository = self.repositories.by_name.get(key) or self.repositories.create(*key, private=False)
             content = base64.b64decode(argument["content"])
             file = HubFile(content, is_lfs_path(argument["path"], len(content)))
-            self.repositories.commit(repository, "put", repository.files | {argument["path"]: file})
+            self.repositories.commit(repository, "put", repository.at(MAIN).files | {argument["path"]: file})
             return None
         return super().control(action, argument)
 
@@ -201,9 +216,30 @@ class Hub(Application):
     # Pushing.
 
     def validate_yaml(self, request: Request) -> Response:
-        has_metadata = request.json()["content"].lstrip().startswith("---")
-        warnings = [] if has_metadata else [{"message": "empty or missing yaml metadata"}]
-        return json_response({"errors": [], "warnings": warnings})
+        match = re.match(r"\s*---\n(.*?)\n---\n", request.json()["content"], flags=re.DOTALL)
+        if not match:
+            return json_response({"errors": [], "warnings": [{"message": "empty or missing yaml metadata"}]})
+        errors = [{"message": message} for message in metadata_errors(match[1], request.json()["repoType"])]
+        return json_response({"errors": errors, "warnings": []}, 400 if errors else 200)
+
+    def list_refs(self, request: Request, kind: str, repo_id: str) -> Response:
+        repository = self.repository(request, kind, repo_id)
+        newest = {name: commits[-1] for name, commits in repository.branches.items()}
+        content = {
+            key: [{"name": name, "ref": f"refs/{ref}/{name}", "targetCommit": one.sha} for name, one in named.items()]
+            for key, ref, named in (("branches", "heads", newest), ("tags", "tags", repository.tags))
+        }
+        return json_response(content | {"converts": []})
+
+    def create_branch(self, request: Request, kind: str, repo_id: str, name: str) -> Response:
+        self.check_may_write(request, repo_id)
+        self.repository(request, kind, repo_id).add_branch(name, request.json().get("startingPoint", MAIN))
+        return json_response({})
+
+    def create_tag(self, request: Request, kind: str, repo_id: str, revision: str) -> Response:
+        self.check_may_write(request, repo_id)
+        self.repository(request, kind, repo_id).add_tag(request.json()["tag"], revision)
+        return json_response({})
 
     def choose_upload_modes(self, request: Request, kind: str, repo_id: str, revision: str) -> Response:
         self.check_may_write(request, repo_id)
@@ -239,10 +275,10 @@ class Hub(Application):
             raise HttpError(404, "", "Object does not exist")
         return json_response({})
 
-    def commit(self, request: Request, kind: str, repo_id: str) -> Response:
+    def commit(self, request: Request, kind: str, repo_id: str, branch: str) -> Response:
         self.check_may_write(request, repo_id)
         repository = self.repository(request, kind, repo_id)
-        files, title = dict(repository.files), ""
+        files, title = dict(repository.branch(branch)[-1].files), ""
         for operation in map(json.loads, request.body.splitlines()):
             value = operation["value"]
             if operation["key"] == "header":
@@ -257,9 +293,29 @@ class Hub(Application):
                 del files[value["path"]]
             else:
                 raise HttpError(400, "", f"the stand-in has no operation {operation['key']}")
-        sha = self.repositories.commit(repository, title, files).sha
+        sha = self.repositories.commit(repository, title, files, branch).sha
         link = f"{address(request)}/{repo_id}/commit/{sha}"
         return json_response({"success": True, "commitOid": sha, "commitUrl": link, "hookOutput": ""})
+
+
+def metadata_errors(text: str, repo_type: str) -> list[str]:
+    """Return what the Hub would object to in the metadata of a card, as far as huggingface_hub's own classes know."""
+    from huggingface_hub import DatasetCardData, ModelCardData  # not for those who import this module's tokens
+
+    try:
+        metadata = yaml.safe_load(text)
+        card_data = ModelCardData if repo_type == "model" else DatasetCardData
+        card_data(**metadata)
+    except (yaml.YAMLError, TypeError, ValueError) as error:
+        return [str(error)]
+    licenses, languages = (
+        [value] if isinstance(value, str) else value or []
+        for value in (metadata.get("license"), metadata.get("language"))
+    )
+    errors = [f'"license" must be one of [{", ".join(LICENSES)}]' for name in licenses if name not in LICENSES]
+    return errors + [
+        f'"language" must be ISO 639: {name}' for name in languages if not re.fullmatch("[a-z]{2,3}", name)
+    ]
 
 
 def address(request: Request) -> str:

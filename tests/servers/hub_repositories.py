@@ -65,21 +65,35 @@ class Commit:
 
 @dataclasses.dataclass
 class Repository:
-    """A repository with one branch; its commits are in order, the newest last."""
+    """A repository; the commits of each branch are in order, the newest last."""
 
     repo_id: str
     private: bool
-    commits: list[Commit] = dataclasses.field(default_factory=list)
+    branches: dict[str, list[Commit]] = dataclasses.field(default_factory=lambda: {MAIN: []})
+    tags: dict[str, Commit] = dataclasses.field(default_factory=dict)
 
-    @property
-    def files(self) -> dict[str, HubFile]:
-        return self.commits[-1].files
+    def branch(self, name: str) -> list[Commit]:
+        if name not in self.branches:
+            self.at(name)
+            raise HttpError(400, "", f"{name} is not a branch")
+        return self.branches[name]
 
     def at(self, revision: str) -> Commit:
-        for commit in reversed(self.commits):
-            if revision in (MAIN, commit.sha):
-                return commit
-        raise HttpError(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+        newest = {name: commits[-1] for name, commits in self.branches.items()}
+        named = self.tags | newest | {commit.sha: commit for branch in self.branches.values() for commit in branch}
+        if revision not in named:
+            raise HttpError(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+        return named[revision]
+
+    def add_branch(self, name: str, start: str) -> None:
+        if name in self.branches:
+            raise HttpError(409, "", f"Reference already exists: {name}")
+        self.branches[name] = [self.at(start)]
+
+    def add_tag(self, name: str, revision: str) -> None:
+        if name in self.tags:
+            raise HttpError(409, "", f"Tag reference exists already: {name}")
+        self.tags[name] = self.at(revision)
 
 
 class Repositories:
@@ -97,10 +111,10 @@ class Repositories:
         self.commit(repository, "initial commit", {".gitattributes": HubFile(attributes.encode(), False)})
         return repository
 
-    def commit(self, repository: Repository, title: str, files: dict[str, HubFile]) -> Commit:
+    def commit(self, repository: Repository, title: str, files: dict[str, HubFile], branch: str = MAIN) -> Commit:
         sha = hashlib.sha1(f"{repository.repo_id} {next(self._numbers)}".encode()).hexdigest()
-        repository.commits.append(Commit(sha, title, files))
-        return repository.commits[-1]
+        repository.branch(branch).append(Commit(sha, title, files))
+        return repository.branch(branch)[-1]
 
 
 def is_lfs_path(path: str, num_bytes: int) -> bool:

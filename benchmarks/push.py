@@ -1,0 +1,154 @@
+"""What pushing to the Hub costs a run: the time for which training stands still, and the step time meanwhile.
+
+    python benchmarks/push.py
+
+A model of 110 million parameters (BERT-base) is trained on rows of random ids, in rounds of a few steps: in one round
+nothing is pushed, in the next a push begins with its first step. The Hub is the tests' stand-in on loopback, a process
+of its own. `stall` is what `PushToHubCallback` takes on the training thread; `copy` is reading all weights from the
+device and nothing else. On a CPU export and upload share the cores with the training, so the steps of that time are
+slower than those on an accelerator would be; `CPU s of a push` says by how much.
+"""
+
+import argparse
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import train.environment  # noqa: F401, I001  (before TensorFlow)
+
+from benchmarks.rounds import Times
+from benchmarks.tables import print_table
+from benchmarks.train_step_cpu import write_inputs
+from tests.servers.hub import WRITE_TOKEN
+from tests.servers.process import ServerProcess
+
+LENGTH = 64
+VOCABULARY = 30_000
+
+
+def reach(server: ServerProcess, folder: str) -> None:
+    """Lead huggingface_hub, which is not imported yet, to the stand-in."""
+    assert "huggingface_hub" not in sys.modules or os.environ.get("HF_ENDPOINT") == server.url
+    os.environ |= {"HF_ENDPOINT": server.url, "HF_TOKEN": WRITE_TOKEN, "HF_HOME": folder, "HF_HUB_DISABLE_XET": "1"}
+
+
+def build(folder: str, arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """Return a trainer of the model, and the callback that pushes it after every update."""
+    from tokenizer_training.hub import HubRepository
+    from train.config import parse_training_config
+    from train.hub import PushToHubCallback
+    from train.publisher import Publisher
+    from train.run import prepare_run
+    from train.strategy import connect
+    from train.trainer import build_trainer
+
+    model = f"num_hidden_layers={arguments.num_layers},max_position_embeddings={LENGTH}"
+    flags = ["--preset", "bert-base", "--config-overrides", model, "--max-steps", "100000"]
+    flags += ["--train-dataset", folder, "--tokenizer", f"{folder}/tokenizer", "--output-dir", f"{folder}/run"]
+    run = prepare_run(parse_training_config([*flags, "--per-replica-batch-size", str(arguments.batch_rows)], ""))
+    strategy = connect(run.config.hardware, run.cluster)
+    plan = run.plan(strategy.num_replicas_in_sync)
+    trainer = build_trainer(run.config, run.inputs, run.model_config, plan, strategy)
+    publisher = Publisher(
+        run.output_dir,
+        f"{run.output_dir}/export",
+        run.inputs.tokenizer,
+        LENGTH,
+        lambda *_: "",
+        HubRepository("alice/big"),
+    )
+    pushing = PushToHubCallback(publisher, tuple(range(plan.num_steps)), metrics=list)
+    pushing.set_model(trainer.model)
+    return trainer, pushing
+
+
+class Steps:
+    """Makes updates one by one, each waited for."""
+
+    def __init__(self, trainer: Any):
+        from train.strategy import distribute_batches
+
+        self.trainer = trainer
+        self._launch = trainer.model.make_train_function()
+        strategy = trainer.model.distribute_strategy
+        self._iterator = iter(distribute_batches(strategy, trainer.batches_from(trainer.start)))
+
+    def step(self) -> float:
+        """Make an update and return its seconds."""
+        started_seconds = time.perf_counter()
+        self._launch(self._iterator)
+        self.trainer.model.optimizer.iterations.numpy()
+        return time.perf_counter() - started_seconds
+
+    def copy(self) -> float:
+        """Return the seconds of reading all weights."""
+        started_seconds = time.perf_counter()
+        arrays = [variable.numpy() for variable in self.trainer.model.masked_lm.weights]
+        assert sum(array.nbytes for array in arrays) > 0
+        return time.perf_counter() - started_seconds
+
+
+def measure(steps: Steps, pushing: Any, num_rounds: int, steps_per_round: int) -> dict[str, list[float]]:
+    """Return {what: seconds} of all rounds."""
+    figures: dict[str, list[float]] = {name: [] for name in ("plain", "pushing", "stall", "copy", "push CPU")}
+    for number in range(num_rounds):
+        plain_start = Times.now()
+        figures["plain"] += [steps.step() for _ in range(steps_per_round)]
+        plain_cpu_seconds = Times.now().cpu_seconds - plain_start.cpu_seconds
+        figures["copy"].append(steps.copy())
+        start = Times.now()
+        before_seconds = time.perf_counter()
+        pushing.on_train_batch_end(number)
+        figures["stall"].append(time.perf_counter() - before_seconds)
+        figures["pushing"] += [steps.step() for _ in range(steps_per_round)]
+        pushing._pushes.wait()
+        figures["push CPU"].append(Times.now().cpu_seconds - start.cpu_seconds - plain_cpu_seconds)
+        print(f"round {number + 1} of {num_rounds}", file=sys.stderr)
+    return figures
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--num-layers", type=int, default=12)
+    parser.add_argument("--batch-rows", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps-per-round", type=int, default=5)
+    arguments = parser.parse_args()
+    print(f"{len(os.sched_getaffinity(0))} cores, {platform.platform()}, Python {platform.python_version()}")
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder, ServerProcess("tests.servers.hub") as server:
+        reach(server, folder)
+        write_inputs(Path(folder), LENGTH, VOCABULARY)
+        trainer, pushing = build(folder, arguments)
+        steps = Steps(trainer)
+        steps.step()  # compiles
+        pushing.on_train_batch_end(0)  # imports, and makes the repository
+        pushing._pushes.wait()
+        num_parameters = trainer.model.masked_lm.count_params()
+        print(f"{num_parameters:,} parameters, {num_parameters * 4 / 1e6:,.0f} MB")
+        with pushing:
+            figures = measure(steps, pushing, arguments.rounds, arguments.steps_per_round)
+    names = {
+        "plain": "a step, nothing pushed",
+        "pushing": "a step of a round with a push",
+        "copy": "copy",
+        "stall": "stall",
+        "push CPU": "CPU s of a push",
+    }
+    rows = []
+    for key, name in names.items():
+        values = sorted(figures[key])
+        rows.append([name, f"{statistics.median(values):.3f}", f"({values[0]:.3f}-{values[-1]:.3f})"])
+    print_table("seconds|median|(from-to)", rows)
+
+
+if __name__ == "__main__":
+    main()

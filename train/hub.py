@@ -1,0 +1,112 @@
+"""Pushing a model to the Hub while it is trained, without slowing the training down or being able to end it."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import tf_keras
+
+from tokenizer_training.command_line import RunFailedError
+from tokenizer_training.hub import HubRepository
+from tokenizer_training.hub_requests import Interruption
+from train.hub_config import HubConfig
+from train.newest_only import NewestOnly
+from train.plan import Plan
+from train.publisher import Publication, Publisher
+
+logger = logging.getLogger(__name__)
+
+# What a run that ends early may take to push what it has ready; a spot machine has half of it.
+GRACE_SECONDS = 60.0
+
+
+def steps_of_pushes(config: HubConfig, plan: Plan) -> tuple[int, ...]:
+    """Return the updates after which a model is pushed while training goes on; the last update is not among them."""
+    if config.hub_model_id is None or config.hub_strategy == "end":
+        return ()
+    if config.hub_strategy in ("steps", "checkpoint"):
+        return tuple(range(config.push_steps or plan.save_steps, plan.num_steps, config.push_steps or plan.save_steps))
+    ends = (-(-plan.num_rows * epoch // plan.global_batch_rows) for epoch in range(1, int(plan.num_epochs) + 1))
+    return tuple(step for step in ends if step < plan.num_steps)
+
+
+class PushToHubCallback(tf_keras.callbacks.Callback):
+    """Pushes the model after the updates in `steps`; launches must end at these (see `Launches`).
+
+    The weights are copied on the training thread; export and upload are the work of one other thread. A push that is
+    still running lets the next one wait, and of those that wait only the newest is kept. A push that fails is a
+    warning. To be used as a context around `fit`, whose end waits for the push that is running: after an exception also
+    for the one that waits, both together at most `GRACE_SECONDS`. The last state is not pushed here.
+
+    Args:
+        publisher: exports and pushes; None on a worker that is not to, whose launches end at the same updates.
+        steps: the updates of the whole run after which to push.
+        metrics: returns the lines of `metrics.jsonl` so far.
+    """
+
+    # Without it Keras reads the logs of every update from the device.
+    _supports_tf_logs = True
+
+    def __init__(
+        self,
+        publisher: Publisher | None,
+        steps: tuple[int, ...],
+        *,
+        metrics: Callable[[], list[dict[str, Any]]],
+    ):
+        super().__init__()
+        self.steps = steps
+        self._due = frozenset(steps)
+        self._publisher = publisher and replace(publisher, repository=_untagged(publisher))
+        self._start_step = 0
+        self._metrics = metrics
+        self._pushes: NewestOnly[Publication] = NewestOnly(self._push)
+        self._interruption = Interruption(hurry=self._pushes.newer_waits)
+
+    def __enter__(self) -> "PushToHubCallback":
+        if self.steps:
+            from huggingface_hub.utils import disable_progress_bars
+
+            disable_progress_bars()  # they would be drawn into that of the training
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._pushes.drop_waiting()  # the run's last state is about to follow
+            self._pushes.wait()
+        elif not self._pushes.wait(GRACE_SECONDS):
+            self._pushes.drop_waiting()
+            self._interruption.stop.set()
+            logger.warning("the last push to the Hub was given up: it did not end within %.0f s", GRACE_SECONDS)
+
+    def counting_from(self, start_step: int) -> "PushToHubCallback":
+        """Return the callback for a `fit` that begins after so many updates."""
+        self._start_step = start_step
+        return self
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+        """Copy the weights and hand them to the other thread, if a push is due."""
+        step = self._start_step + batch + 1
+        # After an update that was not finite none is made any more: there is nothing new, and the run is about to end.
+        if self._publisher is None or step not in self._due or self.model.optimizer.is_stopped:
+            return
+        started_seconds = time.perf_counter()
+        self._pushes.submit(self._publisher.take(self.model.masked_lm, step, self._metrics()))
+        logger.info("step %d goes to the Hub; copied in %.3f s", step, time.perf_counter() - started_seconds)
+
+    def _push(self, publication: Publication) -> None:
+        assert self._publisher is not None
+        message = f"Step {publication.step:,}"
+        try:
+            self._publisher.publish(publication, message, interruption=self._interruption)
+        except (RunFailedError, OSError, ValueError) as error:
+            logger.warning("step %d is not on the Hub; training goes on. %s", publication.step, error)
+
+
+def _untagged(publisher: Publisher) -> HubRepository | None:
+    return publisher.repository and replace(publisher.repository, tag=None)
