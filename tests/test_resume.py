@@ -50,6 +50,7 @@ def whole_run(runs, shards, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_killed_while_saving_and_while_evaluating(runs, whole_run, shards, tmp_path):
     """With checkpoints besides, in the middle of the log's intervals."""
     flags = run_flags(shards, tmp_path / "run", *FLAGS, "--save-minutes", "0.001")
@@ -121,6 +122,7 @@ SPIKE_FLAGS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_spike_leads_back_and_on_without_its_rows(runs, shards, tmp_path):
     bad_rows(shards, tmp_path / "shards")
     more = ["--train-dataset", str(tmp_path / "shards"), "--tokenizer", str(shards / "train" / "tokenizer")]
@@ -183,6 +185,7 @@ def test_another_number_of_replicas_goes_on_with_the_same_batch(runs, whole_run,
         assert line == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_supervised_training_survives_a_kill(shards, tmp_path):
     """The flag to overwrite holds for the first process alone."""
     (tmp_path / "run").mkdir()
