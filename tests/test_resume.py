@@ -83,7 +83,7 @@ def test_killed_with_checkpoints_in_cloud_storage(whole_run, shards, cloud_stora
     with KillableRuns(cloud_storage.environment) as runs:
         for seed in range(6):
             for mode in ("status", "reset", "lost_answer", "corrupt_upload"):
-                times = draw.randint(1, 3)
+                times = draw.randint(1, 2)
                 cloud_storage.fault("/upload/", method="POST", mode=mode, num_bytes=-50, times=times)
             cloud_storage.fault("checkpoints", method="DELETE", times=2)
             runs.run_killed(flags, seed, 1)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.servers.fixtures import CloudStorageHandle
 from tokenizer_training import storage
+from tokenizer_training.cloud_storage import NUM_TRIES_DAMAGED
 from tokenizer_training.command_line import InputError
 
 BUCKET = CloudStorageHandle.bucket_url
@@ -141,7 +142,7 @@ def test_download_outlives_a_fault(cloud: CloudStorageHandle, fault: dict[str, s
 
 
 def test_corrupted_transfers_are_refused(cloud: CloudStorageHandle) -> None:
-    cloud.fault(UPLOAD, method="POST", mode="corrupt_upload", num_bytes=-50)
+    cloud.fault(UPLOAD, method="POST", mode="corrupt_upload", num_bytes=-50, times=NUM_TRIES_DAMAGED)
     with pytest.raises(Exception, match="400"):
         storage.write_bytes(f"{BUCKET}/file", b"x" * 100)
     assert cloud.objects() == {}
@@ -149,6 +150,12 @@ def test_corrupted_transfers_are_refused(cloud: CloudStorageHandle) -> None:
     cloud.fault("alt=media", mode="corrupt")
     with pytest.raises(Exception, match=r"(?i)checksum"):
         storage.read_bytes(f"{BUCKET}/file")
+
+
+def test_bytes_that_were_changed_on_their_way_are_sent_again(cloud: CloudStorageHandle) -> None:
+    cloud.fault(UPLOAD, method="POST", mode="corrupt_upload", num_bytes=-50, times=NUM_TRIES_DAMAGED - 1)
+    storage.write_bytes(f"{BUCKET}/file", b"x" * 100)
+    assert cloud.objects() == {"file": b"x" * 100}
 
 
 def test_object_of_another_program_is_not_overwritten(cloud: CloudStorageHandle) -> None:

@@ -3,7 +3,7 @@
 An upload names the generation of the object that it replaces and carries the CRC32C of its bytes. So a try that is
 repeated after a lost answer can neither overwrite another program's object nor leave other bytes
 (https://cloud.google.com/storage/docs/request-preconditions). Transient failures (408, 429, 5xx, lost connections) are
-repeated by the client, for two minutes.
+repeated by the client, for two minutes; bytes that were changed on their way are sent again here.
 """
 
 import base64
@@ -25,6 +25,7 @@ PREFIX = "gs://"
 # The client's connection pool holds ten.
 NUM_TRANSFERS = 8
 PROBE_NAME = ".writable"
+NUM_TRIES_DAMAGED = 3
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
@@ -134,7 +135,7 @@ def _upload(path: str, pieces: Iterable[bytes], send: Callable[..., None]) -> No
             return
         stored = blob_at(path)
         try:
-            send(stored, if_generation_match=replaced.generation if replaced else 0)
+            _send_whole(functools.partial(send, stored, if_generation_match=replaced.generation if replaced else 0))
         except PreconditionFailed as error:
             # Also what the second try meets when the first succeeded and its answer was lost.
             stored = find_blob(path)
@@ -142,6 +143,19 @@ def _upload(path: str, pieces: Iterable[bytes], send: Callable[..., None]) -> No
                 raise InputError(f"{path} must be written by one program at a time; another one wrote it.") from error
         if stored.crc32c != crc32c:
             raise OSError(errno.EIO, f"changed while it was uploaded (CRC32C {stored.crc32c}, expected {crc32c})", path)
+
+
+def _send_whole(send: Callable[[], None]) -> None:
+    """Call `send` until its bytes arrive as they are: Cloud Storage refuses them where the checksum is another."""
+    from google.api_core.exceptions import BadRequest
+
+    for num_tries in range(1, NUM_TRIES_DAMAGED + 1):
+        try:
+            send()
+            return
+        except BadRequest as error:
+            if "crc32c" not in str(error) or num_tries == NUM_TRIES_DAMAGED:
+                raise
 
 
 def _crc32c(pieces: Iterable[bytes]) -> str:

@@ -62,7 +62,8 @@ def check_agreement(
 
 def any_worker(strategy: tf.distribute.Strategy, value: bool) -> bool:
     """Return whether any worker called this with a true value, once all have called it."""
-    values = strategy.experimental_distribute_values_from_function(lambda _: tf.constant([value]))
+    number = tf.constant([value], tf.int32)  # truth values cannot be gathered from other workers
+    values = strategy.experimental_distribute_values_from_function(lambda _: number)
     return bool(strategy.gather(values, axis=0).numpy().any())
 
 

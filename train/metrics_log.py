@@ -87,11 +87,12 @@ class MetricsLog:
 
 
 class TensorBoardFiles:
-    """An event file of this process, made with its first event."""
+    """An event file of this process, made with its first event; for Cloud Storage a local one, uploaded by `flush`."""
 
     def __init__(self, folder: str):
         self._folder = folder
         self._writer: Any = None
+        self._local_folder = tempfile.TemporaryDirectory(prefix="events-") if storage.is_remote(folder) else None
 
     def start_after(self, step: int) -> None:
         """Have TensorBoard leave out what was written of updates after `step` by processes that started before.
@@ -111,15 +112,18 @@ class TensorBoardFiles:
 
     def flush(self) -> None:
         """Write what was added."""
-        if self._writer is not None:
-            self._writer.flush()
+        if self._writer is None:
+            return
+        self._writer.flush()
+        if self._local_folder:
+            storage.upload_folder(self._local_folder.name, self._folder)
 
     def _add(self, step: int, **content: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         if self._writer is None:
-            self._writer = EventFileWriter(self._folder)
+            self._writer = EventFileWriter(self._local_folder.name if self._local_folder else self._folder)
         self._writer.add_event(Event(wall_time=time.time(), step=step, **content))
 
 
