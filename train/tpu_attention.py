@@ -94,8 +94,8 @@ class _Attention:
         mean = _sum_over_head(tf.cast(by_context * tf.cast(context, tf.float32), dtype))
         mean *= inverse_sum * (1 - self.rate)
         by_context = tf.cast(by_context * inverse_sum, dtype)
-        # Else the compiler would keep the forward pass's exponentials.
-        query, key, shift = apart(query, key, shift)
+        # Else the compiler would keep the forward pass's exponentials, or make these before they are needed.
+        query, key, shift, by_context = apart(query, key, shift, by_context)
         weights = self._exponentials(query, key, shift)
 
         def by_scores(value: tf.Tensor, head_keys: tf.Tensor | None) -> tf.Tensor:
