@@ -24,7 +24,7 @@ test: lint
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/installed
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n auto --maxprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
