@@ -1,12 +1,15 @@
 """The doctor on folders of installed packages that do not fit together, and on a TensorFlow that cannot be used."""
 
 import os
+import shutil
 import subprocess
 import sys
+import venv
 from importlib.metadata import metadata, requires
 from pathlib import Path
 
 import pytest
+import yaml
 
 from train.config import SUBJECTS, TrainingConfig
 from train.doctor_checks import libraries, packages
@@ -159,7 +162,6 @@ def modules(folder: Path, monkeypatch: pytest.MonkeyPatch, **changed: str | None
     ("changed", "message"),
     [
         ({}, "ok import TensorFlow 2.21.0, "),
-        ({"tensorflow__core": "x = 1", "tensorflow____init__": None}, "only remains of a TensorFlow that was uninst"),
         ({"tensorflow____init__": "raise ImportError('libcudart.so.12: missing')"}, "failed: ImportError: libcudart"),
         ({"tensorflow____init__": "import os, signal; os.kill(os.getpid(), signal.SIGILL)"}, "this CPU lacks (AVX)"),
         ({"tensorflow____init__": "import os; os.abort()"}, "crashed (SIGABRT): "),
@@ -168,7 +170,7 @@ def modules(folder: Path, monkeypatch: pytest.MonkeyPatch, **changed: str | None
         ({"transformers__modeling_tf_utils": None}, "No module named 'transformers.modeling_tf_utils'"),
         ({"transformers__modeling_tf_utils": "raise ValueError('is Keras 3')"}, "failed: ValueError: is Keras 3"),
     ],
-    ids=["well", "remains", "broken", "illegal", "abort", "hangs", "unseen", "transformers 5", "keras 3"],
+    ids=["well", "broken", "illegal", "abort", "hangs", "unseen", "transformers 5", "keras 3"],
 )
 def test_importing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str | None], message: str
@@ -177,6 +179,19 @@ def test_importing(
     monkeypatch.setattr(libraries, "IMPORT_SECONDS", 3.0 if "sleep" in str(changed) else 100.0)
     (found,) = libraries.check_import(CONFIG)
     assert message in " ".join(str(found).split())
+
+
+def test_remains_of_a_tensorflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an environment without any other: a folder without `__init__.py` gives way to a whole one anywhere."""
+    venv.create(tmp_path / "venv")
+    modules(tmp_path, monkeypatch, tensorflow____init__=None, tensorflow__core="")
+    (tmp_path / "yaml").symlink_to(Path(yaml.__file__).parent)
+    monkeypatch.setattr(libraries.sys, "executable", str(tmp_path / "venv" / "bin" / "python"))
+    (found,) = libraries.check_import(CONFIG)
+    assert "failed: ImportError: only remains of a TensorFlow that was uninstalled" in found.text
+    shutil.rmtree(tmp_path / "tensorflow")
+    (found,) = libraries.check_import(CONFIG)
+    assert "failed: ModuleNotFoundError: No module named 'tensorflow'" in found.text
 
 
 def test_a_check_that_breaks_is_an_error_and_ends_alone() -> None:
@@ -210,7 +225,9 @@ def test_the_command_without_transformers(tmp_path: Path) -> None:
     done = run_doctor("--tpu-name", "local", PYTHONPATH=f"{tmp_path}{os.pathsep}{PROJECT}")
     assert done.returncode == 1
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("error    flags          not read, because of No module named 'transformers.hf_argparser'")
+    assert lines[0].startswith(
+        "error    flags          not read, because of No module named 'transformers.hf_argparser'"
+    )
     assert any("tensorflow-tpu 2.20.0 are both installed" in line for line in lines)
     assert done.stderr.splitlines()[-1] == "error: Not all is well; each line that says error says what cures it."
 
