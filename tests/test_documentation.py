@@ -62,6 +62,14 @@ def test_links_of_the_documentation_lead_somewhere():
             assert (page.parent / target).exists(), f"{page}: {target}"
 
 
+def test_tests_that_the_documentation_names_exist():
+    named = {name for page in PAGES for name in re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)`", page.read_text())}
+    assert len(named) > 20
+    for path, _, test in (name.partition("::") for name in named):
+        assert not test or f"def {test}(" in (PROJECT / path).read_text(), f"{path}::{test}"
+        assert (PROJECT / path).is_file(), path
+
+
 @pytest.mark.slow
 def test_the_quick_start(tmp_path):
     """All of `make quickstart`, with few updates, in the environment the tests run in."""
