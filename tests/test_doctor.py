@@ -312,6 +312,21 @@ def test_another_tokenizer_for_shards_without_a_manifest(shards: Path, tmp_path:
     assert "; the tokenizer has 5. Name the tokenizer that the shards were made with by --tokenizer." in line
 
 
+def test_shards_that_tensorflow_may_not_read(
+    shards: Path, cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two clients find credentials each in its own way; here that of TensorFlow is not let in."""
+    for path in (path for path in shards.rglob("*") if path.is_file()):
+        cloud.put(f"shards/{path.relative_to(shards)}", path.read_bytes())
+    cloud.authorize(accepted_tokens=[""])
+    for name, value in cloud.environment.items():
+        monkeypatch.setenv(name, value)
+    findings = found(run_inputs.check_data, config_of("--train-dataset", f"{cloud.bucket_url}/shards/train"))
+    assert findings[0].status == "ok"
+    assert "TensorFlow must be able to read the shards; gs://test-bucket/shards/train/" in only_error(findings)
+    assert "gave PermissionDeniedError" in only_error(findings)
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

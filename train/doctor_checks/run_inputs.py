@@ -43,6 +43,9 @@ def check_data(config: TrainingConfig) -> Iterator[Finding]:
             made = "" if shards.manifest else ", without a manifest, so only by its first row"
             text = f"{flag} {shards.folder}: {shards.num_rows:,} rows of {inputs.max_length} tokens"
             yield ok("data", f"{text}, fit the tokenizer {inputs.tokenizer_source}{made}")
+    if storage.is_remote(inputs.train_shards.folder):
+        ask_tensorflow("read_shard", config, IMPORT_SECONDS)
+        yield ok("data", "TensorFlow can read the shards with its own credentials")
 
 
 def check_run(config: TrainingConfig) -> Iterator[Finding]:

@@ -52,6 +52,25 @@ def connect_tpu(config: TrainingConfig) -> dict[str, Any]:
     return {"num_replicas": connect(config.hardware, Cluster()).num_replicas_in_sync}
 
 
+def read_shard(config: TrainingConfig) -> dict[str, Any]:
+    """Read of a shard with TensorFlow's own client, which finds credentials in its own way."""
+    import train.environment  # noqa: F401  (before TensorFlow)
+
+    import tensorflow as tf  # isort: skip
+    from train.inputs import open_inputs
+
+    path = open_inputs(config.data).train_shards.paths[0]
+    try:
+        with tf.io.gfile.GFile(path, "rb") as file:
+            return {"num_bytes": len(file.read(1))}
+    except tf.errors.OpError as error:
+        raise InputError(
+            f"TensorFlow must be able to read the shards; {path} gave {type(error).__name__}: {error.message[:200]} It "
+            "asks without a name where it finds no credentials: run `gcloud auth application-default login`, or name a "
+            "service account's key by GOOGLE_APPLICATION_CREDENTIALS; on a TPU VM give its account access."
+        ) from error
+
+
 def count_parameters(config: TrainingConfig) -> dict[str, Any]:
     """Build the model on the CPU."""
     import train.environment  # noqa: F401  (before TensorFlow)
@@ -73,7 +92,7 @@ def count_parameters(config: TrainingConfig) -> dict[str, Any]:
     return {"num_parameters": masked_lm.count_params()}
 
 
-TASKS = {task.__name__: task for task in (import_libraries, list_gpus, connect_tpu, count_parameters)}
+TASKS = {task.__name__: task for task in (import_libraries, list_gpus, connect_tpu, read_shard, count_parameters)}
 
 
 def main() -> None:
