@@ -5,6 +5,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib.metadata import Distribution, distributions
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
 from train.doctor_checks.findings import Finding, error, ok, warning
 
 PROJECT = "mlm-pretraining"
@@ -30,8 +34,6 @@ INSTALL = "Install the project in its checkout: pip install -e '.[cpu]', on a ma
 
 def installed_packages(path: Sequence[str] | None = None) -> dict[str, Distribution]:
     """Return {normalized name: distribution}, of several the first on the path, which is the one imported."""
-    from packaging.utils import canonicalize_name
-
     found: dict[str, Distribution] = {}
     for distribution in distributions(path=list(sys.path if path is None else path)):
         name = distribution.metadata["Name"]
@@ -47,8 +49,6 @@ def tensorflow_builds(installed: dict[str, Distribution]) -> list[str]:
 
 def check_python(installed: dict[str, Distribution], version: str = platform.python_version()) -> Iterator[Finding]:
     """Look whether the interpreter is one that the project supports."""
-    from packaging.specifiers import SpecifierSet
-
     if PROJECT not in installed:
         yield error("Python", f"{PROJECT} is not installed for {sys.executable}.", INSTALL)
         return
@@ -142,9 +142,6 @@ def _check_build(installed: dict[str, Distribution], build: str) -> Iterator[Fin
 
 def _requirements(installed: dict[str, Distribution], name: str, extra: str = "") -> dict[str, str]:
     """Return {normalized name: version specifier} of what a package needs here, or with that extra."""
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
     texts = (installed[name].requires or ()) if name in installed else ()
     needed = [Requirement(text) for text in texts]
     return {
@@ -155,8 +152,6 @@ def _requirements(installed: dict[str, Distribution], name: str, extra: str = ""
 
 
 def _fits(distribution: Distribution, wanted: str) -> bool:
-    from packaging.specifiers import SpecifierSet
-
     return SpecifierSet(wanted).contains(distribution.version, prereleases=True)
 
 
