@@ -60,7 +60,7 @@ def test_the_vm_is_asked_for_its_accelerator(monkeypatch):
     monkeypatch.delenv(chips.ACCELERATOR_TYPE_VARIABLE, raising=False)
     with HTTPServer(("127.0.0.1", 0), Metadata) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
-        monkeypatch.setattr(chips, "METADATA_URL", f"http://127.0.0.1:{server.server_port}/")
+        monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
         assert local_accelerator_type() == "v5litepod-8"
         assert asked == ["Google"]
     assert local_accelerator_type() is None  # nobody listens any more

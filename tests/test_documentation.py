@@ -19,6 +19,7 @@ from train.presets import preset_settings
 PROJECT = Path(__file__).parent.parent
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
 SHELL_BLOCKS = [block for page in PAGES for block in re.findall(r"```bash\n(.*?)```", page.read_text(), flags=re.S)]
+WITH_PRESETS = ("train/tpu_preflight.py", "train/doctor.py")
 COMMAND_LINES = [line for block in SHELL_BLOCKS for line in block.splitlines() if line and not line.startswith("#")]
 
 
@@ -28,7 +29,7 @@ def parse(script, flags):
     if script == "train/export.py":
         return build_parser().parse_args(flags)
     dataclass_types = (FillMaskConfig,) if script == "train/fill_mask.py" else COMMANDS[script][0]
-    return parse_arguments(dataclass_types, flags, "", preset_settings if script == "train/tpu_preflight.py" else None)
+    return parse_arguments(dataclass_types, flags, "", preset_settings if script in WITH_PRESETS else None)
 
 
 @pytest.mark.parametrize("line", COMMAND_LINES)
@@ -59,6 +60,14 @@ def test_links_of_the_documentation_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+def test_tests_that_the_documentation_names_exist():
+    named = {name for page in PAGES for name in re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)`", page.read_text())}
+    assert len(named) > 20
+    for path, _, test in (name.partition("::") for name in named):
+        assert not test or f"def {test}(" in (PROJECT / path).read_text(), f"{path}::{test}"
+        assert (PROJECT / path).is_file(), path
 
 
 @pytest.mark.slow

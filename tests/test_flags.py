@@ -66,6 +66,7 @@ COMMANDS["train/tpu_preflight.py"] = (
     COMMANDS["train/run_mlm.py"][1] + "topology find_batch_size vocab_size compiler_python",
     COMMANDS["train/run_mlm.py"][2],
 )
+COMMANDS["train/doctor.py"] = COMMANDS["train/run_mlm.py"]
 
 
 @pytest.mark.parametrize("script", COMMANDS)

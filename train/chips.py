@@ -9,13 +9,12 @@ when it refuses one that is too large.
 
 import os
 import re
-import urllib.request
 from dataclasses import dataclass
+
+from train.machine_metadata import read_metadata
 
 GIB = 2**30
 ACCELERATOR_TYPE_VARIABLE = "TPU_ACCELERATOR_TYPE"
-# https://cloud.google.com/compute/docs/metadata/overview
-METADATA_URL = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/accelerator-type"
 
 
 @dataclass(frozen=True)
@@ -81,12 +80,4 @@ def local_accelerator_type(timeout_seconds: float = 2.0) -> str | None:
     named = os.environ.get(ACCELERATOR_TYPE_VARIABLE)
     if named:
         return named
-    request = urllib.request.Request(METADATA_URL, headers={"Metadata-Flavor": "Google"})
-    # The metadata server is on the machine itself, so no proxy reaches it.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(request, timeout=timeout_seconds) as answer:
-            text: str = answer.read().decode()
-            return text.strip() or None
-    except OSError:
-        return None
+    return read_metadata("instance/attributes/accelerator-type", timeout_seconds) or None

@@ -9,18 +9,16 @@ import logging
 import os
 import signal
 import threading
-import urllib.request
 from collections.abc import Callable, Iterator
 
 from tokenizer_training.command_line import RunFailedError
 from train import heartbeat
+from train.machine_metadata import HOST_VARIABLE, read_metadata
 
 logger = logging.getLogger(__name__)
 
 # EX_TEMPFAIL of sysexits.h: the same command can be given again.
 EXIT_STOPPED = 75
-METADATA_HOST_VARIABLE = "GCE_METADATA_HOST"
-METADATA_HOST = "metadata.google.internal"
 # Value -> what it is when nothing is to come.
 NOTICES = {"instance/maintenance-event": "NONE", "instance/preempted": "FALSE"}
 POLL_SECONDS = 5.0
@@ -86,7 +84,7 @@ def listening(request: StopRequest, *, on_cloud_machine: bool) -> Iterator[None]
             names its address.
     """
     ended = threading.Event()
-    if on_cloud_machine or os.environ.get(METADATA_HOST_VARIABLE):
+    if on_cloud_machine or os.environ.get(HOST_VARIABLE):
         threading.Thread(target=_watch_metadata, args=(request, ended), daemon=True).start()
     in_main_thread = threading.current_thread() is threading.main_thread()  # the only one that may handle signals
     if in_main_thread:
@@ -101,23 +99,10 @@ def listening(request: StopRequest, *, on_cloud_machine: bool) -> Iterator[None]
 
 def _watch_metadata(request: StopRequest, ended: threading.Event) -> None:
     """Make the request when a notice appears; one that stands already does not count, or no run could ever go on."""
-    seen = {name: _read_metadata(name) or quiet for name, quiet in NOTICES.items()}
+    seen = {name: read_metadata(name) or quiet for name, quiet in NOTICES.items()}
     while not ended.wait(POLL_SECONDS):
         for name, quiet in NOTICES.items():
-            value = _read_metadata(name)
+            value = read_metadata(name)
             if value is not None and value not in (quiet, seen[name]):
                 request.make(f"the machine's {name} is {value}")
             seen[name] = value or seen[name]
-
-
-def _read_metadata(name: str) -> str | None:
-    """Return a value of the metadata server, None where it does not answer."""
-    address = os.environ.get(METADATA_HOST_VARIABLE) or METADATA_HOST
-    url = f"http://{address}/computeMetadata/v1/{name}"
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(urllib.request.Request(url, headers={"Metadata-Flavor": "Google"}), timeout=5) as answer:
-            return answer.read().decode().strip()
-    except (OSError, ValueError) as error:
-        logger.debug("no answer from %s: %s", url, error)
-        return None

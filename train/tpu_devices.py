@@ -11,6 +11,11 @@ from train.config import HardwareConfig, TrainingConfig
 TPU_DEVICE_PATTERNS = ("accel*", "vfio/[0-9]*")
 
 
+def tpu_devices(devices: Path = Path("/dev")) -> list[Path]:
+    """Return the device files of this machine's TPU, none on a machine without one."""
+    return sorted(path for pattern in TPU_DEVICE_PATTERNS for path in devices.glob(pattern))
+
+
 def check_tpu_devices(config: HardwareConfig) -> None:
     """Check that a machine that is asked to use its own TPU has one.
 
@@ -19,7 +24,7 @@ def check_tpu_devices(config: HardwareConfig) -> None:
     """
     if not config.wants_tpu or config.tpu_name != "local":
         return
-    if not any(path for pattern in TPU_DEVICE_PATTERNS for path in Path("/dev").glob(pattern)):
+    if not tpu_devices():
         raise InputError(
             "--tpu-name local needs a machine with a TPU; this one has no /dev/accel* and no /dev/vfio/*. Check that "
             "this is the TPU VM and that its runtime version fits the TPU; or leave --tpu-name out to train on GPU or "

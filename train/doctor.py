@@ -1,0 +1,99 @@
+"""Tell what is wrong before it costs hours: installation and machine and, of a run's flags, all that it would meet.
+
+Takes all flags of run_mlm.py, so give it the same command line. Without flags it looks at installation and machine.
+Each line is ok, warning or error, with what cures it; the exit status is 1 with an error, 2 for bad flags.
+"""
+
+import functools
+import importlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+
+try:
+    from tokenizer_training.command_line import RunFailedError, command, parse_arguments
+    from train.config import SUBJECTS, TrainingConfig
+    from train.doctor_checks import packages
+    from train.doctor_checks.findings import Check, Finding
+    from train.presets import preset_settings
+except ModuleNotFoundError as missing:
+    print(f"error    Python         {missing}. Install the project in its checkout: pip install -e '.[cpu]'")
+    sys.exit(1)
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print what each check finds, and fail where one found an error."""
+    installed = packages.installed_packages()
+    try:
+        config = TrainingConfig(*parse_arguments(SUBJECTS, argv, __doc__, preset_settings))
+    except ImportError as broken:  # of transformers, which reads the flags
+        text = f"not read, because of {broken}; so the installation alone is looked at."
+        print_all([Finding("error", "flags", text)], of_packages(installed))
+        return
+    print_all(of_packages(installed), of_machine(config, installed), of_run(config))
+    if not config.data.train_dataset:
+        print(
+            "With the flags of a run (run_mlm.py's), its shards, buckets, model and Hub repository are looked at, too."
+        )
+
+
+def of_packages(installed: dict) -> Iterator[Finding]:
+    """Yield what is found of the installation, without importing any of it."""
+    for subject, check in (
+        ("Python", packages.check_python),
+        ("packages", packages.check_requirements),
+        ("TensorFlow", packages.check_tensorflow_build),
+        ("TensorFlow", packages.check_companions),
+        ("tf-keras", packages.check_tf_keras),
+    ):
+        yield from Check(subject, functools.partial(check, installed)).findings()
+
+
+def of_machine(config: TrainingConfig, installed: dict) -> Iterator[Finding]:
+    """Yield what is found when TensorFlow is used, and of the machine."""
+    yield from _findings("import", "libraries.check_import", config)
+    yield from _findings("GPU", "libraries.check_gpus", config)
+    yield from _findings("TPU", "tpu.check_tpu", config, installed)
+    if not config.data.train_dataset:
+        yield from _findings("disk", "machine.check_disk", config)
+        yield from _findings("memory", "machine.check_memory", config)
+
+
+def of_run(config: TrainingConfig) -> Iterator[Finding]:
+    """Yield what is found of the run that the flags describe."""
+    yield from _findings("credentials", "cloud.check_credentials", config)
+    yield from _findings("bucket", "cloud.check_buckets", config)
+    if config.data.train_dataset:
+        yield from _findings("data", "run_inputs.check_data", config)
+        yield from _findings("run", "run_inputs.check_run", config)
+    yield from _findings("Hub", "run_inputs.check_hub", config)
+
+
+def print_all(*groups: Iterable[Finding]) -> None:
+    """Print findings as they come.
+
+    Raises:
+        RunFailedError: one of them was an error.
+    """
+    counts = {"ok": 0, "warning": 0, "error": 0}
+    for group in groups:
+        for finding in group:
+            counts[finding.status] += 1
+            print(finding, flush=True)
+    print(f"\n{counts['ok']} ok, {counts['warning']} warnings, {counts['error']} errors", flush=True)
+    if counts["error"]:
+        raise RunFailedError("Not all is well; each line that says error says what cures it.")
+
+
+def _findings(subject: str, name: str, *arguments: object) -> Iterator[Finding]:
+    """Yield the findings of a check whose module is imported only now, since that may fail, too."""
+
+    def run() -> Iterable[Finding]:
+        module, _, function = name.partition(".")
+        return getattr(importlib.import_module(f"train.doctor_checks.{module}"), function)(*arguments)
+
+    yield from Check(subject, run).findings()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
