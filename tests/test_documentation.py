@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+import install
 from tests.test_flags import COMMANDS
 from tokenizer_training.command_line import parse_arguments
+from train import export
+from train.compare_runs import CompareConfig
 from train.config import parse_training_config
-from train.export import build_parser
 from train.fill_mask import FillMaskConfig
 from train.presets import preset_settings
 
@@ -21,13 +23,16 @@ PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
 SHELL_BLOCKS = [block for page in PAGES for block in re.findall(r"```bash\n(.*?)```", page.read_text(), flags=re.S)]
 COMMAND_LINES = [line for block in SHELL_BLOCKS for line in block.splitlines() if line and not line.startswith("#")]
 
+PARSERS = {"train/export.py": export, "install.py": install}
+SMALL_COMMANDS = {"train/fill_mask.py": (FillMaskConfig,), "train/compare_runs.py": (CompareConfig,)}
+
 
 def parse(script, flags):
     if script == "train/run_mlm.py":
         return parse_training_config(flags, "")
-    if script == "train/export.py":
-        return build_parser().parse_args(flags)
-    dataclass_types = (FillMaskConfig,) if script == "train/fill_mask.py" else COMMANDS[script][0]
+    if script in PARSERS:
+        return PARSERS[script].build_parser().parse_args(flags)
+    dataclass_types = SMALL_COMMANDS.get(script) or COMMANDS[script][0]
     return parse_arguments(dataclass_types, flags, "", preset_settings if script == "train/tpu_preflight.py" else None)
 
 
