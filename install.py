@@ -1,6 +1,7 @@
 """Install the project into an environment of its own, beside whatever else the machine has installed.
 
     python install.py                   # what suits this machine: its TPU, else its GPU, else its CPU
+    MLM_EXTRA=tpu python install.py     # where its devices do not tell
     python install.py --extra preflight --environment .venv-preflight
 
 It needs the standard library and pip, and changes no package that is there: notebook services have hundreds, among them
@@ -20,6 +21,7 @@ PROJECT_FOLDER = Path(__file__).resolve().parent
 PROJECT_NAME = "mlm-pretraining"
 ENVIRONMENT = ".venv"
 UV_FOLDER = PROJECT_FOLDER / "build" / "uv"
+EXTRA_VARIABLE = "MLM_EXTRA"
 EXTRAS = ("cpu", "gpu", "tpu", "preflight")
 # Those of train/tpu_devices.py, which cannot be imported before the project is installed.
 TPU_DEVICE_PATTERNS = ("accel*", "vfio/[0-9]*")
@@ -37,7 +39,9 @@ def find_place(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def find_extra(devices: Path = Path("/dev")) -> str:
-    """Return `tpu`, `gpu` or `cpu`, by the device files of the kernel's drivers."""
+    """Return what `MLM_EXTRA` says, else `tpu`, `gpu` or `cpu`, by the device files of the kernel's drivers."""
+    if EXTRA_VARIABLE in os.environ:
+        return os.environ[EXTRA_VARIABLE]
     if any(path for pattern in TPU_DEVICE_PATTERNS for path in devices.glob(pattern)):
         return "tpu"
     return "gpu" if (devices / "nvidia0").exists() else "cpu"
@@ -62,12 +66,15 @@ def install(extra: str | None = None, environment: str | Path = ENVIRONMENT) -> 
         environment: folder, relative to the project's.
 
     Raises:
+        ValueError: there is no such extra.
         subprocess.CalledProcessError: a package could not be installed; what pip or uv said stands above.
     """
     if extra is None and is_environment_of_the_project():
         print(f"{find_place()}: {sys.executable} has the project installed")
         return sys.executable
     extra = extra or find_extra()
+    if extra not in EXTRAS:
+        raise ValueError(f"{EXTRA_VARIABLE} must be one of {', '.join(EXTRAS)}; received {extra!r}.")
     folder = PROJECT_FOLDER / environment
     print(f"{find_place()}: installing for {extra} into {folder}", flush=True)
     for name in FOREIGN_VARIABLES:
@@ -111,6 +118,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     try:
         print(install(arguments.extra or find_extra(), arguments.environment))
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except subprocess.CalledProcessError as error:
         print(f"error: {' '.join(error.cmd[:4])} … ended with status {error.returncode}.", file=sys.stderr)
         return 1
