@@ -2,7 +2,7 @@
 
     python install.py                   # what suits this machine: its TPU, else its GPU, else its CPU
     MLM_EXTRA=tpu python install.py     # where its devices do not tell
-    python install.py --extra preflight --environment .venv-preflight
+    python install.py --extra preflight
 
 It needs the standard library and pip, and changes no package that is there: notebook services have hundreds, among them
 other versions of TensorFlow, transformers and NumPy. The last line that it prints is the environment's interpreter.
@@ -19,7 +19,6 @@ from pathlib import Path
 
 PROJECT_FOLDER = Path(__file__).resolve().parent
 PROJECT_NAME = "mlm-pretraining"
-ENVIRONMENT = ".venv"
 UV_FOLDER = PROJECT_FOLDER / "build" / "uv"
 EXTRA_VARIABLE = "MLM_EXTRA"
 EXTRAS = ("cpu", "gpu", "tpu", "preflight")
@@ -56,14 +55,14 @@ def is_environment_of_the_project() -> bool:
     return True
 
 
-def install(extra: str | None = None, environment: str | Path = ENVIRONMENT) -> str:
+def install(extra: str | None = None, environment: str | Path | None = None) -> str:
     """Make the environment, or bring it up to date, and return the path of its interpreter.
 
     The interpreter that runs this is returned as it is when the project is installed for it, and no extra is named.
 
     Args:
         extra: one of `EXTRAS`; by default what suits the machine.
-        environment: folder, relative to the project's.
+        environment: folder, relative to the project's; by default `.venv-` and the extra.
 
     Raises:
         ValueError: there is no such extra.
@@ -75,7 +74,7 @@ def install(extra: str | None = None, environment: str | Path = ENVIRONMENT) -> 
     extra = extra or find_extra()
     if extra not in EXTRAS:
         raise ValueError(f"{EXTRA_VARIABLE} must be one of {', '.join(EXTRAS)}; received {extra!r}.")
-    folder = PROJECT_FOLDER / environment
+    folder = PROJECT_FOLDER / (environment or default_environment(extra))
     print(f"{find_place()}: installing for {extra} into {folder}", flush=True)
     for name in FOREIGN_VARIABLES:
         os.environ.pop(name, None)  # for the commands to come as well
@@ -89,6 +88,11 @@ def install(extra: str | None = None, environment: str | Path = ENVIRONMENT) -> 
     if extra == "tpu":
         _run(*install_here, "--no-deps", TF_KERAS_FOR_TPU)
     return str(python)
+
+
+def default_environment(extra: str) -> str:
+    """Return the name of an extra's environment: they differ, since those of two extras may exclude each other."""
+    return f".venv-{extra}"
 
 
 def _find_uv() -> str:
@@ -109,7 +113,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--extra", choices=EXTRAS, help="What to install; by default what suits the machine.")
-    parser.add_argument("--environment", default=ENVIRONMENT, help="Folder of the environment (default: %(default)s).")
+    parser.add_argument("--environment", help="Folder of the environment; by default .venv- and the extra.")
     return parser
 
 

@@ -78,7 +78,7 @@ def test_commands_of_the_documentation(line):
     elif words[0] == "gcloud":
         check_gcloud(words[1:])
     elif words[0] == "source":
-        assert words[1:] == [f"{install.ENVIRONMENT}/bin/activate"]
+        assert words[1:] in [[f"{install.default_environment(extra)}/bin/activate"] for extra in install.EXTRAS]
     elif words[0] == "export":
         assert re.fullmatch(r"[A-Z_]+=\S+", words[1])
     else:

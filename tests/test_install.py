@@ -59,7 +59,7 @@ def test_facts_that_stand_in_two_places_agree() -> None:
         assert re.search(rf"^{extra} = \[", declared, flags=re.M)
     # tf-keras is of TensorFlow's own minor version.
     (tensorflow_range,) = re.findall(r'"tensorflow-tpu(.+?)"', declared)
-    assert install.TF_KERAS_FOR_TPU == f"tf-keras{tensorflow_range}"
+    assert f"tf-keras{tensorflow_range}" == install.TF_KERAS_FOR_TPU
 
 
 def test_in_the_projects_environment_nothing_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,14 +110,14 @@ def test_the_install_cell_on_a_service_with_other_packages(tmp_path: Path) -> No
 
     installed = printed.splitlines()[-1]
     clone = tmp_path / "mlm-pretraining"
-    assert installed == str(clone / ".venv/bin/python")
+    assert installed == str(clone / ".venv-tpu/bin/python")
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([installed, *arguments], cwd=clone, env=inherited, capture_output=True, text=True)
 
     version, path, has_tensorflow, has_tensorflow_tpu = run("-c", SHOW_TENSORFLOW).stdout.split()
     assert version.startswith("2.20.")
-    assert path.startswith(str(clone / ".venv"))
+    assert path.startswith(str(clone / ".venv-tpu"))
     assert (has_tensorflow, has_tensorflow_tpu) == ("False", "True")
 
     flags = run_flags(write_shards(tmp_path), tmp_path / "run")
