@@ -59,6 +59,7 @@ def install(extra: str | None = None, environment: str | Path | None = None) -> 
     """Make the environment, or bring it up to date, and return the path of its interpreter.
 
     The interpreter that runs this is returned as it is when the project is installed for it, and no extra is named.
+    Otherwise the variables that lead to other packages are taken out of this process's environment.
 
     Args:
         extra: one of `EXTRAS`; by default what suits the machine.
@@ -77,7 +78,7 @@ def install(extra: str | None = None, environment: str | Path | None = None) -> 
     folder = PROJECT_FOLDER / (environment or default_environment(extra))
     print(f"{find_place()}: installing for {extra} into {folder}", flush=True)
     for name in FOREIGN_VARIABLES:
-        os.environ.pop(name, None)  # for the commands to come as well
+        os.environ.pop(name, None)  # also for the commands that the interpreter is to run
     uv = _find_uv()
     python = folder / "bin" / "python"
     if not python.exists():

@@ -24,6 +24,13 @@ print(tensorflow.__version__, tensorflow.__file__, "tensorflow" in names, "tenso
 """
 
 
+@pytest.fixture(autouse=True)
+def _variables_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`install` takes them away."""
+    for name in install.FOREIGN_VARIABLES:
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+
+
 def test_the_place_is_known_by_its_variables() -> None:
     assert install.find_place({}) == "this machine"
     assert install.find_place({"COLAB_RELEASE_TAG": "release-colab_20261101"}) == "Colab"
