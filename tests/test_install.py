@@ -19,7 +19,7 @@ SHOW_TENSORFLOW = """
 import importlib.metadata as metadata
 import train.environment
 import tensorflow
-names = {found.name for found in metadata.distributions()}
+names = {found.name.replace("_", "-") for found in metadata.distributions()}
 print(tensorflow.__version__, tensorflow.__file__, "tensorflow" in names, "tensorflow-tpu" in names)
 """
 
