@@ -106,7 +106,7 @@ def test_the_walkthrough(
     for name in ("tokenizer", "train"):
         assert [picture.startswith(PNG) for picture in pictures(cells[name])] == [True], name
     loss, entropy = (
-        float(re.search(rf"{title} +([\d.]+)", printed(cells["train"]))[1])
+        float(re.search(rf"^{title} +([\d.]+)", printed(cells["train"]), flags=re.M)[1])
         for title in ("validation loss", "unigram entropy")
     )
     assert loss < entropy
