@@ -13,6 +13,7 @@ import install
 from tests.test_notebooks import COMPARISON, WALKTHROUGH, code_cells
 from tests.tiny_run import run_flags, write_shards
 from train import tpu_devices
+from train.tpu_compiler import COMPILER_ENVIRONMENT
 
 PROJECT = Path(__file__).parent.parent
 SHOW_TENSORFLOW = """
@@ -122,8 +123,7 @@ def test_the_install_cell_on_a_service_with_other_packages(tmp_path: Path) -> No
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([installed, *arguments], cwd=clone, env=inherited, capture_output=True, text=True)
 
-    # Away from Google Cloud libtpu would ask for its metadata server.
-    inherited["TPU_SKIP_MDS_QUERY"] = "1"
+    inherited |= COMPILER_ENVIRONMENT  # with it libtpu looks for no TPU and for no metadata server
     version, path, has_tensorflow, has_tensorflow_tpu = run("-c", SHOW_TENSORFLOW).stdout.split()
     assert version.startswith("2.20.")
     assert path.startswith(str(clone / ".venv-tpu"))

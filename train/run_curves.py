@@ -92,6 +92,8 @@ def draw_runs(runs: Sequence[RunCurves]) -> bytes:
     Dotted lines are the losses of a guess from the token frequencies alone.
     """
     with new_figure(figsize=PICTURE_INCHES, dpi=PICTURE_DOTS_PER_INCH) as figure:
+        from matplotlib.ticker import EngFormatter
+
         over_tokens, over_time = figure.subplots(1, 2, sharey=True)
         for index, run in enumerate(runs):
             for split, style in ((TRAIN, {"alpha": 0.6}), (VALIDATION, {"marker": "o", "label": run.name})):
@@ -106,6 +108,7 @@ def draw_runs(runs: Sequence[RunCurves]) -> bytes:
             axes.set(xlabel=what)
             axes.grid(alpha=0.3)
         over_tokens.set(ylabel="nats per masked token")
+        over_tokens.xaxis.set_major_formatter(EngFormatter())
         over_tokens.legend()
         image = io.BytesIO()
         figure.savefig(image, format="png")
