@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+import install
 from tests.test_flags import COMMANDS
 from tokenizer_training.command_line import parse_arguments
+from train import export
+from train.compare_runs import CompareConfig
 from train.config import parse_training_config
-from train.export import build_parser
 from train.fill_mask import FillMaskConfig
 from train.presets import preset_settings
 
@@ -22,13 +24,42 @@ SHELL_BLOCKS = [block for page in PAGES for block in re.findall(r"```bash\n(.*?)
 WITH_PRESETS = ("train/tpu_preflight.py", "train/doctor.py")
 COMMAND_LINES = [line for block in SHELL_BLOCKS for line in block.splitlines() if line and not line.startswith("#")]
 
+PARSERS = {"train/export.py": export, "install.py": install}
+SMALL_COMMANDS = {"train/fill_mask.py": (FillMaskConfig,), "train/compare_runs.py": (CompareConfig,)}
+
+# The commands of Google's CLI that the pages use, with flags of theirs (cloud.google.com/sdk/gcloud/reference).
+GCLOUD = {
+    "config set": "",
+    "services enable": "",
+    "storage buckets create": "location uniform-bucket-level-access",
+    "storage buckets add-iam-policy-binding": "member role",
+    "storage cp": "recursive",
+    "storage rm": "recursive",
+    "iam service-accounts create": "",
+    "iam service-accounts delete": "quiet",
+    "compute tpus tpu-vm create": "zone accelerator-type version service-account spot",
+    "compute tpus tpu-vm delete": "zone quiet",
+    "compute tpus tpu-vm list": "zone",
+    "compute tpus tpu-vm ssh": "zone worker command",
+    "compute tpus queued-resources create": "node-id zone accelerator-type runtime-version service-account spot",
+    "compute tpus queued-resources describe": "zone",
+    "compute tpus queued-resources delete": "zone force",
+}
+
+
+def check_gcloud(words):
+    """Check that the command is known, and that its flags are among its own."""
+    (command,) = (name for name in GCLOUD if words[: len(name.split())] == name.split())
+    flags = [word for word in words if word.startswith("--")]
+    assert {flag.removeprefix("--").partition("=")[0] for flag in flags} <= set(GCLOUD[command].split())
+
 
 def parse(script, flags):
     if script == "train/run_mlm.py":
         return parse_training_config(flags, "")
-    if script == "train/export.py":
-        return build_parser().parse_args(flags)
-    dataclass_types = (FillMaskConfig,) if script == "train/fill_mask.py" else COMMANDS[script][0]
+    if script in PARSERS:
+        return PARSERS[script].build_parser().parse_args(flags)
+    dataclass_types = SMALL_COMMANDS.get(script) or COMMANDS[script][0]
     return parse_arguments(dataclass_types, flags, "", preset_settings if script in WITH_PRESETS else None)
 
 
@@ -40,11 +71,17 @@ def test_commands_of_the_documentation(line):
             [sys.executable, PROJECT / words[1], "--help"], check=True, capture_output=True, text=True
         )
         assert all(word in shown.stdout for word in words[2:] if word.startswith("--"))
-    elif words[0] == "python":
+    elif words[0] in ("python", "python3"):
         assert (PROJECT / words[1]).is_file()
         assert parse(words[1], words[2:])
     elif words[0] == "make":
         subprocess.run(["make", "--dry-run", *words[1:]], cwd=PROJECT, check=True, capture_output=True)
+    elif words[0] == "gcloud":
+        check_gcloud(words[1:])
+    elif words[0] == "source":
+        assert words[1:] in [[f"{install.default_environment(extra)}/bin/activate"] for extra in install.EXTRAS]
+    elif words[0] == "export":
+        assert re.fullmatch(r"[A-Z_]+=\S+", words[1])
     else:
         assert words[:3] == ["pip", "install", "-e"]
         extra = re.search(r"\[(\w+)\]", words[3])[1]

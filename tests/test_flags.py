@@ -82,7 +82,7 @@ def test_the_tutorials_flags_work_here(script):
     assert set(tutorial.split()) <= set(listed.split())
 
 
-@pytest.mark.parametrize("script", [*COMMANDS, "train/fill_mask.py", "train/export.py"])
+@pytest.mark.parametrize("script", [*COMMANDS, "train/fill_mask.py", "train/export.py", "train/compare_runs.py"])
 def test_help_imports_nothing_slow(script):
     command = [sys.executable, "-X", "importtime", str(PROJECT / script), "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -1,0 +1,110 @@
+"""What the notebooks need in their own kernel, which may have none of the project's packages: its cells and pictures.
+
+The project runs in processes of its environment, by the interpreter that `install.install` returns. So nothing depends
+on what the kernel has installed or imported, and a TPU, which one process holds at a time, is free after each cell.
+"""
+
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from IPython import get_ipython
+from IPython.core.magic import register_cell_magic
+from IPython.display import HTML, Image, display
+
+READ_BYTES = (
+    "import sys; from tokenizer_training import storage; sys.stdout.buffer.write(storage.read_bytes(sys.argv[1]))"
+)
+NUM_LINES_SHOWN = 20
+
+
+def use_environment(python: str) -> None:
+    """Let `%%project` cells run in the project's environment, and failures of `!command` stop a cell.
+
+    A cell with `%%project ARGUMENTS` at its head is a program of its own, with these in its `sys.argv`. What it prints
+    is shown, and left in the variable `printed`.
+
+    Args:
+        python: interpreter of the environment.
+    """
+    shell: Any = get_ipython()
+
+    def project(line: str, cell: str) -> None:
+        # Not by standard input: a program that has no file may start processes, one that is `<stdin>` may not.
+        command = [python, "-c", cell, *shlex.split(line)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            lines = [_echo(text) for text in process.stdout or ()]
+        shell.user_ns["printed"] = "".join(lines)
+        _check(process.returncode)
+
+    register_cell_magic(project)
+    run = shell.system
+
+    def run_or_stop(command: str) -> None:
+        run(command)
+        _check(shell.user_ns.get("_exit_code"))
+
+    shell.system = run_or_stop
+
+
+def show(python: str, path: str) -> None:
+    """Show a PNG file of the project, local or gs://."""
+    done = subprocess.run([python, "-c", READ_BYTES, path], stdout=subprocess.PIPE, check=True)
+    display(Image(done.stdout))
+
+
+def watch(python: str, command: str, run_folder: str, *, interval_seconds: float = 15.0) -> None:
+    """Run a command that trains, while a picture of its loss is drawn anew at intervals.
+
+    Interrupting the cell asks the training to stop, which saves a checkpoint.
+
+    Args:
+        python: interpreter of the project's environment.
+        command: a script of the project and its flags, as in a shell.
+        run_folder: the `--output-dir` in it.
+        interval_seconds: between two pictures.
+
+    Raises:
+        RuntimeError: the command failed; its last lines are shown.
+    """
+    view = display(HTML("Starting; the first figures are there in a minute or so."), display_id=True)
+    with tempfile.TemporaryDirectory() as name:
+        log, picture = Path(name, "log.txt"), Path(name, "loss.png")
+        with log.open("w") as output:
+            training = subprocess.Popen([python, *shlex.split(command)], stdout=output, stderr=subprocess.STDOUT)
+        draw = [python, "train/compare_runs.py", "--runs", run_folder, "--picture", str(picture)]
+        try:
+            while not _ended(training, interval_seconds):
+                _redraw(view, draw, picture)
+        finally:
+            training.terminate()
+            training.wait()
+            print("\n".join(log.read_text(errors="replace").splitlines()[-NUM_LINES_SHOWN:]))
+        _redraw(view, draw, picture)
+    _check(training.returncode)
+
+
+def _echo(text: str) -> str:
+    print(text, end="", flush=True)
+    return text
+
+
+def _check(status: int | None) -> None:
+    if status:
+        raise RuntimeError(f"What ran above ended with status {status}; it says why.")
+
+
+def _ended(process: subprocess.Popen[bytes], timeout_seconds: float) -> bool:
+    try:
+        process.wait(timeout_seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _redraw(view: Any, draw: list[str], picture: Path) -> None:
+    # It fails as long as there is nothing to draw.
+    if subprocess.run(draw, capture_output=True, check=False).returncode == 0:
+        view.update(Image(picture.read_bytes()))

@@ -1,0 +1,35 @@
+"""Compare runs by their metrics.jsonl: a table of where each came to, a picture of the loss over tokens and time."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tokenizer_training import storage
+from tokenizer_training.command_line import InputError, command, log_start, parse_arguments
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """Which runs are compared."""
+
+    runs: list[str] = field(metadata={"help": "Output folders of run_mlm.py, local or gs://; also of runs under way."})
+    picture: str | None = field(default=None, metadata={"help": "PNG file to draw the loss to, local or gs://."})
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the table, and draw the picture if asked to."""
+    (config,) = parse_arguments((CompareConfig,), argv, __doc__ or "")
+    log_start(__file__)
+    from train.run_curves import comparison_table, draw_runs, read_runs  # transformers, not for --help
+
+    if config.picture is not None and not config.picture.endswith(".png"):
+        raise InputError(f"--picture must be a PNG file; received {config.picture}.")
+    runs = read_runs(config.runs)
+    print(comparison_table(runs))
+    if config.picture is not None:
+        storage.write_bytes(config.picture, draw_runs(runs))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
