@@ -16,7 +16,10 @@ from train.config import SUBJECTS
 from train.tpu_preflight import PreflightConfig
 
 PROJECT = Path(__file__).parent.parent
-SLOW_IMPORTS = {"tensorflow", "tf_keras", "torch", "datasets", "apache_beam", "matplotlib", "google.cloud.storage"}
+SLOW_IMPORTS = {
+    *("tensorflow", "tf_keras", "torch", "datasets", "pandas", "apache_beam", "matplotlib", "sentencepiece"),
+    "google.cloud.storage",
+}
 CORPUS_FLAGS = """
     dataset_name dataset_config dataset_revision data_files validation_files test_files text_column sample_by split
     validation_split test_split streaming limit validation_percent test_percent trust_remote_code seed

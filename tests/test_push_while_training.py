@@ -195,6 +195,7 @@ def test_a_run_that_is_to_stop_saves_publishes_and_says_so(
     assert (tmp_path / "checkpoints" / "step-00000002.json").exists()
 
 
+@pytest.mark.slow
 def test_going_on_from_the_hub_on_another_machine(
     hub_here: HubHandle, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

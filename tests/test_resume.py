@@ -95,6 +95,7 @@ def test_killed_with_checkpoints_in_cloud_storage(whole_run, shards, cloud_stora
     assert_same_run(tmp_path / "run", whole_run)
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_the_run_goes_on(runs, whole_run, shards, tmp_path):
     """Once in an evaluation, which is made up for, and once in the middle of an epoch."""
     flags = run_flags(shards, tmp_path / "run", *FLAGS, "--save-steps", "100")
@@ -169,6 +170,7 @@ def test_more_steps_go_on_with_the_new_schedule(shards, tmp_path, capsys):
     assert "A run must be longer than the way that is behind it" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_another_number_of_replicas_goes_on_with_the_same_batch(runs, whole_run, shards, tmp_path, capsys):
     """Two devices before, one from step 8 on."""
     flags = run_flags(shards, tmp_path / "run", *FLAGS)

@@ -11,15 +11,14 @@ import errno
 import os
 import re
 import shutil
-import signal
 import tempfile
-import threading
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tokenizer_training import cloud_storage
 from tokenizer_training.command_line import InputError
+from tokenizer_training.interrupts import interrupts_put_off
 
 PARTIAL_SUFFIX = ".partial"
 
@@ -138,7 +137,7 @@ def publish_folder(local_folder: str, destination: str, last: str) -> None:
         delete_files(destination, [last])
         upload_folder(local_folder, destination, last)
     else:
-        with _interrupt_put_off():
+        with interrupts_put_off():
             _publish_locally(Path(local_folder), Path(destination).absolute(), Path(last))
 
 
@@ -206,22 +205,6 @@ def _publish_locally(folder: Path, destination: Path, last: Path) -> None:
             (new / name).replace(destination / name)
     finally:
         shutil.rmtree(new, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _interrupt_put_off() -> Iterator[None]:
-    """Let Ctrl-C take effect at the end; in a thread that is not the main one, it takes effect elsewhere anyway."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    received: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _frame: received.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if received:
-            signal.raise_signal(signal.SIGINT)
 
 
 def _finished_files(folder: Path) -> list[Path]:

@@ -12,6 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
 from tokenizer_training.command_line import InputError
+from tokenizer_training.interrupts import interrupts_put_off
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -58,7 +59,7 @@ def _map_in_pool(
         for item in items:
             if len(in_flight) == ITEMS_PER_WORKER * num_processes:
                 yield in_flight.popleft().result()
-            with _interrupts_held_back():  # a worker started here inherits that, until it ignores them
+            with interrupts_put_off(), _interrupts_blocked():
                 in_flight.append(pool.submit(function, item))
         while in_flight:
             yield in_flight.popleft().result()
@@ -84,7 +85,8 @@ def _end_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def _interrupts_held_back() -> Iterator[None]:
+def _interrupts_blocked() -> Iterator[None]:
+    """A worker that is started within inherits that, until it ignores Ctrl-C."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
