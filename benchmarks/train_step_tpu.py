@@ -81,7 +81,7 @@ def print_steps(results: Mapping[str, Compiled], tpu: TpuSlice) -> None:
             f"{costs.num_cycles / base[1].num_cycles:.3f}" if base else "",
             f"{step.num_bytes_accessed / 1e9:.1f}",
             f"{step.temp_bytes / GIB:.2f}",
-            f"{step.temp_bytes / base[0].temp_bytes:.3f}" if base else "",
+            f"{step.temp_bytes / base[0].temp_bytes:.3f}" if base and base[0].temp_bytes else "",
             f"{step.memory_bytes / GIB:.2f}",
             f"{step.num_flops / 1e12:.2f}",
         ]

@@ -3,7 +3,7 @@
 Peaks, memory and bandwidth are those of Google's documentation (cloud.google.com/tpu/docs/v3 to v6e), halved for a core
 of v3. v2's, and the clocks of v2 and v3, are of Jouppi et al. 2020, "A Domain-Specific Supercomputer for Training Deep
 Neural Networks"; v4's clock is of Jouppi et al. 2023 (arXiv 2304.01433). The other clocks follow from the peak and the
-matrix units. `usable_memory_bytes` is what the TPU compiler (libtpu 0.0.51) leaves to a program: it names the figure
+matrix units. `usable_memory_bytes` is what the TPU compiler (libtpu 0.0.42) leaves to a program: it names the figure
 when it refuses one that is too large.
 """
 
@@ -43,7 +43,7 @@ CHIPS = {
         Chip("v4", 275e12, 32 * GIB, int(30.75 * GIB), 1200e9, 1.05e9, 2, True),
         Chip("v5e", 197e12, 16 * GIB, int(15.75 * GIB), 819e9, 1.50e9, 1, False),
         Chip("v5p", 459e12, 96 * GIB, int(95.73 * GIB), 2765e9, 1.75e9, 2, True),
-        Chip("v6e", 918e12, 32 * GIB, int(31.24 * GIB), 1640e9, 1.75e9, 1, False),
+        Chip("v6e", 918e12, 32 * GIB, int(31.25 * GIB), 1640e9, 1.75e9, 1, False),
     )
 }
 # What the TPU runtime and the TPU API call them besides.
