@@ -1,8 +1,11 @@
 """Settings and fixtures of all tests: two logical CPU devices and the servers on loopback."""
 
 import os
+import signal
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# What a shell starts in the background ignores Ctrl-C, and hands that on to all that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 

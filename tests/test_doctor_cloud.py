@@ -46,6 +46,9 @@ def test_the_region_of_a_bucket_that_may_not_be_seen(cloud: CloudStorageHandle) 
         ("EU", None, "us-east1-d", False),
         ("US", ["US-EAST1", "US-WEST1"], "us-east1-d", True),
         ("ASIA-EAST1", None, "asia-east1-c", True),
+        ("ASIA-EAST1", None, "asia-east2-a", False),
+        ("NAM4", None, "us-central1-b", True),
+        ("NAM4", None, "us-west1-c", False),
     ],
 )
 def test_multi_regions_and_pairs(location: str, places: list[str] | None, zone: str, is_near: bool) -> None:

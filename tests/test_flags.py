@@ -11,7 +11,7 @@ from tfrecord_prep.config import PrepareConfig
 from tokenizer_training.corpus import CorpusConfig
 from tokenizer_training.normalization import NormalizationConfig
 from tokenizer_training.train_unigram import OutputConfig
-from tokenizer_training.unigram import UnigramConfig
+from tokenizer_training.unigram_config import UnigramConfig
 from train.config import SUBJECTS
 from train.tpu_preflight import PreflightConfig
 

@@ -19,7 +19,7 @@ from tfrecord_prep.chunking import CHUNKINGS
 from tfrecord_prep.manifest import open_shards, read_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main
 from tfrecord_prep.records import decode_feature, read_records
-from tokenizer_training import cloud_storage as cloud_client
+from tokenizer_training import cloud_client
 from tokenizer_training.tokenizer import SPECIAL_TOKENS, save_tokenizer, special_ids, tokenizer_sha256
 
 SCRIPT = Path(__file__).parent.parent / "tfrecord_prep" / "prepare_tfrecord_shards.py"

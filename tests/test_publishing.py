@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.servers.fixtures import CloudStorageHandle
-from tokenizer_training import cloud_storage as client
+from tokenizer_training import cloud_client as client
 from tokenizer_training import storage
 from tokenizer_training.command_line import InputError
 

@@ -146,6 +146,16 @@ def test_dry_run_prints_the_plan_and_writes_nothing(shards, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+def test_dry_run_on_a_tpu_vm_counts_its_replicas(shards, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("train.tpu_devices.tpu_devices", lambda: [tmp_path / "accel0"])
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v4-8")
+    flags = ("--tpu-name", "local", "--per-replica-batch-size", "2", "--dry-run")
+    assert main(run_flags(shards, tmp_path / "run", *flags)) == 0
+    plan = capsys.readouterr().out
+    assert "Without claiming the TPU, 4 replicas are assumed." in plan
+    assert "global batch           8 rows" in plan
+
+
 def test_train_from_a_settings_file(shards, tmp_path, capsys):
     settings = tmp_path / "settings.yaml"
     settings.write_text(

@@ -14,13 +14,8 @@ from tokenizer_training.command_line import InputError
 from tokenizer_training.normalization import NormalizationConfig
 from tokenizer_training.tokenizer import BYTE_PIECES, SPECIAL_TOKENS, special_ids
 from tokenizer_training.tokenizer_quality import measure_quality, plain_text_backend
-from tokenizer_training.unigram import (
-    MIN_BYTES,
-    UnigramConfig,
-    _default_vocabulary_size,
-    choose_alphabet,
-    train_unigram,
-)
+from tokenizer_training.unigram import _default_vocabulary_size, choose_alphabet, train_unigram
+from tokenizer_training.unigram_config import MIN_BYTES, UnigramConfig
 from tokenizer_training.word_counts import count_words
 
 LINES = generated_lines(1000)

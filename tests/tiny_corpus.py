@@ -10,7 +10,8 @@ from tfrecord_prep.manifest import open_shards
 from tfrecord_prep.records import decode_feature, read_records
 from tokenizer_training.normalization import NormalizationConfig
 from tokenizer_training.tokenizer import SPECIAL_TOKENS, save_tokenizer
-from tokenizer_training.unigram import UnigramConfig, train_unigram
+from tokenizer_training.unigram import train_unigram
+from tokenizer_training.unigram_config import UnigramConfig
 from tokenizer_training.word_counts import count_words
 
 SENTENCE = "a corpus of small words makes many rows when each document says something else about [MASK] and <pad>"

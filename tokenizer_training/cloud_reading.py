@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tokenizer_training.cloud_storage import (
+from tokenizer_training.cloud_client import (
     PREFIX,
     blob_at,
     bucket_and_name,

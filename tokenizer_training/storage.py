@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tokenizer_training import cloud_storage
+from tokenizer_training import cloud_client, cloud_storage
 from tokenizer_training.command_line import InputError
 from tokenizer_training.interrupts import interrupts_put_off
 
@@ -31,8 +31,8 @@ def is_remote(path: str) -> bool:
     Raises:
         InputError: the path is neither a local one nor `gs://BUCKET/NAME`.
     """
-    if path.startswith(cloud_storage.PREFIX):
-        cloud_storage.bucket_and_name(path)
+    if path.startswith(cloud_client.PREFIX):
+        cloud_client.bucket_and_name(path)
         return True
     if _SCHEME.match(path):
         raise InputError(f"A path must be local or gs://BUCKET/NAME; received {path!r}.")

@@ -17,7 +17,8 @@ from tokenizer_training.progress import progress_bar
 from tokenizer_training.report import build_report, draw_report, render_report
 from tokenizer_training.tokenizer_quality import measure_quality
 from tokenizer_training.training_record import check_output_folder, save_with_record
-from tokenizer_training.unigram import DEFAULT_VOCABULARY_SIZE, UnigramConfig, train_unigram
+from tokenizer_training.unigram import train_unigram
+from tokenizer_training.unigram_config import DEFAULT_VOCABULARY_SIZE, UnigramConfig
 from tokenizer_training.worker_pool import num_cores
 
 if TYPE_CHECKING:

@@ -1,7 +1,6 @@
 """The stages of one run: prepared without TensorFlow, then trained, exported and pushed."""
 
 import functools
-import logging
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,6 @@ from transformers import PretrainedConfig
 
 from tokenizer_training import storage
 from tokenizer_training.hub import HubPushError
-from tokenizer_training.tokenizer import vocabulary_size
 from train import heartbeat
 from train.cluster import Cluster, read_cluster
 from train.config import TrainingConfig
@@ -28,22 +26,16 @@ from train.output_folder import (
 )
 from train.plan import Plan, make_plan
 from train.preemption import StopRequest, listening
+from train.run_printing import log_first_rows, print_result, print_start, print_table
 from train.run_record import describe_run
-from train.start import describe_start
 from train.tpu_devices import check_tpu_devices, check_tpu_use
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from train.evaluation import Evaluation
     from train.hub import PushToHubCallback
     from train.publisher import Publisher
     from train.trainer import Trainer
-
-logger = logging.getLogger(__name__)
-
-# A dry run claims no TPU and so cannot count its cores; a v2-8, v3-8 or v5e-8 has 8.
-ASSUMED_TPU_REPLICAS = 8
 
 
 @dataclass(frozen=True)
@@ -112,23 +104,6 @@ def prepare_run(config: TrainingConfig) -> Run:
     return run
 
 
-def print_plan(run: Run) -> None:
-    """Print what the run would do; the model is built on the CPU to count its parameters."""
-    from train.model import build_masked_lm
-
-    wants_tpu = run.config.hardware.wants_tpu
-    plan = run.plan(ASSUMED_TPU_REPLICAS if wants_tpu else run.cluster.num_workers)
-    if wants_tpu:
-        print(f"Without claiming the TPU, {ASSUMED_TPU_REPLICAS} replicas are assumed.")
-    masked_lm = build_masked_lm(
-        run.model_config,
-        run.config.model,
-        vocabulary_size=vocabulary_size(run.inputs.tokenizer),
-        seed=run.config.run.seed,
-    )
-    _print_table(plan.describe(masked_lm.count_params()))
-
-
 def train_and_export(run: Run) -> None:
     """Connect to the device, train to the plan's last step, export, and push if asked to.
 
@@ -145,9 +120,9 @@ def train_and_export(run: Run) -> None:
         heartbeat.report("build")
         trainer = _agreed_trainer(run, strategy, run.plan(strategy.num_replicas_in_sync))
         if run.cluster.is_chief:
-            _print_table(trainer.plan.describe(trainer.model.masked_lm.count_params()))
-            _print_start(run, trainer)
-            _log_first_rows(run, trainer)
+            print_table(trainer.plan.describe(trainer.model.masked_lm.count_params()))
+            print_start(run, trainer)
+            log_first_rows(run, trainer)
         publisher = _publisher(run) if run.cluster.is_chief else None
         with _pushing(run, trainer, publisher) as pushing:
             evaluation = trainer.fit(stop, pushing)
@@ -159,9 +134,9 @@ def train_and_export(run: Run) -> None:
     try:
         publisher.publish(last, f"Pretrained for {last.step:,} steps")
     except HubPushError:
-        _print_result(run, evaluation, checkpoints, publisher.export_folder)
+        print_result(run, evaluation, checkpoints, publisher.export_folder)
         raise
-    _print_result(run, evaluation, checkpoints, publisher.export_folder)
+    print_result(run, evaluation, checkpoints, publisher.export_folder)
 
 
 def _pushing(run: Run, trainer: "Trainer", publisher: "Publisher | None") -> "PushToHubCallback":
@@ -199,21 +174,6 @@ def _listening(run: Run, stop: StopRequest) -> AbstractContextManager[None]:
     return listening(stop, on_cloud_machine=hardware.wants_tpu and hardware.tpu_name == "local")
 
 
-def _print_start(run: Run, trainer: "Trainer") -> None:
-    """Print where training begins or goes on, and what is not as it was."""
-    start = trainer.start
-    path = trainer.checkpoints.path(start.step)
-    for index, text in enumerate(describe_start(start, trainer.plan, run.config, trainer.versions, path)):
-        print(f"{'' if index else 'start':<22} {text}")
-
-
-def _log_first_rows(run: Run, trainer: "Trainer") -> None:
-    """Show a person what goes in: the first training row as it is masked at the first step."""
-    row_ids, masked_ids = trainer.first_masked_row()
-    logger.info("first row: %s", run.inputs.tokenizer.decode(row_ids))
-    logger.info("as masked: %s", run.inputs.tokenizer.decode(masked_ids))
-
-
 def _publisher(run: Run) -> "Publisher":
     """Return what writes `export/` and its card, and pushes them to the Hub if asked to."""
     from train.model_card import model_card
@@ -229,25 +189,3 @@ def _publisher(run: Run) -> "Publisher":
         repository=run.config.hub.repository(),
         pushes_checkpoints=run.config.hub.hub_strategy == "checkpoint",
     )
-
-
-def _print_result(run: Run, evaluation: "Evaluation | None", checkpoints: str, export_folder: str) -> None:
-    """Print the last evaluation beside what frequencies alone would give, and where everything is."""
-    rows = {"checkpoints": checkpoints, "model": export_folder}
-    if evaluation is not None:
-        rows = {
-            "validation loss": f"{evaluation.loss:.4f} nats per masked token, perplexity {evaluation.perplexity:.1f}",
-            "masked accuracy": f"{evaluation.masked_accuracy:.4f} of {evaluation.num_masked:,} masked tokens",
-            **rows,
-        }
-    manifest = run.inputs.eval_shards.manifest if run.inputs.eval_shards else None
-    if manifest is not None:
-        entropy = f"{manifest.unigram_entropy_nats:.4f} nats: the best loss of a guess from frequencies alone"
-        rows = {"unigram entropy": entropy, **rows}
-    print()
-    _print_table(rows)
-
-
-def _print_table(rows: dict[str, str]) -> None:
-    for title, text in rows.items():
-        print(f"{title:<22} {text}")

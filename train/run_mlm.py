@@ -16,7 +16,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.run.supervise and supervision() is None and not config.run.dry_run:
         sys.exit(supervise(argv, config))
     log_start(__file__)
-    from train.run import prepare_run, print_plan, train_and_export  # transformers and datasets, not for --help
+    from train.run import prepare_run, train_and_export  # transformers and datasets, not for --help
+    from train.run_printing import print_plan
 
     run = prepare_run(config)
     if config.run.dry_run:

@@ -4,11 +4,14 @@ from pathlib import Path
 
 from tokenizer_training import storage
 from tokenizer_training.command_line import InputError
+from train.chips import local_accelerator_type, num_replicas_of
 from train.cluster import Cluster
 from train.config import HardwareConfig, TrainingConfig
 
 # What the kernel drivers of TPU VMs offer: up to v4, and from v5e on.
 TPU_DEVICE_PATTERNS = ("accel*", "vfio/[0-9]*")
+# Where nothing tells the size of the TPU; a v2-8, v3-8 or v5e-8 has as many.
+ASSUMED_TPU_REPLICAS = 8
 
 
 def tpu_devices(devices: Path = Path("/dev")) -> list[Path]:
@@ -58,3 +61,10 @@ def check_tpu_use(config: TrainingConfig, cluster: Cluster) -> None:
                 f"{flag} must be in Cloud Storage (gs://BUCKET/NAME) for --tpu-name {config.hardware.tpu_name}, whose "
                 f"own hosts read and write it; received {folder}. On a TPU VM with its own TPU, give --tpu-name local."
             )
+
+
+def expected_num_replicas(config: HardwareConfig, cluster: Cluster) -> int:
+    """Return on how many replicas a run will probably be, without claiming its TPU, which may be in use."""
+    if not config.wants_tpu:
+        return cluster.num_workers
+    return num_replicas_of(local_accelerator_type() or "") or ASSUMED_TPU_REPLICAS

@@ -16,7 +16,7 @@ from tests.servers import cloud_storage as cloud_storage_server
 from tests.servers import hub as hub_server_module
 from tests.servers.certificate import CERTIFICATE_NAME
 from tests.servers.process import ServerHandle, ServerProcess
-from tokenizer_training import cloud_storage as client
+from tokenizer_training import cloud_client as client
 from tokenizer_training import hub, hub_access
 
 BUCKET = "test-bucket"

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from tokenizer_training import cloud_storage, storage
+from tokenizer_training import cloud_client, storage
 from tokenizer_training.command_line import InputError
 from train.config import TrainingConfig
 from train.doctor_checks.findings import Finding, ok, warning
@@ -14,6 +14,15 @@ EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 # https://cloud.google.com/storage/docs/locations: how the regions begin that a multi-region is made of.
 MULTI_REGIONS = {"us": "us-", "eu": "europe-", "asia": "asia-"}
+# The same page: pairs of regions that have names; of other pairs the bucket names both regions.
+NAMED_PAIRS = {
+    "asia1": ("asia-northeast1", "asia-northeast2"),
+    "eur4": ("europe-north1", "europe-west4"),
+    "eur5": ("europe-west1", "europe-west2"),
+    "eur7": ("europe-west2", "europe-west3"),
+    "eur8": ("europe-west3", "europe-west6"),
+    "nam4": ("us-central1", "us-east1"),
+}
 
 
 def cloud_folders(config: TrainingConfig) -> dict[str, str]:
@@ -34,7 +43,7 @@ def check_credentials(config: TrainingConfig) -> Iterator[Finding]:
     folders = cloud_folders(config)
     if not folders or os.environ.get(EMULATOR_VARIABLE):  # with which the client asks for none
         return
-    with cloud_storage.explained_errors(next(iter(folders.values()))):
+    with cloud_client.explained_errors(next(iter(folders.values()))):
         credentials, project = google.auth.default(scopes=[SCOPE])
         credentials.refresh(Request())
     account = getattr(credentials, "service_account_email", None) or "of a login"
@@ -51,7 +60,7 @@ def check_buckets(config: TrainingConfig) -> Iterator[Finding]:
         else:
             yield ok("bucket", f"{flag} {folder} can be read, {num_files} files")
     zone = tpu_zone(config)
-    buckets = {cloud_storage.PREFIX + cloud_storage.bucket_and_name(one)[0] for one in cloud_folders(config).values()}
+    buckets = {cloud_client.PREFIX + cloud_client.bucket_and_name(one)[0] for one in cloud_folders(config).values()}
     for bucket in sorted(buckets):
         yield from _check_region(bucket, zone)
 
@@ -64,8 +73,8 @@ def tpu_zone(config: TrainingConfig) -> str | None:
 def _check_region(bucket: str, zone: str | None) -> Iterator[Finding]:
     show = f"gcloud storage buckets describe {bucket} --format='value(location)'"
     try:
-        with cloud_storage.explained_errors(bucket):
-            details = cloud_storage.blob_at(f"{bucket}/x").bucket
+        with cloud_client.explained_errors(bucket):
+            details = cloud_client.blob_at(f"{bucket}/x").bucket
             details.reload()
     except (InputError, FileNotFoundError):
         text = f"the region of {bucket} cannot be seen: the account lacks storage.buckets.get."
@@ -87,4 +96,9 @@ def _is_near(bucket: Any, zone: str) -> bool:
     """Return whether a zone is in the bucket's region, multi-region, or pair of regions."""
     region = zone.rpartition("-")[0]
     places = [place.lower() for place in (bucket.data_locations or [bucket.location])]
-    return region in places or any(region.startswith(MULTI_REGIONS[one]) for one in places if one in MULTI_REGIONS)
+    return any(
+        region.startswith(MULTI_REGIONS[place])
+        if place in MULTI_REGIONS
+        else region in NAMED_PAIRS.get(place, (place,))
+        for place in places
+    )

@@ -9,7 +9,6 @@ from tokenizer_training import storage
 from tokenizer_training.command_line import InputError
 from tokenizer_training.hub_access import check_hub_access
 from tokenizer_training.tokenizer import vocabulary_size
-from train.chips import local_accelerator_type, num_replicas_of
 from train.cluster import read_cluster
 from train.config import DataConfig, TrainingConfig
 from train.doctor_checks.findings import Finding, error, ok
@@ -19,7 +18,8 @@ from train.hub_config import preliminary_card
 from train.inputs import TrainingInputs, open_inputs
 from train.model_config import resolve_model_config
 from train.output_folder import claim_output_folder
-from train.run import ASSUMED_TPU_REPLICAS, Run
+from train.run import Run
+from train.tpu_devices import expected_num_replicas
 
 
 @functools.cache
@@ -55,7 +55,7 @@ def check_run(config: TrainingConfig) -> Iterator[Finding]:
     except (InputError, OSError):
         return  # check_data says why
     run = Run(config, inputs, resolve_model_config(config.model, inputs), read_cluster())
-    run.plan(_num_replicas(config, run.cluster.num_workers))
+    run.plan(expected_num_replicas(config.hardware, run.cluster))
     if config.run.output_dir is not None:
         claim_output_folder(
             run.output_dir, run.fingerprint, resume=config.run.resume, overwrite=config.run.overwrite_output_dir
@@ -79,12 +79,6 @@ def check_hub(config: TrainingConfig) -> Iterator[Finding]:
     if repository is not None:
         check_hub_access(repository, card=preliminary_card(config.hub))
         yield ok("Hub", f"the token may write to {repository.repo_id}")
-
-
-def _num_replicas(config: TrainingConfig, num_workers: int) -> int:
-    if not config.hardware.wants_tpu:
-        return num_workers
-    return num_replicas_of(local_accelerator_type() or "") or ASSUMED_TPU_REPLICAS
 
 
 def _largest_id(shards: ShardSet) -> int:
