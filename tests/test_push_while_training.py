@@ -111,6 +111,7 @@ def test_a_slow_upload_holds_up_nothing_and_the_newest_wins(
     assert published(hub_here) == exported(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_last_state_is_published_whatever_passes(
     hub_here: HubHandle, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +133,7 @@ def test_the_last_state_is_published_whatever_passes(
         assert modes >= ({"status"} if "verify" in request_path else {"status", "reset", "lost_answer"}), request_path
 
 
+@pytest.mark.slow
 def test_pushes_that_fail_end_nothing_but_the_last_does(
     hub_here: HubHandle, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,6 +148,7 @@ def test_pushes_that_fail_end_nothing_but_the_last_does(
     assert hub_here.repository(REPO)["commits"] == ["initial commit"]
 
 
+@pytest.mark.slow
 def test_a_newer_state_does_not_wait_for_the_tries_of_an_older_one(
     hub_here: HubHandle, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +159,7 @@ def test_a_newer_state_does_not_wait_for_the_tries_of_an_older_one(
     assert published(hub_here) == exported(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_publishes_what_it_has(
     hub_here: HubHandle, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +178,7 @@ def failing_at_update_4(_: TrainingLog, step: int) -> None:
         raise ZeroDivisionError
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_in_bounded_time(
     hub_here: HubHandle, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +268,7 @@ def test_without_a_network_a_run_does_not_begin(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hub_here")
 def test_a_network_that_goes_away_costs_the_push_alone(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

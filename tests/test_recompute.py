@@ -84,6 +84,7 @@ def pretraining_model(strategy: tf.distribute.Strategy, num_micro_batches: int, 
     return model
 
 
+@pytest.mark.slow
 def test_replicas_and_accumulation_give_the_same_updates() -> None:
     expected = pretraining_model(one_cpu(), 1, recompute=False)
     model = pretraining_model(two_cpus(), 2, recompute=True)

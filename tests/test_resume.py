@@ -158,6 +158,7 @@ def test_rollbacks_are_bounded(shards, tmp_path, capsys):
     assert [(line["split"], line["reason"], line["to_step"]) for line in lines] == [("rollback", "nonfinite", 1)] * 2
 
 
+@pytest.mark.slow
 def test_more_steps_go_on_with_the_new_schedule(shards, tmp_path, capsys):
     assert main(run_flags(shards, tmp_path / "run")) == 0
     assert main(run_flags(shards, tmp_path / "run", "--max-steps", "8")) == 0

@@ -173,6 +173,7 @@ def test_a_run_goes_on_from_the_export_of_another(finished_run, shards, tmp_path
     assert fingerprint["model.init_from"] == str(finished_run / "export")
 
 
+@pytest.mark.slow
 def test_training_from_cloud_storage(shards, finished_run, cloud_storage):
     """Shards are read and checkpoints written by TensorFlow's own client, the rest by google-cloud-storage."""
     for source, prefix in ((shards, "shards"), (finished_run / "export", "start")):
@@ -190,6 +191,7 @@ def test_training_from_cloud_storage(shards, finished_run, cloud_storage):
     assert any(re.fullmatch(r"run/tensorboard/plugins/profile/.*\.xplane\.pb", name) for name in names)
 
 
+@pytest.mark.slow
 def test_pushing_the_export_to_the_hub(shards, hub_server, tmp_path):
     script = str(Path(__file__).parent.parent / "train" / "run_mlm.py")
     command = [sys.executable, script, *run_flags(shards, tmp_path / "run", "--hub_model_id", "alice/tiny")]

@@ -15,6 +15,8 @@ from train.metrics_log import read_metrics
 from train.preemption import AGREEMENT_STEPS, EXIT_STOPPED
 from train.run_mlm import main
 
+pytestmark = pytest.mark.slow
+
 # With dropout, whose draws depend on the row and not on the replica.
 WITH_DROPOUT = f"{MODEL},hidden_dropout_prob=0.1,attention_probs_dropout_prob=0.1"
 # Two workers of 2 rows, twice an update, or one process of 8 rows.
@@ -96,7 +98,6 @@ def test_only_the_chief_writes_and_prints(folder_of_two, folder_of_one):
     assert len(list((folder / "tensorboard").iterdir())) == 1
 
 
-@pytest.mark.slow
 def test_two_workers_go_on_after_one_was_killed(folder_of_two, shards, tmp_path):
     """Workers that are left end by themselves; all go on from the checkpoint, to the weights of a run never killed."""
     flags = run_flags(shards, tmp_path / "run", *OF_WORKERS, "--max-steps", "300", "--save-steps", "1")
@@ -119,7 +120,6 @@ def test_two_workers_go_on_after_one_was_killed(folder_of_two, shards, tmp_path)
     np.testing.assert_allclose(weights(tmp_path / "run"), weights(folder_of_two[0]), atol=1e-6)
 
 
-@pytest.mark.slow
 def test_two_workers_stop_together_and_go_on(shards, tmp_path):
     """SIGTERM comes to one of them, which is not the chief."""
     more = ("--max-steps", "300", "--save-steps", "100", "--eval-steps", "100")
@@ -139,7 +139,6 @@ def test_two_workers_stop_together_and_go_on(shards, tmp_path):
     assert [status for status, _, _ in finish(start_workers(flags, flags))] == [0, 0]
 
 
-@pytest.mark.slow
 def test_workers_of_different_runs_refuse_each_other(shards, tmp_path):
     flags = run_flags(shards, tmp_path / "run", *OF_WORKERS)
     for status, _, errors in finish(start_workers(flags, [*flags, "--log-steps", "5"])):
@@ -148,7 +147,6 @@ def test_workers_of_different_runs_refuse_each_other(shards, tmp_path):
         assert ": --log-steps; here, on 127.0.0.1:" in errors
 
 
-@pytest.mark.slow
 def test_a_worker_that_does_not_see_the_checkpoints_is_an_error(folder_of_two, shards, tmp_path):
     shutil.copytree(folder_of_two[0], tmp_path / "run")
     chiefs, others = (run_flags(shards, tmp_path / name, *OF_WORKERS) for name in ("run", "elsewhere"))
