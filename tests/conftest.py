@@ -4,8 +4,6 @@ import os
 import signal
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# What a shell starts in the background ignores Ctrl-C, and hands that on to all that it starts.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 
@@ -16,6 +14,8 @@ import tf_keras
 
 pytest_plugins = ["tests.servers.fixtures", "tests.other_environments"]
 
+# What a shell starts in the background ignores Ctrl-C, and hands that on to all that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Before any test module makes a tensor. A single device is taken by name where one replica is meant.
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
