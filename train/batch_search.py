@@ -57,14 +57,13 @@ def largest_fitting(measure: Callable[[int], MemoryUse], first_rows: int, unit: 
 
 def _predict(fitting: dict[int, MemoryUse], latest: MemoryUse, latest_guess: int) -> int:
     """Return how many units the line through what is known says to fit."""
+    known = max(fitting, default=latest_guess)
+    use = fitting.get(known, latest)
+    slope_bytes = (use.used_bytes - use.fixed_bytes) / known
     if len(fitting) >= 2:
-        small, large = sorted(fitting)[-2:]
-        slope_bytes = (fitting[large].used_bytes - fitting[small].used_bytes) / (large - small)
-        origin, origin_bytes = large, fitting[large].used_bytes
-    else:
-        known, use = next(iter(fitting.items()), (latest_guess, latest))
-        slope_bytes = (use.used_bytes - use.fixed_bytes) / known
-        origin, origin_bytes = known, use.used_bytes
+        small = sorted(fitting)[-2]
+        # At least a quarter of the average: where the compiler recomputes, a larger batch may even take less.
+        slope_bytes = max((use.used_bytes - fitting[small].used_bytes) / (known - small), slope_bytes / 4)
     if slope_bytes <= 0:
-        return 2 * origin
-    return origin + int((latest.limit_bytes - origin_bytes) // slope_bytes)
+        return 2 * known
+    return known + int((latest.limit_bytes - use.used_bytes) // slope_bytes)
