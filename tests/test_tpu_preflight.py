@@ -172,6 +172,11 @@ def test_figures_of_a_step_are_pinned():
     assert "loops" not in lines
 
 
+def test_a_step_accepted_just_about_has_no_head_room():
+    lines = report_lines(report(tpu=tpu_slice("v3-8"), compiled=compiled_step(60)))
+    assert lines["memory a replica"] == "17.50 of 15.48 GiB, which the compiler accepts, just about"
+
+
 def test_a_chip_of_v3_is_two_replicas():
     step = report()
     tokens_per_second = 8 * 4 * 16 * 512 / (1.5e6 / 0.94e9)

@@ -82,13 +82,15 @@ def report_lines(report: StepReport) -> dict[str, str]:
     """Return the figures of a step as {title: text}, for people."""
     tpu, compiled, costs = report.tpu, report.compiled, report.costs
     limit_bytes = tpu.chip.usable_memory_bytes
+    free_bytes = limit_bytes - compiled.memory_bytes
+    # Near the limit the sum of the parts, which is all that the compiler tells of a step, can be more than it counts.
+    room = f"head-room {free_bytes / GIB:.2f}" if free_bytes >= 0 else "which the compiler accepts, just about"
     needed = f", {report.needed_flops / 1e12:.3g} that the model needs" if report.needed_flops else ""
     lines = {
         "slice": f"{tpu.name}: {tpu.num_chips} chip(s), {tpu.num_replicas} replica(s)",
         "step": f"{report.rows} rows x {report.length} tokens x {report.num_micro_batches} micro-batch(es) x "
         f"{tpu.num_replicas} replica(s) = {report.replica_tokens * tpu.num_replicas:,} tokens",
-        "memory a replica": f"{compiled.memory_bytes / GIB:.2f} of {limit_bytes / GIB:.2f} GiB, "
-        f"head-room {(limit_bytes - compiled.memory_bytes) / GIB:.2f}",
+        "memory a replica": f"{compiled.memory_bytes / GIB:.2f} of {limit_bytes / GIB:.2f} GiB, {room}",
         "  of which": f"arguments {compiled.argument_bytes / GIB:.2f} (weights, optimizer, rows), "
         f"temporaries {compiled.temp_bytes / GIB:.2f}, program {compiled.generated_code_bytes / GIB:.2f}",
         "operations": f"{report.num_flops / 1e12:.3g} TFLOP a replica and step as compiled{needed}",
