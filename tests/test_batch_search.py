@@ -40,16 +40,16 @@ def test_where_the_compiler_saves_memory_near_the_limit():
 
 
 def test_memory_that_shrinks_from_one_batch_to_the_next_is_no_reason_for_a_leap():
-    """As libtpu has it for a RoBERTa-base on a v6e, in hundredths of GiB: 368 rows take less than 360."""
-    used = {344: 2938, 352: 3000, 360: 3106, 368: 3069, 376: 3100, 384: 3150, 392: 3200}
+    """As libtpu 0.0.42.1 has it for a RoBERTa-base on a v6e, in hundredths of GiB (392 rows: between 384 and 400)."""
+    used = {344: 2938, 360: 3106, 368: 3069, 376: 3157, 384: 3158, 392: 3221}
     measured = []
 
     def measure(rows):
         measured.append(rows)
-        return MemoryUse(used[rows] <= 3125, used[rows], 145, 3125)
+        return MemoryUse(rows <= 376, used[rows], 145, 3125)
 
     assert largest_fitting(measure, 344) == 376
-    assert max(measured) == 392
+    assert measured == [344, 360, 368, 392, 376, 384]
 
 
 @given(

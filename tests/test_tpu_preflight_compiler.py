@@ -85,8 +85,11 @@ def test_the_benchmark_prints_its_tables(python):
     contenders = ["--topologies", "v5e-8", "--contenders", "tutorial-bf16", "ours"]
     command = [sys.executable, BENCHMARK, *sizes, *contenders]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert re.search(r"^tutorial-bf16 +[\d.]+ +[\d.]+ +1\.000 ", printed, re.M), printed
-    assert re.search(r"^ours +[\d.]+ +[\d.]+ +[\d.]+ ", printed, re.M), printed
+    # Steps so small may need no temporaries; then there is no ratio of them.
+    assert re.search(r"^tutorial-bf16( +[\d.]+){2} +1\.000( +[\d.]+){2}( +1\.000)?( +[\d.]+){2}$", printed, re.M), (
+        printed
+    )
+    assert re.search(r"^ours( +[\d.]+){7,8}$", printed, re.M), printed
     assert re.search(r"^attention +[\d.]+ +[\d.]+$", printed, re.M), printed
 
 

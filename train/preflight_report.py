@@ -83,7 +83,7 @@ def report_lines(report: StepReport) -> dict[str, str]:
     tpu, compiled, costs = report.tpu, report.compiled, report.costs
     limit_bytes = tpu.chip.usable_memory_bytes
     free_bytes = limit_bytes - compiled.memory_bytes
-    # Near the limit the sum of the parts, which is all that the compiler tells of a step, can be more than it counts.
+    # Near the limit the sum of the parts can be more than what the compiler goes by.
     room = f"head-room {free_bytes / GIB:.2f}" if free_bytes >= 0 else "which the compiler accepts, just about"
     needed = f", {report.needed_flops / 1e12:.3g} that the model needs" if report.needed_flops else ""
     lines = {

@@ -26,7 +26,7 @@ from train.output_folder import (
 )
 from train.plan import Plan, make_plan
 from train.preemption import StopRequest, listening
-from train.run_printing import log_first_rows, print_result, print_start, print_table
+from train.run_printing import log_first_row, print_result, print_start, print_table
 from train.run_record import describe_run
 from train.tpu_devices import check_tpu_devices, check_tpu_use
 
@@ -122,7 +122,7 @@ def train_and_export(run: Run) -> None:
         if run.cluster.is_chief:
             print_table(trainer.plan.describe(trainer.model.masked_lm.count_params()))
             print_start(run, trainer)
-            log_first_rows(run, trainer)
+            log_first_row(run, trainer)
         publisher = _publisher(run) if run.cluster.is_chief else None
         with _pushing(run, trainer, publisher) as pushing:
             evaluation = trainer.fit(stop, pushing)

@@ -39,7 +39,7 @@ def print_start(run: "Run", trainer: "Trainer") -> None:
         print(f"{'' if index else 'start':<22} {text}")
 
 
-def log_first_rows(run: "Run", trainer: "Trainer") -> None:
+def log_first_row(run: "Run", trainer: "Trainer") -> None:
     """Show a person what goes in: the first training row as it is masked at the first step."""
     row_ids, masked_ids = trainer.first_masked_row()
     logger.info("first row: %s", run.inputs.tokenizer.decode(row_ids))

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
-import yaml
-
+from tests.servers.hub_cards import metadata_errors
 from tests.servers.hub_repositories import (
     DATE,
     MAIN,
@@ -36,8 +35,6 @@ ACCOUNTS = {
     READ_TOKEN: Account("alice", "read"),
     FINE_GRAINED_TOKEN: Account("alice", "fineGrained", writable=("alice/allowed",)),
 }
-# A few of those that the Hub knows.
-LICENSES = ("apache-2.0", "mit", "cc-by-4.0", "cc-by-sa-4.0", "cc0-1.0", "other", "unknown")
 
 _REPO = r"/api/(?P<kind>models|datasets)/(?P<repo_id>[^/]+/[^/]+)"
 _WEB_REPO = r"/(?:(?P<kind>datasets)/)?(?P<repo_id>[^/]+/[^/]+?)"
@@ -296,26 +293,6 @@ class Hub(Application):
         sha = self.repositories.commit(repository, title, files, branch).sha
         link = f"{address(request)}/{repo_id}/commit/{sha}"
         return json_response({"success": True, "commitOid": sha, "commitUrl": link, "hookOutput": ""})
-
-
-def metadata_errors(text: str, repo_type: str) -> list[str]:
-    """Return what the Hub would object to in the metadata of a card, as far as huggingface_hub's own classes know."""
-    from huggingface_hub import DatasetCardData, ModelCardData  # not for those who import this module's tokens
-
-    try:
-        metadata = yaml.safe_load(text)
-        card_data = ModelCardData if repo_type == "model" else DatasetCardData
-        card_data(**metadata)
-    except (yaml.YAMLError, TypeError, ValueError) as error:
-        return [str(error)]
-    licenses, languages = (
-        [value] if isinstance(value, str) else value or []
-        for value in (metadata.get("license"), metadata.get("language"))
-    )
-    errors = [f'"license" must be one of [{", ".join(LICENSES)}]' for name in licenses if name not in LICENSES]
-    return errors + [
-        f'"language" must be ISO 639: {name}' for name in languages if not re.fullmatch("[a-z]{2,3}", name)
-    ]
 
 
 def address(request: Request) -> str:

@@ -5,6 +5,7 @@ An `Application` answers requests; `LoopbackServer` carries them. The server run
 `POST /_control/ACTION` with a JSON body: `reset`, `fault`, `log`, and what the application adds.
 """
 
+import abc
 import dataclasses
 import json
 import re
@@ -86,20 +87,24 @@ class Fault:
         return self.times > 0 and bool(re.fullmatch(self.method, request.method) and re.search(self.path, address))
 
 
-class Application:
+class Application(abc.ABC):
     """What a server serves. Its methods are called one at a time."""
 
+    @abc.abstractmethod
     def reset(self) -> None:
         """Forget everything."""
 
+    @abc.abstractmethod
     def respond(self, request: Request) -> Response:
-        raise NotImplementedError
+        """Return the answer, or raise an `HttpError`."""
 
+    @abc.abstractmethod
     def error_response(self, request: Request, error: HttpError) -> Response:
-        raise NotImplementedError
+        """Return the answer that tells of an error."""
 
     def interrupted(self, request: Request) -> None:
         """Take note of a request whose connection broke; its body is what had come."""
+        del request
 
     def control(self, action: str, argument: dict[str, Any]) -> Any:
         raise HttpError(404, "notFound", f"no control action {action} that takes {argument}")

@@ -96,9 +96,5 @@ def _is_near(bucket: Any, zone: str) -> bool:
     """Return whether a zone is in the bucket's region, multi-region, or pair of regions."""
     region = zone.rpartition("-")[0]
     places = [place.lower() for place in (bucket.data_locations or [bucket.location])]
-    return any(
-        region.startswith(MULTI_REGIONS[place])
-        if place in MULTI_REGIONS
-        else region in NAMED_PAIRS.get(place, (place,))
-        for place in places
-    )
+    begins = tuple(MULTI_REGIONS[place] for place in places if place in MULTI_REGIONS)
+    return region.startswith(begins) or any(region in NAMED_PAIRS.get(place, (place,)) for place in places)
