@@ -21,6 +21,7 @@ from urllib.parse import unquote
 from tests.servers.certificate import write_certificate
 from tests.servers.cloud_objects import Buckets, StoredObject, check_conditions
 from tests.servers.loopback import Application, Handler, HttpError, LoopbackServer, Request, Response, json_response
+from tests.servers.ranges import content_response
 
 GOOGLE_HOSTS = ("www.googleapis.com", "storage.googleapis.com", "oauth2.googleapis.com")
 TOKEN = "token-of-the-stand-in"
@@ -128,10 +129,10 @@ class CloudStorage(Application):
     def get_object(self, request: Request, bucket: str, name: str) -> Response:
         stored = self.buckets.get(bucket, name, request.query)
         wants_content = request.query.get("alt") == "media"
-        return content_response(request, stored) if wants_content else json_response(stored.metadata)
+        return object_response(request, stored) if wants_content else json_response(stored.metadata)
 
     def get_object_xml(self, request: Request, bucket: str, name: str) -> Response:
-        return content_response(request, self.buckets.get(bucket, name, request.query))
+        return object_response(request, self.buckets.get(bucket, name, request.query))
 
     # Writing.
 
@@ -197,9 +198,9 @@ def permission_needed(request: Request) -> str:
     return "storage.objects." + {"DELETE": "delete", "POST": "create", "PUT": "create"}.get(request.method, reading)
 
 
-def content_response(request: Request, stored: StoredObject) -> Response:
+def object_response(request: Request, stored: StoredObject) -> Response:
     """Return the object's bytes, or those that the `Range` header asks for."""
-    metadata, content = stored.metadata, stored.content
+    metadata = stored.metadata
     headers = {
         "Content-Type": metadata["contentType"],
         "ETag": metadata["etag"],
@@ -207,14 +208,7 @@ def content_response(request: Request, stored: StoredObject) -> Response:
         "X-Goog-Stored-Content-Length": metadata["size"],
         "X-Goog-Hash": f"crc32c={metadata['crc32c']},md5={metadata['md5Hash']}",
     }
-    match = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range") or "")
-    if not match:
-        return Response(200, content, headers)
-    start, stop = int(match[1]), min(int(match[2] or len(content)) + 1, len(content))
-    if start >= len(content):
-        raise HttpError(416, "InvalidRange", "The range is past the end.", {"Content-Range": f"bytes */{len(content)}"})
-    content_range = {"Content-Range": f"bytes {start}-{stop - 1}/{len(content)}"}
-    return Response(206, content[start:stop], headers | content_range)
+    return content_response(request, stored.content, headers)
 
 
 def multipart_parts(request: Request) -> tuple[dict[str, Any], bytes]:

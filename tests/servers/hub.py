@@ -26,6 +26,7 @@ from tests.servers.hub_repositories import (
     is_lfs_path,
 )
 from tests.servers.loopback import Application, HttpError, LoopbackServer, Request, Response, json_response
+from tests.servers.ranges import content_response
 
 WRITE_TOKEN = "hf_write"
 READ_TOKEN = "hf_read"
@@ -203,12 +204,7 @@ class Hub(Application):
         headers |= {"ETag": f'"{file.oid}"', "Content-Type": "application/octet-stream"}
         if file.is_lfs:
             headers |= {"X-Linked-Size": str(len(file.content)), "X-Linked-Etag": f'"{file.sha256}"'}
-        match = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range") or "")
-        if not match:
-            return Response(200, file.content, headers)
-        start, stop = int(match[1]), min(int(match[2] or len(file.content)) + 1, len(file.content))
-        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(file.content)}"
-        return Response(206, file.content[start:stop], headers)
+        return content_response(request, file.content, headers)
 
     # Pushing.
 
