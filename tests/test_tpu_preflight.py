@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from benchmarks.train_step_tpu import print_steps
 from tests.tiny_run import MODEL, write_shards
 from tokenizer_training.command_line import InputError
 from train import preflight
@@ -175,6 +176,15 @@ def test_figures_of_a_step_are_pinned():
 def test_a_step_accepted_just_about_has_no_head_room():
     lines = report_lines(report(tpu=tpu_slice("v3-8"), compiled=compiled_step(60)))
     assert lines["memory a replica"] == "17.50 of 15.48 GiB, which the compiler accepts, just about"
+
+
+@pytest.mark.parametrize(("baseline_rows", "memory_ratio"), [(16, ["0.500"]), (0, [])])
+def test_steps_are_compared_with_the_tutorials(capsys, baseline_rows, memory_ratio):
+    half = StepCosts((Operation("x", "other", 750_000),), 0, num_loops_of_unknown_length=0, summed_bytes=0)
+    steps = {"tutorial-bf16": (compiled_step(baseline_rows), report().costs), "ours": (compiled_step(8), half)}
+    print_steps(steps, tpu_slice("v5e-8"))
+    ours = capsys.readouterr().out.splitlines()[-1].split()
+    assert ours == ["ours", "0.8", "0.5", "0.500", "0.0", "2.00", *memory_ratio, "4.50", "0.00"]
 
 
 def test_a_chip_of_v3_is_two_replicas():
