@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -57,7 +58,8 @@ def rounds_of(trainer: Trainer, settings: dict[str, Any]) -> Rounds:
     """Return rounds that end with an evaluation of the trainer's model if the settings ask for it."""
 
     def figures() -> dict[str, float]:
-        return {"loss": trainer.evaluate().loss} if settings["evaluates"] and trainer.evaluate else {}
+        evaluation = trainer.evaluate(lambda: False) if settings["evaluates"] and trainer.evaluate else None
+        return {"loss": evaluation.loss} if evaluation else {}
 
     return Rounds(settings["steps_per_round"], warmup_steps=1, figures=figures)
 
@@ -95,7 +97,12 @@ def stock_config(preset: PretrainedConfig) -> PretrainedConfig:
     return type(preset)(**{name: getattr(preset, name) for name in names})
 
 
-CONTENDERS = {"tutorial": tutorial, "tutorial-tuned": partial(tutorial, is_tuned=True), "ours": ours}
+Contender = Callable[[Run, dict[str, Any]], None]
+CONTENDERS: dict[str, Contender] = {
+    "tutorial": tutorial,
+    "tutorial-tuned": partial(tutorial, is_tuned=True),
+    "ours": ours,
+}
 
 
 def main() -> None:

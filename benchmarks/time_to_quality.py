@@ -40,8 +40,7 @@ def start(
 
 def step_seconds(arguments: argparse.Namespace) -> dict[str, float]:
     """Return the median seconds of an update of each recipe, measured in turns."""
-    settings = {"num_steps": 10**6, "steps_per_round": STEPS_PER_SPEED_ROUND, "evaluates": False}
-    programs = [start(recipe, arguments, **settings) for recipe in arguments.recipes]
+    programs = [start(recipe, arguments, 10**6, STEPS_PER_SPEED_ROUND, evaluates=False) for recipe in arguments.recipes]
     try:
         rounds = [[program.run_round().seconds for program in programs] for _ in range(NUM_SPEED_ROUNDS)]
     finally:
