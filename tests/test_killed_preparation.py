@@ -84,6 +84,7 @@ def test_killed_and_resumed(
     assert contents(tmp_path / "out") == expected
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_on_faulty_cloud_storage(
     source: Path, tmp_path: Path, cloud_storage: CloudStorageHandle
 ) -> None:

@@ -97,6 +97,7 @@ def test_when_to_push(config: HubConfig, expected: tuple[int, ...]) -> None:
     assert steps_of_pushes(config, plan) == expected
 
 
+@pytest.mark.slow
 def test_a_slow_upload_holds_up_nothing_and_the_newest_wins(
     hub_here: HubHandle, shards: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -56,6 +56,7 @@ def counted(call: Any, calls: list[int]) -> Any:
     return count
 
 
+@pytest.mark.slow
 def test_xla_does_not_find_that_layers_are_computed_twice() -> None:
     def compiled(model: Any) -> tuple[list[tf.Tensor], int]:
         step = tf.function(lambda: gradients(model), jit_compile=True)

@@ -148,6 +148,7 @@ def test_a_spike_leads_back_and_on_without_its_rows(runs, shards, tmp_path):
     assert_same_run(tmp_path / "killed", tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_rollbacks_are_bounded(shards, tmp_path, capsys):
     """A rate at which every run diverges."""
     flags = ("--learning-rate", "1e38", "--max-grad-norm", "0", "--warmup-steps", "0", "--save-steps", "1")
