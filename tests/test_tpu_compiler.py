@@ -17,6 +17,7 @@ RESULT = {
     "alias_bytes": 80,
     "temp_bytes": 1000,
     "generated_code_bytes": 7,
+    "peak_bytes": 1200,
     "num_flops": 1e6,
     "num_bytes_accessed": 2e6,
     "compile_seconds": 3.0,
@@ -57,6 +58,7 @@ def test_what_the_compiler_is_asked_and_answers(interpreter, tmp_path):
         del os.environ["TPU_LIBRARY_PATH"]
     assert (tmp_path / "asked").read_text() == "v4:2x2x1 megacore 4 module cpu 1 []\n"
     assert compiled.memory_bytes == 400 + 90 - 80 + 1000 + 7
+    assert compiled.peak_bytes == 1200
     assert compiled.hlo == "ENTRY\n"
 
 

@@ -35,6 +35,7 @@ def compiled_step(rows=8, hlo=HLO):
         alias_bytes=2 * GIB,
         temp_bytes=BYTES_PER_ROW * rows,
         generated_code_bytes=GIB // 2,
+        peak_bytes=GIB + BYTES_PER_ROW * rows,
         num_flops=1e9,
         num_bytes_accessed=1e6,
         hlo=hlo,
@@ -166,6 +167,7 @@ def test_figures_of_a_step_are_pinned():
     assert step.peak_share == pytest.approx(1e11 / 1e-3 / 197e12)
     lines = report_lines(step)
     assert lines["memory a replica"] == "6.50 of 15.75 GiB, head-room 9.25"
+    assert lines["  of which"].endswith("temporaries 4.00, program 0.50; at most 5.00 in use at one time")
     assert lines["operations"].startswith("0.004 TFLOP")
     assert lines["planned run"] == "86,400,000 steps, 1.00 days as modelled"
     assert lines["modelled tokens/s"] == "32,768,000 a chip, 262,144,000 for the slice"

@@ -47,6 +47,7 @@ class CompiledStep:
     """What the compiler says of one replica's program; its figures are modelled.
 
     argument_bytes: weights, optimizer and input rows. alias_bytes: outputs that take an argument's place.
+    peak_bytes: the most that is in use at one time; the parts are not all in use at once.
     num_flops, num_bytes_accessed: as the compiler counts them, with the body of a loop counted once.
     """
 
@@ -55,6 +56,7 @@ class CompiledStep:
     alias_bytes: int
     temp_bytes: int
     generated_code_bytes: int
+    peak_bytes: int
     num_flops: float
     num_bytes_accessed: float
     hlo: str
@@ -63,7 +65,7 @@ class CompiledStep:
 
     @property
     def memory_bytes(self) -> int:
-        """The chip's memory in use while the step runs."""
+        """The chip's memory that the parts of the step take together."""
         return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes + self.generated_code_bytes
 
 

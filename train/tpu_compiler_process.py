@@ -60,6 +60,7 @@ def main(topology: str, chip_config: str, num_replicas: str, module_path: str, f
     else:
         memory, cost = executable.get_compiled_memory_stats(), executable.cost_analysis()
         result |= {f"{name}_bytes": getattr(memory, f"{name}_size_in_bytes") for name in MEMORY_FIELDS}
+        result["peak_bytes"] = memory.peak_memory_in_bytes
         result |= {"num_flops": cost["flops"], "num_bytes_accessed": cost["bytes accessed"]}
         Path(folder, HLO_NAME).write_text(executable.hlo_modules()[0].to_string(), encoding="utf-8")
     result["compile_seconds"] = time.monotonic() - started_seconds
