@@ -71,7 +71,6 @@ def test_a_small_step_of_two_micro_batches(python, topology, capsys):
     printed = capsys.readouterr().out
     assert re.search(r"Modelled by the TPU's compiler \(jax [\d.]+, libtpu [\d.]+\)", printed)
     assert "= 8,192 tokens" in printed
-    assert re.search(r"temporaries [\d.]+, program [\d.]+; at most [\d.]+ in use at one time", printed), printed
     assert "of unknown length" not in printed  # the loop over micro-batches
     assert float(re.search(r"modelled step time +([\d.]+) ms", printed)[1]) > 0
     assert 0 < float(re.search(r"modelled MFU +([\d.]+) %", printed)[1]) < 100

@@ -84,7 +84,8 @@ def report_lines(report: StepReport) -> dict[str, str]:
     limit_bytes = tpu.chip.usable_memory_bytes
     free_bytes = limit_bytes - compiled.memory_bytes
     # Near the limit the parts together can be more than the chip has.
-    room = f"head-room {free_bytes / GIB:.2f}" if free_bytes >= 0 else "which the compiler accepts, just about"
+    accepted = f"which the compiler accepts: at most {compiled.peak_bytes / GIB:.2f} are in use at one time"
+    room = f"head-room {free_bytes / GIB:.2f}" if free_bytes >= 0 else accepted
     needed = f", {report.needed_flops / 1e12:.3g} that the model needs" if report.needed_flops else ""
     lines = {
         "slice": f"{tpu.name}: {tpu.num_chips} chip(s), {tpu.num_replicas} replica(s)",
@@ -92,8 +93,7 @@ def report_lines(report: StepReport) -> dict[str, str]:
         f"{tpu.num_replicas} replica(s) = {report.replica_tokens * tpu.num_replicas:,} tokens",
         "memory a replica": f"{compiled.memory_bytes / GIB:.2f} of {limit_bytes / GIB:.2f} GiB, {room}",
         "  of which": f"arguments {compiled.argument_bytes / GIB:.2f} (weights, optimizer, rows), "
-        f"temporaries {compiled.temp_bytes / GIB:.2f}, program {compiled.generated_code_bytes / GIB:.2f}; "
-        f"at most {compiled.peak_bytes / GIB:.2f} in use at one time",
+        f"temporaries {compiled.temp_bytes / GIB:.2f}, program {compiled.generated_code_bytes / GIB:.2f}",
         "operations": f"{report.num_flops / 1e12:.3g} TFLOP a replica and step as compiled{needed}",
         "modelled step time": f"{report.seconds * 1e3:.2f} ms: {costs.num_cycles / 1e6:.1f} million cycles at "
         f"{tpu.chip.clock_hertz / 1e9:.2f} GHz",

@@ -47,7 +47,7 @@ class CompiledStep:
     """What the compiler says of one replica's program; its figures are modelled.
 
     argument_bytes: weights, optimizer and input rows. alias_bytes: outputs that take an argument's place.
-    peak_bytes: the most that is in use at one time; the parts are not all in use at once.
+    peak_bytes: the most that is in use at one time; of a tiny program more than its parts, of a large one less.
     num_flops, num_bytes_accessed: as the compiler counts them, with the body of a loop counted once.
     """
 
