@@ -5,8 +5,10 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from tokenizer_training.command_line import InputError
 
 BUCKET = CloudStorageHandle.bucket_url
 LAST = "training.json"
+NOBODY = 65534
 
 
 def paths_in(folder: Path) -> set[str]:
@@ -65,11 +68,23 @@ def test_check_of_a_file_system_that_takes_no_files() -> None:
             storage.check_writable(path)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_check_of_a_folder_without_permission(tmp_path: Path) -> None:
-    tmp_path.chmod(0o555)
-    with pytest.raises(InputError, match="Permission denied"):
-        storage.check_writable(str(tmp_path / "new"))
+@pytest.fixture
+def ordinary_user() -> Iterator[None]:
+    """Root may write everywhere, so root becomes another user for the test."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(NOBODY)
+    yield
+    os.seteuid(user)
+
+
+@pytest.mark.usefixtures("ordinary_user")
+def test_check_of_a_folder_without_permission() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's are in one that only their owner may enter
+        Path(folder).chmod(0o555)
+        with pytest.raises(InputError, match="Permission denied"):
+            storage.check_writable(str(Path(folder, "new")))
+        assert paths_in(Path(folder)) == set()
 
 
 def test_check_of_a_cloud_folder_leaves_nothing(cloud: CloudStorageHandle) -> None:
