@@ -22,7 +22,7 @@ PROJECT_NAME = "mlm-pretraining"
 UV_FOLDER = PROJECT_FOLDER / "build" / "uv"
 EXTRA_VARIABLE = "MLM_EXTRA"
 EXTRAS = ("cpu", "gpu", "tpu", "preflight")
-# Those of train/tpu_devices.py, which cannot be imported before the project is installed.
+# Those of train/runtime/tpu.py, which cannot be imported before the project is installed.
 TPU_DEVICE_PATTERNS = ("accel*", "vfio/[0-9]*")
 # Installed without its dependencies, which would replace the TPU's TensorFlow by that for the CPU.
 TF_KERAS_FOR_TPU = "tf-keras>=2.20,<2.21"

@@ -67,10 +67,10 @@ def our_batches(
     import tensorflow as tf
 
     from train.config import DataConfig
-    from train.data import training_batches
-    from train.masking import MaskedRows, mask_rows
-    from train.masking_rule import MaskingRule
-    from train.sample_order import SampleOrder
+    from train.data.pipeline import training_batches
+    from train.data.shuffle import SampleOrder
+    from train.tasks.masking import MaskedRows, mask_rows
+    from train.tasks.masking_rule import MaskingRule
 
     order = SampleOrder(shards.paths, shards.num_rows_per_shard, 0, default_of(DataConfig, "shuffle_buffer_size"))
     dataset = training_batches(

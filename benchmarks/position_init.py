@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from train.metrics_log import read_metrics
+from train.metrics.log import read_metrics
 from train.run_mlm import main as run_mlm
 
 STARTS = ("random", "sinusoidal")

@@ -22,7 +22,7 @@ from typing import Any
 # Before this script's own folder, where tokenizer_training.py goes by the name of the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import train.environment  # noqa: F401, I001  (before TensorFlow)
+import train  # noqa: F401, I001  (before TensorFlow)
 
 from benchmarks.rounds import Times
 from benchmarks.tables import print_table
@@ -42,12 +42,12 @@ def reach(server: ServerProcess, folder: str) -> None:
 
 def build(folder: str, arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Return a trainer of the model, and the callback that pushes it after every update."""
-    from tokenizer_training.hub import HubRepository
+    from mlm_common.hub.push import HubRepository
     from train.config import parse_training_config
-    from train.hub import PushToHubCallback
-    from train.publisher import Publisher
+    from train.publishing.publisher import Publisher
+    from train.publishing.push_to_hub import PushToHubCallback
     from train.run import prepare_run
-    from train.strategy import connect
+    from train.runtime.strategy import connect
     from train.trainer import build_trainer
 
     model = f"num_hidden_layers={arguments.num_layers},max_position_embeddings={LENGTH}"
@@ -74,7 +74,7 @@ class Steps:
     """Makes updates one by one, each waited for."""
 
     def __init__(self, trainer: Any):
-        from train.strategy import distribute_batches
+        from train.runtime.strategy import distribute_batches
 
         self.trainer = trainer
         self._launch = trainer.model.make_train_function()

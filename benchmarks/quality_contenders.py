@@ -20,16 +20,16 @@ from typing import Any
 # Before this script's own folder, where tokenizer_training.py goes by the name of the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import train.environment  # noqa: F401, I001  (before TensorFlow)
+import train  # noqa: F401, I001  (before TensorFlow)
 from transformers import PretrainedConfig, TFAutoModelForMaskedLM, create_optimizer
 
 from benchmarks.input_contenders import tutorial_batches
 from benchmarks.rounds import Rounds
 from benchmarks.train_step_contenders import RoundsCallback, fit_in_rounds
 from train.config import TrainingConfig, parse_training_config
-from train.masked_positions import gather_before_head
+from train.model.gathered_head import gather_before_head
 from train.run import Run, prepare_run
-from train.strategy import connect
+from train.runtime.strategy import connect
 from train.trainer import Trainer, build_trainer
 
 SIZES = (

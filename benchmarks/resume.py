@@ -31,7 +31,7 @@ import numpy as np
 from benchmarks.input_pipeline import write_random_shards
 from benchmarks.tables import print_table
 from benchmarks.train_step_cpu import write_tokenizer
-from train import heartbeat
+from train.runtime import heartbeat
 
 RUN_MLM = str(Path(__file__).resolve().parent.parent / "train" / "run_mlm.py")
 BATCH_ROWS, EARLY_STEP = 8, 100
@@ -70,7 +70,7 @@ def seconds_to_first_step(flags: list[str], step: int) -> float:
 
 def prepare_runs(folder: Path, flags_of: Callable[[Path], list[str]], late_step: int) -> dict[int, Path]:
     """Return the folders of two runs that were stopped at an early and at a late step: {step: folder}."""
-    from train.checkpoint_store import CheckpointStore
+    from train.checkpoints.store import CheckpointStore
 
     early, late = folder / "early", folder / "late"
     with training(flags_of(early)) as (process, reports):
@@ -122,15 +122,14 @@ def show_saves(folder: Path, arguments: argparse.Namespace) -> None:
     import tensorflow as tf
     from transformers import AutoConfig
 
-    from train.checkpoint_record import CheckpointRecord
-    from train.checkpoints import Checkpoints
-    from train.config import ModelConfig
-    from train.masking_rule import MaskingRule
-    from train.model import build_masked_lm
-    from train.optimization_config import OptimizationConfig
+    from train.checkpoints.manager import Checkpoints
+    from train.checkpoints.record import CheckpointRecord
+    from train.checkpoints.state import TrainingState
+    from train.config import ModelConfig, OptimizationConfig
+    from train.model.build import build_masked_lm
     from train.optimizer import build_optimizer
-    from train.pretraining_model import PretrainingModel
-    from train.training_state import TrainingState
+    from train.tasks.masking_rule import MaskingRule
+    from train.train_step import PretrainingModel
 
     config = AutoConfig.for_model("bert", num_hidden_layers=arguments.num_layers)
     masked_lm = build_masked_lm(config, ModelConfig(), vocabulary_size=config.vocab_size, seed=0)

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenizer_training.normalization import NormalizationConfig, make_normalizer, make_pre_tokenizer
 from tokenizer_training.tokenizer import load_tokenizer
+from tokenizer_training.unigram.normalization import NormalizationConfig, make_normalizer, make_pre_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

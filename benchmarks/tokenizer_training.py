@@ -33,9 +33,9 @@ from benchmarks.tokenizer_contenders import (
     contenders,
     our_command,
 )
-from tokenizer_training.corpus_sample import draw_passages
-from tokenizer_training.text_files import read_file
-from tokenizer_training.tokenizer_quality import TokenizerQuality, measure_quality
+from tokenizer_training.corpus.text_files import read_file
+from tokenizer_training.unigram.corpus_sample import draw_passages
+from tokenizer_training.unigram.report import TokenizerQuality, measure_quality
 
 PEERS_HEADER = "trainer|runs|seconds|(from-to)|peak MB|pieces|bytes/token|tokens/word|unknown|bytes|"
 MEMORY_HEADER = "text MB|reading s|training s|all s|MB/s|reading MB|training MB|peak MB|/first|processes"

@@ -15,7 +15,7 @@ from typing import Any
 # Before this script's own folder, where this script goes by the name of the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import train.environment  # noqa: F401  (before TensorFlow)
+import train  # noqa: F401  (before TensorFlow)
 
 TUTORIAL = {"tutorial-float32": "float32", "tutorial-bf16": "mixed_bfloat16"}
 ON_TPU = ("--tpu-name", "local", "--bfloat16")  # the model computes there in the ways that suit it
@@ -37,7 +37,7 @@ def lower_tutorial(policy: str, sizes: argparse.Namespace) -> str:
     import tf_keras
     from transformers import RobertaConfig, TFAutoModelForMaskedLM, create_optimizer
 
-    from train.step_lowering import ReplicaOfSlice, lowered
+    from train.checks.preflight.step_lowering import ReplicaOfSlice, lowered
 
     tf_keras.mixed_precision.set_global_policy(policy)
     config = RobertaConfig(
@@ -66,11 +66,11 @@ def lower_ours(flags: tuple[str, ...], sizes: argparse.Namespace) -> str:
     """Return the step that run_mlm.py runs with these flags as StableHLO."""
     import tensorflow as tf
 
-    from train.assumed_inputs import assumed_inputs
+    from train.checks.preflight.step_lowering import lower_train_step
+    from train.checks.preflight.synthetic_inputs import assumed_inputs
     from train.config import parse_training_config
-    from train.model_config import resolve_model_config
-    from train.plan import make_plan
-    from train.step_lowering import lower_train_step
+    from train.model.config import resolve_model_config
+    from train.runtime.plan import make_plan
     from train.trainer import build_model
 
     layers = ("--config-overrides", f"num_hidden_layers={sizes.num_layers}")

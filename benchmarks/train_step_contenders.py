@@ -16,7 +16,7 @@ from typing import Any
 # Before this script's own folder, where tokenizer_training.py goes by the name of the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import train.environment  # noqa: F401, I001  (before TensorFlow)
+import train  # noqa: F401, I001  (before TensorFlow)
 import tf_keras
 
 from benchmarks.input_contenders import CLS_ID, MASK_ID, PAD_ID, SEP_ID, tutorial_batches
@@ -64,7 +64,7 @@ def ours(folder: str, settings: dict[str, Any], rounds: Rounds, flags: list[str]
     """Train as run_mlm.py does, with its log, and without validation."""
     from train.config import parse_training_config
     from train.run import prepare_run
-    from train.strategy import connect
+    from train.runtime.strategy import connect
 
     overrides = {name: value for name, value in settings["model"].items() if name != "vocab_size"}
     with tempfile.TemporaryDirectory(prefix="benchmark-") as output_dir:

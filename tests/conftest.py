@@ -7,12 +7,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 
-import train.environment  # noqa: F401  (before TensorFlow)
+import train  # noqa: F401  (before TensorFlow)
 
 import tensorflow as tf  # isort: skip
 import tf_keras
 
-pytest_plugins = ["tests.servers.fixtures", "tests.other_environments"]
+pytest_plugins = ["tests.servers.fixtures", "tests.fixtures.other_environments"]
 
 # What a shell starts in the background ignores Ctrl-C, and hands that on to all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -16,13 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mlm_common.errors import InputError, RunFailedError
+from mlm_common.storage.files import is_remote
 from tfrecord_prep.config import DATAFLOW_RUNNER, PrepareConfig
 from tfrecord_prep.partition import SplitWork, work_on_partition
-from tfrecord_prep.sidecar import PartitionResult, read_sidecar, sidecar_name
-from tokenizer_training.command_line import InputError, RunFailedError
-from tokenizer_training.corpus import Corpus, Partition
-from tokenizer_training.storage import is_remote
-from tokenizer_training.text_files import Stretch
+from tfrecord_prep.split_folder import PartitionResult, read_sidecar, sidecar_name
+from tokenizer_training.corpus.corpus import Corpus, Partition
+from tokenizer_training.corpus.text_files import Stretch
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions

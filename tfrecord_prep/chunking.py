@@ -7,8 +7,8 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from mlm_common.errors import InputError
 from tfrecord_prep.encoding import TokenBatch
-from tokenizer_training.command_line import InputError
 
 # Two of a row's ids are framing; fewer than six others would leave rows that are mostly that.
 MIN_LENGTH = 8

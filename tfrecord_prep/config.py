@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mlm_common.errors import InputError
+from mlm_common.storage.files import is_remote
+from mlm_common.worker_pool import num_cores
 from tfrecord_prep.chunking import check_chunking
-from tokenizer_training.command_line import InputError
-from tokenizer_training.storage import is_remote
-from tokenizer_training.worker_pool import num_cores
 
 MIN_PARTITION_BYTES = 1 << 10
 LOCAL_RUNNER = "local"

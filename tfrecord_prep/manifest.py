@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from tokenizer_training import storage
-from tokenizer_training.command_line import InputError
+from mlm_common.errors import InputError
+from mlm_common.storage import files as storage
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"

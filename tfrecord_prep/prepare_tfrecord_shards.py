@@ -7,21 +7,23 @@ was trained on, unless another is named.
 import dataclasses
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
+from mlm_common.command_line import command, log_start, parse_arguments
+from mlm_common.errors import InputError
+from mlm_common.hub.push import HubRepository
+from mlm_common.storage import files as storage
+from mlm_common.worker_pool import map_in_order
 from tfrecord_prep.config import DATAFLOW_RUNNER, LOCAL_RUNNER, PrepareConfig
-from tfrecord_prep.local_engine import work_locally
 from tfrecord_prep.manifest import Manifest, read_manifest
-from tfrecord_prep.publishing import push_shards
+from tfrecord_prep.partition import SplitWork, work_on_partition
+from tfrecord_prep.push_to_hub import push_shards
 from tfrecord_prep.split import Engine, SplitPlan, log_first_row, plan_splits, prepare_split
-from tfrecord_prep.split_folder import finish_folder
+from tfrecord_prep.split_folder import PartitionResult, finish_folder
 from tfrecord_prep.tokenizer_corpus import tokenizer_corpus, warn_of_seen_parts
-from tfrecord_prep.verification import verify_folder
-from tokenizer_training import storage
-from tokenizer_training.command_line import InputError, command, log_start, parse_arguments
-from tokenizer_training.corpus import Corpus, CorpusConfig, open_corpus
-from tokenizer_training.hub import HubRepository
+from tfrecord_prep.verify import verify_folder
+from tokenizer_training.corpus.corpus import Corpus, CorpusConfig, Partition, open_corpus
 from tokenizer_training.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -65,7 +67,7 @@ def find_repository(config: PrepareConfig) -> HubRepository | None:
     """
     if config.push_to_hub is None:
         return None
-    from tokenizer_training.hub_access import check_hub_access
+    from mlm_common.hub.access import check_hub_access
 
     repository = HubRepository(config.push_to_hub, kind="dataset", private=config.hub_private)
     check_hub_access(repository)
@@ -140,6 +142,18 @@ def describe_split(folder: str, manifest: Manifest) -> str:
             f"  unigram entropy  {manifest.unigram_entropy_nats:.3f} nats, the loss of knowing frequencies only",
         ]
     )
+
+
+def work_locally(
+    work: SplitWork, partitions: Iterable[tuple[int, Partition]], num_processes: int
+) -> Iterator[PartitionResult]:
+    """Yield the result of each numbered partition, in order; one process means this one.
+
+    Raises:
+        InputError: what `work_on_partition` raises, or a worker was killed.
+    """
+    cure = "Give fewer --num-workers, or a smaller --partition-bytes."
+    yield from map_in_order(partial(work_on_partition, work), partitions, num_processes, cure)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,9 @@ import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlm_common.errors import InputError, RunFailedError
+from mlm_common.storage import files as storage
 from tfrecord_prep.config import PrepareConfig
+from tfrecord_prep.encoding import plain_text_tokenizer_json
 from tfrecord_prep.manifest import (
     FORMAT_VERSION,
     TOKENIZER_FOLDER_NAME,
@@ -24,10 +29,9 @@ from tfrecord_prep.manifest import (
     write_manifest,
 )
 from tfrecord_prep.partition import PartitionSettings, SplitWork
-from tfrecord_prep.plain_text import plain_text_tokenizer_json
 from tfrecord_prep.records import decode_feature, read_records
-from tfrecord_prep.sidecar import PartitionResult
 from tfrecord_prep.split_folder import (
+    PartitionResult,
     begin_folder,
     check_folder,
     clear_folder,
@@ -35,17 +39,153 @@ from tfrecord_prep.split_folder import (
     plan_sha256,
     read_results,
 )
-from tfrecord_prep.split_progress import split_progress
-from tfrecord_prep.work_list import WorkList, default_partition_bytes, total_bytes
-from tokenizer_training import storage
-from tokenizer_training.command_line import InputError, RunFailedError
-from tokenizer_training.corpus import Corpus, Partition
+from tokenizer_training.corpus.corpus import Corpus, Partition
+from tokenizer_training.corpus.text_files import Stretch
 from tokenizer_training.tokenizer import save_tokenizer, special_ids, tokenizer_sha256, vocabulary_size
 
 if TYPE_CHECKING:
+    from tqdm import tqdm
     from transformers import PreTrainedTokenizerFast
 
+
 logger = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_LINES = 30.0
+
+
+class SplitProgress:
+    """Bytes of the corpus done, of `total_bytes` where that is known; rates and estimates are those of this run."""
+
+    def __init__(self, split_name: str, total_bytes: int | None, bar: "tqdm | None") -> None:
+        self._split_name = split_name
+        self._total_bytes = total_bytes
+        self._bar = bar
+        self._started_seconds = self._line_seconds = time.monotonic()
+        self._num_bytes_before = 0
+        self._num_bytes = 0
+        self._num_tokens = 0
+
+    def skip(self, num_bytes: int) -> None:
+        """Count what an earlier run has done."""
+        self._num_bytes_before += num_bytes
+        if self._bar is not None:
+            self._bar.initial += num_bytes
+            self._bar.update(num_bytes)
+
+    def add(self, num_bytes: int, num_tokens: int) -> None:
+        """Count what this run has done."""
+        self._num_bytes += num_bytes
+        self._num_tokens += num_tokens
+        if self._bar is not None:
+            self._bar.set_postfix_str(self._tokens_per_second(), refresh=False)
+            self._bar.update(num_bytes)
+        elif time.monotonic() - self._line_seconds >= SECONDS_BETWEEN_LINES:
+            self._line_seconds = time.monotonic()
+            self.log_line()
+
+    def log_line(self) -> None:
+        """Log how far the split is."""
+        logger.info("%s: %s, %s%s", self._split_name, self._share(), self._tokens_per_second(), self._estimate())
+
+    def _share(self) -> str:
+        num_bytes = self._num_bytes_before + self._num_bytes
+        if self._total_bytes:
+            return f"{100 * num_bytes / self._total_bytes:.0f} % of {self._total_bytes / 1e6:,.1f} MB"
+        return f"{num_bytes / 1e6:,.1f} MB"
+
+    def _tokens_per_second(self) -> str:
+        return f"{self._num_tokens / self._seconds():,.0f} tokens/s"
+
+    def _estimate(self) -> str:
+        num_bytes_left = (self._total_bytes or 0) - self._num_bytes_before - self._num_bytes
+        if num_bytes_left <= 0 or not self._num_bytes:
+            return ""
+        return f", {num_bytes_left / self._num_bytes * self._seconds() / 60:,.1f} minutes left"
+
+    def _seconds(self) -> float:
+        return max(time.monotonic() - self._started_seconds, 1e-3)
+
+
+@contextmanager
+def split_progress(split_name: str, total_bytes: int | None) -> Iterator[SplitProgress]:
+    """Give the progress of a split, shown from now on until the end."""
+    from tqdm import tqdm
+
+    # Without smoothing the rate is a mean, so that what was skipped has no part in it.
+    with tqdm(desc=split_name, total=total_bytes, unit="B", unit_scale=True, smoothing=0, disable=None) as bar:
+        progress = SplitProgress(split_name, total_bytes, None if bar.disable else bar)
+        yield progress
+    if bar.disable:
+        progress.log_line()
+
+
+# A hundred partitions and more keep all workers busy to the end. Smaller ones would be padded rows and files of a few
+# rows; larger ones would be work lost when a worker dies, and memory where documents are sent to the workers.
+NUM_PARTITIONS = 128
+MIN_DEFAULT_BYTES = 1 << 20
+MAX_DEFAULT_BYTES = 64 << 20
+DEFAULT_BYTES = 4 << 20  # where nothing tells how large the corpus is
+
+
+class WorkList:
+    """The numbered partitions of a split without the complete ones, once; `num_partitions` counts all of them."""
+
+    def __init__(
+        self, corpus: Corpus, split_name: str, partition_bytes: int, complete: Collection[int], progress: SplitProgress
+    ) -> None:
+        self._partitions = corpus.partitions(split_name, partition_bytes)
+        self._file_sizes = file_sizes(corpus, split_name)
+        self._complete = complete
+        self._progress = progress
+        self._num_bytes: dict[int, int] = {}
+        self.num_partitions = 0
+
+    def __iter__(self) -> Iterator[tuple[int, Partition]]:
+        for index, partition in enumerate(self._partitions):
+            self.num_partitions += 1
+            num_bytes = num_partition_bytes(partition, self._file_sizes)
+            if index in self._complete:
+                self._progress.skip(num_bytes)
+            else:
+                self._num_bytes[index] = num_bytes
+                yield index, partition
+
+    def finish(self, index: int, num_tokens: int) -> None:
+        """Count partition number `index` as complete."""
+        self._progress.add(self._num_bytes.pop(index), num_tokens)
+
+
+def file_sizes(corpus: Corpus, split_name: str) -> dict[str, int]:
+    """Return name -> size in bytes of the files that are read for a split; none where there are no files."""
+    source = corpus.sources.get(split_name, corpus.sources[corpus.config.split])
+    return {file.name: file.num_bytes for file in source.files or ()}
+
+
+def total_bytes(corpus: Corpus, split_name: str, partition_bytes: int) -> int | None:
+    """Return the sum of the partitions' sizes; None where only reading them would tell."""
+    if not corpus.has_stretches(split_name, partition_bytes):
+        return None
+    return sum(file_sizes(corpus, split_name).values()) or None
+
+
+def default_partition_bytes(corpus: Corpus) -> int:
+    """Return a size of partitions that fits the size of the corpus."""
+    num_bytes = sum(file_sizes(corpus, corpus.config.split).values())
+    if not num_bytes or corpus.config.limit:
+        return DEFAULT_BYTES
+    return min(max(num_bytes // NUM_PARTITIONS, MIN_DEFAULT_BYTES), MAX_DEFAULT_BYTES)
+
+
+def num_partition_bytes(partition: Partition, file_sizes: Mapping[str, int]) -> int:
+    """Return the size of a partition: of its documents in UTF-8, or of its stretches as stored."""
+    num_bytes = 0
+    for item in partition:
+        if isinstance(item, Stretch):
+            num_bytes += file_sizes[item.name] if item.stop is None else item.stop - item.start
+        else:
+            num_bytes += len(item.encode())
+    return num_bytes
+
 
 LIBRARIES = ("mlm-pretraining", "tokenizers", "transformers", "datasets", "numpy")
 SHOWN_CHARACTERS = 400

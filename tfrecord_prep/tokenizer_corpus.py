@@ -3,9 +3,9 @@
 import json
 import logging
 
-from tokenizer_training import storage
-from tokenizer_training.command_line import InputError
-from tokenizer_training.corpus_config import HELD_OUT_PARTS, CorpusConfig, corpus_config_from_record
+from mlm_common.errors import InputError
+from mlm_common.storage import files as storage
+from tokenizer_training.corpus.config import HELD_OUT_PARTS, CorpusConfig, corpus_config_from_record
 
 logger = logging.getLogger(__name__)
 

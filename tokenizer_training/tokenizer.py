@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokenizer_training import storage
-from tokenizer_training.command_line import InputError
+from mlm_common.errors import InputError
+from mlm_common.storage import files as storage
 from tokenizer_training.word_starts import WORD_STARTS_FILE, word_starts
 
 if TYPE_CHECKING:

@@ -6,20 +6,26 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from tokenizer_training import storage
-from tokenizer_training.command_line import InputError, command, log_start, parse_arguments
-from tokenizer_training.corpus import Corpus, open_corpus
-from tokenizer_training.corpus_config import VALIDATION, CorpusConfig
-from tokenizer_training.corpus_sample import HELD_OUT_BYTES, CorpusSample, SampleLimits, draw_passages, sample_corpus
-from tokenizer_training.hub import HubRepository, push_folder
-from tokenizer_training.normalization import NormalizationConfig
-from tokenizer_training.progress import progress_bar
-from tokenizer_training.report import build_report, draw_report, render_report
-from tokenizer_training.tokenizer_quality import measure_quality
+from mlm_common.command_line import command, log_start, parse_arguments
+from mlm_common.errors import InputError
+from mlm_common.hub.push import HubRepository, push_folder
+from mlm_common.progress import progress_bar
+from mlm_common.storage import files as storage
+from mlm_common.worker_pool import num_cores
+from tokenizer_training.corpus.config import VALIDATION, CorpusConfig
+from tokenizer_training.corpus.corpus import Corpus, open_corpus
 from tokenizer_training.training_record import check_output_folder, save_with_record
-from tokenizer_training.unigram import train_unigram
-from tokenizer_training.unigram_config import DEFAULT_VOCABULARY_SIZE, UnigramConfig
-from tokenizer_training.worker_pool import num_cores
+from tokenizer_training.unigram.config import DEFAULT_VOCABULARY_SIZE, UnigramConfig
+from tokenizer_training.unigram.corpus_sample import (
+    HELD_OUT_BYTES,
+    CorpusSample,
+    SampleLimits,
+    draw_passages,
+    sample_corpus,
+)
+from tokenizer_training.unigram.normalization import NormalizationConfig
+from tokenizer_training.unigram.report import build_report, draw_report, measure_quality, render_report
+from tokenizer_training.unigram.trainer import train_unigram
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -183,7 +189,7 @@ def find_repository(output: OutputConfig) -> HubRepository | None:
         return None
     from huggingface_hub import whoami
 
-    from tokenizer_training.hub_access import check_hub_access
+    from mlm_common.hub.access import check_hub_access
 
     try:
         repo_id = output.push_to_hub or f"{whoami()['name']}/{TUTORIAL_REPOSITORY}"

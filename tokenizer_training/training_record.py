@@ -7,10 +7,10 @@ import tempfile
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from tokenizer_training import storage
-from tokenizer_training.command_line import InputError
-from tokenizer_training.report import PICTURE_FILE, REPORT_FILE
+from mlm_common.errors import InputError
+from mlm_common.storage import files as storage
 from tokenizer_training.tokenizer import save_tokenizer, tokenizer_sha256
+from tokenizer_training.unigram.report import PICTURE_FILE, REPORT_FILE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

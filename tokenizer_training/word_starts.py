@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenizer_training import storage
-from tokenizer_training.command_line import InputError
+from mlm_common.errors import InputError
+from mlm_common.storage import files as storage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

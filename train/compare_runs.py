@@ -4,8 +4,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tokenizer_training import storage
-from tokenizer_training.command_line import InputError, command, log_start, parse_arguments
+from mlm_common.command_line import command, log_start, parse_arguments
+from mlm_common.errors import InputError
+from mlm_common.storage import files as storage
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print the table, and draw the picture if asked to."""
     (config,) = parse_arguments((CompareConfig,), argv, __doc__ or "")
     log_start(__file__)
-    from train.run_curves import comparison_table, draw_runs, read_runs  # transformers, not for --help
+    from train.metrics.run_curves import comparison_table, draw_runs, read_runs  # transformers, not for --help
 
     if config.picture is not None and not config.picture.endswith(".png"):
         raise InputError(f"--picture must be a PNG file; received {config.picture}.")

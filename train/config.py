@@ -4,12 +4,221 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from tokenizer_training.command_line import parse_arguments
-from train.config_fields import flag, require
-from train.hub_config import HubConfig
-from train.optimization_config import OptimizationConfig
-from train.presets import preset_settings
-from train.run_config import RunConfig
+from mlm_common.command_line import parse_arguments
+from mlm_common.errors import InputError
+from mlm_common.hub.push import MAIN_BRANCH, HubRepository
+from train.model.presets import preset_settings
+
+
+def flag(default: Any, help_text: str) -> Any:
+    """Return a dataclass field that is a flag of this default and help."""
+    return field(default=default, metadata={"help": help_text.replace("%", "%%")})  # argparse formats its help
+
+
+def require(holds: bool, rule: str, flag_name: str, received: object) -> None:
+    """Refuse a setting whose rule does not hold.
+
+    Raises:
+        InputError: names the flag, the rule and what was received.
+    """
+    if not holds:
+        raise InputError(f"{flag_name} {rule}; received {received}.")
+
+
+@dataclass(frozen=True)
+class OptimizationConfig:
+    """Batch, length of the run, optimizer, and the learning rate over the run."""
+
+    per_replica_batch_size: int = flag(8, "Rows a replica takes at once; lower it when memory is short.")
+    gradient_accumulation_steps: int = flag(1, "Batches whose gradients are summed before one update.")
+    num_epochs: int = flag(1, "Passes over the training rows.")
+    max_steps: int | None = flag(None, "Updates to make, in the place of --num-epochs.")
+    learning_rate: float = flag(1e-4, "Peak, after the warmup; 1e-4 is safe for roberta-base at any batch size.")
+    schedule: Literal["linear", "cosine", "inverse_sqrt", "wsd", "constant"] = flag(
+        "linear",
+        "The rate after the warmup: falls in a line (BERT's) or half a cosine to its end; as 1/sqrt of the update, "
+        "whatever the length of the run; stays at the peak and falls in the last part (wsd); stays at the peak.",
+    )
+    warmup_ratio: float = flag(
+        0.05, "Share of the updates over which the rate rises from 0 (RoBERTa's 0.05, BERT's 0.01)."
+    )
+    warmup_steps: int | None = flag(None, "Updates of the warmup, in the place of --warmup-ratio.")
+    decay_ratio: float = flag(
+        0.2, "Share of the updates over which wsd falls; 0.2 ends as low as a cosine (Hägele et al. 2024)."
+    )
+    min_learning_rate_ratio: float = flag(
+        0.0, "Share of the peak at which linear, cosine and wsd end; 0 gives the lowest loss at the end of a run."
+    )
+    optimizer: Literal["adamw", "lamb"] = flag(
+        "adamw", "adamw, or lamb for global batches of thousands of rows, with a rate of about ten times adamw's."
+    )
+    weight_decay_rate: float = flag(0.01, "Decoupled; not on biases and layer norms (RoBERTa's 0.01).")
+    adam_beta1: float = flag(0.9, "Decay of the first moment.")
+    adam_beta2: float = flag(0.98, "Decay of the second moment (RoBERTa's 0.98: steadier than 0.999).")
+    adam_epsilon: float = flag(1e-6, "Keeps the division by the second moment's root finite (RoBERTa's 1e-6).")
+    max_grad_norm: float = flag(1.0, "Gradients are scaled down to this global norm; 0 turns it off.")
+
+    def __post_init__(self) -> None:
+        for name in ("per_replica_batch_size", "gradient_accumulation_steps", "num_epochs"):
+            require(getattr(self, name) >= 1, "must be at least 1", f"--{name.replace('_', '-')}", getattr(self, name))
+        require(self.max_steps is None or self.max_steps >= 1, "must be at least 1", "--max-steps", self.max_steps)
+        require(self.learning_rate > 0, "must be above 0", "--learning-rate", self.learning_rate)
+        for name in ("warmup_steps", "weight_decay_rate", "max_grad_norm"):
+            value = getattr(self, name)
+            require(value is None or value >= 0, "must not be negative", f"--{name.replace('_', '-')}", value)
+        for name in ("warmup_ratio", "min_learning_rate_ratio", "adam_beta1", "adam_beta2"):
+            value = getattr(self, name)
+            require(0 <= value < 1, "must be at least 0 and below 1", f"--{name.replace('_', '-')}", value)
+        require(0 < self.decay_ratio <= 1, "must be above 0 and at most 1", "--decay-ratio", self.decay_ratio)
+        require(self.adam_epsilon > 0, "must be above 0", "--adam-epsilon", self.adam_epsilon)
+        require(
+            self.min_learning_rate_ratio == 0 or self.schedule in ("linear", "cosine", "wsd"),
+            "needs a --schedule that ends at it: linear, cosine or wsd",
+            "--min-learning-rate-ratio",
+            f"{self.min_learning_rate_ratio} with {self.schedule}",
+        )
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Where the run writes, how often, and its seed."""
+
+    output_dir: str | None = flag(None, "Folder of the run, local or gs://: metrics.jsonl, checkpoints/, export/ …")
+    seed: int = flag(0, "Fixes initial weights, order of rows and masks.")
+    log_steps: int = flag(50, "Updates between two lines of metrics.jsonl; each reads metrics back from the device.")
+    eval_steps: int | None = flag(None, "Updates between two evaluations; by default ten in a run.")
+    save_steps: int | None = flag(None, "Updates between two checkpoints; by default at each evaluation.")
+    save_minutes: float | None = flag(None, "Minutes after which a checkpoint is saved besides; by default never.")
+    keep_checkpoints: int = flag(
+        2,
+        "Newest checkpoints that are kept; 2, so that a damaged one is no loss. The one of the lowest validation loss "
+        "is kept besides.",
+    )
+    resume: Literal["auto", "must", "never"] = flag(
+        "auto",
+        "Go on from the newest checkpoint in --output-dir: where this very run left one (auto); or fail (must). never "
+        "wants a folder without a run.",
+    )
+    overwrite_output_dir: bool = flag(False, "Delete the run in --output-dir, whichever it is, and start anew.")
+    on_nonfinite: Literal["stop", "skip"] = flag(
+        "stop",
+        "What follows a loss or gradient that is not finite, or a loss that rises too far: the end of the run, or the "
+        "last checkpoint before it and training without the rows since then.",
+    )
+    max_loss_rise: float | None = flag(
+        None, "Nats by which a line's loss may exceed the median of the five lines before; by default any number."
+    )
+    max_rollbacks: int = flag(3, "With --on-nonfinite skip: how often in a run; then it stops.")
+    supervise: bool = flag(
+        False,
+        "Train in a process of its own, and start it again after a crash, a lost TPU or a machine's maintenance; it "
+        "goes on from the newest checkpoint.",
+    )
+    stall_minutes: float = flag(
+        30.0, "With --supervise: a training process that shows no progress for so long is killed, and started again."
+    )
+    max_retries: int = flag(
+        5, "With --supervise: starts in a row that may end without a step further than before; then it gives up."
+    )
+    retry_seconds: float = flag(10.0, "With --supervise: wait before the first of these starts; each doubles it.")
+    profile: str | None = flag(
+        None, "START:STOP: trace the updates after START up to STOP for TensorBoard's profiler, say 100:105."
+    )
+    dry_run: bool = flag(False, "Stop after all checks, with the plan printed.")
+
+    def __post_init__(self) -> None:
+        for name in ("log_steps", "eval_steps", "save_steps", "keep_checkpoints"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, "must be at least 1", f"--{name.replace('_', '-')}", value)
+        for name in ("save_minutes", "stall_minutes", "retry_seconds", "max_loss_rise"):
+            value = getattr(self, name)
+            require(value is None or value > 0, "must be above 0", f"--{name.replace('_', '-')}", value)
+        for name in ("max_retries", "max_rollbacks"):
+            value = getattr(self, name)
+            require(value >= 0, "must not be negative", f"--{name.replace('_', '-')}", value)
+        require(
+            not self.overwrite_output_dir or self.resume != "must",
+            "and --resume must must not both be given",
+            "--overwrite-output-dir",
+            "both",
+        )
+        require(0 <= self.seed < 2**31, "must lie in 0 to 2147483647", "--seed", self.seed)
+        start, _, stop = (self.profile or "0:1").partition(":")
+        holds = start.isdecimal() and stop.isdecimal() and int(start) < int(stop)
+        require(holds, "must be START:STOP, two numbers of updates with START below STOP", "--profile", self.profile)
+
+    @property
+    def profiled_steps(self) -> tuple[int, int] | None:
+        """The updates after which a trace begins and ends; None without one."""
+        if self.profile is None:
+            return None
+        start, _, stop = self.profile.partition(":")
+        return int(start), int(stop)
+
+
+MASK = "[MASK]"
+
+
+@dataclass(frozen=True)
+class HubConfig:
+    """Where the export is pushed to, how often, and what its card says that the run does not know."""
+
+    hub_model_id: str | None = flag(None, "USER/NAME on the Hub that the export is pushed to.")
+    hub_private: bool = flag(False, "Make the Hub's repository private when it is created.")
+    hub_revision: str | None = flag(
+        None, "Branch that is pushed to, made where it is missing; by default main, which others load."
+    )
+    hub_tag: str | None = flag(None, "Name of a tag that the commit of the last push gets.")
+    hub_strategy: Literal["end", "epoch", "steps", "checkpoint"] = flag(
+        "end",
+        "When to push: after the last update; also after each pass over the rows; also every --push-steps updates; or "
+        "with each of these the newest checkpoint of the training, too, to the branch `checkpoints`. Training goes on "
+        "meanwhile, and a push that is late is skipped for a newer one.",
+    )
+    push_steps: int | None = flag(
+        None, "Updates between two pushes of --hub-strategy steps or checkpoint; by default as between checkpoints."
+    )
+    resume_from_hub: bool = flag(
+        False,
+        "Where --output-dir holds no run, go on from the checkpoint that --hub-strategy checkpoint put on the Hub.",
+    )
+    hub_license: str | None = flag(
+        None, "License of the model, for its card, as the Hub calls it: apache-2.0, mit, cc-by-4.0 …"
+    )
+    hub_language: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Languages of the corpus, for the card: ISO 639 codes such as en de, or multilingual."},
+    )
+    hub_example: str = flag(
+        f"The capital of France is {MASK}.", f"Sentence in the card's lines of code, with {MASK} for the mask token."
+    )
+
+    def __post_init__(self) -> None:
+        require(self.push_steps is None or self.push_steps >= 1, "must be at least 1", "--push-steps", self.push_steps)
+        is_by_steps = self.push_steps is None or self.hub_strategy in ("steps", "checkpoint")
+        require(is_by_steps, "needs --hub-strategy steps or checkpoint", "--push-steps", self.hub_strategy)
+        for name in ("hub_revision", "hub_tag", "hub_strategy", "resume_from_hub"):
+            value = getattr(self, name)
+            is_of_use = value in (None, "end", False) or self.hub_model_id is not None
+            require(is_of_use, "needs --hub-model-id", f"--{name.replace('_', '-')}", value)
+        require(self.hub_example.count(MASK) == 1, f"must have one {MASK}", "--hub-example", repr(self.hub_example))
+
+    def repository(self) -> HubRepository | None:
+        """Return what is pushed to, None when nothing is."""
+        if self.hub_model_id is None:
+            return None
+        return HubRepository(
+            self.hub_model_id, private=self.hub_private, branch=self.hub_revision or MAIN_BRANCH, tag=self.hub_tag
+        )
+
+
+def preliminary_card(config: HubConfig) -> str:
+    """Return a card of what the settings say: the part of the metadata that the Hub could refuse."""
+    from huggingface_hub import ModelCardData
+
+    data = ModelCardData(license=config.hub_license, language=config.hub_language or None, pipeline_tag="fill-mask")
+    return f"---\n{data.to_yaml()}\n---\n"
+
 
 TPU_STEPS_PER_LAUNCH = 32
 
@@ -39,7 +248,8 @@ class ModelConfig:
     """Which model is trained."""
 
     preset: str = flag(
-        "roberta-base", "A file of train/presets/ by name: model and training settings; any flag given wins over it."
+        "roberta-base",
+        "A file of train/model/presets/ by name: model and training settings; any flag given wins over it.",
     )
     pretrained_model_config: str | None = flag(
         None, "Hub id or folder whose config.json gives the architecture, in the place of the preset's model."

@@ -10,11 +10,12 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 try:
-    from tokenizer_training.command_line import RunFailedError, command, parse_arguments
+    from mlm_common.command_line import command, parse_arguments
+    from mlm_common.errors import RunFailedError
+    from train.checks.doctor import packages
+    from train.checks.doctor.findings import Check, Finding
     from train.config import SUBJECTS, TrainingConfig
-    from train.doctor_checks import packages
-    from train.doctor_checks.findings import Check, Finding
-    from train.presets import preset_settings
+    from train.model.presets import preset_settings
 except ModuleNotFoundError as missing:
     print(f"error    Python         {missing}. Install the project in its checkout: pip install -e '.[cpu]'")
     sys.exit(1)

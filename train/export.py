@@ -8,15 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenizer_training import storage
-from tokenizer_training.command_line import InputError, command, log_start
-from tokenizer_training.hub import MAIN_BRANCH, HubRepository, push_folder
-
 # Before transformers is imported.
-from train import environment as environment
+from mlm_common.command_line import command, log_start
+from mlm_common.errors import InputError
+from mlm_common.hub.push import MAIN_BRANCH, HubRepository, push_folder
+from mlm_common.storage import files as storage
 
 if TYPE_CHECKING:
-    from train.checkpoint_export import SavedModel
+    from train.publishing.saved_model import SavedModel
 
 FORMATS = ("pytorch", "tf")
 TF_WEIGHTS_NAME = "tf_model.h5"
@@ -52,12 +51,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     repository = None
     storage.check_writable(arguments.output)
     if arguments.push:
-        from tokenizer_training.hub_access import check_hub_access
+        from mlm_common.hub.access import check_hub_access
 
         repository = HubRepository(arguments.push, private=arguments.private, branch=arguments.revision)
         check_hub_access(repository)
 
-    from train.checkpoint_export import read_saved_model  # TensorFlow, not for --help
+    from train.publishing.saved_model import read_saved_model  # TensorFlow, not for --help
 
     saved = read_saved_model(arguments.checkpoint, arguments.tokenizer)
     is_remote = storage.is_remote(arguments.output)
@@ -88,9 +87,9 @@ def _formats(text: str) -> set[str]:
 def _write(saved: "SavedModel", folder: str, repository: HubRepository | None) -> None:
     """Write the model; with its card, picture and TensorBoard files where they are known."""
     from tokenizer_training.tokenizer import vocabulary_size
-    from train.model_card import model_card
-    from train.publisher import Publisher
-    from train.pytorch_export import export_model
+    from train.publishing.model_card import model_card
+    from train.publishing.publisher import Publisher
+    from train.publishing.pytorch_format import export_model
 
     if saved.run_folder is None or saved.record is None:
         size = vocabulary_size(saved.tokenizer)
@@ -108,7 +107,7 @@ def _write(saved: "SavedModel", folder: str, repository: HubRepository | None) -
 
 def _write_tf_weights(folder: str) -> None:
     """Write the weights of the export in TensorFlow's format, from those of the other, so that they cannot differ."""
-    from train.pretrained import load_masked_lm
+    from train.model.from_pretrained import load_masked_lm
 
     with tempfile.TemporaryDirectory(dir=folder, suffix=storage.PARTIAL_SUFFIX) as staging:
         load_masked_lm(folder).save_pretrained(staging)

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenizer_training import storage
-from tokenizer_training.command_line import InputError, command, log_start, parse_arguments
-
 # Before transformers is imported.
-from train import environment as environment
+from mlm_common.command_line import command, log_start, parse_arguments
+from mlm_common.errors import InputError
+from mlm_common.storage import files as storage
 
 MASK = "[MASK]"
 DEFAULT_SENTENCES = (
@@ -102,7 +101,7 @@ def _pipeline(folder: str, tokenizer: Any) -> Any:
     if is_torch_available():
         model = AutoModelForMaskedLM.from_pretrained(folder)
     else:
-        from train.pretrained import load_masked_lm
+        from train.model.from_pretrained import load_masked_lm
 
         model = load_masked_lm(folder)
     # Not `pipeline("fill-mask", …)`: it needs torch even for a TensorFlow model.

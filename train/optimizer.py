@@ -1,11 +1,94 @@
 """AdamW and LAMB, whose updates stop for good, with nothing changed, at the first gradient that is not finite."""
 
+import math
+from collections.abc import Callable
+
 import tensorflow as tf
 import tf_keras
 
-from train.named_scopes import named
-from train.optimization_config import OptimizationConfig
-from train.schedules import WarmupSchedule
+from train.config import OptimizationConfig
+from train.runtime.named_scopes import named
+
+
+class WarmupSchedule(tf_keras.optimizers.schedules.LearningRateSchedule):
+    """Rises linearly to `peak` over the warmup; after it the rate is `peak` times the share that its shape gives.
+
+    Args:
+        shape: a name in `SHAPES`.
+        peak: the rate after the warmup.
+        num_warmup_steps: updates of the warmup; 0 starts at the peak.
+        num_steps: updates of the run.
+        num_decay_steps: last updates, over which `wsd` falls.
+        min_ratio: share of the peak below which the rate does not fall; `linear`, `cosine` and `wsd` end at it.
+    """
+
+    def __init__(
+        self,
+        shape: str,
+        *,
+        peak: float,
+        num_warmup_steps: int,
+        num_steps: int,
+        num_decay_steps: int = 0,
+        min_ratio: float = 0.0,
+    ):
+        self.shape = shape
+        self.peak = peak
+        self.num_warmup_steps = num_warmup_steps
+        self.num_steps = num_steps
+        self.num_decay_steps = num_decay_steps
+        self.min_ratio = min_ratio
+
+    def __call__(self, step: tf.Tensor) -> tf.Tensor:
+        """Return the learning rate of update `step` (from 0), a float32 scalar."""
+        step = tf.cast(step, tf.float32)
+        # The first update counts as 1, or it would be made with a rate of 0.
+        rising = (step + 1) / max(1, self.num_warmup_steps)
+        falling = self.min_ratio + (1 - self.min_ratio) * SHAPES[self.shape](self, step)
+        return self.peak * tf.clip_by_value(tf.minimum(rising, falling), 0.0, 1.0)
+
+    def get_config(self) -> dict[str, float | str]:
+        """Return the arguments of the constructor."""
+        return dict(vars(self))
+
+
+def _remaining(schedule: WarmupSchedule, step: tf.Tensor, num_last_steps: int) -> tf.Tensor:
+    """Return the share of the last `num_last_steps` updates that is still to come: above 1 before they begin."""
+    return tf.maximum(0.0, (schedule.num_steps - step) / max(1, num_last_steps))
+
+
+def _linear(schedule: WarmupSchedule, step: tf.Tensor) -> tf.Tensor:
+    return _remaining(schedule, step, schedule.num_steps - schedule.num_warmup_steps)
+
+
+def _cosine(schedule: WarmupSchedule, step: tf.Tensor) -> tf.Tensor:
+    """One half period (Loshchilov & Hutter 2016, SGDR, without restarts)."""
+    remaining = tf.minimum(1.0, _linear(schedule, step))
+    return 0.5 * (1 - tf.cos(math.pi * remaining))
+
+
+def _inverse_sqrt(schedule: WarmupSchedule, step: tf.Tensor) -> tf.Tensor:
+    """Vaswani et al. 2017, section 5.3: it does not depend on the length of the run."""
+    return tf.sqrt(max(1, schedule.num_warmup_steps) / (step + 1))
+
+
+def _wsd(schedule: WarmupSchedule, step: tf.Tensor) -> tf.Tensor:
+    """Warmup, stable, decay (Hu et al. 2024, MiniCPM); falls as 1 - sqrt, the best form in Hägele et al. 2024."""
+    remaining = tf.minimum(1.0, _remaining(schedule, step, schedule.num_decay_steps))
+    return 1 - tf.sqrt(1 - remaining)
+
+
+def _constant(schedule: WarmupSchedule, step: tf.Tensor) -> tf.Tensor:  # noqa: ARG001
+    return tf.ones_like(step)
+
+
+SHAPES: dict[str, Callable[[WarmupSchedule, tf.Tensor], tf.Tensor]] = {
+    "linear": _linear,
+    "cosine": _cosine,
+    "inverse_sqrt": _inverse_sqrt,
+    "wsd": _wsd,
+    "constant": _constant,
+}
 
 # As in BERT's optimizer: matched against the variables' names.
 NO_WEIGHT_DECAY = ["bias", "LayerNorm", "layer_norm", "layernorm"]

@@ -1,40 +1,44 @@
 """The stages of one run: prepared without TensorFlow, then trained, exported and pushed."""
 
 import functools
+import logging
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from transformers import PretrainedConfig
 
-from tokenizer_training import storage
-from tokenizer_training.hub import HubPushError
-from train import heartbeat
-from train.cluster import Cluster, read_cluster
-from train.config import TrainingConfig
-from train.hub_config import preliminary_card
-from train.inputs import TrainingInputs, open_inputs
-from train.model_config import resolve_model_config
-from train.output_folder import (
+from mlm_common.hub.push import HubPushError
+from mlm_common.storage import files as storage
+from tokenizer_training.tokenizer import vocabulary_size
+from train.checkpoints.resume import describe_start
+from train.checkpoints.run_folder import (
     EXPORT_FOLDER,
+    RECORD_NAME,
     claim_output_folder,
-    clear_output_folder,
+    describe_run,
     fingerprint,
     is_of_this_supervision,
     read_record,
     write_record,
 )
-from train.plan import Plan, make_plan
-from train.preemption import StopRequest, listening
-from train.run_printing import log_first_row, print_result, print_start, print_table
-from train.run_record import describe_run
-from train.tpu_devices import check_tpu_devices, check_tpu_use
+from train.checkpoints.store import CHECKPOINTS_FOLDER
+from train.config import TrainingConfig, preliminary_card
+from train.data.shards import TrainingInputs, open_inputs
+from train.metrics.log import LOSS_CURVE_NAME, METRICS_NAME, TENSORBOARD_FOLDER
+from train.model.config import resolve_model_config
+from train.runtime import heartbeat
+from train.runtime.cluster import Cluster, read_cluster
+from train.runtime.plan import Plan, make_plan
+from train.runtime.preemption import StopRequest, listening
+from train.runtime.tpu import check_tpu_devices, check_tpu_use, expected_num_replicas
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from train.hub import PushToHubCallback
-    from train.publisher import Publisher
+    from train.metrics.evaluation import Evaluation
+    from train.publishing.publisher import Publisher
+    from train.publishing.push_to_hub import PushToHubCallback
     from train.trainer import Trainer
 
 
@@ -86,7 +90,7 @@ def prepare_run(config: TrainingConfig) -> Run:
     run = Run(config, inputs, resolve_model_config(config.model, inputs), cluster)
     run.plan(num_replicas=cluster.num_workers)
     if config.hub.resume_from_hub and not config.run.dry_run:
-        from train.hub_checkpoints import resume_from_hub
+        from train.publishing.hub_checkpoints import resume_from_hub
 
         resume_from_hub(run.output_dir, config.hub, cluster)
     resume, overwrite = config.run.resume, config.run.overwrite_output_dir
@@ -97,7 +101,7 @@ def prepare_run(config: TrainingConfig) -> Run:
     claim_output_folder(run.output_dir, run.fingerprint, resume=resume, overwrite=overwrite)
     repository = config.hub.repository()
     if repository is not None and cluster.is_chief:
-        from tokenizer_training.hub_access import check_hub_access
+        from mlm_common.hub.access import check_hub_access
 
         check_hub_access(repository, card=preliminary_card(config.hub))
     check_tpu_devices(config.hardware)
@@ -110,8 +114,8 @@ def train_and_export(run: Run) -> None:
     Raises:
         RunStoppedError: it was asked to stop before, and has saved.
     """
-    from train.agreement import any_worker, ending_with_lost_devices
-    from train.strategy import connect
+    from train.runtime.collectives import any_worker, ending_with_lost_devices
+    from train.runtime.strategy import connect
 
     heartbeat.report("connect")
     strategy = connect(run.config.hardware, run.cluster)
@@ -139,9 +143,21 @@ def train_and_export(run: Run) -> None:
     print_result(run, evaluation, checkpoints, publisher.export_folder)
 
 
+def _clear_output_folder(output_dir: str) -> None:
+    """Delete what a run writes, and nothing else, from the folder; local or gs://."""
+    import tensorflow as tf
+
+    for name in (METRICS_NAME, LOSS_CURVE_NAME, RECORD_NAME):
+        if storage.exists(storage.join(output_dir, name)):
+            tf.io.gfile.remove(storage.join(output_dir, name))
+    for name in (CHECKPOINTS_FOLDER, TENSORBOARD_FOLDER, EXPORT_FOLDER):
+        if tf.io.gfile.isdir(storage.join(output_dir, name)):
+            tf.io.gfile.rmtree(storage.join(output_dir, name))
+
+
 def _pushing(run: Run, trainer: "Trainer", publisher: "Publisher | None") -> "PushToHubCallback":
     """Return what pushes the model while it is trained, if asked to; of several workers the chief's does."""
-    from train.hub import PushToHubCallback, steps_of_pushes
+    from train.publishing.push_to_hub import PushToHubCallback, steps_of_pushes
 
     steps = steps_of_pushes(run.config.hub, trainer.plan)
     return PushToHubCallback(publisher, steps, metrics=lambda: trainer.log.lines)
@@ -153,12 +169,12 @@ def _agreed_trainer(run: Run, strategy: "tf.distribute.Strategy", plan: Plan) ->
     Raises:
         InputError: workers that were given something else than the chief, or do not see its checkpoints.
     """
-    from train.agreement import check_agreement, shared_settings
+    from train.runtime.collectives import check_agreement, shared_settings
     from train.trainer import build_trainer
 
     if run.cluster.is_chief:
         if run.config.run.overwrite_output_dir and not is_of_this_supervision(run.output_dir):
-            clear_output_folder(run.output_dir)
+            _clear_output_folder(run.output_dir)
         write_record(run.output_dir, run.config, run.fingerprint, describe_run(run, plan, strategy))
     # The others wait here until the folder is cleared.
     settings = shared_settings(run.config, run.fingerprint)
@@ -176,8 +192,8 @@ def _listening(run: Run, stop: StopRequest) -> AbstractContextManager[None]:
 
 def _publisher(run: Run) -> "Publisher":
     """Return what writes `export/` and its card, and pushes them to the Hub if asked to."""
-    from train.model_card import model_card
-    from train.publisher import Publisher
+    from train.publishing.model_card import model_card
+    from train.publishing.publisher import Publisher
 
     tokenizer = run.inputs.tokenizer
     return Publisher(
@@ -189,3 +205,60 @@ def _publisher(run: Run) -> "Publisher":
         repository=run.config.hub.repository(),
         pushes_checkpoints=run.config.hub.hub_strategy == "checkpoint",
     )
+
+
+logger = logging.getLogger(__name__)
+
+
+def print_plan(run: "Run") -> None:
+    """Print what the run would do; the model is built on the CPU to count its parameters."""
+    from train.model.build import build_masked_lm
+
+    plan = run.plan(expected_num_replicas(run.config.hardware, run.cluster))
+    if run.config.hardware.wants_tpu:
+        print(f"Without claiming the TPU, {plan.num_replicas} replicas are assumed.")
+    masked_lm = build_masked_lm(
+        run.model_config,
+        run.config.model,
+        vocabulary_size=vocabulary_size(run.inputs.tokenizer),
+        seed=run.config.run.seed,
+    )
+    print_table(plan.describe(masked_lm.count_params()))
+
+
+def print_start(run: "Run", trainer: "Trainer") -> None:
+    """Print where training begins or goes on, and what is not as it was."""
+    start = trainer.start
+    path = trainer.checkpoints.path(start.step)
+    for index, text in enumerate(describe_start(start, trainer.plan, run.config, trainer.versions, path)):
+        print(f"{'' if index else 'start':<22} {text}")
+
+
+def log_first_row(run: "Run", trainer: "Trainer") -> None:
+    """Show a person what goes in: the first training row as it is masked at the first step."""
+    row_ids, masked_ids = trainer.first_masked_row()
+    logger.info("first row: %s", run.inputs.tokenizer.decode(row_ids))
+    logger.info("as masked: %s", run.inputs.tokenizer.decode(masked_ids))
+
+
+def print_result(run: "Run", evaluation: "Evaluation | None", checkpoints: str, export_folder: str) -> None:
+    """Print the last evaluation beside what frequencies alone would give, and where everything is."""
+    rows = {"checkpoints": checkpoints, "model": export_folder}
+    if evaluation is not None:
+        rows = {
+            "validation loss": f"{evaluation.loss:.4f} nats per masked token, perplexity {evaluation.perplexity:.1f}",
+            "masked accuracy": f"{evaluation.masked_accuracy:.4f} of {evaluation.num_masked:,} masked tokens",
+            **rows,
+        }
+    manifest = run.inputs.eval_shards.manifest if run.inputs.eval_shards else None
+    if manifest is not None:
+        entropy = f"{manifest.unigram_entropy_nats:.4f} nats: the best loss of a guess from frequencies alone"
+        rows = {"unigram entropy": entropy, **rows}
+    print()
+    print_table(rows)
+
+
+def print_table(rows: dict[str, str]) -> None:
+    """Print titles and texts in two columns."""
+    for title, text in rows.items():
+        print(f"{title:<22} {text}")

@@ -4,9 +4,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenizer_training.command_line import command, log_start
+from mlm_common.command_line import command, log_start
 from train.config import TrainingConfig, parse_training_config
-from train.supervise import Supervisor, supervision
+from train.runtime.supervisor import Supervisor, supervision
 
 
 @command
@@ -16,8 +16,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.run.supervise and supervision() is None and not config.run.dry_run:
         sys.exit(supervise(argv, config))
     log_start(__file__)
-    from train.run import prepare_run, train_and_export  # transformers and datasets, not for --help
-    from train.run_printing import print_plan
+    from train.run import prepare_run, print_plan, train_and_export  # transformers and datasets, not for --help
 
     run = prepare_run(config)
     if config.run.dry_run:

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tokenizer_training.command_line import InputError, command, log_start, parse_arguments
+from mlm_common.command_line import command, log_start, parse_arguments
+from mlm_common.errors import InputError
 from train.config import SUBJECTS, TrainingConfig
-from train.presets import preset_settings
+from train.model.presets import preset_settings
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     *subjects, preflight_config = parse_arguments((*SUBJECTS, PreflightConfig), argv, __doc__, preset_settings)
     config = TrainingConfig(*subjects)
     log_start(__file__)
-    from train.preflight import open_preflight, print_largest_batch, print_step  # transformers, not for --help
+    from train.checks.preflight.preflight import (  # transformers, not for --help
+        open_preflight,
+        print_largest_batch,
+        print_step,
+    )
 
     preflight = open_preflight(config, preflight_config)
     if preflight_config.find_batch_size:

@@ -1,39 +1,228 @@
 """One run of training: model, optimizer, batches, evaluation, log and checkpoints, put together."""
 
 import functools
+import logging
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import tensorflow as tf
 import tf_keras
 from transformers import PretrainedConfig
 
+from mlm_common.storage import files as storage
 from tokenizer_training.tokenizer import special_ids, vocabulary_size
-from train.callbacks import TrainingDivergedError
-from train.checkpoint_record import CheckpointRecord
-from train.checkpoint_store import Arrays
-from train.checkpoints import Checkpoints
+from train.checkpoints.manager import Checkpoints
+from train.checkpoints.record import CheckpointRecord, SkippedRows
+from train.checkpoints.resume import Start, check_checkpoint, start_of
+from train.checkpoints.run_folder import fingerprint, fingerprint_sha256, installed_versions
+from train.checkpoints.state import TrainingState
+from train.checkpoints.store import Arrays
 from train.config import TrainingConfig
-from train.data import ONE_PIPELINE, evaluation_batches, num_evaluation_batches, training_batches
-from train.evaluation import Evaluation, Evaluator, build_evaluator
-from train.fitting import Fitting
-from train.hub import PushToHubCallback
-from train.initial_weights import start_from
-from train.inputs import TrainingInputs
-from train.metrics_log import MetricsLog
-from train.model import build_masked_lm
+from train.data.pipeline import ONE_PIPELINE, evaluation_batches, num_evaluation_batches, training_batches
+from train.data.shards import TrainingInputs
+from train.data.shuffle import SampleOrder
+from train.metrics.evaluation import Evaluation, Evaluator, build_evaluator
+from train.metrics.log import ROLLBACK, TENSORBOARD_FOLDER, VALIDATION, MetricsLog
+from train.metrics.profiler import Profile
+from train.metrics.throughput import Throughput
+from train.metrics.training_log import EverySteps, TrainingDivergedError, TrainingLog
+from train.model.build import build_masked_lm
+from train.model.flops import full_speed_update_seconds
+from train.model.from_pretrained import start_from
 from train.optimizer import build_optimizer
-from train.output_folder import fingerprint, fingerprint_sha256
-from train.plan import Plan
-from train.preemption import StopRequest
-from train.pretraining_model import PretrainingModel
-from train.rollback import roll_back
-from train.sample_order import SampleOrder
-from train.start import Start, check_checkpoint, start_of
-from train.strategy import compiles_with_xla, computes_as_suits_tpu, distribute_batches
-from train.throughput import full_speed_update_seconds
-from train.training_state import TrainingState
-from train.versions import installed_versions
+from train.publishing.push_to_hub import PushToHubCallback
+from train.runtime import heartbeat
+from train.runtime.plan import Plan
+from train.runtime.preemption import RunStoppedError, StopRequest
+from train.runtime.steps_per_execution import Launches
+from train.runtime.strategy import compiles_with_xla, computes_as_suits_tpu, distribute_batches
+from train.train_step import PretrainingModel
+
+
+class Fitting:
+    """One call of `fit`, with what is logged, evaluated and saved between its launches."""
+
+    def __init__(self, trainer: "Trainer", start: Start, stop: StopRequest, pushing: PushToHubCallback | None = None):
+        self._trainer = trainer
+        self._plan = trainer.plan
+        self._start = start
+        self._stop = stop
+        self._pushing = pushing
+        self._evaluation: tuple[int, Evaluation] | None = None
+        self._saved_seconds = time.monotonic()
+        self._launches = self._build_launches()
+        self._throughput = Throughput(trainer.plan, trainer.full_speed_update_seconds)
+        self._log = TrainingLog(
+            *(trainer.model, trainer.log, trainer.plan, start),
+            launches=self._launches,
+            throughput=self._throughput,
+            max_loss_rise=trainer.config.run.max_loss_rise,
+        )
+
+    def run(self) -> Evaluation | None:
+        """Train to the end; return the last evaluation, None without validation rows.
+
+        Raises:
+            RunStoppedError: there was a request to stop; all is saved.
+        """
+        plan, model, start_step = self._plan, self._trainer.model, self._start.step
+        profile = self._build_profile()
+        actions = (
+            (self._trainer.config.run.log_steps, self._log.write_train),
+            (plan.eval_steps, self._evaluate),
+            (1, self._after_launch),
+        )
+        every_steps = [
+            EverySteps(interval_steps, action, start_step=start_step, num_steps=plan.num_steps)
+            for interval_steps, action in actions
+        ]
+        try:
+            self._catch_up()
+            remaining_steps = plan.num_steps - start_step
+            if remaining_steps > 0:
+                batches = distribute_batches(model.distribute_strategy, self._trainer.batches_from(self._start))
+                callbacks = [self._launches, profile, *every_steps]
+                if self._pushing is not None:
+                    callbacks.append(self._pushing.counting_from(start_step))
+                model.fit(batches, steps_per_epoch=remaining_steps, verbose=0, callbacks=callbacks)
+            self._trainer.checkpoints.wait()
+        finally:
+            profile.close()
+            self._log.close()
+        return self._evaluation[1] if self._evaluation else None
+
+    def _catch_up(self) -> None:
+        """Do what is due at the start and was not done, and see to it that there is something to roll back to."""
+        step = self._start.step
+        line = self._trainer.log.find(step, VALIDATION)
+        if line is not None:
+            figures = line["loss"], line["masked_accuracy"], line["num_masked_tokens"]
+            self._evaluation = step, Evaluation(*figures)
+        elif step > 0 and (step % self._plan.eval_steps == 0 or step == self._plan.num_steps):
+            self._evaluate(step)
+        if self._trainer.can_roll_back and self._start.checkpoint is None:
+            self._save(step)
+
+    def _evaluate(self, step: int) -> None:
+        if self._trainer.evaluate is None:
+            return
+        with self._throughput.clock_stopped():
+            evaluation = self._trainer.evaluate(lambda: self._stop.may_interrupt)
+            if evaluation is not None:  # else it is made up for at the next start
+                self._evaluation = step, evaluation
+                self._log.write_evaluation(step, evaluation)
+
+    def _after_launch(self, step: int) -> None:
+        """Save where it is due, and stop if asked to."""
+        heartbeat.report("train", step)
+        checkpoints = self._trainer.checkpoints
+        checkpoints.check()
+        is_end = step == self._plan.num_steps
+        stops = not is_end and self._stop.is_due(step)
+        if stops or is_end or step % self._plan.save_steps == 0 or self._is_time_to_save():
+            self._save(step)
+        if stops:
+            checkpoints.wait()
+            raise RunStoppedError(
+                f"The run was asked to stop ({self._stop.reason or 'on another worker'}) and has, after step {step:,} "
+                f"of {self._plan.num_steps:,}, which is saved. Give the same command again: it goes on from there."
+            )
+
+    def _is_time_to_save(self) -> bool:
+        minutes = self._trainer.config.run.save_minutes
+        return minutes is not None and time.monotonic() - self._saved_seconds >= minutes * 60
+
+    def _save(self, step: int) -> None:
+        self._log.check_finite()  # a checkpoint of a run that diverged is no place to go on from
+        self._saved_seconds = time.monotonic()
+        with self._throughput.clock_stopped():
+            self._trainer.checkpoints.save(lambda: (self._record(step), self._trainer.state.read()))
+
+    def _record(self, step: int) -> CheckpointRecord:
+        is_evaluated = self._evaluation is not None and self._evaluation[0] == step
+        return CheckpointRecord(
+            step=step,
+            row=self._start.row(step, self._plan.global_batch_rows),
+            fingerprint_sha256=self._trainer.fingerprint_sha256,
+            plan=asdict(self._plan),
+            settings=self._trainer.config.as_dict(),
+            versions=self._trainer.versions,
+            logged_step=self._log.logged_step,
+            validation_loss=self._evaluation[1].loss if self._evaluation and is_evaluated else None,
+            skipped=self._start.skipped,
+        )
+
+    def _build_launches(self) -> Launches:
+        run = self._trainer.config.run
+        intervals_steps: tuple[int, ...] = (run.log_steps, self._plan.eval_steps, self._plan.save_steps)
+        if self._stop.interval_steps > 1:
+            intervals_steps += (self._stop.interval_steps,)
+        return Launches(
+            intervals_steps,
+            (*(run.profiled_steps or ()), *(self._pushing.steps if self._pushing else ())),
+            start_step=self._start.step,
+            num_steps=self._plan.num_steps,
+            max_steps=self._trainer.config.hardware.max_steps_per_launch,
+        )
+
+    def _build_profile(self) -> Profile:
+        run = self._trainer.config.run
+        # Launches end at these steps on all workers, and one of them writes the trace.
+        steps = run.profiled_steps if self._trainer.log.is_chief else None
+        return Profile(storage.join(str(run.output_dir), TENSORBOARD_FOLDER), steps, start_step=self._start.step)
+
+
+logger = logging.getLogger(__name__)
+
+
+def roll_back(trainer: "Trainer", start: Start, error: TrainingDivergedError, stop: StopRequest) -> Start:
+    """Restore the last checkpoint before a blow-up, and return the start that leaves out the rows since then.
+
+    Which checkpoint that is follows from steps alone: a run that was killed meanwhile comes to the same rows.
+
+    Args:
+        trainer: whose state and log are set back.
+        start: of the fitting that blew up.
+        error: the blow-up.
+        stop: by which several workers meet.
+
+    Raises:
+        TrainingDivergedError: the same, where rolling back is not asked for, was done too often, or has nowhere to go.
+    """
+    if not trainer.can_roll_back or len(start.skipped) >= trainer.config.run.max_rollbacks:
+        raise error
+    trainer.checkpoints.wait()
+    stop.meet()  # the others read what the chief has written
+    record = _restore(trainer, error)
+    stop.meet()
+    trainer.checkpoints.discard_after(record.step)
+    trainer.model.optimizer.go_on()
+    num_rows = (error.step - record.step) * trainer.plan.global_batch_rows
+    earlier = [rows for rows in start.skipped if rows.after_step <= record.step]
+    trainer.log.go_on_from(record.step, len(earlier))
+    trainer.log.add(
+        error.step, ROLLBACK, {"reason": error.reason, "to_step": record.step, "num_skipped_rows": num_rows}
+    )
+    trainer.log.flush()
+    logger.warning("%s Back to step %d, and on without the %d rows since then.", error, record.step, num_rows)
+    skipped = (*earlier, SkippedRows(record.step, num_rows))
+    return Start(record.step, record.logged_step, skipped, record)
+
+
+def _restore(trainer: "Trainer", error: TrainingDivergedError) -> CheckpointRecord:
+    """Restore the newest regular checkpoint from before the blow-up; another one where there is none."""
+
+    def use(_: CheckpointRecord, arrays: Arrays) -> None:
+        trainer.state.write(arrays)
+
+    for interval_steps in (trainer.plan.save_steps, 1):
+        record = trainer.checkpoints.restore_newest(
+            trainer.fingerprint_sha256, use, up_to=error.good_step, interval_steps=interval_steps
+        )
+        if record is not None:
+            return record
+    raise error
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from huggingface_hub import configure_http_backend, constants, file_download
 
+from mlm_common.hub import access as hub_access
+from mlm_common.hub import push as hub
+from mlm_common.storage import gcs_client as client
 from tests.servers import cloud_storage as cloud_storage_server
 from tests.servers import hub as hub_server_module
 from tests.servers.certificate import CERTIFICATE_NAME
 from tests.servers.process import ServerHandle, ServerProcess
-from tokenizer_training import cloud_client as client
-from tokenizer_training import hub, hub_access
 
 BUCKET = "test-bucket"
 LOCAL_HOSTS = "127.0.0.1,localhost"

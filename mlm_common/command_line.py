@@ -1,0 +1,140 @@
+"""What the commands of all three stages share: flags from dataclasses, one-line errors, the opening log line."""
+
+import dataclasses
+import functools
+import logging
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mlm_common.errors import EXIT_INTERRUPTED, InputError, RunFailedError
+
+logger = logging.getLogger(__name__)
+
+PROJECT_FOLDER = Path(__file__).resolve().parent.parent
+
+
+def read_settings_file(path: str | Path) -> dict[str, Any]:
+    """Return the mapping in a YAML or JSON file (JSON is YAML), keys with `_` for `-`.
+
+    Raises:
+        InputError: the file is missing, or holds something else than a mapping.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"--config-file must name a YAML or JSON file; {path} is not a file.")
+    try:
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise InputError(f"--config-file must hold YAML or JSON; {path}: {' '.join(str(error).split())}") from error
+    if not isinstance(settings, dict):
+        raise InputError(f"--config-file must hold a mapping of flag to value; {path} holds {settings!r}.")
+    return {str(key).replace("-", "_"): value for key, value in settings.items()}
+
+
+def parse_arguments(
+    dataclass_types: Sequence[type],
+    argv: Sequence[str] | None,
+    description: str,
+    preset_settings: Callable[[str], dict[str, Any]] | None = None,
+) -> tuple[Any, ...]:
+    """Return one instance of each dataclass, filled from the command line.
+
+    Every field is a flag, spelled with `-` or `_`. What is given later wins: the field's default, the preset that
+    `--preset` names (where `preset_settings` is given: name -> {field: value}), `--config-file`, the command line.
+
+    Raises:
+        InputError: an unknown key in a settings file, or a check of the dataclasses that failed.
+        SystemExit: from argparse, for an unknown flag, a value of the wrong type, or `--help`.
+    """
+    # Costs half a second of `--help`, and importing it here spares those who only want InputError.
+    from transformers.hf_argparser import HfArgumentParser
+
+    parser = HfArgumentParser(dataclass_types, description=description, allow_abbrev=False)
+    parser.add_argument("--config-file", "--config_file", help="YAML or JSON file of flag: value; flags win over it.")
+    fields = {field.name for dataclass_type in dataclass_types for field in dataclasses.fields(dataclass_type)}
+
+    chosen, _ = parser.parse_known_args(argv)
+    from_file = read_settings_file(chosen.config_file) if chosen.config_file else {}
+    preset = from_file.get("preset")
+    if preset_settings is not None:
+        parser.set_defaults(preset=preset or chosen.preset)
+        preset_name = parser.parse_known_args(argv)[0].preset
+        if preset_name:
+            parser.set_defaults(**_known(preset_settings(preset_name), fields, f"preset {preset_name}"))
+    parser.set_defaults(**_known(from_file, fields, str(chosen.config_file)))
+    return parser.parse_args_into_dataclasses(_reject_unknown(parser, argv), look_for_args_file=False)[:-1]
+
+
+def _known(settings: dict[str, Any], fields: set[str], source: str) -> dict[str, Any]:
+    unknown = sorted(set(settings) - fields)
+    if unknown:
+        raise InputError(f"{source} may hold flags of this command only; unknown: {', '.join(unknown)}.")
+    return settings
+
+
+def _reject_unknown(parser: Any, argv: Sequence[str] | None) -> list[str]:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser.parse_args(arguments)  # exits with argparse's own message, which names the flag
+    return arguments
+
+
+def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
+    """Return `main` as a console command: logging set up, errors that explain themselves one line on stderr.
+
+    The command returns the status for `sys.exit`: 0 when `main` came to its end, 1 when the run failed, 2 for bad
+    input, 130 after Ctrl-C. At its end it logs the time and the peak memory.
+    """
+
+    @functools.wraps(main)
+    def run(argv: Sequence[str] | None = None) -> int:
+        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+        # The request lines of the HTTP clients, and datasets' notes on its own files, hide what this run says.
+        for chatty in ("httpx", "urllib3", "datasets", "filelock", "fsspec", "absl", "matplotlib"):
+            logging.getLogger(chatty).setLevel(logging.WARNING)
+        started_seconds = time.monotonic()
+        try:
+            main(argv)
+        except (InputError, RunFailedError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return error.exit_status
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return EXIT_INTERRUPTED
+        logger.info(
+            "done in %.0f s, peak memory %.2f GB", time.monotonic() - started_seconds, peak_memory_bytes() / 1e9
+        )
+        return 0
+
+    return run
+
+
+def peak_memory_bytes() -> int:
+    """Return the most memory that this process, or one of its workers alone, has held at any time."""
+    unit_bytes = 1 if sys.platform == "darwin" else 1024
+    return (
+        max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) * unit_bytes
+    )
+
+
+def log_start(command_file: str) -> None:
+    """Log where the command was imported from, the project's version and the commit of its checkout."""
+    logger.info("%s, version %s, commit %s", Path(command_file).resolve(), version("mlm-pretraining"), commit())
+
+
+def commit() -> str:
+    """Return the checkout's commit, with `+changes` where files differ from it, or `unknown` outside a checkout."""
+    git = ["git", "-C", str(PROJECT_FOLDER)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+        changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.stdout.strip() + ("+changes" if changes.stdout.strip() else "")

@@ -1,0 +1,19 @@
+"""What ends a command: errors that explain themselves in one line, and the exit statuses."""
+
+import signal
+
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 128 + signal.SIGINT  # as shells say it
+
+
+class InputError(ValueError):
+    """Bad input: the message names the rule, what was received, and the flag that cures it."""
+
+    exit_status = EXIT_BAD_INPUT
+
+
+class RunFailedError(RuntimeError):
+    """The run came to a stop that its message explains: what happened, what is kept, how to go on."""
+
+    exit_status = EXIT_FAILED

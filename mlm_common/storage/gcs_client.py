@@ -1,0 +1,109 @@
+"""The client of Google Cloud Storage, one for each process: objects by path, errors with what cures them."""
+
+import contextlib
+import errno
+import functools
+import os
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from mlm_common.errors import InputError
+
+PREFIX = "gs://"
+
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+
+
+def bucket_and_name(path: str) -> tuple[str, str]:
+    """Return the bucket and the object's name of `gs://bucket/name`; the name is empty for a bucket alone.
+
+    Raises:
+        InputError: the path has another form.
+    """
+    bucket, _, name = path.removeprefix(PREFIX).partition("/")
+    if not path.startswith(PREFIX) or not _BUCKET.fullmatch(bucket) or name.startswith("/") or "//" in name:
+        raise InputError(f"A Cloud Storage path must be gs://BUCKET/NAME, with no empty part; received {path!r}.")
+    return bucket, name
+
+
+@functools.cache
+def _client(_process_id: int) -> Any:
+    """Return the client of this process: a forked one must not write to its parent's connections."""
+    from google.cloud import storage
+
+    return storage.Client(project=None)  # only creating and listing buckets needs a project
+
+
+def blob_at(path: str) -> Any:
+    """Return the client's handle of an object, which need not exist."""
+    bucket, name = bucket_and_name(path)
+    return _client(os.getpid()).bucket(bucket).blob(name)
+
+
+def find_blob(path: str) -> Any | None:
+    """Return the object as it is now, with its generation and checksum; None when there is none."""
+    from google.api_core.exceptions import NotFound
+
+    blob = blob_at(path)  # a new one each time: one that was loaded before stays with its generation
+    try:
+        blob.reload()
+    except NotFound as error:
+        if is_missing_bucket(error):
+            raise
+        return None
+    return blob
+
+
+def list_blobs(bucket: str, prefix: str, **options: Any) -> Iterator[Any]:
+    """Return the objects whose names begin so, by name, without the empty ones by which the console shows a folder."""
+    blobs = _client(os.getpid()).list_blobs(bucket, prefix=prefix, **options)
+    return (blob for blob in blobs if not blob.name.endswith("/"))
+
+
+def is_missing_bucket(error: Exception) -> bool:
+    """Return whether an answer of "not found" is about the bucket."""
+    return "bucket does not exist" in str(error)
+
+
+@contextlib.contextmanager
+def explained_errors(path: str) -> Iterator[None]:
+    """Turn the client's exceptions into those that `storage.py` names, each with what cures it."""
+    from google.api_core import exceptions as api_errors
+    from google.auth import exceptions as auth_errors
+
+    try:
+        yield
+    except (auth_errors.DefaultCredentialsError, auth_errors.RefreshError, api_errors.Unauthorized) as error:
+        raise InputError(
+            f"{path} needs Google credentials, and none were found or accepted. Run `gcloud auth application-default "
+            f"login`, or on a TPU VM give its service account access to the bucket. ({_one_line(error)})"
+        ) from error
+    except api_errors.Forbidden as error:
+        raise InputError(f"{path} needs permission. {_cure_of_forbidden(str(error))} ({_one_line(error)})") from error
+    except api_errors.NotFound as error:
+        if is_missing_bucket(error):
+            bucket = PREFIX + bucket_and_name(path)[0]
+            cure = f"Make it with `gcloud storage buckets create {bucket}`."
+            raise InputError(f"{path} needs an existing bucket; there is no {bucket}. {cure}") from error
+        raise FileNotFoundError(errno.ENOENT, "no such object", path) from error
+    except (api_errors.RetryError, auth_errors.TransportError) as error:
+        raise ConnectionError(f"{path}: Cloud Storage did not answer. ({_one_line(error)})") from error
+
+
+def _cure_of_forbidden(answer: str) -> str:
+    if re.search(r"(authentication|OAuth2?|Provided) scope", answer):
+        return (
+            "The access scopes of this machine forbid it, whatever its account may do: they are set when it is made, "
+            "with `--scopes=cloud-platform`."
+        )
+    lacking = re.search(r"storage\.objects\.\w+", answer)
+    return (
+        f"Grant the account in use{f', which lacks {lacking[0]},' if lacking else ''} the role Storage Object Admin "
+        "(roles/storage.objectAdmin) on the bucket, or to read only Storage Object Viewer (roles/storage.objectViewer)."
+    )
+
+
+def _one_line(error: Exception) -> str:
+    return textwrap.shorten(str(error), 300)

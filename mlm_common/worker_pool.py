@@ -1,0 +1,124 @@
+"""Map a function over items in several processes: results in order, few items in memory at a time."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
+
+from mlm_common.errors import InputError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+# One item being worked on and one waiting: a worker never waits for the reader, unless reading is the slower part.
+ITEMS_PER_WORKER = 2
+
+
+def num_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def map_in_order(
+    function: Callable[[Item], Result], items: Iterable[Item], num_processes: int, cure: str
+) -> Iterator[Result]:
+    """Yield `function(item)` for each item, in order; one process means this one.
+
+    Args:
+        function: a function of a module, or a `functools.partial` of one.
+        items: taken as results leave, so that at most two a worker are held.
+        num_processes: workers, each started when there is work for it.
+        cure: what to change where a worker was killed for want of memory.
+
+    Raises:
+        InputError: a worker was killed; and what `function` raises.
+    """
+    with _single_threaded_tokenizers():
+        if num_processes == 1:
+            yield from map(function, items)
+        else:
+            yield from _map_in_pool(function, items, num_processes, cure)
+
+
+def _map_in_pool(
+    function: Callable[[Item], Result], items: Iterable[Item], num_processes: int, cure: str
+) -> Iterator[Result]:
+    # Spawned, since a fork copies the locks of the threads that this process has.
+    pool = ProcessPoolExecutor(
+        num_processes, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_worker
+    )
+    in_flight: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            if len(in_flight) == ITEMS_PER_WORKER * num_processes:
+                yield in_flight.popleft().result()
+            with interrupts_put_off(), _interrupts_blocked():
+                in_flight.append(pool.submit(function, item))
+        while in_flight:
+            yield in_flight.popleft().result()
+    except BrokenProcessPool as error:
+        raise InputError(
+            f"A worker was killed, most likely for want of memory, with {num_processes} at work. {cure}"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Kill this worker when its parent is killed: a run that is started again must find the folder to itself."""
+    parent = multiprocessing.parent_process()
+    if parent:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """A worker that is started within inherits that, until it ignores Ctrl-C."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _single_threaded_tokenizers() -> Iterator[None]:
+    """Keep `tokenizers`, here and in processes started meanwhile, from starting a thread per core."""
+    variable = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(variable)
+    os.environ[variable] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[variable]
+        else:
+            os.environ[variable] = before
+
+
+@contextlib.contextmanager
+def interrupts_put_off() -> Iterator[None]:
+    """Let Ctrl-C take effect at the end; in a thread that is not the main one, it takes effect elsewhere anyway."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: received.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if received:
+            signal.raise_signal(signal.SIGINT)

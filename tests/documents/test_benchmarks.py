@@ -1,0 +1,157 @@
+"""The benchmarks: their flags, the text that one generates, and what they measure."""
+
+import gzip
+import itertools
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.generated_text import write_generated_text
+from benchmarks.measured_run import run_measured
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARK = [sys.executable, str(BENCHMARKS / "tokenizer_training.py")]
+
+
+def test_generated_text_is_the_same_each_time_and_a_shorter_one_the_head_of_a_longer_one(tmp_path):
+    for name, num_bytes, seed in (("long", 300_000, 0), ("short", 100_000, 0), ("other", 100_000, 1)):
+        write_generated_text(tmp_path / name, num_bytes, seed)
+    long, short, other = ((tmp_path / name).read_bytes() for name in ("long", "short", "other"))
+    assert (len(long), len(short)) == (300_000, 100_000)
+    assert long.startswith(short)
+    assert other != short
+
+
+def test_new_words_keep_coming_in_generated_text(tmp_path):
+    path = tmp_path / "text"
+    write_generated_text(path, 8_000_000)
+    words = path.read_text(encoding="ascii").replace(",", "").replace(".", "").split()
+    num_distinct = [len(set(words[: len(words) // part])) for part in (16, 4, 1)]
+    assert all(2.2 < more / fewer < 3.2 for fewer, more in itertools.pairwise(num_distinct))
+    assert 6 < 8_000_000 / len(words) < 8
+    assert 0.04 < max(map(words.count, set(words[:100]))) / len(words) < 0.1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_memory_of_a_command_and_its_children_is_measured_together():
+    child = "import time; held = b'x' * 40_000_000; time.sleep(1)"
+    program = (
+        f"import subprocess, sys; print('started', file=sys.stderr); held = b'x' * 30_000_000; "
+        f"subprocess.run([sys.executable, '-c', {child!r}]); sys.exit(3)"
+    )
+    run = run_measured([sys.executable, "-c", program])
+    assert 70e6 < run.peak.num_bytes < 110e6
+    assert len(run.peak.process_bytes) == 2
+    assert (run.status, run.output) == (3, "started")
+    assert 0 < run.seconds_of_line("^start") < run.seconds - 0.9
+    assert run.seconds_of_line("never written") == run.seconds
+
+
+def test_help_and_missing_files():
+    run = subprocess.run([*BENCHMARK, "--help"], capture_output=True, text=True, check=True)
+    assert "--generated-megabytes" in run.stdout
+    run = subprocess.run([*BENCHMARK, "--only", "peers"], capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert "--train-file" in run.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_both_parts_print_their_tables(tmp_path):
+    write_generated_text(tmp_path / "text", 1_000_000)
+    rows = [json.dumps({"text": text}) + "\n" for text in (tmp_path / "text").read_text().split("\n")]
+    with gzip.open(tmp_path / "train.jsonl.gz", "wt") as file:
+        file.writelines(rows[100:])
+    with gzip.open(tmp_path / "valid.jsonl.gz", "wt") as file:
+        file.writelines(rows[:100])
+    files = [f"--train-file={tmp_path}/train.jsonl.gz", f"--valid-file={tmp_path}/valid.jsonl.gz"]
+    sizes = ["--vocab-sizes", "1000", "--repeats", "2", "--trainer-repeats", "1", "--generated-megabytes", "1"]
+    run = subprocess.run([*BENCHMARK, *files, *sizes], capture_output=True, text=True, check=True)
+    for name, num_runs in (("ours", 2), ("ours, no byte fallback", 1), ("UnigramTrainer", 1), ("SentencePiece", 2)):
+        assert re.search(rf"^{name} +{num_runs} .* 1,000 +[34]\.\d{{4}} ", run.stdout, re.MULTILINE), run.stdout
+    assert "memory of ours / UnigramTrainer" in run.stdout
+    assert re.search(r"^1 .* 1\.00 ", run.stdout, re.MULTILINE)
+
+
+SCRIPTS = [
+    *("input_contenders.py", "input_pipeline.py", "prepare.py", "prepare_peers.py", "resume.py"),
+    *("tpu_step_contenders.py", "train_step_cpu.py", "train_step_tpu.py"),
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_benchmarks_show_their_flags_without_tensorflow(script):
+    command = [sys.executable, "-X", "importtime", BENCHMARKS / script, "--help"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "--length" in run.stdout
+    assert "argparse" in run.stderr  # the list of modules
+    assert "tensorflow" not in run.stderr
+
+
+def test_preparation_without_a_file_is_refused():
+    run = subprocess.run([sys.executable, BENCHMARKS / "prepare.py"], capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert "--train-file" in run.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_inputs_print_their_table():
+    names = ["ours-masked", "tutorial"]
+    flags = ["--num-rows=600", "--length=32", "--batch-rows=64", "--vocab-size=1000", "--repeats=1"]
+    flags += ["--contenders", *names]
+    run = subprocess.run(
+        [sys.executable, BENCHMARKS / "input_pipeline.py", *flags], capture_output=True, text=True, check=True
+    )
+    for name in names:
+        assert re.search(rf"^{name} +1 +[\d,]+ +\(", run.stdout, re.MULTILINE), run.stdout
+    assert "ours-masked / tutorial " in run.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_preparation_and_its_peers_print_their_tables(tmp_path):
+    write_generated_text(tmp_path / "text", 1_000_000)
+    with (tmp_path / "train.jsonl").open("w") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in (tmp_path / "text").read_text().split("\n"))
+    flags = [f"--train-file={tmp_path}/train.jsonl", "--vocab-size=1000", "--length=64", "--repeats=1"]
+    flags += ["--generated-megabytes", "1", "2"]
+    run = subprocess.run(
+        [sys.executable, BENCHMARKS / "prepare.py", *flags], capture_output=True, text=True, check=True
+    )
+    for name in ("ours", "tutorial", "tokenizer"):
+        assert re.search(rf"^{name} +1 +\d+\.\d+ ", run.stdout, re.MULTILINE), run.stdout
+    assert "time of tutorial / ours" in run.stdout
+    assert re.search(r"^1 .* 1\.00 .*\n2 ", run.stdout, re.MULTILINE), run.stdout
+
+
+@pytest.mark.slow
+def test_train_steps_print_their_table():
+    flags = [
+        "--contenders",
+        "tutorial",
+        "ours",
+        "--num-layers=1",
+        "--hidden-size=32",
+        "--vocab-size=500",
+        "--length=16",
+    ]
+    flags += ["--rounds=2", "--steps-per-round=2"]
+    run = subprocess.run(
+        [sys.executable, BENCHMARKS / "train_step_cpu.py", *flags], capture_output=True, text=True, check=True
+    )
+    for name in ("tutorial", "ours"):
+        assert re.search(rf"^{name} +[\d,]+ +\(", run.stdout, re.MULTILINE), run.stdout
+    assert re.search(r"^ours / tutorial +\d", run.stdout, re.MULTILINE), run.stdout
+
+
+@pytest.mark.slow
+def test_resuming_and_saving_print_their_tables():
+    flags = ["--num-rows=2000", "--length=16", "--late-step=900", "--repeats=1", "--num-layers=1", "--saves=2"]
+    run = subprocess.run([sys.executable, BENCHMARKS / "resume.py", *flags], capture_output=True, text=True, check=True)
+    for pattern in (r"^101 +1 +\d", r"^901 +1 +\d", r"^run-mlm +2 +\d", r"^CheckpointManager +2 +\d"):
+        assert re.search(pattern, run.stdout, re.MULTILINE), run.stdout

@@ -1,0 +1,118 @@
+"""Every command of README and docs is real: its flags parse, its make targets exist, its version is the changelog's."""
+
+import re
+import shlex
+import subprocess
+import sys
+from importlib.metadata import metadata, version
+from pathlib import Path
+
+import pytest
+
+import install
+from mlm_common.command_line import parse_arguments
+from tests.documents.test_flags import COMMANDS
+from train import export
+from train.compare_runs import CompareConfig
+from train.config import parse_training_config
+from train.fill_mask import FillMaskConfig
+from train.model.presets import preset_settings
+
+PROJECT = Path(__file__).parents[2]
+PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
+SHELL_BLOCKS = [block for page in PAGES for block in re.findall(r"```bash\n(.*?)```", page.read_text(), flags=re.S)]
+WITH_PRESETS = ("train/tpu_preflight.py", "train/doctor.py")
+COMMAND_LINES = [line for block in SHELL_BLOCKS for line in block.splitlines() if line and not line.startswith("#")]
+
+PARSERS = {"train/export.py": export, "install.py": install}
+SMALL_COMMANDS = {"train/fill_mask.py": (FillMaskConfig,), "train/compare_runs.py": (CompareConfig,)}
+
+# The commands of Google's CLI that the pages use, with flags of theirs (cloud.google.com/sdk/gcloud/reference).
+GCLOUD = {
+    "config set": "",
+    "services enable": "",
+    "storage buckets create": "location uniform-bucket-level-access",
+    "storage buckets add-iam-policy-binding": "member role",
+    "storage cp": "recursive",
+    "storage rm": "recursive",
+    "iam service-accounts create": "",
+    "iam service-accounts delete": "quiet",
+    "compute tpus tpu-vm create": "zone accelerator-type version service-account spot",
+    "compute tpus tpu-vm delete": "zone quiet",
+    "compute tpus tpu-vm list": "zone",
+    "compute tpus tpu-vm ssh": "zone worker command",
+    "compute tpus queued-resources create": "node-id zone accelerator-type runtime-version service-account spot",
+    "compute tpus queued-resources describe": "zone",
+    "compute tpus queued-resources delete": "zone force",
+}
+
+
+def check_gcloud(words):
+    """Check that the command is known, and that its flags are among its own."""
+    (command,) = (name for name in GCLOUD if words[: len(name.split())] == name.split())
+    flags = [word for word in words if word.startswith("--")]
+    assert {flag.removeprefix("--").partition("=")[0] for flag in flags} <= set(GCLOUD[command].split())
+
+
+def parse(script, flags):
+    if script == "train/run_mlm.py":
+        return parse_training_config(flags, "")
+    if script in PARSERS:
+        return PARSERS[script].build_parser().parse_args(flags)
+    dataclass_types = SMALL_COMMANDS.get(script) or COMMANDS[script][0]
+    return parse_arguments(dataclass_types, flags, "", preset_settings if script in WITH_PRESETS else None)
+
+
+@pytest.mark.parametrize("line", COMMAND_LINES)
+def test_commands_of_the_documentation(line):
+    words = shlex.split(line, comments=True)
+    if words[0] == "python" and words[1].startswith("benchmarks/"):
+        shown = subprocess.run(
+            [sys.executable, PROJECT / words[1], "--help"], check=True, capture_output=True, text=True
+        )
+        assert all(word in shown.stdout for word in words[2:] if word.startswith("--"))
+    elif words[0] in ("python", "python3"):
+        assert (PROJECT / words[1]).is_file()
+        assert parse(words[1], words[2:])
+    elif words[0] == "make":
+        subprocess.run(["make", "--dry-run", *words[1:]], cwd=PROJECT, check=True, capture_output=True)
+    elif words[0] == "gcloud":
+        check_gcloud(words[1:])
+    elif words[0] == "source":
+        assert words[1:] in [[f"{install.default_environment(extra)}/bin/activate"] for extra in install.EXTRAS]
+    elif words[0] == "export":
+        assert re.fullmatch(r"[A-Z_]+=\S+", words[1])
+    else:
+        assert words[:3] == ["pip", "install", "-e"]
+        extra = re.search(r"\[(\w+)\]", words[3])[1]
+        assert extra in (metadata("mlm-pretraining").get_all("Provides-Extra") or [])
+
+
+def test_the_version_is_the_newest_of_the_changelog():
+    newest = re.search(r"^## (\S+)", (PROJECT / "CHANGELOG.md").read_text(), flags=re.M)
+    assert newest[1] == version("mlm-pretraining")
+
+
+def test_links_of_the_documentation_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+def test_tests_that_the_documentation_names_exist():
+    named = {name for page in PAGES for name in re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)`", page.read_text())}
+    assert len(named) > 20
+    for path, _, test in (name.partition("::") for name in named):
+        assert not test or f"def {test}(" in (PROJECT / path).read_text(), f"{path}::{test}"
+        assert (PROJECT / path).is_file(), path
+
+
+@pytest.mark.slow
+def test_the_quick_start(tmp_path):
+    """All of `make quickstart`, with few updates, in the environment the tests run in."""
+    settings = [f"QUICKSTART_DIR={tmp_path}", "QUICKSTART_STEPS=100"]
+    done = subprocess.run(["make", "quickstart", *settings], cwd=PROJECT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "model" / "export" / "model.safetensors").exists()
+    assert "unigram entropy" in done.stdout
+    assert done.stdout.count("[MASK]") == 3

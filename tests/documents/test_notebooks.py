@@ -1,0 +1,128 @@
+"""The notebooks: stripped in git, their commands parsed, and run from top to bottom as a reader would."""
+
+import ast
+import base64
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from tests.documents.test_documentation import parse
+from tests.fixtures.recorded_runs import write_run
+from tests.servers.fixtures import CloudStorageHandle, HubHandle
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+WALKTHROUGH, COMPARISON = NOTEBOOKS / "pretrain_mlm_tpu.ipynb", NOTEBOOKS / "compare_runs.ipynb"
+PNG = b"\x89PNG\r\n\x1a\n"
+CELL_SECONDS = 1800
+REPO = "alice/walkthrough"
+
+
+def code_cells(path: Path) -> dict[str, str]:
+    return {cell.id: cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"}
+
+
+def run_notebook(path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return the cells, by id, after all of them ran in a kernel of their own."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(notebook, timeout=CELL_SECONDS, resources={"metadata": {"path": str(path.parent)}}).execute()
+    return {cell.id: cell for cell in notebook.cells}
+
+
+def printed(cell: Any) -> str:
+    return "".join(output.text for output in cell.outputs if output.output_type == "stream")
+
+
+def pictures(cell: Any) -> list[bytes]:
+    datas = [output.data for output in cell.outputs if "data" in output]
+    return [base64.b64decode(data["image/png"]) for data in datas if "image/png" in data]
+
+
+@pytest.mark.parametrize("path", [WALKTHROUGH, COMPARISON])
+def test_notebooks_are_valid_and_stripped(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    for cell in notebook.cells:
+        assert re.fullmatch(r"[a-z]+(-[a-z]+)*", cell.id)  # a name, so that it stays when cells come and go
+        if cell.cell_type == "code":
+            assert cell.outputs == []
+            assert cell.execution_count is None
+        assert cell.metadata == {}
+
+
+def walkthrough_settings(quick: bool, tpu_name: str) -> dict[str, Any]:
+    """Return the variables of the walkthrough's own settings, computed by its cells."""
+    cells = code_cells(WALKTHROUGH)
+    variables: dict[str, Any] = {"PYTHON": "python", "COMPILER_PYTHON": "python", "printed": "8\n"}
+    exec(cells["settings"], variables)
+    variables |= {"QUICK": quick, "TPU_NAME": tpu_name, "HUB_MODEL_ID": REPO}
+    exec(cells["sizes"], variables)
+    for name in ("plan", "fill"):  # what these cells set before their commands
+        exec("\n".join(line for line in cells[name].splitlines() if not line.startswith("!")), variables)
+    return variables
+
+
+@pytest.mark.parametrize(("quick", "tpu_name"), [(True, ""), (False, ""), (False, "local")])
+def test_commands_of_the_walkthrough(quick: bool, tpu_name: str) -> None:
+    variables = walkthrough_settings(quick, tpu_name)
+    source = "\n".join(code_cells(WALKTHROUGH).values()).replace("\\\n", "")
+    lines = re.findall(r"^ *!(.+)$", source, flags=re.M)
+    (preflight,) = re.findall(r"%%project \{COMPILER_PYTHON\} (.+)", code_cells(WALKTHROUGH)["preflight"])
+    commands = [shlex.split(eval(f"f'''{line}'''", variables)) for line in lines]
+    commands.append(shlex.split(eval(f"f'''python train/tpu_preflight.py {preflight}'''", variables)))
+    scripts = [script for _, script, *_ in commands]
+    assert len(set(scripts)) == 6
+    for _, script, *flags in commands:
+        assert parse(script, flags)
+
+
+@pytest.mark.parametrize("path", [WALKTHROUGH, COMPARISON])
+def test_cells_are_small(path: Path) -> None:
+    for name, source in code_cells(path).items():
+        program = re.sub(r"^( *)[!%].*$", r"\1pass", source.replace("\\\n", ""), flags=re.M)
+        tree = ast.parse(program)
+        assert not [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)], name
+        assert len(source.splitlines()) <= 25, name
+
+
+@pytest.mark.slow
+def test_the_walkthrough(
+    cloud_storage: CloudStorageHandle, hub_server: HubHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it on the CPU, its folder in Cloud Storage, its model pushed to the Hub; both stand-ins on loopback."""
+    settings = {"MLM_QUICK": "1", "MLM_WORK": f"{cloud_storage.bucket_url}/walkthrough", "MLM_HUB_MODEL_ID": REPO}
+    cells = run_notebook(WALKTHROUGH, cloud_storage.environment | hub_server.environment | settings, monkeypatch)
+
+    assert printed(cells["device"]).split()[-1] == "1"
+    assert "▁" in printed(cells["segmentation"])
+    assert "[MASK]" in printed(cells["row"])
+    assert re.search("Skipped: The preflight needs|modelled step time", printed(cells["preflight"]))
+    for name in ("tokenizer", "train"):
+        assert [picture.startswith(PNG) for picture in pictures(cells[name])] == [True], name
+    loss, entropy = (
+        float(re.search(rf"^{title} +([\d.]+)", printed(cells["train"]), flags=re.M)[1])
+        for title in ("validation loss", "unigram entropy")
+    )
+    assert loss < entropy
+    assert f"validation loss        {loss:.4f}" in printed(cells["evaluate"])
+    assert re.search(r"^ +[\d.]+%  \S+", printed(cells["fill"]), flags=re.M)
+
+    pushed = hub_server.files(REPO)
+    assert {"model.safetensors", "config.json", "tokenizer.json", "README.md"} <= set(pushed)
+    assert pushed["model.safetensors"] == cloud_storage.objects()["walkthrough/model/export/model.safetensors"]
+    assert pushed["loss.png"].startswith(PNG)
+
+
+def test_the_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [write_run(tmp_path / name, global_batch_rows=rows) for name, rows in (("small", 8), ("large", 32))]
+    settings = {"MLM_RUNS": " ".join(map(str, runs)), "MLM_PICTURE": str(tmp_path / "comparison.png")}
+    cells = run_notebook(COMPARISON, settings, monkeypatch)
+    assert re.search(r"^small .*\n^large ", printed(cells["table"]), flags=re.M)
+    assert [picture.startswith(PNG) for picture in pictures(cells["curves"])] == [True]
+    assert printed(cells["figures"]).count("learning_rate") == 4

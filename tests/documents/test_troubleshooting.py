@@ -1,0 +1,74 @@
+"""The page of troubles: messages that it calls ours are in the code, and its flags are flags of the commands."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.documents.test_flags import COMMANDS
+from train.export import build_parser
+
+PROJECT = Path(__file__).parents[2]
+TEXT = (PROJECT / "docs" / "troubleshooting.md").read_text()
+OUR_MESSAGES = re.findall(r"```ours\n(.*?)\n```", TEXT, flags=re.S)
+ELSEWHERE = ("gcloud ", "pip ", "hf ", "sudo ", "--no-deps")  # flags of other programs
+DIFFERS = "…"
+# What logging's % formats stand for.
+PERCENT_FORMAT = re.compile(r"%[.\d]*[sdfg]")
+
+
+def rendered(node: ast.AST) -> str:
+    """Return a string of the code as people see it, with an ellipsis for what is put in."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(rendered(value) for value in node.values)
+    if isinstance(node, ast.BinOp):  # texts that are added
+        return rendered(node.left) + rendered(node.right)
+    return DIFFERS
+
+
+def strings_of_the_code() -> Iterator[str]:
+    for folder in ("tokenizer_training", "tfrecord_prep", "train"):
+        for path in (PROJECT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp):
+                    yield PERCENT_FORMAT.sub(DIFFERS, " ".join(rendered(node).split()))
+
+
+CODE = "\n".join(strings_of_the_code())
+
+
+def test_there_are_messages_to_look_for() -> None:
+    assert len(OUR_MESSAGES) > 20
+
+
+@pytest.mark.parametrize("message", OUR_MESSAGES)
+def test_our_messages_are_in_the_code(message: str) -> None:
+    assert " ".join(message.split()).removesuffix("…").rstrip() in CODE
+    assert len(message.replace(DIFFERS, "").strip(" .()")) > 10, "too little to be recognised by"
+
+
+def test_a_message_that_the_code_does_not_have_is_noticed() -> None:
+    assert "--tpu-name local needs a machine with a GPU" not in CODE
+
+
+def test_flags_are_those_of_the_commands() -> None:
+    known = {name for _, listed, _ in COMMANDS.values() for name in listed.split()}
+    known |= {action.dest for action in build_parser()._actions}
+    prose = re.sub(r"```.*?```", "", TEXT, flags=re.S)
+    spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
+    flags = [
+        flag for span in spans if not span.startswith(ELSEWHERE) for flag in re.findall(r"--([a-z][a-z0-9-]*)", span)
+    ]
+    assert len(flags) > 30
+    assert not [flag for flag in flags if flag.replace("-", "_") not in known]
+
+
+def test_anchors_lead_to_headings() -> None:
+    for page, anchor in re.findall(r"\]\(([\w.]*)#([\w-]+)\)", TEXT):
+        text = (PROJECT / "docs" / page).read_text() if page else TEXT
+        headings = re.findall(r"^#+ (.+)$", text, flags=re.M)
+        assert anchor in {re.sub(r"[^\w -]", "", one).lower().replace(" ", "-") for one in headings}

@@ -1,0 +1,209 @@
+"""A corpus in Cloud Storage: found by globs, read in ranges, refused once it changes."""
+
+import base64
+import csv
+import glob
+import gzip
+import io
+import json
+import os
+from pathlib import Path
+
+import google_crc32c
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from google.cloud.storage.retry import DEFAULT_RETRY
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mlm_common.errors import InputError, RunFailedError
+from mlm_common.storage import stored_files
+from mlm_common.storage.stored_files import StoredFile, find_stored_files
+from tests.servers.fixtures import CloudStorageHandle
+from tokenizer_training.corpus import text_files as row_ranges
+from tokenizer_training.corpus.corpus import CorpusConfig, open_corpus, read_partition
+from tokenizer_training.corpus.text_files import Stretch, cut_file, find_files, read_stretch
+
+BUCKET = CloudStorageHandle.bucket_url
+TEXTS = ["first", "", "sécond ☃", "last"] * 50
+DOWNLOAD = r"alt=media"
+
+
+def as_csv(texts: list[str]) -> bytes:
+    rows = io.StringIO()
+    csv.writer(rows, quoting=csv.QUOTE_ALL).writerows([["n", "text"], *enumerate(texts)])
+    return rows.getvalue().encode()
+
+
+def as_parquet(texts: list[str]) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.table({"n": range(len(texts)), "text": texts}), file, row_group_size=60)
+    return file.getvalue()
+
+
+CONTENTS = {
+    "txt": "".join(text + "\n" for text in TEXTS).encode(),
+    "jsonl": "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode(),
+    "json": json.dumps([{"text": text} for text in TEXTS]).encode(),
+    "csv": as_csv(TEXTS),
+}
+CONTENTS |= {f"{ending}.gz": gzip.compress(content) for ending, content in CONTENTS.items()}
+CONTENTS["parquet"] = as_parquet(TEXTS)
+
+
+def read(stretch: Stretch) -> list[str]:
+    return list(read_stretch(stretch, "text", "line"))
+
+
+def stretch_of(file: StoredFile) -> Stretch:
+    return Stretch(file.name, generation=file.generation)
+
+
+def downloads(cloud: CloudStorageHandle) -> list[str]:
+    """Return the ranges that were asked for."""
+    return [entry["range"] for entry in cloud.requests() if entry["query"].get("alt") == "media"]
+
+
+@pytest.mark.parametrize("ending", CONTENTS)
+def test_every_format(cloud: CloudStorageHandle, ending: str) -> None:
+    cloud.put(f"texts/a.{ending}", CONTENTS[ending])
+    cloud.put(f"texts/b/a.{ending}", CONTENTS[ending])
+    corpus = open_corpus(CorpusConfig(data_files=[f"{BUCKET}/texts/*.{ending}"]))
+    assert list(corpus.documents("train")) == TEXTS
+    name, num_bytes = f"{BUCKET}/texts/a.{ending}", len(CONTENTS[ending])
+    checksum = google_crc32c.Checksum(CONTENTS[ending]).digest()
+    found = {"name": name, "num_bytes": num_bytes, "fingerprint": f"crc32c {base64.b64encode(checksum).decode()}"}
+    assert corpus.description["data_files"] == [found]
+    partition_bytes = 300 if ending in ("txt", "jsonl") else num_bytes
+    partitions = list(corpus.partitions("train", partition_bytes))
+    assert len(partitions) == -(-num_bytes // partition_bytes)
+    assert [text for part in partitions for text in read_partition(corpus.config, "train", part)] == TEXTS
+    assert all(len(entry["range"]) for entry in cloud.requests(path="alt=media")), "a file was read as a whole"
+
+
+NAMES = st.from_regex(r"[ab.]{0,2}[ab](/[ab.]?[ab]){0,2}\.txt", fullmatch=True)
+PATTERNS = st.from_regex(r"([ab][*?]?|[*?][ab]?|\*\*|[.]?[ab*]|\[ab\]\*)(/(\*\*|[ab.]?\*|\?[ab])){0,2}", fullmatch=True)
+
+
+@given(st.lists(NAMES, max_size=6), PATTERNS, st.sampled_from(["", "/*.txt", ".txt"]))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_globs_match_what_they_match_in_a_folder(
+    cloud: CloudStorageHandle, tmp_path_factory: pytest.TempPathFactory, names: list[str], pattern: str, tail: str
+) -> None:
+    folder = tmp_path_factory.mktemp("folder")
+    cloud.reset()
+    cloud.make_bucket("test-bucket")
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x")
+        cloud.put(f"folder/{name}", b"x")
+    found = glob.glob(f"{folder}/{pattern}{tail}", recursive=True)  # noqa: PTH207
+    expected = sorted({os.path.relpath(name, folder) for name in found if Path(name).is_file()})
+    assert [
+        file.name.removeprefix(f"{BUCKET}/folder/") for file in find_stored_files(f"{BUCKET}/folder/{pattern}{tail}")
+    ] == expected
+
+
+def test_names_that_look_like_globs_and_empty_objects(cloud: CloudStorageHandle) -> None:
+    for name in ("part[1].txt", "part1.txt", "folder.txt/", "z.txt"):
+        cloud.put(name, b"x" * (name == "z.txt"))
+    assert [file.name for file in find_files([f"{BUCKET}/z.txt", f"{BUCKET}/part[1].txt"], "--data-files")] == [
+        f"{BUCKET}/z.txt", f"{BUCKET}/part[1].txt",
+    ]  # fmt: skip
+    assert [file.num_bytes for file in find_files([f"{BUCKET}/**"], "--data-files")] == [0, 0, 1]
+    assert read(Stretch(f"{BUCKET}/part1.txt")) == []
+    for pattern in ("gs://test-bucket", f"{BUCKET}/missing.txt", f"{BUCKET}/m*.txt"):
+        with pytest.raises(InputError, match=r"--data-files must name files, .*no file matches 'gs://test-bucket"):
+            find_files([pattern], "--data-files")
+
+
+@pytest.mark.parametrize("ending", ["txt", "jsonl"])
+def test_a_stretch_is_read_without_the_rest(
+    cloud: CloudStorageHandle, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_ranges, "ROW_END_BYTES", 50)
+    rows = [b'{"text": "%06d"}\n' % number for number in range(10_000)]
+    cloud.put(f"a.{ending}", b"".join(rows))
+    (file,) = find_stored_files(f"{BUCKET}/a.{ending}")
+    stretches = cut_file(file.name, file.num_bytes, "line", 20_000, file.generation)
+    num_before = len(cloud.requests(path="/o/"))
+    texts = read(stretches[5])
+    assert 900 < len(texts) < 1200
+    sizes = [int(last) - int(first) + 1 for first, last in (text[6:].split("-") for text in downloads(cloud))]
+    assert sum(sizes) < 20_000 + 8_000 + 2 * 51
+    assert len(cloud.requests(path="/o/")) - num_before == len(sizes), "something beside the content was asked for"
+    assert len(sizes) == 4
+    assert sum(len(read(stretch)) for stretch in stretches) == 10_000
+
+
+@pytest.mark.parametrize("ending", CONTENTS)
+@pytest.mark.parametrize("change", ["replaced", "deleted"])
+def test_an_object_that_changes_is_an_error(cloud: CloudStorageHandle, ending: str, change: str) -> None:
+    cloud.put(f"a.{ending}", CONTENTS[ending])
+    (file,) = find_stored_files(f"{BUCKET}/a.{ending}")
+    assert read(stretch_of(file)) == TEXTS
+    if change == "deleted":
+        cloud.delete(f"a.{ending}")
+    else:
+        cloud.put(f"a.{ending}", CONTENTS[ending])
+    with pytest.raises(InputError, match=rf"gs://test-bucket/a\.{ending} must stay as it is .* replaced or deleted"):
+        read(stretch_of(file))
+
+
+def test_an_object_that_changes_while_it_is_read(cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_files, "REQUEST_BYTES", 100_000)
+    cloud.put("a.txt", b"old line\n" * 50_000)
+    texts = read_stretch(Stretch(f"{BUCKET}/a.txt"), "text", "line")
+    assert next(texts) == "old line"
+    cloud.put("a.txt", b"new line\n" * 50_000)
+    with pytest.raises(InputError, match="must stay as it is while it is read; it was replaced"):
+        assert "new line" not in texts
+
+
+@pytest.mark.parametrize("fault", [{"status": 503}, {"status": 429}, {"mode": "reset"}, {"mode": "truncate"}])
+@pytest.mark.parametrize("ending", ["txt", "jsonl.gz", "parquet"])
+def test_reading_outlives_faults(cloud: CloudStorageHandle, ending: str, fault: dict) -> None:
+    cloud.put(f"a.{ending}", CONTENTS[ending])
+    cloud.fault(DOWNLOAD, num_bytes=20, **fault)
+    assert read(Stretch(f"{BUCKET}/a.{ending}")) == TEXTS
+    assert [entry["fault"] for entry in cloud.requests() if entry["fault"] != "none"] == [fault.get("mode", "status")]
+
+
+@pytest.mark.parametrize("ending", ["txt", "parquet"])
+def test_no_answer_is_one_line(cloud: CloudStorageHandle, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DEFAULT_RETRY, "_timeout", 0.5)
+    cloud.put(f"a.{ending}", CONTENTS[ending])
+    cloud.fault(DOWNLOAD, times=1000)
+    with pytest.raises(RunFailedError, match=r"gs://test-bucket/a.* did not answer.* Run the same command again\."):
+        read(Stretch(f"{BUCKET}/a.{ending}"))
+    cloud.fault("/o?", times=1000)
+    with pytest.raises(RunFailedError, match=r"gs://test-bucket/\*.* did not answer"):
+        find_stored_files(f"{BUCKET}/*.{ending}")
+
+
+@pytest.mark.parametrize("pattern", ["a.txt", "*.txt"])
+def test_errors_name_the_cure(cloud: CloudStorageHandle, pattern: str) -> None:
+    cloud.put("a.txt", b"text")
+    with pytest.raises(InputError, match="gcloud storage buckets create gs://no-such-bucket"):
+        open_corpus(CorpusConfig(data_files=[f"gs://no-such-bucket/{pattern}"]))
+    with pytest.raises(InputError, match="gs://BUCKET/NAME"):
+        open_corpus(CorpusConfig(data_files=[f"gs://b*/{pattern}"]))
+    (file,) = find_stored_files(f"{BUCKET}/a.txt")
+    cloud.authorize(denied_buckets=["test-bucket"])
+    with pytest.raises(InputError, match=r"roles/storage\.objectViewer"):
+        open_corpus(CorpusConfig(data_files=[f"{BUCKET}/{pattern}"]))
+    with pytest.raises(InputError, match=r"roles/storage\.objectViewer"):
+        read(stretch_of(file))
+    cloud.authorize(accepted_tokens=["another"])
+    with pytest.raises(InputError, match="gcloud auth application-default login"):
+        open_corpus(CorpusConfig(data_files=[f"{BUCKET}/{pattern}"]))
+
+
+def test_errors_in_the_content_name_object_and_place(cloud: CloudStorageHandle) -> None:
+    cloud.put("a.jsonl", b'{"text": "a"}\n' * 30 + b"{oops\n")
+    cloud.put("b.txt", b"a\n" * 3000 + b"\xfc\n")
+    with pytest.raises(InputError, match=r"gs://test-bucket/a\.jsonl must hold .*; the line at byte 420, column 2"):
+        read(Stretch(f"{BUCKET}/a.jsonl", 100, 426))
+    with pytest.raises(InputError, match=r"gs://test-bucket/b\.txt must be UTF-8 text; byte 6000 is 0xfc"):
+        read(Stretch(f"{BUCKET}/b.txt", 2000, 6002))

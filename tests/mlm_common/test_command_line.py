@@ -1,0 +1,104 @@
+"""How commands end: their status, and what they say."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlm_common.command_line import command
+from mlm_common.errors import InputError, RunFailedError
+
+PROJECT_FOLDER = Path(__file__).parents[2]
+
+WAITING = """
+import sys, time
+from mlm_common.command_line import command
+
+@command
+def main(argv=None):
+    try:
+        print("ready", flush=True)
+        time.sleep(60)
+    finally:
+        print("cleaned up", file=sys.stderr)
+
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+
+WORKERS = """
+import itertools, os, sys, time
+from mlm_common.command_line import command
+from mlm_common.worker_pool import map_in_order
+
+def work(_):
+    time.sleep(0.05)
+    return os.getpid()
+
+@command
+def main(argv=None):
+    try:
+        workers = set()
+        for worker in map_in_order(work, itertools.count(), 2, ""):
+            workers.add(worker)
+            if len(workers) == 2:
+                print("ready", flush=True)
+    finally:
+        print("cleaned up", file=sys.stderr)
+
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("program", [WAITING, WORKERS], ids=["one process", "workers"])
+def test_interrupted_command_says_so_and_no_more(program: str, tmp_path: Path) -> None:
+    """The signal goes to all processes, as a terminal sends it."""
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    with subprocess.Popen(
+        [sys.executable, str(script)],
+        env=os.environ | {"PYTHONPATH": str(PROJECT_FOLDER)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert errors == "cleaned up\ninterrupted\n"
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (InputError("--flag must be 1; got 2."), 2, "error: --flag must be 1; got 2.\n"),
+        (RunFailedError("stopped at step 3"), 1, "error: stopped at step 3\n"),
+        (None, 0, ""),
+    ],
+)
+def test_status_and_message(
+    error: Exception | None, status: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @command
+    def main(argv: object = None) -> None:  # noqa: ARG001
+        if error:
+            raise error
+
+    assert main([]) == status
+    assert capsys.readouterr().err == said
+
+
+def test_mistakes_of_the_program_keep_their_traceback() -> None:
+    @command
+    def main(argv: object = None) -> None:  # noqa: ARG001
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        main([])

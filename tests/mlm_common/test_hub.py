@@ -1,0 +1,175 @@
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from mlm_common.errors import InputError
+from mlm_common.hub import push as hub
+from mlm_common.hub.access import check_hub_access
+from mlm_common.hub.push import HubRepository
+from tests.servers.fixtures import HubHandle
+
+REPO = "alice/model"
+REPOSITORY = HubRepository(REPO)
+PRIVATE = HubRepository(REPO, private=True)
+WEIGHTS = bytes(range(256)) * 40
+
+
+@pytest.fixture
+def server(hub_here: HubHandle) -> HubHandle:
+    return hub_here
+
+
+@pytest.fixture
+def export(tmp_path: Path) -> Path:
+    folder = tmp_path / "export of a model"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    (folder / "model.safetensors").write_bytes(WEIGHTS)
+    (folder / "sub" / "config.json").write_text("{}")
+    return folder
+
+
+def stored_files(server: HubHandle) -> dict[str, bytes]:
+    return {path: content for path, content in server.files(REPO).items() if path != ".gitattributes"}
+
+
+def local_files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def commit_titles(server: HubHandle) -> list[str]:
+    repository = server.repository(REPO)
+    assert repository
+    return repository["commits"]
+
+
+def test_push_creates_the_repository(server: HubHandle, export: Path) -> None:
+    check_hub_access(REPOSITORY)
+    assert server.repository(REPO) is None
+    url = hub.push_folder(str(export), PRIVATE, commit_message="trained")
+    assert url.startswith(f"{server.endpoint}/{REPO}/commit/")
+    assert stored_files(server) == local_files(export)
+    assert commit_titles(server) == ["initial commit", "trained"]
+    assert server.repository(REPO)["private"]  # type: ignore[index]
+
+
+def test_second_push_sends_what_changed(server: HubHandle, export: Path) -> None:
+    first = hub.push_folder(str(export), REPOSITORY, commit_message="first")
+    assert hub.push_folder(str(export), REPOSITORY, commit_message="unchanged") == first
+    assert commit_titles(server) == ["initial commit", "first"]
+    (export / "sub" / "config.json").write_text('{"changed": 1}')
+    assert hub.push_folder(str(export), REPOSITORY, commit_message="second") != first
+    assert stored_files(server) == local_files(export)
+    assert len(server.requests("PUT", "/lfs/")) == 1
+
+
+@pytest.mark.parametrize("step", ["repos/create", "preupload", "lfs/objects/batch", "/lfs/[0-9a-f]{64}", "commit/main"])
+@pytest.mark.parametrize(
+    "fault",
+    [{"status": 503}, {"status": 429, "headers": {"Retry-After": "0"}}, {"mode": "reset"}, {"mode": "lost_answer"}],
+    ids=["503", "429", "reset", "lost"],
+)
+def test_push_outlives_faults(server: HubHandle, export: Path, step: str, fault: dict[str, object]) -> None:
+    server.fault(step, method="POST|PUT", times=2 if "status" in fault else 1, **fault)
+    hub.push_folder(str(export), REPOSITORY, commit_message="trained")
+    assert stored_files(server) == local_files(export)
+    assert commit_titles(server) == ["initial commit", "trained"]
+
+
+def test_failed_push_keeps_the_folder_and_says_how(server: HubHandle, export: Path) -> None:
+    server.fault("commit/main", times=5)
+    before = local_files(export)
+    with pytest.raises(hub.HubPushError, match="503") as caught:
+        hub.push_folder(str(export), PRIVATE, commit_message="trained")
+    assert len(server.requests("POST", "commit/main")) == 5
+    assert local_files(export) == before
+    advice = shlex.split(str(caught.value).rpartition(": ")[2])
+    assert advice == ["hf", "upload", REPO, str(export), ".", "--private"]
+    subprocess.run([Path(sys.executable).with_name(advice[0]), *advice[1:]], check=True, timeout=60)
+    assert stored_files(server) == before
+
+
+def test_push_that_may_not_write_is_not_repeated(
+    server: HubHandle, export: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", server.read_token)
+    with pytest.raises(hub.HubPushError, match="403"):
+        hub.push_folder(str(export), REPOSITORY, commit_message="trained")
+    assert len(server.requests("POST")) == 1
+
+
+@pytest.mark.parametrize(
+    ("token", "repo_id", "message"),
+    [
+        ("", REPO, "needs a Hub token; log in with `hf auth login`"),
+        ("hf_unknown", REPO, "refused this one"),
+        (HubHandle.read_token, REPO, "role is 'read'"),
+        (HubHandle.fine_grained_token, REPO, "role is 'fineGrained'"),
+        (HubHandle.fine_grained_token, "alice/allowed", ""),
+        (HubHandle.write_token, REPO, ""),
+        (HubHandle.write_token, "lab/model", ""),
+        (HubHandle.write_token, "library/model", "may not write to library on the Hub, only to alice, lab"),
+        (HubHandle.write_token, "bob/model", "may not write to bob"),
+        (HubHandle.write_token, "model", "must be NAMESPACE/NAME"),
+        (HubHandle.write_token, "alice/a model", "must be NAMESPACE/NAME"),
+    ],
+)
+def test_access_check(
+    server: HubHandle, monkeypatch: pytest.MonkeyPatch, token: str, repo_id: str, message: str
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", token)
+    if message:
+        with pytest.raises(InputError, match=message):
+            check_hub_access(HubRepository(repo_id))
+    else:
+        check_hub_access(HubRepository(repo_id))
+    assert not server.requests("POST")
+
+
+def test_access_check_of_private_repositories(server: HubHandle) -> None:
+    check_hub_access(PRIVATE)
+    server.put(REPO, "file", b"x")
+    check_hub_access(REPOSITORY)
+    with pytest.raises(InputError, match="exists and is public"):
+        check_hub_access(PRIVATE)
+
+
+def test_access_check_without_a_hub(server: HubHandle, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.fault("whoami")
+    check_hub_access(REPOSITORY)
+    server.fault("whoami", times=2)
+    with pytest.raises(InputError, match=r"does not serve it.*503"):
+        check_hub_access(REPOSITORY)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(InputError, match=r"127\.0\.0\.1:9 does not serve it"):
+        check_hub_access(REPOSITORY)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError, match="HF_HUB_OFFLINE"):
+        check_hub_access(REPOSITORY)
+
+
+def test_in_a_process_of_its_own(hub_server: HubHandle, export: Path) -> None:
+    """The fixture's environment is all that a command needs, and importing the module costs next to nothing."""
+    code = f"""
+import sys
+from tokenizer_training import hub, hub_access
+assert "huggingface_hub" not in sys.modules
+repository = hub.HubRepository({REPO!r})
+hub_access.check_hub_access(repository)
+print(hub.push_folder({str(export)!r}, repository, commit_message="trained"))
+from huggingface_hub import snapshot_download
+print(snapshot_download({REPO!r}))
+"""
+    command = [sys.executable, "-c", code]
+    environment = os.environ | hub_server.environment
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    url, snapshot = result.stdout.splitlines()
+    assert url.startswith(f"{hub_server.endpoint}/{REPO}/commit/")
+    assert local_files(Path(snapshot)) == hub_server.files(REPO)
+    assert stored_files(hub_server) == local_files(export)

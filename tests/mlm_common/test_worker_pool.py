@@ -1,0 +1,109 @@
+"""Partitions in processes: same bytes as in one, few in memory, killed workers and killed parents."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mlm_common.errors import InputError
+from mlm_common.worker_pool import ITEMS_PER_WORKER
+from tests.tfrecord_prep.test_partition import partition_settings
+from tfrecord_prep.partition import SplitWork
+from tfrecord_prep.prepare_tfrecord_shards import work_locally
+from tokenizer_training.corpus.corpus import CorpusConfig
+
+PROJECT = Path(__file__).parents[2]
+DOCUMENT = "11 12 13 12 11 12"
+
+
+def split_work(folder: Path) -> SplitWork:
+    return SplitWork(CorpusConfig(dataset_name="builtin"), "train", partition_settings(folder))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_two_processes_write_the_same_files_in_the_same_order(tmp_path: Path) -> None:
+    partitions = [(number, [DOCUMENT[3 * (number % 5) :]] * 4) for number in range(8)]
+    results = {}
+    for num_processes in (1, 2):
+        work = split_work(tmp_path / str(num_processes))
+        results[num_processes] = list(work_locally(work, partitions, num_processes))
+    assert contents(tmp_path / "1") == contents(tmp_path / "2")
+    assert [result.index for result in results[2]] == list(range(8))
+    for one, two in zip(results[1], results[2], strict=True):
+        assert (one.shards, one.totals) == (two.shards, two.totals)
+        assert one.id_counts.tolist() == two.id_counts.tolist()
+    assert "TOKENIZERS_PARALLELISM" not in os.environ
+
+
+def test_reading_stays_a_few_partitions_ahead(tmp_path: Path) -> None:
+    num_read = 0
+
+    def partitions() -> Iterator[tuple[int, list[str]]]:
+        nonlocal num_read
+        for number in range(100):
+            num_read += 1
+            yield number, [DOCUMENT]
+
+    results = work_locally(split_work(tmp_path), partitions(), 2)
+    next(results)
+    assert num_read == 2 * ITEMS_PER_WORKER + 1  # those in flight, and the one that had to wait
+    results.close()
+    assert not multiprocessing.active_children()
+
+
+def test_killed_worker_is_reported_with_a_cure(tmp_path: Path) -> None:
+    def partitions() -> Iterator[tuple[int, list[str]]]:
+        for number in range(1000):
+            if number == 20:
+                for worker in multiprocessing.active_children():
+                    worker.kill()
+            yield number, [DOCUMENT]
+
+    results = work_locally(split_work(tmp_path), partitions(), 2)
+    with pytest.raises(InputError, match=r"A worker was killed.*fewer --num-workers"):
+        list(results)
+
+
+def note_process_and_wait(folder: str) -> None:
+    Path(folder, f"{os.getpid()}").touch()
+    time.sleep(60)
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    program = (
+        "from tests.mlm_common.test_worker_pool import note_process_and_wait as work\n"
+        "from mlm_common.worker_pool import map_in_order\n"
+        f"if __name__ == '__main__': list(map_in_order(work, [{str(tmp_path)!r}] * 2, 2, ''))"
+    )
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    environment = os.environ | {"PYTHONPATH": str(PROJECT)}
+    parent = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.DEVNULL)
+    wait_for(lambda: len(list(tmp_path.iterdir())) == 3)
+    workers = [int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()]
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    wait_for(lambda: not any(is_running(worker) for worker in workers))
+
+
+def is_running(process_id: int) -> bool:
+    try:
+        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(condition) -> None:
+    end_seconds = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end_seconds
+        time.sleep(0.05)

@@ -1,0 +1,179 @@
+"""Stage 2 on Apache Beam: the bytes of the local run, also after a failed one, and what is refused beforehand."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlm_common.errors import InputError, RunFailedError
+from tests.fixtures.tiny_corpus import contents, flags, write_source
+from tests.servers.fixtures import CloudStorageHandle
+from tests.tfrecord_prep.test_partition import partition_settings
+from tfrecord_prep.beam_pipeline import MAX_INLINE_BYTES, check_beam, work_with_beam
+from tfrecord_prep.config import PrepareConfig
+from tfrecord_prep.partition import SplitWork
+from tfrecord_prep.prepare_tfrecord_shards import main
+from tfrecord_prep.split_folder import read_sidecar
+from tokenizer_training.corpus.corpus import Corpus, CorpusConfig, open_corpus
+from tokenizer_training.corpus.text_files import Stretch
+
+needs_beam = pytest.mark.skipif(
+    importlib.util.find_spec("apache_beam") is None, reason="needs Apache Beam: pip install -e '.[test]'"
+)
+needs_dataflow = pytest.mark.skipif(
+    importlib.util.find_spec("apache_beam") is None or importlib.util.find_spec("google.cloud.dataflow") is None,
+    reason="needs Apache Beam and Dataflow's client: pip install -e '.[test]'",
+)
+TWO_PROCESSES = ["--runner", "DirectRunner", "--num-workers", "2"]
+IN_THIS_PROCESS = "--direct_running_mode=in_memory --direct_num_workers=1"
+GOOGLE = "--project=my-project --region=europe-west4 --temp_location=gs://bucket/tmp"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_source(tmp_path_factory.mktemp("source"))
+
+
+@pytest.fixture(autouse=True)
+def tokenizers_parallelism(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undone after the test, as a pipeline in this process sets it."""
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+
+
+def local_bytes(source: Path, folder: Path, *more: str) -> dict[str, bytes]:
+    assert main(flags(source, folder, *more)) == 0
+    return contents(folder)
+
+
+def in_memory_config(folder: Path) -> PrepareConfig:
+    return PrepareConfig("tokenizer", str(folder), runner="DirectRunner", beam_options=IN_THIS_PROCESS)
+
+
+@needs_beam
+def test_two_processes_write_the_bytes_of_the_local_run(source: Path, tmp_path: Path) -> None:
+    draw = ["--validation-percent", "20"]
+    assert main(flags(source, tmp_path / "beam", *draw, *TWO_PROCESSES)) == 0
+    assert contents(tmp_path / "beam") == local_bytes(source, tmp_path / "local", *draw)
+
+
+@needs_beam
+def test_cloud_storage_in_and_out(source: Path, tmp_path: Path, cloud: CloudStorageHandle) -> None:
+    cloud.put("docs.jsonl", (source / "docs.jsonl").read_bytes())
+    files = ["--data-files", f"{cloud.bucket_url}/docs.jsonl"]
+    assert main(flags(source, f"{cloud.bucket_url}/beam", *files, *TWO_PROCESSES)) == 0
+    written = {name: data for name, data in cloud.objects().items() if name.endswith(".tfrecord")}
+    local = local_bytes(source, tmp_path / "local")
+    assert written == {f"beam/{name}": data for name, data in local.items() if name.endswith(".tfrecord")}
+    assert not any("partition-" in name or "plan.json" in name for name in cloud.objects())
+
+
+@needs_beam
+def test_a_row_that_cannot_be_read_is_one_line_and_the_next_run_goes_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "tokenizer_training.corpus.corpus.fingerprint", lambda file: file.name
+    )  # mended is not replaced here
+    source = write_source(tmp_path)
+    docs = source / "docs.jsonl"
+    good = docs.read_bytes()
+    with_beam = [*flags(source, tmp_path / "beam"), "--runner", "DirectRunner", f"--beam-options={IN_THIS_PROCESS}"]
+    docs.write_bytes(good[:-3] + b"!}\n")
+    assert main(with_beam) == 2
+    assert "must hold one JSON object per line" in capfd.readouterr().err.strip().splitlines()[-1]
+    folder = tmp_path / "beam" / "train"
+    complete = {path.name: path.stat().st_mtime_ns for path in folder.glob("partition-*.json")}
+    shards = {path: path.stat().st_mtime_ns for path in folder.glob("dataset-00000-*")}
+    assert not (folder / "manifest.json").exists()
+    assert "partition-00000.json" in complete
+
+    docs.write_bytes(good)
+    assert main(with_beam) == 0
+    assert {path: path.stat().st_mtime_ns for path in shards} == shards
+    assert contents(tmp_path / "beam") == local_bytes(source, tmp_path / "local")
+
+
+@needs_beam
+def test_few_documents_go_with_the_pipeline(tmp_path: Path) -> None:
+    corpus = CorpusConfig(dataset_name="builtin")
+    work = SplitWork(corpus, "train", partition_settings(tmp_path))
+    options = check_beam(in_memory_config(tmp_path), open_corpus(corpus))
+    results = list(work_with_beam(work, [(3, ["5 6"]), (1, ["7"])], options))
+    assert [result.index for result in results] == [3, 1]
+    sidecar = read_sidecar(str(tmp_path), "partition-00003.json", work.settings.plan_sha256)
+    assert sidecar is not None
+    assert sidecar.shards == results[0].shards
+
+    too_much = ((number, ["x" * (MAX_INLINE_BYTES // 8)]) for number in range(100))
+    with pytest.raises(InputError, match="give --data-files without --limit, or --runner local"):
+        list(work_with_beam(work, too_much, options))
+    assert next(too_much)[0] == 9
+
+
+@needs_beam
+def test_a_failure_that_is_no_bad_input_says_how_to_go_on(tmp_path: Path) -> None:
+    corpus = CorpusConfig(dataset_name="builtin")
+    work = SplitWork(corpus, "train", partition_settings(tmp_path, chunking="none such"))
+    options = check_beam(in_memory_config(tmp_path), open_corpus(corpus))
+    with pytest.raises(RunFailedError, match=r"none such.* run the same command again"):
+        list(work_with_beam(work, [(0, ["5 6"])], options))
+
+
+@needs_dataflow
+@pytest.mark.parametrize(
+    ("runner", "beam_options", "message"),
+    [
+        ("DirectRunner", "--direct_num_workerz=3", "unknown: direct_num_workerz"),
+        ("DataflowRunner", "--project=p", "needs --region, --temp_location"),
+        ("DataflowRunner", GOOGLE.replace("my-project", "My_Project"), "Invalid Project ID"),
+        ("DataflowRunner", GOOGLE, "read gs:// files only.*docs.jsonl"),
+    ],
+)
+def test_what_beam_cannot_do_is_refused(source: Path, runner: str, beam_options: str, message: str) -> None:
+    corpus = open_corpus(CorpusConfig(data_files=[str(source / "docs.jsonl")]))
+    config = PrepareConfig("tokenizer", "gs://bucket/shards", runner=runner, beam_options=beam_options)
+    with pytest.raises(InputError, match=message):
+        check_beam(config, corpus)
+
+
+@needs_dataflow
+def test_dataflow_gets_gs_files_and_the_options_given(cloud: CloudStorageHandle) -> None:
+    cloud.put("docs.jsonl", b'{"text": "a"}\n')
+    corpus = open_corpus(CorpusConfig(data_files=[f"{cloud.bucket_url}/docs.jsonl"]))
+    beam_options = f"{GOOGLE} --max_num_workers=20"
+    config = PrepareConfig("tokenizer", "gs://bucket/shards", runner="DataflowRunner", beam_options=beam_options)
+    given = check_beam(config, corpus).get_all_options()
+    assert (given["runner"], given["project"], given["max_num_workers"]) == ("DataflowRunner", "my-project", 20)
+    assert given["number_of_worker_harness_threads"] == 1
+
+
+@needs_dataflow
+def test_dataflow_can_be_given_the_pipeline() -> None:
+    """All of the job's description is made, and by Beam's own --dry_run not sent."""
+    corpus = CorpusConfig(data_files=["gs://bucket/docs.jsonl"])
+    beam_options = f"{GOOGLE} --dry_run=true"
+    config = PrepareConfig("tokenizer", "gs://bucket/shards", runner="DataflowRunner", beam_options=beam_options)
+    options = check_beam(config, Corpus(corpus, {}, {}))
+    work = SplitWork(corpus, "train", partition_settings("gs://bucket/shards"))
+    partitions = [(number, [Stretch("gs://bucket/docs.jsonl", number, number + 1)]) for number in range(100)]
+    with pytest.raises(RunFailedError, match="DataflowRunner ended in the state None"):
+        list(work_with_beam(work, partitions, options))
+
+
+def test_settings_that_contradict_each_other() -> None:
+    with pytest.raises(InputError, match="--runner local does the work without it"):
+        PrepareConfig("tokenizer", "shards", beam_options="--project=p")
+    with pytest.raises(InputError, match="write to gs:// only; received --output-dir shards"):
+        PrepareConfig("tokenizer", "shards", runner="DataflowRunner")
+    with pytest.raises(InputError, match="for Dataflow's machines give --beam-options='--num_workers=4"):
+        PrepareConfig("tokenizer", "gs://bucket/shards", runner="DataflowRunner", num_workers=4)
+
+
+def test_beam_that_is_not_installed(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "apache_beam", None)
+    assert main(flags(source, tmp_path, "--runner", "DirectRunner")) == 2
+    assert "pip install -e '.[beam]'" in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,135 @@
+"""Cutting: no token lost or invented, framing right, rows exact, padding only where it is allowed."""
+
+from itertools import accumulate, chain
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlm_common.errors import InputError
+from tfrecord_prep.chunking import CHUNKINGS, MIN_LENGTH, Framing, Rows, check_chunking
+from tfrecord_prep.encoding import TokenBatch
+
+CLS, PAD, SEP = 0, 1, 2
+FRAMING = Framing(cls_id=CLS, sep_id=SEP, pad_id=PAD)
+
+documents_strategy = st.lists(st.lists(st.integers(5, 70_000), min_size=1, max_size=40), max_size=12)
+lengths_strategy = st.integers(MIN_LENGTH, 50)
+
+
+@st.composite
+def batches_strategy(draw: Any, documents: list[list[int]]) -> list[TokenBatch]:
+    """Cut the stream of ids anywhere; a document that ends at a cut ends before or after it."""
+    stream = list(chain.from_iterable(documents))
+    ends = list(accumulate(map(len, documents)))
+    cuts = sorted(draw(st.lists(st.integers(0, len(stream)), max_size=5)))
+    batches = []
+    for start, stop in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        num_ends = sum(end < stop for end in ends)
+        if ends and ends[min(num_ends, len(ends) - 1)] == stop and draw(st.booleans()):
+            num_ends += 1
+        own_ends = np.array(ends[:num_ends], np.int64) - start
+        batches.append(TokenBatch(np.array(stream[start:stop], np.int32), own_ends, num_ends))
+        ends = ends[num_ends:]
+    if ends:
+        batches.append(TokenBatch(np.empty(0, np.int32), np.zeros(1, np.int64), 1))
+    return batches
+
+
+def cut(chunking: str, batches: list[TokenBatch], max_length: int) -> list[Rows]:
+    return list(CHUNKINGS[chunking](batches, FRAMING, max_length))
+
+
+def tokens_of(pieces: list[Rows], max_length: int) -> list[list[int]]:
+    """Return the rows without their padding, having checked their form."""
+    tokens = []
+    for rows in pieces:
+        assert rows.input_ids.dtype == np.int32
+        assert rows.input_ids.shape == (len(rows.num_tokens_per_row), max_length)
+        is_padding = np.arange(max_length) >= rows.num_tokens_per_row[:, None]
+        assert ((rows.input_ids == PAD) == is_padding).all()
+        tokens += [row[:num].tolist() for row, num in zip(rows.input_ids, rows.num_tokens_per_row, strict=True)]
+    assert all(tokens)
+    return tokens
+
+
+def expected_rows(chunking: str, documents: list[list[int]], max_length: int) -> list[list[int]]:
+    """Do the same slowly, a token at a time."""
+    inner = max_length - 2
+    if chunking == "concat":
+        stream = list(chain.from_iterable([CLS, *document, SEP] for document in documents))
+        return [stream[start : start + max_length] for start in range(0, len(stream), max_length)]
+    if chunking == "full_sentences":
+        stream = list(chain.from_iterable([SEP, *document] for document in documents))[1:]
+        return [[CLS, *stream[start : start + inner], SEP] for start in range(0, len(stream), inner)]
+    rows: list[list[int]] = []
+    for document in documents:
+        for start in range(0, len(document), inner):
+            part = [CLS, *document[start : start + inner], SEP]
+            if rows and len(rows[-1]) + len(part) <= max_length:
+                rows[-1] += part
+            else:
+                rows.append(part)
+    return rows
+
+
+@pytest.mark.parametrize("chunking", CHUNKINGS)
+@settings(deadline=None)
+@given(data=st.data(), documents=documents_strategy, max_length=lengths_strategy)
+def test_rows_are_those_of_the_definition(
+    chunking: str, data: st.DataObject, documents: list[list[int]], max_length: int
+) -> None:
+    batches = data.draw(batches_strategy(documents))
+    assert tokens_of(cut(chunking, batches, max_length), max_length) == expected_rows(chunking, documents, max_length)
+
+
+@pytest.mark.parametrize("chunking", CHUNKINGS)
+@settings(deadline=None)
+@given(data=st.data(), documents=documents_strategy, max_length=lengths_strategy)
+def test_tokens_in_are_tokens_out(
+    chunking: str, data: st.DataObject, documents: list[list[int]], max_length: int
+) -> None:
+    rows = tokens_of(cut(chunking, data.draw(batches_strategy(documents)), max_length), max_length)
+    written = [token for token in chain.from_iterable(rows) if token not in (CLS, SEP)]
+    assert written == list(chain.from_iterable(documents))
+    num_framed = len(written) + 2 * len(documents)
+    if chunking == "concat":
+        assert sum(map(len, rows)) == num_framed
+        assert all(len(row) == max_length for row in rows[:-1])
+    elif chunking == "full_sentences":
+        assert all(len(row) == max_length and row[0] == CLS and row[-1] == SEP for row in rows[:-1])
+        assert sum(map(len, rows)) == len(written) + max(len(documents) - 1, 0) + 2 * len(rows)
+    else:
+        short = [document for document in documents if len(document) <= max_length - 2]
+        text = " ".join(map(str, chain.from_iterable(rows)))
+        assert all(f"{CLS} {' '.join(map(str, document))} {SEP}" in text for document in short)
+
+
+def test_a_long_document_is_cut_as_it_comes() -> None:
+    ids = np.arange(5, 1005, dtype=np.int32)
+    batches = [TokenBatch(part, np.empty(0, np.int64), 0) for part in np.split(ids, 10)]
+    end = TokenBatch(np.empty(0, np.int32), np.zeros(1, np.int64), 1)
+    for chunking in CHUNKINGS:
+        rows = CHUNKINGS[chunking](iter([*batches, end]), FRAMING, 12)
+        assert len(next(rows).input_ids) in range(8, 11)  # of the first hundred ids
+        assert sum(len(piece.input_ids) for piece in rows) > 70
+
+
+def test_worked_rows() -> None:
+    batch = TokenBatch(np.array([10, 11, 12, 20, 30, 31], np.int32), np.array([3, 4, 6]), 3)
+    rows = {chunking: tokens_of(cut(chunking, [batch], 8), 8) for chunking in CHUNKINGS}
+    assert rows == {
+        "concat": [[CLS, 10, 11, 12, SEP, CLS, 20, SEP], [CLS, 30, 31, SEP]],
+        "full_sentences": [[CLS, 10, 11, 12, SEP, 20, SEP, SEP], [CLS, 30, 31, SEP]],
+        "documents": [[CLS, 10, 11, 12, SEP, CLS, 20, SEP], [CLS, 30, 31, SEP]],
+    }
+
+
+def test_bad_settings_name_the_flag() -> None:
+    choices = "concat, full_sentences, documents"
+    with pytest.raises(InputError, match=rf"--chunking must be one of {choices}; received 'sentences'"):
+        check_chunking("sentences", 512)
+    with pytest.raises(InputError, match=r"--max-length must be at least 8 tokens a row; received 7"):
+        check_chunking("concat", 7)

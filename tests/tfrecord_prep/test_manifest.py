@@ -1,0 +1,149 @@
+"""The manifest: written and read back; every way in which a folder can be wrong is one clear line."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from mlm_common.errors import InputError
+from tfrecord_prep.manifest import (
+    Manifest,
+    ShardRecord,
+    TokenizerRecord,
+    Totals,
+    open_shards,
+    read_manifest,
+    write_manifest,
+)
+
+SPECIAL_IDS = {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}
+SHARDS = (
+    ShardRecord("dataset-00000-00000-5.tfrecord", 5, 40, 100, "0" * 8),
+    ShardRecord("dataset-00001-00000-3.tfrecord", 3, 20, 70, "f" * 8),
+)
+MANIFEST = Manifest(
+    split="train",
+    max_length=8,
+    chunking="concat",
+    shard_size=5,
+    partition_bytes=1024,
+    tokenizer=TokenizerRecord("ab" * 32, 70_000, SPECIAL_IDS),
+    corpus={"settings": {"dataset_name": "builtin"}},
+    shards=SHARDS,
+    totals=Totals(4, 1, 60, 4, 8),
+    unigram_entropy_nats=6.25,
+    versions={"numpy": "2.0"},
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for shard in SHARDS:
+        (tmp_path / shard.name).write_bytes(b"x" * shard.num_bytes)
+    write_manifest(str(tmp_path), MANIFEST)
+    return tmp_path
+
+
+def test_round_trip(folder: Path) -> None:
+    assert read_manifest(str(folder)) == MANIFEST
+
+
+def test_complete_folder(folder: Path) -> None:
+    shards = open_shards(str(folder))
+    assert shards.paths == tuple(f"{folder}/{shard.name}" for shard in SHARDS)
+    assert (shards.num_rows_per_shard, shards.num_rows) == ((5, 3), 8)
+    assert (shards.manifest, shards.tokenizer_folder) == (MANIFEST, None)
+
+
+def test_tokenizer_beside_the_shards_is_named(folder: Path) -> None:
+    (folder / "tokenizer").mkdir()
+    (folder / "tokenizer" / "tokenizer.json").write_text("{}")
+    assert open_shards(f"{folder}/").tokenizer_folder == f"{folder}/tokenizer"
+
+
+def test_shards_of_the_tutorial_need_no_manifest(tmp_path: Path) -> None:
+    for name in ("dataset-0-1000.tfrecord", "dataset-1-200.tfrecord"):
+        (tmp_path / name).write_bytes(b"x")
+    shards = open_shards(str(tmp_path))
+    assert (shards.num_rows_per_shard, shards.num_rows, shards.manifest) == ((1000, 200), 1200, None)
+
+
+@pytest.mark.parametrize("name", [shard.name for shard in SHARDS])
+def test_missing_shard(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    with pytest.raises(InputError, match=f"lacks {name}.*--overwrite"):
+        open_shards(str(folder))
+
+
+def test_truncated_shard(folder: Path) -> None:
+    (folder / SHARDS[1].name).write_bytes(b"x" * 69)
+    with pytest.raises(InputError, match=f"{SHARDS[1].name} has 69 bytes of 70"):
+        open_shards(str(folder))
+
+
+def test_renamed_shard(folder: Path) -> None:
+    (folder / SHARDS[1].name).rename(folder / "dataset-00001-00000-4.tfrecord")
+    with pytest.raises(InputError, match=f"lacks {SHARDS[1].name}"):
+        open_shards(str(folder))
+
+
+def test_shard_of_another_preparation(folder: Path) -> None:
+    (folder / "dataset-00002-00000-4.tfrecord").write_bytes(b"x")
+    with pytest.raises(InputError, match=r"also holds dataset-00002-00000-4\.tfrecord"):
+        open_shards(str(folder))
+
+
+def test_count_in_the_name_differs(folder: Path) -> None:
+    shards = (dataclasses.replace(SHARDS[0], num_rows=6), SHARDS[1])
+    write_manifest(str(folder), dataclasses.replace(MANIFEST, shards=shards))
+    with pytest.raises(InputError, match="the manifest has 6"):
+        open_shards(str(folder))
+
+
+def test_sum_differs(folder: Path) -> None:
+    totals = dataclasses.replace(MANIFEST.totals, num_rows=9)
+    write_manifest(str(folder), dataclasses.replace(MANIFEST, totals=totals))
+    with pytest.raises(InputError, match="has 8 and the total 9"):
+        open_shards(str(folder))
+
+
+def test_preparation_that_did_not_end(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+    with pytest.raises(InputError, match=r"did not end\. Run prepare-tfrecord-shards again"):
+        open_shards(str(folder))
+
+
+def test_preparation_that_has_just_begun(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(InputError, match=r"did not end\. Run prepare-tfrecord-shards again with the same flags"):
+        open_shards(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["nowhere", "empty"])
+def test_no_shards(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=f"{name} is missing or holds none. Give the folder of one split"):
+        open_shards(str(tmp_path / name))
+
+
+def test_name_without_a_count(tmp_path: Path) -> None:
+    (tmp_path / "rows.tfrecord").write_bytes(b"x")
+    with pytest.raises(InputError, match=r"holds rows\.tfrecord"):
+        open_shards(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "must be JSON"),
+        ("[]", "format_version 1; .* has None"),
+        (json.dumps(dataclasses.asdict(MANIFEST) | {"format_version": 2}), "format_version 1; .* has 2"),
+        ('{"format_version": 1}', "must have the fields"),
+        (json.dumps(dataclasses.asdict(MANIFEST) | {"colour": "red"}), "must have the fields.*colour"),
+    ],
+)
+def test_manifest_of_another_form(folder: Path, text: str, message: str) -> None:
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(InputError, match=message):
+        open_shards(str(folder))

@@ -1,0 +1,218 @@
+"""The whole of stage 2: documents in, folders out that the trainer and the tutorial's reader accept."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from mlm_common.storage import gcs_client as cloud_client
+from tests.fixtures.tiny_corpus import BLANK, DOCUMENTS, contents, flags, read_rows, wrapped, write_source
+from tests.servers.fixtures import CloudStorageHandle
+from tfrecord_prep.chunking import CHUNKINGS
+from tfrecord_prep.manifest import open_shards, read_manifest
+from tfrecord_prep.prepare_tfrecord_shards import main
+from tfrecord_prep.records import decode_feature, read_records
+from tokenizer_training.tokenizer import SPECIAL_TOKENS, save_tokenizer, special_ids, tokenizer_sha256
+
+SCRIPT = Path(__file__).parents[2] / "tfrecord_prep" / "prepare_tfrecord_shards.py"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_source(tmp_path_factory.mktemp("source"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(source: Path) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast.from_pretrained(source / "tokenizer")
+
+
+@pytest.mark.parametrize("chunking", CHUNKINGS)
+def test_tokens_in_are_tokens_written(
+    source: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, chunking: str
+) -> None:
+    assert main(flags(source, tmp_path, "--chunking", chunking)) == 0
+    rows = read_rows(tmp_path / "train")
+    ids = special_ids(tokenizer)
+    text = [token for token in chain.from_iterable(rows) if token not in (ids["cls"], ids["sep"])]
+    assert not set(text) & {ids["mask"], ids["pad"], ids["unk"]}
+    assert tokenizer.decode(text, clean_up_tokenization_spaces=False).split() == " ".join(DOCUMENTS).split()
+
+    manifest = read_manifest(str(tmp_path / "train"))
+    num_tokens = sum(map(len, rows))
+    totals = manifest.totals
+    assert (totals.num_documents, totals.num_blank_documents) == (len(DOCUMENTS), len(BLANK))
+    assert (totals.num_tokens, totals.num_rows) == (num_tokens, len(rows))
+    assert totals.num_padding_tokens == len(rows) * 16 - num_tokens
+    assert sum(shard.num_tokens for shard in manifest.shards) == num_tokens
+    assert manifest.tokenizer.sha256 == tokenizer_sha256(tokenizer)
+    frequencies = np.unique(text, return_counts=True)[1] / len(text)
+    assert manifest.unigram_entropy_nats == pytest.approx(-(frequencies * np.log(frequencies)).sum())
+
+
+def test_names_number_partitions_and_shards(source: Path, tmp_path: Path) -> None:
+    main(flags(source, tmp_path))
+    names = [shard.name for shard in read_manifest(str(tmp_path / "train")).shards]
+    assert names == sorted(names)
+    partitions_and_shards = [tuple(map(int, name.split("-")[1:3])) for name in names]
+    assert {partition for partition, _ in partitions_and_shards} == set(range(partitions_and_shards[-1][0] + 1))
+    assert {shard for _, shard in partitions_and_shards} > {0, 1}
+    on_disk = {path.name for path in (tmp_path / "train").iterdir()}
+    assert on_disk == {*names, "manifest.json", "tokenizer"}
+
+
+def test_the_script_with_two_workers_writes_the_same_bytes_without_tensorflow(source: Path, tmp_path: Path) -> None:
+    main(flags(source, tmp_path / "one", "--validation-percent", "20"))
+    arguments = flags(source, tmp_path / "two", "--validation-percent", "20", "--num-workers", "2")
+    environment = os.environ | {"PYTHONPROFILEIMPORTTIME": "1"}  # of the workers too
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    assert {"train/manifest.json", "validation/manifest.json"} <= set(contents(tmp_path / "one"))
+    assert "tfrecord_prep.partition" in done.stderr
+    assert not re.search(r"\| +(tensorflow|tf_keras|torch)\b", done.stderr)
+
+
+def test_help_lists_the_tutorials_flags() -> None:
+    done = subprocess.run([sys.executable, str(SCRIPT), "--help"], capture_output=True, text=True, check=True)
+    tutorial_flags = "dataset_name dataset_config trust_remote_code tokenizer_name_or_path shard_size split limit"
+    for flag in [*tutorial_flags.split(), "max_length", "output_dir", "num-workers", "chunking", "dry-run"]:
+        assert f"--{flag}" in done.stdout
+
+
+def test_the_reader_of_the_tutorial_reads_the_shards(source: Path, tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    main(flags(source, tmp_path))
+    files = tf.io.gfile.glob(str(tmp_path / "train" / "*.tfrecord"))
+    num_samples = sum(int(re.search(r"-\d+-(\d+)\.tfrecord", file).group(1)) for file in files)
+    features = {name: tf.io.FixedLenFeature((16,), tf.int64) for name in ("input_ids", "attention_mask")}
+    dataset = tf.data.TFRecordDataset(sorted(files)).map(lambda record: tf.io.parse_single_example(record, features))
+    examples = list(dataset.as_numpy_iterator())
+    assert num_samples == len(examples) == read_manifest(str(tmp_path / "train")).totals.num_rows
+    assert [example["input_ids"][example["attention_mask"] == 1].tolist() for example in examples] == read_rows(
+        tmp_path / "train"
+    )
+
+
+def test_shards_made_by_the_method_of_the_tutorial_are_opened(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    import tensorflow as tf
+
+    stream = list(chain.from_iterable([0, *ids, 2] for ids in tokenizer(DOCUMENTS)["input_ids"]))
+    rows = [stream[start : start + 16] for start in range(0, len(stream) - 15, 16)]  # drops the remainder
+    for shard, start in enumerate(range(0, len(rows), 20)):
+        shard_rows = rows[start : start + 20]
+        with tf.io.TFRecordWriter(str(tmp_path / f"dataset-{shard}-{len(shard_rows)}.tfrecord")) as writer:
+            for row in shard_rows:
+                lists = {"input_ids": row, "attention_mask": [1] * 16}
+                feature = {name: tf.train.Feature(int64_list=tf.train.Int64List(value=v)) for name, v in lists.items()}
+                example = tf.train.Example(features=tf.train.Features(feature=feature))
+                writer.write(example.SerializeToString())
+    shards = open_shards(str(tmp_path))
+    assert (shards.num_rows, shards.manifest, shards.tokenizer_folder) == (len(rows), None, None)
+    records = chain.from_iterable(read_records(Path(path).read_bytes()) for path in shards.paths)
+    assert sorted(decode_feature(record, "input_ids").tolist() for record in records) == sorted(rows)
+
+
+def test_ids_beyond_16_bits(tmp_path: Path) -> None:
+    words = [*SPECIAL_TOKENS.values(), *(f"w{number}" for number in range(70_000))]
+    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    save_tokenizer(wrapped(backend), str(tmp_path / "tokenizer"))
+    (tmp_path / "docs.txt").write_text("w0 w65530 w65531\nw69999 unheard w1\n")
+    arguments = ["--tokenizer-name-or-path", str(tmp_path / "tokenizer"), "--data-files", str(tmp_path / "docs.txt")]
+    assert main([*arguments, "--output-dir", str(tmp_path), "--max-length", "16", "--num-workers", "1"]) == 0
+    assert read_rows(tmp_path / "train") == [[0, 5, 65535, 65536, 2, 0, 70004, 3, 6, 2]]
+    manifest = read_manifest(str(tmp_path / "train"))
+    assert manifest.tokenizer.vocabulary_size == 70_005
+    assert manifest.unigram_entropy_nats == pytest.approx(np.log(5))  # the unknown token does not count
+
+
+def test_tokenizer_travels_with_the_shards(source: Path, tmp_path: Path) -> None:
+    main(flags(source, tmp_path))
+    shards = open_shards(str(tmp_path / "train"))
+    copied = PreTrainedTokenizerFast.from_pretrained(shards.tokenizer_folder)
+    assert tokenizer_sha256(copied) == shards.manifest.tokenizer.sha256
+
+
+def test_split_names_the_folder(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("one\ntwo\n")
+    files = ["--validation-files", str(tmp_path / "other.txt")]
+    assert main(flags(source, tmp_path, "--split", "part", "--limit", "30", *files)) == 0
+    totals = {name: read_manifest(str(tmp_path / name)).totals for name in ("part", "validation")}
+    assert (totals["part"].num_documents, totals["validation"].num_documents) == (30, 2)
+
+
+def test_three_parts_in_one_command(
+    source: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(flags(source, tmp_path, "--validation-percent", "20", "--test-percent", "10", "--seed", "3")) == 0
+    shown = capsys.readouterr().out
+    texts = []
+    for part in ("train", "validation", "test"):
+        manifest = read_manifest(str(tmp_path / part))
+        assert manifest.corpus["settings"]["seed"] == 3
+        assert (
+            f"  tokens           {manifest.totals.num_tokens:,}\n  rows             {manifest.totals.num_rows:,}"
+            in shown
+        )
+        stream = list(chain.from_iterable(read_rows(tmp_path / part)))
+        texts += tokenizer.decode(stream, clean_up_tokenization_spaces=False).split("[CLS]")
+    found = [text.removesuffix("[SEP]").strip() for text in texts if text]
+    assert sorted(found) == sorted(text for text in DOCUMENTS if text.strip())
+
+
+def test_corpus_of_the_tokenizer_is_the_default(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    main(flags(source, tmp_path / "named", "--validation-percent", "20"))
+    corpus = read_manifest(str(tmp_path / "named" / "train")).corpus
+    recorded = corpus | {"settings": corpus["settings"] | {"limit": 50}}  # enough to train a tokenizer on
+    folder = tmp_path / "tokenizer"
+    save_tokenizer(PreTrainedTokenizerFast.from_pretrained(source / "tokenizer"), str(folder))
+    (folder / "training.json").write_text(json.dumps({"corpus": recorded}))
+
+    unnamed = flags(source, tmp_path / "unnamed")
+    unnamed[1] = str(folder)
+    del unnamed[2:4]
+    assert main(unnamed) == 0
+    assert contents(tmp_path / "unnamed") == contents(tmp_path / "named")
+
+    (folder / "training.json").unlink()
+    assert main(unnamed) == 2
+    assert "A corpus is needed: --dataset-name" in capsys.readouterr().err
+
+
+def test_cloud_storage_holds_the_same_bytes(
+    source: Path, tmp_path: Path, cloud_storage: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud_storage.url)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    cloud_client._client.cache_clear()
+    main(flags(source, tmp_path))
+    cloud_storage.put("run/train/dataset-00009-00000-7.tfrecord", b"of a run that was cut short")
+    try:
+        assert main(flags(source, "gs://test-bucket/run")) == 0
+        assert open_shards("gs://test-bucket/run/train").manifest == open_shards(str(tmp_path / "train")).manifest
+    finally:
+        cloud_client._client.cache_clear()
+    expected = {f"run/{name}": data for name, data in contents(tmp_path).items()}
+    assert cloud_storage.objects() == expected
+
+
+def test_no_module_of_the_script_hides_another() -> None:
+    import importlib.metadata
+
+    installed = importlib.metadata.packages_distributions()
+    names = {path.stem for path in SCRIPT.parent.glob("*.py")} - {"__init__"}
+    assert not names & (set(sys.stdlib_module_names) | set(installed))

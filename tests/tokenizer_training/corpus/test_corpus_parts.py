@@ -1,0 +1,183 @@
+"""The parts of a corpus, and its partitions: together exactly the documents, whatever they are made of."""
+
+import dataclasses
+import gzip
+import hashlib
+import json
+import pickle
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mlm_common.errors import InputError
+from tokenizer_training.corpus import corpus as corpus_module
+from tokenizer_training.corpus.corpus import Corpus, CorpusConfig, Partition, Source, open_corpus, read_partition
+from tokenizer_training.corpus.text_files import Stretch
+
+PARTS = ("train", "validation", "test")
+TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=6), max_size=30)
+
+
+def in_memory(texts: list[str], **settings) -> Corpus:
+    config = CorpusConfig(**settings)
+    return Corpus(config, {}, {config.split: Source(lambda: texts)})
+
+
+def write_rows(path: Path, texts: list[str]) -> str:
+    content = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return str(path)
+
+
+def sent_to_a_worker(partition: Partition) -> Partition:
+    """Return what a worker gets that is sent JSON: a list of mappings or strings."""
+    sent = json.loads(
+        json.dumps([dataclasses.asdict(item) if isinstance(item, Stretch) else item for item in partition])
+    )
+    return [Stretch(**item) if isinstance(item, dict) else item for item in sent]
+
+
+def in_partitions(corpus: Corpus, part: str, partition_bytes: int) -> list[str]:
+    config = pickle.loads(pickle.dumps(corpus.config))
+    partitions = corpus.partitions(part, partition_bytes)
+    return [text for partition in partitions for text in read_partition(config, part, sent_to_a_worker(partition))]
+
+
+def part_by_formula(text: str, validation: float, test: float, seed: int) -> str:
+    digest = hashlib.blake2b(text.encode(), digest_size=8, key=str(seed).encode()).digest()
+    share = int.from_bytes(digest, "little") / 2**64
+    return "validation" if share < validation / 100 else "test" if share < (validation + test) / 100 else "train"
+
+
+@given(TEXTS, st.floats(0, 49.9), st.floats(0, 49.9), st.integers(0, 1 << 40), st.randoms())
+@settings(deadline=None)
+def test_draw_is_a_partition_by_text(texts: list[str], validation: float, test: float, seed: int, random) -> None:
+    corpus = in_memory(texts, validation_percent=validation, test_percent=test, seed=seed)
+    documents = {part: list(corpus.documents(part)) for part in corpus.split_names}
+    assert documents.keys() == {"train", *["validation"] * (validation > 0), *["test"] * (test > 0)}
+    for part, drawn in documents.items():
+        assert drawn == [text for text in texts if part_by_formula(text, validation, test, seed) == part]
+    assert sum(map(Counter, documents.values()), Counter()) == Counter(texts)
+    shuffled = in_memory(random.sample(texts, len(texts)), validation_percent=validation, test_percent=test, seed=seed)
+    assert all(Counter(shuffled.documents(part)) == Counter(drawn) for part, drawn in documents.items())
+
+
+def test_share_follows_the_percentages_and_the_seed() -> None:
+    texts = [f"document {index}" for index in range(10_000)]
+    both = [in_memory(texts, validation_percent=5, test_percent=10, seed=seed) for seed in (0, 1)]
+    validation = [list(corpus.documents("validation")) for corpus in both]
+    test = [list(corpus.documents("test")) for corpus in both]
+    assert all(400 < len(part) < 600 for part in validation)
+    assert all(850 < len(part) < 1150 for part in test)
+    assert validation[0] != validation[1]
+    assert not set(validation[0]) & set(test[0])
+    assert validation[0] == list(in_memory(texts, validation_percent=5).documents("validation"))
+    # Corpora that were drawn with another version must be drawn so again.
+    assert (validation[0][:3], len(validation[0])) == (["document 9", "document 16", "document 28"], 485)
+
+
+@given(TEXTS, st.integers(1, 8), st.floats(0, 49), st.floats(0, 49))
+@settings(deadline=None)
+def test_limit_counts_main_documents(texts: list[str], limit: int, validation: float, test: float) -> None:
+    settings = {"validation_percent": validation, "test_percent": test}
+    unlimited, limited = in_memory(texts, **settings), in_memory(texts, limit=limit, **settings)
+    assert list(limited.documents("train")) == list(unlimited.documents("train"))[:limit]
+    documents = {part: list(limited.documents(part)) for part in limited.split_names}
+    # The others are those that come before the last of the main documents.
+    num_read = sum(map(len, documents.values()))
+    assert Counter(texts[:num_read]) == sum(map(Counter, documents.values()), Counter())
+    assert num_read == len(texts) or len(documents["train"]) == limit
+
+
+@given(
+    st.lists(TEXTS, min_size=1, max_size=4),
+    st.sampled_from(["jsonl", "jsonl.gz"]),
+    st.sampled_from([{}, {"validation_percent": 30.0}, {"validation_percent": 20.0, "test_percent": 20.0}]),
+    st.sampled_from([None, None, 3]),
+    st.integers(10, 400),
+)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_partitions_are_the_documents(
+    tmp_path: Path, contents: list[list[str]], ending: str, draw: dict, limit: int | None, partition_bytes: int
+) -> None:
+    contents[0].append("not blank")
+    files = [write_rows(tmp_path / f"{index}.{ending}", texts) for index, texts in enumerate(contents)]
+    held_out = {} if draw else {"test_files": [write_rows(tmp_path / "test.jsonl", ["a", "b"])]}
+    corpus = open_corpus(CorpusConfig(data_files=files, limit=limit, **draw, **held_out))
+    everything = [text for texts in contents for text in texts]
+    if not draw:
+        assert list(corpus.documents("train")) == everything[:limit]
+    for part in corpus.split_names:
+        assert in_partitions(corpus, part, partition_bytes) == list(corpus.documents(part))
+
+
+def test_small_files_come_together_and_large_ones_are_cut(tmp_path: Path) -> None:
+    names = [write_rows(tmp_path / f"{index}.jsonl", ["x" * 87] * rows) for index, rows in enumerate([1, 2, 1, 9, 1])]
+    corpus = open_corpus(CorpusConfig(data_files=names))
+    partitions = list(corpus.partitions("train", 400))
+    assert [[(stretch.name, stretch.start, stretch.stop) for stretch in partition] for partition in partitions] == [
+        [(names[0], 0, None), (names[1], 0, None), (names[2], 0, None)],
+        [(names[3], 0, 300)], [(names[3], 300, 600)], [(names[3], 600, 900), (names[4], 0, None)],
+    ]  # fmt: skip
+    assert [len(list(read_partition(corpus.config, "train", part))) for part in partitions] == [4, 3, 3, 4]
+
+
+def test_a_partition_is_read_without_the_rest_of_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [write_rows(tmp_path / f"{index}.jsonl", [f"text {index}"] * 20) for index in range(3)]
+    corpus = open_corpus(CorpusConfig(data_files=[f"{tmp_path}/*.jsonl"]))
+    partitions = list(corpus.partitions("train", 500))
+    monkeypatch.setattr(corpus_module, "find_files", None)
+    Path(names[0]).unlink()
+    Path(names[2]).unlink()
+    assert list(read_partition(corpus.config, "train", partitions[1])) == ["text 1"] * 20
+
+
+def test_parts_of_own_files_beside_drawn_ones(tmp_path: Path) -> None:
+    texts = [f"document {index}" for index in range(200)]
+    config = CorpusConfig(
+        data_files=[write_rows(tmp_path / "a.jsonl", texts)],
+        validation_files=[write_rows(tmp_path / "v.jsonl", texts[:7])],
+        test_percent=30,
+        limit=50,
+    )
+    corpus = open_corpus(config)
+    assert corpus.split_names == PARTS
+    assert list(corpus.documents("validation")) == texts[:7]
+    assert len(list(corpus.documents("train"))) == 50
+    assert 5 < len(list(corpus.documents("test"))) < 50
+    assert [file["name"] for file in corpus.description["validation_files"]] == [str(tmp_path / "v.jsonl")]
+    for part in PARTS:
+        assert in_partitions(corpus, part, 300) == list(corpus.documents(part))
+
+
+def test_a_file_belongs_to_one_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_rows(tmp_path / "a.jsonl", ["a"])
+    monkeypatch.chdir(tmp_path)
+    for held_out in ("validation_files", "test_files"):
+        settings = {"data_files": ["*.jsonl"], held_out: [str(tmp_path / "a.jsonl")]}
+        with pytest.raises(InputError, match=rf"one part; .*a\.jsonl is named for train and {held_out[:4]}"):
+            open_corpus(CorpusConfig(**settings))
+
+
+def test_no_such_part() -> None:
+    for function in ("documents", "partitions", "sampled_documents"):
+        with pytest.raises(InputError, match="has the parts train; got 'test'"):
+            getattr(in_memory([]), function)("test", *[1, 1][: {"documents": 0, "partitions": 1}.get(function, 2)])
+
+
+@pytest.mark.parametrize(("num_files", "has_stretches"), [(15, False), (16, True)])
+def test_few_large_files_that_cannot_be_cut_are_read_by_the_parent(
+    tmp_path: Path, num_files: int, has_stretches: bool
+) -> None:
+    for number in range(num_files):
+        with gzip.open(tmp_path / f"{number:02}.txt.gz", "wt") as file:
+            file.writelines(f"{number} {line}\n" for line in range(200))
+    corpus = open_corpus(CorpusConfig(data_files=[str(tmp_path / "*.gz")]))
+    assert corpus.has_stretches("train", 100) == has_stretches
+    partitions = list(corpus.partitions("train", 100))
+    assert (len(partitions) == num_files) == has_stretches
+    assert in_partitions(corpus, "train", 100) == list(corpus.documents("train"))
+    assert corpus.has_stretches("train", 10_000), "small files come together"

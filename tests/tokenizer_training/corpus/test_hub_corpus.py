@@ -1,0 +1,64 @@
+"""A data set of the Hub as a corpus, its splits as parts, in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+
+from tests.servers.fixtures import HubHandle
+
+HUB_PROGRAM = """
+import json, sys
+from mlm_common.command_line import InputError
+from tokenizer_training.corpus.corpus import CorpusConfig, open_corpus, read_partition
+
+answers = []
+for settings in json.loads(sys.argv[1]):
+    try:
+        corpus = open_corpus(CorpusConfig(**settings))
+        parts = [list(corpus.documents(part)) for part in corpus.split_names]
+        for part, documents in zip(corpus.split_names, parts):
+            partitions = list(corpus.partitions(part, 10))
+            pieces = [list(read_partition(corpus.config, part, partition)) for partition in partitions]
+            assert sum(pieces, []) == documents
+        answers.append(parts[0] if len(parts) == 1 else parts)
+    except InputError as error:
+        answers.append(f"InputError: {error}")
+print(json.dumps(answers))
+"""
+
+
+def test_hub_data_set(hub_server: HubHandle) -> None:
+    hub_server.put("alice/stories", "train.jsonl", b'{"text": "one"}\n{"text": null}\n{"text": "two"}\n', "datasets")
+    hub_server.put("alice/stories", "validation.jsonl", b'{"text": "held out"}\n', "datasets")
+    hub_server.put("alice/stories", "test.jsonl", b'{"text": "test one"}\n{"text": "test two"}\n', "datasets")
+    name = {"dataset_name": "alice/stories"}
+    cases: list[tuple[dict, list | str]] = [
+        (name, ["one", "", "two"]),
+        (name | {"streaming": True, "limit": 2}, ["one", ""]),
+        (name | {"split": "validation"}, ["held out"]),
+        (
+            name | {"validation_split": "validation", "test_split": "test", "streaming": True},
+            [["one", "", "two"], ["held out"], ["test one", "test two"]],
+        ),
+        (name | {"validation_split": "validation", "test_percent": 99.99}, [[], ["held out"], ["one", "", "two"]]),
+        (name | {"split": "nosuch"}, "Unknown split"),
+        (name | {"test_split": "nosuch"}, "--test-split nosuch"),
+        (name | {"dataset_config": "nosuch"}, "'nosuch' not found"),
+        (name | {"text_column": "body"}, "--text-column must name a column; alice/stories has text, not 'body'"),
+        ({"dataset_name": "alice/missing"}, "alice/missing"),
+    ]
+    program = subprocess.run(
+        [sys.executable, "-c", HUB_PROGRAM, json.dumps([settings for settings, _ in cases])],
+        env=os.environ | hub_server.environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert program.returncode == 0, program.stderr
+    for (settings, expected), answer in zip(cases, json.loads(program.stdout), strict=True):
+        if isinstance(expected, str):
+            assert str(answer).startswith("InputError"), settings
+            assert expected in answer
+        else:
+            assert answer == expected, settings

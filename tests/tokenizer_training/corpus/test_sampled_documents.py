@@ -1,0 +1,128 @@
+"""The sample of a large corpus: as much as asked for, from all over it, the same for the same seed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mlm_common.storage.stored_files import StoredFile
+from tests.servers.fixtures import CloudStorageHandle
+from tokenizer_training.corpus import corpus as corpus_module
+from tokenizer_training.corpus.byte_ranges import draw_stretches, num_stretch_bytes
+from tokenizer_training.corpus.corpus import Corpus, CorpusConfig, open_corpus
+from tokenizer_training.corpus.text_files import Stretch, read_stretch
+
+LINE_BYTES = 10
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    """200,000 bytes in lines that are numbers: a large file, 50 small ones, and a large one."""
+    numbers = iter(range(20_000))
+    for index, num_lines in enumerate([8_000, *[40] * 50, 10_000]):
+        lines = "".join(f"{next(numbers):09d}\n" for _ in range(num_lines))
+        (tmp_path / f"{index:02d}.txt").write_text(lines)
+    return open_corpus(CorpusConfig(data_files=[f"{tmp_path}/*.txt"]))
+
+
+@pytest.fixture
+def stretches_read(monkeypatch: pytest.MonkeyPatch) -> list[Stretch]:
+    """What has been read, as it goes on."""
+    stretches: list[Stretch] = []
+
+    def noting(stretch: Stretch, text_column: str, sample_by: str) -> Iterator[str]:
+        stretches.append(stretch)
+        return read_stretch(stretch, text_column, sample_by)
+
+    monkeypatch.setattr(corpus_module, "read_stretch", noting)
+    return stretches
+
+
+def sampled(corpus: Corpus, max_bytes: int, seed: int = 0, part: str = "train") -> list[int]:
+    return [int(text) for text in corpus.sampled_documents(part, max_bytes, seed)]
+
+
+def test_sample_is_from_all_over_the_corpus(corpus: Corpus, stretches_read: list[Stretch]) -> None:
+    numbers = sampled(corpus, 20_000)
+    assert 3_900 < len(numbers) < 4_100
+    assert numbers == sorted(set(numbers))
+    for tenth in range(10):
+        assert 250 < sum(tenth * 2_000 <= number < (tenth + 1) * 2_000 for number in numbers) < 550
+    assert all(stretch.stop for stretch in stretches_read), "a file was read as a whole"
+    assert abs(num_stretch_bytes(stretches_read) - 40_000) < 700
+    assert corpus.num_sampled_bytes("train", 20_000, 0) == num_stretch_bytes(stretches_read)
+
+
+def test_sample_is_that_of_the_seed_and_differs_between_seeds(corpus: Corpus) -> None:
+    assert sampled(corpus, 20_000) == sampled(corpus, 20_000)
+    assert sampled(corpus, 20_000) != sampled(corpus, 20_000, seed=1)
+    drawn = set().union(*(sampled(corpus, 21_000, seed) for seed in range(30)))
+    assert len(drawn) > 0.99 * 20_000
+    assert {0, 19_999} <= drawn, "some documents can never be drawn"
+
+
+def test_small_corpora_are_read_as_they_are(corpus: Corpus) -> None:
+    assert sampled(corpus, 100_000) == list(range(20_000))
+    assert corpus.num_sampled_bytes("train", 100_000, 0) == 20_000 * LINE_BYTES
+    assert 17_900 < len(sampled(corpus, 90_000)) < 18_400
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"limit": 15_000}, {"sample_by": "paragraph"}, {"data_files": ["more.txt.gz"]}, {"data_files": ["more.csv"]}],
+)
+def test_what_cannot_be_cut_is_read_as_it_is(corpus: Corpus, tmp_path: Path, config: dict) -> None:
+    import gzip
+
+    (tmp_path / "more.txt.gz").write_bytes(gzip.compress(b"20000\n"))
+    (tmp_path / "more.csv").write_text("text\n20000\n")
+    more = [str(tmp_path / name) for name in config.pop("data_files", [])]
+    other = open_corpus(CorpusConfig(data_files=[*corpus.config.data_files, *more], **config))
+    assert list(other.sampled_documents("train", 1_000, 0)) == list(other.documents("train"))
+    assert (other.num_sampled_bytes("train", 1_000, 0) is None) == (
+        "limit" in config or bool(more and ".gz" in more[0])
+    )
+
+
+def test_drawn_parts_are_sampled_from_as_much_as_it_takes(corpus: Corpus, stretches_read: list[Stretch]) -> None:
+    config = CorpusConfig(data_files=corpus.config.data_files, validation_percent=10, test_percent=10)
+    drawn = open_corpus(config)
+    stretches_read.clear()
+    validation = sampled(drawn, 5_000, part="validation")
+    assert 800 < len(validation) < 1200
+    assert set(validation) <= {int(text) for text in drawn.documents("validation")}
+    assert abs(num_stretch_bytes(stretches_read[:-52]) - 100_000) < 2_000
+    assert 9_000 < (drawn.num_sampled_bytes("validation", 5_000, 0) or 0) < 11_000
+    main = sampled(drawn, 5_000)
+    assert 900 < len(main) < 1100
+    assert not set(main) & set(validation)
+
+
+def test_sample_of_objects_asks_for_its_stretches_only(cloud: CloudStorageHandle) -> None:
+    for name in ("a", "b"):
+        cloud.put(f"{name}.txt", b"000000001\n" * 1_000_000)
+    corpus = open_corpus(CorpusConfig(data_files=[f"{cloud.bucket_url}/*.txt"]))
+    num_before = len(cloud.requests())
+    assert 19_000 < len(sampled(corpus, 100_000)) < 21_000
+    asked = [entry["range"].removeprefix("bytes=").split("-") for entry in cloud.requests()[num_before:]]
+    num_bytes = sum(min(int(stop), 10_000_000) - int(start) + 1 for start, stop in asked)
+    assert num_bytes < 100_000 * 2 + len(asked) * (1 << 16)
+
+
+@given(st.lists(st.integers(0, 3000), max_size=12), st.integers(1, 4000), st.integers())
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_stretches_lie_in_their_files_and_share_nothing(sizes: list[int], num_bytes: int, seed: int) -> None:
+    files = [StoredFile(f"{index}.txt", size, index) for index, size in enumerate(sizes)]
+    stretches = draw_stretches(files, "line", num_bytes, seed)
+    assert (stretches is None) == (sum(sizes) <= num_bytes)
+    ends = {file.name: 0 for file in files}
+    for stretch in stretches or ():
+        assert ends[stretch.name] <= stretch.start < (stretch.stop or 0) <= sizes[stretch.generation or 0]
+        ends[stretch.name] = stretch.stop or 0
+    if stretches:
+        assert [int(stretch.name[:-4]) for stretch in stretches] == sorted(
+            int(stretch.name[:-4]) for stretch in stretches
+        )
+        assert num_stretch_bytes(stretches) <= num_bytes + num_bytes // 64 + 1

@@ -1,0 +1,259 @@
+"""The command of stage 1: what its folder holds, that it is always the same, and where it goes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from tests.fixtures.generated_text import generated_lines
+from tests.servers.fixtures import CloudStorageHandle, HubHandle
+from tokenizer_training.corpus.corpus import corpus_config_from_record
+from tokenizer_training.tokenizer import SPECIAL_TOKENS, load_tokenizer, special_ids, tokenizer_sha256
+from tokenizer_training.train_unigram import main
+from tokenizer_training.unigram.report import plain_text_backend
+from tokenizer_training.word_starts import load_word_starts
+
+SCRIPT = Path(__file__).parents[2] / "tokenizer_training" / "train_unigram.py"
+VOCAB_SIZE = 640
+NUM_DOCUMENTS = 3000
+FILES = [
+    "report.json", "report.png", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json", "training.json",
+    "word_starts.npy",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every third document has what looks like special tokens, and some characters are rare."""
+    lines = generated_lines(NUM_DOCUMENTS)
+    documents = [line + " [MASK] <unk> <pad>[SEP] <0x41>" * (index % 3 == 0) for index, line in enumerate(lines)]
+    documents[7] += "語"
+    path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    return path
+
+
+@pytest.fixture(scope="session")
+def trained_folder(corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained") / "tokenizer"
+    assert main(arguments(corpus_file, folder)) == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(trained_folder: Path) -> PreTrainedTokenizerFast:
+    return load_tokenizer(str(trained_folder))
+
+
+@pytest.fixture(scope="session")
+def plain_text(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
+    """The tokenizer as stage 2 uses it: what reads like a special token is text."""
+    return plain_text_backend(tokenizer)
+
+
+def arguments(corpus_file: Path, folder: Path | str, *more: str) -> list[str]:
+    flags = ["--data-files", str(corpus_file), "--vocab-size", str(VOCAB_SIZE), "--num-workers", "1"]
+    return [*flags, "--output-dir", str(folder), *more]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def run_script(argv: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), *argv]
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=120)
+
+
+def test_folder_as_other_programs_see_it(trained_folder: Path) -> None:
+    assert sorted(contents(trained_folder)) == FILES
+    tokenizer = AutoTokenizer.from_pretrained(trained_folder)
+    assert type(tokenizer) is PreTrainedTokenizerFast
+    assert len(tokenizer) == len(tokenizer.get_vocab()) == VOCAB_SIZE
+    assert special_ids(tokenizer) == {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 2)
+    assert tokenizer.added_tokens_decoder[4].lstrip
+    assert sorted(tokenizer.get_vocab().values()) == list(range(VOCAB_SIZE))
+    encoding = tokenizer("One line.", "The second.")
+    assert list(encoding) == ["input_ids", "attention_mask"]
+    tokens = tokenizer.convert_ids_to_tokens(encoding["input_ids"])
+    assert (tokens[0], tokens[-1], tokens.count("[SEP]")) == ("[CLS]", "[SEP]", 2)
+
+
+def test_mask_stands_for_a_word(tokenizer: PreTrainedTokenizerFast) -> None:
+    # What follows must be cut as it would be after the word: the full stop without a space before it.
+    word = next(piece for piece in tokenizer.convert_ids_to_tokens(range(261, VOCAB_SIZE)) if len(piece) > 6)
+    ids = tokenizer(f"{word[1:]} [MASK]. {word[1:]}[MASK] {word[1:]}", add_special_tokens=False)["input_ids"]
+    assert tokenizer.convert_ids_to_tokens(ids) == [word, "[MASK]", ".", word, "[MASK]", word]
+
+
+def test_table_of_word_starts(trained_folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    starts = load_word_starts(str(trained_folder))
+    assert starts is not None
+    assert starts.shape == (VOCAB_SIZE,)
+    assert starts[tokenizer("kira dorna", add_special_tokens=False)["input_ids"]].sum() == 2
+
+
+def test_special_tokens_in_plain_text_can_be_spelled(plain_text: Tokenizer) -> None:
+    for token in (*SPECIAL_TOKENS.values(), "<0x41>"):
+        encoding = plain_text.encode(f"a {token} b{token}", add_special_tokens=False)
+        assert min(encoding.ids) >= 5 + 256
+        assert "".join(encoding.tokens) == f"▁a▁{token}▁b{token}"
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.text(st.characters(exclude_categories=["Cs"])),
+            st.sampled_from(["<0x41>", "[MASK]", "<unk>", "▁", " ", "[CLS]", "\ufeff", "語", "ﬁ", "👩\u200d👩", "▅"]),
+        )
+    )
+)
+@settings(max_examples=400, deadline=None)
+def test_decoding_gives_the_normalized_text_back(plain_text: Tokenizer, parts: list[str]) -> None:
+    text = "".join(parts)
+    ids = plain_text.encode(text, add_special_tokens=False).ids
+    assert not set(ids) & set(range(5))
+    # A text's first word is marked with or without a space before it.
+    assert plain_text.decode(ids) == plain_text.normalizer.normalize_str(text).removeprefix(" ")
+
+
+def test_without_byte_fallback_rare_characters_are_unknown(corpus_file: Path, tmp_path: Path) -> None:
+    assert main(arguments(corpus_file, tmp_path / "out", "--no-byte-fallback")) == 0
+    tokenizer = load_tokenizer(str(tmp_path / "out"))
+    ids = tokenizer("語 karrer語 👩", add_special_tokens=False)["input_ids"]
+    assert tokenizer.convert_ids_to_tokens(ids) == ["▁", "<unk>", "▁karrer", "<unk>", "▁", "<unk>"]
+    assert len(tokenizer) == VOCAB_SIZE
+    assert "<0x41>" not in tokenizer.get_vocab()
+
+
+def test_record(trained_folder: Path, corpus_file: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    record = json.loads((trained_folder / "training.json").read_text())
+    assert record["tokenizer_sha256"] == tokenizer_sha256(tokenizer)
+    assert record["unigram"]["vocab_size"] == VOCAB_SIZE
+    assert record["unigram"]["character_coverage"] == 0.9995
+    assert record["normalization"]["normalization"] == "nfkc"
+    assert corpus_config_from_record(record["corpus"]).data_files == [str(corpus_file)]
+    (file,) = record["corpus"]["data_files"]
+    assert (file["name"], file["num_bytes"]) == (str(corpus_file), corpus_file.stat().st_size)
+    assert {"python", "mlm-pretraining", "sentencepiece", "tokenizers"} <= set(record["versions"])
+
+
+def test_report_on_passages_held_out(trained_folder: Path) -> None:
+    report = json.loads((trained_folder / "report.json").read_text())
+    held_out, used = report["held_out"], report["input"]
+    assert held_out["part"] == "train, held out"
+    assert used["num_documents"] == NUM_DOCUMENTS
+    assert used["num_bytes"] == used["num_sampled_bytes"] + held_out["num_bytes"], "held out, so not counted"
+    assert 0.03 < held_out["num_texts"] / NUM_DOCUMENTS < 0.07
+    assert held_out["unknown_rate"] == 0
+    assert 1 < held_out["tokens_per_word"] < 4
+    assert 1.5 < held_out["bytes_per_token"] < 5
+    assert report["vocabulary_size"] == VOCAB_SIZE
+    assert report["characters"]["most_frequent_dropped"] == [["語", 1]]
+
+
+def test_validation_part_is_measured_on_and_not_trained_on(tmp_path: Path) -> None:
+    train, validation, folder = tmp_path / "train.txt", tmp_path / "validation.txt", tmp_path / "out"
+    train.write_text("жук жуки кижу икжу\n" * 50)
+    validation.write_text("шла\n" * 50)
+    flags = ["--data-files", str(train), "--validation-files", str(validation), "--character-coverage", "1"]
+    assert main([*flags, "--output-dir", str(folder), "--num-workers", "1"]) == 0
+    vocabulary = load_tokenizer(str(folder)).get_vocab()
+    assert set("жуки") <= set(vocabulary)
+    assert not any(set("шла") & set(piece) for piece in vocabulary)
+    report = json.loads((folder / "report.json").read_text())
+    assert report["held_out"]["part"] == "validation"
+    assert report["held_out"]["num_texts"] == 50
+    assert report["held_out"]["byte_rate"] == 6 / 7  # the mark, and two bytes of each letter
+    assert report["input"]["num_documents"] == 50
+    assert report["input"]["num_sampled_bytes"] == report["input"]["num_bytes"]
+
+
+def test_corpus_too_small_to_hold_anything_out(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("one line of words, all of the corpus there is\n")
+    flags = ["--data-files", str(tmp_path / "one.txt"), "--output-dir", str(tmp_path / "out"), "--num-workers", "1"]
+    assert main(flags) == 0
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["held_out"]["part"] == "train, trained on"
+    assert report["input"]["num_words"] == 10
+
+
+def test_runs_give_the_same_bytes(tmp_path: Path) -> None:
+    """With another hash of strings and number of workers; the corpus is more than its sample, and that many blocks."""
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(generated_lines(30_000, num_words=20_000)) + "\n語 ﬁ é\n")
+    extra = ["--max-bytes", "1000000", "--extra-special-tokens", "[ENT]", "[B]", "--pad-vocab-to-multiple-of", "128"]
+    folders = []
+    for hash_seed, more in (("0", []), ("7", ["--num-workers", "3", "--batch_size", "7"])):
+        folders.append(tmp_path / hash_seed)
+        result = run_script(arguments(corpus, folders[-1], *extra, *more), PYTHONHASHSEED=hash_seed)
+        assert result.returncode == 0, result.stderr
+    assert sorted(contents(folders[0])) == FILES
+    assert contents(folders[0]) == contents(folders[1])
+    record = json.loads((folders[0] / "report.json").read_text())["input"]
+    assert record["sampling_rate"] <= 0.5
+    assert record["num_bytes"] > 1_500_000 > 1_000_000 > record["num_sampled_bytes"] > 400_000
+
+
+def test_tokenizer_made_otherwise_is_not_replaced(
+    trained_folder: Path, corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    for name, content in contents(trained_folder).items():
+        (folder / name).write_bytes(content)
+    other = arguments(corpus_file, folder, "--character-coverage", "0.99", "--seed", "3", "--lowercase")
+    assert main(other) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "corpus.settings.seed 0, not 3; normalization.lowercase False, not True; unigram.character_cov" in error
+    assert "--overwrite" in error
+    assert contents(folder) == contents(trained_folder)
+
+    assert main(arguments(corpus_file, folder)) == 0
+    assert contents(folder) == contents(trained_folder)
+
+    (folder / "training.json").unlink()
+    assert main(arguments(corpus_file, folder)) == 2
+    assert "without a training.json" in capsys.readouterr().err
+
+    assert main([*other, "--overwrite"]) == 0
+    assert json.loads((folder / "training.json").read_text())["unigram"]["character_coverage"] == 0.99
+    assert sorted(contents(folder)) == FILES
+
+
+def test_output_in_cloud_storage(corpus_file: Path, trained_folder: Path, cloud_storage: CloudStorageHandle) -> None:
+    flags = arguments(corpus_file, f"{cloud_storage.bucket_url}/tokenizer")
+    result = run_script(flags, **cloud_storage.environment)
+    assert result.returncode == 0, result.stderr
+    stored = {name.removeprefix("tokenizer/"): content for name, content in cloud_storage.objects().items()}
+    assert stored == contents(trained_folder)
+
+
+@pytest.mark.parametrize("flags", [["--export_to_hub"], ["--push-to-hub", "alice/unigram-tokenizer-dataset"]])
+def test_push_to_the_hub(
+    flags: list[str], corpus_file: Path, trained_folder: Path, tmp_path: Path, hub_server: HubHandle
+) -> None:
+    result = run_script(arguments(corpus_file, tmp_path / "out", *flags), **hub_server.environment)
+    assert result.returncode == 0, result.stderr
+    pushed = hub_server.files("alice/unigram-tokenizer-dataset")
+    assert {name: pushed[name] for name in FILES} == contents(trained_folder)
+
+
+def test_push_that_cannot_succeed_is_refused_before_training(
+    corpus_file: Path, tmp_path: Path, hub_server: HubHandle
+) -> None:
+    environment = hub_server.environment | {"HF_TOKEN": "wrong"}
+    for flags in (["--export_to_hub"], ["--push-to-hub", "alice/x"]):
+        result = run_script(arguments(corpus_file, tmp_path / "out", *flags), **environment)
+        assert result.returncode == 2
+        assert result.stderr.splitlines()[-1].startswith("error: ")
+        assert "hf auth login" in result.stderr.splitlines()[-1]
+    assert not (tmp_path / "out").exists()

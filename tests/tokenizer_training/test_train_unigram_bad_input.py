@@ -1,0 +1,235 @@
+"""The command of stage 1 where it cannot do what it was told, or is told to stop: one line, nothing half-written."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.generated_text import generated_lines
+from tokenizer_training.train_unigram import main
+
+SCRIPT = Path(__file__).parents[2] / "tokenizer_training" / "train_unigram.py"
+PASSAGE_CHARACTERS = 4096
+LINE_BYTES = 50_000_000
+needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+
+
+@pytest.fixture
+def corpus_file(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.txt"
+    path.write_text("".join(f"{line}\n" for line in generated_lines(200)))
+    return path
+
+
+def write_files(folder: Path) -> None:
+    """Write corpora that cannot be read, each with its mistake after some lines that are well."""
+    well = "a line of text\n" * 100
+    files: dict[str, bytes] = {
+        "binary.txt": b"\x7fELF\x02\x01\x01\x00\x00",
+        "latin.txt": f"{well}café\n".encode("latin-1"),
+        "utf16.txt": well.encode("utf-16"),
+        "empty.txt": b"",
+        "blank.txt": b"\n \n\t\n",
+        "controls.txt": b"\x01\x02\n\xef\xbb\xbf\n",
+        "broken.jsonl": well.encode(),
+        "surrogate.jsonl": (json.dumps({"text": "fine"}) + '\n{"text": "\\ud83d"}\n').encode(),
+    }
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--data-files CORPUS", "--output-dir is required"),
+        ("--output-dir OUT", "A corpus is needed: --dataset-name (`builtin` needs no download) or --data-files"),
+        ("--output-dir OUT --data-files no*.txt", "no file matches 'no*.txt'"),
+        ("--output-dir OUT --data-files DIR/binary.txt", "DIR/binary.txt must be UTF-8 text; byte 7 is 0x00"),
+        ("--output-dir OUT --data-files DIR/latin.txt", "DIR/latin.txt must be UTF-8 text; byte 1503 is 0xe9"),
+        ("--output-dir OUT --data-files DIR/utf16.txt", "iconv -f UTF-16"),
+        ("--output-dir OUT --data-files DIR/empty.txt", "every document of DIR/empty.txt is blank"),
+        ("--output-dir OUT --data-files DIR/blank.txt", "every document of DIR/blank.txt is blank"),
+        ("--output-dir OUT --data-files DIR/controls.txt", "every document of the corpus is blank"),
+        (
+            "--output-dir OUT --data-files DIR/broken.jsonl",
+            "DIR/broken.jsonl must hold one JSON object",
+        ),
+        ("--output-dir OUT --data-files DIR/surrogate.jsonl", "surrogates not allowed"),
+        ("--output-dir OUT --data-files CORPUS DIR/latin.txt", "DIR/latin.txt must be UTF-8 text; byte 1503"),
+        ("--output-dir OUT --data-files CORPUS --validation-files DIR/blank.txt", "DIR/blank.txt is blank"),
+        ("--output-dir OUT --data-files CORPUS --vocab-size 5", "must leave room beside 261 special tokens and bytes"),
+        (
+            "--output-dir OUT --data-files CORPUS --vocab-size 300",
+            "must be more than 311: 50 characters",
+        ),
+        ("--output-dir OUT --data-files CORPUS --vocab-size 90000", "at most with this corpus; got 90,000"),
+        (
+            "--output-dir OUT --data-files CORPUS --character-coverage 9995",
+            "must be from 0.9 to 1; got 9995",
+        ),
+        ("--output-dir OUT --data-files CORPUS --extra-special-tokens [MASK]", "must be new ones; got [MASK]"),
+        ("--output-dir OUT --data-files CORPUS --num-workers 0", "--num-workers must be 1 or more"),
+        ("--output-dir OUT --data-files CORPUS --max-bytes 1000", "--max-bytes must be at least 1,000,000; got 1,000"),
+        ("--output-dir OUT --data-files CORPUS --push-to-hub alice/x --export-to-hub", "give one of them"),
+        ("--output-dir CORPUS/below --data-files CORPUS", "must be writable; CORPUS"),
+        ("--output-dir CORPUS --data-files CORPUS", "must be writable; CORPUS"),
+    ],
+)
+def test_bad_input_is_one_line(
+    flags: str, message: str, corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    def filled(template: str) -> str:
+        named = template.replace("CORPUS", str(corpus_file)).replace("DIR", str(tmp_path))
+        return named.replace("OUT", str(tmp_path / "out"))
+
+    write_files(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    assert main(filled(flags).split()) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert errors[-1].startswith("error: ")
+    assert filled(message) in errors[-1]
+    assert sum(line.startswith(("error", "Traceback")) for line in errors) == 1
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("num_passages", [64, pytest.param(LINE_BYTES // PASSAGE_CHARACTERS, marks=pytest.mark.slow)])
+def test_line_of_50_mb_without_spaces(num_passages: int, tmp_path: Path) -> None:
+    """Of this many different passages, after which it is the same again."""
+    draw = random.Random(0)
+    passages = "".join(generated_lines(num_passages * PASSAGE_CHARACTERS // 50 + 1))
+    letters = re.sub(r"\W", "", passages)[: num_passages * PASSAGE_CHARACTERS - 1] + draw.choice("語字")
+    (tmp_path / "line.txt").write_text((letters * (LINE_BYTES // len(letters) + 1))[:LINE_BYTES])
+    flags = ["--data-files", str(tmp_path / "line.txt"), "--vocab-size", "400", "--num-workers", "2"]
+    # A shell between, because the system counts a parent's memory as that of its child, before that is a program.
+    command = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, str(SCRIPT), *flags]
+    command += ["--output-dir", str(tmp_path / "out")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stderr
+    found = re.search(r"peak memory ([\d.]+) GB", result.stderr)
+    assert found
+    assert float(found[1]) < 0.6
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["vocabulary_size"] == 400
+    assert report["input"]["num_documents"] == 1
+    assert report["input"]["num_words"] > 10_000
+
+
+def test_text_without_spaces(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    lines = ["".join(draw.choices("天地玄黃宇宙洪荒日月", k=1000)) for _ in range(20)]
+    (tmp_path / "chinese.txt").write_text("\n".join([*lines, "天地" * 10_000]))
+    flags = ["--data-files", str(tmp_path / "chinese.txt"), "--output-dir", str(tmp_path / "out"), "--num-workers", "1"]
+    assert main(flags) == 0
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["held_out"]["unknown_rate"] == report["held_out"]["byte_rate"] == 0
+
+
+@pytest.fixture
+def run_in_background(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """The command in a process group of its own, as a terminal has it, when it has come to the phase asked for.
+
+    It has a folder for its temporary files, and seconds of work in that phase.
+    """
+    phase, copies = request.param
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "corpus.txt").write_text("".join(f"{line}\n" for line in generated_lines(20_000, 0, 20_000)) * copies)
+    flags = ["--data-files", str(tmp_path / "corpus.txt"), "--output-dir", str(tmp_path / "out"), "--num-workers", "2"]
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT), *flags, "--vocab-size", "8000"],
+        env=os.environ | {"TMPDIR": str(tmp_path / "tmp")},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        assert process.stderr is not None
+        assert any(line.endswith(f": {phase}.\n") for line in process.stderr)
+        yield process
+        process.kill()
+
+
+COUNTING, TRAINING = ("Reading and counting", 30), ("Training", 1)
+
+
+def processes_of_group(group: int) -> dict[int, str]:
+    """Return the command lines of the processes of a group that have not ended."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, process_group = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
+            if int(process_group) == group and state != "Z":
+                found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+@needs_proc
+@pytest.mark.parametrize(
+    ("run_in_background", "command"),
+    [(COUNTING, "spawn_main"), (TRAINING, "train_model")],
+    indirect=["run_in_background"],
+    ids=["counting", "training"],
+)
+def test_ctrl_c_leaves_nothing(command: str, run_in_background: subprocess.Popen[str], tmp_path: Path) -> None:
+    process = run_in_background
+    assert process.stderr is not None
+    while not any(command in line for line in processes_of_group(process.pid).values()):
+        assert process.poll() is None
+        time.sleep(0.01)
+    time.sleep(0.3)
+    os.killpg(process.pid, signal.SIGINT)
+    rest = process.stderr.read()
+    assert process.wait(timeout=20) == 130
+    assert rest == "interrupted\n"
+    deadline = time.monotonic() + 5
+    while processes_of_group(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not processes_of_group(process.pid)
+    assert {path.name for path in tmp_path.iterdir()} == {"tmp", "corpus.txt"}
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+@needs_proc
+@pytest.mark.parametrize("run_in_background", [TRAINING], indirect=True, ids=["training"])
+def test_killed_trainer_is_one_line_and_leaves_nothing(
+    run_in_background: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    """As the system does where memory runs out."""
+    process = run_in_background
+    assert process.stderr is not None
+    trainers: list[int] = []
+    while not trainers:
+        trainers = [pid for pid, line in processes_of_group(process.pid).items() if "train_model" in line]
+    os.kill(trainers[0], signal.SIGKILL)
+    rest = process.stderr.read()
+    assert process.wait(timeout=20) == 1
+    assert re.fullmatch(r"error: The trainer was ended by SIGKILL.*smaller --max-bytes or --vocab-size\.\n", rest)
+    assert {path.name for path in tmp_path.iterdir()} == {"tmp", "corpus.txt"}
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_dry_run_writes_nothing(corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    flags = ["--data-files", str(corpus_file), "--output-dir", str(tmp_path / "out"), "--dry-run", "--limit", "5"]
+    assert main(flags) == 0
+    plan = capsys.readouterr().out
+    assert f"{corpus_file} (1 files" in plan
+    assert "first 5 documents; parts: train" in plan
+    assert list(tmp_path.iterdir()) == [corpus_file]
+
+
+def test_flags_of_the_tutorial(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    flags = set(capsys.readouterr().out.replace(",", " ").split())
+    assert {"--dataset_name", "--dataset_config", "--trust_remote_code", "--batch_size"} < flags
+    assert {"--vocab_size", "--limit", "--export_to_hub"} < flags

@@ -1,0 +1,218 @@
+"""How a tokenizer is measured and reported on."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tokenizer_training.tokenizer import BYTE_PIECES, SPECIAL_TOKENS
+from tokenizer_training.unigram.report import (
+    EXAMPLE_CHARACTERS,
+    LINE_COLUMNS,
+    TokenizerQuality,
+    build_report,
+    draw_report,
+    measure_quality,
+    render_report,
+)
+
+WORDS = ["▁the", "▁model", "▁reads", "▁text"]
+CHARACTERS = sorted(set("".join(SPECIAL_TOKENS.values())) | set("▁fixhmortw的"))
+TEXTS = [
+    *(f"the model reads text number {index} of the text, then it waits\nfor the next\tone " * 3 for index in range(8)),
+    "",
+    "的模型" * 60,
+    "the " + "long" * 40,
+]
+COUNTS = {"z": 50, "▁": 40, "é": 3, "ü": 4, "모": 3, "\u200b": 1, "的": 9}
+INPUT = {"num_documents": 1234, "num_bytes": 56789, "sampled": {"share": 0.25, "limit": None}}
+
+
+def make_tokenizer(byte_fallback: bool = False) -> PreTrainedTokenizerFast:
+    names = [*SPECIAL_TOKENS.values(), *(BYTE_PIECES if byte_fallback else ())]
+    scored = [(name, -100.0) for name in names] + [(piece, -2.0) for piece in [*CHARACTERS, *WORDS]]
+    backend = Tokenizer(models.Unigram([*scored, ("<unused0>", -100.0)], unk_id=3, byte_fallback=byte_fallback))
+    backend.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")])
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, **{f"{name}_token": token for name, token in SPECIAL_TOKENS.items()}
+    )
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[EXTRA]"]})
+    return tokenizer
+
+
+def make_report(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> dict[str, Any]:
+    return build_report(tokenizer, measure_quality(tokenizer, texts), "validation", texts, COUNTS, INPUT)
+
+
+@pytest.mark.parametrize("byte_fallback", [False, True])
+def test_quality(byte_fallback: bool) -> None:
+    # ▁the ▁text x, ▁the ▁ f i x and either <unk> or four bytes, ▁ x
+    quality = measure_quality(make_tokenizer(byte_fallback), ["the textx", "the ﬁxéü  x"])
+    num_tokens = 14 if byte_fallback else 11
+    expected = TokenizerQuality(
+        num_texts=2,
+        num_bytes=9 + 15,
+        num_words=5,
+        num_tokens=num_tokens,
+        unknown_rate=0 if byte_fallback else 1 / num_tokens,
+        unknown_character_rate=0 if byte_fallback else 2 / 17,
+        byte_rate=4 / num_tokens if byte_fallback else 0,
+        tokens_per_word=num_tokens / 5,
+        bytes_per_token=24 / num_tokens,
+    )
+    assert asdict(quality) == pytest.approx(asdict(expected))
+    assert f"{24 / num_tokens:.2f} bytes per token" in str(quality)
+
+
+def test_special_tokens_in_text_are_text() -> None:
+    quality = measure_quality(make_tokenizer(), ["<unk>[MASK]", "[SEP]"])
+    assert quality.unknown_rate == quality.unknown_character_rate == 0
+    assert quality.num_tokens == len("▁<unk>[MASK]▁[SEP]")
+
+
+def test_many_texts_are_measured_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = TEXTS * 30
+    few_at_once = measure_quality(make_tokenizer(), texts)
+    monkeypatch.setattr("tokenizer_training.unigram.report.TEXTS_AT_ONCE", len(texts))
+    assert measure_quality(make_tokenizer(), texts) == few_at_once
+
+
+def test_measuring_leaves_the_tokenizer_as_it_was() -> None:
+    tokenizer = make_tokenizer()
+    before = tokenizer.backend_tokenizer.to_str()
+    draw_report(make_report(tokenizer, TEXTS), tokenizer, TEXTS)
+    assert tokenizer.backend_tokenizer.to_str() == before
+
+
+@pytest.mark.parametrize("texts", [[], ["", " "]])
+def test_without_text_there_are_no_figures_but_a_report(texts: list[str]) -> None:
+    tokenizer = make_tokenizer()
+    report = make_report(tokenizer, texts)
+    held_out = report["held_out"]
+    assert held_out["tokens_per_word"] == held_out["unknown_rate"] == held_out["num_words"] == 0
+    assert report["examples"] == []
+    assert render_report(report)
+    assert draw_report(report, tokenizer, texts)
+
+
+def test_pieces_and_characters() -> None:
+    report = make_report(make_tokenizer(byte_fallback=True), TEXTS)
+    assert report["pieces"] == {
+        "num_special": 6,
+        "num_byte": 256,
+        "num_unused": 1,
+        "num_single_character": len(CHARACTERS),
+        "num_other": len(WORDS),
+    }
+    assert report["vocabulary_size"] == sum(report["pieces"].values())
+    assert report["input"] == INPUT
+    assert report["characters"] == {
+        "num_kept": 2,
+        "num_dropped": 5,
+        "coverage": pytest.approx(1 - 61 / 110),
+        "most_frequent_dropped": [["z", 50], ["ü", 4], ["é", 3], ["모", 3], ["\u200b", 1]],
+    }
+    assert report["longest_pieces"][:4] == ["▁model", "▁reads", "▁text", "▁the"]
+    assert len(report["longest_pieces"]) == 20
+    assert report["held_out"]["part"] == "validation"
+    assert report["held_out"]["byte_rate"] > 0
+    assert json.loads(json.dumps(report)) == report
+
+
+def test_ten_examples_of_whole_words_come_from_all_over_the_text() -> None:
+    examples = make_report(make_tokenizer(), TEXTS)["examples"]
+    assert len(examples) == 10
+    for example in examples:
+        text, tokens = example["text"], example["tokens"]
+        assert 0 < len(text) <= EXAMPLE_CHARACTERS
+        source = next(" ".join(full.split()) for full in TEXTS if text in " ".join(full.split()))
+        if " " in text:
+            assert f" {text} " in f" {source} "
+        if "<unk>" not in tokens:
+            assert "".join(tokens).replace("▁", " ").strip() == text
+    assert len({example["text"] for example in examples}) > 7
+    assert any("<unk>" in example["tokens"] for example in examples)
+
+
+def test_one_long_text_has_ten_examples_and_a_short_one_has_one() -> None:
+    long_text = " ".join(f"word{index}" for index in range(500))
+    examples = [example["text"] for example in make_report(make_tokenizer(), [long_text])["examples"]]
+    places = [long_text.index(text) / len(long_text) for text in examples]
+    assert places == pytest.approx([0.05 + index / 10 for index in range(10)], abs=0.03)
+    assert [example["text"] for example in make_report(make_tokenizer(), [" a  b\n"])["examples"]] == ["a b"]
+
+
+def test_rendered_report_is_short_aligned_and_printable() -> None:
+    texts = [*TEXTS, *(["的" * 500, "\x1b[31m\x07 red"] * 5)]
+    report = make_report(make_tokenizer(byte_fallback=True), texts)
+    lines = render_report(report).split("\n")
+    assert len(lines) <= 35
+    assert all(character.isprintable() for line in lines for character in line)
+    assert max(map(len, lines)) <= LINE_COLUMNS
+    labels = [line[:12].strip() for line in lines]
+    assert [label for label in labels if label] == [
+        "vocabulary", "input", "characters", "held out", "longest", "examples",
+    ]  # fmt: skip
+    assert all(line[12] != " " for line in lines)
+    text = "\n".join(lines)
+    for part in ("6 special, 256 byte, 1 unused", "documents 1,234, bytes 56,789, share 0.25, limit None", "z:50  ü:4"):
+        assert part in text
+    assert "\\u200b:1" in text
+    wide = next(line for line in lines if "的 的" in line)
+    assert wide.endswith("…")
+    assert sum(2 if character == "的" else 1 for character in wide) <= LINE_COLUMNS
+
+
+def test_report_and_picture_are_the_same_bytes_in_another_process(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(byte_fallback=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = make_report(tokenizer, TEXTS)
+        picture = draw_report(report, tokenizer, TEXTS)
+    assert draw_report(report, tokenizer, TEXTS) == picture
+    assert picture[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", picture[16:24]) == (900, 350)
+    (tmp_path / "matplotlibrc").write_text("lines.linewidth: 7\nfigure.facecolor: red\n")
+    program = (
+        "import json, sys\n"
+        "from pathlib import Path\n"
+        "from tests.tokenizer_training.unigram.test_report import *\n"
+        "tokenizer = make_tokenizer(byte_fallback=True)\n"
+        "report = make_report(tokenizer, TEXTS)\n"
+        "Path(sys.argv[1], 'report.json').write_text(json.dumps(report))\n"
+        "Path(sys.argv[1], 'report.png').write_bytes(draw_report(report, tokenizer, TEXTS))"
+    )
+    settings = {
+        "PYTHONHASHSEED": "7",
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+        "MATPLOTLIBRC": str(tmp_path / "matplotlibrc"),
+    }
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "report.json").read_text() == json.dumps(report)
+    assert (tmp_path / "report.png").read_bytes() == picture
+
+
+def test_picture_shows_another_tokenizer_and_text() -> None:
+    tokenizer = make_tokenizer()
+    report = make_report(tokenizer, TEXTS)
+    picture = draw_report(report, tokenizer, TEXTS)
+    assert draw_report(report, tokenizer, TEXTS[:1]) != picture
+    assert draw_report(report | {"vocabulary_size": 7}, tokenizer, TEXTS) != picture
+
+
+def test_importing_the_report_imports_nothing_heavy() -> None:
+    program = "import sys, tokenizer_training.unigram.report; print({'matplotlib', 'transformers'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,215 @@
+"""Checkpoints on disk and in Cloud Storage: whole or passed over, rotated, and safe from kills and faults."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlm_common.errors import InputError, RunFailedError
+from train.checkpoints.manager import Checkpoints
+from train.checkpoints.record import CheckpointRecord, DamagedCheckpointError, SkippedRows, parse_record
+from train.checkpoints.store import CheckpointStore
+
+RECORD = CheckpointRecord(
+    step=0,
+    row=400,
+    fingerprint_sha256="ab",
+    plan={"num_steps": 10},
+    settings={"run": {"seed": 1}},
+    versions={"numpy": "2"},
+    logged_step=7,
+    skipped=(SkippedRows(after_step=3, num_rows=16),),
+)
+
+
+def record_of(step, validation_loss=None):
+    return dataclasses.replace(RECORD, step=step, validation_loss=validation_loss)
+
+
+def arrays_of(step):
+    return {"model/kernel": np.full((3, 4), step, np.float32), "optimizer/iterations": np.array(step)}
+
+
+def save(checkpoints, *steps, validation_losses=()):
+    losses = dict(zip(steps, validation_losses, strict=False))
+    for step in steps:
+        checkpoints.save(lambda step=step: (record_of(step, losses.get(step)), arrays_of(step)))
+    checkpoints.wait()
+
+
+def restored(folder, **arguments):
+    """Return (step, variables) of what a new process would go on from."""
+    used = []
+    checkpoints = Checkpoints(str(folder), num_kept=2)
+    record = checkpoints.restore_newest("ab", lambda _, arrays: used.append(arrays), **arguments)
+    return (record.step, used[0]) if record else None
+
+
+def names(folder):
+    return sorted(path.name for path in (Path(folder) / "checkpoints").iterdir())
+
+
+def test_a_record_comes_back_as_it_was():
+    assert parse_record(record_of(5).to_json()) == record_of(5)
+
+
+@pytest.mark.parametrize("change", [lambda text: text[:-20], lambda text: text.replace("400", "401"), lambda _: "[]"])
+def test_a_record_that_was_changed_is_noticed(change):
+    with pytest.raises(DamagedCheckpointError):
+        parse_record(change(RECORD.to_json()))
+
+
+def test_a_record_of_another_format_is_refused():
+    with pytest.raises(DamagedCheckpointError, match="its format is 2"):
+        parse_record(dataclasses.replace(RECORD, format_version=2).to_json())
+
+
+def test_the_newest_is_restored(tmp_path):
+    assert restored(tmp_path) is None
+    save(Checkpoints(str(tmp_path), num_kept=2), 3, 20, 100)
+    step, arrays = restored(tmp_path)
+    assert step == 100
+    np.testing.assert_array_equal(arrays["model/kernel"], arrays_of(100)["model/kernel"])
+    assert arrays["optimizer/iterations"] == 100
+    assert restored(tmp_path, up_to=99)[0] == 20
+    assert restored(tmp_path, interval_steps=30) is None
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, Path.unlink, lambda path: path.write_bytes(b"")])
+@pytest.mark.parametrize("suffix", ["json", "safetensors"])
+def test_a_damaged_one_is_passed_over(tmp_path, damage, suffix, caplog):
+    save(Checkpoints(str(tmp_path), num_kept=2), 1, 2)
+    damage(tmp_path / "checkpoints" / f"step-00000002.{suffix}")
+    assert restored(tmp_path)[0] == 1
+    if (tmp_path / "checkpoints" / "step-00000002.json").exists():
+        assert "the checkpoint of step 2 is passed over" in caplog.text
+
+
+def test_one_of_another_run_is_passed_over(tmp_path, caplog):
+    save(Checkpoints(str(tmp_path), num_kept=2), 1)
+    store = CheckpointStore(str(tmp_path / "checkpoints"))
+    store.write(dataclasses.replace(record_of(2), fingerprint_sha256="cd"), arrays_of(2))
+    assert restored(tmp_path)[0] == 1
+    assert "it is of another run" in caplog.text
+
+
+def test_nothing_whole_is_an_error_and_no_start_from_zero(tmp_path):
+    save(Checkpoints(str(tmp_path), num_kept=2), 1, 2)
+    for path in (tmp_path / "checkpoints").glob("*.safetensors"):
+        truncate(path)
+    with pytest.raises(InputError, match="none of its 2 is"):
+        restored(tmp_path)
+
+
+def test_what_a_killed_write_leaves_is_no_checkpoint_and_goes_away(tmp_path):
+    save(Checkpoints(str(tmp_path), num_kept=2), 1)
+    folder = tmp_path / "checkpoints"
+    (folder / ".step-00000002.safetensors.abc.partial").write_bytes(b"half")
+    (folder / "step-00000003.safetensors").write_bytes(b"data without a record")
+    checkpoints = Checkpoints(str(tmp_path), num_kept=2)
+    assert checkpoints.restore_newest("ab", lambda *_: None).step == 1
+    assert ".step-00000002.safetensors.abc.partial" not in names(tmp_path)
+    save(checkpoints, 4)
+    assert [name for name in names(tmp_path) if name.startswith("step-00000003")] == []
+
+
+def test_rotation_keeps_the_newest_and_the_best(tmp_path):
+    checkpoints = Checkpoints(str(tmp_path), num_kept=2)
+    save(checkpoints, 1, 2, 3, 4, 5, validation_losses=(4.0, 3.0, 3.5, 3.5, 3.2))
+    assert CheckpointStore(str(tmp_path / "checkpoints")).steps() == [2, 4, 5]
+    # A process that goes on knows them.
+    checkpoints = Checkpoints(str(tmp_path), num_kept=1)
+    checkpoints.restore_newest("ab", lambda *_: None)
+    save(checkpoints, 6)
+    assert CheckpointStore(str(tmp_path / "checkpoints")).steps() == [2, 6]
+
+
+def test_rotation_keeps_the_newest_of_the_regular_ones(tmp_path):
+    save(Checkpoints(str(tmp_path), num_kept=2, kept_interval_steps=10), 10, 20, 23, 24, 25)
+    assert CheckpointStore(str(tmp_path / "checkpoints")).steps() == [20, 24, 25]
+
+
+def test_checkpoints_of_a_way_not_taken_go_away(tmp_path):
+    save(Checkpoints(str(tmp_path), num_kept=2), 10, 20)
+    truncate(tmp_path / "checkpoints" / "step-00000020.safetensors")
+    checkpoints = Checkpoints(str(tmp_path), num_kept=2)
+    checkpoints.restore_newest("ab", lambda *_: None)
+    save(checkpoints, 15)
+    assert CheckpointStore(str(tmp_path / "checkpoints")).steps() == [10, 15]
+    checkpoints.discard_after(10)
+    assert names(tmp_path) == ["step-00000010.json", "step-00000010.safetensors"]
+
+
+def test_only_the_chief_writes(tmp_path):
+    save(Checkpoints(str(tmp_path), num_kept=2, is_chief=False), 1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_training_waits_for_the_copy_and_not_for_the_writing(cloud):
+    """Until its upload is answered, after half a second, the checkpoint is not there."""
+    checkpoints = Checkpoints(f"{cloud.bucket_url}/run", num_kept=2)
+    cloud.fault("/upload/", method="POST", mode="delay", delay_seconds=0.5)
+    checkpoints.save(lambda: (record_of(1), arrays_of(1)))
+    checkpoints.check()
+    assert "run/checkpoints/step-00000001.json" not in cloud.objects()
+    checkpoints.wait()
+    assert "run/checkpoints/step-00000001.json" in cloud.objects()
+
+
+def test_a_write_that_fails_ends_the_run_and_leaves_the_one_before(tmp_path):
+    checkpoints = Checkpoints(str(tmp_path), num_kept=2)
+    save(checkpoints, 1)
+    (tmp_path / "checkpoints" / "step-00000002.safetensors").mkdir()  # cannot be replaced by a file
+    with pytest.raises(RunFailedError, match=r"could not be written to .*; the newest one is that of step 1"):
+        save(checkpoints, 2)
+    assert restored(tmp_path)[0] == 1
+
+
+# Objects are uploaded in a request that names them in its body: the data first, then the record.
+UPLOAD = {"path": "/upload/", "method": "POST"}
+FAULTS = {
+    "unavailable": {**UPLOAD, "status": 503, "times": 3},
+    "broken connections": {**UPLOAD, "mode": "reset", "times": 3},
+    "lost answers": {**UPLOAD, "mode": "lost_answer", "times": 3},
+    "corrupted": {**UPLOAD, "mode": "corrupt_upload", "num_bytes": -50},
+    "no deletion": {"path": "step-00000001", "method": "DELETE", "status": 503, "times": 3},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_faults_of_cloud_storage_while_saving(cloud, fault):
+    folder = f"{cloud.bucket_url}/run"
+    checkpoints = Checkpoints(folder, num_kept=1)
+    save(checkpoints, 1)
+    cloud.fault(**fault)
+    save(checkpoints, 2)
+    names = {name.rpartition("/")[2] for name in cloud.objects()}
+    assert names == {"step-00000002.json", "step-00000002.safetensors"}
+    assert restored(folder)[0] == 2
+    assert any(request["fault"] != "none" for request in cloud.requests())
+
+
+def test_a_damaged_object_is_passed_over(cloud):
+    folder = f"{cloud.bucket_url}/run"
+    save(Checkpoints(folder, num_kept=2), 1, 2)
+    name = "run/checkpoints/step-00000002.safetensors"
+    cloud.put(name, cloud.objects()[name][:-1])
+    assert restored(folder)[0] == 1
+
+
+def test_the_record_is_json_for_people(tmp_path):
+    save(Checkpoints(str(tmp_path), num_kept=2), 1)
+    content = json.loads((tmp_path / "checkpoints" / "step-00000001.json").read_text())
+    assert content["num_bytes"] == (tmp_path / "checkpoints" / "step-00000001.safetensors").stat().st_size

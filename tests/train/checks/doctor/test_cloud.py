@@ -1,0 +1,117 @@
+"""The doctor on Google Cloud and the Hub: credentials, permissions, regions, tokens."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from tests.fixtures.doctor_cases import PROJECT, config_of, found, only_error
+from tests.servers.fixtures import CloudStorageHandle, HubHandle
+from train.checks.doctor import cloud as cloud_checks
+from train.checks.doctor import run_inputs
+from train.config import TrainingConfig
+
+
+def bucket_config(*more: str) -> TrainingConfig:
+    return config_of("--train-dataset", "gs://test-bucket/train", "--output-dir", "gs://test-bucket/run", *more)
+
+
+def test_buckets(cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
+    lines = [str(one) for one in found(cloud_checks.check_buckets, bucket_config())]
+    assert [line.split()[:2] for line in lines] == [["ok", "bucket"], ["ok", "bucket"], ["ok", "region"]]
+    assert "is in US-CENTRAL1; --tpu-zone would compare it" in lines[2]
+    assert not cloud.objects()
+    near, far = (bucket_config("--tpu-zone", zone) for zone in ("us-central1-b", "europe-west4-a"))
+    assert str(found(cloud_checks.check_buckets, near)[-1]).endswith("is in US-CENTRAL1, the TPU in us-central1-b")
+    last = found(cloud_checks.check_buckets, far)[-1]
+    assert last.status == "warning"
+    assert "reading is slow, and traffic between regions costs" in last.text
+    assert "gcloud storage buckets create gs://NAME --location europe-west4" in last.text
+
+
+def test_the_region_of_a_bucket_that_may_not_be_seen(cloud: CloudStorageHandle) -> None:
+    cloud.fault(r"/b/test-bucket\?", status=403, times=10)  # the client looks once by itself
+    last = found(cloud_checks.check_buckets, bucket_config("--tpu-zone", "us-central1-b"))[-1]
+    assert last.status == "warning"
+    assert "the account lacks storage.buckets.get. Compare it with the TPU's zone by: gcloud storage" in last.text
+
+
+@pytest.mark.parametrize(
+    ("location", "places", "zone", "is_near"),
+    [
+        ("US", None, "us-east1-d", True),
+        ("EU", None, "us-east1-d", False),
+        ("US", ["US-EAST1", "US-WEST1"], "us-east1-d", True),
+        ("ASIA-EAST1", None, "asia-east1-c", True),
+        ("ASIA-EAST1", None, "asia-east2-a", False),
+        ("NAM4", None, "us-central1-b", True),
+        ("NAM4", None, "us-west1-c", False),
+    ],
+)
+def test_multi_regions_and_pairs(location: str, places: list[str] | None, zone: str, is_near: bool) -> None:
+    bucket = SimpleNamespace(location=location, data_locations=places)
+    assert cloud_checks._is_near(bucket, zone) == is_near
+
+
+def test_a_bucket_that_refuses(cloud: CloudStorageHandle) -> None:
+    cloud.authorize(denied_permissions=["storage.objects.create"])
+    line = only_error(found(cloud_checks.check_buckets, bucket_config()))
+    assert "gs://test-bucket/run/.writable needs permission. Grant the account in use, which lacks" in line
+    cloud.authorize(denied_buckets=["test-bucket"])
+    assert "gs://test-bucket/train needs permission. Grant" in only_error(
+        found(cloud_checks.check_buckets, bucket_config())
+    )
+    cloud.authorize(accepted_tokens=["another"])
+    line = only_error(found(cloud_checks.check_buckets, bucket_config()))
+    assert "needs Google credentials, and none were found or accepted. Run `gcloud auth application-default" in line
+
+
+def test_a_bucket_that_is_not_there(cloud: CloudStorageHandle) -> None:
+    line = only_error(found(cloud_checks.check_buckets, config_of("--output-dir", "gs://no-such-bucket/run")))
+    assert "there is no gs://no-such-bucket. Make it with `gcloud storage buckets create gs://no-such-bucket`" in line
+    assert cloud.requests()
+
+
+PRINT_CREDENTIALS = """
+from tests.train.checks.doctor.test_cloud import bucket_config, cloud_checks, found
+print(*found(cloud_checks.check_credentials, bucket_config()), sep="\\n")
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "ok credentials Credentials"),
+        ({"NO_GCE_CHECK": "true"}, "gs://test-bucket/train needs Google credentials, and none were found or accepted."),
+    ],
+)
+def test_credentials(cloud_storage: CloudStorageHandle, changes: dict[str, str], message: str) -> None:
+    """In a process of its own, since google-auth reads where the metadata server is when it is imported."""
+    environment = {**os.environ, **cloud_storage.environment, **changes, "PYTHONPATH": str(PROJECT)}
+    done = subprocess.run(
+        [sys.executable, "-c", PRINT_CREDENTIALS], env=environment, capture_output=True, text=True, check=True
+    )
+    assert message in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("token", "message"),
+    [
+        ("", "needs a Hub token; log in with `hf auth login`"),
+        ("hf_unknown", "refused this one. Log in again"),
+        (HubHandle.read_token, "role is 'read'. Make one with the role 'write'"),
+        (HubHandle.fine_grained_token, "role is 'fineGrained'"),
+        (HubHandle.write_token, ""),
+    ],
+)
+def test_tokens(hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch, token: str, message: str) -> None:
+    monkeypatch.setenv("HF_TOKEN", token)
+    findings = found(run_inputs.check_hub, config_of("--hub-model-id", "alice/model"))
+    if message:
+        assert message in only_error(findings)
+    else:
+        assert [one.text for one in findings] == ["the token may write to alice/model"]
+    assert hub_here.repository("alice/model") is None

@@ -1,0 +1,194 @@
+"""The doctor on a run of which something is wrong, and the whole command."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models
+
+from tests.fixtures.doctor_cases import PROJECT, config_of, found, install, modules, only_error
+from tests.fixtures.tiny_corpus import wrapped
+from tests.fixtures.tiny_run import run_flags, write_shards
+from tests.servers.fixtures import CloudStorageHandle, HubHandle
+from tokenizer_training.tokenizer import SPECIAL_TOKENS, save_tokenizer
+from train import doctor
+from train.checks.doctor import run_inputs
+
+
+@pytest.fixture(scope="module")
+def made_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture
+def shards(made_shards: Path, tmp_path: Path) -> Path:
+    """Shards that a test may damage."""
+    run_inputs.inputs_of.cache_clear()
+    return Path(shutil.copytree(made_shards, tmp_path / "shards"))
+
+
+def save_small_tokenizer(folder: Path) -> None:
+    """Write a tokenizer that knows the special tokens only."""
+    ids = {token: index for index, token in enumerate(SPECIAL_TOKENS.values())}
+    backend = Tokenizer(models.WordLevel(ids, unk_token=SPECIAL_TOKENS["unk"]))
+    save_tokenizer(wrapped(backend), str(folder))
+
+
+def test_shards_that_fit(shards: Path, tmp_path: Path) -> None:
+    findings = found(run_inputs.check_data, config_of(*run_flags(shards, tmp_path / "run")))
+    assert [one.status for one in findings] == ["ok", "ok"]
+    assert "rows of 16 tokens, fit the tokenizer" in findings[0].text
+
+
+def test_another_tokenizer(shards: Path, tmp_path: Path) -> None:
+    save_small_tokenizer(tmp_path / "small")
+    flags = (*run_flags(shards, tmp_path / "run"), "--tokenizer", str(tmp_path / "small"))
+    line = only_error(found(run_inputs.check_data, config_of(*flags)))
+    assert "--tokenizer must be the one the shards were made with" in line
+    assert "Leave --tokenizer out" in line
+    assert not found(run_inputs.check_run, config_of(*flags))  # said once
+
+
+def test_another_tokenizer_for_shards_without_a_manifest(shards: Path, tmp_path: Path) -> None:
+    save_small_tokenizer(tmp_path / "small")
+    for index, path in enumerate(sorted((shards / "train").glob("*.tfrecord"))):
+        num_rows = path.stem.rpartition("-")[2]
+        path.rename(path.with_name(f"dataset-{index}-{num_rows}.tfrecord"))
+    (shards / "train" / "manifest.json").unlink()
+    flags = ("--train-dataset", str(shards / "train"), "--tokenizer", str(tmp_path / "small"))
+    line = only_error(found(run_inputs.check_data, config_of(*flags)))
+    assert "; the tokenizer has 5. Name the tokenizer that the shards were made with by --tokenizer." in line
+
+
+def test_shards_that_tensorflow_may_not_read(
+    shards: Path, cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two clients find credentials each in its own way; here that of TensorFlow is not let in."""
+    for path in (path for path in shards.rglob("*") if path.is_file()):
+        cloud.put(f"shards/{path.relative_to(shards)}", path.read_bytes())
+    cloud.authorize(accepted_tokens=[""])
+    for name, value in cloud.environment.items():
+        monkeypatch.setenv(name, value)
+    findings = found(run_inputs.check_data, config_of("--train-dataset", f"{cloud.bucket_url}/shards/train"))
+    assert findings[0].status == "ok"
+    assert "TensorFlow must be able to read the shards; gs://test-bucket/shards/train/" in only_error(findings)
+    assert "gave PermissionDeniedError" in only_error(findings)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: shutil.rmtree(folder), "is missing or holds none. Give the folder of one split"),
+        (lambda folder: (folder / "manifest.json").unlink(), "so its preparation did not end. Run prepare-tfrecord"),
+        (lambda folder: min(folder.glob("*.tfrecord")).unlink(), "lacks dataset-00000-00000-5.tfrecord. Copy the"),
+        (lambda folder: min(folder.glob("*.tfrecord")).write_bytes(b""), "has 0 bytes of"),
+    ],
+)
+def test_damaged_shards(shards: Path, tmp_path: Path, damage: Any, message: str) -> None:
+    damage(shards / "train")
+    line = only_error(found(run_inputs.check_data, config_of(*run_flags(shards, tmp_path / "run"))))
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--per-replica-batch-size", "100000"], "must not exceed the data set's"),
+        (["--config-overrides", "max_position_embeddings=8"], "Rows must fit the model's positions"),
+        (["--init-from", "nowhere"], "--init-from:"),
+        (["--output-dir", "{}/train"], "must be an empty folder or that of this run"),
+        (["--output-dir", "/dev/null/run"], "The folder of the output must be writable"),
+        (["--resume", "must"], "--resume must needs a run with a checkpoint"),
+    ],
+)
+def test_a_run_that_would_be_refused(shards: Path, tmp_path: Path, more: list[str], message: str) -> None:
+    flags = [*run_flags(shards, tmp_path / "run"), *(flag.format(shards) for flag in more)]
+    assert message in only_error(found(run_inputs.check_run, config_of(*flags)))
+
+
+def test_a_model_too_large_for_disk_and_memory(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_inputs, "ask_tensorflow", lambda *_: {"num_parameters": 10**12})
+    findings = found(run_inputs.check_run, config_of(*run_flags(shards, tmp_path / "run")))
+    assert [(one.status, one.subject) for one in findings] == [
+        ("ok", "output"), ("ok", "model"), ("error", "disk"), ("error", "memory"),
+    ]  # fmt: skip
+
+
+def test_a_model_that_cannot_be_built(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken").mkdir()
+    modules(tmp_path / "broken", monkeypatch, tensorflow____init__="import os; os.abort()")
+    line = only_error(found(run_inputs.check_run, config_of(*run_flags(shards, tmp_path / "run"))))
+    assert "building the model crashed (SIGABRT)" in line
+
+
+def test_the_command_names_all_errors_at_once(
+    shards: Path, tmp_path: Path, hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    (tmp_path / "broken").mkdir()
+    modules(tmp_path / "broken", monkeypatch, tensorflow____init__="raise ImportError('libtpu.so: missing')")
+    monkeypatch.setenv("HF_TOKEN", hub_here.read_token)
+    (shards / "train" / "manifest.json").unlink()
+    more = ("--tpu-name", "local", "--hub-model-id", "alice/model")
+    assert doctor.main(run_flags(shards, tmp_path / "run", *more)) == 1
+    shown = capsys.readouterr()
+    errors = [line.split()[1] for line in shown.out.splitlines() if line.startswith("error")]
+    assert errors == ["import", "TPU", "data", "Hub"]
+    assert "4 errors" in shown.out
+    assert shown.err.splitlines()[-1].startswith("error: Not all is well")
+
+
+def test_the_command_on_a_run_that_is_well(
+    shards: Path, cloud_storage: CloudStorageHandle, hub_server: HubHandle
+) -> None:
+    """Everything is asked as it is: TensorFlow, Cloud Storage and the Hub."""
+    for path in (path for path in shards.rglob("*") if path.is_file()):
+        cloud_storage.put(f"shards/{path.relative_to(shards)}", path.read_bytes())
+    url = cloud_storage.bucket_url
+    flags = [flag.replace(str(shards), f"{url}/shards") for flag in run_flags(shards, f"{url}/run")]
+    command = [sys.executable, str(PROJECT / "train" / "doctor.py"), *flags, "--hub-model-id", "alice/tiny"]
+    environment = os.environ | hub_server.environment | cloud_storage.environment
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    lines = [line.split()[:2] for line in done.stdout.splitlines() if line[:5].strip() in ("ok", "warni", "error")]
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert {subject for status, subject in lines if status == "ok"} >= {
+        "Python", "packages", "TensorFlow", "tf-keras", "import", "TPU", "credentials", "bucket", "region", "data",
+        "output", "model", "disk", "memory", "Hub",
+    }  # fmt: skip
+    assert not any(name.startswith("run/") for name in cloud_storage.objects())
+
+
+def run_doctor(*flags: str, **environment: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(PROJECT / "train" / "doctor.py"), *flags]
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+
+
+def test_the_command_without_transformers(tmp_path: Path) -> None:
+    """It says what is wrong although nothing can read its flags."""
+    (tmp_path / "transformers").mkdir()
+    (tmp_path / "transformers" / "__init__.py").write_text("")
+    install(tmp_path, "tensorflow-tpu", "2.20.0")
+    done = run_doctor("--tpu-name", "local", PYTHONPATH=f"{tmp_path}{os.pathsep}{PROJECT}")
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(
+        "error    flags          not read, because of No module named 'transformers.hf_argparser'"
+    )
+    assert any("tensorflow-tpu 2.20.0 are both installed" in line for line in lines)
+    assert done.stderr.splitlines()[-1] == "error: Not all is well; each line that says error says what cures it."
+
+
+def test_the_command_without_the_project() -> None:
+    script = str(PROJECT / "train" / "doctor.py")
+    done = subprocess.run([sys.executable, "-I", "-S", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Install the project in its checkout: pip install -e '.[cpu]'" in done.stdout
+
+
+def test_bad_flags() -> None:
+    assert run_doctor("--no-such-flag").returncode == 2
+    done = run_doctor("--log-steps", "0")
+    assert (done.returncode, done.stderr.strip()) == (2, "error: --log-steps must be at least 1; received 0.")

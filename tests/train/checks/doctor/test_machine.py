@@ -1,0 +1,121 @@
+"""The doctor on disk, memory and TPU of which something is wrong."""
+
+import subprocess
+import sys
+from importlib.metadata import Distribution
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.fixtures.doctor_cases import config_of, found, install, modules, only_error
+from train.checks.doctor import machine, packages, tpu
+
+
+def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = config_of("--output-dir", str(tmp_path / "not yet" / "run"))
+    usage = SimpleNamespace(free=3_000_000_000)
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage)
+    assert [one.status for one in found(machine.check_disk, config)] == ["ok"]
+    line = only_error(found(machine.check_disk, config, 125_000_000))
+    assert f"3.0 GB free in {tmp_path}; the run writes up to 6.5 GB: 4 checkpoint(s) and the export. Free some" in line
+    assert [one.status for one in found(machine.check_disk, config, 10_000_000)] == ["ok"]
+    usage.free = 1_000_000_000
+    assert [one.status for one in found(machine.check_disk, config)] == ["warning"]
+
+
+def test_little_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config, limit = config_of(), tmp_path / "memory.max"
+    monkeypatch.setattr(machine, "CONTAINER_LIMIT_FILES", (limit,))
+    without_limit = machine.available_memory_bytes()
+    limit.write_text("max\n")
+    assert machine.available_memory_bytes() > without_limit / 2
+    limit.write_text("1500000000\n")
+    assert [one.status for one in found(machine.check_memory, config)] == ["warning"]
+    line = only_error(found(machine.check_memory, config, 125_000_000))
+    assert "1.5 GB of memory available; the run takes 3.0 GB" in line
+    assert line.endswith("a smaller model (--preset).")
+
+
+def builds(folder: Path, *names: str) -> dict[str, Distribution]:
+    for name in names:
+        install(folder, name, "2.20.0")
+    return packages.installed_packages([str(folder)])
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A file in the place of /dev/accel0; the machine says it is a v3-8."""
+    (tmp_path / "accel0").touch()
+    monkeypatch.setattr("train.runtime.tpu.tpu_devices", lambda: [tmp_path / "accel0"])
+    monkeypatch.setattr(tpu, "tpu_devices", lambda: [tmp_path / "accel0"])
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v3-8")
+    return tmp_path / "accel0"
+
+
+def test_machines_without_a_tpu(tmp_path: Path) -> None:
+    assert [one.status for one in found(tpu.check_tpu, config_of(), {})] == ["ok"]
+    (one,) = found(tpu.check_tpu, config_of(), builds(tmp_path, "tensorflow-tpu"))
+    assert one.status == "warning"
+    assert "tensorflow-tpu is installed, and there is no TPU" in one.text
+    line = only_error(found(tpu.check_tpu, config_of("--tpu-name", "local"), {}))
+    assert "this one has no /dev/accel* and no /dev/vfio/*. Check that this is the TPU VM" in line
+
+
+def test_a_tpu_that_lies_idle(device: Path) -> None:
+    (one,) = found(tpu.check_tpu, config_of(), {})
+    assert (one.status, one.subject) == ("warning", "TPU")
+    assert "(v3-8, 16 GiB a replica), and without --tpu-name a run computes on the CPU. Give --tpu-name" in one.text
+    assert [one.status for one in found(tpu.check_tpu, config_of("--no-tpu"), {})] == ["ok"]
+    assert device.exists()
+
+
+def test_the_wrong_tensorflow_for_a_tpu(device: Path) -> None:
+    line = only_error(found(tpu.check_tpu, config_of("--tpu-name", "local"), builds(device.parent, "tensorflow")))
+    assert "--tpu-name local needs tensorflow-tpu; the TensorFlow installed is that for CPU and GPU. In an env" in line
+
+
+def test_a_tpu_that_another_process_holds(device: Path) -> None:
+    installed = builds(device.parent, "tensorflow-tpu")
+    program = "import sys; file = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(device)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout
+        holder.stdout.readline()
+        line = only_error(found(tpu.check_tpu, config_of("--tpu-name", "local"), installed))
+        assert f"is held by process {holder.pid} ({sys.executable} -c" in line
+        assert line.endswith("serves one at a time. End it: kill NUMBER")
+        holder.communicate(timeout=30)
+
+
+def test_a_tpu_that_does_not_answer(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = builds(device.parent, "tensorflow-tpu")
+    modules(device.parent, monkeypatch, tensorflow____init__="import os; os.abort()")
+    line = only_error(found(tpu.check_tpu, config_of("--tpu-name", "local"), installed))
+    assert "connecting to local crashed (SIGABRT)" in line
+    assert "Restart the TPU VM" in line
+    monkeypatch.setattr(tpu, "CONNECT_SECONDS", 2.0)
+    modules(device.parent, monkeypatch, tensorflow____init__="import time; time.sleep(600)")
+    assert "did not answer within 2 s" in only_error(found(tpu.check_tpu, config_of("--tpu-name", "local"), installed))
+
+
+def test_a_tpu_that_tensorflow_does_not_find(device: Path) -> None:
+    """TensorFlow itself is asked, on a machine where it has only the CPU."""
+    installed = builds(device.parent, "tensorflow-tpu")
+    line = only_error(found(tpu.check_tpu, config_of("--tpu-name", "local"), installed))
+    assert "--tpu-name must name a TPU that can be reached; local gave" in line
+    assert "that no other process holds it" in line
+
+
+def test_a_tpu_that_answers(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tpu, "ask_tensorflow", lambda *_: {"num_replicas": 8})
+    (one,) = found(tpu.check_tpu, config_of("--tpu-name", "local"), builds(device.parent, "tensorflow-tpu"))
+    assert (one.status, one.text) == ("ok", "v3-8, 16 GiB a replica, 8 replica(s)")
+
+
+def test_a_tpu_by_name_with_a_local_folder_and_with_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of("--tpu-name", "pod", "--output-dir", "here")
+    assert "--output-dir must be in Cloud Storage" in only_error(found(tpu.check_tpu, config, {}))
+    monkeypatch.setenv("TF_CONFIG", "{")
+    assert "TF_CONFIG must be like" in only_error(found(tpu.check_tpu, config, {}))

@@ -1,0 +1,137 @@
+import pytest
+
+from train.checks.preflight.hlo_costs import KINDS, OTHER, kind_of, step_costs
+
+LAYER = "tf_bert_for_masked_lm/bert/encoder/layer_._{}/"
+
+
+def instruction(name, opcode, *, cycles=None, op_name=None, shape="bf16[16,512]{1,0:T(8,128)}", attributes=""):
+    """A line as libtpu writes it."""
+    metadata = f', metadata={{op_name="{op_name}"}}' if op_name else ""
+    config = f'"window_config":{{"kernel_window_bounds":[],"estimated_cycles":"{cycles}"}}' if cycles else ""
+    return f"  %{name} = {shape} {opcode}(%a, %b){attributes}{metadata}, backend_config={{{config}}}\n"
+
+
+def loop(num_turns_line, direction="LT"):
+    return (
+        "%condition (t: (s32[])) -> pred[] {\n"
+        + num_turns_line
+        + f"  ROOT %compare = pred[]{{:T(512)}} compare(%element, %constant.1), direction={direction}\n}}\n\n"
+        + "%body (t: (s32[])) -> (s32[]) {\n"
+        + instruction("fusion.7", "fusion", cycles=1000, op_name="while/" + LAYER.format(0) + "attention/self/MatMul")
+        + "}\n\n"
+    )
+
+
+def module(*lines, before=""):
+    return f"HloModule m, is_scheduled=true\n\n{before}ENTRY %main.0 (x: s32[16,512]) -> f32[] {{\n{''.join(lines)}}}\n"
+
+
+def test_cycles_are_summed_over_layers_and_grouped():
+    costs = step_costs(
+        module(
+            instruction("fusion.1", "fusion", cycles=30, op_name=LAYER.format(0) + "attention/self/Softmax"),
+            instruction("fusion.2", "fusion", cycles=50, op_name=LAYER.format(11) + "attention/self/Softmax"),
+            instruction(
+                "fusion.3", "fusion", cycles=70, op_name="gradient_tape/tf_bert_for_masked_lm/mlm___cls/MatMul"
+            ),
+            instruction("bitcast.3", "bitcast"),
+        )
+    )
+    assert costs.num_cycles == 150
+    assert costs.cycles_by_kind == {"attention": 80, "head and loss": 70}
+    assert costs.operations[0].name == LAYER.format("#") + "attention/self/Softmax"
+    assert (costs.num_not_estimated, costs.num_loops_of_unknown_length, costs.summed_bytes) == (0, 0, 0)
+
+
+WHILE = instruction(
+    "while.8", "while", shape="(s32[]{:T(128)}, /*index=1*/f32[4]{0})", attributes=", condition=%condition, body=%body"
+)
+
+
+def test_a_loop_counts_for_each_turn():
+    line = "  %constant.1 = s32[]{:T(128)} constant(4)\n"
+    costs = step_costs(module(WHILE, instruction("f", "fusion", cycles=5, op_name="AdamW/Sub"), before=loop(line)))
+    assert costs.cycles_by_kind == {"attention": 4000, "optimizer": 5}
+    assert costs.num_loops_of_unknown_length == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "direction"),
+    [("", "LT"), ("  %constant.1 = s32[]{:T(128)} constant(4)\n", "GT")],
+)
+def test_a_loop_of_unknown_length_counts_once_and_is_told(line, direction):
+    costs = step_costs(module(WHILE, before=loop(line, direction)))
+    assert (costs.num_cycles, costs.num_loops_of_unknown_length) == (1000, 1)
+
+
+def test_a_fusion_without_a_name_takes_that_of_what_is_in_it():
+    fused = "%fused_computation.5 (p: f32[8]) -> f32[8] {\n"
+    fused += instruction("add.1", "add", op_name=LAYER.format(3) + "output/LayerNorm/batchnorm/add")
+    fused += "  ROOT %r = f32[8]{0} bitcast(%add.1)\n}\n\n"
+    lines = (
+        instruction("fusion.9", "fusion", cycles=10, attributes=", kind=kLoop, calls=%fused_computation.5"),
+        instruction("copy.12", "copy", cycles=4),
+    )
+    costs = step_costs(module(*lines, before=fused))
+    assert costs.cycles_by_kind == {"layer norm": 10, "copies": 4}
+    assert costs.operations[1].name == "copy"
+
+
+def test_what_has_no_estimate_is_counted_and_sums_over_replicas_are_measured():
+    shape = "(f32[3072,768]{1,0:T(8,128)S(1)}, /*index=1*/f32[]{:T(128)})"
+    costs = step_costs(
+        module(
+            instruction("all-reduce.46", "all-reduce", shape=shape, op_name="XlaAllReduce_12"),
+            instruction("gather_fusion", "fusion", op_name="tf_bert_for_masked_lm/bert/embeddings/Gather"),
+            instruction("get-tuple-element.2", "get-tuple-element"),
+            '  %custom-call = u32[]{:T(128)} custom-call(%x), custom_call_target="X64SplitLow"\n',
+        )
+    )
+    assert costs.summed_bytes == 4 * (3072 * 768 + 1)
+    assert (costs.num_cycles, costs.num_not_estimated) == (0, 2)
+
+
+def test_text_without_an_entry_is_refused():
+    with pytest.raises(ValueError, match="ENTRY"):
+        step_costs("HloModule m\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("gradient_tape/tf_roberta_for_masked_lm/roberta/encoder/layer_._#/attention/self/MatMul_#", "attention"),
+        ("tf_roberta_for_masked_lm/roberta/encoder/layer_._#/attention/self/dropout/dropout/GreaterEqual", "dropout"),
+        ("tf_roberta_for_masked_lm/roberta/encoder/layer_._#/attention/output/LayerNorm/moments/mean", "layer norm"),
+        ("tf_roberta_for_masked_lm/roberta/encoder/layer_._#/attention/output/dense/BiasAdd", "attention"),
+        ("tf_roberta_for_masked_lm/roberta/encoder/layer_._#/intermediate/dense/Tensordot/MatMul", "feed-forward"),
+        ("tf_roberta_for_masked_lm/roberta/encoder/layer_._#/output/dense/Tensordot/MatMul", "feed-forward"),
+        ("tf_distil_bert_for_masked_lm/distilbert/transformer/layer_._#/ffn/lin1/Tensordot", "feed-forward"),
+        ("tf_roberta_for_masked_lm/roberta/embeddings/Gather", "embeddings"),
+        ("gradient_tape/while/tf_roberta_for_masked_lm/lm_head/MatMul/MatMul", "head and loss"),
+        ("SparseSoftmaxCrossEntropyWithLogits/SparseSoftmaxCrossEntropyWithLogits", "head and loss"),
+        ("while/stateless_random_uniform_#/shift", "dropout"),
+        ("masks/StatelessRandomUniformFullIntV#", "masks"),
+        ("while/masks_#/LowerBound", "masks"),
+        ("gradient_tape/while/loss/Cast", "head and loss"),
+        ("optimizer/AssignSubVariableOp_#", "optimizer"),
+        ("global_norm/L#Loss", "optimizer"),
+        ("AdamW/AssignSubVariableOp_#", "optimizer"),
+        ("XlaAllReduce_#", "sum over replicas"),
+        ("copy", "copies"),
+        ("something", OTHER),
+    ],
+)
+def test_kinds_of_operations(name, kind):
+    assert kind in (*KINDS, OTHER)
+    assert kind_of(name) == kind
+
+
+def test_a_branch_hardly_ever_taken_is_left_out():
+    branches = "".join(
+        f"%{name} (t: f32[8]) -> f32[8] {{\n{instruction('f', 'fusion', cycles=cycles, op_name=op_name)}}}\n\n"
+        for name, cycles, op_name in (("mostly", 3, "attention/self/cond/Sum"), ("else", 500, "self/cond/rarely/Max"))
+    )
+    attributes = ", true_computation=%mostly, false_computation=%else"
+    costs = step_costs(module(instruction("c", "conditional", attributes=attributes), before=branches))
+    assert costs.cycles_by_kind == {"attention": 3}

@@ -1,0 +1,56 @@
+import re
+
+import pytest
+import tensorflow as tf
+
+from tests.fixtures.tiny_models import tiny_model
+from train.checks.preflight.step_lowering import ReplicaOfSlice, lower_train_step, lowered
+from train.config import OptimizationConfig
+from train.optimizer import build_optimizer
+from train.tasks.masking_rule import MaskingRule
+from train.train_step import PretrainingModel
+
+
+@pytest.fixture(scope="module")
+def model():
+    masked_lm = tiny_model("roberta", num_hidden_layers=1)
+    model = PretrainingModel(masked_lm, MaskingRule(4, (0, 1, 2, 3, 4), 200), seed=0, max_grad_norm=1.0)
+    optimizer = build_optimizer(OptimizationConfig(), num_steps=20, num_warmup_steps=2)
+    optimizer.build(masked_lm.trainable_variables)
+    model.compile(optimizer=optimizer)
+    return model
+
+
+def test_the_lowered_step_sums_over_replicas_and_updates_variables_in_place(model):
+    before = [variable.numpy().copy() for variable in model.masked_lm.trainable_variables]
+    text = lower_train_step(model, num_rows=4, length=16, num_replicas=8)
+    num_trained = len(model.masked_lm.trainable_variables)
+    num_sums = 3  # loss, correct predictions, masked tokens
+    assert text.count('"stablehlo.all_reduce"') == num_trained + num_sums
+    assert set(re.findall(r"replica_groups = dense<(.*?)>", text)) == {"[[0, 1, 2, 3, 4, 5, 6, 7]]"}
+    assert re.search(r"func\.func @main\(%arg0: tensor<4x16xi32>", text)
+    assert "mhlo.copy" not in text
+    num_assigned = 3 * num_trained + 1  # weights, two moments of each, and the number of the update
+    num_assigned += sum(len(metric.variables) for metric in model.metrics)
+    assert text.count("parameter_number") >= num_assigned
+    for variable, values in zip(model.masked_lm.trainable_variables, before, strict=True):
+        assert (variable.numpy() == values).all()  # lowered, not run
+
+
+def test_other_reductions_are_refused():
+    with pytest.raises(ValueError, match="Only sums"), ReplicaOfSlice(2):
+        tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, tf.constant(1.0))
+
+
+def test_a_structure_of_tensors_is_summed_one_by_one():
+    @tf.function(jit_compile=True, autograph=False)
+    def function(value):
+        with ReplicaOfSlice(4):
+            replica = tf.distribute.get_replica_context()
+            total, rest = replica.all_reduce(tf.distribute.ReduceOp.SUM, (value, [2 * value]))
+            return total, rest[0], replica.replica_id_in_sync_group * replica.num_replicas_in_sync
+
+    text = lowered(function, tf.TensorSpec((2,), tf.float32))
+    assert text.count('"stablehlo.all_reduce"') == 2
+    assert text.count("stablehlo.replica_id") == 1
+    assert tf.distribute.get_replica_context().num_replicas_in_sync == 1  # outside

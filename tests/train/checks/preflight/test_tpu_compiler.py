@@ -1,0 +1,111 @@
+"""The parent's side of the TPU's compiler: what it asks, and what it makes of each way that the process can end."""
+
+import json
+import os
+import stat
+import sys
+
+import pytest
+
+from mlm_common.errors import InputError, RunFailedError
+from train.checks.preflight.tpu_compiler import DoesNotFitError, check_compiler, compile_for_tpu
+from train.checks.preflight.tpu_slices import tpu_slice
+
+RESULT = {
+    "argument_bytes": 400,
+    "output_bytes": 90,
+    "alias_bytes": 80,
+    "temp_bytes": 1000,
+    "generated_code_bytes": 7,
+    "peak_bytes": 1200,
+    "num_flops": 1e6,
+    "num_bytes_accessed": 2e6,
+    "compile_seconds": 3.0,
+    "versions": {"jax": "1", "libtpu": "2"},
+}
+TOO_LARGE = (
+    "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO "
+    "temporaries (18.50G) exceeds available HBM (15.75G). HLO module: step."
+)
+TOO_LARGE_BEFORE = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 18.50G of 15.75G hbm. Exceeded by"
+
+
+@pytest.fixture
+def interpreter(tmp_path):
+    """Return a function that makes an `interpreter` of a shell script; $6 is the folder it answers in."""
+
+    def make(script):
+        path = tmp_path / "python"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        return str(path)
+
+    return make
+
+
+def answering(result, folder):
+    (folder / "answer.json").write_text(json.dumps(result))
+    return f"cp '{folder}/answer.json' \"$6/result.json\"; echo 'ENTRY' > \"$6/compiled.hlo\""
+
+
+def test_what_the_compiler_is_asked_and_answers(interpreter, tmp_path):
+    script = f"echo \"$2 $3 $4 $(cat $5) $JAX_PLATFORMS $TPU_SKIP_MDS_QUERY [$TPU_LIBRARY_PATH]\" > '{tmp_path}/asked'"
+    python = interpreter(f"{script}\n{answering(RESULT, tmp_path)}")
+    os.environ["TPU_LIBRARY_PATH"] = "/somewhere/libtpu.so"
+    try:
+        compiled = compile_for_tpu("module", tpu_slice("v4-8"), python=python)
+    finally:
+        del os.environ["TPU_LIBRARY_PATH"]
+    assert (tmp_path / "asked").read_text() == "v4:2x2x1 megacore 4 module cpu 1 []\n"
+    assert compiled.memory_bytes == 400 + 90 - 80 + 1000 + 7
+    assert compiled.peak_bytes == 1200
+    assert compiled.hlo == "ENTRY\n"
+
+
+@pytest.mark.parametrize("message", [TOO_LARGE, TOO_LARGE_BEFORE])
+def test_a_step_that_does_not_fit_is_told_by_how_much(interpreter, tmp_path, message):
+    python = interpreter(answering({"versions": {}, "compile_seconds": 1, "error": message}, tmp_path))
+    with pytest.raises(DoesNotFitError, match=r"needs 18\.50 GiB .* 2\.75 GiB more than the 15\.75 GiB") as caught:
+        compile_for_tpu("module", tpu_slice("v5e-8"), python=python)
+    assert (caught.value.needed_bytes, caught.value.limit_bytes) == (int(18.5 * 2**30), int(15.75 * 2**30))
+
+
+def test_a_step_that_does_not_compile(interpreter, tmp_path):
+    python = interpreter(answering({"versions": {}, "compile_seconds": 1, "error": "UNIMPLEMENTED: such"}, tmp_path))
+    with pytest.raises(RunFailedError, match=r"does not compile for this TPU: UNIMPLEMENTED: such"):
+        compile_for_tpu("module", tpu_slice("v5e-8"), python=python)
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("echo no such import >&2; exit 3", r"(?s)status 3.*no such import"),
+        ("exit 0", "status 0"),
+        ("kill -9 $$", r"(?s)status -9.*too little memory"),
+    ],
+)
+def test_a_compiler_that_dies(interpreter, script, message):
+    with pytest.raises(RunFailedError, match=message):
+        compile_for_tpu("module", tpu_slice("v5e-8"), python=interpreter(script))
+
+
+def test_a_missing_compiler_is_named_with_the_cure(interpreter):
+    python = interpreter("echo Traceback >&2; echo \"ModuleNotFoundError: No module named 'libtpu'\" >&2; exit 1")
+    message = r"No module named 'libtpu'\. pip install -e '\.\[preflight\]'.*--compiler-python"
+    with pytest.raises(InputError, match=message):
+        check_compiler(python)
+    check_compiler(interpreter("exit 0"))
+
+
+def test_an_interpreter_that_is_none():
+    with pytest.raises(InputError, match="--compiler-python must be a Python interpreter; /nowhere: No such file"):
+        check_compiler("/nowhere")
+
+
+def test_asking_imports_no_tensorflow():
+    import subprocess
+
+    program = "import sys, train.checks.preflight.tpu_compiler, train.tpu_preflight\n"
+    program += "print('tensorflow' in sys.modules, 'jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]

@@ -1,0 +1,243 @@
+"""The preflight from its flags to what it prints; the compiler itself is asked in test_tpu_preflight_compiler.py."""
+
+import re
+
+import pytest
+
+from benchmarks.train_step_tpu import print_steps
+from mlm_common.errors import InputError
+from tests.fixtures.tiny_run import MODEL, write_shards
+from train.checks.preflight import preflight
+from train.checks.preflight.hlo_costs import Operation, StepCosts
+from train.checks.preflight.report import StepReport, print_batches, print_report, report_lines, short_name
+from train.checks.preflight.synthetic_inputs import assumed_inputs
+from train.checks.preflight.tpu_compiler import CompiledStep, DoesNotFitError
+from train.checks.preflight.tpu_slices import tpu_slice
+from train.config import MaskingConfig
+from train.runtime.strategy import computes_as_suits_tpu
+from train.tpu_preflight import main
+
+GIB = 2**30
+BYTES_PER_ROW = GIB // 4
+HLO = """HloModule step
+
+ENTRY %main.0 (x: s32[8,16]) -> f32[] {
+  %fusion.1 = f32[8]{0} fusion(%x), metadata={op_name="m/layer_._0/attention/self/Softmax"}, "estimated_cycles":"300"
+  %fusion.2 = f32[8]{0} fusion(%x), metadata={op_name="AdamW/Sub"}, "estimated_cycles":"100"
+}
+"""
+
+
+def compiled_step(rows=8, hlo=HLO):
+    return CompiledStep(
+        argument_bytes=2 * GIB,
+        output_bytes=2 * GIB,
+        alias_bytes=2 * GIB,
+        temp_bytes=BYTES_PER_ROW * rows,
+        generated_code_bytes=GIB // 2,
+        peak_bytes=BYTES_PER_ROW * rows,
+        num_flops=1e9,
+        num_bytes_accessed=1e6,
+        hlo=hlo,
+        compile_seconds=1.0,
+        versions={"jax": "0.10", "libtpu": "0.1"},
+    )
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    """A compiler that knows how many rows a step takes, and for which memory is a quarter GiB a row; its questions."""
+    asked = []
+
+    def compile_for_tpu(stablehlo, tpu, *, python, what):  # noqa: ARG001
+        rows, length = map(int, re.search(r"@main\(%arg0: tensor<(\d+)x(\d+)xi32>", stablehlo).groups())
+        asked.append((rows, length, tpu.name))
+        compiled = compiled_step(rows)
+        if compiled.memory_bytes > tpu.chip.usable_memory_bytes:
+            raise DoesNotFitError(compiled.memory_bytes, tpu.chip.usable_memory_bytes)
+        return compiled
+
+    monkeypatch.setattr(preflight, "compile_for_tpu", compile_for_tpu)
+    monkeypatch.setattr(preflight, "check_compiler", lambda _: None)
+    return asked
+
+
+@pytest.fixture
+def quick_lowering(monkeypatch):
+    """Lowering that only tells the rows, where the step itself does not matter."""
+
+    def lower_train_step(model, *, num_rows, length, num_replicas):  # noqa: ARG001
+        return f"@main(%arg0: tensor<{num_rows}x{length}xi32>"
+
+    monkeypatch.setattr("train.checks.preflight.step_lowering.lower_train_step", lower_train_step)
+
+
+def flags(*more, topology="v5e-8"):
+    return ["--topology", topology, "--preset", "tiny-cpu", "--config-overrides", MODEL, *more]
+
+
+ASSUMED = ("--max-length", "16", "--vocab-size", "100")
+
+
+def test_a_step_before_there_are_shards(compiler, capsys):
+    batch = ("--per-replica-batch-size", "4", "--gradient-accumulation-steps", "2")
+    assert main(flags(*ASSUMED, *batch, "--max-steps", "1000")) == 0
+    assert compiler == [(8, 16, "v5e-8")]  # both micro-batches
+    printed = capsys.readouterr().out
+    assert "Modelled by the TPU's compiler (jax 0.10, libtpu 0.1)" in printed
+    assert "4 rows x 16 tokens x 2 micro-batch(es) x 8 replica(s) = 1,024 tokens" in printed
+    assert "planned run          1,000 steps, 0.00 days as modelled" in printed
+    assert re.search(r"75\.0 %      0\.00 M  attention\n 25\.0 %      0\.00 M  optimizer", printed)
+
+
+@pytest.mark.usefixtures("quick_lowering")
+def test_a_step_of_shards(compiler, capsys, tmp_path):
+    shards = write_shards(tmp_path)
+    assert main(flags("--train-dataset", str(shards / "train"), "--per-replica-batch-size", "1", topology="v4-8")) == 0
+    assert compiler == [(1, 16, "v4-8")]
+    assert re.search(r"planned run          \d+ steps", capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("quick_lowering")
+def test_the_largest_batch_is_searched(compiler, capsys):
+    assert main(flags(*ASSUMED, "--find-batch-size", "--per-replica-batch-size", "16")) == 0
+    assert [rows for rows, *_ in compiler] == [16, 32, 48, 56]  # (15.75 - 2.5) GiB hold 53 rows
+    printed = capsys.readouterr().out
+    assert printed.endswith("\nlargest batch that fits: --per-replica-batch-size 48\n")
+    assert re.search(r"\n +48 14\.50 .*\n +56 16\.50   does not fit\n", printed)
+    assert "48 rows x 16 tokens" in printed
+    assert "unknown: give --max-steps, or shards" in printed
+
+
+@pytest.mark.usefixtures("quick_lowering")
+def test_a_step_that_does_not_fit(compiler, capsys):
+    assert main(flags(*ASSUMED, "--per-replica-batch-size", "64")) == 1
+    assert compiler == [(64, 16, "v5e-8")]
+    message = capsys.readouterr().err
+    assert "needs 18.50 GiB" in message
+    assert "--gradient-accumulation-steps" in message
+
+
+@pytest.mark.usefixtures("quick_lowering")
+def test_no_batch_fits(compiler, capsys, monkeypatch):
+    monkeypatch.setitem(globals(), "BYTES_PER_ROW", 10 * GIB)
+    assert main(flags(*ASSUMED, "--find-batch-size")) == 1
+    assert compiler
+    assert "Not even 8 rows of 16 tokens fit a replica of v5e-8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--topology", "v5e-8", "--max-length", "16"], "--max-length and --vocab-size in its place"),
+        (["--topology", "v5e-8", "--vocab-size", "16"], "--max-length and --vocab-size in its place"),
+        (["--topology", "v5e-8", "--train-dataset", "x", "--vocab-size", "16"], "--vocab-size stands in the place of"),
+        (["--topology", "v9-8", *ASSUMED], "--topology must be a TPU generation"),
+        ([*ASSUMED], "--topology is required"),
+        (["--topology", "v5e-8", "--max-length", "16", "--vocab-size", "5"], "--vocab-size must be above the 5"),
+    ],
+)
+def test_bad_input_is_refused(compiler, capsys, more, message):
+    assert main(["--preset", "tiny-cpu", *more]) == 2
+    assert compiler == []
+    assert message in capsys.readouterr().err
+
+
+def test_assumed_inputs_have_the_projects_special_ids():
+    inputs = assumed_inputs(max_length=32, vocab_size=50)
+    rule = inputs.evaluation_rule()
+    assert (rule.vocabulary_size, rule.mask_token_id, rule.special_ids) == (50, 4, (0, 1, 2, 3, 4))
+    assert inputs.masking_rule(MaskingConfig(masking="whole_word")).word_starts.all()
+    with pytest.raises(InputError, match="--vocab-size must be above the 5 special tokens; received 4"):
+        assumed_inputs(max_length=32, vocab_size=4)
+
+
+def report(**changes):
+    operations = (Operation("m/layer_._#/attention/self/Softmax", "attention", 1_500_000), Operation("x", "other", 0))
+    costs = StepCosts(operations, num_not_estimated=3, num_loops_of_unknown_length=0, summed_bytes=5 * 10**8)
+    fields = {"rows": 16, "length": 512, "num_micro_batches": 4, "needed_flops": 10**11, "num_steps": 86_400_000}
+    return StepReport(**{"tpu": tpu_slice("v3-8"), "compiled": compiled_step(16), "costs": costs, **fields, **changes})
+
+
+def test_figures_of_a_step_are_pinned():
+    step = report(tpu=tpu_slice("v5e-8"))
+    assert step.seconds == pytest.approx(1e-3)
+    assert step.replica_tokens == 4 * 16 * 512
+    assert step.slice_tokens_per_second == pytest.approx(8 * 4 * 16 * 512 / 1e-3)
+    assert step.peak_share == pytest.approx(1e11 / 1e-3 / 197e12)
+    lines = report_lines(step)
+    assert lines["memory a replica"] == "6.50 of 15.75 GiB, head-room 9.25"
+    assert lines["operations"].startswith("0.004 TFLOP")
+    assert lines["planned run"] == "86,400,000 steps, 1.00 days as modelled"
+    assert lines["modelled tokens/s"] == "32,768,000 a chip, 262,144,000 for the slice"
+    assert "0.50 GB" in lines["  not in it"]
+    assert "loops" not in lines
+
+
+def test_a_step_accepted_just_about_has_no_head_room():
+    lines = report_lines(report(tpu=tpu_slice("v3-8"), compiled=compiled_step(60)))
+    accepted = "17.50 of 15.48 GiB, which the compiler accepts: at most 15.00 are in use at one time"
+    assert lines["memory a replica"] == accepted
+
+
+@pytest.mark.parametrize(("baseline_rows", "memory_ratio"), [(16, ["0.500"]), (0, [])])
+def test_steps_are_compared_with_the_tutorials(capsys, baseline_rows, memory_ratio):
+    half = StepCosts((Operation("x", "other", 750_000),), 0, num_loops_of_unknown_length=0, summed_bytes=0)
+    steps = {"tutorial-bf16": (compiled_step(baseline_rows), report().costs), "ours": (compiled_step(8), half)}
+    print_steps(steps, tpu_slice("v5e-8"))
+    ours = capsys.readouterr().out.splitlines()[-1].split()
+    assert ours == ["ours", "0.8", "0.5", "0.500", "0.0", "2.00", *memory_ratio, "4.50", "0.00"]
+
+
+def test_a_chip_of_v3_is_two_replicas():
+    step = report()
+    tokens_per_second = 8 * 4 * 16 * 512 / (1.5e6 / 0.94e9)
+    assert report_lines(step)["modelled tokens/s"].startswith(f"{tokens_per_second / 4:,.0f} a chip")
+
+
+def test_what_is_not_known_is_said(capsys):
+    step = report(
+        needed_flops=None,
+        num_steps=None,
+        costs=StepCosts((Operation("copy", "copies", 1000),), 0, num_loops_of_unknown_length=1, summed_bytes=0),
+    )
+    assert step.peak_share is None
+    print_report(step)
+    printed = capsys.readouterr().out
+    for text in ("not known for this architecture", "unknown: give --max-steps", "1 of unknown length"):
+        assert text in printed
+
+
+def test_tried_batches_are_listed_by_size(capsys):
+    print_batches({16: report(), 8: DoesNotFitError(20 * GIB, 15 * GIB)})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split() == ["8", "20.00", "does", "not", "fit"]
+    assert lines[3].split()[:2] == ["16", "6.50"]
+    assert len(lines) == 4
+
+
+def test_a_smaller_batch_that_is_faster_is_told(capsys):
+    print_batches({16: report(), 24: report(rows=24, num_micro_batches=2)})  # of the same cycles
+    assert "\n16 rows, with as many times more --gradient-accumulation-steps, are faster" in capsys.readouterr().out
+
+
+def test_names_are_shortened_and_gradients_told():
+    assert short_name("gradient_tape/a/b/c/d/e/MatMul;other") == "gradient of c/d/e/MatMul"
+    assert short_name("AdamW/Sub") == "AdamW/Sub"
+
+
+@pytest.mark.usefixtures("quick_lowering", "compiler")
+def test_the_model_is_that_of_a_run_on_a_tpu(monkeypatch):
+    from train import trainer
+
+    built = []
+    build_model = trainer.build_model
+
+    def remember(config, *others):
+        built.append(config)
+        return build_model(config, *others)
+
+    monkeypatch.setattr(trainer, "build_model", remember)
+    assert main(flags(*ASSUMED, "--no-tpu", "--max-steps", "10", "--bfloat16")) == 0
+    assert [config.hardware.wants_tpu for config in built] == [True]
+    assert computes_as_suits_tpu(built[0].hardware)

@@ -1,0 +1,133 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfrecord_prep.manifest import ShardSet
+from tfrecord_prep.records import encode_rows
+from train.data.pipeline import ONE_PIPELINE, evaluation_batches, num_evaluation_batches, training_batches
+from train.data.shuffle import SampleOrder
+from train.tasks.masking_rule import MaskingRule
+
+LENGTH = 8
+NUM_ROWS_PER_SHARD = (5, 7, 4)
+RULE = MaskingRule(4, (0, 1, 2, 3, 4), 1000, mlm_probability=0.3)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """Shards whose rows are numbered: row n is all `10 + n`."""
+    folder = tmp_path_factory.mktemp("shards")
+    paths, first = [], 0
+    for index, num_rows in enumerate(NUM_ROWS_PER_SHARD):
+        rows = np.repeat(np.arange(first, first + num_rows)[:, None] + 10, LENGTH, axis=1)
+        path = folder / f"dataset-00000-{index:05d}-{num_rows}.tfrecord"
+        path.write_bytes(encode_rows(rows, np.full(num_rows, LENGTH)))
+        paths.append(str(path))
+        first += num_rows
+    return ShardSet(str(folder), tuple(paths), NUM_ROWS_PER_SHARD, sum(NUM_ROWS_PER_SHARD), None, None)
+
+
+def training_rows(shards, start_step, num_steps, seed=0, batch_rows=3, context=ONE_PIPELINE):
+    order = SampleOrder(shards.paths, shards.num_rows_per_shard, seed, window_rows=6)
+    batches = training_batches(
+        order, context, length=LENGTH, global_batch_rows=batch_rows, start_step=start_step, num_steps=num_steps
+    )
+    replica_rows = batch_rows // context.num_replicas_in_sync
+    assert batches.element_spec == tf.TensorSpec((replica_rows, LENGTH), tf.int32)
+    return [(batch[:, 0] - 10).numpy().tolist() for batch in batches]
+
+
+def pipelines(num_pipelines, num_replicas):
+    return [tf.distribute.InputContext(num_pipelines, index, num_replicas) for index in range(num_pipelines)]
+
+
+def of_all_replicas(batches_of_pipelines, num_replicas):
+    """Put the batches that the pipelines give their replicas together to global ones."""
+    share = num_replicas // len(batches_of_pipelines)
+    num_steps = len(batches_of_pipelines[0]) // share
+    assert {len(batches) for batches in batches_of_pipelines} == {num_steps * share}
+    return [
+        [
+            row
+            for batches in batches_of_pipelines
+            for batch in batches[step * share : (step + 1) * share]
+            for row in batch
+        ]
+        for step in range(num_steps)
+    ]
+
+
+def test_every_row_is_read_once_an_epoch_and_batches_run_over_its_end(shards):
+    batches = training_rows(shards, 0, 16)
+    assert len(batches) == 16
+    rows = [row for batch in batches for row in batch]
+    for epoch in range(3):
+        assert sorted(rows[16 * epoch : 16 * (epoch + 1)]) == list(range(16))
+    assert rows[:16] != rows[16:32]
+    assert rows[:16] != list(range(16))
+
+
+def test_a_run_that_starts_at_a_later_step_reads_the_same_batches(shards):
+    batches = training_rows(shards, 0, 14)
+    for start_step in (1, 5, 6, 13):
+        assert training_rows(shards, start_step, 14 - start_step) == batches[start_step:]
+
+
+@pytest.mark.parametrize(("num_pipelines", "num_replicas"), [(1, 2), (2, 2), (2, 4), (4, 4)])
+@pytest.mark.parametrize("start_step", [0, 3])
+def test_pipelines_cut_the_same_global_batches(shards, num_pipelines, num_replicas, start_step):
+    batches = [
+        training_rows(shards, start_step, 9, batch_rows=4, context=context)
+        for context in pipelines(num_pipelines, num_replicas)
+    ]
+    assert of_all_replicas(batches, num_replicas) == training_rows(shards, start_step, 9, batch_rows=4)
+
+
+def test_the_seed_decides_the_order(shards):
+    assert training_rows(shards, 0, 5) == training_rows(shards, 0, 5)
+    assert training_rows(shards, 0, 5) != training_rows(shards, 0, 5, seed=1)
+
+
+# By row, packed to bits. Validation losses of two versions compare only while these masks stay.
+EVALUATION_MASKS = [144, 157, 0, 1, 49, 117, 139, 97, 104, 160, 196, 16, 66, 144, 128, 160]
+
+
+@pytest.mark.parametrize("batch_rows", [1, 3, 16, 20])
+def test_evaluation_reads_every_row_once_with_the_same_masks(shards, batch_rows):
+    batches = list(evaluation_batches(shards, RULE, length=LENGTH, global_batch_rows=batch_rows, pad_token_id=1))
+    original = np.concatenate([batch.original_ids.numpy() for batch in batches])
+    is_masked = np.concatenate([batch.is_masked.numpy() for batch in batches])
+    masks = {row[0] - 10: np.packbits(mask)[0] for row, mask in zip(original[:16], is_masked[:16], strict=True)}
+    assert masks == dict(enumerate(EVALUATION_MASKS))
+    assert len(original) == -(-16 // batch_rows) * batch_rows
+    assert (original[16:] == 1).all()
+    assert not is_masked[16:].any()
+
+
+@pytest.mark.parametrize(("num_pipelines", "num_replicas"), [(1, 2), (2, 2), (2, 4), (4, 4)])
+@pytest.mark.parametrize("batch_rows", [4, 12, 20])
+def test_pipelines_evaluate_every_row_once(shards, num_pipelines, num_replicas, batch_rows):
+    def ids(context):
+        batches = evaluation_batches(shards, RULE, context, length=LENGTH, global_batch_rows=batch_rows, pad_token_id=1)
+        return [batch.original_ids[:, 0].numpy().tolist() for batch in batches]
+
+    batches = of_all_replicas([ids(context) for context in pipelines(num_pipelines, num_replicas)], num_replicas)
+    assert batches == ids(ONE_PIPELINE)
+    assert len(batches) == num_evaluation_batches(shards, batch_rows)
+    rows = [row - 10 for batch in batches for row in batch]
+    assert sorted(rows[:16]) == list(range(16))
+    assert rows[16:] == [1 - 10] * (len(rows) - 16)
+
+
+def test_a_row_of_another_length_is_an_error(shards):
+    order = SampleOrder(shards.paths, shards.num_rows_per_shard, 0, window_rows=6)
+    batches = training_batches(order, length=LENGTH + 1, global_batch_rows=3, start_step=0, num_steps=1)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="input_ids"):
+        list(batches)
+
+
+def test_a_shard_with_another_number_of_rows_is_an_error(shards):
+    order = SampleOrder(shards.paths, (5, 6, 4), 0, window_rows=16)
+    batches = training_batches(order, length=LENGTH, global_batch_rows=3, start_step=0, num_steps=1)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="as many rows as their names say"):
+        list(batches)

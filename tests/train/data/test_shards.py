@@ -1,0 +1,57 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlm_common.errors import InputError
+from tests.fixtures import tiny_tokenizers
+from tests.fixtures.tiny_corpus import wrapped
+from tokenizer_training.tokenizer import save_tokenizer, vocabulary_size
+from train.config import MaskingConfig
+from train.data.shards import TrainingInputs
+from train.tasks.masking_rule import MaskingRule
+
+WORDS = MaskingConfig(masking="whole_word", mlm_probability=0.3)
+
+
+def rule_of(kind: str, folder: Path, change: Any = None) -> MaskingRule:
+    tokenizer = wrapped(tiny_tokenizers.KINDS[kind]())
+    save_tokenizer(tokenizer, str(folder))
+    if change is not None:
+        starts = np.load(folder / "word_starts.npy")
+        np.save(folder / "word_starts.npy", change(starts))
+    shards: Any = None
+    return TrainingInputs(shards, None, tokenizer, str(folder), 16).masking_rule(WORDS)
+
+
+def test_the_table_saved_with_the_tokenizer_tells_words(tmp_path: Path) -> None:
+    rule = rule_of("unigram", tmp_path, np.logical_not)
+    assert (rule.masking, rule.mlm_probability) == ("whole_word", 0.3)
+    np.testing.assert_array_equal(rule.word_starts, np.load(tmp_path / "word_starts.npy"))
+
+
+def test_marks_tell_words_where_no_table_was_saved(tmp_path: Path) -> None:
+    expected = rule_of("wordpiece", tmp_path).word_starts
+    shards: Any = None
+    tokenizer = wrapped(tiny_tokenizers.KINDS["wordpiece"]())
+    rule = TrainingInputs(shards, None, tokenizer, "some-one/on-the-hub", 16).masking_rule(WORDS)
+    assert len(rule.word_starts) == vocabulary_size(tokenizer)
+    assert len(rule.word_starts) == len(expected)
+
+
+def test_a_tokenizer_that_does_not_tell_words_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--masking whole_word needs .* has neither\. Give --masking token"):
+        rule_of("words", tmp_path)
+
+
+def test_a_table_of_another_size_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"each of the tokenizer's \d+ ids; .* has 7"):
+        rule_of("unigram", tmp_path, lambda starts: starts[:7])
+
+
+def test_evaluation_masks_tokens_whatever_training_does(tmp_path: Path) -> None:
+    tokenizer = wrapped(tiny_tokenizers.KINDS["words"]())
+    shards: Any = None
+    rule = TrainingInputs(shards, None, tokenizer, str(tmp_path), 16).evaluation_rule()
+    assert (rule.masking, rule.mlm_probability, rule.word_starts) == ("token", 0.15, None)

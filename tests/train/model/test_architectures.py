@@ -1,0 +1,116 @@
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from transformers import AutoConfig
+
+from mlm_common.errors import InputError
+from tests.fixtures.tiny_models import CONFIGS, tiny_config, tiny_model
+from train.model.architectures import (
+    ACTIVATIONS,
+    ARCHITECTURES,
+    REASONS_AGAINST,
+    align_padding_positions,
+    check_architecture,
+    max_positions,
+    position_offset,
+    uses_token_types,
+)
+
+
+def test_every_supported_type_has_a_configuration_here() -> None:
+    assert {config["model_type"] for config in CONFIGS.values()} == set(ARCHITECTURES)
+    for name in CONFIGS:
+        check_architecture(tiny_config(name))
+
+
+@pytest.mark.parametrize("model_type", REASONS_AGAINST)
+def test_unsupported_types_are_refused_by_name_with_the_reason(model_type: str) -> None:
+    with pytest.raises(InputError, match=re.escape(f"received {model_type}: {REASONS_AGAINST[model_type]}.")):
+        check_architecture(AutoConfig.for_model(model_type))
+
+
+def test_an_unknown_type_is_refused_and_the_supported_are_named() -> None:
+    with pytest.raises(InputError, match=r"supported type: albert, bert, .*; received gpt2"):
+        check_architecture(AutoConfig.for_model("gpt2"))
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "value"),
+    [
+        ("bert", "tie_word_embeddings", False),
+        ("mobilebert", "tie_word_embeddings", True),
+        ("roberta", "is_decoder", True),
+        ("electra", "position_embedding_type", "relative_key"),
+        ("distilbert", "sinusoidal_pos_embds", True),
+        ("distilbert", "activation", "gelu_python"),
+        ("deberta-v2", "legacy", False),
+        ("deberta-v2", "conv_kernel_size", 3),
+        ("mobilebert", "normalization_type", "layer_norm"),
+        ("albert", "hidden_act", "gelu_pytorch_tanh"),
+    ],
+)
+def test_settings_that_the_tf_class_ignores_are_refused_with_the_cure(name: str, setting: str, value: object) -> None:
+    with pytest.raises(InputError, match=rf"{setting} .*received {value}.*--config-overrides {setting}="):
+        check_architecture(tiny_config(name, **{setting: value}))
+
+
+def test_an_mpnet_with_another_padding_id_is_refused() -> None:
+    with pytest.raises(InputError, match=r"received 0\. Cure: a tokenizer with pad_token_id 1"):
+        check_architecture(tiny_config("mpnet", pad_token_id=0))
+
+
+def test_a_roberta_without_padding_id_is_refused() -> None:
+    with pytest.raises(InputError, match="pad_token_id"):
+        check_architecture(tiny_config("roberta", pad_token_id=None))
+
+
+def test_activations_are_those_of_the_tf_classes() -> None:
+    from transformers.activations_tf import ACT2FN
+
+    # `glu` halves the width, so no dense layer takes it.
+    assert sorted(ACTIVATIONS) == sorted(set(ACT2FN) - {"glu"})
+
+
+@pytest.mark.parametrize(
+    ("name", "offset", "longest"),
+    [
+        ("bert", 0, 32),
+        ("distilbert", 0, 32),
+        ("roberta", 2, 30),
+        ("roberta padded with id 0", 1, 31),
+        ("mpnet", 2, 30),
+        ("deberta-v2", 0, 32),
+        ("deberta-v2 as v3", 0, None),
+    ],
+)
+def test_the_longest_row_fits_the_position_table_exactly(name: str, offset: int, longest: int | None) -> None:
+    config = tiny_config(name)
+    assert (position_offset(config), max_positions(config)) == (offset, longest)
+    model = tiny_model(name)
+
+    def run(length: int) -> tf.Tensor:
+        ids = tf.fill((1, length), 7)
+        return model({"input_ids": ids, "attention_mask": tf.ones_like(ids)}).logits
+
+    assert np.isfinite(run(longest or 80)).all()
+    if longest is not None:
+        with pytest.raises((tf.errors.InvalidArgumentError, ValueError)):
+            run(longest + 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("bert", True), ("deberta-v2 as v3", False), ("distilbert", False), ("roberta", False)]
+)
+def test_token_types(name: str, expected: bool) -> None:
+    assert uses_token_types(tiny_config(name)) is expected
+
+
+def test_positions_count_from_the_padding_id_of_the_configuration() -> None:
+    model = tiny_model("roberta padded with id 0")
+    ids = tf.constant([[7, 1, 8, 0]])
+    assert model.roberta.embeddings.create_position_ids_from_input_ids(ids).numpy().tolist() == [[1, 2, 3, 0]]
+    untouched = tiny_model("bert")
+    align_padding_positions(untouched)
+    assert not hasattr(untouched.bert.embeddings, "padding_idx")

@@ -1,0 +1,39 @@
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.fixtures.tiny_models import padded_batch, tiny_config, tiny_model, tiny_tokenizer
+from train.config import ModelConfig
+from train.data.shards import TrainingInputs
+from train.model.architectures import ARCHITECTURES
+from train.model.config import resolve_model_config
+
+
+def resolved(folder: Any, name: str, **settings: Any) -> Any:
+    tiny_config(name).save_pretrained(folder)
+    shards: Any = None
+    inputs = TrainingInputs(shards, None, tiny_tokenizer(), "nowhere", 30)
+    return resolve_model_config(ModelConfig(pretrained_model_config=str(folder), **settings), inputs)
+
+
+@pytest.mark.parametrize(("multiple", "size"), [(1, 83), (100, 100), (128, 128)])
+def test_the_vocabulary_is_padded_to_a_multiple(tmp_path: Any, multiple: int, size: int) -> None:
+    assert resolved(tmp_path, "bert", pad_vocab_to_multiple_of=multiple).vocab_size == size
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"), [*((name, 0.0) for name in ARCHITECTURES), ("bert", 0.5), ("distilbert", 0.5)]
+)
+def test_dropout_is_that_of_every_layer(tmp_path: Any, name: str, rate: float) -> None:
+    names = ARCHITECTURES[name].dropouts
+    changed = resolved(tmp_path, name, dropout=rate).to_dict()
+    assert [changed[dropout] for dropout in names] == [rate, rate]
+    model = tiny_model(name, **dict.fromkeys(names, rate))
+    inputs, _ = padded_batch(model)
+    differs = np.abs(model(inputs, training=True).logits - model(inputs, training=False).logits).max() > 0
+    assert differs == (rate > 0)
+
+
+def test_without_the_flag_dropout_is_the_configurations(tmp_path: Any) -> None:
+    assert resolved(tmp_path, "bert").hidden_dropout_prob == 0.1

@@ -1,0 +1,74 @@
+"""The count of an update's operations, against the matrix products in TensorFlow's graph of loss and gradients."""
+
+import math
+
+import pytest
+import tensorflow as tf
+
+from tests.fixtures.tiny_models import CONFIGS, MASK, VOCABULARY, tiny_config, tiny_model
+from train.model.architectures import ARCHITECTURES
+from train.model.flops import COUNTS, update_flops
+from train.model.stateless_dropout import KEY_WORDS
+from train.tasks.masking_rule import MaskingRule, num_prediction_slots
+from train.train_step import PretrainingModel
+
+NUM_ROWS, LENGTH = 4, 30
+RULE = MaskingRule(MASK, (0, 1, 2, 3, 4), VOCABULARY)
+NUM_PREDICTIONS = num_prediction_slots(NUM_ROWS * LENGTH, RULE.mlm_probability)
+# A model takes seconds to trace.
+QUICK = ("deberta-v2 as v3", "roberta")
+COUNTED = [
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+    for name in CONFIGS
+    if CONFIGS[name]["model_type"] in COUNTS
+]
+
+
+def graph_flops(model: PretrainingModel) -> int:
+    @tf.function(input_signature=[tf.TensorSpec((NUM_ROWS, LENGTH), tf.int32)])
+    def gradients(input_ids):
+        rows = model.mask_batch(input_ids, 0)
+        return model._gradients(rows, tf.zeros((NUM_ROWS, KEY_WORDS), tf.uint32))[0]
+
+    flops = 0
+    for op in gradients.get_concrete_function().graph.get_operations():
+        assert op.type not in ("Einsum", "BatchMatMul", "BatchMatMulV3")
+        if op.type in ("MatMul", "BatchMatMulV2") and "/pooler/" not in op.name:  # MPNet's is computed and not used
+            transposed = op.get_attr("transpose_a" if op.type == "MatMul" else "adj_x")
+            flops += 2 * math.prod(op.outputs[0].shape) * op.inputs[0].shape[-2 if transposed else -1]
+    return flops
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_the_count_is_that_of_tensorflows_graph(name):
+    model = PretrainingModel(tiny_model(name), RULE, seed=0)
+    config = model.masked_lm.config
+    counted = update_flops(config, num_rows=NUM_ROWS, length=LENGTH, num_predictions=NUM_PREDICTIONS)
+    flops = graph_flops(model)
+    if "deberta" in name:
+        # Its table of relative positions is copied once a row before the products, which saves nothing.
+        assert counted == pytest.approx(flops, rel=0.01)
+    else:
+        assert counted == flops
+
+
+def test_roberta_base_is_pinned():
+    config = tiny_config(
+        "roberta", vocab_size=32_000, hidden_size=768, num_hidden_layers=12, num_attention_heads=12,
+        intermediate_size=3072,
+    )  # fmt: skip
+    flops = update_flops(config, num_rows=16, length=512, num_predictions=16 * 80)
+    assert flops == 6 * (8192 * 12 * (12 * 768**2 + 2 * 512 * 768) + 1280 * 768 * (768 + 32_000))
+    assert flops == pytest.approx(4.83e12, rel=0.001)
+
+
+def test_what_is_done_once_a_pass_counts_for_each_micro_batch():
+    config = tiny_config("deberta-v2 as v3")
+    shape = {"num_rows": 8, "length": 16, "num_predictions": 24}
+    once, twice = (update_flops(config, **shape, num_micro_batches=number) for number in (1, 2))
+    assert twice - once == 6 * 2 * 2 * 16 * 32**2
+
+
+def test_an_architecture_without_a_count_has_none():
+    assert update_flops(tiny_config("convbert"), num_rows=1, length=8, num_predictions=8) is None
+    assert set(ARCHITECTURES) - set(COUNTS) == {"convbert"}

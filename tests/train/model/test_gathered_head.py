@@ -1,0 +1,121 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+import transformers
+
+from tests.fixtures.tiny_models import CONFIGS, VOCABULARY, padded_batch, tiny_model
+from train.model.gathered_head import gather_before_head, predicting_at
+
+# (num_predictions,), into three rows of 12 laid end to end; none is padding.
+POSITIONS = np.array([1, 3, 3, 11, 12, 17, 33, 24, 0], np.int32)
+COMPILED = [name if name == "roberta" else pytest.param(name, marks=pytest.mark.slow) for name in CONFIGS]
+
+
+def logits_at(full_logits: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
+    rows = tf.reshape(full_logits, (-1, full_logits.shape[-1]))
+    return tf.gather(rows, positions)[tf.newaxis]  # (1, num_predictions, vocabulary)
+
+
+def logits_and_gradients(model: transformers.TFPreTrainedModel, inputs: dict, gather: bool) -> tuple:
+    with tf.GradientTape() as tape:
+        logits = model(inputs, training=False).logits
+        if gather:
+            logits = logits_at(logits, POSITIONS)
+        loss = tf.reduce_sum(tf.nn.log_softmax(logits)[..., 7])
+    gradients = tape.gradient(loss, model.trainable_variables, unconnected_gradients="zero")
+    return logits, [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_gathered_head_gives_the_logits_and_gradients_of_the_full_head(name: str) -> None:
+    model = tiny_model(name)
+    inputs, _ = padded_batch(model)
+    full_logits = model(inputs).logits
+    expected_logits, expected_gradients = logits_and_gradients(model, inputs, gather=True)
+
+    gather_before_head(model)
+    gather_before_head(model)
+    with predicting_at(POSITIONS):
+        logits, gradients = logits_and_gradients(model, inputs, gather=False)
+
+    assert logits.shape == (1, len(POSITIONS), VOCABULARY)
+    np.testing.assert_allclose(logits, expected_logits, atol=1e-5)
+    for expected, gradient in zip(expected_gradients, gradients, strict=True):
+        np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(model(inputs).logits, full_logits)
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_the_gathered_head_trains_in_a_graph_under_xla(name: str) -> None:
+    model = tiny_model(name)
+    inputs, _ = padded_batch(model)
+    expected, expected_gradients = logits_and_gradients(model, inputs, gather=True)
+    gather_before_head(model)
+
+    @tf.function(jit_compile=True)
+    def step() -> tuple:
+        with predicting_at(POSITIONS):
+            return logits_and_gradients(model, inputs, gather=False)
+
+    logits, gradients = step()
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
+    for expected, gradient in zip(expected_gradients, gradients, strict=True):
+        np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_it_trains_in_mixed_bfloat16_under_xla(name: str) -> None:
+    policy = tf_keras.mixed_precision.global_policy()
+    tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        model = tiny_model(name)
+    finally:
+        tf_keras.mixed_precision.set_global_policy(policy)
+    inputs, _ = padded_batch(model)
+    gather_before_head(model)
+
+    @tf.function(jit_compile=True)
+    def step() -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape, predicting_at(POSITIONS):
+            logits = tf.cast(model(inputs, training=True).logits, tf.float32)
+            loss = -tf.reduce_mean(tf.nn.log_softmax(logits)[..., 7])
+        gradients = tape.gradient(loss, model.trainable_variables, unconnected_gradients="zero")
+        return loss, tf.linalg.global_norm(gradients)
+
+    loss, gradient_norm = step()
+    assert np.isfinite(loss)
+    assert 0 < gradient_norm < np.inf
+    assert {variable.dtype for variable in model.trainable_variables} == {tf.float32}
+
+
+def test_each_replica_gathers_at_its_own_positions() -> None:
+    strategy = tf.distribute.MirroredStrategy(tf.config.list_logical_devices("CPU"))
+    with strategy.scope():
+        model = tiny_model("roberta")
+    gather_before_head(model)
+    inputs, _ = padded_batch(model)
+    full_logits = model(inputs).logits
+
+    @tf.function
+    def replica_logits() -> tf.Tensor:
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        with predicting_at(tf.cast(POSITIONS + replica, tf.int32)):
+            return model(inputs).logits
+
+    for replica, logits in enumerate(strategy.experimental_local_results(strategy.run(replica_logits))):
+        np.testing.assert_allclose(logits, logits_at(full_logits, POSITIONS + replica), atol=1e-5)
+
+
+def test_the_context_nests_and_ends_with_an_error() -> None:
+    model = tiny_model("bert")
+    gather_before_head(model)
+    inputs, _ = padded_batch(model)
+    with predicting_at(POSITIONS):
+        with predicting_at(POSITIONS[:2]):
+            assert model(inputs).logits.shape == (1, 2, VOCABULARY)
+        with pytest.raises(tf.errors.InvalidArgumentError), predicting_at("no positions"):
+            model(inputs)
+        assert model(inputs).logits.shape == (1, len(POSITIONS), VOCABULARY)
+    assert model(inputs).logits.shape == (3, 12, VOCABULARY)

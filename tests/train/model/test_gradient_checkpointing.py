@@ -1,0 +1,103 @@
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.fixtures.tiny_models import padded_batch, tiny_model
+from tests.train.test_train_step import RULE, one_cpu, token_rows, train, two_cpus, weights
+from train.config import OptimizationConfig
+from train.model.architectures import ARCHITECTURES
+from train.model.gradient_checkpointing import encoder_layers, recompute_layers
+from train.model.stateless_dropout import draw_row_keys, dropping_out_by, key_dropout
+from train.optimizer import build_optimizer
+from train.train_step import PretrainingModel
+
+NAMES = [*ARCHITECTURES, "deberta-v2 as v3", "albert with two groups"]
+
+
+def dropping_model(name: str, rate: float, **changes: Any) -> Any:
+    architecture = ARCHITECTURES[name.split()[0]]
+    rate = rate if architecture.repeats_dropout else 0.0
+    model = tiny_model(name, **dict.fromkeys(architecture.dropouts, rate), **changes)
+    key_dropout(model)
+    return model
+
+
+def gradients(model: Any) -> list[tf.Tensor]:
+    inputs, _ = padded_batch(model)
+    with dropping_out_by(draw_row_keys(tf.constant((5, 6)), 3, 0)):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.nn.log_softmax(model(inputs, training=True).logits)[..., 7])
+        found = tape.gradient(loss, model.trainable_variables, unconnected_gradients="zero")
+    return [tf.convert_to_tensor(gradient) for gradient in found]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_stay_the_same_with_what_was_dropped(name: str) -> None:
+    model = dropping_model(name, 0.3)
+    expected = gradients(model)
+    num_calls = []
+    for layer in encoder_layers(model):
+        layer.call = counted(layer.call, num_calls)
+    recompute_layers(model)
+    for gradient, kept in zip(gradients(model), expected, strict=True):
+        np.testing.assert_allclose(gradient, kept, atol=1e-6)
+    # Once forward and once again: ALBERT's groups are used for several layers each.
+    assert len(num_calls) == 2 * 2
+
+
+def counted(call: Any, calls: list[int]) -> Any:
+    def count(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return call(*args, **kwargs)
+
+    return count
+
+
+@pytest.mark.slow
+def test_xla_does_not_find_that_layers_are_computed_twice() -> None:
+    def compiled(model: Any) -> tuple[list[tf.Tensor], int]:
+        step = tf.function(lambda: gradients(model), jit_compile=True)
+        program = step.experimental_get_compiler_ir()(stage="optimized_hlo")
+        return step(), len(re.findall(r" dot\(| custom-call\(", program))
+
+    model = dropping_model("roberta", 0.3, num_hidden_layers=1)
+    expected, num_products = compiled(model)
+    recompute_layers(model)
+    found, num_more_products = compiled(model)
+    for gradient, kept in zip(found, expected, strict=True):
+        np.testing.assert_allclose(gradient, kept, atol=1e-6)
+    # Of a layer's eight products the last is not needed again.
+    assert num_more_products >= num_products + 5
+
+
+def pretraining_model(strategy: tf.distribute.Strategy, num_micro_batches: int, recompute: bool) -> PretrainingModel:
+    with strategy.scope():
+        masked_lm = tiny_model("roberta", num_hidden_layers=1)
+        if recompute:
+            recompute_layers(masked_lm)
+        model = PretrainingModel(masked_lm, RULE, seed=3, num_micro_batches=num_micro_batches, max_grad_norm=1.0)
+        optimizer = build_optimizer(OptimizationConfig(learning_rate=1e-2), num_steps=20, num_warmup_steps=0)
+        optimizer.build(masked_lm.trainable_variables)
+        model.compile(optimizer=optimizer)
+    return model
+
+
+@pytest.mark.slow
+def test_replicas_and_accumulation_give_the_same_updates() -> None:
+    expected = pretraining_model(one_cpu(), 1, recompute=False)
+    model = pretraining_model(two_cpus(), 2, recompute=True)
+    figures = [train(one, token_rows(), num_steps=2) for one in (expected, model)]
+    assert figures[1] == pytest.approx(figures[0], rel=1e-4)
+    np.testing.assert_allclose(weights(model), weights(expected), atol=2e-5)
+
+
+def test_an_encoder_of_another_build_is_an_error() -> None:
+    model = tiny_model("roberta")
+    with pytest.raises(AttributeError):
+        encoder_layers(model.roberta)
+    model.roberta.encoder.layer = ()
+    with pytest.raises(ValueError, match="The layers of a roberta are not found"):
+        encoder_layers(model)

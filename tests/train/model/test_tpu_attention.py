@@ -1,0 +1,76 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from train.model.stateless_dropout import draw_row_keys, falls_out, fold_in
+from train.model.tpu_attention import attend
+
+BATCH, HEADS, LENGTH, RATE = 3, 2, 16, 0.25
+KEYS = draw_row_keys(tf.constant((5, 6)), BATCH, 0)
+ATTENDED = np.arange(LENGTH) < np.array([[LENGTH], [9], [1]])  # (batch, length)
+
+
+def plain_attention(query, key, value, attended, rate):
+    """The textbook's, with the probabilities that `attend` drops; (batch, heads, head size, length)."""
+    scores = tf.einsum("bnhk,bnhq->bnkq", key, query) / np.sqrt(query.shape[2])
+    scores = tf.where(attended[:, np.newaxis, :, np.newaxis], scores, -np.inf)
+    probabilities = tf.nn.softmax(scores, axis=2)
+    falls = falls_out(fold_in(KEYS[:, tf.newaxis], tf.range(HEADS)), (LENGTH, LENGTH), rate)
+    return tf.einsum("bnkq,bnhk->bnhq", tf.where(falls, 0.0, probabilities / (1 - rate)), value)
+
+
+def with_gradients(function, *arguments):
+    with tf.GradientTape() as tape:
+        tape.watch(arguments)
+        outputs = function(*arguments)
+    by_output = tf.constant(np.random.default_rng(9).normal(size=outputs.shape), outputs.dtype)
+    return outputs, *tape.gradient(outputs, arguments, by_output)
+
+
+def compiled(query, key, value, attended, rate):
+    @tf.function(jit_compile=True)
+    def compute(*arguments):
+        mask = tf.cast(attended, query.dtype)[:, tf.newaxis]
+        return with_gradients(lambda *args: attend(*args, mask, KEYS if rate else None, rate), *arguments)
+
+    return compute(query, key, value)
+
+
+def draw(head_size, scale=1.0, dtype=tf.float32):
+    shape = (BATCH, HEADS, head_size, LENGTH)
+    query, key, value = (tf.random.stateless_normal(shape, (seed, 0)) for seed in range(3))
+    return [tf.cast(tensor, dtype) for tensor in (query * scale, key * scale, value)]
+
+
+# Scores of ±3, of ±80 and of ±3,000, whose exponentials are finite, too large and far too large for float32.
+@pytest.mark.parametrize(("head_size", "scale", "rate"), [(8, 1, RATE), (128, 1, 0.0), (8, 5, 0.0), (128, 30, RATE)])
+def test_results_and_gradients_are_those_of_plain_attention(head_size, scale, rate):
+    arguments = draw(head_size, scale)
+    expected = with_gradients(lambda *args: plain_attention(*args, ATTENDED, rate), *arguments)
+    for output, value in zip(compiled(*arguments, ATTENDED, rate), expected, strict=True):
+        np.testing.assert_allclose(output, value, rtol=1e-4, atol=3e-5 * max(1, scale))
+
+
+def test_in_bfloat16_it_is_near():
+    arguments = draw(64, dtype=tf.bfloat16)
+    exact = [tf.cast(argument, tf.float32) for argument in arguments]
+    expected = with_gradients(lambda *args: plain_attention(*args, ATTENDED, RATE), *exact)
+    for output, value in zip(compiled(*arguments, ATTENDED, RATE), expected, strict=True):
+        assert output.dtype == tf.bfloat16
+        np.testing.assert_allclose(tf.cast(output, tf.float32), value, atol=0.02 * np.abs(value).max())
+
+
+def test_rows_of_padding_alone_give_0_and_padding_takes_no_part():
+    query, key, value = draw(8)
+    attended = ATTENDED.copy()
+    attended[1] = False
+    outputs = compiled(query, key, value, attended, 0.0)
+    assert all(np.isfinite(output).all() for output in outputs)
+    np.testing.assert_array_equal(outputs[0][1], 0)
+    padding = ~attended[:, np.newaxis, np.newaxis]
+    for gradient in outputs[2:]:
+        assert not np.any(gradient * padding)
+    # Scores at padding that would overflow.
+    changed = compiled(query, tf.where(padding, 1e4, key), tf.where(padding, 1e4, value), attended, 0.0)
+    for output, value in zip(changed, outputs, strict=True):
+        np.testing.assert_array_equal(output, value)

@@ -1,0 +1,143 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from mlm_common.errors import InputError
+from tests.fixtures.tiny_models import padded_batch, tiny_model
+from train.config import HardwareConfig
+from train.model.stateless_dropout import draw_row_keys, dropping_out_by, key_dropout
+from train.model.tpu_layers import compute_as_suits_tpu, dense, layer_norm
+from train.publishing.pytorch_format import pytorch_weights
+from train.runtime.strategy import computes_as_suits_tpu
+
+# One of each code in transformers; those marked slow repeat it under another name.
+REPEATED = ("bert with tanh gelu", "camembert", "electra", "roberta-prelayernorm", "xlm-roberta")
+NAMES = ["bert", "roberta", *(pytest.param(name, marks=pytest.mark.slow) for name in REPEATED)]
+
+
+def attended_logits_and_gradients(model, inputs, attended, jit_compile):
+    """Return logits and gradients of the attended positions alone: at the others the model may give anything."""
+    weights = tf.cast(attended, tf.float32)
+
+    @tf.function(jit_compile=jit_compile)
+    def compute():
+        with tf.GradientTape() as tape:
+            logits = tf.cast(model(inputs, training=False).logits, tf.float32)
+            loss = tf.reduce_sum(tf.nn.log_softmax(logits)[..., 7] * weights)
+        gradients = tape.gradient(loss, model.trainable_variables, unconnected_gradients="zero")
+        return logits * weights[..., tf.newaxis], [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+    logits, gradients = compute()
+    return logits.numpy(), [gradient.numpy() for gradient in gradients]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_and_gradients_are_those_of_the_stock_layers_and_the_export_too(name):
+    model = tiny_model(name, num_hidden_layers=1)
+    inputs, attended = padded_batch(model)
+    expected, expected_gradients = attended_logits_and_gradients(model, inputs, attended, jit_compile=False)
+    variables = [(variable.name, variable.shape) for variable in model.variables]
+    exported = pytorch_weights(model)
+
+    assert compute_as_suits_tpu(model)
+    logits, gradients = attended_logits_and_gradients(model, inputs, attended, jit_compile=True)
+
+    np.testing.assert_allclose(logits, expected, atol=2e-5)
+    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-4)
+    assert [(variable.name, variable.shape) for variable in model.variables] == variables
+    weights = pytorch_weights(model)
+    assert weights.keys() == exported.keys()
+    for weight, array in weights.items():
+        np.testing.assert_array_equal(array, exported[weight])
+
+
+def test_in_bfloat16_it_is_as_near_to_float32_as_the_stock_layers():
+    model = tiny_model("roberta", num_hidden_layers=1)
+    inputs, attended = padded_batch(model)
+    exact, _ = attended_logits_and_gradients(model, inputs, attended, jit_compile=False)
+    policy = tf_keras.mixed_precision.global_policy()
+    tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        model = tiny_model("roberta", num_hidden_layers=1)
+    finally:
+        tf_keras.mixed_precision.set_global_policy(policy)
+    stock, _ = attended_logits_and_gradients(model, inputs, attended, jit_compile=False)
+    compute_as_suits_tpu(model)
+    logits, gradients = attended_logits_and_gradients(model, inputs, attended, jit_compile=True)
+    assert np.abs(logits - exact).mean() < 1.2 * np.abs(stock - exact).mean()
+    assert all(gradient.dtype == np.float32 and np.isfinite(gradient).all() for gradient in gradients)
+
+
+def test_dropout_is_that_of_the_stock_layers():
+    model = tiny_model("roberta", num_hidden_layers=1, hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.0)
+    inputs, attended = padded_batch(model)
+    key_dropout(model)
+
+    @tf.function(jit_compile=True)
+    def logits():
+        with dropping_out_by(draw_row_keys(tf.constant((1, 2)), 3, 0)):
+            return model(inputs, training=True).logits * tf.cast(attended, tf.float32)[..., tf.newaxis]
+
+    expected = logits.python_function()
+    compute_as_suits_tpu(model)
+    np.testing.assert_allclose(logits(), expected, atol=2e-5)
+
+
+def test_other_layers_and_calls_compute_as_before():
+    assert not compute_as_suits_tpu(tiny_model("distilbert"))
+    model = tiny_model("bert", num_hidden_layers=1)
+    inputs, _ = padded_batch(model)
+    expected = model(inputs, output_attentions=True)
+    compute_as_suits_tpu(model)
+    outputs = tf.function(lambda: model(inputs, output_attentions=True), jit_compile=True)()
+    np.testing.assert_allclose(outputs.attentions[0], expected.attentions[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
+def test_layer_norm_and_dense_are_the_plain_ones(dtype):
+    inputs, by_output = (
+        tf.cast(tf.random.stateless_normal((4, 16, 128), (seed, 0), mean=seed), dtype) for seed in (1, 2)
+    )
+    gamma, beta, kernel = (
+        tf.random.stateless_normal(shape, (3, seed)) for seed, shape in enumerate(((128,), (128,), (128, 128)))
+    )
+    kernel, bias = tf.cast(kernel, dtype), tf.cast(beta, dtype)
+
+    def plain_layer_norm(values, gamma, beta):
+        mean, variance = tf.nn.moments(values, -1, keepdims=True)
+        return tf.nn.batch_normalization(values, mean, variance, beta, gamma, 1e-5)
+
+    def results(function, *arguments):
+        with tf.GradientTape() as tape:
+            tape.watch(arguments)
+            outputs = function(*arguments)
+        return outputs, *tape.gradient(outputs, arguments, tf.cast(by_output, outputs.dtype))
+
+    def exactly(*arguments):
+        return tuple(tf.cast(argument, tf.float32) for argument in arguments)
+
+    expected = [
+        *results(plain_layer_norm, *exactly(inputs, gamma, beta)),
+        *results(lambda values, kernel, bias: values @ kernel + bias, *exactly(inputs, kernel, bias)),
+    ]
+    outputs = tf.function(
+        lambda: [
+            *results(lambda *arguments: layer_norm(*arguments, 1e-5), inputs, gamma, beta),
+            *results(dense, inputs, kernel, bias),
+        ],
+        jit_compile=True,
+    )()
+    tolerance = 1e-5 if dtype == tf.float32 else 1e-2
+    for output, value in zip(outputs, expected, strict=True):
+        np.testing.assert_allclose(tf.cast(output, tf.float32), value, atol=tolerance * np.abs(value).max())
+
+
+def test_it_is_for_tpus_unless_asked_for_and_needs_xla():
+    assert computes_as_suits_tpu(HardwareConfig(tpu_name="local"))
+    assert not computes_as_suits_tpu(HardwareConfig(tpu_name="local", tpu_layers=False))
+    assert not computes_as_suits_tpu(HardwareConfig(jit_compile=True))
+    assert computes_as_suits_tpu(HardwareConfig(jit_compile=True, tpu_layers=True))
+    with pytest.raises(InputError, match="--jit-compile"):
+        computes_as_suits_tpu(HardwareConfig(jit_compile=False, tpu_layers=True))

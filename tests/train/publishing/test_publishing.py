@@ -1,0 +1,215 @@
+"""Folders checked before a run and published after it: nothing left behind, nothing that seems complete but is not."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mlm_common.errors import InputError
+from mlm_common.storage import files as storage
+from mlm_common.storage import gcs_client as client
+from tests.servers.fixtures import CloudStorageHandle
+
+BUCKET = CloudStorageHandle.bucket_url
+LAST = "training.json"
+NOBODY = 65534
+
+
+def paths_in(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Path:
+    """A finished folder whose completion marker is neither the first nor the last by name."""
+    folder = tmp_path / "built"
+    (folder / "sub").mkdir(parents=True)
+    for name in ("a.json", LAST, "z.json", "sub/b.json"):
+        (folder / name).write_text(f"new {name}")
+    return folder
+
+
+@pytest.mark.parametrize("name", [".", "missing", "missing/deeper/deepest", "missing/../other/", "there", "there/new"])
+def test_check_of_a_writable_folder_leaves_nothing(name: str, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "file").touch()
+    storage.check_writable(f"{tmp_path}/{name}")
+    assert paths_in(tmp_path) == {"there", "there/file"}
+
+
+def test_check_takes_relative_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("", ".", "new", "new/deeper", "../sibling"):
+        storage.check_writable(name)
+    assert not paths_in(tmp_path.parent / tmp_path.name)
+
+
+@pytest.mark.parametrize("name", ["file", "file/below/it", "dangling", "dangling/below", "n" * 256, f"a/{'n' * 256}/b"])
+def test_check_of_a_folder_that_cannot_be(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"must be writable; .*(Not a directory|No such file|too long).*Name another"):
+        storage.check_writable(str(tmp_path / name))
+    assert paths_in(tmp_path) == {"file", "dangling"}
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+def test_check_of_a_file_system_that_takes_no_files() -> None:
+    for path in ("/proc", "/proc/new/folder"):
+        with pytest.raises(InputError, match="must be writable; /proc"):
+            storage.check_writable(path)
+
+
+@pytest.fixture
+def ordinary_user() -> Iterator[None]:
+    """Root may write everywhere, so root becomes another user for the test."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(NOBODY)
+    yield
+    os.seteuid(user)
+
+
+@pytest.mark.usefixtures("ordinary_user")
+def test_check_of_a_folder_without_permission() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's are in one that only their owner may enter
+        Path(folder).chmod(0o555)
+        with pytest.raises(InputError, match="Permission denied"):
+            storage.check_writable(str(Path(folder, "new")))
+        assert paths_in(Path(folder)) == set()
+
+
+def test_check_of_a_cloud_folder_leaves_nothing(cloud: CloudStorageHandle) -> None:
+    cloud.put("data/file", b"content")
+    for folder in (BUCKET, f"{BUCKET}/", f"{BUCKET}/data", f"{BUCKET}/new/folder/"):
+        storage.check_writable(folder)
+    assert cloud.objects() == {"data/file": b"content"}
+
+
+@pytest.mark.parametrize("permission", ["storage.objects.create", "storage.objects.delete", "storage.objects.get"])
+def test_check_names_the_missing_permission(permission: str, cloud: CloudStorageHandle) -> None:
+    cloud.authorize(denied_permissions=[permission])
+    with pytest.raises(InputError, match=rf"lacks {permission}, the role .*roles/storage\.objectAdmin") as caught:
+        storage.check_writable(f"{BUCKET}/data")
+    assert "\n" not in str(caught.value)
+    cloud.authorize()
+    storage.check_writable(f"{BUCKET}/data")
+    assert cloud.objects() == {}, "what a refused deletion left stays"
+
+
+def test_check_names_the_missing_bucket_and_credentials(cloud: CloudStorageHandle) -> None:
+    with pytest.raises(InputError, match="gcloud storage buckets create gs://no-such-bucket"):
+        storage.check_writable("gs://no-such-bucket/data")
+    cloud.authorize(accepted_tokens=["another"])
+    with pytest.raises(InputError, match="gcloud auth application-default login"):
+        storage.check_writable(f"{BUCKET}/data")
+
+
+def test_access_scopes_are_told_from_permissions() -> None:
+    """Google's wordings of a machine that was made without the scope to write."""
+    upload = "403 POST https://storage.googleapis.com/upload/storage/v1/b/scopes/o: "
+    for answer in ("Request had insufficient authentication scopes.", "Provided scope(s) are not authorized"):
+        assert "--scopes=cloud-platform" in client._cure_of_forbidden(upload + answer)
+    denied = "a@b does not have storage.objects.create access to the Google Cloud Storage object."
+    assert "lacks storage.objects.create, the role" in client._cure_of_forbidden(upload + denied)
+
+
+@pytest.mark.parametrize("place", ["cloud", "missing", "missing/deeper", "empty", "there"])
+@pytest.mark.usefixtures("cloud")
+def test_publishing(place: str, built: Path, tmp_path: Path) -> None:
+    destination = f"{BUCKET}/data" if place == "cloud" else str(tmp_path / place)
+    (tmp_path / "empty").mkdir()
+    kept: dict[str, str] = {}
+    if place in ("cloud", "there"):
+        kept = {"other.txt": "other", "sub/other.txt": "other"}
+        for name in (*kept, LAST, "a.json"):
+            storage.write_text(storage.join(destination, name), "other")
+    storage.publish_folder(str(built), destination, last=LAST)
+    with storage.local_copy(destination) as copy:
+        contents = {str(path.relative_to(copy)): path.read_text() for path in Path(copy).rglob("*") if path.is_file()}
+    assert contents == kept | {name: f"new {name}" for name in ("a.json", LAST, "z.json", "sub/b.json")}
+    assert not [path for path in paths_in(tmp_path) if storage.PARTIAL_SUFFIX in path]
+
+
+def test_no_marker_no_publishing(built: Path, tmp_path: Path) -> None:
+    (built / LAST).unlink()
+    with pytest.raises(FileNotFoundError, match=LAST):
+        storage.publish_folder(str(built), str(tmp_path / "new"), last=LAST)
+    assert not (tmp_path / "new").exists()
+
+
+def test_cloud_marker_goes_first_and_comes_last(built: Path, cloud: CloudStorageHandle) -> None:
+    cloud.put(f"data/{LAST}", b"old")
+    cloud.put("data/z.json", b"old")
+    cloud.fault("/upload/", status=403, method="POST")
+    with pytest.raises(InputError, match=r"roles/storage\.objectAdmin"):
+        storage.publish_folder(str(built), f"{BUCKET}/data", last=LAST)
+    assert f"data/{LAST}" not in cloud.objects()
+    first_write, *_ = [entry for entry in cloud.requests() if entry["method"] in ("POST", "DELETE")]
+    assert (first_write["method"], first_write["path"].endswith(LAST)) == ("DELETE", True)
+    storage.publish_folder(str(built), f"{BUCKET}/data", last=LAST)
+    assert cloud.objects()[f"data/{LAST}"] == f"new {LAST}".encode()
+
+
+def test_failure_leaves_no_marker_and_no_half_files(built: Path, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    for name in (LAST, "sub"):  # a file where a subfolder has to be
+        (there / name).write_text("old")
+    with pytest.raises(FileExistsError):
+        storage.publish_folder(str(built), str(there), last=LAST)
+    assert paths_in(there) == {"a.json", "sub"}
+
+
+def test_publishing_in_a_thread(built: Path, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    thread = threading.Thread(target=storage.publish_folder, args=(str(built), str(tmp_path / "there"), LAST))
+    thread.start()
+    thread.join()
+    assert paths_in(tmp_path / "there") == paths_in(built)
+
+
+PUBLISH_FOR_EVER = """
+import itertools, pathlib, sys
+from tokenizer_training import storage
+built, destination, last = sys.argv[1:]
+for generation in itertools.count():
+    for name in (*map(str, range(5)), last):
+        pathlib.Path(built, name).write_text(str(generation))
+    storage.publish_folder(built, destination.format(generation), last)
+    print(generation, flush=True)
+"""
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("name", ["there", "new-{}"])
+def test_what_is_stopped_never_seems_complete(name: str, stop: signal.Signals, tmp_path: Path) -> None:
+    """At random moments: with the marker, all files are of the marker's generation; Ctrl-C leaves no trace at all."""
+    draw = random.Random(0)
+    for attempt in range(6):
+        root = tmp_path / str(attempt)
+        (root / "built").mkdir(parents=True)
+        (root / "there").mkdir()
+        program = [sys.executable, "-c", PUBLISH_FOR_EVER, str(root / "built"), str(root / name), LAST]
+        with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(draw.uniform(0, 0.05))
+            process.send_signal(stop)
+        published = [path for path in root.iterdir() if path.name != "built" and not path.name.startswith(".")]
+        complete = [folder for folder in published if (folder / LAST).exists()]
+        for folder in complete:
+            generation = (folder / LAST).read_text()
+            assert [(folder / str(number)).read_text() for number in range(5)] == [generation] * 5
+        if stop == signal.SIGINT or name != "there":
+            assert len(complete) == len(published) - (name != "there"), "only the empty folder may be without a marker"
+        if stop == signal.SIGINT:
+            assert not [path for path in paths_in(root) if storage.PARTIAL_SUFFIX in path]

@@ -1,0 +1,226 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.tensorflow
+import tensorflow as tf
+import tf_keras
+from safetensors.numpy import load_file, save_file
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, TFAutoModelForMaskedLM
+
+from mlm_common.errors import InputError
+from tests.fixtures.tiny_models import BERT, CONFIGS, padded_batch, tiny_config, tiny_model, tiny_tokenizer
+from train.model.architectures import HEAD_BIAS
+from train.model.from_pretrained import load_masked_lm
+from train.publishing.pytorch_format import export_model, pytorch_weights
+
+EXPORTED_FILES = ["config.json", "model.safetensors", "special_tokens_map.json", "tokenizer.json"]
+LAYER = [
+    f"{part}.{kind}"
+    for part in (
+        "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
+        "attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm",
+    )
+    for kind in ("weight", "bias")
+]  # fmt: skip
+ROBERTA_NAMES = {
+    "roberta.embeddings.word_embeddings.weight",
+    "roberta.embeddings.position_embeddings.weight",
+    "roberta.embeddings.token_type_embeddings.weight",
+    "roberta.embeddings.LayerNorm.weight",
+    "roberta.embeddings.LayerNorm.bias",
+    *(f"roberta.encoder.layer.{layer}.{name}" for layer in (0, 1) for name in LAYER),
+    "lm_head.bias",
+    "lm_head.dense.weight",
+    "lm_head.dense.bias",
+    "lm_head.layer_norm.weight",
+    "lm_head.layer_norm.bias",
+}
+
+
+@pytest.fixture(scope="module")
+def bert_export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bert_export")
+    export_model(tiny_model("bert"), tiny_tokenizer(), str(folder), model_max_length=30)
+    return folder
+
+
+def changed_copy(export: Path, folder: Path, weights: dict[str, np.ndarray]) -> str:
+    folder.mkdir()
+    (folder / "config.json").write_bytes((export / "config.json").read_bytes())
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return str(folder)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_an_export_loads_again_with_the_same_logits(name: str, tmp_path: Path) -> None:
+    model = tiny_model(name)
+    export_model(model, tiny_tokenizer(), str(tmp_path), model_max_length=30)
+    inputs, _ = padded_batch(model)
+    loaded = load_masked_lm(str(tmp_path))
+    assert type(loaded) is type(model)
+    np.testing.assert_allclose(loaded(inputs).logits, model(inputs).logits, atol=1e-6)
+
+
+def test_the_files_are_those_of_a_pytorch_model(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "export"
+    model = tiny_model("roberta")
+    export_model(model, tiny_tokenizer(), str(folder), model_max_length=30)
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*EXPORTED_FILES, "tokenizer_config.json"])
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["architectures"], config["dtype"]) == (["RobertaForMaskedLM"], "float32")
+    weights = load_file(folder / "model.safetensors")
+    assert set(weights) == ROBERTA_NAMES
+    assert {array.dtype.name for array in weights.values()} == {"float32"}
+    # PyTorch's dense layers are (out, in).
+    assert weights["roberta.encoder.layer.0.intermediate.dense.weight"].shape == (64, 32)
+    kernel = model.roberta.encoder.layer[0].intermediate.dense.kernel.numpy()
+    np.testing.assert_array_equal(weights["roberta.encoder.layer.0.intermediate.dense.weight"], kernel.T)
+
+
+def test_the_exported_model_is_the_given_one_unchanged(bert_export: Path) -> None:
+    model, tokenizer = tiny_model("bert"), tiny_tokenizer()
+    before = model.config.to_dict(), tokenizer.model_max_length, tokenizer.model_input_names
+    export_model(model, tokenizer, str(bert_export), model_max_length=30)
+    assert (model.config.to_dict(), tokenizer.model_max_length, tokenizer.model_input_names) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs"),
+    [("bert", ["input_ids", "token_type_ids", "attention_mask"]), ("roberta", ["input_ids", "attention_mask"])],
+)
+def test_the_tokenizer_keeps_its_ids_and_gets_the_inputs_and_limit_of_the_model(
+    name: str, inputs: list[str], tmp_path: Path
+) -> None:
+    tokenizer = tiny_tokenizer()
+    text = "a function returns the [MASK] of ünknown text"
+    expected = tokenizer(text)["input_ids"]
+    tokenizer(["a", text], padding="max_length", truncation=True, max_length=5)  # leaves its mark on the backend
+    export_model(tiny_model(name), tokenizer, str(tmp_path), model_max_length=7)
+
+    exported = AutoTokenizer.from_pretrained(tmp_path)
+    assert type(exported) is PreTrainedTokenizerFast
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert list(exported(text)) == inputs
+    assert exported(text)["input_ids"] == expected
+    assert exported(text, truncation=True)["input_ids"] == [*expected[:6], tokenizer.sep_token_id]
+    assert exported.mask_token_id == 4
+    assert exported.convert_ids_to_tokens(exported("the [MASK]")["input_ids"]) == ["[CLS]", "▁the", "[MASK]", "[SEP]"]
+
+
+def test_weights_of_an_enclosing_model_in_bfloat16_on_replicas_are_the_same() -> None:
+    class Enclosing(tf_keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.masked_lm = TFAutoModelForMaskedLM.from_config(tiny_config("roberta"))
+
+        def call(self, inputs: tf.Tensor) -> tf.Tensor:
+            return self.masked_lm(inputs).logits
+
+    def build() -> Enclosing:
+        tf_keras.utils.set_random_seed(3)
+        enclosing = Enclosing()
+        enclosing(tf.constant([[5, 6]]))
+        return enclosing
+
+    expected = pytorch_weights(build().masked_lm)
+    policy = tf_keras.mixed_precision.global_policy()
+    tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        with tf.distribute.MirroredStrategy(tf.config.list_logical_devices("CPU")).scope():
+            weights = pytorch_weights(build().masked_lm)
+    finally:
+        tf_keras.mixed_precision.set_global_policy(policy)
+    assert set(weights) == set(expected) == ROBERTA_NAMES
+    for name, array in weights.items():
+        np.testing.assert_array_equal(array, expected[name])
+
+
+def test_positions_counted_from_another_id_than_pytorch_will_are_refused(tmp_path: Path) -> None:
+    model = TFAutoModelForMaskedLM.from_config(tiny_config("roberta padded with id 0"))
+    model(model.dummy_inputs)
+    with pytest.raises(ValueError, match="align_padding_positions"):
+        export_model(model, tiny_tokenizer(), str(tmp_path), model_max_length=30)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_architecture_that_cannot_be_exported_is_refused(tmp_path: Path) -> None:
+    model = TFAutoModelForMaskedLM.from_config(tiny_config("bert", model_type="deberta"))
+    model(model.dummy_inputs)
+    with pytest.raises(InputError, match="received deberta"):
+        export_model(model, tiny_tokenizer(), str(tmp_path), model_max_length=30)
+
+
+def test_an_export_that_fails_leaves_the_earlier_one_as_it_was(bert_export: Path) -> None:
+    before = {path.name: path.read_bytes() for path in bert_export.iterdir()}
+    model = tiny_model("bert")
+    model.trainable_variables[0].assign_add(tf.ones_like(model.trainable_variables[0]))
+    with pytest.raises(AttributeError):
+        export_model(model, None, str(bert_export), model_max_length=30)
+    assert {path.name: path.read_bytes() for path in bert_export.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda weights: weights.pop("cls.predictions.bias"), "missing: cls.predictions.bias"),
+        (lambda weights: weights.update(extra=np.zeros(3, np.float32)), "unexpected: extra"),
+        (
+            lambda weights: weights.update({"cls.predictions.bias": np.zeros(7, np.float32)}),
+            r"of another shape: cls.predictions.bias \(7,\), not \(200,\)$",
+        ),
+    ],
+)
+def test_weights_of_another_model_are_refused(change, message: str, bert_export: Path, tmp_path: Path) -> None:
+    weights = load_file(bert_export / "model.safetensors")
+    change(weights)
+    with pytest.raises(InputError, match=message):
+        load_masked_lm(changed_copy(bert_export, tmp_path / "changed", weights))
+
+
+@pytest.mark.parametrize(("name", "used"), HEAD_BIAS.items())
+def test_the_bias_of_the_head_is_read_under_the_name_that_pytorch_uses(
+    name: str, used: tuple[str, str], tmp_path: Path
+) -> None:
+    export_model(tiny_model(name), tiny_tokenizer(), str(tmp_path / "export"), model_max_length=30)
+    weights = load_file(tmp_path / "export" / "model.safetensors")
+    np.testing.assert_array_equal(weights[used[0]], weights[used[1]])
+    weights[used[1]] += 1
+    changed = load_masked_lm(changed_copy(tmp_path / "export", tmp_path / "changed", weights))
+    np.testing.assert_array_equal(pytorch_weights(changed)[used[0]], weights[used[0]])
+
+
+def test_a_folder_without_configuration_or_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"A model is a folder with config\.json"):
+        load_masked_lm(str(tmp_path))
+    tiny_config("bert").save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"must hold model.safetensors"):
+        load_masked_lm(str(tmp_path))
+
+
+def test_sharded_checkpoints_in_half_precision_load(bert_export: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((bert_export / "config.json").read_bytes())
+    weights = sorted(load_file(bert_export / "model.safetensors").items())
+    weight_map = {}
+    for index in range(2):
+        shard = {name: tf.cast(array, tf.bfloat16) for name, array in weights[index::2]}
+        file_name = f"model-0000{index + 1}-of-00002.safetensors"
+        safetensors.tensorflow.save_file(shard, str(tmp_path / file_name))
+        weight_map |= dict.fromkeys(shard, file_name)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+    rounded = {name: tf.cast(array, tf.bfloat16).numpy().astype(np.float32) for name, array in weights}
+    for name, array in pytorch_weights(load_masked_lm(str(tmp_path))).items():
+        np.testing.assert_array_equal(array, rounded[name])
+
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(InputError, match=r"lacks model-00002-of-00002.safetensors"):
+        load_masked_lm(str(tmp_path))
+
+
+def test_a_vocabulary_of_another_size_is_refused(bert_export: Path, tmp_path: Path) -> None:
+    folder = changed_copy(bert_export, tmp_path / "changed", load_file(bert_export / "model.safetensors"))
+    tiny_config("bert", vocab_size=BERT["vocab_size"] + 1).save_pretrained(folder)
+    with pytest.raises(InputError, match=r"word_embeddings.weight \(200, 32\), not \(201, 32\)"):
+        load_masked_lm(folder)

@@ -1,0 +1,261 @@
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from train.model.random_bits import draw_bits, draw_integers
+from train.tasks.masking import MaskedRows, collect_predictions, mask_row_by_content, mask_rows
+from train.tasks.masking_rule import (
+    MAX_SPAN_TOKENS,
+    MAX_UNIT_TOKENS,
+    MAX_WORD_TOKENS,
+    MaskingRule,
+    num_prediction_slots,
+)
+
+SPECIAL_IDS = (0, 1, 2, 3, 4)
+MASK_ID = 4
+SEED = tf.constant((7, 11), tf.int32)
+
+
+def make_rule(
+    mlm_probability=0.15, mask=0.8, random=0.1, special_ids=SPECIAL_IDS, vocabulary_size=1000, masking="token"
+):
+    """Words begin with ids that a multiple of 3 or special."""
+    starts = np.arange(vocabulary_size) % 3 == 0
+    starts[list(special_ids)] = True
+    return MaskingRule(MASK_ID, special_ids, vocabulary_size, mlm_probability, mask, random, masking, starts)
+
+
+def mask_all(input_ids, rule, seed=SEED):
+    rows = mask_rows(tf.constant(input_ids, tf.int32), seed, rule)
+    return rows.input_ids.numpy(), rows.is_masked.numpy()
+
+
+def random_rows(num_rows, length, low=5, high=1000):
+    return np.random.default_rng(0).integers(low, high, (num_rows, length), dtype=np.int32)
+
+
+ROWS = [[0, 10, 11, 2, 0, 12, 2, 1], [0, 13, 3, 14, 4, 15, 16, 2]]
+
+
+@pytest.mark.parametrize("masking", MAX_UNIT_TOKENS)
+def test_rate_1_masks_every_ordinary_token_and_no_special_one(masking):
+    seen, is_masked = mask_all(ROWS, make_rule(1.0, mask=1.0, random=0.0, masking=masking))
+    assert seen.tolist() == [[0, 4, 4, 2, 0, 4, 2, 1], [0, 4, 3, 4, 4, 4, 4, 2]]
+    assert is_masked.astype(int).tolist() == [[0, 1, 1, 0, 0, 1, 0, 0], [0, 1, 0, 1, 0, 1, 1, 0]]
+
+
+@pytest.mark.parametrize("masking", MAX_UNIT_TOKENS)
+def test_rate_0_masks_nothing(masking):
+    seen, is_masked = mask_all(ROWS, make_rule(0.0, masking=masking))
+    assert seen.tolist() == ROWS
+    assert not is_masked.any()
+
+
+@pytest.mark.parametrize("masking", MAX_UNIT_TOKENS)
+def test_tokens_that_are_kept_are_predicted_all_the_same(masking):
+    seen, is_masked = mask_all(ROWS, make_rule(1.0, mask=0.0, random=0.0, masking=masking))
+    assert seen.tolist() == ROWS
+    assert is_masked.sum(axis=1).tolist() == [3, 4]
+
+
+def test_random_replacements_are_never_special():
+    special_ids = (0, 7, 8, 9, 19)
+    seen, is_masked = mask_all(np.full((64, 64), 10), make_rule(1.0, 0.0, 1.0, special_ids, vocabulary_size=20))
+    assert is_masked.all()
+    assert set(np.unique(seen)) == set(range(20)) - set(special_ids)
+
+
+@pytest.mark.parametrize("masking", MAX_UNIT_TOKENS)
+@pytest.mark.parametrize("probability", [0.15, 0.4])
+def test_shares_of_a_seeded_draw(masking, probability):
+    rows = random_rows(512, 128)
+    seen, is_masked = mask_all(rows, make_rule(probability, masking=masking))
+    units = MAX_UNIT_TOKENS[masking]
+    # Five standard deviations if all units were as long as they may be.
+    deviation = np.sqrt(probability * (1 - probability) * units / rows.size)
+    assert is_masked.mean() == pytest.approx(probability, abs=5 * deviation)
+    assert np.mean(seen[is_masked] == MASK_ID) == pytest.approx(0.8, abs=0.01 * np.sqrt(units))
+    assert np.mean(seen[is_masked] == rows[is_masked]) == pytest.approx(0.1, abs=0.01 * np.sqrt(units))
+    replaced = seen[is_masked & (seen != MASK_ID) & (seen != rows)]
+    assert replaced.mean() == pytest.approx((5 + 999) / 2, rel=0.03)
+    # Every position of a row is as likely as any other: five standard deviations for the largest of 128.
+    deviation = np.sqrt(512 * probability * (1 - probability))
+    assert abs(is_masked.sum(axis=0) - 512 * probability).max() < 5 * deviation
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    length=st.integers(1, 40),
+    probability=st.sampled_from([0.0, 0.15, 0.5, 1.0]),
+    masking=st.sampled_from(list(MAX_UNIT_TOKENS)),
+    seed=st.tuples(st.integers(-(2**31), 2**31 - 1), st.integers(0, 2**31 - 1)),
+    data=st.data(),
+)
+def test_masks_keep_the_rules_for_any_rows(length, probability, masking, seed, data):
+    rows = data.draw(st.lists(st.lists(st.integers(0, 30), min_size=length, max_size=length), min_size=1, max_size=4))
+    rows = np.array(rows, np.int32)
+    rule = make_rule(probability, vocabulary_size=31, masking=masking)
+    seen, is_masked = mask_all(rows, rule, tf.constant(seed, tf.int32))
+    assert not is_masked[np.isin(rows, SPECIAL_IDS)].any()
+    assert (seen[~is_masked] == rows[~is_masked]).all()
+    assert not np.isin(seen[is_masked], [0, 1, 2, 3]).any()
+
+
+@settings(max_examples=50, deadline=None)
+@given(is_masked=st.lists(st.booleans(), min_size=1, max_size=60), num_predictions=st.integers(1, 60))
+def test_slots_hold_the_masked_tokens_in_order(is_masked, num_predictions):
+    ids = np.arange(100, 100 + len(is_masked), dtype=np.int32)[np.newaxis]
+    rows = MaskedRows(tf.constant(ids), tf.constant(ids), tf.constant([is_masked]))
+    positions, labels, weights = (tensor.numpy() for tensor in collect_predictions(rows, num_predictions))
+    expected = np.flatnonzero(is_masked)[:num_predictions]
+    assert positions.shape == labels.shape == weights.shape == (num_predictions,)
+    assert positions[weights == 1].tolist() == expected.tolist()
+    assert labels[weights == 1].tolist() == (expected + 100).tolist()
+    assert weights.sum() == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("probability", "num_tokens", "slots"),
+    [(0.15, 8192, 1424), (0.15, 4096, 752), (1.0, 10, 10), (0.0, 64, 8), (0.4, 512, 272), (0.15, 4, 4)],
+)
+def test_numbers_of_slots_are_pinned(probability, num_tokens, slots):
+    assert num_prediction_slots(num_tokens, probability) == slots
+
+
+@pytest.mark.parametrize(("masking", "slots"), [("token", 1424), ("whole_word", 1792), ("span", 2136)])
+def test_longer_units_have_more_slots(masking, slots):
+    assert make_rule(masking=masking).num_prediction_slots(8192) == slots
+
+
+@pytest.mark.parametrize("num_tokens", [64, 512, 4096, 65_536])
+@pytest.mark.parametrize("max_unit_tokens", [1, MAX_WORD_TOKENS, MAX_SPAN_TOKENS])
+@pytest.mark.parametrize("probability", [0.05, 0.15, 0.4, 0.9])
+def test_a_batch_draws_more_than_its_slots_once_in_five_million_times_at_most(num_tokens, max_unit_tokens, probability):
+    """The worst text has units of the greatest length alone; the number drawn is then exactly binomial."""
+    num_units = math.ceil(num_tokens / max_unit_tokens)
+    slots = num_prediction_slots(num_tokens, probability, max_unit_tokens)
+    fitting = num_units if slots == num_tokens else slots // max_unit_tokens
+    logs = [
+        math.lgamma(num_units + 1) - math.lgamma(n + 1) - math.lgamma(num_units - n + 1)
+        + n * math.log(probability) + (num_units - n) * math.log1p(-probability)
+        for n in range(fitting + 1, num_units + 1)
+    ]  # fmt: skip
+    assert sum(math.exp(log) for log in logs) < 2e-7
+
+
+@pytest.mark.parametrize("length", [64, 61])
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_replica_draws_what_one_draw_for_all_rows_has_for_its_own(length, jit_compile):
+    @tf.function(jit_compile=jit_compile)
+    def draw(first_row):
+        return draw_bits(SEED, 2, length, first_row), draw_integers(SEED, 2, length, first_row, num_values=995)
+
+    uniform = {"shape": (8, length), "seed": SEED, "alg": "philox"}
+    bits = tf.random.stateless_uniform(**uniform, minval=None, maxval=None, dtype=tf.uint32)
+    integers = tf.random.stateless_uniform(**uniform, minval=0, maxval=995, dtype=tf.int32)
+    for first_row in range(7):
+        drawn_bits, drawn_integers = draw(tf.constant(first_row))
+        assert (drawn_bits.numpy() == bits[first_row : first_row + 2].numpy()).all()
+        assert (drawn_integers.numpy() == integers[first_row : first_row + 2].numpy()).all()
+
+
+def test_a_row_may_be_as_far_into_a_batch_as_an_int32_says():
+    far = draw_bits(SEED, 1, 4096, tf.constant(2**30)).numpy()
+    assert (draw_bits(SEED, 4, 1024, tf.constant(2**32, tf.int64)).numpy().ravel() == far.ravel()).all()
+    assert (draw_bits(SEED, 1, 4096, 0).numpy() != far).mean() > 0.9
+
+
+@pytest.mark.parametrize("masking", MAX_UNIT_TOKENS)
+def test_masks_do_not_depend_on_how_the_batch_is_cut(masking):
+    rows = random_rows(8, 64)
+    rule = make_rule(masking=masking)
+    seen, _ = mask_all(rows, rule)
+    parts = [mask_rows(tf.constant(rows[at : at + 2]), SEED, rule, first_row=tf.constant(at)) for at in range(0, 8, 2)]
+    assert (np.concatenate([part.input_ids.numpy() for part in parts]) == seen).all()
+
+
+@pytest.mark.parametrize("masking", MAX_UNIT_TOKENS)
+def test_xla_draws_the_same_masks(masking):
+    ids = tf.constant(random_rows(4, 64))
+    rule = make_rule(masking=masking)
+
+    @tf.function(jit_compile=True)
+    def compiled(ids):
+        rows = mask_rows(ids, SEED, rule)
+        return rows, collect_predictions(rows, 80)
+
+    rows, predictions = compiled(ids)
+    eager_rows = mask_rows(ids, SEED, rule)
+    for eager, xla in zip(eager_rows, rows, strict=True):
+        assert (eager.numpy() == xla.numpy()).all()
+    for eager, xla in zip(collect_predictions(eager_rows, 80), predictions, strict=True):
+        assert (eager.numpy() == xla.numpy()).all()
+
+
+def test_masks_by_content_depend_on_the_row_alone():
+    rows = tf.constant(random_rows(3, 64))
+    backwards = tf.data.Dataset.from_tensor_slices(rows[::-1]).map(lambda row: mask_row_by_content(row, make_rule()))
+    seen = [mask_row_by_content(row, make_rule()).input_ids.numpy() for row in rows]
+    for row, expected in zip(backwards, seen[::-1], strict=True):
+        assert (row.input_ids.numpy() == expected).all()
+    assert ((seen[0] == MASK_ID) != (seen[1] == MASK_ID)).any()
+
+
+def test_masks_of_a_seed_are_pinned():
+    seen, _ = mask_all(np.arange(100, 164).reshape(2, 32), make_rule(0.3))
+    assert np.flatnonzero(seen.ravel() != np.arange(100, 164)).tolist() == [
+        0,
+        2,
+        7,
+        9,
+        11,
+        16,
+        20,
+        21,
+        23,
+        24,
+        25,
+        33,
+        42,
+        46,
+        48,
+        49,
+        56,
+        61,
+        62,
+    ]
+
+
+@pytest.mark.parametrize("masking", ["whole_word", "span"])
+def test_words_are_masked_as_a_whole(masking):
+    rows = random_rows(64, 64)
+    _, is_masked = mask_all(rows, make_rule(0.4, masking=masking))
+    inside_word = (rows[:, 1:] % 3 != 0) & (rows[:, 1:] != 0)
+    differs = is_masked[:, 1:] != is_masked[:, :-1]
+    assert inside_word.mean() > 0.5
+    # Only words of more than eight tokens, and spans of more than twenty, are masked in pieces.
+    assert differs[inside_word].mean() < 0.01
+    assert differs[~inside_word].mean() > 0.1
+
+
+def test_the_tokens_of_a_word_have_fates_of_their_own_and_those_of_a_span_one():
+    rows = np.full((256, 6), 7)
+    rows[:, 0] = 6  # one word
+    share_alike = {}
+    for masking in ("whole_word", "span"):
+        seen, is_masked = mask_all(rows, make_rule(1.0, 0.5, 0.0, masking=masking))
+        assert is_masked.all()
+        share_alike[masking] = (seen[:, 1:] == seen[:, 1:2]).all(axis=1).mean()
+    assert share_alike["span"] == 1
+    assert share_alike["whole_word"] == pytest.approx(2 * 0.5**5, abs=0.06)
+
+
+def test_masking_words_without_their_table_is_an_error():
+    with pytest.raises(ValueError, match="needs the table of word starts"):
+        mask_all(ROWS, dataclasses.replace(make_rule(masking="whole_word"), word_starts=None))

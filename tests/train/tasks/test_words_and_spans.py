@@ -1,0 +1,106 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from train.model.random_bits import draw_bits
+from train.tasks.masking import is_special
+from train.tasks.masking_rule import MAX_SPAN_TOKENS, MAX_WORD_TOKENS
+from train.tasks.words_and_spans import MAX_SPAN_WORDS, first_tokens_of_spans, first_tokens_of_words, span_lengths
+
+SPECIAL_IDS = (0, 1, 2)
+SEED = tf.constant((7, 11), tf.int32)
+# Ids from 10 on begin a word.
+STARTS = np.arange(20) >= 10
+
+
+def units(rows, seed=SEED, first_row=0):
+    """Return the first tokens of words and of spans, and whether tokens are special."""
+    ids = tf.constant(rows, tf.int32)
+    special = is_special(ids, SPECIAL_IDS)
+    words = first_tokens_of_words(ids, special, STARTS)
+    return words.numpy(), first_tokens_of_spans(words, special, seed, first_row).numpy(), special.numpy()
+
+
+def expected_words(row, special):
+    first, firsts = 0, []
+    for at, token in enumerate(row):
+        begins = STARTS[token] or special[at] or at == 0 or special[at - 1] or at - first == MAX_WORD_TOKENS
+        first = at if begins else first
+        firsts.append(first)
+    return firsts
+
+
+def expected_spans(words, special, lengths):
+    """Lay the lengths, in words, end to end over a row."""
+    lengths, first, firsts = list(lengths), 0, []
+    num_words, since_cut = 0, 0
+    for at, word in enumerate(words):
+        begins = at == 0 or special[at] or special[at - 1]
+        if word == at:
+            num_words += 1
+            if num_words > lengths[0]:
+                num_words, begins = 1, True
+                lengths.pop(0)
+        since_cut = 0 if begins else since_cut + 1
+        first = at if since_cut % MAX_SPAN_TOKENS == 0 else first
+        firsts.append(first)
+    return firsts
+
+
+def test_words_of_a_row():
+    words, _, _ = units([[5, 6, 10, 5, 10, 0, 5, 5, 2, 1]])
+    assert words.tolist() == [[0, 0, 2, 2, 4, 5, 6, 6, 8, 9]]
+
+
+def test_a_word_that_is_too_long_is_several():
+    words, _, _ = units([[10] + [5] * 19])
+    assert words.tolist() == [[0] * 8 + [8] * 8 + [16] * 4]
+
+
+def test_spans_of_a_row():
+    """Its spans have 1, 2, 1 and 6 words; a special token cuts the last one short."""
+    assert span_lengths(draw_bits(SEED, 1, 12, 0)).numpy()[0, :4].tolist() == [1, 2, 1, 6]
+    _, spans, _ = units([[10, 5, 10, 5, 10, 5, 5, 10, 5, 10, 0, 10]])
+    assert spans.tolist() == [[0, 0, 2, 2, 2, 2, 2, 7, 7, 9, 10, 11]]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    rows=st.integers(1, 70).flatmap(
+        lambda length: st.lists(
+            st.lists(st.sampled_from([0, 2, 5, 5, 5, 5, 5, 5, 10]), min_size=length, max_size=length),
+            min_size=1,
+            max_size=3,
+        )
+    ),
+    seed=st.tuples(st.integers(-(2**31), 2**31 - 1), st.integers(0, 2**31 - 1)),
+    first_row=st.integers(0, 1000),
+)
+def test_units_are_those_of_a_loop_over_tokens(rows, seed, first_row):
+    seed = tf.constant(seed, tf.int32)
+    words, spans, special = units(rows, seed, first_row)
+    lengths = span_lengths(draw_bits(seed, *words.shape, first_row)).numpy()
+    for index, row in enumerate(rows):
+        assert words[index].tolist() == expected_words(row, special[index])
+        assert spans[index].tolist() == expected_spans(words[index], special[index], lengths[index])
+
+
+def test_lengths_of_spans_are_pinned():
+    shares = [0.2 * 0.8**n for n in range(10)] / np.sum([0.2 * 0.8**n for n in range(10)])
+    assert shares @ np.arange(1, 11) == pytest.approx(3.797, abs=1e-3)
+    edges = np.round(np.cumsum(shares[::-1])[::-1] * 2**32).astype(np.uint64)  # of lengths from 1 on
+    for length, edge in zip(range(1, MAX_SPAN_WORDS + 1), edges, strict=True):
+        below = np.array([edge - 1], np.uint64).astype(np.uint32)
+        assert span_lengths(tf.constant(below)).numpy() == [length]
+    assert span_lengths(tf.constant([0, 2**32 - 1], tf.uint32)).numpy().tolist() == [10, 1]
+
+
+def test_lengths_of_a_seeded_draw():
+    rows = np.full((256, 128), 10)
+    _, spans, _ = units(rows)
+    lengths = np.concatenate([np.diff(np.flatnonzero(first == np.arange(128))) for first in spans])
+    assert (lengths.min(), lengths.max()) == (1, 10)
+    # Five standard deviations, less the little that long spans are missing at the ends of rows.
+    assert lengths.mean() == pytest.approx(3.797, abs=5 * 2.6 / np.sqrt(len(lengths)) + 0.08)

@@ -1,0 +1,202 @@
+"""Bad input to the trainer: one line with the cure, exit status 2, before TensorFlow is imported."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.tiny_corpus import train_tiny_tokenizer
+from tests.fixtures.tiny_run import run_flags, write_shards
+from tokenizer_training.tokenizer import save_tokenizer
+
+# Prints for each list of flags the exit status, stderr, and whether TensorFlow was imported by then.
+DRIVER = """
+import contextlib, io, json, sys
+from train.run_mlm import main
+for flags in json.load(sys.stdin):
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors):
+        status = main(flags)
+    print(json.dumps([status, errors.getvalue(), "tensorflow" in sys.modules]))
+"""
+
+
+def edit_manifest(shards: Path, change) -> None:
+    path = shards / "train" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def first_shard(shards: Path) -> Path:
+    return sorted((shards / "train").glob("*.tfrecord"))[0]
+
+
+def another_tokenizer(shards: Path) -> None:
+    tokenizer = train_tiny_tokenizer()
+    tokenizer.add_tokens(["another"])
+    save_tokenizer(tokenizer, str(shards / "another"))
+
+
+def another_run(shards: Path) -> None:
+    (shards / "run").mkdir()
+    (shards / "run" / "run.json").write_text(json.dumps({"fingerprint": {"run.seed": 7}}))
+
+
+def model_folder(**config):
+    def write(shards: Path) -> None:
+        (shards / "model").mkdir()
+        (shards / "model" / "config.json").write_text(json.dumps(config))
+
+    return write
+
+
+def checkpoint(**config):
+    """Write a RoBERTa with the tokenizer of the shards, but without weights."""
+
+    def write(shards: Path) -> None:
+        shutil.copytree(shards / "train" / "tokenizer", shards / "model")
+        settings = {"model_type": "roberta", "pad_token_id": 1, **config}
+        (shards / "model" / "config.json").write_text(json.dumps(settings))
+
+    return write
+
+
+def checkpoint_of_another_vocabulary(shards: Path) -> None:
+    another_tokenizer(shards)
+    (shards / "another" / "config.json").write_text(json.dumps({"model_type": "roberta", "vocab_size": 49}))
+
+
+def truncate(shards: Path) -> None:
+    shard = first_shard(shards)
+    shard.write_bytes(shard.read_bytes()[:-1])
+
+
+def count_one_more(manifest) -> None:
+    manifest["shards"][0]["num_rows"] += 1
+
+
+# name: (what is done to the shards' folder, flags in which {} is that folder, what the error says)
+CASES = {
+    "no shards": (lambda _: None, ["--train-dataset", "{}/nowhere"], "must hold *.tfrecord files"),
+    "killed preparation": (
+        lambda shards: (shards / "train" / "manifest.json").unlink(), [], "Run prepare-tfrecord-shards again",
+    ),
+    "shard missing": (lambda shards: first_shard(shards).unlink(), [], "lacks dataset-"),
+    "shard truncated": (truncate, [], "must have the size of the manifest"),
+    "wrong count": (lambda shards: edit_manifest(shards, count_one_more), [], "must state the rows"),
+    "another tokenizer": (another_tokenizer, ["--tokenizer", "{}/another"], "must be the one the shards were made"),
+    "no tokenizer": (lambda _: None, ["--tokenizer", "{}/nowhere"], "nowhere cannot be loaded"),
+    "another length": (lambda _: None, ["--max-length", "32"], "--max-length must be the shards' 16"),
+    "batch too large": (lambda _: None, ["--per-replica-batch-size", "9999"], "must not exceed the data set's"),
+    "mlm_probability": (lambda _: None, ["--mlm_probability", "1.5"], "--mlm-probability must lie in 0 to 1"),
+    "mask rates": (lambda _: None, ["--random-token-rate", "0.3"], "must sum to at most 1"),
+    "unknown preset": (lambda _: None, ["--preset", "huge"], "--preset must be one of bert-base, "),
+    "unknown override": (lambda _: None, ["--config-overrides", "num_hiden_layers=2"], "num_hiden_layers"),
+    "malformed override": (lambda _: None, ["--config-overrides", "hidden_size"], "must be name=value"),
+    "override of the data": (lambda _: None, ["--config-overrides", "vocab_size=5"], "must not set vocab_size"),
+    "no such model": (
+        lambda _: None, ["--pretrained-model-config", "{}/nowhere"], "--pretrained-model-config: A model is a folder",
+    ),
+    "no such checkpoint": (lambda _: None, ["--init-from", "{}/nowhere"], "--init-from: A model is a folder with"),
+    "two configurations": (
+        lambda _: None,
+        ["--init-from", "{}/model", "--pretrained-model-config", "bert-base-uncased"],
+        "--init-from brings its own configuration; received --pretrained-model-config bert-base-uncased as well",
+    ),
+    "another vocabulary": (
+        checkpoint_of_another_vocabulary,
+        ["--init-from", "{}/another"],
+        "--init-from must have the vocabulary that the shards were made with",
+    ),
+    "a checkpoint of fewer ids": (
+        checkpoint(vocab_size=47), ["--init-from", "{}/model"], "an embedding for each of the tokenizer's 48 ids",
+    ),
+    "a checkpoint that pads otherwise": (
+        checkpoint(vocab_size=48, pad_token_id=2), ["--init-from", "{}/model"], "has pad_token_id 2",
+    ),
+    "a checkpoint without weights": (
+        checkpoint(vocab_size=48), ["--init-from", "{}/model"], "must hold model.safetensors or tf_model.h5",
+    ),
+    "positions": (
+        model_folder(model_type="bert", max_position_embeddings=8),
+        ["--pretrained-model-config", "{}/model", "--config-overrides", "num_hidden_layers=1"],
+        "the model takes 8. Give --config-overrides max_position_embeddings=16",
+    ),
+    "architecture": (
+        model_folder(model_type="esm", vocab_size=5),
+        ["--pretrained-model-config", "{}/model", "--config-overrides", "num_hidden_layers=1"],
+        "received esm: its TF class",
+    ),
+    "no learned positions": (
+        model_folder(model_type="roformer"),
+        ["--pretrained-model-config", "{}/model", "--config-overrides", "num_hidden_layers=1"],
+        "a roformer as configured has none. Give --position-init random",
+    ),
+    "dropout": (lambda _: None, ["--dropout", "1"], "--dropout must be at least 0 and below 1; received 1.0"),
+    "recomputed dropout": (
+        model_folder(model_type="deberta-v2"),
+        ["--pretrained-model-config", "{}/model", "--config-overrides", "num_hidden_layers=1", "--recompute"],
+        "those of a deberta-v2 do not. Give --dropout 0",
+    ),
+    "dropout twice": (
+        lambda _: None,
+        ["--dropout", "0", "--config-overrides", "hidden_dropout_prob=0.1"],
+        "--dropout 0.0 and --config-overrides hidden_dropout_prob must not both be given",
+    ),
+    "untied head": (
+        lambda _: None, ["--config-overrides", "tie_word_embeddings=false"], "tie_word_embeddings of a roberta must be",
+    ),
+    "another run": (another_run, ["--output-dir", "{}/run"], "hardware.bfloat16: None there, False now"),
+    "nothing to go on from": (lambda _: None, ["--resume", "must"], "--resume must needs a run with a checkpoint"),
+    "a run where none must be": (
+        another_run, ["--output-dir", "{}/run", "--resume", "never"], "--resume never needs a folder without a run",
+    ),
+    "two ways to start": (
+        lambda _: None, ["--resume", "must", "--overwrite-output-dir"], "and --resume must must not both be given",
+    ),
+    "settings that may change": (another_run, ["--output-dir", "{}/run"], "--max-rollbacks, --max-steps, "),
+    "foreign folder": (lambda _: None, ["--output-dir", "{}/train"], "must be an empty folder or that of this run"),
+    "no TPU": (lambda _: None, ["--tpu-name", "local"], "this one has no /dev/accel*"),
+    "settings file": (lambda _: None, ["--config-file", "{}/nowhere.yaml"], "is not a file"),
+    "warmup": (lambda _: None, ["--warmup-steps", "6"], "must be below the run's 6 steps"),
+    "warmup ratio": (lambda _: None, ["--warmup-ratio", "1"], "--warmup-ratio must be at least 0 and below 1"),
+    "no room for the decay": (
+        lambda _: None, ["--schedule", "wsd", "--warmup-ratio", ".5", "--decay-ratio", ".7"], "received 3 and 4 steps",
+    ),
+    "a schedule without an end": (
+        lambda _: None, ["--schedule", "constant", "--min-learning-rate-ratio", "0.1"], "received 0.1 with constant",
+    ),
+    "profile": (lambda _: None, ["--profile", "5:5"], "--profile must be START:STOP"),
+    "profile after the end": (lambda _: None, ["--profile", "5:7"], "--profile must end within the run's 6 steps"),
+    "no training shards": (lambda _: None, ["--train-dataset", ""], "--train-dataset is required"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """Run all cases in one process without TensorFlow: {name: (status, stderr, whether TensorFlow was imported)}."""
+    source = write_shards(tmp_path_factory.mktemp("source"))
+    flags = []
+    for name, (prepare, more, _) in CASES.items():
+        shards = tmp_path_factory.mktemp("case") / name.replace(" ", "-")
+        shutil.copytree(source, shards)
+        prepare(shards)
+        flags.append([*run_flags(shards, shards / "output"), *(flag.format(shards) for flag in more)])
+    done = subprocess.run([sys.executable, "-c", DRIVER], input=json.dumps(flags), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return dict(zip(CASES, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_input_is_one_line_with_the_cure(answers, name):
+    status, errors, imported_tensorflow = answers[name]
+    lines = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert status == 2
+    assert len(lines) == 1
+    assert "Traceback" not in errors
+    assert CASES[name][2] in lines[0]
+    assert not imported_tensorflow

@@ -1,0 +1,37 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("module", ["train", "train.model.architectures"])
+def test_importing_it_imports_no_tensorflow(module: str) -> None:
+    program = f"import sys, {module}; assert not {{'tensorflow', 'tf_keras', 'transformers'}} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_an_environment_prepared_too_late_is_refused() -> None:
+    # A TensorFlow whose distribution transformers does not know is found by its module alone.
+    program = """
+import importlib.metadata as metadata
+known = metadata.version
+def version(name):
+    if name.startswith(("tensorflow", "tf-nightly", "intel-tensorflow")):
+        raise metadata.PackageNotFoundError(name)
+    return known(name)
+metadata.version = version
+{first}
+{second}
+from transformers.utils import is_tf_available
+assert is_tf_available()
+"""
+    unprepared = {name: value for name, value in os.environ.items() if name != "FORCE_TF_AVAILABLE"}
+
+    def run(first: str, second: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-c", program.format(first=first, second=second)]
+        return subprocess.run(command, env=unprepared, capture_output=True, text=True, check=False)
+
+    assert run("import train", "import transformers").returncode == 0
+    refused = run("import transformers", "import train")
+    assert "InputError: train must be imported before transformers" in refused.stderr

@@ -1,0 +1,141 @@
+"""What the stages make, read in environments with transformers 4 and 5, PyTorch and no TensorFlow."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.fixtures.generated_text import generated_lines
+from tests.fixtures.other_environments import output_of
+from tests.fixtures.tiny_models import CONFIGS, padded_batch, tiny_model, tiny_tokenizer
+
+pytestmark = pytest.mark.slow
+
+TOLERANCE = 1e-4
+SENTENCES = ["a function returns the [MASK] of a file", "the [MASK]", "Text, with ünknown signs in 3 [MASK]."]
+MODEL_MAX_LENGTH = 60
+
+# Prints, for each export, what was loaded and how far its logits are from TensorFlow's.
+READER = """
+import json, sys
+from pathlib import Path
+import numpy as np
+import torch
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+sentences = json.loads(sys.argv[2])
+for folder in sorted(Path(sys.argv[1]).iterdir()):
+    model, loading = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)
+    model.eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tensorflow = np.load(folder / "tensorflow.npz")
+    encoded = tokenizer(sentences, padding=True, truncation=True, return_tensors="pt")
+    batches = {
+        "random": {name: torch.tensor(tensorflow[name]).long() for name in ("input_ids", "attention_mask")},
+        "sentences": dict(encoded),
+    }
+    differences = {}
+    for name, batch in batches.items():
+        with torch.no_grad():
+            logits = model(**batch).logits.numpy()
+        expected = tensorflow[name + "_logits"]
+        attended = batch["attention_mask"].bool().numpy()
+        assert logits.shape == expected.shape, (logits.shape, expected.shape)
+        differences[name] = float(np.abs(logits - expected)[attended].max())
+    print(json.dumps({
+        "name": folder.name,
+        "class": type(model).__name__,
+        "dtype": str(model.dtype),
+        "wrong_keys": {kind: sorted(map(str, keys)) for kind, keys in loading.items() if keys},
+        "ids": encoded["input_ids"].tolist(),
+        "inputs": sorted(encoded),
+        "max_length": tokenizer.model_max_length,
+        "differences": differences,
+    }))
+"""
+
+# Prints what a tokenizer makes of texts and pairs of them, and which of its tokens are special.
+TEXT_READER = """
+import json, sys
+from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+texts = json.loads(sys.argv[2])
+ids = [tokenizer(text)["input_ids"] for text in texts]
+print(json.dumps({
+    "class": type(tokenizer).__name__,
+    "length": len(tokenizer),
+    "ids": ids,
+    "alone": [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts],
+    "pairs": dict(tokenizer(texts, texts[::-1], padding=True, truncation=True, max_length=40)),
+    "decoded": [tokenizer.decode(row) for row in ids],
+    "decoded_text": [tokenizer.decode(row, skip_special_tokens=True) for row in ids],
+    "special": {name: getattr(tokenizer, name + "_token_id") for name in sys.argv[3].split()},
+    "all_special": sorted(tokenizer.all_special_ids),
+}))
+"""
+TEXTS = [
+    "", " ", "kira dorna", "  Kira\tdorna\r\n\n", "kira [MASK]. [MASK]dorna[ENT]x [ENT] <pad>[SEP]", "[ENT][ENT][MASK]",
+    "<0x41> <unused0> <unk>", "``so'' it's 2010, \uff21\uff22 \ufb01 e\u0301 \u00bd", "天地玄黃、カーン。한국어",
+    "\U0001f469\u200d\U0001f469\U0001f600 \ufe0f", "▁▁a\ufeffb\x00c\x85d\xa0e\u2028f", "▅\u2047\ufffd\ufffe",
+    "kira" * 50, "\u0301\u0327\u0301a \u0627\u0644\u0633 \u0939\u093f\u0928",
+]  # fmt: skip
+SPECIAL_IDS = {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4, "bos": 0, "eos": 2}
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
+    """A folder of exports of all architectures, each with TensorFlow's logits; and the ids of the sentences."""
+    from train.publishing.pytorch_format import export_model
+
+    root = tmp_path_factory.mktemp("exports")
+    tokenizer = tiny_tokenizer()
+    encoded = tokenizer(SENTENCES, padding=True, return_tensors="np")
+    sentences = {name: encoded[name].astype(np.int32) for name in ("input_ids", "attention_mask")}
+    for name in CONFIGS:
+        # An epsilon that is far from the defaults shows where a class does not read its configuration's.
+        model = tiny_model(name, max_position_embeddings=MODEL_MAX_LENGTH + 2, layer_norm_eps=0.05)
+        random_batch, _ = padded_batch(model)
+        folder = root / name.replace(" ", "_")
+        export_model(model, tokenizer, str(folder), model_max_length=MODEL_MAX_LENGTH)
+        np.savez(
+            folder / "tensorflow.npz",
+            random_logits=model(random_batch).logits.numpy(),
+            sentences_logits=model(sentences).logits.numpy(),
+            **random_batch,
+        )
+    return root, encoded["input_ids"].tolist()
+
+
+def test_transformers_reads_a_trained_tokenizer_as_it_was_made(python: Path, tmp_path: Path) -> None:
+    from tokenizer_training.train_unigram import main
+
+    (tmp_path / "corpus.txt").write_text("\n".join([*generated_lines(1000), "[ENT] 天地 [ENT]"]))
+    flags = ["--data-files", str(tmp_path / "corpus.txt"), "--output-dir", str(tmp_path / "out"), "--vocab-size", "600"]
+    assert main([*flags, "--extra-special-tokens", "[ENT]", "--pad-vocab-to-multiple-of", "128"]) == 0
+    arguments = (TEXT_READER, str(tmp_path / "out"), json.dumps(TEXTS), " ".join(SPECIAL_IDS))
+    here, there = (json.loads(output_of(interpreter, *arguments)) for interpreter in (Path(sys.executable), python))
+    print(python.parent.parent.name, there.pop("class"), here.pop("class"))
+    assert there["length"] == 640
+    assert there["special"] == SPECIAL_IDS
+    assert there["all_special"] == [0, 1, 2, 3, 4, 5]
+    assert [ids.count(5) for ids in there["ids"]] == [text.count("[ENT]") for text in TEXTS]
+    assert there == here
+
+
+def test_transformers_on_torch_reads_every_export_as_tensorflow_made_it(
+    python: Path, exports: tuple[Path, list[list[int]]]
+) -> None:
+    root, expected_ids = exports
+    results = [json.loads(line) for line in output_of(python, READER, str(root), json.dumps(SENTENCES)).splitlines()]
+    assert {result["name"] for result in results} == {name.replace(" ", "_") for name in CONFIGS}
+    for result in results:
+        print(python.parent.parent.name, result["name"], result["differences"])
+        assert result["class"].endswith("ForMaskedLM"), result
+        assert result["dtype"] == "torch.float32", result
+        assert result["wrong_keys"] == {}, result
+        assert result["ids"] == expected_ids, result
+        assert result["max_length"] == MODEL_MAX_LENGTH, result
+        assert max(result["differences"].values()) < TOLERANCE, result

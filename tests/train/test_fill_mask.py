@@ -1,0 +1,94 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlm_common.errors import EXIT_BAD_INPUT, InputError
+from tests.fixtures.tiny_models import VOCABULARY, tiny_model, tiny_tokenizer
+from train import fill_mask
+from train.fill_mask import fill_masks, main
+from train.publishing.pytorch_format import export_model
+
+SENTENCE = "a function returns the [MASK] of a file"
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model whose head's bias alone decides: `▁list` before `▁value` before the rest."""
+    tokenizer = tiny_tokenizer()
+    model = tiny_model("roberta", max_position_embeddings=62)
+    bias = model.lm_head.bias.numpy()
+    bias[tokenizer.convert_tokens_to_ids(["▁list", "▁value"])] = 60.0, 40.0
+    model.lm_head.bias.assign(bias)
+    folder = tmp_path_factory.mktemp("export")
+    export_model(model, tokenizer, str(folder), model_max_length=60)
+    return str(folder)
+
+
+def test_the_likeliest_tokens_come_first(export: str) -> None:
+    predictions = fill_masks(export, [SENTENCE, "[MASK] is text"], top_k=3)
+    for filled in predictions:
+        assert [prediction["token_str"] for prediction in filled[:2]] == ["list", "value"]
+        assert [prediction["score"] for prediction in filled] == sorted(
+            (prediction["score"] for prediction in filled), reverse=True
+        )
+        assert len(filled) == 3
+    assert predictions[0][0]["sequence"] == "a function returns the list of a file"
+
+
+def test_a_mask_token_of_another_look_is_filled(export: str, tmp_path: Path) -> None:
+    for path in Path(export).iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes().replace(b"[MASK]", b"<mask>"))
+    assert fill_masks(str(tmp_path), [SENTENCE], top_k=1)[0][0]["token_str"] == "list"
+
+
+@pytest.mark.parametrize(
+    ("sentence", "top_k", "message"),
+    [
+        ("a function", 5, r"one \[MASK\] a sentence; received 0 in 'a function'"),
+        ("[MASK] [MASK]", 5, "received 2"),
+        ("[MASK] of [MASK] of [MASK]", 5, "received 3"),
+        ("[MASK]" + " of" * 60, 5, "fit the 60 tokens .* received 63 tokens"),
+        (SENTENCE, VOCABULARY + 1, "--top-k must be at most the vocabulary"),
+    ],
+)
+def test_bad_input_is_refused(sentence: str, top_k: int, message: str, export: str) -> None:
+    with pytest.raises(InputError, match=message):
+        fill_masks(export, [sentence], top_k)
+
+
+def test_a_folder_without_an_export_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    for folder in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(InputError, match=r"exported model.* lacks .*model\.safetensors, tokenizer\.json"):
+            fill_masks(str(folder), [SENTENCE])
+
+
+def test_the_command_prints_a_table(export: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", export, "--text", SENTENCE, "the [MASK]", "--top-k", "2"]) == 0
+    first, second = capsys.readouterr().out.strip().split("\n\n")
+    assert first.splitlines()[0] == SENTENCE
+    assert second.splitlines()[0] == "the [MASK]"
+    assert [line.split()[-1] for line in first.splitlines()[1:]] == ["list", "value"]
+    assert first.splitlines()[1].split()[0].endswith("%")
+
+
+def test_the_default_sentences_have_one_mask_each(export: str) -> None:
+    filled = fill_masks(export, fill_mask.DEFAULT_SENTENCES, top_k=1)
+    assert len(filled) == len(fill_mask.DEFAULT_SENTENCES)
+
+
+def test_the_command_refuses_bad_input_in_one_line(export: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", export, "--top-k", "0"]) == EXIT_BAD_INPUT
+    assert capsys.readouterr().err.strip().splitlines() == ["error: --top-k must be at least 1; received 0."]
+
+
+def test_help_answers_without_tensorflow() -> None:
+    program = (
+        "import sys, train.fill_mask as command\n"
+        "try: command.main(['--help'])\n"
+        "except SystemExit: assert not {'tensorflow', 'torch'} & set(sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "--top-k" in shown.stdout

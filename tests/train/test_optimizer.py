@@ -1,0 +1,144 @@
+"""AdamW and LAMB against NumPy, written from the papers; what does not decay; updates that are not finite."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from train.config import OptimizationConfig
+from train.optimizer import OPTIMIZERS, build_optimizer, clipping_factor
+
+NAMES = ("layer/dense/kernel", "layer/dense/bias", "layer/LayerNorm/gamma")
+RATE, DECAY, BETA1, BETA2, EPSILON = 0.01, 0.1, 0.9, 0.98, 1e-6
+
+
+def build(name, variables, **config):
+    settings = {"learning_rate": RATE, "weight_decay_rate": DECAY, "schedule": "constant", **config}
+    optimizer = build_optimizer(OptimizationConfig(optimizer=name, **settings), num_steps=10, num_warmup_steps=0)
+    optimizer.build(variables)
+    return optimizer
+
+
+def new_variables(scale=1.0):
+    random = np.random.default_rng(0)
+    return [tf.Variable(scale * random.normal(size=(3, 4)), name=name, dtype=tf.float32) for name in NAMES]
+
+
+def gradients_of(step):
+    random = np.random.default_rng(step + 1)
+    return [tf.constant(random.normal(size=(3, 4)), tf.float32) for _ in NAMES]
+
+
+def apply(optimizer, variables, gradients, is_finite=True, factor=1.0):
+    optimizer.apply_scaled(gradients, variables, factor=tf.constant(factor), is_finite=tf.constant(is_finite))
+
+
+def adamw_reference(weight, change, decays):
+    return weight - RATE * DECAY * weight * decays - RATE * change
+
+
+def lamb_reference(weight, change, decays):
+    change = change + DECAY * weight * decays
+    ratio = np.linalg.norm(weight) / np.linalg.norm(change) if decays and weight.any() else 1.0
+    return weight - RATE * ratio * change
+
+
+REFERENCES = {"adamw": adamw_reference, "lamb": lamb_reference}
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.0])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_updates_are_those_of_the_paper(name, scale):
+    variables = new_variables(scale)
+    expected = [variable.numpy().astype(np.float64) for variable in variables]
+    moments = [(np.zeros((3, 4)), np.zeros((3, 4))) for _ in NAMES]
+    optimizer = build(name, variables)
+    for step in range(4):
+        apply(optimizer, variables, gradients_of(step))
+        for index, gradient in enumerate(gradients_of(step)):
+            gradient = gradient.numpy()
+            first, second = moments[index]
+            first = BETA1 * first + (1 - BETA1) * gradient
+            second = BETA2 * second + (1 - BETA2) * gradient**2
+            moments[index] = first, second
+            corrections = 1 - BETA1 ** (step + 1), 1 - BETA2 ** (step + 1)
+            # AdamW is tf_keras', whose epsilon is added before the second moment is corrected.
+            epsilon = EPSILON if name == "lamb" else EPSILON / np.sqrt(corrections[1])
+            change = (first / corrections[0]) / (np.sqrt(second / corrections[1]) + epsilon)
+            expected[index] = REFERENCES[name](expected[index], change, decays=index == 0)
+    for variable, values in zip(variables, expected, strict=True):
+        np.testing.assert_allclose(variable.numpy(), values, rtol=2e-5, atol=1e-6)
+    assert int(optimizer.iterations) == 4
+
+
+def test_adamw_has_the_numbers_of_tf_keras():
+    variables, expected = new_variables(), new_variables()
+    optimizer = build("adamw", variables)
+    reference = tf_keras.optimizers.AdamW(
+        RATE, weight_decay=DECAY, beta_1=BETA1, beta_2=BETA2, epsilon=EPSILON, jit_compile=False
+    )
+    reference.exclude_from_weight_decay(var_names=["bias", "LayerNorm"])
+    for step in range(3):
+        apply(optimizer, variables, gradients_of(step))
+        reference.apply_gradients(zip(gradients_of(step), expected, strict=True))
+    for variable, other in zip(variables, expected, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), other.numpy())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_biases_and_layer_norms_do_not_decay(name):
+    variables = [tf.Variable([1.0, 1.0], name=name) for name in NAMES]
+    optimizer = build(name, variables, learning_rate=0.1, weight_decay_rate=0.5)
+    apply(optimizer, variables, [tf.zeros(2)] * 3)
+    moved = [not np.array_equal(variable.numpy(), [1.0, 1.0]) for variable in variables]
+    assert moved == [True, False, False]
+    # LAMB scales the decay to the norm of the weights.
+    assert variables[0].numpy() == pytest.approx([0.95, 0.95] if name == "adamw" else [0.9, 0.9])
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_nothing_changes_from_the_first_bad_update_on(name, jit_compile):
+    variables = new_variables()
+    optimizer = build(name, variables)
+    step = tf.function(
+        lambda gradients, factor, is_finite: optimizer.apply_scaled(
+            gradients, variables, factor=factor, is_finite=is_finite
+        ),
+        jit_compile=jit_compile,
+    )
+    step(gradients_of(0), tf.constant(1.0), tf.constant(True))
+    assert not optimizer.is_stopped
+    state = [variable.numpy() for variable in (*variables, *optimizer.variables)]
+    bad = [tf.constant([[np.nan, np.inf, -np.inf, 1.0]] * 3), *gradients_of(1)[1:]]
+    step(bad, tf.constant(np.nan, tf.float32), tf.constant(False))
+    assert optimizer.is_stopped
+    step(gradients_of(2), tf.constant(1.0), tf.constant(True))
+    assert optimizer.is_stopped
+    for variable, values in zip((*variables, *optimizer.variables), state, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), values)
+    assert int(optimizer.iterations) == 1
+
+
+def test_lamb_scales_updates_to_the_weights_without_decay_too():
+    small, large = new_variables(), new_variables(scale=2.0)
+    for variables in (small, large):
+        apply(build("lamb", variables, weight_decay_rate=0.0), variables, gradients_of(0))
+    moved = [values.numpy() - start.numpy() for values, start in zip(small, new_variables(), strict=True)]
+    moved_twice = [values.numpy() - start.numpy() for values, start in zip(large, new_variables(2.0), strict=True)]
+    np.testing.assert_allclose(moved_twice[0], 2 * moved[0], rtol=1e-3)
+    np.testing.assert_allclose(moved_twice[1], moved[1], rtol=1e-3)
+
+
+def test_a_factor_scales_the_gradients():
+    variables, expected = new_variables(), new_variables()
+    apply(build("lamb", variables), variables, gradients_of(0), factor=0.25)
+    apply(build("lamb", expected), expected, [0.25 * gradient for gradient in gradients_of(0)])
+    for variable, other in zip(variables, expected, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), other.numpy())
+
+
+def test_clipping_factors():
+    norms = tf.constant([0.0, 0.5, 1.0, 4.0])
+    assert clipping_factor(norms, 1.0).numpy().tolist() == [1.0, 1.0, 1.0, 0.25]
+    assert clipping_factor(norms, 0.0).numpy().tolist() == [1.0] * 4

@@ -1,0 +1,86 @@
+"""Every preset is a complete run: its settings parse, its model is one that can be trained, its batch is reasonable."""
+
+import pytest
+
+from train.checks.preflight.synthetic_inputs import assumed_inputs
+from train.config import OptimizationConfig, parse_training_config
+from train.model.build import build_masked_lm
+from train.model.config import resolve_model_config
+from train.model.flops import update_flops
+from train.model.presets import PRESETS_FOLDER, preset_model, preset_names, preset_settings
+
+INPUTS = assumed_inputs(max_length=512, vocab_size=32_000)
+OF_TPU = [name for name in preset_names() if name.endswith(("-8", "-tpu-shaped"))]
+LANES = 128
+
+
+def config_of(name):
+    return parse_training_config(["--preset", name, "--train-dataset", "shards", "--output-dir", "out"], "")
+
+
+def model_of(name):
+    return resolve_model_config(config_of(name).model, INPUTS)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_resolves_to_a_model_that_can_be_trained(name):
+    model_config = model_of(name)
+    assert model_config.vocab_size == 32_000
+    assert model_config.hidden_size % model_config.num_attention_heads == 0
+    assert set(preset_model(name)) <= set(model_config.to_dict())
+    assert config_of(name).model.preset == name
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_gives_its_reasons(name):
+    text = (PRESETS_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+    assert text.startswith("# ")
+    assert max(map(len, text.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("name", OF_TPU)
+def test_presets_of_tpus(name):
+    config = config_of(name)
+    assert config.hardware.bfloat16
+    optimization = config.optimization
+    global_batch_rows = 8 * optimization.per_replica_batch_size * optimization.gradient_accumulation_steps
+    assert 256 <= global_batch_rows <= 2048
+    assert optimization.per_replica_batch_size % 8 == 0
+    assert OptimizationConfig().learning_rate < optimization.learning_rate <= 7e-4  # RoBERTa's at 2,048 rows
+    assert optimization.warmup_ratio < OptimizationConfig().warmup_ratio
+    assert 0.15 <= config.masking.mlm_probability <= 0.4
+
+
+def test_there_are_presets_of_tpus():
+    assert len(OF_TPU) >= 4
+
+
+@pytest.mark.parametrize("name", ["roberta-base", "bert-base"])
+def test_a_tpu_shaped_model_is_as_large_and_fills_the_lanes(name):
+    stock, shaped = model_of(name), model_of(f"{name}-tpu-shaped")
+    assert shaped.hidden_size // shaped.num_attention_heads == LANES
+    sizes = {"num_rows": 8, "length": 512, "num_predictions": 128}
+    assert update_flops(shaped, **sizes) == update_flops(stock, **sizes)
+    differing = {key for key, value in stock.to_dict().items() if shaped.to_dict()[key] != value}
+    dropout = {"hidden_dropout_prob", "attention_probs_dropout_prob"}
+    assert differing == {"num_attention_heads", "hidden_act", *dropout}
+
+
+@pytest.mark.parametrize("name", ["roberta-base-v5e-8", "roberta-base-v3-8"])
+def test_a_preset_of_a_slice_trains_the_stock_model(name):
+    assert preset_model(name) == preset_model("roberta-base")
+
+
+@pytest.mark.parametrize("name", ["tiny-cpu", "roberta-small"])
+def test_small_presets_build(name):
+    config = config_of(name)
+    masked_lm = build_masked_lm(model_of(name), config.model, vocabulary_size=32_000, seed=0)
+    expected_millions = {"tiny-cpu": 7, "roberta-small": 30}
+    assert round(masked_lm.count_params() / 1e6) == expected_millions[name]
+
+
+def test_settings_of_a_preset_are_flags():
+    for name in preset_names():
+        for key, value in preset_settings(name).items():
+            subjects = config_of(name).as_dict().values()
+            assert [settings[key] for settings in subjects if key in settings] == [value], (name, key)

@@ -1,0 +1,216 @@
+"""A run that is killed, asked to stop or blows up, and goes on: against one that was not, bit for bit."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.fixtures.killable_runs import PROJECT, KillableRuns
+from tests.fixtures.same_run import assert_same_run, timeless_lines
+from tests.fixtures.tiny_run import MODEL, run_flags, write_shards
+from tfrecord_prep.records import encode_rows
+from train.metrics.log import read_metrics
+from train.run_mlm import main
+from train.runtime.preemption import EXIT_STOPPED
+
+NUM_STEPS = 14
+# Dropout, windows of a few shards, two rows a device in each of two parts of an update.
+FLAGS = [
+    *("--config-overrides", f"{MODEL},hidden_dropout_prob=0.1,attention_probs_dropout_prob=0.1"),
+    *("--shuffle-buffer-size", "12", "--per-replica-batch-size", "2", "--gradient-accumulation-steps", "2"),
+    *("--max-steps", str(NUM_STEPS), "--log-steps", "3", "--eval-steps", "5", "--save-steps", "2"),
+]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    return write_shards(tmp_path_factory.mktemp("source"))
+
+
+@pytest.fixture(scope="module")
+def runs():
+    with KillableRuns() as runs:
+        yield runs
+
+
+@pytest.fixture(scope="module")
+def whole_run(runs, shards, tmp_path_factory):
+    """The folder of a run that nothing happened to."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert runs.run(run_flags(shards, folder, *FLAGS)) == 0
+    return folder
+
+
+@pytest.mark.slow
+def test_killed_while_saving_and_while_evaluating(runs, whole_run, shards, tmp_path):
+    """With checkpoints besides, in the middle of the log's intervals."""
+    flags = run_flags(shards, tmp_path / "run", *FLAGS, "--save-minutes", "0.001")
+    for phase, num_reports in (("save", 3), ("evaluate", 2)):
+        assert runs.run_and_signal(flags, phase, num_reports, signal.SIGKILL, 0.001) == -signal.SIGKILL
+    assert runs.run(flags) == 0
+    assert_same_run(tmp_path / "run", whole_run)
+
+
+@pytest.mark.slow
+def test_killed_twenty_times(runs, whole_run, shards, tmp_path):
+    """At random moments; a run that comes to its end before is followed by a new one."""
+    num_kills, seed = 0, 0
+    while num_kills < 20:
+        flags = run_flags(shards, tmp_path / str(seed), *FLAGS)
+        num_kills += len(runs.run_killed(flags, seed, 20 - num_kills))
+        assert runs.run(flags) == 0
+        assert_same_run(tmp_path / str(seed), whole_run)
+        seed += 1
+
+
+@pytest.mark.slow
+def test_killed_with_checkpoints_in_cloud_storage(whole_run, shards, cloud_storage, tmp_path):
+    """Shards and run in Cloud Storage, which fails now and then while checkpoints are saved."""
+    for path in sorted(path for path in shards.rglob("*") if path.is_file()):
+        cloud_storage.put(f"shards/{path.relative_to(shards)}", path.read_bytes())
+    url = cloud_storage.bucket_url
+    flags = [flag.replace(str(shards), f"{url}/shards") for flag in run_flags(shards, f"{url}/run", *FLAGS)]
+    draw = random.Random(0)
+    with KillableRuns(cloud_storage.environment) as runs:
+        for seed in range(4):
+            for mode in ("status", "reset", "lost_answer", "corrupt_upload"):
+                times = draw.randint(1, 2)
+                cloud_storage.fault("/upload/", method="POST", mode=mode, num_bytes=-50, times=times)
+            cloud_storage.fault("checkpoints", method="DELETE", times=2)
+            runs.run_killed(flags, seed, 1)
+        assert runs.run(flags) == 0
+    for name, content in cloud_storage.objects().items():
+        if name.startswith("run/"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_bytes(content)
+    assert_same_run(tmp_path / "run", whole_run)
+
+
+@pytest.mark.slow
+def test_sigterm_saves_and_the_run_goes_on(runs, whole_run, shards, tmp_path):
+    """Once in an evaluation, which is made up for, and once in the middle of an epoch."""
+    flags = run_flags(shards, tmp_path / "run", *FLAGS, "--save-steps", "100")
+    assert runs.run_and_signal(flags, "evaluate", 1, signal.SIGTERM, 0.0) == EXIT_STOPPED
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("*.json")] == ["step-00000005.json"]
+    assert runs.run_and_signal([*flags, "--resume", "must"], "train", 2, signal.SIGTERM, 0.0) == EXIT_STOPPED
+    assert not (tmp_path / "run" / "export").exists()
+    assert runs.run([*flags, "--resume", "must"]) == 0
+    assert_same_run(tmp_path / "run", whole_run)
+
+
+def bad_rows(shards, folder, num_good=6):
+    """Write shards of one repeated token, and one of many tokens after which the loss is high."""
+    shutil.copytree(shards / "train" / "tokenizer", folder / "tokenizer")
+    random_rows = np.random.default_rng(0).integers(5, 48, (8, 16), np.int32)
+    for index in range(num_good + 1):
+        rows = random_rows if index == num_good else np.full((8, 16), 9, np.int32)
+        (folder / f"dataset-{index:05d}-8.tfrecord").write_bytes(encode_rows(rows, np.full(8, 16)))
+
+
+SPIKE_FLAGS = [
+    *("--shuffle-buffer-size", "1", "--per-replica-batch-size", "4", "--max-steps", "30", "--learning-rate", "0.02"),
+    *("--log-steps", "1", "--save-steps", "2", "--schedule", "constant", "--warmup-steps", "0"),
+    *("--max-loss-rise", "1.0", "--max-rollbacks", "9"),
+]
+
+
+@pytest.mark.slow
+def test_a_spike_leads_back_and_on_without_its_rows(runs, shards, tmp_path):
+    bad_rows(shards, tmp_path / "shards")
+    more = ["--train-dataset", str(tmp_path / "shards"), "--tokenizer", str(shards / "train" / "tokenizer")]
+    flags = run_flags(shards, tmp_path / "run", *SPIKE_FLAGS, *more, "--on-nonfinite", "skip")
+    assert runs.run(flags) == 0
+    lines = timeless_lines(tmp_path / "run")
+    rollbacks = [line for line in lines if line["split"] == "rollback"]
+    assert rollbacks
+    assert {line["reason"] for line in rollbacks} == {"spike"}
+    for line in rollbacks:
+        assert line["num_skipped_rows"] == 8 * (line["step"] - line["to_step"])
+    train = [line for line in lines if line["split"] == "train"]
+    assert [line["step"] for line in train] == list(range(1, 31))
+    assert max(line["loss"] for line in train[8:]) < 1.5
+    record = json.loads((tmp_path / "run" / "checkpoints" / "step-00000030.json").read_text())
+    assert [rows["after_step"] for rows in record["skipped"]] == [line["to_step"] for line in rollbacks]
+    assert record["row"] == 30 * 8 + sum(line["num_skipped_rows"] for line in rollbacks)
+
+    killed = run_flags(shards, tmp_path / "killed", *SPIKE_FLAGS, *more, "--on-nonfinite", "skip")
+    assert runs.run_and_signal(killed, "train", rollbacks[0]["step"] + 1, signal.SIGKILL, 0.0) == -signal.SIGKILL
+    assert runs.run(killed) == 0
+    assert_same_run(tmp_path / "killed", tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_rollbacks_are_bounded(shards, tmp_path, capsys):
+    """A rate at which every run diverges."""
+    flags = ("--learning-rate", "1e38", "--max-grad-norm", "0", "--warmup-steps", "0", "--save-steps", "1")
+    more = ("--on-nonfinite", "skip", "--max-rollbacks", "2")
+    assert main(run_flags(shards, tmp_path / "run", *flags, *more)) == 1
+    assert "Loss and gradients must stay finite; those of step 2 were not" in capsys.readouterr().err
+    lines = read_metrics(str(tmp_path / "run" / "metrics.jsonl"))
+    assert [(line["split"], line["reason"], line["to_step"]) for line in lines] == [("rollback", "nonfinite", 1)] * 2
+
+
+@pytest.mark.slow
+def test_more_steps_go_on_with_the_new_schedule(shards, tmp_path, capsys):
+    assert main(run_flags(shards, tmp_path / "run")) == 0
+    assert main(run_flags(shards, tmp_path / "run", "--max-steps", "8")) == 0
+    printed = capsys.readouterr().out
+    assert "after step 6 of 8, from " in printed
+    assert "at row 48 (epoch 0.37)" in printed
+    assert "the run's length changed from 6 to 8 steps: the learning rate goes on at 0.0005" in printed
+    assert [line["step"] for line in read_metrics(str(tmp_path / "run" / "metrics.jsonl"))][-2:] == [8, 8]
+    assert main(run_flags(shards, tmp_path / "run", "--max-steps", "5")) == 2
+    assert "A run must be longer than the way that is behind it" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_another_number_of_replicas_goes_on_with_the_same_batch(runs, whole_run, shards, tmp_path, capsys):
+    """Two devices before, one from step 8 on."""
+    flags = run_flags(shards, tmp_path / "run", *FLAGS)
+    assert runs.run_and_signal(flags, "train", 8, signal.SIGTERM, 0.0) == EXIT_STOPPED
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("train.runtime.strategy.connect", lambda *_: tf.distribute.OneDeviceStrategy("/device:CPU:0"))
+        assert main(flags) == 2
+        assert "A run must go on with its global batch of 8 rows; received 4" in capsys.readouterr().err
+        assert main([*flags, "--per-replica-batch-size", "4"]) == 0
+    assert "not bit for bit the run it would have been" in (printed := capsys.readouterr().out)
+    assert "replicas 2 -> 1" in printed
+    for line, expected in zip(timeless_lines(tmp_path / "run"), timeless_lines(whole_run), strict=True):
+        assert line.pop("split") == expected.pop("split")
+        assert line == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_supervised_training_survives_a_kill(shards, tmp_path):
+    """The flag to overwrite holds for the first process alone."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    flags = ["--max-steps", "60", "--save-steps", "1", "--supervise", "--retry-seconds", "0.1"]
+    command = [sys.executable, str(PROJECT / "train" / "run_mlm.py")]
+    command += run_flags(shards, tmp_path / "run", *flags, "--overwrite-output-dir")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as supervisor:
+        killed = threading.Event()
+
+        def kill_once():
+            while not list((tmp_path / "run").glob("checkpoints/step-0000000*.json")):
+                killed.wait(0.05)
+            (child,) = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text().split()
+            os.kill(int(child), signal.SIGKILL)
+            killed.set()
+
+        threading.Thread(target=kill_once, daemon=True).start()
+        _, errors = supervisor.communicate(timeout=600)
+        assert killed.is_set()
+        assert supervisor.returncode == 0, errors[-3000:]
+    assert "ended with status -9" in errors
+    steps = [line["step"] for line in read_metrics(str(tmp_path / "run" / "metrics.jsonl")) if line["split"] == "train"]
+    assert steps == list(range(2, 61, 2))

@@ -1,0 +1,222 @@
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from safetensors.numpy import load_file
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+from tests.fixtures.same_run import assert_same_run
+from tests.fixtures.tiny_run import NUM_STEPS, forget_checkpoint, run_flags, write_shards
+from train.metrics.log import read_metrics
+from train.model.from_pretrained import load_masked_lm
+from train.run_mlm import main
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    return write_shards(tmp_path_factory.mktemp("source"))
+
+
+@pytest.fixture(scope="module")
+def finished_run(shards, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    assert main(run_flags(shards, folder)) == 0
+    return folder
+
+
+def losses(folder, split):
+    return [line["loss"] for line in read_metrics(str(folder / "metrics.jsonl")) if line["split"] == split]
+
+
+def host_events(trace):
+    """Return the names of what happened on the host in a trace of TensorFlow's profiler."""
+    space = xplane_pb2.XSpace.FromString(trace.read_bytes())
+    planes = [plane for plane in space.planes if plane.name.startswith("/host:CPU")]
+    return [
+        plane.event_metadata[event.metadata_id].name
+        for plane in planes
+        for line in plane.lines
+        for event in line.events
+    ]
+
+
+def test_a_run_leaves_its_files(finished_run):
+    names = {path.name for path in finished_run.iterdir()}
+    assert names == {"checkpoints", "export", "loss.png", "metrics.jsonl", "run.json", "tensorboard"}
+    exported = {path.name for path in (finished_run / "export").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= exported
+    assert (finished_run / "loss.png").read_bytes().startswith(b"\x89PNG")
+    record = json.loads((finished_run / "run.json").read_text())
+    assert record["settings"]["optimization"]["learning_rate"] == 0.002
+    assert set(record["versions"]) >= {"tensorflow", "transformers"}
+
+
+def test_the_log_has_every_figure(finished_run):
+    lines = read_metrics(str(finished_run / "metrics.jsonl"))
+    assert [(line["step"], line["split"]) for line in lines] == [
+        (2, "train"), (3, "validation"), (4, "train"), (6, "train"), (6, "validation"),
+    ]  # fmt: skip
+    assert set(lines[0]) == {
+        "step", "split", "loss", "masked_accuracy", "grad_norm", "perplexity", "learning_rate", "epoch",
+        "step_seconds", "tokens_per_second", "input_wait_share",
+    }  # fmt: skip
+    assert set(lines[1]) == {"step", "split", "loss", "masked_accuracy", "perplexity", "num_masked_tokens"}
+    assert lines[1]["perplexity"] == pytest.approx(np.exp(lines[1]["loss"]))
+    events = list((finished_run / "tensorboard").iterdir())
+    tags = {value.tag for event in tf.compat.v1.train.summary_iterator(str(events[0])) for value in event.summary.value}
+    assert {"train/loss", "validation/loss", "train/learning_rate"} <= tags
+
+
+def test_recorded_losses(finished_run):
+    """A change that should move no number must not touch these."""
+    assert losses(finished_run, "train") == pytest.approx([3.90374, 3.83683, 3.79277], abs=2e-4)
+    assert losses(finished_run, "validation") == pytest.approx([3.79513, 3.7648], abs=2e-4)
+
+
+def test_the_export_gives_the_logits_of_the_checkpoint(finished_run):
+    model = load_masked_lm(str(finished_run / "export"))
+    assert model.config.max_position_embeddings == 16 + 2
+    assert (model.config.pad_token_id, model.config.mask_token_id) == (1, 4)
+    saved = load_file(finished_run / "checkpoints" / f"step-{NUM_STEPS:08d}.safetensors")
+    table = saved["model/roberta/embeddings/word_embeddings/weight"]
+    exported = model.get_input_embeddings().weight.numpy()
+    # The model was trained with a padded vocabulary, whose padding stays 0.
+    assert (len(table), len(exported)) == (128, 48)
+    np.testing.assert_array_equal(table[:48], exported)
+    assert not table[48:].any()
+
+
+def test_a_stopped_run_goes_on_to_the_same_end(finished_run, shards, tmp_path):
+    shutil.copytree(finished_run, tmp_path / "run")
+    forget_checkpoint(tmp_path / "run", NUM_STEPS)
+    assert main(run_flags(shards, tmp_path / "run")) == 0
+    assert_same_run(tmp_path / "run", finished_run)
+
+
+def test_a_finished_run_is_only_evaluated_and_exported_again(finished_run, shards, tmp_path):
+    shutil.copytree(finished_run, tmp_path / "run")
+    assert main(run_flags(shards, tmp_path / "run")) == 0
+    assert_same_run(tmp_path / "run", finished_run)
+
+
+def test_overwriting_starts_anew(finished_run, shards, tmp_path):
+    shutil.copytree(finished_run, tmp_path / "run")
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    assert main(run_flags(shards, tmp_path / "run", "--seed", "1", "--overwrite-output-dir")) == 0
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+    assert losses(tmp_path / "run", "train") != losses(finished_run, "train")
+
+
+def test_options_of_the_step(shards, tmp_path):
+    flags = ("--bfloat16", "--gradient-accumulation-steps", "2", "--steps-per-execution", "4", "--max-grad-norm", "0")
+    flags += ("--recompute", "--dropout", "0.1")
+    more = ("--masking", "span", "--optimizer", "lamb", "--schedule", "wsd", "--warmup-steps", "1", "--profile", "1:5")
+    assert main(run_flags(shards, tmp_path / "run", *flags, *more)) == 0
+    lines = read_metrics(str(tmp_path / "run" / "metrics.jsonl"))
+    # Launches of up to four steps end where something is due.
+    assert [(line["step"], line["split"]) for line in lines] == [
+        (2, "train"), (3, "validation"), (4, "train"), (6, "train"), (6, "validation"),
+    ]  # fmt: skip
+    assert (tmp_path / "run" / "export" / "model.safetensors").exists()
+    (trace,) = (tmp_path / "run" / "tensorboard" / "plugins" / "profile").glob("*/*.xplane.pb")
+    assert host_events(trace).count("train") == 3  # launches of steps 2, 3, and 4 to 5
+
+
+def test_a_run_that_diverges_says_so_and_exports_nothing(shards, tmp_path, capsys):
+    flags = ("--learning-rate", "1e38", "--max-grad-norm", "0", "--warmup-steps", "0", "--save-steps", "1")
+    assert main(run_flags(shards, tmp_path / "run", *flags)) == 1
+    assert "Loss and gradients must stay finite; those of step 2 were not" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "export").exists()
+    # The first loss is still that of the weights at the start; after the next one nothing is saved any more.
+    assert {path.stem for path in (tmp_path / "run" / "checkpoints").glob("step-*")} == {"step-00000001"}
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(shards, tmp_path, capsys):
+    assert main(run_flags(shards, tmp_path / "run", "--dry-run")) == 0
+    plan = capsys.readouterr().out
+    for title in ("parameters", "rows", "global batch", "steps", "epochs", "tokens", "memory"):
+        assert f"\n{title} " in f"\n{plan}"
+    assert not (tmp_path / "run").exists()
+
+
+def test_dry_run_on_a_tpu_vm_counts_its_replicas(shards, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("train.runtime.tpu.tpu_devices", lambda: [tmp_path / "accel0"])
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v4-8")
+    flags = ("--tpu-name", "local", "--per-replica-batch-size", "2", "--dry-run")
+    assert main(run_flags(shards, tmp_path / "run", *flags)) == 0
+    plan = capsys.readouterr().out
+    assert "Without claiming the TPU, 4 replicas are assumed." in plan
+    assert "global batch           8 rows" in plan
+
+
+def test_train_from_a_settings_file(shards, tmp_path, capsys):
+    settings = tmp_path / "settings.yaml"
+    settings.write_text(
+        f"train-dataset: {shards}/train\nmax_steps: 5\nlearning_rate: 1e-5\noutput_dir: {tmp_path}/out\n"
+    )
+    assert main(["--config-file", str(settings), "--preset", "tiny-cpu", "--max-steps", "7", "--dry-run"]) == 0
+    assert "\nsteps                  7, of which" in capsys.readouterr().out
+
+
+def test_a_run_goes_on_from_the_export_of_another(finished_run, shards, tmp_path):
+    flags = ("--init-from", str(finished_run / "export"), "--learning-rate", "1e-12", "--max-steps", "1")
+    assert main(run_flags(shards, tmp_path / "run", *flags)) == 0
+    assert losses(tmp_path / "run", "validation") == pytest.approx(losses(finished_run, "validation")[-1:], rel=1e-5)
+    fingerprint = json.loads((tmp_path / "run" / "run.json").read_text())["fingerprint"]
+    assert fingerprint["model.init_from"] == str(finished_run / "export")
+
+
+@pytest.mark.slow
+def test_training_from_cloud_storage(shards, finished_run, cloud_storage):
+    """Shards are read and checkpoints written by TensorFlow's own client, the rest by google-cloud-storage."""
+    for source, prefix in ((shards, "shards"), (finished_run / "export", "start")):
+        for path in sorted(path for path in source.rglob("*") if path.is_file()):
+            cloud_storage.put(f"{prefix}/{path.relative_to(source)}", path.read_bytes())
+    url = cloud_storage.bucket_url
+    more = ("--profile", "2:3", "--init-from", f"{url}/start")
+    flags = [flag.replace(str(shards), f"{url}/shards") for flag in run_flags(shards, f"{url}/run", *more)]
+    command = [sys.executable, str(Path(__file__).parents[2] / "train" / "run_mlm.py"), *flags]
+    done = subprocess.run(command, env=os.environ | cloud_storage.environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    names = set(cloud_storage.objects())
+    assert {"run/export/model.safetensors", "run/metrics.jsonl", "run/loss.png", "run/run.json"} <= names
+    assert any(name.startswith("run/checkpoints/step-00000006") for name in names)
+    assert any(re.fullmatch(r"run/tensorboard/plugins/profile/.*\.xplane\.pb", name) for name in names)
+
+
+@pytest.mark.slow
+def test_pushing_the_export_to_the_hub(shards, hub_server, tmp_path):
+    script = str(Path(__file__).parents[2] / "train" / "run_mlm.py")
+    command = [sys.executable, script, *run_flags(shards, tmp_path / "run", "--hub_model_id", "alice/tiny")]
+    done = subprocess.run(command, env=os.environ | hub_server.environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    exported = tmp_path / "run" / "export"
+    pushed = hub_server.files("alice/tiny")
+    assert {name: pushed[name] for name in ("model.safetensors", "config.json", "tokenizer.json")} == {
+        name: (exported / name).read_bytes() for name in ("model.safetensors", "config.json", "tokenizer.json")
+    }
+
+
+def test_training_on_shards_of_the_tutorial(shards, tmp_path):
+    """Its names carry the counts, its records are tf.train.Examples, and there is neither manifest nor tokenizer."""
+    rows = np.random.default_rng(0).integers(5, 48, (20, 16))
+    for index, part in enumerate(np.split(rows, 2)):
+        with tf.io.TFRecordWriter(str(tmp_path / f"dataset-{index}-{len(part)}.tfrecord")) as writer:
+            for row in part:
+                features = {"input_ids": row, "attention_mask": np.ones_like(row)}
+                feature = {
+                    name: tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+                    for name, values in features.items()
+                }
+                writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+    flags = ["--train_dataset", str(tmp_path), "--eval_dataset", str(tmp_path), "--max_length", "16"]
+    run = run_flags(shards, tmp_path / "run", *flags, "--tokenizer", str(shards / "train" / "tokenizer"))
+    assert main(run) == 0
+    assert len(losses(tmp_path / "run", "train")) == 3

@@ -1,0 +1,192 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from tests.fixtures.tiny_models import MASK, PAD, VOCABULARY, tiny_model
+from train.config import OptimizationConfig
+from train.optimizer import build_optimizer
+from train.runtime.strategy import mirrored_strategy
+from train.tasks.masked_lm import masked_sums
+from train.tasks.masking import collect_predictions
+from train.tasks.masking_rule import EVALUATION_MLM_PROBABILITY, MaskingRule, num_prediction_slots
+from train.train_step import PretrainingModel
+
+RULE = MaskingRule(MASK, (0, 1, 2, 3, 4), VOCABULARY)
+NUM_ROWS, LENGTH = 8, 16
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def one_cpu():
+    return tf.distribute.OneDeviceStrategy("/device:CPU:0")
+
+
+def two_cpus():
+    return mirrored_strategy(tuple(device.name for device in tf.config.list_logical_devices("CPU")))
+
+
+def token_rows(num_rows=NUM_ROWS, seed=0):
+    rows = np.random.default_rng(seed).integers(5, VOCABULARY, (num_rows, LENGTH), dtype=np.int32)
+    rows[:, 0], rows[-1, 10:] = 0, PAD
+    return rows
+
+
+def build(
+    strategy,
+    rule=RULE,
+    num_micro_batches=1,
+    jit_compile=False,
+    max_grad_norm=1.0,
+    model_type=PretrainingModel,
+    **compiled,
+):
+    with strategy.scope():
+        model = model_type(
+            tiny_model("roberta", num_hidden_layers=1, **NO_DROPOUT),
+            rule,
+            seed=3,
+            num_micro_batches=num_micro_batches,
+            max_grad_norm=max_grad_norm,
+        )
+        optimizer = build_optimizer(OptimizationConfig(learning_rate=1e-2), num_steps=20, num_warmup_steps=0)
+        optimizer.build(model.masked_lm.trainable_variables)
+        model.compile(optimizer=optimizer, jit_compile=jit_compile, **compiled)
+    return model
+
+
+def train(model, rows, num_steps=3):
+    dataset = tf.data.Dataset.from_tensors(rows).repeat(num_steps)
+    model.fit(dataset, steps_per_epoch=num_steps, verbose=0)
+    return {metric.name: float(metric.result()) for metric in model.metrics}
+
+
+def weights(model):
+    return np.concatenate([variable.numpy().ravel() for variable in model.masked_lm.trainable_variables])
+
+
+def full_head_sums(model, rows):
+    logits = model.masked_lm(
+        {"input_ids": rows.input_ids, "attention_mask": tf.cast(rows.input_ids != PAD, tf.int32)}
+    ).logits
+    return masked_sums(logits, rows.original_ids, tf.cast(rows.is_masked, tf.float32))
+
+
+def test_loss_of_the_gathered_head_is_that_of_the_full_head():
+    model = build(one_cpu())
+    rows = model.mask_batch(tf.constant(token_rows()), 0)
+    gathered = model.evaluation_step(rows, RULE.mlm_probability)
+    full = full_head_sums(model, rows)
+    assert float(full.num_masked) > 10
+    for one, other in zip(gathered, full, strict=True):
+        assert float(one) == pytest.approx(float(other), rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def trained_plainly():
+    """Figures and weights after three updates of one replica, not compiled and without accumulation."""
+    model = build(one_cpu())
+    return train(model, token_rows(num_rows=32)), weights(model)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "num_micro_batches", "jit_compile"), [(two_cpus, 1, False), (one_cpu, 4, False), (one_cpu, 2, True)]
+)
+def test_the_same_global_batch_gives_the_same_update(trained_plainly, strategy, num_micro_batches, jit_compile):
+    expected_figures, expected_weights = trained_plainly
+    rows = token_rows(num_rows=32)
+    model = build(strategy(), num_micro_batches=num_micro_batches, jit_compile=jit_compile)
+    figures = train(model, rows)
+    assert figures == pytest.approx(expected_figures, rel=1e-4)
+    np.testing.assert_allclose(weights(model), expected_weights, atol=2e-5)
+
+
+def test_a_batch_without_masked_tokens_has_loss_0_and_finite_weights():
+    model = build(one_cpu())
+    figures = train(model, np.full((NUM_ROWS, LENGTH), PAD, np.int32))
+    assert figures == {"loss": 0.0, "masked_accuracy": 0.0, "grad_norm": 0.0}
+    assert np.isfinite(weights(model)).all()
+
+
+def test_training_lowers_the_loss_and_clips():
+    model = build(one_cpu())
+    rows = token_rows()
+    before = train(model, rows, num_steps=1)
+    model.reset_means()
+    train(model, rows, num_steps=15)
+    model.reset_means()
+    after = train(model, rows, num_steps=1)
+    assert after["loss"] < before["loss"] - 0.5
+
+
+@pytest.mark.parametrize("strategy", [one_cpu, two_cpus])
+def test_clipping_scales_the_whole_gradient(strategy):
+    rows = tf.constant(token_rows())
+    clipped, free = (build(strategy(), max_grad_norm=norm) for norm in (1e-9, 0.0))
+    for model in (clipped, free):
+        # With epsilon far above the gradients, AdamW's update is proportional to them.
+        model.optimizer.epsilon, model.optimizer.weight_decay = 1e3, 0.0
+    before = weights(free)
+    figures = train(free, rows, num_steps=1)
+    assert train(clipped, rows, num_steps=1)["grad_norm"] == pytest.approx(figures["grad_norm"], rel=1e-5)
+    assert np.abs(weights(free) - before).max() > 0
+    assert np.abs(weights(clipped) - before).max() < 1e-6 * np.abs(weights(free) - before).max()
+
+
+class BadAtThirdUpdate(PretrainingModel):
+    """The gradient of one variable, on one replica, is not finite at update 3."""
+
+    def _gradients(self, batch, row_keys):
+        gradients, sums = super()._gradients(batch, row_keys)
+        is_first_replica = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
+        bad = tf.where(is_first_replica & (self.optimizer.iterations == 2), np.inf, 0.0)
+        return [gradients[0] + bad, *gradients[1:]], sums
+
+
+@pytest.mark.parametrize(("strategy", "jit_compile"), [(one_cpu, True), (two_cpus, False)])
+def test_no_update_is_made_from_one_that_is_not_finite_on(strategy, jit_compile):
+    model = build(strategy(), jit_compile=jit_compile, model_type=BadAtThirdUpdate, steps_per_execution=4)
+    rows = token_rows()
+    train(model, rows, num_steps=2)
+    assert not model.optimizer.is_stopped
+    before = [value.numpy() for value in (*model.masked_lm.trainable_variables, *model.optimizer.variables)]
+    figures = train(model, rows, num_steps=6)  # launches of 4 and of 2 updates
+    assert model.optimizer.is_stopped
+    assert not np.isfinite(figures["grad_norm"])
+    assert int(model.optimizer.iterations.numpy()) == 2
+    after = [value.numpy() for value in (*model.masked_lm.trainable_variables, *model.optimizer.variables)]
+    for value, other in zip(after, before, strict=True):
+        np.testing.assert_array_equal(value, other)
+
+
+def test_loss_is_float32_under_bfloat16():
+    tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        model = build(one_cpu())
+        rows = model.mask_batch(tf.constant(token_rows()), 0)
+        assert model.masked_lm({"input_ids": rows.input_ids}).logits.dtype == tf.bfloat16
+        sums = model.evaluation_step(rows, RULE.mlm_probability)
+        assert {value.dtype for value in sums} == {tf.float32}
+        assert {variable.dtype for variable in model.masked_lm.trainable_variables} == {tf.float32}
+        assert train(model, token_rows())["loss"] > 0
+    finally:
+        tf_keras.mixed_precision.set_global_policy("float32")
+    # A loss summed in bfloat16 would be a multiple of a sixteenth.
+    assert float(sums.loss) % 0.0625 != 0
+
+
+def test_a_perfect_model_scores_1_and_a_wrong_one_0():
+    labels = tf.constant([5, 6, 7])
+    used = tf.constant([1.0, 1.0, 0.0])
+    sums = masked_sums(tf.one_hot(labels, 10) * 100.0, labels, used)
+    assert [float(value) for value in sums] == pytest.approx([0.0, 2.0, 2.0], abs=1e-6)
+    sums = masked_sums(tf.one_hot(labels + 1, 10) * 100.0, labels, used)
+    assert [float(value) for value in sums] == pytest.approx([200.0, 0.0, 2.0])
+
+
+def test_evaluation_counts_every_masked_token():
+    model = build(one_cpu(), rule=MaskingRule(MASK, (0, 1, 2, 3, 4), VOCABULARY, mlm_probability=0.01))
+    rows = build(one_cpu()).mask_batch(tf.constant(token_rows()), 0)
+    sums = model.evaluation_step(rows, EVALUATION_MLM_PROBABILITY)
+    assert float(sums.num_masked) == rows.is_masked.numpy().sum()
+    slots = num_prediction_slots(NUM_ROWS * LENGTH, EVALUATION_MLM_PROBABILITY)
+    assert float(tf.reduce_sum(collect_predictions(rows, slots).weights)) == float(sums.num_masked)

@@ -1,0 +1,156 @@
+import json
+import shutil
+import signal
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from safetensors.numpy import load_file
+
+from tests.fixtures.tiny_run import MODEL, NUM_STEPS, forget_checkpoint, run_flags, write_shards
+from tests.fixtures.two_workers import finish, start_workers
+from tests.servers.fixtures import HubHandle
+from train.metrics.log import read_metrics
+from train.run_mlm import main
+from train.runtime.preemption import AGREEMENT_STEPS, EXIT_STOPPED
+
+pytestmark = pytest.mark.slow
+
+# With dropout, whose draws depend on the row and not on the replica.
+WITH_DROPOUT = f"{MODEL},hidden_dropout_prob=0.1,attention_probs_dropout_prob=0.1"
+# Two workers of 2 rows, twice an update, or one process of 8 rows.
+SHARED = ("--config-overrides", WITH_DROPOUT, "--max-grad-norm", "0.5", "--warmup-steps", "2")
+OF_WORKERS = (*SHARED, "--per-replica-batch-size", "2", "--gradient-accumulation-steps", "2")
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    return write_shards(tmp_path_factory.mktemp("source"))
+
+
+@pytest.fixture(scope="module")
+def hub_of_two(hub_process, tmp_path_factory):
+    return HubHandle(hub_process, tmp_path_factory.mktemp("hf-home"))
+
+
+@pytest.fixture(scope="module")
+def folder_of_two(shards, hub_of_two, tmp_path_factory):
+    """The folder of a run of two workers to its end, and what they printed; it is pushed to the Hub."""
+    folder = tmp_path_factory.mktemp("two") / "run"
+    pushing = ("--hub-model-id", "alice/two", "--hub-strategy", "steps", "--push-steps", "2")
+    flags = run_flags(shards, folder, *OF_WORKERS, *pushing)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in hub_of_two.environment.items():
+            patch.setenv(name, value)
+        return folder, finish(start_workers(flags, flags))
+
+
+@pytest.fixture(scope="module")
+def folder_of_one(shards, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("train.runtime.strategy.connect", lambda *_: tf.distribute.OneDeviceStrategy("/device:CPU:0"))
+        assert main(run_flags(shards, folder, *SHARED, "--per-replica-batch-size", "8")) == 0
+    return folder
+
+
+def weights(folder):
+    arrays = load_file(folder / "export" / "model.safetensors")
+    return np.concatenate([arrays[name].ravel() for name in sorted(arrays)])
+
+
+def figures(folder, split):
+    names = ("step", "loss", "masked_accuracy", "num_masked_tokens", "grad_norm", "learning_rate")
+    lines = [line for line in read_metrics(str(folder / "metrics.jsonl")) if line["split"] == split]
+    return [{name: line[name] for name in names if name in line} for line in lines]
+
+
+def test_two_workers_train_the_model_of_one_process(folder_of_two, folder_of_one):
+    folder, ended = folder_of_two
+    assert [status for status, _, _ in ended] == [0, 0], ended[0][2][-3000:] + ended[1][2][-3000:]
+    np.testing.assert_allclose(weights(folder), weights(folder_of_one), atol=2e-5)
+    for split in ("train", "validation"):
+        expected = figures(folder_of_one, split)
+        assert len(expected) >= 2
+        for line, expected_line in zip(figures(folder, split), expected, strict=True):
+            assert line == pytest.approx(expected_line, rel=1e-4)
+
+
+def test_only_the_chief_pushes(folder_of_two, hub_of_two):
+    folder, _ = folder_of_two
+    titles = hub_of_two.repository("alice/two")["commits"][1:]
+    assert titles[-1] == f"Pretrained for {NUM_STEPS} steps"
+    assert len(set(titles)) == len(titles) > 1
+    assert hub_of_two.files("alice/two")["model.safetensors"] == (folder / "export" / "model.safetensors").read_bytes()
+    assert len(hub_of_two.requests(path="whoami")) == 1
+
+
+def test_only_the_chief_writes_and_prints(folder_of_two, folder_of_one):
+    folder, ((_, chiefs_output, _), (_, others_output, others_errors)) = folder_of_two
+    assert "validation loss" in chiefs_output
+    assert others_output == ""
+    assert "training:" not in others_errors  # the progress bar
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if "tensorboard" not in path.parts}
+    assert names == {
+        str(path.relative_to(folder_of_one)) for path in folder_of_one.rglob("*") if "tensorboard" not in path.parts
+    }
+    assert len(list((folder / "tensorboard").iterdir())) == 1
+
+
+def test_two_workers_go_on_after_one_was_killed(folder_of_two, shards, tmp_path):
+    """Workers that are left end by themselves; all go on from the checkpoint, to the weights of a run never killed."""
+    flags = run_flags(shards, tmp_path / "run", *OF_WORKERS, "--max-steps", "300", "--save-steps", "1")
+    workers = start_workers(flags, flags)
+    while not list((tmp_path / "run").glob("checkpoints/step-00000002.json")):
+        assert workers[0].poll() is None, workers[0].communicate()
+        time.sleep(0.05)
+    workers[1].kill()
+    killed_seconds = time.monotonic()
+    (status, _, errors), _ = finish(workers)
+    assert status == 1
+    assert "error: A worker was lost" in errors
+    assert time.monotonic() - killed_seconds < 60
+
+    shutil.rmtree(tmp_path / "run")
+    shutil.copytree(folder_of_two[0], tmp_path / "run")
+    forget_checkpoint(tmp_path / "run", NUM_STEPS)
+    flags = run_flags(shards, tmp_path / "run", *OF_WORKERS)
+    assert [status for status, _, _ in finish(start_workers(flags, flags))] == [0, 0]
+    np.testing.assert_allclose(weights(tmp_path / "run"), weights(folder_of_two[0]), atol=1e-6)
+
+
+def test_two_workers_stop_together_and_go_on(shards, tmp_path):
+    """SIGTERM comes to one of them, which is not the chief."""
+    more = ("--max-steps", "300", "--save-steps", "100", "--eval-steps", "100")
+    flags = run_flags(shards, tmp_path / "run", *OF_WORKERS, *more)
+    workers = start_workers(flags, flags)
+    while not (tmp_path / "run" / "metrics.jsonl").exists():
+        assert workers[0].poll() is None, workers[0].communicate()
+        time.sleep(0.05)
+    workers[1].send_signal(signal.SIGTERM)
+    for status, _, errors in finish(workers):
+        assert status == EXIT_STOPPED, errors[-3000:]
+        assert "error: The run was asked to stop" in errors
+    (record,) = (tmp_path / "run" / "checkpoints").glob("*.json")
+    step = json.loads(record.read_text())["step"]
+    assert step % AGREEMENT_STEPS == 0
+    flags = run_flags(shards, tmp_path / "run", *OF_WORKERS, *more, "--max-steps", str(step + 3), "--resume", "must")
+    assert [status for status, _, _ in finish(start_workers(flags, flags))] == [0, 0]
+
+
+def test_workers_of_different_runs_refuse_each_other(shards, tmp_path):
+    flags = run_flags(shards, tmp_path / "run", *OF_WORKERS)
+    for status, _, errors in finish(start_workers(flags, [*flags, "--log-steps", "5"])):
+        assert status == 2
+        assert "All workers must be given the same flags and shards. Not the chief's on 127.0.0.1:" in errors
+        assert ": --log-steps; here, on 127.0.0.1:" in errors
+
+
+def test_a_worker_that_does_not_see_the_checkpoints_is_an_error(folder_of_two, shards, tmp_path):
+    shutil.copytree(folder_of_two[0], tmp_path / "run")
+    chiefs, others = (run_flags(shards, tmp_path / name, *OF_WORKERS) for name in ("run", "elsewhere"))
+    for status, _, errors in finish(start_workers(chiefs, others)):
+        assert status == 2
+        assert "--output-dir must be one folder that all workers see" in errors
+        assert "newest step; here" in errors

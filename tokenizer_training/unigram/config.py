@@ -1,0 +1,100 @@
+"""What decides a unigram tokenizer, beside the corpus and the normalization."""
+
+from dataclasses import dataclass, field
+
+from mlm_common.errors import InputError
+from tokenizer_training.tokenizer import BYTE_PIECES, SPECIAL_TOKENS, UNUSED_PIECE
+
+MIN_BYTES = 1_000_000
+# 30 MB of English have 1.3 million characters of different segments. Fewer than eight segments a piece, of eight
+# characters each, made worse pieces.
+MIN_DISTINCT_CHARACTERS = 2_000_000
+DISTINCT_CHARACTERS_PER_PIECE = 64
+DEFAULT_VOCABULARY_SIZE = 32_000
+
+
+@dataclass(frozen=True)
+class UnigramConfig:
+    """What decides the tokenizer, beside the corpus and the normalization.
+
+    Raises:
+        InputError: a setting is out of its range.
+    """
+
+    vocab_size: int | None = field(
+        default=None,
+        metadata={
+            "help": "Pieces in the vocabulary, special tokens and bytes included. Default: 32,000 for 400 MB of text "
+            "or more, fewer for less, in proportion to the square root of its size (8,576 for 25 MB), and at least "
+            "twice its characters; a multiple of 128, the width of a TPU's matrix unit."
+        },
+    )
+    character_coverage: float = field(
+        default=0.9995,
+        metadata={
+            "help": "Share of the text's characters that get a piece of their own; the rarest others become bytes, or "
+            "<unk>, unless they are ASCII or letters of a small alphabet. 0.9995 is SentencePiece's default and keeps "
+            "rare scripts and emoji out of the vocabulary."
+        },
+    )
+    byte_fallback: bool = field(
+        default=True,
+        metadata={
+            "help": "Spell characters without a piece as their UTF-8 bytes, with 256 pieces for these, so that no text "
+            "becomes <unk>. Off: the 256 pieces go to text, and such characters are lost."
+        },
+    )
+    extra_special_tokens: list[str] = field(
+        default_factory=list,
+        metadata={"help": "More special tokens, such as [ENT]; they get the ids from 5 on, in the order given."},
+    )
+    pad_vocab_to_multiple_of: int | None = field(
+        default=None,
+        metadata={"help": "Fill the vocabulary up with <unused0>, <unused1>, … to a multiple of this, such as 128."},
+    )
+    max_bytes: int = field(
+        default=1_000_000_000,
+        metadata={
+            "help": "Bytes of text to train on, at most: a seeded sample of half, a quarter, … of all of it. More "
+            "text than the default, 1 GB, hardly changes which pieces are best."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if self.vocab_size is not None and self.vocab_size <= self.num_reserved:
+            raise InputError(
+                f"--vocab-size must leave room beside {self.num_reserved} special tokens and bytes; got "
+                f"{self.vocab_size}."
+            )
+        if not 0.9 <= self.character_coverage <= 1:
+            raise InputError(f"--character-coverage must be from 0.9 to 1; got {self.character_coverage}.")
+        for token in self.extra_special_tokens:
+            if len(token) < 2 or " " in token or not token.isprintable() or UNUSED_PIECE.fullmatch(token):
+                raise InputError(
+                    "--extra-special-tokens must be of two or more visible characters, without spaces, and not "
+                    f"<unused0> and so on; got {token!r}."
+                )
+        reserved = self.reserved_tokens
+        if repeated := sorted({token for token in reserved if reserved.count(token) > 1}):
+            raise InputError(f"--extra-special-tokens must be new ones; got {' '.join(repeated)}, which exist.")
+        if self.pad_vocab_to_multiple_of is not None and self.pad_vocab_to_multiple_of < 1:
+            raise InputError(f"--pad-vocab-to-multiple-of must be 1 or more; got {self.pad_vocab_to_multiple_of}.")
+        if self.max_bytes < MIN_BYTES:
+            raise InputError(f"--max-bytes must be at least {MIN_BYTES:,}; got {self.max_bytes:,}.")
+
+    @property
+    def max_distinct_characters(self) -> int:
+        """How much of different words training is given: memory and time go with it."""
+        return max(
+            MIN_DISTINCT_CHARACTERS, DISTINCT_CHARACTERS_PER_PIECE * (self.vocab_size or DEFAULT_VOCABULARY_SIZE)
+        )
+
+    @property
+    def reserved_tokens(self) -> list[str]:
+        """The pieces that are not trained, in the order of their ids, which are the first."""
+        return [*SPECIAL_TOKENS.values(), *self.extra_special_tokens, *(BYTE_PIECES if self.byte_fallback else ())]
+
+    @property
+    def num_reserved(self) -> int:
+        """How many pieces are not trained."""
+        return len(self.reserved_tokens)

@@ -1,0 +1,85 @@
+"""What happens to text before it is cut into pieces. All of it is kept in `tokenizer.json`."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, get_args
+
+from mlm_common.errors import InputError
+
+if TYPE_CHECKING:
+    from tokenizers import normalizers, pre_tokenizers
+
+UnicodeForm = Literal["nfkc", "none"]
+
+WORD_MARK = "▁"
+# One space stands for a run of: white space, control characters, byte-order marks, and the mark of a word's begin.
+SEPARATORS = rf"[\s\p{{Cc}}\ufeff{WORD_MARK}]+"
+
+
+@dataclass(frozen=True)
+class NormalizationConfig:
+    """How text is normalized. The default keeps everything that people see, but for differences of width and the like.
+
+    Raises:
+        InputError: an unknown form.
+    """
+
+    normalization: UnicodeForm = field(
+        default="nfkc",
+        metadata={
+            "help": "`nfkc` (default, as in SentencePiece, ALBERT and XLM-RoBERTa): one form for full-width letters, "
+            "ligatures and the like; `none`: characters as they are. Runs of white space become one space in either."
+        },
+    )
+    lowercase: bool = field(
+        default=False, metadata={"help": "Make all letters small. Default: they stay, as in RoBERTa and cased BERT."}
+    )
+    strip_accents: bool = field(
+        default=False,
+        metadata={"help": "Remove accents and other combining marks. Default: they stay; many languages need them."},
+    )
+    replace_quotes: bool = field(
+        default=True,
+        metadata={"help": "Replace `` and '' by \", as in transformers' TPU tutorial: the quotes of WikiText."},
+    )
+    split_digits: bool = field(
+        default=False,
+        metadata={"help": "Make each digit a piece of its own. Default: frequent numbers such as 2010 are one piece."},
+    )
+
+    def __post_init__(self) -> None:
+        if self.normalization not in get_args(UnicodeForm):
+            raise InputError(
+                f"--normalization is one of {', '.join(get_args(UnicodeForm))}; got {self.normalization!r}."
+            )
+
+
+def make_normalizer(config: NormalizationConfig) -> "normalizers.Normalizer":
+    """Return the normalizer. It leaves one space between words, none at the end, and treats each word by itself.
+
+    A space at the begin stays: what follows a special token is normalized by itself, and the space is its mark.
+    """
+    from tokenizers import Regex, normalizers
+
+    steps = [normalizers.NFKC()] if config.normalization == "nfkc" else []
+    if config.lowercase:
+        steps += [normalizers.Lowercase()]
+    if config.strip_accents:
+        steps += [normalizers.NFD(), normalizers.StripAccents()]
+    if config.strip_accents or (config.lowercase and config.normalization == "nfkc"):
+        # Composed again: Hangul syllables come apart, too, and some small letters have a composed form, capitals none.
+        steps += [normalizers.NFC()]
+    if config.replace_quotes:
+        steps += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    steps += [normalizers.Replace(Regex(SEPARATORS), " "), normalizers.Strip(left=False, right=True)]
+    return normalizers.Sequence(steps)
+
+
+def make_pre_tokenizer(config: NormalizationConfig) -> "pre_tokenizers.PreTokenizer":
+    """Return what cuts normalized text into words, each marked at its begin, and into digits if so configured."""
+    from tokenizers import pre_tokenizers
+
+    # "first": what follows a special token without a space, as the full stop in "[MASK].", does not begin a word.
+    words = pre_tokenizers.Metaspace(replacement=WORD_MARK, prepend_scheme="first")
+    if not config.split_digits:
+        return words
+    return pre_tokenizers.Sequence([words, pre_tokenizers.Digits(individual_digits=True)])

@@ -1,0 +1,312 @@
+"""What was trained, for people to judge: figures and samples as JSON, as text and as a picture."""
+
+import io
+import json
+import textwrap
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate, chain
+from typing import TYPE_CHECKING, Any
+
+from mlm_common.figures import new_figure
+from tokenizer_training.tokenizer import BYTE_PIECES, UNUSED_PIECE, vocabulary_size
+from tokenizer_training.word_starts import special_token_ids
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+
+# Encodings are many times the size of their text, so few texts at a time are held in that form.
+TEXTS_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class TokenizerQuality:
+    """Measured on `num_texts` texts of `num_bytes` bytes of UTF-8 in all; words are what white space separates.
+
+    A rate is a share of all tokens, `unknown_character_rate` one of the characters that are not white space, after
+    normalization. Without any tokens or words, the figures per token or word are 0.
+    """
+
+    num_texts: int
+    num_bytes: int
+    num_words: int
+    num_tokens: int
+    unknown_rate: float
+    unknown_character_rate: float
+    byte_rate: float
+    tokens_per_word: float  # also called fertility
+    bytes_per_token: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.bytes_per_token:.2f} bytes per token, {self.tokens_per_word:.2f} tokens per word, "
+            f"{self.unknown_rate:.3%} of the tokens unknown, {self.byte_rate:.3%} bytes, "
+            f"on {self.num_texts:,} texts ({self.num_bytes / 1e6:.1f} MB)"
+        )
+
+
+def measure_quality(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> TokenizerQuality:
+    """Return the figures on these texts, read as plain text: what looks like a special token in them is text, too."""
+    id_counts = count_ids(tokenizer, texts)
+    num_tokens = id_counts.total()
+    num_unknown = id_counts[tokenizer.unk_token_id]
+    normalizer = tokenizer.backend_tokenizer.normalizer
+    normalized = [normalizer.normalize_str(text) for text in texts] if normalizer else texts
+    num_unknown_characters = _num_unknown_characters(tokenizer, normalized) if num_unknown else 0
+    num_bytes = sum(len(text.encode()) for text in texts)
+    num_words = sum(len(text.split()) for text in texts)
+    return TokenizerQuality(
+        num_texts=len(texts),
+        num_bytes=num_bytes,
+        num_words=num_words,
+        num_tokens=num_tokens,
+        unknown_rate=_ratio(num_unknown, num_tokens),
+        unknown_character_rate=_ratio(num_unknown_characters, sum(map(_num_visible, normalized))),
+        byte_rate=_ratio(sum(id_counts[token_id] for token_id in byte_ids(tokenizer)), num_tokens),
+        tokens_per_word=_ratio(num_tokens, num_words),
+        bytes_per_token=_ratio(num_bytes, num_tokens),
+    )
+
+
+def plain_text_backend(tokenizer: "PreTrainedTokenizerFast") -> "Tokenizer":
+    """Return a copy of the tokenizer, for text as it is: no special tokens found or added, nothing cut or filled."""
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_truncation()
+    backend.no_padding()
+    backend.post_processor = None
+    backend.encode_special_tokens = True
+    return backend
+
+
+def encode_all(backend: "Tokenizer", texts: Sequence[str]) -> Iterator["Encoding"]:
+    """Yield the encoding of each text, without tokens added to it."""
+    for start in range(0, len(texts), TEXTS_AT_ONCE):
+        yield from backend.encode_batch(texts[start : start + TEXTS_AT_ONCE], add_special_tokens=False)
+
+
+def count_ids(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> Counter[int]:
+    """Return how often each id occurs in the texts, read as plain text."""
+    encodings = encode_all(plain_text_backend(tokenizer), texts)
+    return Counter(chain.from_iterable(encoding.ids for encoding in encodings))
+
+
+def byte_ids(tokenizer: "PreTrainedTokenizerFast") -> set[int]:
+    """Return the ids of the pieces that stand for single bytes; none where the model does not fall back to bytes."""
+    if not json.loads(tokenizer.backend_tokenizer.to_str())["model"].get("byte_fallback"):
+        return set()
+    vocabulary = tokenizer.get_vocab()
+    return {vocabulary[piece] for piece in BYTE_PIECES if piece in vocabulary}
+
+
+def _num_unknown_characters(tokenizer: "PreTrainedTokenizerFast", normalized_texts: Sequence[str]) -> int:
+    backend = plain_text_backend(tokenizer)
+    backend.normalizer = None  # offsets are then those in the normalized text
+    unknown_id = tokenizer.unk_token_id
+    return sum(
+        _num_visible(text[begin:end])
+        for text, encoding in zip(normalized_texts, encode_all(backend, normalized_texts), strict=True)
+        for token_id, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True)
+        if token_id == unknown_id
+    )
+
+
+def _num_visible(text: str) -> int:
+    return len("".join(text.split()))
+
+
+def _ratio(numerator: int, denominator: int) -> float:
+    return numerator / denominator if denominator else 0.0
+
+
+REPORT_FILE = "report.json"
+PICTURE_FILE = "report.png"
+NUM_DROPPED_SHOWN = 20
+NUM_LONGEST = 20
+NUM_EXAMPLES = 10
+EXAMPLE_CHARACTERS = 80
+LINE_COLUMNS = 120
+LABEL_COLUMNS = 12
+PICTURE_INCHES = (9, 3.5)
+PICTURE_DOTS_PER_INCH = 100
+
+
+def build_report(
+    tokenizer: "PreTrainedTokenizerFast",
+    quality: TokenizerQuality,
+    held_out_part: str,
+    texts: Sequence[str],
+    character_counts: Mapping[str, int],
+    input_record: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the report, of values that JSON has, the same for the same arguments.
+
+    Args:
+        tokenizer: the one that was trained.
+        quality: its figures on held-out text.
+        held_out_part: name of the part of the corpus that this text comes from.
+        texts: that text; the example segmentations come from all over it.
+        character_counts: occurrences of each character of the corpus, after normalization. A character is kept if it
+            is a piece of its own: only then it is neither unknown nor spelled in bytes wherever it stands.
+        input_record: what the tokenizer was trained on; taken over as it is.
+    """
+    kinds = pieces_by_kind(tokenizer)
+    ordinary = kinds["single_character"] + kinds["other"]
+    return {
+        "vocabulary_size": vocabulary_size(tokenizer),
+        "pieces": {f"num_{kind}": len(pieces) for kind, pieces in kinds.items()},
+        "input": input_record,
+        "characters": _characters(tokenizer, character_counts),
+        "held_out": {"part": held_out_part} | asdict(quality),
+        "longest_pieces": sorted(ordinary, key=lambda piece: (-len(piece), piece))[:NUM_LONGEST],
+        "examples": _examples(tokenizer, texts),
+    }
+
+
+def render_report(report: Mapping[str, Any]) -> str:
+    """Return the report as some 25 lines of text, without characters that a terminal might take for commands."""
+    pieces, characters, held_out = report["pieces"], report["characters"], report["held_out"]
+    kinds = [f"{count:,} {name.removeprefix('num_').replace('_', ' ')}" for name, count in pieces.items() if count]
+    coverage = (
+        f"{characters['num_kept']:,} kept, {characters['num_dropped']:,} dropped; "
+        f"{characters['coverage']:.4%} of all occurrences are of characters kept"
+    )
+    dropped = [f"{character}:{count:,}" for character, count in characters["most_frequent_dropped"]]
+    sizes = (
+        f"{held_out['part']}: {held_out['num_texts']:,} texts, {held_out['num_bytes']:,} bytes, "
+        f"{held_out['num_words']:,} words, {held_out['num_tokens']:,} tokens"
+    )
+    fit = f"{held_out['bytes_per_token']:.3f} bytes per token, {held_out['tokens_per_word']:.3f} tokens per word"
+    rates = (
+        f"{held_out['unknown_rate']:.4%} of the tokens unknown, {held_out['byte_rate']:.4%} single bytes; "
+        f"{held_out['unknown_character_rate']:.4%} of the characters unknown"
+    )
+    blocks = {
+        "vocabulary": [f"{report['vocabulary_size']:,} tokens: {', '.join(kinds)}"],
+        "input": _wrapped(_settings(report["input"]), ", "),
+        "characters": [coverage, *_wrapped(dropped, "  ")],
+        "held out": [sizes, fit, rates],
+        "longest": _wrapped(report["longest_pieces"], "  "),
+        "examples": [" ".join(example["tokens"]) for example in report["examples"]],
+    }
+    return "\n".join(
+        f"{'' if number else label:{LABEL_COLUMNS}}{_shortened(_printable(line))}"
+        for label, lines in blocks.items()
+        for number, line in enumerate(lines)
+    )
+
+
+def draw_report(report: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> bytes:
+    """Return a PNG image of 900 x 350 pixels: the pieces by length, and how often tokens occur in the texts, by rank.
+
+    The same arguments and version of matplotlib give the same bytes. No piece is written out: no font has them all.
+    """
+    kinds, held_out = pieces_by_kind(tokenizer), report["held_out"]
+    lengths = Counter(len(piece) for piece in kinds["single_character"] + kinds["other"])
+    counts = sorted(count_ids(tokenizer, texts).values(), reverse=True)
+    title = (
+        f"{report['vocabulary_size']:,} tokens: {held_out['bytes_per_token']:.2f} bytes per token, "
+        f"{held_out['tokens_per_word']:.2f} tokens per word, {held_out['unknown_rate']:.3%} unknown, "
+        f"{held_out['byte_rate']:.3%} single bytes"
+    )
+    with new_figure(figsize=PICTURE_INCHES, dpi=PICTURE_DOTS_PER_INCH) as figure:
+        figure.suptitle(title, fontsize="medium")
+        left, right = figure.subplots(1, 2)
+        left.bar(list(lengths.keys()), list(lengths.values()))
+        left.set(xlabel="characters of a piece, the mark of a space included", ylabel="pieces")
+        right.plot(range(1, len(counts) + 1), counts)
+        # Limits, because a logarithmic scale finds none where there are no tokens.
+        right.set(
+            xscale="log", yscale="log", xlim=(0.8, 2 * max(1, len(counts))), ylim=(0.8, 2 * max(counts, default=1))
+        )
+        right.set(xlabel="rank of a token", ylabel="occurrences in held-out text")
+        right.set_title(f"{len(counts):,} of the tokens occur", fontsize="medium")
+        image = io.BytesIO()
+        figure.savefig(image, format="png", metadata={"Software": None})
+    return image.getvalue()
+
+
+def pieces_by_kind(tokenizer: "PreTrainedTokenizerFast") -> dict[str, list[str]]:
+    """Return the pieces, by id, under special, byte, unused, single_character and other."""
+    kinds: dict[str, list[str]] = {"special": [], "byte": [], "unused": [], "single_character": [], "other": []}
+    special, single_bytes = special_token_ids(tokenizer), byte_ids(tokenizer)
+    for piece, token_id in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
+        if UNUSED_PIECE.fullmatch(piece):
+            kind = "unused"
+        elif token_id in special:
+            kind = "special"
+        elif token_id in single_bytes:
+            kind = "byte"
+        else:
+            kind = "single_character" if len(piece) == 1 else "other"
+        kinds[kind].append(piece)
+    return kinds
+
+
+def _characters(tokenizer: "PreTrainedTokenizerFast", counts: Mapping[str, int]) -> dict[str, Any]:
+    vocabulary = tokenizer.get_vocab()
+    dropped = {character: count for character, count in counts.items() if character not in vocabulary}
+    by_frequency = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))
+    return {
+        "num_kept": len(counts) - len(dropped),
+        "num_dropped": len(dropped),
+        "coverage": 1 - sum(dropped.values()) / max(1, sum(counts.values())),
+        "most_frequent_dropped": [list(item) for item in by_frequency[:NUM_DROPPED_SHOWN]],
+    }
+
+
+def _examples(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> list[dict[str, Any]]:
+    """Return segmentations of lines from all over the texts; a word is cut only where it is longer than a line."""
+    lines = [
+        line
+        for text in _evenly(texts, NUM_EXAMPLES)
+        for line in textwrap.wrap(" ".join(text.split()), EXAMPLE_CHARACTERS, break_on_hyphens=False)
+    ]
+    backend = plain_text_backend(tokenizer)
+    excerpts = _evenly(lines, NUM_EXAMPLES)
+    return [
+        {"text": text, "tokens": tokenizer.convert_ids_to_tokens(encoding.ids)}
+        for text, encoding in zip(excerpts, encode_all(backend, excerpts), strict=True)
+    ]
+
+
+def _evenly(items: Sequence[str], max_items: int) -> list[str]:
+    """Return the middle items of `max_items` equal spans, or all items if they are no more than that."""
+    num_items = min(len(items), max_items)
+    return [items[(2 * index + 1) * len(items) // (2 * num_items)] for index in range(num_items)]
+
+
+def _settings(record: Mapping[str, Any]) -> list[str]:
+    """Return "name value" for each leaf of nested mappings."""
+    settings = []
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            settings += _settings(value)
+        else:
+            shown = f"{value:,}" if type(value) is int else str(value)
+            settings.append(f"{name.removeprefix('num_').replace('_', ' ')} {shown}")
+    return settings
+
+
+def _wrapped(items: Sequence[str], separator: str) -> list[str]:
+    columns = LINE_COLUMNS - LABEL_COLUMNS
+    return textwrap.wrap(separator.join(items), columns, break_on_hyphens=False, max_lines=3, placeholder=" …")
+
+
+def _printable(line: str) -> str:
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in line
+    )
+
+
+def _shortened(line: str) -> str:
+    """Return the line cut to the width of the report; characters of East Asia are two columns wide."""
+    columns = LINE_COLUMNS - LABEL_COLUMNS
+    widths = accumulate(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in line)
+    num_fitting = sum(width <= columns for width in widths)
+    return line if num_fitting == len(line) else line[: num_fitting - 1] + "…"

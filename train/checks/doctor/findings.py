@@ -1,0 +1,54 @@
+"""Findings of the doctor: one line each, that says how something is and, where it is not well, what cures it."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from mlm_common.errors import InputError, RunFailedError
+
+Status = Literal["ok", "warning", "error"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: what was looked at, how it is, what to do."""
+
+    status: Status
+    subject: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.status:<8} {self.subject:<14} {' '.join(self.text.split())}"
+
+
+@dataclass(frozen=True)
+class Check:
+    """A function that yields findings about a subject; an InputError that it raises is one, too."""
+
+    subject: str
+    function: Callable[[], Iterable[Finding]]
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield what the function finds; whatever it raises is an error, and the end of this check alone."""
+        try:
+            yield from self.function()
+        except (InputError, RunFailedError, ConnectionError) as error:  # messages that name the cure
+            yield Finding("error", self.subject, str(error))
+        except Exception as error:
+            text = f"could not be checked: {type(error).__name__}: {error}. Cure the errors above first."
+            yield Finding("error", self.subject, text)
+
+
+def ok(subject: str, text: str) -> Finding:
+    """Return that a subject is well."""
+    return Finding("ok", subject, text)
+
+
+def warning(subject: str, text: str, cure: str) -> Finding:
+    """Return what may go on, but is likely not meant, slow or soon a failure."""
+    return Finding("warning", subject, f"{text} {cure}")
+
+
+def error(subject: str, text: str, cure: str) -> Finding:
+    """Return what a run would fail of."""
+    return Finding("error", subject, f"{text} {cure}")

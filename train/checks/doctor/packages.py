@@ -1,0 +1,159 @@
+"""Which packages are installed, and whether they fit together; read from their metadata, none is imported."""
+
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.metadata import Distribution, distributions
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from train.checks.doctor.findings import Finding, error, ok, warning
+
+PROJECT = "mlm-pretraining"
+# Distributions that contain the module `tensorflow`, with the extra of this project that installs them.
+TENSORFLOW_BUILDS = {
+    "tensorflow": "cpu",
+    "tensorflow-tpu": "tpu",
+    "tensorflow-cpu": None,
+    "tensorflow-gpu": None,
+    "tensorflow-rocm": None,
+    "intel-tensorflow": None,
+    "tf-nightly": None,
+    "tf-nightly-tpu": None,
+}
+TPU_BUILD = "tensorflow-tpu"
+TF_KERAS = "tf-keras"
+REASONS = {
+    "transformers": " (4.57 is the last with TensorFlow classes; 5 has none)",
+    "huggingface-hub": " (transformers 4 needs one below 1)",
+}
+INSTALL = "Install the project in its checkout: pip install -e '.[cpu]', on a machine with GPUs '.[gpu]'."
+
+
+def installed_packages(path: Sequence[str] | None = None) -> dict[str, Distribution]:
+    """Return {normalized name: distribution}, of several the first on the path, which is the one imported."""
+    found: dict[str, Distribution] = {}
+    for distribution in distributions(path=list(sys.path if path is None else path)):
+        name = distribution.metadata["Name"]
+        if name:  # else what an interrupted installation left behind
+            found.setdefault(canonicalize_name(name), distribution)
+    return found
+
+
+def tensorflow_builds(installed: dict[str, Distribution]) -> list[str]:
+    """Return the names of the installed distributions that contain the module `tensorflow`."""
+    return [name for name in TENSORFLOW_BUILDS if name in installed]
+
+
+def check_python(installed: dict[str, Distribution], version: str = platform.python_version()) -> Iterator[Finding]:
+    """Look whether the interpreter is one that the project supports."""
+    if PROJECT not in installed:
+        yield error("Python", f"{PROJECT} is not installed for {sys.executable}.", INSTALL)
+        return
+    supported = installed[PROJECT].metadata["Requires-Python"]
+    if version in SpecifierSet(supported):
+        yield ok("Python", f"{version}, {sys.executable}")
+    else:
+        cure = "Make an environment with another: python3.11 -m venv .venv, and install the project there."
+        yield error(
+            "Python", f"must be {supported}, as TensorFlow's packages are; {sys.executable} is {version}.", cure
+        )
+
+
+def check_requirements(installed: dict[str, Distribution]) -> Iterator[Finding]:
+    """Look whether each package that the project names is there, in a version that it can use."""
+    requirements = _requirements(installed, PROJECT)
+    is_well = True
+    for name, wanted in requirements.items():
+        found = installed.get(name)
+        if found is None or not _fits(found, wanted):
+            is_well = False
+            is_there = f"{found.version} is installed" if found else "none is installed"
+            text = f"{name}{wanted} is needed{REASONS.get(name, '')}; {is_there}."
+            yield error("packages", text, f"pip install '{name}{wanted}'")
+    if requirements and is_well:
+        yield ok("packages", f"all {len(requirements)} that the project needs, in versions that it can use")
+
+
+def check_tensorflow_build(installed: dict[str, Distribution]) -> Iterator[Finding]:
+    """Look whether there is one TensorFlow and no more, of a version that the project can use."""
+    builds = tensorflow_builds(installed)
+    if not builds:
+        yield error("TensorFlow", "is not installed.", f"{INSTALL} On a TPU VM: {tpu_recipe(installed)}")
+    elif len(builds) > 1:
+        names = " and ".join(f"{name} {installed[name].version}" for name in builds)
+        text = f"{names} are both installed: they have the same files, and the one installed last replaced the other's."
+        cure = f"pip uninstall -y {' '.join(builds)}, then "
+        cure += tpu_recipe(installed) if TPU_BUILD in builds else INSTALL
+        yield error("TensorFlow", text, cure)
+    else:
+        yield from _check_build(installed, builds[0])
+
+
+def check_tf_keras(installed: dict[str, Distribution]) -> Iterator[Finding]:
+    """Look whether tf-keras, with which transformers' TensorFlow classes are written, is of TensorFlow's version."""
+    builds = tensorflow_builds(installed)
+    if not builds:
+        return
+    minor = _minor(installed[builds[0]].version)
+    no_dependencies = "--no-deps " if TPU_BUILD in builds else ""  # which would replace the TPU's TensorFlow
+    cure = f"pip install {no_dependencies}'{TF_KERAS}=={minor}.*'"
+    found = installed.get(TF_KERAS)
+    if found is None:
+        text = "is not installed; without it transformers finds Keras 3, which its TensorFlow classes cannot use."
+        yield error(TF_KERAS, text, cure)
+    elif _minor(found.version) != minor:
+        yield error(TF_KERAS, f"must be of TensorFlow's version {minor}; {found.version} is installed.", cure)
+    else:
+        yield ok(TF_KERAS, f"{found.version}, of TensorFlow's version")
+
+
+def check_companions(installed: dict[str, Distribution]) -> Iterator[Finding]:
+    """Look whether TensorFlow has the packages that it asks for itself, such as libtpu, in its versions."""
+    for build in tensorflow_builds(installed)[:1]:
+        for name, wanted in _requirements(installed, build).items():
+            found = installed.get(name)
+            if found is not None and not _fits(found, wanted):
+                text = f"{build} asks for {name}{wanted}; {found.version} is installed."
+                yield warning("TensorFlow", text, f"pip install '{name}{wanted}', in an environment of its own.")
+
+
+def tpu_recipe(installed: dict[str, Distribution]) -> str:
+    """Return the commands that install the project on a TPU VM."""
+    wanted = _requirements(installed, PROJECT, extra="tpu").get(TPU_BUILD, "")
+    return f"pip install -e '.[tpu]' && pip install --no-deps '{TF_KERAS}{wanted}'"
+
+
+def _check_build(installed: dict[str, Distribution], build: str) -> Iterator[Finding]:
+    version, extra = installed[build].version, TENSORFLOW_BUILDS[build]
+    if extra is None:
+        text = f"{build} {version} is not among the builds that this project is tested with."
+        yield warning("TensorFlow", text, f"pip uninstall -y {build}, then {INSTALL}")
+        return
+    wanted = _requirements(installed, PROJECT, extra).get(build, "")
+    if _fits(installed[build], wanted):
+        yield ok("TensorFlow", f"{build} {version}")
+    else:
+        cure = tpu_recipe(installed) if build == TPU_BUILD else f"pip install '{build}{wanted}'"
+        yield error("TensorFlow", f"{build}{wanted} is needed; {version} is installed.", cure)
+
+
+def _requirements(installed: dict[str, Distribution], name: str, extra: str = "") -> dict[str, str]:
+    """Return {normalized name: version specifier} of what a package needs here, or with that extra."""
+    texts = (installed[name].requires or ()) if name in installed else ()
+    needed = [Requirement(text) for text in texts]
+    return {
+        canonicalize_name(one.name): str(one.specifier)
+        for one in needed
+        if one.marker is None or one.marker.evaluate({"extra": extra})
+    }
+
+
+def _fits(distribution: Distribution, wanted: str) -> bool:
+    return SpecifierSet(wanted).contains(distribution.version, prereleases=True)
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])

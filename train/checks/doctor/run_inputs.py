@@ -1,0 +1,85 @@
+"""What a run is made of: shards, tokenizer, model, output folder, the Hub; by the checks that the run itself makes."""
+
+import functools
+from collections.abc import Iterator
+
+from mlm_common.errors import InputError
+from mlm_common.hub.access import check_hub_access
+from mlm_common.storage import files as storage
+from tfrecord_prep.manifest import ShardSet
+from tfrecord_prep.records import decode_feature, read_records
+from tokenizer_training.tokenizer import vocabulary_size
+from train.checkpoints.run_folder import claim_output_folder
+from train.checks.doctor.findings import Finding, error, ok
+from train.checks.doctor.libraries import IMPORT_SECONDS, ProcessFailedError, ask_tensorflow
+from train.checks.doctor.machine import check_disk, check_memory
+from train.config import DataConfig, TrainingConfig, preliminary_card
+from train.data.shards import TrainingInputs, open_inputs
+from train.model.config import resolve_model_config
+from train.run import Run
+from train.runtime.cluster import read_cluster
+from train.runtime.tpu import expected_num_replicas
+
+
+@functools.cache
+def inputs_of(config: DataConfig) -> TrainingInputs:
+    """Return the inputs, opened once."""
+    return open_inputs(config)
+
+
+def check_data(config: TrainingConfig) -> Iterator[Finding]:
+    """Look whether shards are complete, as long as each other, and made with the tokenizer."""
+    inputs = inputs_of(config.data)
+    inputs.masking_rule(config.masking)
+    for flag, shards in (("--train-dataset", inputs.train_shards), ("--eval-dataset", inputs.eval_shards)):
+        if shards is None:
+            continue
+        largest_id, num_ids = _largest_id(shards), vocabulary_size(inputs.tokenizer)
+        if largest_id >= num_ids:
+            text = f"the first row of {shards.folder} has the id {largest_id}; the tokenizer has {num_ids}."
+            yield error("data", text, "Name the tokenizer that the shards were made with by --tokenizer.")
+        else:
+            made = "" if shards.manifest else ", without a manifest, so only by its first row"
+            text = f"{flag} {shards.folder}: {shards.num_rows:,} rows of {inputs.max_length} tokens"
+            yield ok("data", f"{text}, fit the tokenizer {inputs.tokenizer_source}{made}")
+    if storage.is_remote(inputs.train_shards.folder):
+        ask_tensorflow("read_shard", config, IMPORT_SECONDS)
+        yield ok("data", "TensorFlow can read the shards with its own credentials")
+
+
+def check_run(config: TrainingConfig) -> Iterator[Finding]:
+    """Look whether model, plan and output folder are what a run accepts, and whether it fits disk and memory."""
+    try:
+        inputs = inputs_of(config.data)
+    except (InputError, OSError):
+        return  # check_data says why
+    run = Run(config, inputs, resolve_model_config(config.model, inputs), read_cluster())
+    run.plan(expected_num_replicas(config.hardware, run.cluster))
+    if config.run.output_dir is not None:
+        claim_output_folder(
+            run.output_dir, run.fingerprint, resume=config.run.resume, overwrite=config.run.overwrite_output_dir
+        )
+        storage.check_writable(run.output_dir)
+        yield ok("output", f"{run.output_dir} can be written, and holds no other run")
+    try:
+        num_parameters = ask_tensorflow("count_parameters", config, IMPORT_SECONDS)["num_parameters"]
+    except ProcessFailedError as failed:
+        cure = "Cure the errors above first; else this machine may have too little memory for the model."
+        yield error("model", f"building the model {failed}", cure)
+        return
+    yield ok("model", f"{run.model_config.model_type}, {num_parameters:,} parameters")
+    yield from check_disk(config, num_parameters)
+    yield from check_memory(config, num_parameters)
+
+
+def check_hub(config: TrainingConfig) -> Iterator[Finding]:
+    """Look whether the token may write to the repository that the run pushes to."""
+    repository = config.hub.repository()
+    if repository is not None:
+        check_hub_access(repository, card=preliminary_card(config.hub))
+        yield ok("Hub", f"the token may write to {repository.repo_id}")
+
+
+def _largest_id(shards: ShardSet) -> int:
+    first_record = next(read_records(storage.read_bytes(shards.paths[0])))
+    return int(decode_feature(first_record, "input_ids").max())

@@ -1,0 +1,86 @@
+"""The TPU: whether there is one, which, whether the TensorFlow installed can use it, and whether it is free."""
+
+import contextlib
+from collections.abc import Iterator
+from importlib.metadata import Distribution
+from pathlib import Path
+
+from mlm_common.errors import InputError
+from train.checks.doctor.findings import Finding, error, ok, warning
+from train.checks.doctor.libraries import CONNECT_SECONDS, ProcessFailedError, ask_tensorflow
+from train.checks.doctor.packages import TPU_BUILD, tensorflow_builds, tpu_recipe
+from train.config import TrainingConfig
+from train.runtime.cluster import read_cluster
+from train.runtime.tpu import GIB, check_tpu_devices, check_tpu_use, chip_of, local_accelerator_type, tpu_devices
+
+
+def check_tpu(config: TrainingConfig, installed: dict[str, Distribution]) -> Iterator[Finding]:
+    """Look whether the TPU that is asked for can be used; without one asked for, whether one lies idle."""
+    if not config.hardware.wants_tpu:
+        yield from _check_unused(config, installed)
+        return
+    check_tpu_use(config, read_cluster())
+    if config.hardware.tpu_name == "local":
+        check_tpu_devices(config.hardware)
+        if TPU_BUILD not in tensorflow_builds(installed):
+            text = f"--tpu-name local needs {TPU_BUILD}; the TensorFlow installed is that for CPU and GPU."
+            yield error("TPU", text, f"In an environment of its own: {tpu_recipe(installed)}")
+            return
+        holders = processes_that_hold(tpu_devices())
+        if holders:
+            names = ", ".join(f"{number} ({name})" for number, name in holders.items())
+            yield error("TPU", f"is held by process {names}, and serves one at a time.", "End it: kill NUMBER")
+            return
+    yield from _check_connection(config)
+
+
+def processes_that_hold(devices: list[Path], processes: Path = Path("/proc")) -> dict[int, str]:
+    """Return {number: command} of the processes that have one of these files open, as far as they may be looked at."""
+    names = {str(device) for device in devices}
+    holders = {}
+    for folder in processes.glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+            if any(str(file.readlink()) in names for file in (folder / "fd").iterdir()):
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                holders[int(folder.name)] = command.strip()[:80]
+    return holders
+
+
+def describe_tpu() -> str:
+    """Return type and memory of this machine's TPU, as far as environment or metadata server tell."""
+    kind = local_accelerator_type()
+    chip = chip_of(kind)
+    return f"{kind}, {chip.memory_bytes // GIB} GiB a replica" if chip else kind or "of unknown type"
+
+
+def _check_unused(config: TrainingConfig, installed: dict[str, Distribution]) -> Iterator[Finding]:
+    if tpu_devices() and not config.hardware.no_tpu:
+        text = f"this machine has one ({describe_tpu()}), and without --tpu-name a run computes on the CPU."
+        yield warning("TPU", text, "Give --tpu-name local.")
+    elif tpu_devices():
+        yield ok("TPU", f"{describe_tpu()}; not used, because of --no-tpu")
+    elif TPU_BUILD in tensorflow_builds(installed):
+        text = f"{TPU_BUILD} is installed, and there is no TPU: this machine has no /dev/accel* and no /dev/vfio/*."
+        cure = (
+            "On Colab choose a TPU runtime, on a TPU VM the runtime version that fits its type; else train on the CPU."
+        )
+        yield warning("TPU", text, cure)
+    else:
+        yield ok("TPU", "no TPU on this machine; a run computes on the GPU or CPU")
+
+
+def _check_connection(config: TrainingConfig) -> Iterator[Finding]:
+    """Claim the TPU for a moment, as the run will."""
+    name = config.hardware.tpu_name
+    try:
+        num_replicas = ask_tensorflow("connect_tpu", config, CONNECT_SECONDS)["num_replicas"]
+    except ProcessFailedError as failed:
+        cure = (
+            "Restart the TPU VM; if it stays so, see that its runtime version fits tensorflow-tpu and the TPU's type."
+        )
+        yield error("TPU", f"connecting to {name} {failed}", cure)
+    except InputError as refused:
+        yield Finding("error", "TPU", str(refused))
+    else:
+        kind = describe_tpu() if name == "local" else name
+        yield ok("TPU", f"{kind}, {num_replicas} replica(s)")

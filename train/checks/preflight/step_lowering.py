@@ -1,0 +1,71 @@
+"""The train step as StableHLO, the compiler's input, made by TensorFlow on a machine without a TPU."""
+
+import re
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+
+from train.train_step import PretrainingModel
+
+
+class ReplicaOfSlice(tf.distribute.ReplicaContext):
+    """One of `num_replicas` replicas as XLA sees it: sums over all of them, and its own number, are operations.
+
+    TPUStrategy would give the same ones, but needs a TPU to be made. To be entered while a step is traced.
+    """
+
+    def __init__(self, num_replicas: int):
+        super().__init__(tf.distribute.get_strategy(), replica_id_in_sync_group=0)
+        self._num_replicas = num_replicas
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The replicas of the slice."""
+        return self._num_replicas
+
+    @property
+    def replica_id_in_sync_group(self) -> tf.Tensor:
+        """This replica's number, int32 scalar, known when the program runs."""
+        return gen_xla_ops.xla_replica_id()
+
+    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:  # noqa: ARG002
+        """Return the structure of tensors `value`, each dense and summed over all replicas.
+
+        Raises:
+            ValueError: another reduction than the sum.
+        """
+        if reduce_op != tf.distribute.ReduceOp.SUM:
+            raise ValueError(f"Only sums over replicas can be lowered; received {reduce_op}.")
+        everyone = tf.constant([list(range(self._num_replicas))])
+
+        def add_up(tensor: tf.Tensor) -> tf.Tensor:
+            dense = tf.convert_to_tensor(tensor)  # as TPUStrategy makes of IndexedSlices
+            return gen_xla_ops.xla_all_reduce(dense, everyone, reduce_op="Add", mode="CrossReplica")
+
+        return tf.nest.map_structure(add_up, value)
+
+
+def lower_train_step(model: PretrainingModel, *, num_rows: int, length: int, num_replicas: int) -> str:
+    """Return `model.train_step` on int32 (num_rows, length), the share of one of `num_replicas`, as StableHLO text.
+
+    Variables are arguments, and results that take the argument's memory where the step assigns them.
+    """
+
+    @tf.function(jit_compile=True, autograph=False)
+    def step(input_ids: tf.Tensor) -> dict[str, tf.Tensor]:
+        with ReplicaOfSlice(num_replicas):
+            return model.train_step(input_ids)
+
+    return lowered(step, tf.TensorSpec((num_rows, length), tf.int32))
+
+
+def lowered(function: Any, *arguments: Any) -> str:
+    """Return a `tf.function` with `jit_compile=True` as StableHLO text that libtpu's parser takes.
+
+    Args:
+        function: traced with `arguments`, which are tensors or TensorSpecs.
+    """
+    text = function.experimental_get_compiler_ir(*arguments)(stage="stablehlo")
+    # TensorFlow's dialect has a copy that libtpu's lacks: an identity, as a reshape to the same shape is.
+    return re.sub(r"mhlo\.copy (%[\w#]+) : (tensor<[^>]*>)", r"stablehlo.reshape \1 : (\2) -> \2", text)

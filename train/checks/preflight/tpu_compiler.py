@@ -1,0 +1,177 @@
+"""The TPU's compiler, asked about a train step on a machine without a TPU.
+
+PyPI's `libtpu` holds the compiler that a TPU VM uses; JAX's ahead-of-time interface
+(https://docs.jax.dev/en/latest/aot.html) drives it for a TPU that is only described. What it answers is modelled:
+memory is what it allocates, cycles are its own cost model's.
+"""
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlm_common.errors import InputError, RunFailedError
+from train.checks.preflight.tpu_compiler_process import HLO_NAME, RESULT_NAME
+from train.checks.preflight.tpu_slices import TpuSlice
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_SECONDS = 30
+CURE_MISSING = "pip install -e '.[preflight]' installs both (Linux on x86-64, Python 3.11 or newer)"
+# What libtpu writes when a program is too large: what it needs, and what the chip has.
+OUT_OF_MEMORY = (
+    re.compile(
+        r"total memory required[^(]*\((?P<needed>[\d.]+[KMGT]?)\) exceeds available HBM \((?P<limit>[\d.]+\w?)\)"
+    ),
+    re.compile(r"Used (?P<needed>[\d.]+[KMGT]?) of (?P<limit>[\d.]+[KMGT]?) hbm"),
+)
+# No TPU is looked for, on this machine or by asking the metadata server: libtpu only compiles.
+COMPILER_ENVIRONMENT = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "JAX_PLATFORMS": "cpu",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+}
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True)
+class CompiledStep:
+    """What the compiler says of one replica's program; its figures are modelled.
+
+    argument_bytes: weights, optimizer and input rows. alias_bytes: outputs that take an argument's place.
+    peak_bytes: the most that is in use at one time; of a tiny program more than its parts, of a large one less.
+    num_flops, num_bytes_accessed: as the compiler counts them, with the body of a loop counted once.
+    """
+
+    argument_bytes: int
+    output_bytes: int
+    alias_bytes: int
+    temp_bytes: int
+    generated_code_bytes: int
+    peak_bytes: int
+    num_flops: float
+    num_bytes_accessed: float
+    hlo: str
+    compile_seconds: float
+    versions: dict[str, str]
+
+    @property
+    def memory_bytes(self) -> int:
+        """The chip's memory that the parts of the step take together."""
+        return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes + self.generated_code_bytes
+
+
+class DoesNotFitError(RunFailedError):
+    """The program needs more memory than the chip has: `needed_bytes` of `limit_bytes`."""
+
+    def __init__(self, needed_bytes: int, limit_bytes: int):
+        self.needed_bytes = needed_bytes
+        self.limit_bytes = limit_bytes
+        super().__init__(
+            f"The step does not fit: the compiler needs {needed_bytes / 2**30:.2f} GiB of memory a replica, "
+            f"{(needed_bytes - limit_bytes) / 2**30:.2f} GiB more than the {limit_bytes / 2**30:.2f} GiB that it has."
+        )
+
+
+def check_compiler(python: str) -> None:
+    """Check that an interpreter has what the compiler needs.
+
+    Raises:
+        InputError: it cannot be run, or lacks jax or libtpu.
+    """
+    try:
+        done = subprocess.run(
+            [python, "-c", "import jax, libtpu"], env=_environment(), capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        raise InputError(f"--compiler-python must be a Python interpreter; {python}: {error.strerror}.") from error
+    if done.returncode:
+        last_line = done.stderr.strip().rpartition("\n")[2]
+        raise InputError(
+            f"The preflight needs the TPU's compiler, which is in the packages jax and libtpu; {python} says: "
+            f"{last_line}. {CURE_MISSING}; or name another environment's interpreter by --compiler-python."
+        )
+
+
+def compile_for_tpu(
+    stablehlo: str, tpu: TpuSlice, *, python: str = sys.executable, what: str = "the step"
+) -> CompiledStep:
+    """Return what the compiler makes of one replica's program, after minutes; progress is logged.
+
+    Args:
+        stablehlo: a module whose `main` is the program.
+        tpu: the slice that it is to run on, all of its replicas alike.
+        python: an interpreter that has jax and libtpu.
+        what: its name in the log.
+
+    Raises:
+        DoesNotFitError: it needs more memory than the chip has.
+        RunFailedError: it does not compile, or the compiler's process died.
+    """
+    with tempfile.TemporaryDirectory(prefix="tpu-compiler-") as name:
+        folder = Path(name)
+        (folder / "step.mlir").write_text(stablehlo, encoding="utf-8")
+        result = _run_compiler([python, *_arguments(tpu, folder)], folder, f"{what} for {tpu.name}")
+        if "error" in result:
+            raise _error(result["error"])
+        return CompiledStep(hlo=(folder / HLO_NAME).read_text(encoding="utf-8"), **result)
+
+
+def _arguments(tpu: TpuSlice, folder: Path) -> list[str]:
+    program = Path(__file__).with_name("tpu_compiler_process.py")
+    step = folder / "step.mlir"
+    return [str(program), tpu.compiler_name, tpu.chip_config, str(tpu.num_replicas), str(step), str(folder)]
+
+
+def _environment() -> dict[str, str]:
+    """Return the compiler's environment: this one's, but for what TensorFlow set of its own libtpu."""
+    inherited = {name: value for name, value in os.environ.items() if name != "TPU_LIBRARY_PATH"}
+    return inherited | COMPILER_ENVIRONMENT
+
+
+def _run_compiler(command: list[str], folder: Path, what: str) -> dict:
+    """Run the process to its end, saying now and then that it lives, and return its result."""
+    started_seconds = time.monotonic()
+    logger.info("compiling %s; takes minutes", what)
+    with (folder / "messages").open("w+", encoding="utf-8", errors="replace") as messages:
+        process = subprocess.Popen(command, stdout=messages, stderr=messages, env=_environment())
+        try:
+            while True:
+                try:
+                    status = process.wait(timeout=PROGRESS_SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    logger.info("compiling %s: %.0f s", what, time.monotonic() - started_seconds)
+        finally:
+            process.kill()  # where this process was interrupted
+            process.wait()
+        result_path = folder / RESULT_NAME
+        if status or not result_path.exists():
+            messages.seek(0)
+            raise RunFailedError(
+                f"The TPU's compiler ended with status {status}; its last words:\n{messages.read()[-2000:]}"
+                + ("\nKilled: this machine may have too little memory for it." if status < 0 else "")
+            )
+    return json.loads(result_path.read_text(encoding="utf-8"))
+
+
+def _error(message: str) -> RunFailedError:
+    """Return the exception that a message of the compiler stands for."""
+    for pattern in OUT_OF_MEMORY:
+        match = pattern.search(message)
+        if match:
+            return DoesNotFitError(_num_bytes(match["needed"]), _num_bytes(match["limit"]))
+    return RunFailedError(f"The step does not compile for this TPU: {message[:2000]}")
+
+
+def _num_bytes(text: str) -> int:
+    number, unit = re.fullmatch(r"([\d.]+)([KMGT]?)", text).groups()  # type: ignore[union-attr]  # what the pattern lets in
+    return int(float(number) * UNITS[unit])

@@ -1,0 +1,71 @@
+"""Compile one StableHLO module for a TPU that need not be there; run by `tpu_compiler` in a process of its own.
+
+    python tpu_compiler_process.py v5e:2x4 default 8 step.mlir FOLDER
+
+writes FOLDER/result.json, and FOLDER/compiled.hlo when the step compiles. The interpreter needs jax and libtpu and none
+of this project's modules: libtpu, which holds the TPU's compiler, and TensorFlow each want a process for themselves.
+"""
+
+import json
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+RESULT_NAME = "result.json"
+HLO_NAME = "compiled.hlo"
+MEMORY_FIELDS = ("argument", "output", "alias", "temp", "generated_code")
+
+
+def compile_module(topology: str, chip_config: str, num_replicas: int, module_path: Path) -> Any:
+    """Return the compiled executable of one replica's program.
+
+    Raises:
+        jax.errors.JaxRuntimeError: it does not compile, or needs more memory than the chip has.
+    """
+    import numpy as np
+    from jax._src import compiler
+    from jax._src.interpreters import mlir as jax_mlir
+    from jax._src.lib import xla_client
+    from jax._src.lib.mlir import ir
+    from jax.experimental import topologies
+
+    description = topologies.get_topology_desc(
+        platform="tpu",
+        topology_name=topology,
+        **({} if chip_config == "default" else {"chip_config_name": chip_config}),
+    )
+    devices = tuple(description.devices[:num_replicas])
+    options = compiler.get_compile_options(
+        num_replicas=num_replicas,
+        num_partitions=1,
+        device_assignment=np.array([[device.id] for device in devices]),  # (replicas, partitions)
+    )
+    with jax_mlir.make_ir_context():
+        module = ir.Module.parse(module_path.read_text(encoding="utf-8"))
+        return devices[0].client.compile(module, xla_client.DeviceList(devices), options)
+
+
+def main(topology: str, chip_config: str, num_replicas: str, module_path: str, folder: str) -> None:
+    """Compile, and write what the compiler says."""
+    from jax.errors import JaxRuntimeError
+
+    started_seconds = time.monotonic()
+    result: dict[str, Any] = {"versions": {name: version(name) for name in ("jax", "libtpu")}}
+    try:
+        executable = compile_module(topology, chip_config, int(num_replicas), Path(module_path))
+    except JaxRuntimeError as error:
+        result["error"] = str(error)
+    else:
+        memory, cost = executable.get_compiled_memory_stats(), executable.cost_analysis()
+        result |= {f"{name}_bytes": getattr(memory, f"{name}_size_in_bytes") for name in MEMORY_FIELDS}
+        result["peak_bytes"] = memory.peak_memory_in_bytes
+        result |= {"num_flops": cost["flops"], "num_bytes_accessed": cost["bytes accessed"]}
+        Path(folder, HLO_NAME).write_text(executable.hlo_modules()[0].to_string(), encoding="utf-8")
+    result["compile_seconds"] = time.monotonic() - started_seconds
+    Path(folder, RESULT_NAME).write_text(json.dumps(result), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,135 @@
+"""tf.data pipelines over the shards of stage 2.
+
+Each input pipeline (one a host) gives the batches of its own replicas, cut out of the global batches: on P pipelines
+and R replicas, rows g * p / P to g * (p + 1) / P of each global batch of g rows belong to pipeline p, as R / P batches.
+So the rows of a global batch, and the place of each in it, do not depend on how many hosts and replicas there are.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from tfrecord_prep.manifest import ShardSet
+from train.data.shuffle import SampleOrder
+from train.tasks.masking import MaskedRows, mask_row_by_content
+from train.tasks.masking_rule import MaskingRule
+
+# Shards read at once: enough to hide the latency of Cloud Storage.
+NUM_PARALLEL_READS = 8
+ONE_PIPELINE = tf.distribute.InputContext()
+
+
+def training_batches(
+    order: SampleOrder,
+    context: tf.distribute.InputContext = ONE_PIPELINE,
+    *,
+    length: int,
+    global_batch_rows: int,
+    start_step: int,
+    num_steps: int,
+    num_left_out_rows: int = 0,
+) -> tf.data.Dataset:
+    """Return the batches of `num_steps` updates from `start_step` on for the replicas of one input pipeline.
+
+    Before them, as many rows were used as the updates up to `start_step` take, and `num_left_out_rows`. Each batch is
+    int32 (global_batch_rows / replicas, length); those of an update follow each other in the order of the replicas.
+    Batches run on over the end of an epoch, so no row is dropped between epochs. A pipeline reads the windows whole,
+    since they are permuted whole, and parses its own rows only.
+    """
+    windows = list(order.from_row(start_step * global_batch_rows + num_left_out_rows, num_steps * global_batch_rows))
+    num_rows = np.array([window.num_rows for window in windows])
+    num_skipped_rows = np.array([window.num_skipped_rows for window in windows])
+    # Where the first row of a window that is not skipped lies in its global batch.
+    first_places = (np.cumsum(num_rows - num_skipped_rows) - (num_rows - num_skipped_rows)) % global_batch_rows
+    paths = tf.constant(list(order.shard_paths))
+
+    def read_window(
+        shard_indices: tf.Tensor, seed: tf.Tensor, num_rows: tf.Tensor, num_skipped_rows: tf.Tensor, first: tf.Tensor
+    ) -> tf.Tensor:
+        records = tf.data.TFRecordDataset(tf.gather(paths, shard_indices), num_parallel_reads=NUM_PARALLEL_READS)
+        records = records.batch(order.num_rows + 1).get_single_element()  # (rows of the window,)
+        message = "shards must hold as many rows as their names say; prepare them again"
+        with tf.control_dependencies([tf.debugging.assert_equal(tf.size(records), num_rows, message)]):
+            records = tf.identity(records)
+        draws = tf.random.stateless_uniform(
+            tf.shape(records), seed, minval=None, maxval=None, dtype=tf.int32, alg="philox"
+        )
+        permuted = tf.argsort(draws, stable=True)[num_skipped_rows:]
+        places = (first + tf.range(tf.size(permuted))) % global_batch_rows
+        is_own = places // _pipeline_rows(context, global_batch_rows) == context.input_pipeline_id
+        return tf.gather(records, tf.boolean_mask(permuted, is_own))
+
+    dataset = tf.data.Dataset.from_tensor_slices(
+        (
+            tf.ragged.constant([window.shard_indices for window in windows], dtype=tf.int32),
+            tf.constant([window.seed for window in windows], tf.int32),
+            tf.constant(num_rows, tf.int32),
+            tf.constant(num_skipped_rows, tf.int32),
+            tf.constant(first_places, tf.int32),
+        )
+    )
+    replica_rows = context.get_per_replica_batch_size(global_batch_rows)
+    dataset = dataset.map(read_window).prefetch(1).rebatch(replica_rows, drop_remainder=True)
+    dataset = dataset.take(num_steps * _num_replicas(context))
+
+    def parse(records: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(parse_input_ids(records, length), (replica_rows, length))
+
+    return _deterministic(dataset.map(parse, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE))
+
+
+def evaluation_batches(
+    shards: ShardSet,
+    rule: MaskingRule,
+    context: tf.distribute.InputContext = ONE_PIPELINE,
+    *,
+    length: int,
+    global_batch_rows: int,
+    pad_token_id: int,
+) -> tf.data.Dataset:
+    """Return every row once, over all pipelines, as `MaskedRows` for the replicas of one, masks fixed by the content.
+
+    There are `num_evaluation_batches` global batches. The last is filled up with rows of padding: they hold no masked
+    token, so they do not count. A pipeline reads all records and parses its own.
+    """
+    num_batches = num_evaluation_batches(shards, global_batch_rows)
+    pipeline_rows = _pipeline_rows(context, global_batch_rows)
+    padding = tf.data.Dataset.from_tensors(tf.fill((length,), tf.constant(pad_token_id, tf.int32)))
+
+    records = tf.data.TFRecordDataset(list(shards.paths), num_parallel_reads=NUM_PARALLEL_READS)
+    own = records.batch(pipeline_rows).shard(context.num_input_pipelines, context.input_pipeline_id)
+    rows = own.map(lambda batch: parse_input_ids(batch, length), num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+    rows = rows.concatenate(padding.repeat()).take(num_batches * pipeline_rows)
+
+    def mask(row: tf.Tensor) -> MaskedRows:
+        return mask_row_by_content(tf.ensure_shape(row, (length,)), rule)
+
+    masked = rows.map(mask, num_parallel_calls=tf.data.AUTOTUNE)
+    replica_rows = context.get_per_replica_batch_size(global_batch_rows)
+    return _deterministic(masked.batch(replica_rows, drop_remainder=True).prefetch(tf.data.AUTOTUNE))
+
+
+def num_evaluation_batches(shards: ShardSet, global_batch_rows: int) -> int:
+    """Return the global batches of `evaluation_batches`, the last one filled up."""
+    return -(-shards.num_rows // global_batch_rows)
+
+
+def parse_input_ids(records: tf.Tensor, length: int) -> tf.Tensor:
+    """Return the token ids of serialized tf.train.Examples: string (rows,) -> int32 (rows, length)."""
+    features = tf.io.parse_example(records, {"input_ids": tf.io.FixedLenFeature((length,), tf.int64)})
+    return tf.cast(features["input_ids"], tf.int32)
+
+
+def _pipeline_rows(context: tf.distribute.InputContext, global_batch_rows: int) -> int:
+    """Return the rows of a global batch that belong to one input pipeline."""
+    return context.get_per_replica_batch_size(global_batch_rows) * _num_replicas(context)
+
+
+def _num_replicas(context: tf.distribute.InputContext) -> int:
+    """Return the replicas that one input pipeline feeds."""
+    return context.num_replicas_in_sync // context.num_input_pipelines
+
+
+def _deterministic(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    options = tf.data.Options()
+    options.deterministic = True
+    return dataset.with_options(options)

@@ -1,1 +1,0 @@
-"""What `doctor.py` checks, one module per subject; each check is a function that yields findings."""

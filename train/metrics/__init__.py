@@ -1,0 +1,1 @@
+"""What is measured: the log and its pictures, evaluation, throughput, profiles."""

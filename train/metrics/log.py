@@ -1,0 +1,170 @@
+"""The record of a run: `metrics.jsonl`, TensorBoard, and the picture of the loss."""
+
+import json
+import math
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from mlm_common.figures import new_figure
+from mlm_common.storage import files as storage
+
+METRICS_NAME = "metrics.jsonl"
+LOSS_CURVE_NAME = "loss.png"
+TENSORBOARD_FOLDER = "tensorboard"
+
+TRAIN, VALIDATION, ROLLBACK = "train", "validation", "rollback"
+# Figures of a line that are measured on the clock; all others are the same however often a run was stopped.
+CLOCK_FIGURES = ("step_seconds", "tokens_per_second", "input_wait_share", "mfu")
+
+
+class MetricsLog:
+    """Lines of `metrics.jsonl`, {"step": …, "split": …, figures …}, also sent to TensorBoard.
+
+    Only the chief of several workers writes.
+    """
+
+    def __init__(self, output_dir: str, unigram_entropy_nats: float | None, *, is_chief: bool = True):
+        self.is_chief = is_chief
+        self.path = storage.join(output_dir, METRICS_NAME)
+        self.curve_path = storage.join(output_dir, LOSS_CURVE_NAME)
+        self.unigram_entropy_nats = unigram_entropy_nats
+        self.lines: list[dict[str, Any]] = []
+        self._num_written = 0
+        self._tensorboard = TensorBoardFiles(storage.join(output_dir, TENSORBOARD_FOLDER)) if is_chief else None
+
+    def go_on_from(self, step: int, num_rollbacks: int = 0) -> None:
+        """Take up the lines that are there, and drop those of updates after `step`, which will be made again.
+
+        Args:
+            step: updates made.
+            num_rollbacks: rollbacks before this step; lines of later ones are dropped.
+        """
+        there = storage.read_text(self.path) if storage.exists(self.path) else ""
+        lines = [json.loads(line) for line in there[: there.rfind("\n") + 1].splitlines()]
+        rollbacks = [line for line in lines if line["split"] == ROLLBACK]
+        dropped = rollbacks[num_rollbacks:]
+        self.lines = [
+            line
+            for line in lines
+            if (line["step"] <= step if line["split"] != ROLLBACK else not any(line is one for one in dropped))
+        ]
+        self._num_written = len(self.lines)
+        if self.is_chief and there != (kept := _as_text(self.lines)):
+            storage.write_text(self.path, kept)
+        if self._tensorboard:
+            self._tensorboard.start_after(step)
+
+    def find(self, step: int, split: str) -> dict[str, Any] | None:
+        """Return the line of that step and split, None without one."""
+        return next((line for line in self.lines if (line["step"], line["split"]) == (step, split)), None)
+
+    def add(self, step: int, split: str, figures: dict[str, Any]) -> None:
+        """Take one line; it is written by the next `flush`."""
+        self.lines.append({"step": step, "split": split, **figures})
+        if self._tensorboard and split != ROLLBACK:
+            self._tensorboard.add(step, {f"{split}/{name}": value for name, value in figures.items()})
+
+    def flush(self) -> None:
+        """Write the lines added since the last call."""
+        if not self.is_chief or self._num_written == len(self.lines):
+            return
+        if storage.is_remote(self.path):  # where nothing can be appended to
+            storage.write_text(self.path, _as_text(self.lines))
+        else:
+            _append(self.path, _as_text(self.lines[self._num_written :]))
+        self._num_written = len(self.lines)
+        if self._tensorboard:
+            self._tensorboard.flush()
+
+    def draw(self) -> None:
+        """Write the picture of the loss so far."""
+        if not self.is_chief:
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            picture = Path(folder) / LOSS_CURVE_NAME
+            draw_loss_curve(self.lines, picture, self.unigram_entropy_nats)
+            storage.write_bytes(self.curve_path, picture.read_bytes())
+
+
+class TensorBoardFiles:
+    """An event file of this process, made with its first event; for Cloud Storage a local one, uploaded by `flush`."""
+
+    def __init__(self, folder: str):
+        self._folder = folder
+        self._writer: Any = None
+        self._local_folder = tempfile.TemporaryDirectory(prefix="events-") if storage.is_remote(folder) else None
+
+    def start_after(self, step: int) -> None:
+        """Have TensorBoard leave out what was written of updates after `step` by processes that started before.
+
+        It takes note of all starts but the first, so that one counts too.
+        """
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+
+        self._add(step + 1, session_log=SessionLog(status=SessionLog.START))
+
+    def add(self, step: int, figures: dict[str, float]) -> None:
+        """Add figures by their tags."""
+        from tensorboard.plugins.scalar.summary import scalar_pb
+
+        for tag, value in figures.items():
+            self._add(step, summary=scalar_pb(tag, value))
+
+    def flush(self) -> None:
+        """Write what was added."""
+        if self._writer is None:
+            return
+        self._writer.flush()
+        if self._local_folder:
+            storage.upload_folder(self._local_folder.name, self._folder)
+
+    def _add(self, step: int, **content: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        if self._writer is None:
+            self._writer = EventFileWriter(self._local_folder.name if self._local_folder else self._folder)
+        self._writer.add_event(Event(wall_time=time.time(), step=step, **content))
+
+
+def read_metrics(path: str) -> list[dict[str, Any]]:
+    """Return the lines of a `metrics.jsonl`, local or gs://."""
+    return [json.loads(line) for line in storage.read_text(path).splitlines()]
+
+
+def perplexity(loss: float) -> float:
+    """Return e to the loss (nats), infinite where that does not fit a float."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+def draw_loss_curve(lines: list[dict[str, Any]], picture: Path, unigram_entropy_nats: float | None) -> None:
+    """Draw training and validation loss over steps, and the loss of the best guess from frequencies alone."""
+    with new_figure(figsize=(8, 4.5)) as figure:
+        axes = figure.subplots()
+        for split, marker in ((TRAIN, ""), (VALIDATION, "o")):
+            points = [(line["step"], line["loss"]) for line in lines if line["split"] == split]
+            if points:
+                axes.plot(*zip(*points, strict=True), marker=marker, label=f"{split} loss")
+        if unigram_entropy_nats:
+            axes.axhline(
+                unigram_entropy_nats, linestyle=":", color="gray", label="unigram entropy (token frequencies only)"
+            )
+        axes.set(xlabel="step", ylabel="nats per masked token", title="Masked language model")
+        axes.legend()
+        axes.grid(alpha=0.3)
+        figure.savefig(picture, dpi=120)
+
+
+def _as_text(lines: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def _append(path: str, text: str) -> None:
+    """Append whole lines; a kill leaves at most a part of a line at the end, which the next start drops."""
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

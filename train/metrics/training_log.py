@@ -1,0 +1,183 @@
+"""What happens between updates, at intervals of steps: figures are logged, the model is evaluated and saved."""
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import tf_keras
+from tqdm import tqdm
+
+from mlm_common.errors import RunFailedError
+from train.checkpoints.resume import Start
+from train.metrics.evaluation import Evaluation
+from train.metrics.log import TRAIN, VALIDATION, MetricsLog, perplexity
+from train.metrics.throughput import Throughput
+from train.runtime.plan import Plan
+from train.runtime.steps_per_execution import Launches
+from train.train_step import PretrainingModel
+
+# {figure: (title in the progress bar, format)}
+SHOWN = {
+    "loss": ("loss", "{:.3f}"),
+    "masked_accuracy": ("accuracy", "{:.3f}"),
+    "grad_norm": ("norm", "{:.2f}"),
+    "learning_rate": ("rate", "{:.1e}"),
+    "tokens_per_second": ("tokens/s", "{:,.0f}"),
+    "input_wait_share": ("waiting", "{:.0%}"),
+    "mfu": ("MFU", "{:.0%}"),
+}
+
+# Lines of training whose median a loss is compared with.
+NUM_LOSSES_BEFORE = 5
+
+
+class TrainingDivergedError(RunFailedError):
+    """Loss or gradients are not finite, or the loss has risen too far.
+
+    Args:
+        message: for people.
+        reason: `nonfinite` or `spike`.
+        step: the last update to blame.
+        good_step: the last one that is above suspicion.
+    """
+
+    def __init__(self, message: str, *, reason: str, step: int, good_step: int):
+        super().__init__(message)
+        self.reason, self.step, self.good_step = reason, step, good_step
+
+
+class EverySteps(tf_keras.callbacks.Callback):
+    """Calls `action(step)` every `interval_steps` updates of the whole run, and after its last one.
+
+    Launches must end at those steps (see `Launches`). The step is counted on the host, since reading it from the device
+    would wait for the update.
+    """
+
+    # Without it Keras reads the logs of every update from the device.
+    _supports_tf_logs = True
+
+    def __init__(self, interval_steps: int, action: Callable[[int], None], *, start_step: int, num_steps: int):
+        super().__init__()
+        self.interval_steps = interval_steps
+        self.action = action
+        self.start_step = start_step
+        self.num_steps = num_steps
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+        """Act if this launch ended at a multiple of the interval, or at the end."""
+        step = self.start_step + batch + 1
+        if step % self.interval_steps == 0 or step == self.num_steps:
+            self.action(step)
+
+
+class TrainingLog:
+    """Reads the figures of an interval of updates from the device and writes them, with the progress bar."""
+
+    def __init__(
+        self,
+        model: PretrainingModel,
+        log: MetricsLog,
+        plan: Plan,
+        start: Start,
+        *,
+        launches: Launches,
+        throughput: Throughput,
+        max_loss_rise: float | None = None,
+    ):
+        self.logged_step = start.logged_step
+        self._model = model
+        self._log = log
+        self._plan = plan
+        self._start = start
+        self._launches = launches
+        self._throughput = throughput
+        self._max_loss_rise = max_loss_rise
+        self._bar = tqdm(
+            total=plan.num_steps, initial=start.logged_step, unit="step", desc="training", disable=not log.is_chief
+        )
+
+    def check_finite(self) -> None:
+        """Check that all updates so far were made.
+
+        Raises:
+            TrainingDivergedError: loss or gradient of one were not finite; it and those after it were not made.
+        """
+        optimizer = self._model.optimizer
+        if not optimizer.is_stopped:
+            return
+        step = int(optimizer.iterations.numpy()) + 1
+        means = ", ".join(f"{metric.name} {float(metric.result()):g}" for metric in self._model.metrics)
+        raise TrainingDivergedError(
+            f"Loss and gradients must stay finite; those of step {step:,} were not ({means}, over the steps since "
+            f"{self.logged_step:,}). That update was not made, and nothing was saved after it. Start a new run with a "
+            "lower --learning-rate or a longer warmup, or go on with --on-nonfinite skip.",
+            reason="nonfinite",
+            step=step,
+            good_step=step - 1,
+        )
+
+    def _check_rise(self, step: int, loss: float) -> None:
+        """Check that the loss of an interval is not far above those of the last ones.
+
+        Raises:
+            TrainingDivergedError: it is.
+        """
+        losses = [line["loss"] for line in self._log.lines if line["split"] == TRAIN][-NUM_LOSSES_BEFORE:]
+        if self._max_loss_rise is None or len(losses) < NUM_LOSSES_BEFORE:
+            return
+        before = statistics.median(losses)
+        if loss > before + self._max_loss_rise:
+            raise TrainingDivergedError(
+                f"The loss must not rise by more than --max-loss-rise {self._max_loss_rise:g} nats; that of the steps "
+                f"{self.logged_step + 1:,} to {step:,} is {loss:.4f}, after {before:.4f} (median of "
+                f"{NUM_LOSSES_BEFORE} lines). Start a new run with a lower --learning-rate or a longer warmup, or go "
+                "on with --on-nonfinite skip.",
+                reason="spike",
+                step=step,
+                good_step=self.logged_step,
+            )
+
+    def write_train(self, step: int) -> None:
+        """Write the means over the updates since the last call, and the progress bar.
+
+        Raises:
+            TrainingDivergedError: an update was not finite, or the loss rose too far.
+        """
+        self.check_finite()
+        figures = {metric.name: float(metric.result()) for metric in self._model.metrics}
+        self._check_rise(step, figures["loss"])
+        self._model.reset_means()
+        figures["perplexity"] = perplexity(figures["loss"])
+        figures["learning_rate"] = float(self._model.optimizer.learning_rate.numpy())
+        figures["epoch"] = round(self._start.row(step, self._plan.global_batch_rows) / self._plan.num_rows, 4)
+        wait_seconds = self._launches.take_wait_seconds()
+        # Of the updates since the last line, those before the start are not on this clock.
+        figures |= self._throughput.figures(step - max(self.logged_step, self._start.step), wait_seconds)
+        self._log.add(step, TRAIN, figures)
+        self._log.flush()
+        self._bar.update(step - self.logged_step)
+        self._bar.set_postfix(
+            {title: form.format(figures[name]) for name, (title, form) in SHOWN.items() if name in figures}
+        )
+        self.logged_step = step
+
+    def write_evaluation(self, step: int, evaluation: Evaluation) -> None:
+        """Write the figures of one evaluation, and draw the loss so far."""
+        figures = {
+            "loss": evaluation.loss,
+            "perplexity": evaluation.perplexity,
+            "masked_accuracy": evaluation.masked_accuracy,
+            "num_masked_tokens": evaluation.num_masked,
+        }
+        self._log.add(step, VALIDATION, figures)
+        self._log.flush()
+        self._log.draw()
+        if self._log.is_chief:
+            self._bar.write(
+                f"step {step:,}: validation loss {evaluation.loss:.4f}, perplexity {evaluation.perplexity:.1f}, "
+                f"masked accuracy {evaluation.masked_accuracy:.4f}"
+            )
+
+    def close(self) -> None:
+        """Close the progress bar."""
+        self._bar.close()

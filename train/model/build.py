@@ -1,0 +1,69 @@
+"""The masked-LM that is trained: transformers' TF class with fresh weights."""
+
+from typing import Any
+
+import numpy as np
+import tf_keras
+from transformers import PretrainedConfig, TFAutoModelForMaskedLM
+
+from train.config import ModelConfig
+from train.model.architectures import align_padding_positions
+from train.model.gradient_checkpointing import recompute_layers
+from train.model.tpu_layers import compute_as_suits_tpu
+from train.model.vocabulary_padding import clear_padding
+
+
+def build_masked_lm(
+    model_config: PretrainedConfig,
+    settings: ModelConfig,
+    *,
+    vocabulary_size: int,
+    seed: int,
+    tpu_layers: bool = False,
+) -> Any:
+    """Return a TF…ForMaskedLM with fresh weights, the same for the same seed.
+
+    Args:
+        model_config: of `resolve_model_config`, its vocabulary padded.
+        settings: how the weights start, and whether activations are computed twice.
+        vocabulary_size: ids of the tokenizer; what is padding in the model starts as 0.
+        seed: fixes the weights.
+        tpu_layers: compute layers as suits XLA on a TPU, where that is known for the architecture.
+    """
+    tf_keras.utils.set_random_seed(seed)
+    masked_lm = TFAutoModelForMaskedLM.from_config(model_config)
+    masked_lm(masked_lm.dummy_inputs, training=False)
+    align_padding_positions(masked_lm)
+    if settings.position_init == "sinusoidal":
+        start_positions_as_sinusoids(masked_lm)
+    clear_padding(masked_lm, vocabulary_size)
+    if tpu_layers:
+        compute_as_suits_tpu(masked_lm)
+    if settings.recompute:
+        recompute_layers(masked_lm)
+    return masked_lm
+
+
+def start_positions_as_sinusoids(model: Any) -> None:
+    """Fill the position table of a new TF…ForMaskedLM with sinusoids, of the size its random start had.
+
+    The table stays trainable and the architecture is as it was. Among sinusoids (Vaswani et al. 2017, section 3.5) a
+    shift by n positions is the same rotation everywhere, so "the token before" is one thing to learn, where random
+    rows would make it one for each position. benchmarks/position_init.py compares the two.
+
+    Args:
+        model: of an architecture that learns its positions (`train.model.architectures.learns_positions`).
+    """
+    tables = [variable for variable in model.trainable_variables if "position_embeddings" in variable.name]
+    for table in tables:
+        num_positions, width = table.shape
+        root_mean_square = float(np.sqrt(np.mean(np.square(table.numpy()))))
+        table.assign(sinusoids(num_positions, width) * root_mean_square * np.sqrt(2))
+
+
+def sinusoids(num_positions: int, width: int) -> np.ndarray:
+    """Return sines then cosines of wavelengths 2π to 20,000π: float32 (num_positions, width)."""
+    half = -(-width // 2)
+    frequencies = 10_000.0 ** (-np.arange(half) / half)
+    angles = np.arange(num_positions)[:, np.newaxis] * frequencies  # (num_positions, half)
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)[:, :width].astype(np.float32)

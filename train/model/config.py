@@ -1,0 +1,129 @@
+"""The transformers configuration of the model: architecture from preset, Hub or folder, the rest from the data."""
+
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from mlm_common.errors import InputError
+from tokenizer_training.tokenizer import special_ids, vocabulary_size
+from train.config import ModelConfig
+from train.data.shards import TrainingInputs
+from train.model.architectures import (
+    ARCHITECTURES,
+    check_architecture,
+    learns_positions,
+    max_positions,
+    position_offset,
+)
+from train.model.from_pretrained import checked_initial_config, read_config
+from train.model.presets import preset_model
+from train.model.vocabulary_padding import padded_vocabulary_size
+
+# Decided by tokenizer and shards; an override would make a model that does not fit them.
+DECIDED_BY_DATA = ("model_type", "vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "mask_token_id")
+
+
+def resolve_model_config(config: ModelConfig, inputs: TrainingInputs) -> PretrainedConfig:
+    """Return the configuration to train, with vocabulary (padded), special ids and positions of tokenizer and shards.
+
+    A configuration that names its own number of positions keeps it; a preset takes the rows' length.
+
+    Raises:
+        InputError: unknown preset, model or override; a checkpoint to start from that has another vocabulary; an
+            architecture that cannot be trained and exported right; rows longer than the model's positions.
+    """
+    model_config = _read(config, inputs.tokenizer)
+    overrides = _parse_overrides(config.config_overrides)
+    _override(model_config, overrides, config.config_overrides)
+    ids = special_ids(inputs.tokenizer)
+    model_config.update(
+        {
+            "vocab_size": padded_vocabulary_size(vocabulary_size(inputs.tokenizer), config.pad_vocab_to_multiple_of),
+            "pad_token_id": ids["pad"],
+            "bos_token_id": ids["cls"],
+            "eos_token_id": ids["sep"],
+            "cls_token_id": ids["cls"],
+            "sep_token_id": ids["sep"],
+            "mask_token_id": ids["mask"],
+        }
+    )
+    check_architecture(model_config)
+    if config.dropout is not None:
+        _set_dropout(model_config, config.dropout, overrides)
+    if config.recompute:
+        _check_recompute(model_config)
+    is_preset = config.pretrained_model_config is None and config.init_from is None
+    if is_preset and "max_position_embeddings" not in overrides:
+        model_config.update({"max_position_embeddings": inputs.max_length + position_offset(model_config)})
+    positions = max_positions(model_config)
+    if positions is not None and positions < inputs.max_length:
+        needed = inputs.max_length + position_offset(model_config)
+        raise InputError(
+            f"Rows must fit the model's positions; the shards' have {inputs.max_length} tokens, the model takes "
+            f"{positions}. Give --config-overrides max_position_embeddings={needed}, or prepare shorter rows."
+        )
+    if config.position_init == "sinusoidal" and not learns_positions(model_config):
+        raise InputError(
+            f"--position-init sinusoidal needs a table of learned positions; a {model_config.model_type} as configured "
+            "has none. Give --position-init random."
+        )
+    return model_config
+
+
+def _read(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
+    """Return the configuration named, as it stands."""
+    if config.init_from is not None:
+        if config.pretrained_model_config is not None:
+            raise InputError(
+                "--init-from brings its own configuration; received --pretrained-model-config "
+                f"{config.pretrained_model_config} as well. Leave it out."
+            )
+        return checked_initial_config(config.init_from, tokenizer)
+    if config.pretrained_model_config is None:
+        settings = preset_model(config.preset)
+        return CONFIG_MAPPING[settings.pop("model_type")](**settings)
+    try:
+        return read_config(config.pretrained_model_config)
+    except InputError as error:
+        raise InputError(f"--pretrained-model-config: {error}") from error
+
+
+def _parse_overrides(text: str | None) -> dict[str, str]:
+    """Return `name=value,name=value` as {name: value}."""
+    pairs = [pair.partition("=") for pair in (text or "").split(",") if pair.strip()]
+    overrides = {name.strip(): value.strip() for name, _, value in pairs}
+    malformed = [name for name, equals, value in pairs if not (name.strip() and equals and value.strip())]
+    if malformed:
+        raise InputError(f"--config-overrides must be name=value,name=value; received {text}.")
+    decided = [name for name in overrides if name in DECIDED_BY_DATA]
+    if decided:
+        raise InputError(f"--config-overrides must not set {decided[0]}: it is decided by the tokenizer or the preset.")
+    return overrides
+
+
+def _set_dropout(model_config: PretrainedConfig, rate: float, overrides: dict[str, str]) -> None:
+    """Set the rates of pretraining, under the names that the architecture has for them."""
+    names = ARCHITECTURES[model_config.model_type].dropouts
+    twice = [name for name in names if name in overrides]
+    if twice:
+        raise InputError(f"--dropout {rate} and --config-overrides {twice[0]} must not both be given; leave out one.")
+    model_config.update(dict.fromkeys(names, rate))
+
+
+def _check_recompute(model_config: PretrainedConfig) -> None:
+    architecture = ARCHITECTURES[model_config.model_type]
+    if not architecture.repeats_dropout and any(getattr(model_config, name) for name in architecture.dropouts):
+        raise InputError(
+            f"--recompute needs layers that drop the same twice, which those of a {model_config.model_type} do not. "
+            "Give --dropout 0, or leave out --recompute."
+        )
+
+
+def _override(model_config: PretrainedConfig, overrides: dict[str, str], text: str | None) -> None:
+    """Set the overrides, each converted to the type of the value that it replaces."""
+    if not overrides:
+        return
+    try:
+        model_config.update_from_string(",".join(f"{name}={value}" for name, value in overrides.items()))
+    except ValueError as error:
+        known = ", ".join(sorted(model_config.to_dict()))
+        raise InputError(f"--config-overrides {text}: {error}. A {model_config.model_type} has: {known}.") from error

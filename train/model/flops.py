@@ -1,0 +1,179 @@
+"""Floating-point operations that an update needs, for the share of the chip's peak that is used (MFU).
+
+Counted as Chowdhery et al. 2022 (PaLM, appendix B) do: matrix products, an addition and a multiplication each, forward
+once and backward twice; what the hardware does besides (recomputed activations, softmax, layer norms, the optimizer) is
+not. Products of attention are counted whole, since nothing here is causal. The head works on the prediction slots only.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from train.config import TrainingConfig
+from train.runtime.plan import Plan
+from train.runtime.tpu import chip_of, local_accelerator_type
+from train.tasks.masking_rule import num_prediction_slots
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+@dataclass(frozen=True)
+class Multiplications:
+    """Multiplications of the forward pass.
+
+    per_token: of the weights that every token goes through.
+    per_pair: of attention, for each pair of tokens in a row.
+    per_prediction: of the head, for each prediction slot.
+    per_pass: of what a pass does once, whatever its rows (relative positions).
+    """
+
+    per_token: int
+    per_pair: int
+    per_prediction: int
+    per_pass: int = 0
+
+
+def update_flops(
+    config: "PretrainedConfig",
+    *,
+    num_rows: int,
+    length: int,
+    num_predictions: int,
+    num_micro_batches: int = 1,
+) -> int | None:
+    """Return the floating-point operations of one update; None for an architecture whose count is not known.
+
+    Args:
+        config: of a type in `train.model.architectures`.
+        num_rows: rows of the update, over all micro-batches.
+        length: tokens a row.
+        num_predictions: prediction slots of the update, over all micro-batches.
+        num_micro_batches: forward passes that the rows are split into.
+    """
+    count = COUNTS.get(config.model_type)
+    if count is None:
+        return None
+    forward = count(config, length)
+    num_tokens = num_rows * length
+    multiplications = (
+        num_tokens * (forward.per_token + length * forward.per_pair)
+        + num_predictions * forward.per_prediction
+        + num_micro_batches * forward.per_pass
+    )
+    return 3 * 2 * multiplications
+
+
+def _bert(config: "PretrainedConfig", length: int) -> Multiplications:  # noqa: ARG001
+    """BERT, RoBERTa and theirs; with `embedding_size` also ALBERT, ELECTRA and RoFormer."""
+    hidden, num_layers = config.hidden_size, config.num_hidden_layers
+    embedding = getattr(config, "embedding_size", hidden)
+    # An ALBERT group may run several layers.
+    num_layers *= getattr(config, "inner_group_num", 1)
+    # ALBERT projects its embeddings even to the same width.
+    projects = embedding != hidden or config.model_type == "albert"
+    return Multiplications(
+        per_token=num_layers * (4 * hidden**2 + 2 * hidden * config.intermediate_size) + projects * embedding * hidden,
+        per_pair=num_layers * 2 * hidden,
+        per_prediction=hidden * embedding + embedding * config.vocab_size,
+    )
+
+
+def _distilbert(config: "PretrainedConfig", length: int) -> Multiplications:  # noqa: ARG001
+    hidden, num_layers = config.dim, config.n_layers
+    return Multiplications(
+        per_token=num_layers * (4 * hidden**2 + 2 * hidden * config.hidden_dim),
+        per_pair=num_layers * 2 * hidden,
+        per_prediction=hidden**2 + hidden * config.vocab_size,
+    )
+
+
+def _rembert(config: "PretrainedConfig", length: int) -> Multiplications:  # noqa: ARG001
+    hidden, num_layers = config.hidden_size, config.num_hidden_layers
+    return Multiplications(
+        per_token=num_layers * (4 * hidden**2 + 2 * hidden * config.intermediate_size)
+        + config.input_embedding_size * hidden,
+        per_pair=num_layers * 2 * hidden,
+        per_prediction=config.output_embedding_size * (hidden + config.vocab_size),
+    )
+
+
+def _deberta_v2(config: "PretrainedConfig", length: int) -> Multiplications:
+    """Disentangled attention (He et al. 2020): each token also meets the table of relative positions, either way."""
+    plain = _bert(config, length)
+    if not config.relative_attention:
+        return plain
+    max_positions = config.max_relative_positions
+    if max_positions < 1:
+        max_positions = config.max_position_embeddings
+    buckets = getattr(config, "position_buckets", -1)
+    table = 2 * (buckets if buckets > 0 else max_positions)
+    num_ways = sum(way in (config.pos_att_type or []) for way in ("c2p", "p2c"))
+    hidden, num_layers = config.hidden_size, config.num_hidden_layers
+    return Multiplications(
+        per_token=plain.per_token + num_layers * num_ways * table * hidden,
+        per_pair=plain.per_pair,
+        per_prediction=plain.per_prediction,
+        per_pass=num_layers * num_ways * table * hidden**2,
+    )
+
+
+def _mobilebert(config: "PretrainedConfig", length: int) -> Multiplications:  # noqa: ARG001
+    """MobileBERT (Sun et al. 2020) with its bottlenecks and stacked feed-forward networks."""
+    hidden, inner, num_layers = config.hidden_size, config.true_hidden_size, config.num_hidden_layers
+    value_width, num_bottlenecks = hidden, 0
+    if config.use_bottleneck:
+        num_bottlenecks = 2  # into the layer and out of it
+        if config.use_bottleneck_attention:
+            value_width = inner
+        elif config.key_query_shared_bottleneck:
+            num_bottlenecks = 3
+    layer = (
+        (3 * inner + value_width) * inner
+        + num_bottlenecks * hidden * inner
+        + config.num_feedforward_networks * 2 * inner * config.intermediate_size
+    )
+    return Multiplications(
+        per_token=num_layers * layer + config.embedding_size * (3 if config.trigram_input else 1) * hidden,
+        per_pair=num_layers * 2 * inner,
+        per_prediction=hidden * (hidden + config.vocab_size),
+    )
+
+
+# ConvBERT is not here: what its convolutions cost depends on how they are run.
+COUNTS: dict[str, Callable[["PretrainedConfig", int], Multiplications]] = {
+    **dict.fromkeys(
+        (
+            "albert", "bert", "camembert", "electra", "mpnet", "roberta", "roberta-prelayernorm", "roformer",
+            "xlm-roberta",
+        ),
+        _bert,
+    ),
+    "deberta-v2": _deberta_v2,
+    "distilbert": _distilbert,
+    "mobilebert": _mobilebert,
+    "rembert": _rembert,
+}  # fmt: skip
+
+
+def full_speed_update_seconds(config: TrainingConfig, model_config: "PretrainedConfig", plan: Plan) -> float | None:
+    """Return what an update would take if all replicas computed at their peak.
+
+    None without a TPU, on a TPU that is not this machine's or not in `train.runtime.tpu`, and for a model whose
+    operations cannot be counted.
+    """
+    if not config.hardware.wants_tpu or config.hardware.tpu_name != "local":
+        return None
+    chip = chip_of(local_accelerator_type())
+    num_micro_batches = plan.num_replicas * config.optimization.gradient_accumulation_steps
+    num_tokens = config.optimization.per_replica_batch_size * plan.max_length
+    flops = update_flops(
+        model_config,
+        num_rows=plan.global_batch_rows,
+        length=plan.max_length,
+        num_predictions=num_micro_batches * num_prediction_slots(num_tokens, config.masking.mlm_probability),
+        num_micro_batches=num_micro_batches,
+    )
+    if chip is None or flops is None:
+        return None
+    return flops / (plan.num_replicas * chip.peak_flops_per_second)

@@ -1,0 +1,99 @@
+"""Layers whose activations are computed again in the backward pass, instead of being kept (Chen et al. 2016).
+
+Of each encoder layer only the input is kept: memory for activations falls to about that of one layer, for a third more
+computing. `tf.recompute_grad` does not serve: under XLA, which ignores control dependencies, the compiler sees that a
+layer is computed twice and keeps the first result.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+
+from train.model.stateless_dropout import repeatable
+
+# What transformers' TF encoders call the list of their layers; ALBERT's are groups that are used several times.
+LAYER_LISTS = ("layer", "albert_layer_groups")
+
+
+def recompute_layers(model: Any) -> None:
+    """Let each encoder layer of a TF…ForMaskedLM be computed again where its gradient is taken.
+
+    Results stay the same: so does what a layer drops, provided that it drops by keys (`train.model.stateless_dropout`).
+    """
+    for layer in encoder_layers(model):
+        layer.call = _recomputed(layer.call)
+
+
+def encoder_layers(model: Any) -> list[Any]:
+    """Return the layers of a TF…ForMaskedLM's encoder, first to last.
+
+    Raises:
+        ValueError: the encoder is not built as those of the supported architectures.
+    """
+    encoder = getattr(model, model.base_model_prefix)
+    lists = [
+        getattr(module, name)
+        for module in encoder.submodules
+        for name in LAYER_LISTS
+        if isinstance(getattr(module, name, None), list)
+    ]
+    if len(lists) != 1:
+        raise ValueError(f"The layers of a {model.config.model_type} are not found: {len(lists)} lists of layers.")
+    return list(lists[0])
+
+
+def _recomputed(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a layer's `call` that keeps only its tensor arguments for the backward pass.
+
+    It returns the new hidden states alone, (hidden_states,): attentions are not for training.
+    """
+
+    @functools.wraps(call)
+    def call_and_forget(*args: Any, **kwargs: Any) -> tuple[tf.Tensor]:
+        arguments = tf.nest.flatten((args, kwargs))
+
+        def compute(*tensors: tf.Tensor) -> tf.Tensor:
+            rest = iter(tensors)
+            filled = [next(rest) if tf.is_tensor(argument) else argument for argument in arguments]
+            new_args, new_kwargs = tf.nest.pack_sequence_as((args, kwargs), filled)
+            return call(*new_args, **new_kwargs)[0]
+
+        tensors = [argument for argument in arguments if tf.is_tensor(argument)]
+        return (_keeping_arguments(repeatable(compute))(*tensors),)
+
+    return call_and_forget
+
+
+def _keeping_arguments(compute: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    """Return `compute`, a function of tensors to a tensor, that is called again to take its gradient."""
+
+    @tf.custom_gradient
+    def keep_arguments(*tensors: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+        def gradient(upstream: tf.Tensor, variables: Any = ()) -> tuple[list[Any], list[tf.Tensor]]:
+            *again, upstream = _apart([*tensors, upstream])
+            with tf.GradientTape() as tape:
+                tape.watch(again)
+                outputs = compute(*again)
+            gradients = tape.gradient(
+                outputs,
+                [*again, *variables],
+                output_gradients=upstream,
+                unconnected_gradients=tf.UnconnectedGradients.ZERO,
+            )
+            return gradients[: len(again)], gradients[len(again) :]
+
+        return compute(*tensors), gradient
+
+    return keep_arguments
+
+
+def _apart(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Return the same tensors, available when the last of them is, and unknown to the compiler as the same."""
+    if GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+        return xla.optimization_barrier(*tensors)
+    with tf.control_dependencies(tensors[-1:]):
+        return [tf.identity(tensor) for tensor in tensors]

@@ -1,0 +1,179 @@
+"""Dropout as a pure function of keys of the rows: the same bits on every device, however the batch is cut.
+
+What falls out follows from (key of the row, layer, which call of the layer, position), so a resumed run drops what the
+run before it would have, a replica what one device would have, and a recomputed layer what it did before. The bits are
+made by mixing integers: on a TPU that costs a few operations an element, in the very loop that uses them, where a draw
+of TensorFlow's costs more than the attention scores that it is for.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from train.model.random_bits import draw_bits
+
+# Words of a row's key.
+KEY_WORDS = 2
+# 2^32 divided by the golden ratio: neighbours in a count come far apart (Knuth, The Art of Computer Programming, 6.4).
+GOLDEN = 0x9E3779B9
+# Multipliers of a mixer of 32 bits with little bias, found by search: https://github.com/skeeto/hash-prospector.
+MIXERS = (0x7FEB352D, 0x846CA68B)
+
+
+@dataclass
+class _Scope:
+    """The keys of the rows that are passed through the model, and how often each layer was called with them."""
+
+    keys: tf.Tensor  # uint32 (batch, KEY_WORDS)
+    num_calls: dict[int, int] = field(default_factory=dict)
+
+
+# One scope per thread: MirroredStrategy traces each replica in a thread of its own.
+_traced = threading.local()
+
+
+def draw_row_keys(seed: tf.Tensor, num_rows: int, first_row: int | tf.Tensor) -> tf.Tensor:
+    """Return the keys of rows `first_row` and following of a global batch, uint32 (num_rows, KEY_WORDS).
+
+    Args:
+        seed: int32 (2,), another one for each update.
+        num_rows: rows of the batch.
+        first_row: where it begins in the global batch; a row's key does not depend on how that is cut.
+    """
+    return draw_bits(seed, num_rows, 2 * KEY_WORDS, first_row)[:, :KEY_WORDS]
+
+
+@contextmanager
+def dropping_out_by(row_keys: tf.Tensor) -> Iterator[None]:
+    """Within it, the layers prepared by `key_dropout` drop by these keys, uint32 (batch, KEY_WORDS), of their rows."""
+    previous = getattr(_traced, "scope", None)
+    _traced.scope = _Scope(row_keys)
+    try:
+        yield
+    finally:
+        _traced.scope = previous
+
+
+def repeatable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, which calls layers, so that all its calls drop what the first does.
+
+    For functions that are called a second time to save memory, as `tf.recompute_grad` does.
+    """
+    first_call: list[dict[int, int]] = []
+
+    @functools.wraps(function)
+    def repeat(*args: Any, **kwargs: Any) -> Any:
+        scope = getattr(_traced, "scope", None)
+        if scope is None:
+            return function(*args, **kwargs)
+        if not first_call:
+            first_call.append(dict(scope.num_calls))
+            return function(*args, **kwargs)
+        later, scope.num_calls = scope.num_calls, dict(first_call[0])
+        try:
+            return function(*args, **kwargs)
+        finally:
+            scope.num_calls = later
+
+    return repeat
+
+
+def key_dropout(model: tf_keras.Model) -> None:
+    """Let `dropping_out_by` decide what the model's `Dropout` layers drop; outside that context they do as before."""
+    layers = [layer for layer in model.submodules if isinstance(layer, tf_keras.layers.Dropout)]
+    for index, layer in enumerate(layers):
+        if not isinstance(layer.call, _KeyedCall):
+            layer.call = _KeyedCall(layer, index)
+
+
+class _KeyedCall:
+    """In the place of a `Dropout` layer's `call`."""
+
+    def __init__(self, layer: tf_keras.layers.Dropout, index: int):
+        self.stock_call = layer.call
+        self.rate = float(layer.rate)
+        self.index = index
+        functools.update_wrapper(self, layer.call)
+
+    def __call__(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
+        keys = self.next_keys()
+        if keys is None or not isinstance(training, bool):
+            return self.stock_call(inputs, training=training)
+        if not training or self.rate == 0:
+            return inputs
+        return drop(inputs, keys, self.rate)
+
+    def next_keys(self) -> tf.Tensor | None:
+        """Return the keys of this call's rows, uint32 (batch, KEY_WORDS); None outside `dropping_out_by`."""
+        scope = getattr(_traced, "scope", None)
+        if scope is None:
+            return None
+        num_calls = scope.num_calls.get(self.index, 0)
+        scope.num_calls[self.index] = num_calls + 1
+        return fold_in(fold_in(scope.keys, self.index), num_calls)
+
+
+def next_keys(layer: tf_keras.layers.Dropout) -> tf.Tensor | None:
+    """Return the keys by which the layer would now drop its rows, uint32 (batch, KEY_WORDS), as one of its calls.
+
+    None where it would not drop by keys: outside `dropping_out_by`, or not prepared by `key_dropout`.
+    """
+    return layer.call.next_keys() if isinstance(layer.call, _KeyedCall) else None
+
+
+def drop(inputs: tf.Tensor, row_keys: tf.Tensor, rate: float) -> tf.Tensor:
+    """Return `inputs` (batch, …) with a share of `rate` set to 0 and the rest scaled up; all 0 at rate 1."""
+    if rate >= 1:
+        return tf.zeros_like(inputs)
+    scaled = inputs * tf.cast(1 / (1 - rate), inputs.dtype)
+    return tf.where(falls_out(row_keys, inputs.shape[1:], rate), tf.zeros((), inputs.dtype), scaled)
+
+
+def falls_out(keys: tf.Tensor, shape: tf.TensorShape | tuple[int, ...], rate: float) -> tf.Tensor:
+    """Return which elements fall out, bool (…, *shape).
+
+    Args:
+        keys: uint32 (…, KEY_WORDS).
+        shape: of the elements under each key.
+        rate: share that falls out, exactly none at 0 and all at 1.
+    """
+    word, other_key = keys[..., 0], keys[..., 1]
+    stride = tf.TensorShape(shape).num_elements()
+    for size in shape:
+        # Axis by axis, beginning with the key: else the numbers of all elements would be a constant of the program.
+        stride //= size
+        word = word[..., tf.newaxis] + tf.cast(tf.range(size), tf.uint32) * _word(stride * GOLDEN)
+        other_key = other_key[..., tf.newaxis]
+    word = _mixed(word, other_key)
+    threshold = round(min(max(rate, 0.0), 1.0) * 2**32)
+    if threshold == 0:
+        return tf.zeros_like(word, tf.bool)
+    return word <= tf.constant(threshold - 1, tf.uint32)
+
+
+def fold_in(keys: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
+    """Return other keys for each number, uint32 (…, KEY_WORDS); `number` broadcasts to `keys` without its last axis."""
+    number = tf.cast(number, tf.uint32) * _word(GOLDEN)
+    first = _mixed(number + keys[..., 0], keys[..., 1])
+    return tf.stack([first, _mixed(number + keys[..., 1], first)], axis=-1)
+
+
+def _mixed(word: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+    """Return uint32 that look drawn at random; under one key no two words give the same."""
+    word = _shifted_into(word, 16) * _word(MIXERS[0]) ^ key
+    word = _shifted_into(word, 15) * _word(MIXERS[1])
+    return _shifted_into(word, 16)
+
+
+def _shifted_into(word: tf.Tensor, num_bits: int) -> tf.Tensor:
+    return word ^ tf.bitwise.right_shift(word, _word(num_bits))
+
+
+def _word(value: int) -> tf.Tensor:
+    return tf.constant(value % 2**32, tf.uint32)

@@ -1,0 +1,100 @@
+"""The newest training checkpoint on a branch of the model's repository, so that a run can go on on another machine."""
+
+import logging
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from mlm_common.errors import InputError
+from mlm_common.hub.push import HubRepository, push_folder
+from mlm_common.hub.requests_to_hub import Interruption, configure_sessions, one_line
+from mlm_common.storage import files as storage
+from train.checkpoints.record import DamagedCheckpointError
+from train.checkpoints.run_folder import RECORD_NAME
+from train.checkpoints.store import CHECKPOINTS_FOLDER, DATA_SUFFIX, RECORD_SUFFIX, CheckpointStore
+from train.config import HubConfig
+from train.metrics.log import METRICS_NAME
+from train.runtime.cluster import Cluster
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINTS_BRANCH = "checkpoints"
+SUFFIXES = (DATA_SUFFIX, RECORD_SUFFIX)
+
+
+def push_newest_checkpoint(
+    run_folder: str, repository: HubRepository, *, interruption: Interruption | None = None
+) -> None:
+    """Push the run's newest checkpoint, with its record and log, in one commit that deletes the one before.
+
+    Args:
+        run_folder: `OUTPUT_DIR`, local or `gs://`; nothing is pushed of one without a checkpoint.
+        repository: of the model.
+        interruption: by which another thread ends the push sooner.
+
+    Raises:
+        HubPushError: it did not succeed.
+    """
+    store = CheckpointStore(storage.join(run_folder, CHECKPOINTS_FOLDER))
+    steps = store.steps()
+    if not steps:
+        return
+    with tempfile.TemporaryDirectory(prefix="checkpoint-") as copy:
+        try:
+            store.read_record(steps[-1])
+            names = [storage.join(CHECKPOINTS_FOLDER, Path(store.path(steps[-1], suffix)).name) for suffix in SUFFIXES]
+            log = [METRICS_NAME] if storage.exists(storage.join(run_folder, METRICS_NAME)) else []
+            for name in (*names, *log, RECORD_NAME):
+                storage.write_bytes(str(Path(copy, name)), storage.read_bytes(storage.join(run_folder, name)))
+        except (FileNotFoundError, DamagedCheckpointError) as error:
+            logger.info("the checkpoint of step %d is not pushed, a newer one replaced it: %s", steps[-1], error)
+            return
+        push_folder(
+            copy,
+            replace(repository, branch=CHECKPOINTS_BRANCH, tag=None),
+            commit_message=f"Checkpoint of step {steps[-1]:,}",
+            delete_patterns=[f"{CHECKPOINTS_FOLDER}/*"],
+            kept_in=run_folder,
+            interruption=interruption,
+        )
+
+
+def resume_from_hub(run_folder: str, config: HubConfig, cluster: Cluster) -> None:
+    """Write what `push_newest_checkpoint` pushed to the run's folder, unless a run is there already.
+
+    Raises:
+        InputError: the repository has no checkpoint, or cannot be reached; or there are several workers, which would
+            find the folder in different states.
+    """
+    if cluster.num_workers > 1:
+        raise InputError(
+            f"--resume-from-hub is for one worker; received TF_CONFIG with {cluster.num_workers}. Copy the files of "
+            f"the branch {CHECKPOINTS_BRANCH} to --output-dir before they start."
+        )
+    if storage.exists(storage.join(run_folder, RECORD_NAME)):
+        logger.info("%s holds a run, so none is fetched from the Hub", run_folder)
+        return
+    configure_sessions()
+    with tempfile.TemporaryDirectory(prefix="checkpoint-") as copy:
+        _download(str(config.hub_model_id), copy)
+        paths = [path.relative_to(copy) for path in Path(copy).rglob("*") if path.is_file()]
+        wanted = [path for path in paths if not path.parts[0].startswith(".")]
+        # The run's record last: without it the folder holds no run.
+        for path in sorted(wanted, key=lambda path: path.name == RECORD_NAME):
+            storage.upload_file(str(Path(copy, path)), storage.join(run_folder, path.as_posix()))
+    logger.info("fetched a checkpoint from the branch %s of %s", CHECKPOINTS_BRANCH, config.hub_model_id)
+
+
+def _download(repo_id: str, folder: str) -> None:
+    from huggingface_hub import snapshot_download
+
+    patterns = [f"{CHECKPOINTS_FOLDER}/*", METRICS_NAME, RECORD_NAME]
+    try:
+        snapshot_download(repo_id, revision=CHECKPOINTS_BRANCH, local_dir=folder, allow_patterns=patterns)
+        if not Path(folder, RECORD_NAME).exists():
+            raise FileNotFoundError(f"it lacks {RECORD_NAME}.")
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"--resume-from-hub needs a checkpoint on the branch {CHECKPOINTS_BRANCH} of {repo_id}, where "
+            f"--hub-strategy checkpoint puts it: {one_line(error)} Leave it out to start anew."
+        ) from error

@@ -1,0 +1,250 @@
+"""The card of a model, README.md: what it is and how it was made, from the run's own record.
+
+Metadata: https://huggingface.co/docs/hub/model-cards#model-card-metadata.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from tokenizer_training.corpus.config import BUILTIN
+from tokenizer_training.tokenizer import vocabulary_size
+from train.config import MASK
+from train.metrics.log import LOSS_CURVE_NAME
+from train.publishing.publisher import Publication
+from train.publishing.pytorch_format import num_parameters
+
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+TAGS = ["fill-mask", "masked-lm", "tensorboard"]
+
+USAGE = """```python
+from transformers import pipeline
+
+fill_mask = pipeline("fill-mask", model={model}{revision})
+for prediction in fill_mask({sentence}):
+    print(round(prediction["score"], 3), prediction["sequence"])
+```"""
+
+LIMITS = """- It predicts single masked tokens, in texts of at most {max_length} tokens. To other uses it
+  must be trained further.
+- It knows what its corpus holds, and repeats what is wrong or unfair there.
+- Nothing but the figures above was measured: neither tasks built on it, nor texts of another kind."""
+
+
+def model_card(
+    record: dict[str, Any], tokenizer: PreTrainedTokenizerFast, publication: Publication, has_picture: bool
+) -> str:
+    """Return the README.md of a publication: metadata for the Hub, then text for people.
+
+    Args:
+        record: the run's `run.json`.
+        tokenizer: the model's.
+        publication: the model and the figures that the card is about.
+        has_picture: whether the picture of the loss lies beside the card.
+    """
+    hub, config = record["settings"]["hub"], publication.model.config
+    num_weights = num_parameters(publication.model, vocabulary_size(tokenizer))
+    evaluations = [line for line in publication.metrics if line["split"] == "validation"]
+    about = {
+        "architecture": f"{publication.model.class_name.removeprefix('TF')} (`{config.model_type}`)",
+        "parameters": f"{num_weights:,}",
+        "tokenizer": f"{tokenizer.backend_tokenizer.model.__class__.__name__}, {vocabulary_size(tokenizer):,} ids, "
+        f"mask token `{tokenizer.mask_token}`",
+        "languages": ", ".join(hub["hub_language"]) or "not stated",
+        "license": hub["hub_license"] or "not stated",
+    }
+    sections = {
+        "Use": _usage(hub, tokenizer),
+        "Corpus": markdown_table(corpus_table(record)),
+        "Training": markdown_table(procedure_table(record, publication.step)),
+        "Evaluation": evaluation_table(record, evaluations)
+        + (f"\n\n![Loss over the updates]({LOSS_CURVE_NAME})" if has_picture else ""),
+        "Limits": LIMITS.format(max_length=record["plan"]["max_length"]),
+    }
+    text = [f"# {_name(hub)}", _opening(record, publication.step), markdown_table(about)]
+    text += [f"## {title}\n\n{content}" for title, content in sections.items()]
+    return f"---\n{metadata(record, tokenizer, evaluations)}\n---\n\n" + "\n\n".join(text) + "\n"
+
+
+def metadata(record: dict[str, Any], tokenizer: PreTrainedTokenizerFast, evaluations: list[dict[str, Any]]) -> str:
+    """Return the YAML by which the Hub finds and shows the model.
+
+    Without `base_model`: the Hub would call a model with one a fine-tune of it.
+    """
+    from huggingface_hub import ModelCardData
+
+    hub = record["settings"]["hub"]
+    dataset = hub_dataset(record)
+    data = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="fill-mask",
+        language=hub["hub_language"] or None,
+        license=hub["hub_license"],
+        datasets=[dataset] if dataset else None,
+        tags=TAGS,
+        mask_token=tokenizer.mask_token,
+        widget=[{"text": _example(hub, tokenizer)}],
+        model_name=_name(hub),
+        eval_results=_eval_results(record, evaluations[-1]) if evaluations else None,
+    )
+    if not evaluations:
+        data.pop("model_name")
+    return data.to_yaml()
+
+
+def hub_dataset(record: dict[str, Any]) -> str | None:
+    """Return the id of the Hub's data set that the rows were made of, None for any other corpus."""
+    corpus = (record["train_data"] or {}).get("corpus", {})
+    name = corpus.get("settings", {}).get("dataset_name")
+    is_on_hub = name not in (None, BUILTIN) and HUB_ID.fullmatch(name) and not Path(name).exists()
+    return name if is_on_hub else None
+
+
+def _eval_results(record: dict[str, Any], evaluation: dict[str, Any]) -> list[Any]:
+    from huggingface_hub import EvalResult
+
+    settings = record["eval_data"].get("corpus", {}).get("settings", {})
+    dataset = hub_dataset(record)
+    about = {
+        "task_type": "fill-mask",
+        "task_name": "Masked language modeling",
+        "dataset_type": dataset or "text",
+        "dataset_name": dataset or "held-out part of the corpus",
+        "dataset_config": settings.get("dataset_config") if dataset else None,
+        "dataset_split": record["eval_data"].get("split"),
+        "dataset_revision": settings.get("dataset_revision") if dataset else None,
+    }
+    figures = {
+        "loss": ("Loss (nats per masked token)", evaluation["loss"]),
+        "perplexity": ("Perplexity of masked tokens", evaluation["perplexity"]),
+        "accuracy": ("Accuracy at masked tokens", evaluation["masked_accuracy"]),
+    }
+    return [
+        EvalResult(**about, metric_type=kind, metric_name=name, metric_value=round(value, 4))
+        for kind, (name, value) in figures.items()
+        if math.isfinite(value)
+    ]
+
+
+def _name(hub: dict[str, Any]) -> str:
+    return hub["hub_model_id"].partition("/")[2] if hub["hub_model_id"] else "Masked language model"
+
+
+def _opening(record: dict[str, Any], step: int) -> str:
+    init_from, num_steps = record["settings"]["model"]["init_from"], record["plan"]["num_steps"]
+    start = "from scratch"
+    if init_from is not None:
+        is_on_hub = HUB_ID.fullmatch(init_from) and not Path(init_from).exists()
+        revision = f", revision `{record['hub_revision']}`" if is_on_hub and record["hub_revision"] else ""
+        # The path of a folder is nobody's business but its owner's.
+        start = f"continued from {f'`{init_from}`' if is_on_hub else 'a checkpoint of its author'}{revision}"
+    unfinished = "" if step == num_steps else f" **Training is not finished: update {step:,} of {num_steps:,}.**"
+    return f"A masked language model, pretrained {start}.{unfinished}"
+
+
+def _example(hub: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> str:
+    return hub["hub_example"].replace(MASK, tokenizer.mask_token)
+
+
+def _usage(hub: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> str:
+    """Return lines that work with PyTorch, for the model on the Hub, or else for the folder of the card."""
+    # JSON's strings are Python's, with the quotes that people write.
+    model, sentence = (
+        json.dumps(text, ensure_ascii=False) for text in (hub["hub_model_id"] or ".", _example(hub, tokenizer))
+    )
+    revision = f", revision={json.dumps(hub['hub_revision'])}" if hub["hub_revision"] else ""
+    return USAGE.format(model=model, revision=revision, sentence=sentence)
+
+
+MAX_EVALUATIONS = 10
+
+
+def markdown_table(rows: Mapping[str, str]) -> str:
+    """Return {title: text} as a table of two columns."""
+    return _table(("", ""), [(title, text) for title, text in rows.items()])
+
+
+def corpus_table(record: dict[str, Any]) -> dict[str, str]:
+    """Return what is known of the text: its source, revision, license, size."""
+    data = record["train_data"]
+    corpus, totals = data.get("corpus"), data["totals"]
+    if corpus is None:
+        return {"source": "not recorded", "rows": f"{totals['num_rows']:,}"}
+    settings = corpus["settings"]
+    rows = {"source": _source(corpus)}
+    if settings["dataset_name"] not in (None, BUILTIN):
+        rows["revision"] = settings["dataset_revision"] or "not fixed: the main branch at that time"
+    return rows | {
+        "license": "not recorded: see where the corpus comes from",
+        "documents": f"{totals['num_documents']:,}",
+        "tokens": f"{totals['num_tokens']:,}",
+        "rows": f"{totals['num_rows']:,} of {data['max_length']} tokens, cut by `{data['chunking']}`",
+    }
+
+
+def procedure_table(record: dict[str, Any], step: int) -> dict[str, str]:
+    """Return how the model was trained, up to update `step`."""
+    plan, settings = record["plan"], record["settings"]
+    optimization, masking = settings["optimization"], settings["masking"]
+    batch_tokens = plan["global_batch_rows"] * plan["max_length"]
+    return {
+        "updates": f"{step:,}",
+        "tokens seen": f"{step * batch_tokens:,}, padding included",
+        "epochs": f"{step * plan['global_batch_rows'] / plan['num_rows']:.2f}",
+        "batch": f"{plan['global_batch_rows']:,} rows = {batch_tokens:,} tokens an update",
+        "masking": f"{masking['masking']}, {masking['mlm_probability']:.0%} of the tokens: "
+        f"{masking['mask_token_rate']:.0%} masked, {masking['random_token_rate']:.0%} random, the rest kept",
+        "optimizer": f"{optimization['optimizer']}, beta1 {optimization['adam_beta1']}, beta2 "
+        f"{optimization['adam_beta2']}, epsilon {optimization['adam_epsilon']}, weight decay "
+        f"{optimization['weight_decay_rate']}, gradients clipped to norm {optimization['max_grad_norm']}",
+        "learning rate": f"{optimization['learning_rate']}, schedule {optimization['schedule']}, "
+        f"{plan['num_warmup_steps']:,} updates of warmup",
+        "precision": "bfloat16, weights in float32" if settings["hardware"]["bfloat16"] else "float32",
+        "seed": str(settings["run"]["seed"]),
+        "hardware": record["hardware"],
+        "software": ", ".join(f"{name} {version}" for name, version in record["versions"].items()),
+    }
+
+
+def evaluation_table(record: dict[str, Any], evaluations: Sequence[dict[str, Any]]) -> str:
+    """Return the figures of the newest evaluations and what they are."""
+    if not evaluations:
+        return "The model was not evaluated."
+    rows = [
+        (
+            f"{line['step']:,}",
+            f"{line['loss']:.4f}",
+            f"{line['perplexity']:.2f}",
+            f"{line['masked_accuracy']:.4f}",
+        )
+        for line in evaluations[-MAX_EVALUATIONS:]
+    ]
+    table = _table(("update", "loss (nats)", "perplexity", "accuracy"), rows)
+    num_masked = evaluations[-1]["num_masked_tokens"]
+    text = f"Over {num_masked:,} masked tokens of rows that were not trained on, 15 % of each row, always the same."
+    entropy = record["eval_data"].get("unigram_entropy_nats")
+    if entropy is not None:
+        text += f" Knowing the frequencies of the tokens only gives a loss of {entropy:.4f}."
+    return f"{text}\n\n{table}"
+
+
+def _source(corpus: dict[str, Any]) -> str:
+    """Return where the text comes from; of files their number and size, since paths are their owner's business."""
+    settings = corpus["settings"]
+    if settings["dataset_name"] == BUILTIN:
+        return "docstrings of Python's standard library and of installed packages"
+    if settings["dataset_name"] is not None:
+        config = f", configuration `{settings['dataset_config']}`" if settings["dataset_config"] else ""
+        return f"`{settings['dataset_name']}`{config}, split `{settings['split']}`"
+    files = corpus.get("data_files", [])
+    return f"files of its author's: {len(files):,}, {sum(file['num_bytes'] for file in files) / 1e6:,.1f} MB"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

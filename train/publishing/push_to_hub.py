@@ -1,0 +1,176 @@
+"""Pushing a model to the Hub while it is trained, without slowing the training down or being able to end it."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import tf_keras
+
+from mlm_common.errors import RunFailedError
+from mlm_common.hub.push import HubRepository
+from mlm_common.hub.requests_to_hub import Interruption
+from train.config import HubConfig
+from train.publishing.publisher import Publication, Publisher
+from train.runtime.plan import Plan
+
+logger = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+
+
+class NewestOnly(Generic[Item]):
+    """Hands items to `handle` in a thread that does not keep the process alive.
+
+    `newer_waits` is set while an item waits: by it `handle` can end early what the next item makes useless.
+
+    Args:
+        handle: called with one item at a time; what it raises is logged, and the next item comes as if nothing was.
+    """
+
+    def __init__(self, handle: Callable[[Item], None]):
+        self.newer_waits = threading.Event()
+        self._handle = handle
+        self._changed = threading.Condition()
+        self._waiting: Item | None = None
+        self._is_busy = False
+        self._thread: threading.Thread | None = None
+
+    def submit(self, item: Item) -> None:
+        """Let the item be handled next, in the place of one that waits."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="newest-only", daemon=True)
+            self._thread.start()
+        with self._changed:
+            self._waiting = item
+            self.newer_waits.set()
+            self._changed.notify_all()
+
+    def drop_waiting(self) -> None:
+        """Forget the item that waits, and let the one that is handled end early."""
+        with self._changed:
+            self._waiting = None
+            self.newer_waits.set()
+            self._changed.notify_all()
+
+    def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until everything is handled; return whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._waiting is None and not self._is_busy, timeout_seconds)
+
+    def _work(self) -> None:
+        while True:
+            item = self._take()
+            try:
+                self._handle(item)
+            except Exception:  # the thread must live on for the next item
+                logger.exception("work in the background failed")
+            with self._changed:
+                self._is_busy = False
+                self._changed.notify_all()
+            del item  # its memory may be large
+
+    def _take(self) -> Item:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting is not None)
+            item, self._waiting = self._waiting, None
+            self._is_busy = True
+            self.newer_waits.clear()
+            assert item is not None
+            return item
+
+
+# What a run that ends early may take to push what it has ready; a spot machine has half of it.
+GRACE_SECONDS = 60.0
+
+
+def steps_of_pushes(config: HubConfig, plan: Plan) -> tuple[int, ...]:
+    """Return the updates after which a model is pushed while training goes on; the last update is not among them."""
+    if config.hub_model_id is None or config.hub_strategy == "end":
+        return ()
+    if config.hub_strategy in ("steps", "checkpoint"):
+        return tuple(range(config.push_steps or plan.save_steps, plan.num_steps, config.push_steps or plan.save_steps))
+    ends = (-(-plan.num_rows * epoch // plan.global_batch_rows) for epoch in range(1, int(plan.num_epochs) + 1))
+    return tuple(step for step in ends if step < plan.num_steps)
+
+
+class PushToHubCallback(tf_keras.callbacks.Callback):
+    """Pushes the model after the updates in `steps`; launches must end at these (see `Launches`).
+
+    The weights are copied on the training thread; export and upload are the work of one other thread. A push that is
+    still running lets the next one wait, and of those that wait only the newest is kept. A push that fails is a
+    warning. To be used as a context around `fit`, whose end waits for the push that is running: after an exception also
+    for the one that waits, both together at most `GRACE_SECONDS`. The last state is not pushed here.
+
+    Args:
+        publisher: exports and pushes; None on a worker that is not to, whose launches end at the same updates.
+        steps: the updates of the whole run after which to push.
+        metrics: returns the lines of `metrics.jsonl` so far.
+    """
+
+    # Without it Keras reads the logs of every update from the device.
+    _supports_tf_logs = True
+
+    def __init__(
+        self,
+        publisher: Publisher | None,
+        steps: tuple[int, ...],
+        *,
+        metrics: Callable[[], list[dict[str, Any]]],
+    ):
+        super().__init__()
+        self.steps = steps
+        self._due = frozenset(steps)
+        self._publisher = publisher and replace(publisher, repository=_untagged(publisher))
+        self._start_step = 0
+        self._metrics = metrics
+        self._pushes: NewestOnly[Publication] = NewestOnly(self._push)
+        self._interruption = Interruption(hurry=self._pushes.newer_waits)
+
+    def __enter__(self) -> "PushToHubCallback":
+        if self.steps:
+            from huggingface_hub.utils import disable_progress_bars
+
+            disable_progress_bars()  # they would be drawn into that of the training
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._pushes.drop_waiting()  # the run's last state is about to follow
+            self._pushes.wait()
+        elif not self._pushes.wait(GRACE_SECONDS):
+            self._pushes.drop_waiting()
+            self._interruption.stop.set()
+            logger.warning("the last push to the Hub was given up: it did not end within %.0f s", GRACE_SECONDS)
+
+    def counting_from(self, start_step: int) -> "PushToHubCallback":
+        """Return the callback for a `fit` that begins after so many updates."""
+        self._start_step = start_step
+        return self
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+        """Copy the weights and hand them to the other thread, if a push is due."""
+        step = self._start_step + batch + 1
+        # After an update that was not finite none is made any more: there is nothing new, and the run is about to end.
+        if self._publisher is None or step not in self._due or self.model.optimizer.is_stopped:
+            return
+        started_seconds = time.perf_counter()
+        self._pushes.submit(self._publisher.take(self.model.masked_lm, step, self._metrics()))
+        logger.info("step %d goes to the Hub; copied in %.3f s", step, time.perf_counter() - started_seconds)
+
+    def _push(self, publication: Publication) -> None:
+        assert self._publisher is not None
+        message = f"Step {publication.step:,}"
+        try:
+            self._publisher.publish(publication, message, interruption=self._interruption)
+        except (RunFailedError, OSError, ValueError) as error:
+            logger.warning("step %d is not on the Hub; training goes on. %s", publication.step, error)
+
+
+def _untagged(publisher: Publisher) -> HubRepository | None:
+    return publisher.repository and replace(publisher.repository, tag=None)

@@ -1,0 +1,178 @@
+"""The trained model as a folder that `AutoModelForMaskedLM` of transformers 4 and 5 opens in PyTorch.
+
+The weights are renamed and transposed to the layout of the PyTorch class by transformers' own rules; torch is not
+needed. Format: https://huggingface.co/docs/safetensors.
+"""
+
+import copy
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
+from transformers.modeling_tf_pytorch_utils import apply_transpose, convert_tf_weight_name_to_pt_weight_name
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
+
+from mlm_common.storage.files import PARTIAL_SUFFIX
+from train.model.architectures import (
+    ARCHITECTURES,
+    HEAD_BIAS,
+    NOT_IN_PYTORCH,
+    check_architecture,
+    renamed,
+    uses_token_types,
+)
+from train.model.vocabulary_padding import cut_vocabulary, vocabulary_axis
+
+
+@dataclass(frozen=True)
+class ModelSnapshot:
+    """A TF…ForMaskedLM at one moment: nothing in it changes when the model is trained on.
+
+    class_name: of the TF class.
+    config: its configuration.
+    arrays: {name of a weight in TF, the model's own name in front: its values}.
+    """
+
+    class_name: str
+    config: PretrainedConfig
+    arrays: dict[str, np.ndarray]
+
+
+def take_snapshot(model: Any) -> ModelSnapshot:
+    """Return a copy of a built TF…ForMaskedLM of transformers, its weights in the memory of the host.
+
+    Raises:
+        InputError: the architecture cannot be exported right.
+        ValueError: positions counted from another id than the PyTorch class will.
+    """
+    check_architecture(model.config)
+    _check_padding_positions(model)
+    # An enclosing model puts its own name in front.
+    arrays = {
+        variable.name[variable.name.index(f"{model.name}/") :]: np.asarray(variable.numpy())
+        for variable in model.weights
+    }
+    return ModelSnapshot(type(model).__name__, copy.deepcopy(model.config), arrays)
+
+
+def num_parameters(snapshot: ModelSnapshot, vocabulary_size: int) -> int:
+    """Return the number of weights of the model with so many ids."""
+    number = 0
+    for name, array in snapshot.arrays.items():
+        axis = vocabulary_axis(name, snapshot.config.model_type)
+        number += array.size if axis is None else array.size // array.shape[axis] * vocabulary_size
+    return number
+
+
+def export_model(
+    model: Any,
+    tokenizer: PreTrainedTokenizerFast,
+    folder: str,
+    *,
+    model_max_length: int,
+    vocabulary_size: int | None = None,
+) -> None:
+    """Write the model and its tokenizer to a local folder, each file replaced in one step, `config.json` last.
+
+    Args:
+        model: a built TF…ForMaskedLM of transformers whose configuration passed `check_architecture`, or a snapshot.
+        tokenizer: the one it was trained with. It is saved as `PreTrainedTokenizerFast`, under which transformers 4
+            and 5 read the same ids from its `tokenizer.json`.
+        folder: made if missing.
+        model_max_length: tokens of the longest row that the model can take; longer texts are truncated to it on demand.
+        vocabulary_size: ids that are kept, without the model's padding; by default all.
+
+    Raises:
+        InputError: the architecture cannot be exported right.
+        ValueError: the model is not as `train.model.architectures` prepares it, so its export would be wrong.
+    """
+    snapshot = model if isinstance(model, ModelSnapshot) else take_snapshot(model)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".export-", suffix=PARTIAL_SUFFIX) as staging:
+        weights = pytorch_weights(snapshot, vocabulary_size)
+        save_file(weights, Path(staging, SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
+        exported_tokenizer(tokenizer, snapshot.config, model_max_length).save_pretrained(staging)
+        exported_config(snapshot, vocabulary_size).save_pretrained(staging)
+        for path in sorted(Path(staging).iterdir(), key=lambda path: path.name == CONFIG_NAME):
+            path.replace(Path(folder, path.name))
+
+
+def pytorch_weights(model: Any, vocabulary_size: int | None = None) -> dict[str, np.ndarray]:
+    """Return {name in the PyTorch class: float32 array in its layout} for all weights of the model or snapshot.
+
+    Of the vocabulary the first `vocabulary_size` ids are kept; by default all.
+
+    Raises:
+        InputError: the architecture cannot be exported right.
+        ValueError: positions counted from another id than the PyTorch class will, or two weights of one name.
+    """
+    snapshot = model if isinstance(model, ModelSnapshot) else take_snapshot(model)
+    model_type = snapshot.config.model_type
+    weights: dict[str, np.ndarray] = {}
+    for tf_name, values in snapshot.arrays.items():
+        name, transpose = convert_tf_weight_name_to_pt_weight_name(tf_name, tf_weight_shape=values.shape)
+        name = renamed(model_type, name)
+        if name in weights:
+            raise ValueError(f"Two variables of the TF model are both {name} in PyTorch.")
+        if not name.startswith(NOT_IN_PYTORCH.get(model_type, "\0")):
+            array = apply_transpose(transpose, values, pt_to_tf=False)
+            array = _pytorch_shape(model_type, name, array)
+            if vocabulary_size is not None:
+                array = cut_vocabulary(array, vocabulary_axis(name, model_type), vocabulary_size)
+            weights[name] = np.ascontiguousarray(array, dtype=np.float32)
+    if model_type in HEAD_BIAS:
+        used, other = HEAD_BIAS[model_type]
+        bias = weights.get(used, weights[other])
+        weights |= {used: bias, other: bias.copy()}
+    return weights
+
+
+def exported_config(snapshot: ModelSnapshot, vocabulary_size: int | None = None) -> PretrainedConfig:
+    """Return the configuration of the PyTorch model, with `vocabulary_size` ids; by default all."""
+    config = copy.deepcopy(snapshot.config)
+    config.vocab_size = vocabulary_size or config.vocab_size
+    config.architectures = [snapshot.class_name.removeprefix("TF")]
+    config.tie_word_embeddings = ARCHITECTURES[config.model_type].tied
+    config.dtype = "float32"
+    return config
+
+
+def exported_tokenizer(
+    tokenizer: PreTrainedTokenizerFast, config: PretrainedConfig, model_max_length: int
+) -> PreTrainedTokenizerFast:
+    """Return the tokenizer as saved beside a model: its length limit, the inputs of its architecture, no state."""
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_truncation()
+    backend.no_padding()
+    token_types = ["token_type_ids"] if uses_token_types(config) else []
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        model_max_length=model_max_length,
+        model_input_names=["input_ids", *token_types, "attention_mask"],
+        clean_up_tokenization_spaces=False,
+        **tokenizer.special_tokens_map_extended,
+    )
+
+
+def _check_padding_positions(model: Any) -> None:
+    encoder = getattr(model, model.base_model_prefix)
+    counted_from = getattr(getattr(encoder, "embeddings", None), "padding_idx", None)
+    if counted_from is not None and counted_from != model.config.pad_token_id:
+        raise ValueError(
+            f"The model counted its positions from {counted_from}, its PyTorch class will from pad_token_id "
+            f"{model.config.pad_token_id}: call align_padding_positions on a model before it is trained."
+        )
+
+
+def _pytorch_shape(model_type: str, name: str, array: np.ndarray) -> np.ndarray:
+    """Return the array with the dimensions of size 1 that PyTorch's separable convolution has, and TF's has not."""
+    if model_type == "convbert" and name.endswith("key_conv_attn_layer.bias"):
+        return array[:, None]  # (channels, 1)
+    if model_type == "convbert" and name.endswith("key_conv_attn_layer.depthwise.weight"):
+        return array.reshape(array.shape[1], 1, array.shape[2])  # (channels, 1, kernel)
+    return array

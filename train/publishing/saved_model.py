@@ -1,0 +1,101 @@
+"""A model that was saved, as a snapshot: of a checkpoint of a run, or of a folder in transformers' formats."""
+
+import re
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_tf_auto import TF_MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+from mlm_common.errors import InputError
+from mlm_common.storage import files as storage
+from tokenizer_training.tokenizer import load_tokenizer
+from train.checkpoints.record import DamagedCheckpointError
+from train.checkpoints.run_folder import RECORD_NAME, read_record
+from train.checkpoints.store import CHECKPOINTS_FOLDER, CheckpointStore
+from train.metrics.log import METRICS_NAME, read_metrics
+from train.publishing.publisher import Publication
+from train.publishing.pytorch_format import ModelSnapshot, take_snapshot
+
+CHECKPOINT_NAME = re.compile(r"step-(\d+)(\.safetensors|\.json)?")
+# What a name in a checkpoint begins with when it is a weight, and no moment or mean.
+WEIGHTS_PREFIX = "model/"
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A saved model with what is known of it.
+
+    run_folder, record: of the run that made it, and its `run.json`; None for a folder in transformers' formats.
+    """
+
+    publication: Publication
+    tokenizer: PreTrainedTokenizerFast
+    model_max_length: int
+    run_folder: str | None = None
+    record: dict[str, Any] | None = None
+
+
+def read_saved_model(path: str, tokenizer: str | None = None) -> SavedModel:
+    """Return the model saved at `path`, local or `gs://`.
+
+    Args:
+        path: `OUTPUT_DIR/checkpoints/step-…` of a run, `OUTPUT_DIR` for its newest checkpoint, or a folder or Hub id
+            with config.json and weights.
+        tokenizer: folder or Hub id, for one that is no longer where the run found it.
+
+    Raises:
+        InputError: there is no such model, or it is damaged.
+    """
+    folder, _, name = path.rstrip("/").rpartition("/")
+    if match := CHECKPOINT_NAME.fullmatch(name):
+        return _read_checkpoint(folder.rpartition("/")[0] or ".", int(match[1]), tokenizer)
+    if storage.exists(storage.join(path, RECORD_NAME)):
+        return _read_checkpoint(path, None, tokenizer)
+    return _read_folder(path, tokenizer)
+
+
+def _read_checkpoint(run_folder: str, step: int | None, tokenizer_name: str | None) -> SavedModel:
+    store = CheckpointStore(storage.join(run_folder, CHECKPOINTS_FOLDER))
+    steps = store.steps()
+    if not steps or step not in (None, *steps):
+        there = f"those of the steps {', '.join(map(str, steps))}" if steps else "none"
+        raise InputError(f"A checkpoint must be there to be exported; {store.folder} has {there}.")
+    try:
+        checkpoint = store.read_record(steps[-1] if step is None else step)
+        arrays = store.read_arrays(checkpoint)
+    except DamagedCheckpointError as error:
+        others = ", ".join(str(other) for other in steps if other != (step or steps[-1]))
+        raise InputError(
+            f"A checkpoint must be whole; that of step {step or steps[-1]} in {store.folder} is not: {error}. Others "
+            f"there: {others or 'none'}."
+        ) from error
+    record = read_record(run_folder)
+    config = _config(record["model_config"])
+    weights = {name: array for name, array in arrays.items() if name.startswith(WEIGHTS_PREFIX)}
+    snapshot = ModelSnapshot(TF_MODEL_FOR_MASKED_LM_MAPPING_NAMES[config.model_type], config, weights)
+    metrics = [line for line in read_metrics(storage.join(run_folder, METRICS_NAME)) if line["step"] <= checkpoint.step]
+    return SavedModel(
+        Publication(checkpoint.step, snapshot, metrics),
+        load_tokenizer(tokenizer_name or record["tokenizer"]),
+        record["plan"]["max_length"],
+        run_folder,
+        record,
+    )
+
+
+def _read_folder(path: str, tokenizer_name: str | None) -> SavedModel:
+    from train.model.architectures import max_positions
+    from train.model.from_pretrained import load_masked_lm
+
+    with storage.local_copy(path) if storage.is_remote(path) else nullcontext(path) as name:
+        snapshot = take_snapshot(load_masked_lm(name))
+        tokenizer = load_tokenizer(tokenizer_name or name)
+    max_length = min(tokenizer.model_max_length, max_positions(snapshot.config) or tokenizer.model_max_length)
+    return SavedModel(Publication(0, snapshot, []), tokenizer, max_length)
+
+
+def _config(settings: dict[str, Any]) -> PretrainedConfig:
+    return CONFIG_MAPPING[settings["model_type"]].from_dict(settings)

@@ -1,0 +1,102 @@
+"""What the workers of a run compare with each other, so that they train one model, and what ends it if one is lost."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mlm_common.errors import InputError, RunFailedError
+from train.config import TrainingConfig
+from train.runtime.cluster import Cluster
+
+# What TensorFlow says before and after the reason why workers cannot go on together.
+ABORTED = "Collective ops is aborted by:"
+SOCKET_CLOSED = "Socket closed"
+ADVICE = "The error could be from a previous operation."
+# Settings that may differ from worker to worker: paths. For what lies there stands the fingerprint.
+NOT_SHARED = ("train_dataset", "eval_dataset", "tokenizer", "pretrained_model_config", "output_dir")
+
+
+def shared_settings(config: TrainingConfig, fingerprint: dict[str, Any]) -> dict[str, Any]:
+    """Return what the workers of a run must have in common: {name: value}, of the same names for all runs."""
+    settings = {
+        f"--{name.replace('_', '-')}": value
+        for values in config.as_dict().values()
+        for name, value in values.items()
+        if name not in NOT_SHARED
+    }
+    return {**settings, "shards, tokenizer or model": fingerprint}
+
+
+def check_agreement(
+    strategy: tf.distribute.Strategy, cluster: Cluster, values: Mapping[str, Any], *, rule: str
+) -> None:
+    """Return once all workers of the cluster have called this, all with the same values.
+
+    Args:
+        values: of JSON types, with the same names on all workers; their hashes are compared.
+        rule: what must be the same, and the cure, for the error's message.
+
+    Raises:
+        InputError: on all workers, if the values differ; the names of the first that do are in the message.
+    """
+    if cluster.num_workers == 1:
+        return
+    hashes = tf.constant([[_hash(value) for value in values.values()]], tf.int64)
+    replicas = strategy.experimental_distribute_values_from_function(lambda _: hashes)
+    gathered = strategy.gather(replicas, axis=0).numpy()  # (replicas, values)
+    differs = gathered != gathered[0]
+    if differs.any():
+        names = [name for name, is_different in zip(values, differs.any(axis=0), strict=True) if is_different]
+        replicas_per_worker = len(gathered) // cluster.num_workers
+        workers = sorted({int(replica) // replicas_per_worker for replica in np.flatnonzero(differs.any(axis=1))})
+        raise InputError(
+            f"{rule} Not the chief's on {', '.join(cluster.addresses[worker] for worker in workers)}: "
+            f"{', '.join(names[:5])}; here, on {cluster.addresses[cluster.index]}: {str(values[names[0]])[:100]}."
+        )
+
+
+def any_worker(strategy: tf.distribute.Strategy, value: bool) -> bool:
+    """Return whether any worker called this with a true value, once all have called it."""
+    number = tf.constant([value], tf.int32)  # truth values cannot be gathered from other workers
+    values = strategy.experimental_distribute_values_from_function(lambda _: number)
+    return bool(strategy.gather(values, axis=0).numpy().any())
+
+
+@contextmanager
+def ending_with_lost_devices(cluster: Cluster, output_dir: str) -> Iterator[None]:
+    """Within it, the loss of another worker or of the TPU, upon which TensorFlow gives up, is explained.
+
+    TensorFlow's coordination service notices a lost worker by a closed connection, or after 10 seconds without a
+    heartbeat.
+
+    Raises:
+        RunFailedError: another worker ended or cannot be reached any more, or the TPU.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        is_lost = isinstance(error, tf.errors.UnavailableError) or any(
+            sign in error.message for sign in (ABORTED, SOCKET_CLOSED)
+        )
+        if not is_lost:
+            raise
+        reason = " ".join(error.message.partition(ABORTED)[2].partition(ADVICE)[0].split()) or error.message
+        if cluster.num_workers == 1:
+            what, where = "The TPU was lost.", "Start the command again when it is back, or give --supervise:"
+        else:
+            what = "A worker was lost, so the others stop; see the error in its own output."
+            where = "Start the command again on all workers:"
+        raise RunFailedError(
+            f"{what} {where} it goes on from the newest checkpoint in {output_dir}. TensorFlow says: {reason[:400]}"
+        ) from error
+
+
+def _hash(value: Any) -> int:
+    """Return 63 bits."""
+    digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1

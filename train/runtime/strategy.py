@@ -1,0 +1,113 @@
+"""The tf.distribute strategy of a run: the TPU that is named, else the workers of TF_CONFIG, GPUs, or the CPU."""
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from mlm_common.errors import InputError
+from train.config import HardwareConfig
+from train.runtime.cluster import Cluster
+
+logger = logging.getLogger(__name__)
+
+
+def connect(config: HardwareConfig, cluster: Cluster) -> tf.distribute.Strategy:
+    """Return the strategy: its TPU claimed and initialised, or all workers of the cluster there.
+
+    Raises:
+        InputError: the TPU that is named cannot be found or reached, or this is not the machine that TF_CONFIG says.
+    """
+    if config.wants_tpu:
+        strategy, devices = _connect_tpu(config), f"TPU {config.tpu_name}"
+    elif cluster.num_workers > 1:  # before anything else starts TensorFlow's runtime
+        strategy, devices = _connect_workers(cluster), f"{cluster.num_workers} workers, as number {cluster.index}"
+    else:
+        gpus = tf.config.list_logical_devices("GPU")
+        cpus = tf.config.list_logical_devices("CPU")
+        if gpus or len(cpus) > 1:
+            strategy = mirrored_strategy(tuple(device.name for device in gpus or cpus))
+        else:
+            strategy = tf.distribute.OneDeviceStrategy(cpus[0].name)
+        devices = "GPU" if gpus else "CPU"
+    logger.info("training on %s, replicas: %d", devices, strategy.num_replicas_in_sync)
+    return strategy
+
+
+@functools.cache
+def mirrored_strategy(device_names: tuple[str, ...]) -> tf.distribute.MirroredStrategy:
+    """Return the one strategy over these devices: in a process, the collectives of a second one clash with its own."""
+    return tf.distribute.MirroredStrategy(list(device_names))
+
+
+def distribute_batches(
+    strategy: tf.distribute.Strategy, batches: Callable[[tf.distribute.InputContext], tf.data.Dataset]
+) -> Any:
+    """Return a distributed data set in which each input pipeline reads the batches of its own replicas.
+
+    `experimental_distribute_dataset` would give every host the same rows, unless there were as many files as hosts.
+
+    Args:
+        batches: makes the data set of one pipeline, of static shapes; called once for each that this process places.
+
+    The data set says that it is endless, so its user counts the batches. Otherwise several workers would ask each other
+    before each batch whether there is one, and its shape would be unknown.
+    """
+
+    def endless_batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        return batches(context).apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+
+    return strategy.distribute_datasets_from_function(endless_batches)
+
+
+def _connect_tpu(config: HardwareConfig) -> tf.distribute.Strategy:
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(
+            tpu=config.tpu_name, zone=config.tpu_zone, project=config.gcp_project
+        )
+        if config.tpu_name != "local":
+            tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+    # The resolver raises whatever its HTTP client, the metadata server or the TPU's runtime did.
+    except Exception as error:
+        raise InputError(
+            f"--tpu-name must name a TPU that can be reached; {config.tpu_name} gave {type(error).__name__}: "
+            f"{' '.join(str(error).split())[:300]}. Check that it is READY, --tpu-zone and --gcp-project, that "
+            "tensorflow-tpu is installed (pip list), and that no other process holds it."
+        ) from error
+    return tf.distribute.TPUStrategy(resolver)
+
+
+def _connect_workers(cluster: Cluster) -> tf.distribute.Strategy:
+    logger.info("waiting for the workers at %s", ", ".join(cluster.addresses))
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    except tf.errors.OpError as error:
+        raise InputError(
+            f"TF_CONFIG must name workers that reach each other; as worker {cluster.index} at "
+            f"{cluster.addresses[cluster.index]} this process got {type(error).__name__}: "
+            f"{' '.join(str(error).split())[:300]}. Check that the address is this machine's, its port free and "
+            "open to the others, and all workers started."
+        ) from error
+
+
+def compiles_with_xla(config: HardwareConfig) -> bool:
+    """Return whether the step is to be wrapped in `jit_compile`: TPUStrategy compiles by itself."""
+    if config.wants_tpu:
+        return False
+    if config.jit_compile is None:
+        return bool(tf.config.list_logical_devices("GPU"))
+    return config.jit_compile
+
+
+def computes_as_suits_tpu(config: HardwareConfig) -> bool:
+    """Return whether attention is computed as suits XLA on a TPU.
+
+    Raises:
+        InputError: it is asked for where XLA does not compile the step.
+    """
+    if config.tpu_layers and not (config.wants_tpu or compiles_with_xla(config)):
+        raise InputError("--tpu-layers needs a step that XLA compiles; received no --jit-compile. Give it too.")
+    return config.wants_tpu if config.tpu_layers is None else config.tpu_layers

@@ -1,0 +1,144 @@
+"""Starts the training command again after a crash, a lost TPU or a stop, until it ends well or gets no further.
+
+Nothing of TensorFlow is imported here, so what makes a training process crash or hang does not reach its supervisor.
+"""
+
+import logging
+import os
+import select
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Sequence
+from types import FrameType
+
+from mlm_common.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
+from train.runtime import heartbeat
+
+logger = logging.getLogger(__name__)
+
+# In the environment of a training process: which supervision started it.
+VARIABLE = "RUN_MLM_SUPERVISION"
+MAX_RETRY_SECONDS = 600.0
+POLL_SECONDS = 1.0
+
+
+def supervision() -> str | None:
+    """Return what names the supervision that started this process; None without one."""
+    return os.environ.get(VARIABLE)
+
+
+class Supervisor:
+    """Runs a command until it ends well, asks for a person, or fails too often without getting further.
+
+    Args:
+        command: the training command, whose processes report what they do; see `heartbeat`.
+        stall_seconds: a process that reports nothing for so long is killed.
+        max_retries: starts in a row that may end before a step that was not reached before.
+        retry_seconds: wait before the first of them; it doubles from one to the next.
+    """
+
+    def __init__(self, command: Sequence[str], *, stall_seconds: float, max_retries: int, retry_seconds: float):
+        self._command = list(command)
+        self._stall_seconds = stall_seconds
+        self._max_retries = max_retries
+        self._retry_seconds = retry_seconds
+        self._name = uuid.uuid4().hex
+        self._furthest_step = -1  # of all processes; -1 until one has trained or was ready to
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_asked_to_stop = False
+
+    def run(self) -> int:
+        """Return the exit status: that of the last process, or 1 where retries are used up."""
+        before = {number: signal.signal(number, self._pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            return self._run_until_done()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _run_until_done(self) -> int:
+        num_failures = 0
+        while True:
+            furthest_step = self._furthest_step
+            status = self._run_once()
+            if status in (0, EXIT_INTERRUPTED) or self._is_asked_to_stop:
+                return status if status >= 0 else 128 - status  # as shells say it
+            # Input that was accepted once is not what is bad.
+            if status == EXIT_BAD_INPUT and self._furthest_step < 0:
+                return status
+            num_failures = 1 if self._furthest_step > furthest_step else num_failures + 1
+            if num_failures > self._max_retries:
+                logger.error(
+                    "given up: the training process ended %d times in a row without getting further than step %d",
+                    num_failures,
+                    max(0, self._furthest_step),
+                )
+                return EXIT_FAILED
+            wait_seconds = min(MAX_RETRY_SECONDS, self._retry_seconds * 2 ** (num_failures - 1))
+            logger.warning(
+                "the training process ended with status %d; it is started again in %.0f s (%d of %d tries since step "
+                "%d)",
+                *(status, wait_seconds, num_failures, self._max_retries, max(0, self._furthest_step)),
+            )
+            self._wait(wait_seconds)
+            if self._is_asked_to_stop:
+                return EXIT_FAILED
+
+    def _wait(self, seconds: float) -> None:
+        end_seconds = time.monotonic() + seconds
+        while not self._is_asked_to_stop and (left := end_seconds - time.monotonic()) > 0:
+            time.sleep(min(left, POLL_SECONDS))
+
+    def _run_once(self) -> int:
+        """Run one process to its end, and return its exit status: below 0 for a signal's number."""
+        reading, writing = os.pipe()
+        environment = os.environ | {heartbeat.VARIABLE: str(writing), VARIABLE: self._name}
+        try:
+            self._process = subprocess.Popen(self._command, env=environment, pass_fds=(writing,))
+        finally:
+            os.close(writing)
+        if self._is_asked_to_stop:  # in the moment before there was a process to pass it on to
+            self._process.terminate()
+        try:
+            self._watch(self._process, reading)
+            return self._process.wait()
+        finally:
+            os.close(reading)
+            if self._process.poll() is None:
+                self._process.kill()
+                self._process.wait()
+
+    def _watch(self, process: "subprocess.Popen[bytes]", reading: int) -> None:
+        """Read the reports of a process until it has ended; kill it when there are none any more."""
+        reported_seconds = time.monotonic()
+        text = ""
+        while True:
+            has_ended = process.poll() is not None
+            ready, _, _ = select.select([reading], [], [], 0 if has_ended else POLL_SECONDS)
+            content = os.read(reading, 1 << 16) if ready else b""
+            if content:
+                reported_seconds = time.monotonic()
+                *lines, text = (text + content.decode()).split("\n")
+                self._take_note(lines)
+            elif has_ended:
+                return
+            elif ready:  # the end of the pipe, a moment before that of the process
+                time.sleep(POLL_SECONDS / 10)
+            if time.monotonic() - reported_seconds > self._stall_seconds:
+                logger.warning("the training process has shown no progress for %.0f s: killed", self._stall_seconds)
+                process.kill()
+                process.wait()
+
+    def _take_note(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            phase, _, step = line.partition(" ")
+            if phase == heartbeat.TRAIN:
+                self._furthest_step = max(self._furthest_step, int(step))
+
+    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
+        """Ask the training process to stop; Ctrl-C in a terminal reaches it by itself."""
+        self._is_asked_to_stop = True
+        if number == signal.SIGTERM and self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)

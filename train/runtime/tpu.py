@@ -1,0 +1,172 @@
+"""The TPU generations by replica of TensorFlow's TPUStrategy: a core up to v3, a whole chip from v4 on.
+
+Peaks, memory and bandwidth are those of Google's documentation (cloud.google.com/tpu/docs/v3 to v6e), halved for a core
+of v3. v2's, and the clocks of v2 and v3, are of Jouppi et al. 2020, "A Domain-Specific Supercomputer for Training Deep
+Neural Networks"; v4's clock is of Jouppi et al. 2023 (arXiv 2304.01433). The other clocks follow from the peak and the
+matrix units. `usable_memory_bytes` is what the TPU compiler (libtpu 0.0.42) leaves to a program: it names the figure
+when it refuses one that is too large.
+"""
+
+import logging
+import os
+import re
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlm_common.errors import InputError
+from mlm_common.storage import files as storage
+from train.config import HardwareConfig, TrainingConfig
+from train.runtime.cluster import Cluster
+
+GIB = 2**30
+ACCELERATOR_TYPE_VARIABLE = "TPU_ACCELERATOR_TYPE"
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What one replica has of a TPU generation.
+
+    cores_per_replica: TensorCores that work as one.
+    names_count_cores: whether the number in `v3-8` is of cores, as up to v5p, or of chips.
+    """
+
+    generation: str
+    peak_flops_per_second: float  # bfloat16
+    memory_bytes: int
+    usable_memory_bytes: int
+    memory_bytes_per_second: float
+    clock_hertz: float
+    cores_per_replica: int
+    names_count_cores: bool
+
+
+CHIPS = {
+    chip.generation: chip
+    for chip in (
+        Chip("v2", 23e12, 8 * GIB, int(7.48 * GIB), 350e9, 0.70e9, 1, True),
+        Chip("v3", 61.5e12, 16 * GIB, int(15.48 * GIB), 450e9, 0.94e9, 1, True),
+        Chip("v4", 275e12, 32 * GIB, int(30.75 * GIB), 1200e9, 1.05e9, 2, True),
+        Chip("v5e", 197e12, 16 * GIB, int(15.75 * GIB), 819e9, 1.50e9, 1, False),
+        Chip("v5p", 459e12, 96 * GIB, int(95.73 * GIB), 2765e9, 1.75e9, 2, True),
+        Chip("v6e", 918e12, 32 * GIB, int(31.25 * GIB), 1640e9, 1.75e9, 1, False),
+    )
+}
+# What the TPU runtime and the TPU API call them besides.
+OTHER_NAMES = {"v5litepod": "v5e", "v5 lite": "v5e", "v5lite": "v5e", "v5": "v5p", "v6 lite": "v6e", "v6lite": "v6e"}
+NAME = re.compile(r"(?:TPU )?(?P<generation>v\d+(?: ?lite(?:pod)?|[ep])?)(?:-(?P<count>\d+))?", re.IGNORECASE)
+
+
+def chip_of(name: str | None) -> Chip | None:
+    """Return the chip of an accelerator type (`v3-8`, `v5litepod-8`, `v5e-8`) or device kind (`TPU v5 lite`).
+
+    None for a CPU, a GPU, a generation not in the table, or None.
+    """
+    match = NAME.fullmatch((name or "").strip())
+    if match is None:
+        return None
+    generation = match["generation"].lower()
+    return CHIPS.get(OTHER_NAMES.get(generation, generation))
+
+
+def num_replicas_of(accelerator_type: str) -> int | None:
+    """Return the replicas of TPUStrategy on an accelerator type: 8 on `v3-8` and `v5e-8`, 4 on `v4-8`.
+
+    None where type or count is not known.
+    """
+    chip, match = chip_of(accelerator_type), NAME.fullmatch(accelerator_type.strip())
+    if chip is None or match is None or match["count"] is None:
+        return None
+    count = int(match["count"])
+    return max(1, count // chip.cores_per_replica) if chip.names_count_cores else count
+
+
+def local_accelerator_type(timeout_seconds: float = 2.0) -> str | None:
+    """Return the accelerator type of the TPU VM this runs on, from environment or metadata server; None elsewhere."""
+    named = os.environ.get(ACCELERATOR_TYPE_VARIABLE)
+    if named:
+        return named
+    return read_metadata("instance/attributes/accelerator-type", timeout_seconds) or None
+
+
+# What the kernel drivers of TPU VMs offer: up to v4, and from v5e on.
+TPU_DEVICE_PATTERNS = ("accel*", "vfio/[0-9]*")
+# Where nothing tells the size of the TPU; a v2-8, v3-8 or v5e-8 has as many.
+ASSUMED_TPU_REPLICAS = 8
+
+
+def tpu_devices(devices: Path = Path("/dev")) -> list[Path]:
+    """Return the device files of this machine's TPU, none on a machine without one."""
+    return sorted(path for pattern in TPU_DEVICE_PATTERNS for path in devices.glob(pattern))
+
+
+def check_tpu_devices(config: HardwareConfig) -> None:
+    """Check that a machine that is asked to use its own TPU has one.
+
+    Raises:
+        InputError: `--tpu-name local` on a machine without TPU devices.
+    """
+    if not config.wants_tpu or config.tpu_name != "local":
+        return
+    if not tpu_devices():
+        raise InputError(
+            "--tpu-name local needs a machine with a TPU; this one has no /dev/accel* and no /dev/vfio/*. Check that "
+            "this is the TPU VM and that its runtime version fits the TPU; or leave --tpu-name out to train on GPU or "
+            "CPU."
+        )
+
+
+def check_tpu_use(config: TrainingConfig, cluster: Cluster) -> None:
+    """Check that a TPU is not to train in several processes, and that the hosts of one given by name see all folders.
+
+    Raises:
+        InputError: a TPU and a cluster in TF_CONFIG; a local folder and a TPU that is reached over the network.
+    """
+    if not config.hardware.wants_tpu:
+        return
+    if cluster.num_workers > 1:
+        raise InputError(
+            f"--tpu-name must not be given with a TF_CONFIG of several workers ({', '.join(cluster.addresses)}): one "
+            "process drives all hosts of a TPU slice. Unset TF_CONFIG, or leave --tpu-name out."
+        )
+    if config.hardware.tpu_name == "local":
+        return
+    folders = {
+        "--train-dataset": config.data.train_dataset,
+        "--eval-dataset": config.data.eval_dataset,
+        "--output-dir": config.run.output_dir,
+    }
+    for flag, folder in folders.items():
+        if folder and not storage.is_remote(folder):
+            raise InputError(
+                f"{flag} must be in Cloud Storage (gs://BUCKET/NAME) for --tpu-name {config.hardware.tpu_name}, whose "
+                f"own hosts read and write it; received {folder}. On a TPU VM with its own TPU, give --tpu-name local."
+            )
+
+
+def expected_num_replicas(config: HardwareConfig, cluster: Cluster) -> int:
+    """Return on how many replicas a run will probably be, without claiming its TPU, which may be in use."""
+    if not config.wants_tpu:
+        return cluster.num_workers
+    return num_replicas_of(local_accelerator_type() or "") or ASSUMED_TPU_REPLICAS
+
+
+logger = logging.getLogger(__name__)
+
+HOST_VARIABLE = "GCE_METADATA_HOST"
+HOST = "metadata.google.internal"
+
+
+def read_metadata(name: str, timeout_seconds: float = 5.0) -> str | None:
+    """Return a value such as `instance/zone`, None where there is none or no server answers."""
+    url = f"http://{os.environ.get(HOST_VARIABLE) or HOST}/computeMetadata/v1/{name}"
+    # The metadata server is on the machine itself, so no proxy reaches it.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
+    try:
+        with opener.open(request, timeout=timeout_seconds) as answer:
+            text: str = answer.read().decode().strip()
+            return text
+    except (OSError, ValueError) as error:
+        logger.debug("no answer from %s: %s", url, error)
+        return None

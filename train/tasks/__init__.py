@@ -1,0 +1,1 @@
+"""What is learned: the masked-language-model task and its masks."""
