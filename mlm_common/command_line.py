@@ -59,7 +59,6 @@ def parse_arguments(
 
     parser = HfArgumentParser(dataclass_types, description=description, allow_abbrev=False)
     parser.add_argument("--config-file", "--config_file", help="YAML or JSON file of flag: value; flags win over it.")
-    fields = {field.name for dataclass_type in dataclass_types for field in dataclasses.fields(dataclass_type)}
 
     chosen, _ = parser.parse_known_args(argv)
     from_file = read_settings_file(chosen.config_file) if chosen.config_file else {}
@@ -68,13 +67,26 @@ def parse_arguments(
         parser.set_defaults(preset=preset or chosen.preset)
         preset_name = parser.parse_known_args(argv)[0].preset
         if preset_name:
-            parser.set_defaults(**_known(preset_settings(preset_name), fields, f"preset {preset_name}"))
-    parser.set_defaults(**_known(from_file, fields, str(chosen.config_file)))
+            parser.set_defaults(**_known(preset_settings(preset_name), dataclass_types, f"preset {preset_name}"))
+    parser.set_defaults(**_known(from_file, dataclass_types, str(chosen.config_file)))
     return parser.parse_args_into_dataclasses(_reject_unknown(parser, argv), look_for_args_file=False)[:-1]
 
 
-def _known(settings: dict[str, Any], fields: set[str], source: str) -> dict[str, Any]:
-    unknown = sorted(set(settings) - fields)
+def under_current_names(settings: dict[str, Any], dataclass_types: Sequence[type]) -> dict[str, Any]:
+    """Rename settings given by an alias of their flag (the `aliases` of a field's metadata) to the field's name."""
+    current = {
+        alias.removeprefix("--").replace("-", "_"): field.name
+        for dataclass_type in dataclass_types
+        for field in dataclasses.fields(dataclass_type)
+        for alias in field.metadata.get("aliases", ())
+    }
+    return {current.get(name, name): value for name, value in settings.items()}
+
+
+def _known(settings: dict[str, Any], dataclass_types: Sequence[type], source: str) -> dict[str, Any]:
+    settings = under_current_names(settings, dataclass_types)
+    names = {field.name for dataclass_type in dataclass_types for field in dataclasses.fields(dataclass_type)}
+    unknown = sorted(set(settings) - names)
     if unknown:
         raise InputError(f"{source} may hold flags of this command only; unknown: {', '.join(unknown)}.")
     return settings

@@ -4,15 +4,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from mlm_common.command_line import parse_arguments
+from mlm_common.command_line import parse_arguments, under_current_names
 from mlm_common.errors import InputError
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
 from train.model.presets import preset_settings
 
 
-def flag(default: Any, help_text: str) -> Any:
-    """Return a dataclass field that is a flag of this default and help."""
-    return field(default=default, metadata={"help": help_text.replace("%", "%%")})  # argparse formats its help
+def flag(default: Any, help_text: str, *, former_name: str | None = None) -> Any:
+    """Make a dataclass field that is a flag of this default and help, and is read under a former name, too."""
+    metadata: dict[str, Any] = {"help": help_text.replace("%", "%%")}  # argparse formats its help
+    if former_name is not None:
+        metadata["aliases"] = [f"--{former_name}"]
+    return field(default=default, metadata=metadata)
 
 
 def require(holds: bool, rule: str, flag_name: str, received: object) -> None:
@@ -270,8 +273,10 @@ class ModelConfig:
     dropout: float | None = flag(
         None, "Dropout of hidden states and of attention, whatever the configuration says; the export records it."
     )
-    recompute: bool = flag(
-        False, "Compute each layer again in the backward pass: a third more computing, far less memory for activations."
+    gradient_checkpointing: bool = flag(
+        False,
+        "Compute each layer again in the backward pass: a third more computing, far less memory for activations.",
+        former_name="recompute",
     )
     pad_vocab_to_multiple_of: int = flag(
         128,
@@ -370,6 +375,11 @@ class TrainingConfig:
 
 
 SUBJECTS = (DataConfig, ModelConfig, MaskingConfig, OptimizationConfig, HardwareConfig, RunConfig, HubConfig)
+
+
+def current_settings(recorded: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Give settings that a run recorded, by subject, the names that their flags have now."""
+    return {subject: under_current_names(values, SUBJECTS) for subject, values in recorded.items()}
 
 
 def parse_training_config(argv: Sequence[str] | None, description: str) -> TrainingConfig:

@@ -91,7 +91,7 @@ def _findings(subject: str, name: str, *arguments: object) -> Iterator[Finding]:
 
     def run() -> Iterable[Finding]:
         module, _, function = name.partition(".")
-        return getattr(importlib.import_module(f"train.doctor_checks.{module}"), function)(*arguments)
+        return getattr(importlib.import_module(f"train.checks.doctor.{module}"), function)(*arguments)
 
     yield from Check(subject, run).findings()
 

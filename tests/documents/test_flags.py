@@ -46,8 +46,8 @@ COMMANDS = {
         SUBJECTS,
         """
         train_dataset eval_dataset tokenizer max_length shuffle_buffer_size
-        preset pretrained_model_config init_from config_overrides position_init dropout recompute
-        pad_vocab_to_multiple_of
+        preset pretrained_model_config init_from config_overrides position_init dropout
+        gradient_checkpointing pad_vocab_to_multiple_of
         masking mlm_probability mask_token_rate random_token_rate
         per_replica_batch_size gradient_accumulation_steps num_epochs max_steps learning_rate schedule warmup_ratio
         warmup_steps decay_ratio min_learning_rate_ratio optimizer weight_decay_rate adam_beta1 adam_beta2 adam_epsilon

@@ -116,7 +116,7 @@ def test_overwriting_starts_anew(finished_run, shards, tmp_path):
 
 def test_options_of_the_step(shards, tmp_path):
     flags = ("--bfloat16", "--gradient-accumulation-steps", "2", "--steps-per-execution", "4", "--max-grad-norm", "0")
-    flags += ("--recompute", "--dropout", "0.1")
+    flags += ("--gradient-checkpointing", "--dropout", "0.1")
     more = ("--masking", "span", "--optimizer", "lamb", "--schedule", "wsd", "--warmup-steps", "1", "--profile", "1:5")
     assert main(run_flags(shards, tmp_path / "run", *flags, *more)) == 0
     lines = read_metrics(str(tmp_path / "run" / "metrics.jsonl"))

@@ -7,14 +7,14 @@ from typing import Any
 
 from mlm_common.errors import InputError
 from train.checkpoints.record import CheckpointRecord, SkippedRows
-from train.config import TrainingConfig
+from train.config import TrainingConfig, current_settings
 from train.runtime.plan import Plan
 
 # Settings of what the run computes on and how its batch is cut: the same numbers, up to the order of sums.
 ROUNDING_SETTINGS = {
     "optimization": ("per_replica_batch_size", "gradient_accumulation_steps"),
     "hardware": ("jit_compile", "tpu_layers"),
-    "model": ("recompute",),
+    "model": ("gradient_checkpointing",),
 }
 # Libraries whose versions decide how numbers are rounded, or which random ones are drawn.
 ROUNDING_LIBRARIES = ("tensorflow", "tensorflow-tpu", "tf-keras")
@@ -84,7 +84,7 @@ def describe_start(
         yield f"step 0 of {plan.num_steps:,}, with the initial weights, at {place}"
         return
     yield f"after step {start.step:,} of {plan.num_steps:,}, from {checkpoint_path}, at {place}"
-    changes = list(_changes(checkpoint.settings, config.as_dict()))
+    changes = list(_changes(current_settings(checkpoint.settings), config.as_dict()))
     if changes:
         yield f"changed since then: {', '.join(text for _, text in changes)}"
     yield from _changed_length(start.step, checkpoint.plan, plan, config)

@@ -39,7 +39,7 @@ NOT_IN_FINGERPRINT = {
         "pretrained_model_config",
         "config_overrides",
         "dropout",
-        "recompute",
+        "gradient_checkpointing",
     ),
     "hardware": (
         "tpu_name",

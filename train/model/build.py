@@ -8,7 +8,7 @@ from transformers import PretrainedConfig, TFAutoModelForMaskedLM
 
 from train.config import ModelConfig
 from train.model.architectures import align_padding_positions
-from train.model.gradient_checkpointing import recompute_layers
+from train.model.gradient_checkpointing import checkpoint_gradients
 from train.model.tpu_layers import compute_as_suits_tpu
 from train.model.vocabulary_padding import clear_padding
 
@@ -39,8 +39,8 @@ def build_masked_lm(
     clear_padding(masked_lm, vocabulary_size)
     if tpu_layers:
         compute_as_suits_tpu(masked_lm)
-    if settings.recompute:
-        recompute_layers(masked_lm)
+    if settings.gradient_checkpointing:
+        checkpoint_gradients(masked_lm)
     return masked_lm
 
 

@@ -49,8 +49,8 @@ def resolve_model_config(config: ModelConfig, inputs: TrainingInputs) -> Pretrai
     check_architecture(model_config)
     if config.dropout is not None:
         _set_dropout(model_config, config.dropout, overrides)
-    if config.recompute:
-        _check_recompute(model_config)
+    if config.gradient_checkpointing:
+        _check_gradient_checkpointing(model_config)
     is_preset = config.pretrained_model_config is None and config.init_from is None
     if is_preset and "max_position_embeddings" not in overrides:
         model_config.update({"max_position_embeddings": inputs.max_length + position_offset(model_config)})
@@ -109,12 +109,12 @@ def _set_dropout(model_config: PretrainedConfig, rate: float, overrides: dict[st
     model_config.update(dict.fromkeys(names, rate))
 
 
-def _check_recompute(model_config: PretrainedConfig) -> None:
+def _check_gradient_checkpointing(model_config: PretrainedConfig) -> None:
     architecture = ARCHITECTURES[model_config.model_type]
     if not architecture.repeats_dropout and any(getattr(model_config, name) for name in architecture.dropouts):
         raise InputError(
-            f"--recompute needs layers that drop the same twice, which those of a {model_config.model_type} do not. "
-            "Give --dropout 0, or leave out --recompute."
+            f"--gradient-checkpointing needs layers that drop the same twice, which those of a {model_config.model_type} do not. "
+            "Give --dropout 0, or leave out --gradient-checkpointing."
         )
 
 

@@ -19,7 +19,7 @@ from train.model.stateless_dropout import repeatable
 LAYER_LISTS = ("layer", "albert_layer_groups")
 
 
-def recompute_layers(model: Any) -> None:
+def checkpoint_gradients(model: Any) -> None:
     """Let each encoder layer of a TF…ForMaskedLM be computed again where its gradient is taken.
 
     Results stay the same: so does what a layer drops, provided that it drops by keys (`train.model.stateless_dropout`).

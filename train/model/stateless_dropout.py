@@ -132,10 +132,10 @@ def drop(inputs: tf.Tensor, row_keys: tf.Tensor, rate: float) -> tf.Tensor:
     if rate >= 1:
         return tf.zeros_like(inputs)
     scaled = inputs * tf.cast(1 / (1 - rate), inputs.dtype)
-    return tf.where(falls_out(row_keys, inputs.shape[1:], rate), tf.zeros((), inputs.dtype), scaled)
+    return tf.where(dropout_mask(row_keys, inputs.shape[1:], rate), tf.zeros((), inputs.dtype), scaled)
 
 
-def falls_out(keys: tf.Tensor, shape: tf.TensorShape | tuple[int, ...], rate: float) -> tf.Tensor:
+def dropout_mask(keys: tf.Tensor, shape: tf.TensorShape | tuple[int, ...], rate: float) -> tf.Tensor:
     """Return which elements fall out, bool (…, *shape).
 
     Args:

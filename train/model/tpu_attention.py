@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
-from train.model.stateless_dropout import falls_out, fold_in
+from train.model.stateless_dropout import dropout_mask, fold_in
 from train.runtime.named_scopes import RARELY, custom_gradient, named
 
 # Exponentials are taken of the scores as they are while their sums stay within these, far from the limits of float32
@@ -73,7 +73,7 @@ class _Attention:
         shift, sums = self._shift_and_sums(query, key)
         inverse_sum = tf.math.reciprocal_no_nan(sums * (1 - self.rate))
         if self.makes_anew:
-            query, key = apart(query, key)
+            query, key = optimization_barrier(query, key)
         weights = self._dropped(self._exponentials(query, key, shift), self.head_keys)
         context = einsum("bnkq,bnhk->bnhq", weights, value) * inverse_sum
         return tf.cast(context, value.dtype), shift, inverse_sum
@@ -96,7 +96,7 @@ class _Attention:
         mean *= inverse_sum * (1 - self.rate)
         by_context = tf.cast(by_context * inverse_sum, dtype)
         # Else the compiler would keep the forward pass's exponentials, or make these before they are needed.
-        query, key, shift, by_context = apart(query, key, shift, by_context)
+        query, key, shift, by_context = optimization_barrier(query, key, shift, by_context)
         weights = self._exponentials(query, key, shift)
 
         def by_scores(value: tf.Tensor, head_keys: tf.Tensor | None) -> tf.Tensor:
@@ -107,7 +107,7 @@ class _Attention:
         by_score = by_scores(value, self.head_keys)
         by_query = einsum("bnkq,bnhk->bnhq", by_score, key) * self.scale
         if self.makes_anew:
-            by_score = by_scores(*apart(value, self.head_keys))
+            by_score = by_scores(*optimization_barrier(value, self.head_keys))
         by_key = einsum("bnkq,bnhq->bnhk", by_score, query) * self.scale
         return tf.cast(by_query, dtype), tf.cast(by_key, dtype), by_value
 
@@ -143,7 +143,7 @@ class _Attention:
         """Return the weights with those that are dropped set to 0, not scaled."""
         if head_keys is None:
             return weights
-        falls = falls_out(head_keys, weights.shape[2:], self.rate)
+        falls = dropout_mask(head_keys, weights.shape[2:], self.rate)
         return tf.where(falls, tf.zeros((), weights.dtype), weights)
 
 
@@ -204,7 +204,7 @@ def sum_over_rows(values: tf.Tensor) -> tf.Tensor:
     return einsum("blr,bld->rd", ones, values)[0]
 
 
-def apart(*tensors: tf.Tensor | None) -> list[Any]:
+def optimization_barrier(*tensors: tf.Tensor | None) -> list[Any]:
     """Return the tensors as ones of which XLA does not know that it has computed with them before.
 
     What is computed of them is computed anew, in the place of a tensor that is kept.

@@ -9,7 +9,7 @@ from tests.fixtures.tiny_models import padded_batch, tiny_model
 from tests.train.test_train_step import RULE, one_cpu, token_rows, train, two_cpus, weights
 from train.config import OptimizationConfig
 from train.model.architectures import ARCHITECTURES
-from train.model.gradient_checkpointing import encoder_layers, recompute_layers
+from train.model.gradient_checkpointing import encoder_layers, checkpoint_gradients
 from train.model.stateless_dropout import draw_row_keys, dropping_out_by, key_dropout
 from train.optimizer import build_optimizer
 from train.train_step import PretrainingModel
@@ -41,7 +41,7 @@ def test_gradients_stay_the_same_with_what_was_dropped(name: str) -> None:
     num_calls = []
     for layer in encoder_layers(model):
         layer.call = counted(layer.call, num_calls)
-    recompute_layers(model)
+    checkpoint_gradients(model)
     for gradient, kept in zip(gradients(model), expected, strict=True):
         np.testing.assert_allclose(gradient, kept, atol=1e-6)
     # Once forward and once again: ALBERT's groups are used for several layers each.
@@ -65,7 +65,7 @@ def test_xla_does_not_find_that_layers_are_computed_twice() -> None:
 
     model = dropping_model("roberta", 0.3, num_hidden_layers=1)
     expected, num_products = compiled(model)
-    recompute_layers(model)
+    checkpoint_gradients(model)
     found, num_more_products = compiled(model)
     for gradient, kept in zip(found, expected, strict=True):
         np.testing.assert_allclose(gradient, kept, atol=1e-6)
@@ -73,11 +73,11 @@ def test_xla_does_not_find_that_layers_are_computed_twice() -> None:
     assert num_more_products >= num_products + 5
 
 
-def pretraining_model(strategy: tf.distribute.Strategy, num_micro_batches: int, recompute: bool) -> PretrainingModel:
+def pretraining_model(strategy: tf.distribute.Strategy, num_micro_batches: int, checkpoints: bool) -> PretrainingModel:
     with strategy.scope():
         masked_lm = tiny_model("roberta", num_hidden_layers=1)
-        if recompute:
-            recompute_layers(masked_lm)
+        if checkpoints:
+            checkpoint_gradients(masked_lm)
         model = PretrainingModel(masked_lm, RULE, seed=3, num_micro_batches=num_micro_batches, max_grad_norm=1.0)
         optimizer = build_optimizer(OptimizationConfig(learning_rate=1e-2), num_steps=20, num_warmup_steps=0)
         optimizer.build(masked_lm.trainable_variables)
@@ -87,8 +87,8 @@ def pretraining_model(strategy: tf.distribute.Strategy, num_micro_batches: int, 
 
 @pytest.mark.slow
 def test_replicas_and_accumulation_give_the_same_updates() -> None:
-    expected = pretraining_model(one_cpu(), 1, recompute=False)
-    model = pretraining_model(two_cpus(), 2, recompute=True)
+    expected = pretraining_model(one_cpu(), 1, checkpoints=False)
+    model = pretraining_model(two_cpus(), 2, checkpoints=True)
     figures = [train(one, token_rows(), num_steps=2) for one in (expected, model)]
     assert figures[1] == pytest.approx(figures[0], rel=1e-4)
     np.testing.assert_allclose(weights(model), weights(expected), atol=2e-5)

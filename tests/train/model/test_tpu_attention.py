@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from train.model.stateless_dropout import draw_row_keys, falls_out, fold_in
+from train.model.stateless_dropout import draw_row_keys, dropout_mask, fold_in
 from train.model.tpu_attention import attend
 
 BATCH, HEADS, LENGTH, RATE = 3, 2, 16, 0.25
@@ -15,7 +15,7 @@ def plain_attention(query, key, value, attended, rate):
     scores = tf.einsum("bnhk,bnhq->bnkq", key, query) / np.sqrt(query.shape[2])
     scores = tf.where(attended[:, np.newaxis, :, np.newaxis], scores, -np.inf)
     probabilities = tf.nn.softmax(scores, axis=2)
-    falls = falls_out(fold_in(KEYS[:, tf.newaxis], tf.range(HEADS)), (LENGTH, LENGTH), rate)
+    falls = dropout_mask(fold_in(KEYS[:, tf.newaxis], tf.range(HEADS)), (LENGTH, LENGTH), rate)
     return tf.einsum("bnkq,bnhk->bnhq", tf.where(falls, 0.0, probabilities / (1 - rate)), value)
 
 

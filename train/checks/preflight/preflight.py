@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 ASSUMED_NUM_STEPS = 1_000_000
 CURES = (
     "Cures: a smaller --per-replica-batch-size with as many times more --gradient-accumulation-steps (the same global "
-    "batch), --recompute, --bfloat16. --find-batch-size tells the largest batch that fits."
+    "batch), --gradient-checkpointing, --bfloat16. --find-batch-size tells the largest batch that fits."
 )
 
 

@@ -1,0 +1,41 @@
+"""Settings of stage 3: a flag that was renamed is still read by its former name, wherever settings come from."""
+
+from pathlib import Path
+
+import pytest
+
+from train.checkpoints.run_folder import settings_that_may_change
+from train.config import TrainingConfig, current_settings, parse_training_config
+
+REQUIRED = ("--train-dataset", "shards", "--output-dir", "out")
+
+
+def parse(*flags: str) -> TrainingConfig:
+    return parse_training_config([*REQUIRED, *flags], "")
+
+
+@pytest.mark.parametrize("flags", [["--gradient-checkpointing"], ["--recompute"], ["--recompute", "true"]])
+def test_a_former_flag_sets_the_same_field(flags: list[str]) -> None:
+    assert parse(*flags) == parse("--gradient_checkpointing", "true")
+    assert parse(*flags) != parse()
+
+
+@pytest.mark.parametrize("text", ["recompute: true", '{"recompute": true}', "gradient-checkpointing: true"])
+def test_a_settings_file_may_use_the_former_name(tmp_path: Path, text: str) -> None:
+    settings = tmp_path / "settings.yaml"
+    settings.write_text(text, encoding="utf-8")
+    assert parse("--config-file", str(settings)) == parse("--gradient-checkpointing")
+    assert parse("--config-file", str(settings), "--recompute", "false") == parse()
+
+
+def test_settings_recorded_under_a_former_name_are_those_of_now() -> None:
+    now = parse("--gradient-checkpointing").as_dict()
+    recorded = {**now, "model": {**now["model"]}}
+    recorded["model"]["recompute"] = recorded["model"].pop("gradient_checkpointing")
+    assert "gradient_checkpointing" not in recorded["model"]
+    assert current_settings(recorded) == now
+
+
+def test_no_former_name_is_a_setting_of_the_run() -> None:
+    assert "--gradient-checkpointing" in settings_that_may_change()
+    assert "--recompute" not in settings_that_may_change()
