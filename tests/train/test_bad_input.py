@@ -139,7 +139,7 @@ CASES = {
     "dropout": (lambda _: None, ["--dropout", "1"], "--dropout must be at least 0 and below 1; received 1.0"),
     "recomputed dropout": (
         model_folder(model_type="deberta-v2"),
-        ["--pretrained-model-config", "{}/model", "--config-overrides", "num_hidden_layers=1", "--gradient-checkpointing"],
+        ["--pretrained-model-config", "{}/model", "--config-overrides", "num_hidden_layers=1", "--recompute"],
         "those of a deberta-v2 do not. Give --dropout 0",
     ),
     "dropout twice": (

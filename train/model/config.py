@@ -113,8 +113,8 @@ def _check_gradient_checkpointing(model_config: PretrainedConfig) -> None:
     architecture = ARCHITECTURES[model_config.model_type]
     if not architecture.repeats_dropout and any(getattr(model_config, name) for name in architecture.dropouts):
         raise InputError(
-            f"--gradient-checkpointing needs layers that drop the same twice, which those of a {model_config.model_type} do not. "
-            "Give --dropout 0, or leave out --gradient-checkpointing."
+            "--gradient-checkpointing needs layers that drop the same twice, which those of a "
+            f"{model_config.model_type} do not. Give --dropout 0, or leave out --gradient-checkpointing."
         )
 
 

@@ -9,7 +9,7 @@ from tests.fixtures.tiny_models import padded_batch, tiny_model
 from tests.train.test_train_step import RULE, one_cpu, token_rows, train, two_cpus, weights
 from train.config import OptimizationConfig
 from train.model.architectures import ARCHITECTURES
-from train.model.gradient_checkpointing import encoder_layers, checkpoint_gradients
+from train.model.gradient_checkpointing import checkpoint_gradients, encoder_layers
 from train.model.stateless_dropout import draw_row_keys, dropping_out_by, key_dropout
 from train.optimizer import build_optimizer
 from train.train_step import PretrainingModel
