@@ -15,7 +15,7 @@ from IPython.core.magic import register_cell_magic
 from IPython.display import HTML, Image, display
 
 READ_BYTES = (
-    "import sys; from tokenizer_training import storage; sys.stdout.buffer.write(storage.read_bytes(sys.argv[1]))"
+    "import sys; from mlm_common.storage import files; sys.stdout.buffer.write(files.read_bytes(sys.argv[1]))"
 )
 NUM_LINES_SHOWN = 20
 

@@ -31,7 +31,7 @@ def rendered(node: ast.AST) -> str:
 
 
 def strings_of_the_code() -> Iterator[str]:
-    for folder in ("tokenizer_training", "tfrecord_prep", "train"):
+    for folder in ("mlm_common", "tokenizer_training", "tfrecord_prep", "train"):
         for path in (PROJECT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp):

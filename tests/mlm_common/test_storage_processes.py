@@ -24,7 +24,7 @@ def test_import_is_light() -> None:
 
 def test_no_credentials(cloud_storage: CloudStorageHandle, tmp_path: Path) -> None:
     environment = cloud_storage.environment | {"NO_GCE_CHECK": "true", "HOME": str(tmp_path)}
-    code = f"from tokenizer_training import storage; storage.exists('{BUCKET}/x')"
+    code = f"from mlm_common.storage import files as storage; storage.exists('{BUCKET}/x')"
     assert "InputError: gs://test-bucket/x needs Google credentials" in run_python(code, environment).stderr
 
 
@@ -34,7 +34,7 @@ def test_tensorflow_reads_what_storage_wrote(cloud_storage: CloudStorageHandle) 
     code = f"""
 import tempfile
 import tensorflow as tf
-from tokenizer_training import storage
+from mlm_common.storage import files as storage
 records = [b"record %d" % number for number in range(5)]
 with tempfile.TemporaryDirectory() as folder:
     with tf.io.TFRecordWriter(folder + "/dataset-0-5.tfrecord") as writer:

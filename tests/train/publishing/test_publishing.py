@@ -179,7 +179,7 @@ def test_publishing_in_a_thread(built: Path, tmp_path: Path) -> None:
 
 PUBLISH_FOR_EVER = """
 import itertools, pathlib, sys
-from tokenizer_training import storage
+from mlm_common.storage import files as storage
 built, destination, last = sys.argv[1:]
 for generation in itertools.count():
     for name in (*map(str, range(5)), last):
