@@ -33,7 +33,8 @@ from benchmarks.tokenizer_contenders import (
     contenders,
     our_command,
 )
-from tokenizer_training.corpus.text_files import read_file
+from tokenizer_training.corpus.byte_ranges import ByteRange
+from tokenizer_training.corpus.text_files import find_files, read_byte_range
 from tokenizer_training.unigram.corpus_sample import draw_passages
 from tokenizer_training.unigram.report import TokenizerQuality, measure_quality
 
@@ -68,7 +69,8 @@ class Result:
 
 def paragraphs(file: str) -> Iterable[str]:
     """Yield the lines of all documents, but for blank ones."""
-    for document in read_file(file, text_column="text", sample_by="line"):
+    (stored,) = find_files([file], "--valid-file")
+    for document in read_byte_range(ByteRange(stored), text_column="text", sample_by="line"):
         yield from filter(str.strip, document.splitlines())
 
 

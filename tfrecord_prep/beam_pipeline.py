@@ -1,7 +1,7 @@
 """Work on the partitions of a split with Apache Beam: in processes of this machine, or on Dataflow's machines.
 
-Beam is given which partitions there are, and no text passes through it: whoever works on a partition reads its part of
-the files and writes its shards and its sidecar, which the program that started the pipeline then reads.
+Beam is given which partitions there are, and no text passes through it: whoever works on a partition reads its byte
+ranges of the files and writes its shards and its sidecar, which the program that started the pipeline then reads.
 """
 
 import importlib.util
@@ -21,8 +21,8 @@ from mlm_common.storage.files import is_remote
 from tfrecord_prep.config import DATAFLOW_RUNNER, PrepareConfig
 from tfrecord_prep.partition import SplitWork, work_on_partition
 from tfrecord_prep.split_folder import PartitionResult, read_sidecar, sidecar_name
+from tokenizer_training.corpus.byte_ranges import ByteRange
 from tokenizer_training.corpus.corpus import Corpus, Partition
-from tokenizer_training.corpus.text_files import Stretch
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -61,7 +61,7 @@ def check_beam(config: PrepareConfig, corpus: Corpus) -> "PipelineOptions":
         offline = _pipeline_options(config, "--dry_run=true")  # else the validator asks Cloud Storage
         if problems := PipelineOptionsValidator(offline, create_runner(DATAFLOW_RUNNER)).validate():
             raise InputError(f"--beam-options do not suit Dataflow: {' '.join(' '.join(problems).split())}")
-        files = [file.name for source in corpus.sources.values() for file in source.files or ()]
+        files = [file.name for source in corpus.sources.values() for file in source.files]
         local = [name for name in files if not is_remote(name)]
         if local:
             raise InputError(f"Dataflow's machines read gs:// files only; --data-files and others name {local[0]}.")
@@ -111,7 +111,7 @@ def _pipeline_options(config: PrepareConfig, *more: str) -> "PipelineOptions":
 def _without_much_text(partitions: Iterable[tuple[int, Partition]]) -> Iterator[tuple[int, Partition]]:
     num_bytes = 0
     for index, partition in partitions:
-        num_bytes += sum(len(item.encode()) for item in partition if not isinstance(item, Stretch))
+        num_bytes += sum(len(item.encode()) for item in partition if not isinstance(item, ByteRange))
         if num_bytes > MAX_INLINE_BYTES:
             raise InputError(
                 f"Beam's workers read files by themselves, and take at most {MAX_INLINE_BYTES:,} bytes of documents "

@@ -16,7 +16,8 @@ from tfrecord_prep.encoding import TokenBatch, encode_documents
 from tfrecord_prep.manifest import ShardRecord, Totals
 from tfrecord_prep.records import encode_rows
 from tfrecord_prep.split_folder import PartitionResult, write_sidecar
-from tokenizer_training.corpus.corpus import CorpusConfig, Partition, read_partition
+from tokenizer_training.corpus.config import CorpusConfig
+from tokenizer_training.corpus.corpus import Partition, read_partition
 
 
 @dataclass(frozen=True)

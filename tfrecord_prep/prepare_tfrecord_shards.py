@@ -21,9 +21,10 @@ from tfrecord_prep.partition import SplitWork, work_on_partition
 from tfrecord_prep.push_to_hub import push_shards
 from tfrecord_prep.split import Engine, SplitPlan, log_first_row, plan_splits, prepare_split
 from tfrecord_prep.split_folder import PartitionResult, finish_folder
-from tfrecord_prep.tokenizer_corpus import tokenizer_corpus, warn_of_seen_parts
+from tfrecord_prep.tokenizer_corpus import tokenizer_corpus, warn_of_seen_splits
 from tfrecord_prep.verify import verify_folder
-from tokenizer_training.corpus.corpus import Corpus, CorpusConfig, Partition, open_corpus
+from tokenizer_training.corpus.config import CorpusConfig
+from tokenizer_training.corpus.corpus import Corpus, Partition, open_corpus
 from tokenizer_training.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     tokenizer = load_tokenizer(config.tokenizer_name_or_path)
     seen = tokenizer_corpus(config.tokenizer_name_or_path)
     corpus = open_corpus(choose_corpus(corpus_config, seen, config.tokenizer_name_or_path))
-    warn_of_seen_parts(corpus.config, seen)
+    warn_of_seen_splits(corpus.config, seen)
     engine = choose_engine(config, corpus)
     plans = plan_splits(config, tokenizer, corpus)
     repository = find_repository(config)

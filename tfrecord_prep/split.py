@@ -5,7 +5,7 @@ import dataclasses
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -39,8 +39,8 @@ from tfrecord_prep.split_folder import (
     plan_sha256,
     read_results,
 )
+from tokenizer_training.corpus.byte_ranges import ByteRange
 from tokenizer_training.corpus.corpus import Corpus, Partition
-from tokenizer_training.corpus.text_files import Stretch
 from tokenizer_training.tokenizer import save_tokenizer, special_ids, tokenizer_sha256, vocabulary_size
 
 if TYPE_CHECKING:
@@ -134,7 +134,6 @@ class WorkList:
         self, corpus: Corpus, split_name: str, partition_bytes: int, complete: Collection[int], progress: SplitProgress
     ) -> None:
         self._partitions = corpus.partitions(split_name, partition_bytes)
-        self._file_sizes = file_sizes(corpus, split_name)
         self._complete = complete
         self._progress = progress
         self._num_bytes: dict[int, int] = {}
@@ -143,7 +142,7 @@ class WorkList:
     def __iter__(self) -> Iterator[tuple[int, Partition]]:
         for index, partition in enumerate(self._partitions):
             self.num_partitions += 1
-            num_bytes = num_partition_bytes(partition, self._file_sizes)
+            num_bytes = num_partition_bytes(partition)
             if index in self._complete:
                 self._progress.skip(num_bytes)
             else:
@@ -155,36 +154,24 @@ class WorkList:
         self._progress.add(self._num_bytes.pop(index), num_tokens)
 
 
-def file_sizes(corpus: Corpus, split_name: str) -> dict[str, int]:
-    """Return name -> size in bytes of the files that are read for a split; none where there are no files."""
-    source = corpus.sources.get(split_name, corpus.sources[corpus.config.split])
-    return {file.name: file.num_bytes for file in source.files or ()}
-
-
 def total_bytes(corpus: Corpus, split_name: str, partition_bytes: int) -> int | None:
-    """Return the sum of the partitions' sizes; None where only reading them would tell."""
-    if not corpus.has_stretches(split_name, partition_bytes):
+    """Sum the sizes of the partitions; None where only reading them would tell."""
+    if not corpus.has_byte_ranges(split_name, partition_bytes):
         return None
-    return sum(file_sizes(corpus, split_name).values()) or None
+    return sum(file.num_bytes for file in corpus.files(split_name)) or None
 
 
 def default_partition_bytes(corpus: Corpus) -> int:
-    """Return a size of partitions that fits the size of the corpus."""
-    num_bytes = sum(file_sizes(corpus, corpus.config.split).values())
+    """Choose a size of partitions that fits the size of the corpus."""
+    num_bytes = sum(file.num_bytes for file in corpus.files(corpus.config.split))
     if not num_bytes or corpus.config.limit:
         return DEFAULT_BYTES
     return min(max(num_bytes // NUM_PARTITIONS, MIN_DEFAULT_BYTES), MAX_DEFAULT_BYTES)
 
 
-def num_partition_bytes(partition: Partition, file_sizes: Mapping[str, int]) -> int:
-    """Return the size of a partition: of its documents in UTF-8, or of its stretches as stored."""
-    num_bytes = 0
-    for item in partition:
-        if isinstance(item, Stretch):
-            num_bytes += file_sizes[item.name] if item.stop is None else item.stop - item.start
-        else:
-            num_bytes += len(item.encode())
-    return num_bytes
+def num_partition_bytes(partition: Partition) -> int:
+    """Measure a partition: its documents in UTF-8, or its byte ranges as stored."""
+    return sum(item.num_bytes if isinstance(item, ByteRange) else len(item.encode()) for item in partition)
 
 
 LIBRARIES = ("mlm-pretraining", "tokenizers", "transformers", "datasets", "numpy")

@@ -5,7 +5,7 @@ import logging
 
 from mlm_common.errors import InputError
 from mlm_common.storage import files as storage
-from tokenizer_training.corpus.config import HELD_OUT_PARTS, CorpusConfig, corpus_config_from_record
+from tokenizer_training.corpus.config import HELD_OUT_SPLITS, CorpusConfig, corpus_config_from_record
 
 logger = logging.getLogger(__name__)
 
@@ -25,32 +25,32 @@ def tokenizer_corpus(tokenizer_folder: str) -> CorpusConfig | None:
     return corpus_config_from_record(record)
 
 
-def warn_of_seen_parts(corpus: CorpusConfig, seen: CorpusConfig | None) -> None:
-    """Log a warning where a part that is not for training has documents that the tokenizer was trained on."""
-    for part in seen_parts(corpus, seen) if seen else []:
+def warn_of_seen_splits(corpus: CorpusConfig, seen: CorpusConfig | None) -> None:
+    """Log a warning where a split that is not for training has documents that the tokenizer was trained on."""
+    for split in seen_splits(corpus, seen) if seen else []:
         logger.warning(
-            "The tokenizer was trained on documents of the part `%s`, since train-unigram was not given the same "
-            "--%s-percent and --seed: what is measured on that part will look a little too good.",
-            part,
-            part,
+            "The tokenizer was trained on documents of the split `%s`, since train-unigram was not given the same "
+            "--%s-percent and --seed: what is measured on that split will look a little too good.",
+            split,
+            split,
         )
 
 
-def seen_parts(corpus: CorpusConfig, seen: CorpusConfig) -> list[str]:
-    """Return the drawn parts of a corpus of which documents were in the main part of the corpus `seen`.
+def seen_splits(corpus: CorpusConfig, seen: CorpusConfig) -> list[str]:
+    """List the drawn splits of a corpus of which documents were in the main split of the corpus `seen`.
 
-    The parts are drawn one after the other from the same number of each document (see `drawn_part`).
+    The splits are drawn one after the other from the same number of each document (see `draw_split`).
     """
     if _main_text(corpus) != _main_text(seen):
         return []
-    unseen_percent = sum(map(seen.percent_of, HELD_OUT_PARTS)) if corpus.seed == seen.seed else 0.0
-    parts: list[str] = []
+    unseen_percent = sum(map(seen.percent_of, HELD_OUT_SPLITS)) if corpus.seed == seen.seed else 0.0
+    splits: list[str] = []
     percent = 0.0
-    for part in HELD_OUT_PARTS:
-        percent += corpus.percent_of(part)
-        if corpus.percent_of(part) and percent > unseen_percent:
-            parts.append(part)
-    return parts
+    for split in HELD_OUT_SPLITS:
+        percent += corpus.percent_of(split)
+        if corpus.percent_of(split) and percent > unseen_percent:
+            splits.append(split)
+    return splits
 
 
 def _main_text(corpus: CorpusConfig) -> tuple[object, ...]:

@@ -175,7 +175,7 @@ def describe_plan(
         f"{unigram.vocab_size:,}" if unigram.vocab_size else f"as the corpus allows, up to {DEFAULT_VOCABULARY_SIZE:,},"
     )
     lines = [
-        f"corpus      {source}{files}{limit}; parts: {', '.join(corpus.split_names)}",
+        f"corpus      {source}{files}{limit}; splits: {', '.join(corpus.split_names)}",
         f"tokenizer   unigram, {size} pieces, character coverage {unigram.character_coverage}, "
         + ("rarer characters as bytes" if unigram.byte_fallback else "rarer characters lost"),
         f"output      {output.output_dir}" + (f", pushed to {repository.repo_id}" if repository else ""),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tfrecord_prep.config import PrepareConfig
-from tokenizer_training.corpus.corpus import CorpusConfig
+from tokenizer_training.corpus.config import CorpusConfig
 from tokenizer_training.train_unigram import OutputConfig
 from tokenizer_training.unigram.config import UnigramConfig
 from tokenizer_training.unigram.normalization import NormalizationConfig

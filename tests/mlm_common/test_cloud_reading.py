@@ -21,9 +21,11 @@ from mlm_common.errors import InputError, RunFailedError
 from mlm_common.storage import stored_files
 from mlm_common.storage.stored_files import StoredFile, find_stored_files
 from tests.servers.fixtures import CloudStorageHandle
-from tokenizer_training.corpus import text_files as row_ranges
-from tokenizer_training.corpus.corpus import CorpusConfig, open_corpus, read_partition
-from tokenizer_training.corpus.text_files import Stretch, cut_file, find_files, read_stretch
+from tokenizer_training.corpus import text_files
+from tokenizer_training.corpus.byte_ranges import ByteRange, cut_file
+from tokenizer_training.corpus.config import CorpusConfig
+from tokenizer_training.corpus.corpus import open_corpus, read_partition
+from tokenizer_training.corpus.text_files import find_files, read_byte_range
 
 BUCKET = CloudStorageHandle.bucket_url
 TEXTS = ["first", "", "sécond ☃", "last"] * 50
@@ -52,12 +54,12 @@ CONTENTS |= {f"{ending}.gz": gzip.compress(content) for ending, content in CONTE
 CONTENTS["parquet"] = as_parquet(TEXTS)
 
 
-def read(stretch: Stretch) -> list[str]:
-    return list(read_stretch(stretch, "text", "line"))
+def read(byte_range: ByteRange) -> list[str]:
+    return list(read_byte_range(byte_range, "text", "line"))
 
 
-def stretch_of(file: StoredFile) -> Stretch:
-    return Stretch(file.name, generation=file.generation)
+def read_object(name: str, *bounds: int) -> list[str]:
+    return read(ByteRange(StoredFile(f"{BUCKET}/{name}", 0), *bounds))
 
 
 def downloads(cloud: CloudStorageHandle) -> list[str]:
@@ -112,29 +114,29 @@ def test_names_that_look_like_globs_and_empty_objects(cloud: CloudStorageHandle)
         f"{BUCKET}/z.txt", f"{BUCKET}/part[1].txt",
     ]  # fmt: skip
     assert [file.num_bytes for file in find_files([f"{BUCKET}/**"], "--data-files")] == [0, 0, 1]
-    assert read(Stretch(f"{BUCKET}/part1.txt")) == []
+    assert read_object("part1.txt") == []
     for pattern in ("gs://test-bucket", f"{BUCKET}/missing.txt", f"{BUCKET}/m*.txt"):
         with pytest.raises(InputError, match=r"--data-files must name files, .*no file matches 'gs://test-bucket"):
             find_files([pattern], "--data-files")
 
 
 @pytest.mark.parametrize("ending", ["txt", "jsonl"])
-def test_a_stretch_is_read_without_the_rest(
+def test_a_range_is_read_without_the_rest(
     cloud: CloudStorageHandle, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_ranges, "ROW_END_BYTES", 50)
+    monkeypatch.setattr(text_files, "ROW_END_BYTES", 50)
     rows = [b'{"text": "%06d"}\n' % number for number in range(10_000)]
     cloud.put(f"a.{ending}", b"".join(rows))
     (file,) = find_stored_files(f"{BUCKET}/a.{ending}")
-    stretches = cut_file(file.name, file.num_bytes, "line", 20_000, file.generation)
+    byte_ranges = cut_file(file, "line", 20_000)
     num_before = len(cloud.requests(path="/o/"))
-    texts = read(stretches[5])
+    texts = read(byte_ranges[5])
     assert 900 < len(texts) < 1200
     sizes = [int(last) - int(first) + 1 for first, last in (text[6:].split("-") for text in downloads(cloud))]
     assert sum(sizes) < 20_000 + 8_000 + 2 * 51
     assert len(cloud.requests(path="/o/")) - num_before == len(sizes), "something beside the content was asked for"
     assert len(sizes) == 4
-    assert sum(len(read(stretch)) for stretch in stretches) == 10_000
+    assert sum(len(read(byte_range)) for byte_range in byte_ranges) == 10_000
 
 
 @pytest.mark.parametrize("ending", CONTENTS)
@@ -142,19 +144,19 @@ def test_a_stretch_is_read_without_the_rest(
 def test_an_object_that_changes_is_an_error(cloud: CloudStorageHandle, ending: str, change: str) -> None:
     cloud.put(f"a.{ending}", CONTENTS[ending])
     (file,) = find_stored_files(f"{BUCKET}/a.{ending}")
-    assert read(stretch_of(file)) == TEXTS
+    assert read(ByteRange(file)) == TEXTS
     if change == "deleted":
         cloud.delete(f"a.{ending}")
     else:
         cloud.put(f"a.{ending}", CONTENTS[ending])
     with pytest.raises(InputError, match=rf"gs://test-bucket/a\.{ending} must stay as it is .* replaced or deleted"):
-        read(stretch_of(file))
+        read(ByteRange(file))
 
 
 def test_an_object_that_changes_while_it_is_read(cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_files, "REQUEST_BYTES", 100_000)
     cloud.put("a.txt", b"old line\n" * 50_000)
-    texts = read_stretch(Stretch(f"{BUCKET}/a.txt"), "text", "line")
+    texts = read_byte_range(ByteRange(StoredFile(f"{BUCKET}/a.txt", 0)), "text", "line")
     assert next(texts) == "old line"
     cloud.put("a.txt", b"new line\n" * 50_000)
     with pytest.raises(InputError, match="must stay as it is while it is read; it was replaced"):
@@ -166,7 +168,7 @@ def test_an_object_that_changes_while_it_is_read(cloud: CloudStorageHandle, monk
 def test_reading_outlives_faults(cloud: CloudStorageHandle, ending: str, fault: dict) -> None:
     cloud.put(f"a.{ending}", CONTENTS[ending])
     cloud.fault(DOWNLOAD, num_bytes=20, **fault)
-    assert read(Stretch(f"{BUCKET}/a.{ending}")) == TEXTS
+    assert read_object(f"a.{ending}") == TEXTS
     assert [entry["fault"] for entry in cloud.requests() if entry["fault"] != "none"] == [fault.get("mode", "status")]
 
 
@@ -176,7 +178,7 @@ def test_no_answer_is_one_line(cloud: CloudStorageHandle, ending: str, monkeypat
     cloud.put(f"a.{ending}", CONTENTS[ending])
     cloud.fault(DOWNLOAD, times=1000)
     with pytest.raises(RunFailedError, match=r"gs://test-bucket/a.* did not answer.* Run the same command again\."):
-        read(Stretch(f"{BUCKET}/a.{ending}"))
+        read_object(f"a.{ending}")
     cloud.fault("/o?", times=1000)
     with pytest.raises(RunFailedError, match=r"gs://test-bucket/\*.* did not answer"):
         find_stored_files(f"{BUCKET}/*.{ending}")
@@ -194,7 +196,7 @@ def test_errors_name_the_cure(cloud: CloudStorageHandle, pattern: str) -> None:
     with pytest.raises(InputError, match=r"roles/storage\.objectViewer"):
         open_corpus(CorpusConfig(data_files=[f"{BUCKET}/{pattern}"]))
     with pytest.raises(InputError, match=r"roles/storage\.objectViewer"):
-        read(stretch_of(file))
+        read(ByteRange(file))
     cloud.authorize(accepted_tokens=["another"])
     with pytest.raises(InputError, match="gcloud auth application-default login"):
         open_corpus(CorpusConfig(data_files=[f"{BUCKET}/{pattern}"]))
@@ -204,6 +206,6 @@ def test_errors_in_the_content_name_object_and_place(cloud: CloudStorageHandle) 
     cloud.put("a.jsonl", b'{"text": "a"}\n' * 30 + b"{oops\n")
     cloud.put("b.txt", b"a\n" * 3000 + b"\xfc\n")
     with pytest.raises(InputError, match=r"gs://test-bucket/a\.jsonl must hold .*; the line at byte 420, column 2"):
-        read(Stretch(f"{BUCKET}/a.jsonl", 100, 426))
+        read_object("a.jsonl", 100, 426)
     with pytest.raises(InputError, match=r"gs://test-bucket/b\.txt must be UTF-8 text; byte 6000 is 0xfc"):
-        read(Stretch(f"{BUCKET}/b.txt", 2000, 6002))
+        read_object("b.txt", 2000, 6002)

@@ -16,7 +16,7 @@ from mlm_common.worker_pool import ITEMS_PER_WORKER
 from tests.tfrecord_prep.test_partition import partition_settings
 from tfrecord_prep.partition import SplitWork
 from tfrecord_prep.prepare_tfrecord_shards import work_locally
-from tokenizer_training.corpus.corpus import CorpusConfig
+from tokenizer_training.corpus.config import CorpusConfig
 
 PROJECT = Path(__file__).parents[2]
 DOCUMENT = "11 12 13 12 11 12"

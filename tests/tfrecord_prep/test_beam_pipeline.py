@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlm_common.errors import InputError, RunFailedError
+from mlm_common.storage.stored_files import StoredFile
 from tests.fixtures.tiny_corpus import contents, flags, write_source
 from tests.servers.fixtures import CloudStorageHandle
 from tests.tfrecord_prep.test_partition import partition_settings
@@ -15,8 +16,9 @@ from tfrecord_prep.config import PrepareConfig
 from tfrecord_prep.partition import SplitWork
 from tfrecord_prep.prepare_tfrecord_shards import main
 from tfrecord_prep.split_folder import read_sidecar
-from tokenizer_training.corpus.corpus import Corpus, CorpusConfig, open_corpus
-from tokenizer_training.corpus.text_files import Stretch
+from tokenizer_training.corpus.byte_ranges import ByteRange
+from tokenizer_training.corpus.config import CorpusConfig
+from tokenizer_training.corpus.corpus import Corpus, open_corpus
 
 needs_beam = pytest.mark.skipif(
     importlib.util.find_spec("apache_beam") is None, reason="needs Apache Beam: pip install -e '.[test]'"
@@ -156,7 +158,8 @@ def test_dataflow_can_be_given_the_pipeline() -> None:
     config = PrepareConfig("tokenizer", "gs://bucket/shards", runner="DataflowRunner", beam_options=beam_options)
     options = check_beam(config, Corpus(corpus, {}, {}))
     work = SplitWork(corpus, "train", partition_settings("gs://bucket/shards"))
-    partitions = [(number, [Stretch("gs://bucket/docs.jsonl", number, number + 1)]) for number in range(100)]
+    docs = StoredFile("gs://bucket/docs.jsonl", 100)
+    partitions = [(number, [ByteRange(docs, number, number + 1)]) for number in range(100)]
     with pytest.raises(RunFailedError, match="DataflowRunner ended in the state None"):
         list(work_with_beam(work, partitions, options))
 

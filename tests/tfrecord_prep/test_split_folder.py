@@ -13,8 +13,9 @@ from tests.fixtures.tiny_corpus import contents, flags, write_source
 from tfrecord_prep import partition
 from tfrecord_prep.manifest import open_shards
 from tfrecord_prep.prepare_tfrecord_shards import main
-from tokenizer_training.corpus.corpus import CorpusConfig, read_partition
-from tokenizer_training.corpus.text_files import Stretch
+from tokenizer_training.corpus.byte_ranges import ByteRange
+from tokenizer_training.corpus.config import CorpusConfig
+from tokenizer_training.corpus.corpus import read_partition
 from tokenizer_training.tokenizer import SPECIAL_TOKENS
 
 CORPUS = b"a corpus of small words\n" * 400 + b"x\n"
@@ -36,10 +37,10 @@ def unfinished(source: Path, folder: Path, capsys: pytest.CaptureFixture) -> tup
     corpus.write_bytes(CORPUS)
     arguments = flags(source, folder / "out", "--data-files", str(corpus))
 
-    def read(config: CorpusConfig, split_name: str, stretches: list[Stretch]) -> Iterator[str]:
-        if stretches[0].stop == len(CORPUS):
+    def read(config: CorpusConfig, split_name: str, byte_ranges: list[ByteRange]) -> Iterator[str]:
+        if byte_ranges[0].stop == len(CORPUS):
             raise InputError("stopped before the last")
-        return read_partition(config, split_name, stretches)
+        return read_partition(config, split_name, byte_ranges)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(partition, "read_partition", read)

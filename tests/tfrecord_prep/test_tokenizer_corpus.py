@@ -8,8 +8,9 @@ import pytest
 
 from tests.fixtures.tiny_corpus import flags, write_source
 from tfrecord_prep.prepare_tfrecord_shards import main
-from tfrecord_prep.tokenizer_corpus import seen_parts
-from tokenizer_training.corpus.corpus import CorpusConfig, open_corpus
+from tfrecord_prep.tokenizer_corpus import seen_splits
+from tokenizer_training.corpus.config import CorpusConfig
+from tokenizer_training.corpus.corpus import open_corpus
 
 
 def drawn(validation: float = 0, test: float = 0, **more: int) -> CorpusConfig:
@@ -29,9 +30,9 @@ def drawn(validation: float = 0, test: float = 0, **more: int) -> CorpusConfig:
         (drawn(20, 20, seed=1), drawn(20, 20), ["validation", "test"]),
     ],
 )
-def test_seen_parts(corpus: CorpusConfig, seen: CorpusConfig, expected: list[str], tmp_path: Path) -> None:
+def test_seen_splits(corpus: CorpusConfig, seen: CorpusConfig, expected: list[str], tmp_path: Path) -> None:
     """As they are known from the settings, and as the documents show."""
-    assert seen_parts(corpus, seen) == expected
+    assert seen_splits(corpus, seen) == expected
     path = tmp_path / "a.txt"
     path.write_text("".join(f"{number}\n" for number in range(300)))
     opened, opened_seen = (open_corpus(CorpusConfig(**vars(c) | {"data_files": [str(path)]})) for c in (corpus, seen))
@@ -41,7 +42,7 @@ def test_seen_parts(corpus: CorpusConfig, seen: CorpusConfig, expected: list[str
 
 
 def test_of_another_corpus_nothing_is_known_to_be_seen() -> None:
-    assert seen_parts(drawn(20), CorpusConfig(data_files=["b.txt"])) == []
+    assert seen_splits(drawn(20), CorpusConfig(data_files=["b.txt"])) == []
 
 
 def test_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -54,4 +55,4 @@ def test_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         assert not caplog.messages
         assert main(flags(source, tmp_path / "out", *parts)) == 0
     (message,) = caplog.messages
-    assert "trained on documents of the part `test`" in message
+    assert "trained on documents of the split `test`" in message

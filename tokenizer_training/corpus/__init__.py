@@ -1,1 +1,1 @@
-"""The corpus: text files, a Hub data set or the built-in one, read in partitions, in train and held-out parts."""
+"""The corpus: text files, a Hub data set or the built-in one, in splits, read in partitions or as a sample."""

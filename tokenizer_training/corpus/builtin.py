@@ -37,7 +37,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 @lru_cache(maxsize=1)
 def read_builtin_corpus() -> tuple[str, ...]:
-    """Return the documents, 100 characters or more each, at most 25 MB in all, in an order that is a fixed shuffle.
+    """Read the documents, 100 characters or more each, at most 25 MB in all, in an order that is a fixed shuffle.
 
     The first call in a process reads all files, on all cores; later ones return the same tuple.
     """
@@ -45,7 +45,7 @@ def read_builtin_corpus() -> tuple[str, ...]:
 
 
 def read_folders(folders: Iterable[str]) -> tuple[str, ...]:
-    """Return the documents in the modules under the folders, as `read_builtin_corpus` does for a whole installation."""
+    """Read the documents in the modules under the folders, as `read_builtin_corpus` does for a whole installation."""
     start_seconds = time.monotonic()
     files = list(python_files(folders))
     logger.info("Reading the built-in corpus from %s Python files.", f"{len(files):,}")
@@ -60,7 +60,7 @@ def read_folders(folders: Iterable[str]) -> tuple[str, ...]:
 
 
 def describe_builtin_corpus() -> dict[str, Any]:
-    """Return what decides the documents: the Python version, and the number and a SHA-256 of the packages' versions."""
+    """Describe what decides the documents: Python's version, and the number and a SHA-256 of the packages' versions."""
     packages = sorted(f"{found.name}=={found.version}" for found in distributions(path=_package_folders()))
     return {
         "python": platform.python_version(),
@@ -81,7 +81,7 @@ def python_files(folders: Iterable[str]) -> Iterator[str]:
 
 
 def extract_documents(path: str) -> list[str]:
-    """Return the docstrings in a Python file, cleaned, without examples and tables; none where it cannot be parsed."""
+    """Extract the docstrings in a Python file, cleaned, without examples and tables; none where it cannot be parsed."""
     source = Path(path).read_bytes()
     if b'"""' not in source and b"'''" not in source:
         return []

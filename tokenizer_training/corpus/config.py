@@ -1,4 +1,4 @@
-"""The settings of a corpus: which text is read, and how it is divided into documents and parts."""
+"""The settings of a corpus: which text is read, and how it is divided into documents and splits."""
 
 import dataclasses
 import re
@@ -10,14 +10,14 @@ from mlm_common.errors import InputError
 BUILTIN = "builtin"
 VALIDATION = "validation"
 TEST = "test"
-# The parts that are not trained on, in the order in which they are drawn.
-HELD_OUT_PARTS = (VALIDATION, TEST)
+# The splits that are not trained on, in the order in which they are drawn.
+HELD_OUT_SPLITS = (VALIDATION, TEST)
 SampleBy = Literal["line", "paragraph", "document"]
 
 
 @dataclass(frozen=True)
 class CorpusConfig:
-    """Which text is read, and how it is divided into documents and parts.
+    """Which text is read, and how it is divided into documents and splits.
 
     Raises:
         InputError: two settings contradict each other, or one is out of its range.
@@ -45,10 +45,10 @@ class CorpusConfig:
         },
     )
     validation_files: list[str] = field(
-        default_factory=list, metadata={"help": "Files or globs of the part `validation`, local or gs://."}
+        default_factory=list, metadata={"help": "Files or globs of the split `validation`, local or gs://."}
     )
     test_files: list[str] = field(
-        default_factory=list, metadata={"help": "Files or globs of the part `test`, local or gs://."}
+        default_factory=list, metadata={"help": "Files or globs of the split `test`, local or gs://."}
     )
     text_column: str = field(default="text", metadata={"help": "Column or JSON key that holds the text."})
     sample_by: SampleBy = field(
@@ -60,13 +60,13 @@ class CorpusConfig:
     )
     split: str = field(
         default="train",
-        metadata={"help": "Split of the Hub data set to read; for other corpora the name given to the part read."},
+        metadata={"help": "Split of the Hub data set to read; for other corpora the name given to what is read."},
     )
     validation_split: str | None = field(
-        default=None, metadata={"help": "Split of the Hub data set that becomes the part `validation`."}
+        default=None, metadata={"help": "Split of the Hub data set that becomes the split `validation`."}
     )
     test_split: str | None = field(
-        default=None, metadata={"help": "Split of the Hub data set that becomes the part `test`."}
+        default=None, metadata={"help": "Split of the Hub data set that becomes the split `test`."}
     )
     streaming: bool = field(
         default=False,
@@ -75,21 +75,21 @@ class CorpusConfig:
     limit: int | None = field(
         default=None,
         metadata={
-            "help": "Read only the first so many documents of --split, for trying things out. Parts drawn by "
-            "--validation-percent and --test-percent come from the same stretch. Default: all."
+            "help": "Read only the first so many documents of --split, for trying things out. Splits drawn by "
+            "--validation-percent and --test-percent come from the same documents. Default: all."
         },
     )
     validation_percent: float = field(
         default=0.0,
         metadata={
-            "help": "Percentage of the documents set apart as the part `validation`, for a corpus without one. Drawn "
+            "help": "Percentage of the documents set apart as the split `validation`, for a corpus without one. Drawn "
             "by a hash of seed and text, so equal documents are never on both sides. Default: none."
         },
     )
     test_percent: float = field(
         default=0.0,
         metadata={
-            "help": "Percentage of the documents set apart as the part `test`, by the same draw; --validation-percent "
+            "help": "Percentage of the documents set apart as the split `test`, by the same draw; --validation-percent "
             "draws the same documents with it and without. Default: none."
         },
     )
@@ -108,48 +108,49 @@ class CorpusConfig:
             raise InputError("--dataset-config and --dataset-revision need a Hub data set in --dataset-name.")
         if self.sample_by not in get_args(SampleBy):
             raise InputError(f"--sample-by is one of {', '.join(get_args(SampleBy))}; got {self.sample_by!r}.")
-        splits = {"--split": self.split} | {f"--{part}-split": self.split_of(part) for part in HELD_OUT_PARTS}
-        for flag, split in splits.items():
-            if split is not None and not re.fullmatch(r"\w+([.-]\w+)*", split):
-                raise InputError(f"{flag} must be a plain name (for a part of it, --limit); got {split!r}.")
+        flags = {"--split": self.split} | {f"--{split}-split": self.hub_split_of(split) for split in HELD_OUT_SPLITS}
+        for flag, name in flags.items():
+            if name is not None and not re.fullmatch(r"\w+([.-]\w+)*", name):
+                raise InputError(f"{flag} must be a plain name (for a part of it, --limit); got {name!r}.")
         if self.limit is not None and self.limit < 1:
             raise InputError(f"--limit must be 1 or more documents; got {self.limit}.")
-        self._check_held_out_parts()
+        self._check_held_out_splits()
 
-    def _check_held_out_parts(self) -> None:
-        for part in HELD_OUT_PARTS:
-            if not 0 <= self.percent_of(part) < 100:
-                raise InputError(f"--{part}-percent must be at least 0 and under 100; got {self.percent_of(part)}.")
-            ways = [f"--{part}-percent"] * (self.percent_of(part) > 0)
-            ways += [f"--{part}-files"] * bool(self.files_of(part)) + [f"--{part}-split"] * bool(self.split_of(part))
+    def _check_held_out_splits(self) -> None:
+        for split in HELD_OUT_SPLITS:
+            if not 0 <= self.percent_of(split) < 100:
+                raise InputError(f"--{split}-percent must be at least 0 and under 100; got {self.percent_of(split)}.")
+            ways = [f"--{split}-percent"] * (self.percent_of(split) > 0)
+            ways += [f"--{split}-files"] * bool(self.files_of(split))
+            ways += [f"--{split}-split"] * bool(self.hub_split_of(split))
             if len(ways) > 1:
-                raise InputError(f"The part `{part}` comes from {' or '.join(ways)}, not both.")
-            if self.split == part and ways:
-                raise InputError(f"--split {part} leaves no name for another part `{part}`; drop it or {ways[0]}.")
-            if self.split_of(part) and self.dataset_name in (None, BUILTIN):
-                raise InputError(f"--{part}-split needs a Hub data set in --dataset-name; for files, --{part}-files.")
+                raise InputError(f"The split `{split}` comes from {' or '.join(ways)}, not both.")
+            if self.split == split and ways:
+                raise InputError(f"--split {split} leaves no name for another split `{split}`; drop it or {ways[0]}.")
+            if self.hub_split_of(split) and self.dataset_name in (None, BUILTIN):
+                raise InputError(f"--{split}-split needs a Hub data set in --dataset-name; for files, --{split}-files.")
         if self.validation_percent + self.test_percent >= 100:
             raise InputError(
                 "--validation-percent and --test-percent must be under 100 together, to leave something to train on; "
                 f"got {self.validation_percent} and {self.test_percent}."
             )
-        splits = [self.split, *filter(None, map(self.split_of, HELD_OUT_PARTS))]
-        if self.dataset_name and len(set(splits)) < len(splits):
+        hub_splits = [self.split, *filter(None, map(self.hub_split_of, HELD_OUT_SPLITS))]
+        if self.dataset_name and len(set(hub_splits)) < len(hub_splits):
             raise InputError(
-                f"--split, --validation-split and --test-split must be different splits; got {', '.join(splits)}."
+                f"--split, --validation-split and --test-split must be different splits; got {', '.join(hub_splits)}."
             )
 
-    def percent_of(self, part: str) -> float:
-        """Return the percentage of documents drawn for a part: 0 for all but `validation` and `test`."""
-        return {VALIDATION: self.validation_percent, TEST: self.test_percent}.get(part, 0.0)
+    def percent_of(self, split: str) -> float:
+        """Look up the percentage of documents drawn for a split: 0 for all but `validation` and `test`."""
+        return {VALIDATION: self.validation_percent, TEST: self.test_percent}.get(split, 0.0)
 
-    def files_of(self, part: str) -> list[str]:
-        """Return the patterns of the files of `validation` or `test`, if it has any."""
-        return {VALIDATION: self.validation_files, TEST: self.test_files}[part]
+    def files_of(self, split: str) -> list[str]:
+        """Look up the patterns of the files of `validation` or `test`, if it has any."""
+        return {VALIDATION: self.validation_files, TEST: self.test_files}[split]
 
-    def split_of(self, part: str) -> str | None:
-        """Return which split of the Hub data set `validation` or `test` is, if any."""
-        return {VALIDATION: self.validation_split, TEST: self.test_split}[part]
+    def hub_split_of(self, split: str) -> str | None:
+        """Look up which split of the Hub data set `validation` or `test` is, if any."""
+        return {VALIDATION: self.validation_split, TEST: self.test_split}[split]
 
     @property
     def is_given(self) -> bool:
@@ -158,7 +159,7 @@ class CorpusConfig:
 
 
 def corpus_config_from_record(record: dict[str, Any]) -> CorpusConfig:
-    """Return the settings kept in a `Corpus.description` (also after a round trip through JSON).
+    """Read the settings back from a `Corpus.description`, also after a round trip through JSON.
 
     Raises:
         InputError: the record has settings that this version does not know.

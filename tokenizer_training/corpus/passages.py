@@ -49,7 +49,7 @@ def grouped_by_size(documents: Iterable[str], max_bytes: int) -> Iterator[list[s
 
 
 def num_utf8_bytes(document: str, number: int) -> int:
-    """Return the size of document number `number` in UTF-8.
+    """Measure the size of document number `number` in UTF-8.
 
     Raises:
         InputError: it is not valid Unicode.

@@ -17,7 +17,7 @@ ROWS_PER_BATCH = 64
 # Of JSON without the text column.
 NUM_ROWS_CHECKED = 256
 MAX_FIELD_CHARACTERS = 1 << 30  # what an unclosed quotation mark in a CSV file can take up
-# Parquet holds a column of thousands of rows in one stretch, which is read in pieces of this size.
+# Parquet holds a column of thousands of rows in one run of bytes, which is read in blocks of this size.
 PARQUET_BUFFER_BYTES = 1 << 20
 
 

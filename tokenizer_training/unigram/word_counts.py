@@ -29,7 +29,7 @@ class WordCounts:
     num_words: int = 0
 
     def add(self, other: "WordCounts") -> None:
-        """Add the counts of another stretch of text."""
+        """Add the counts of another block of text."""
         self.segments.update(other.segments)
         self.characters.update(other.characters)
         self.num_words += other.num_words

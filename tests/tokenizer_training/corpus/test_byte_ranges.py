@@ -1,4 +1,4 @@
-"""Files cut into stretches: together they are the whole file, wherever it is cut, and errors name the place in it."""
+"""Files cut into byte ranges: together they are the whole file, wherever it is cut, and errors name the place in it."""
 
 import io
 import json
@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 
 from mlm_common.errors import InputError
 from mlm_common.storage import stored_files
-from tokenizer_training.corpus import text_files as row_ranges
-from tokenizer_training.corpus.text_files import Stretch, cut_file, first_row, read_file, read_stretch, row_bytes
+from mlm_common.storage.stored_files import StoredFile
+from tests.fixtures.text_files import local_file, read_file, read_range
+from tokenizer_training.corpus import text_files
+from tokenizer_training.corpus.byte_ranges import ByteRange, cut_file
+from tokenizer_training.corpus.text_files import first_row, read_byte_range, row_blocks
 
 LINE_ENDS = ["\n", "\r\n", "\r", "\n\n", "\n\r", "\r\r\n"]
 # Separators to `str.splitlines`, but not in files, and the byte-order mark, which is one at the start only.
@@ -28,46 +31,44 @@ SHARED_FOLDER = [HealthCheck.function_scoped_fixture]
 def small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the borders of what is read at once lie within short contents, too."""
     monkeypatch.setattr(stored_files, "LOCAL_READ_BYTES", 3)
-    monkeypatch.setattr(row_ranges, "ROW_END_BYTES", 2)
+    monkeypatch.setattr(text_files, "ROW_END_BYTES", 2)
 
 
-def in_stretches(path: Path, max_bytes: int, sample_by: str = "line") -> list[str]:
-    stretches = cut_file(str(path), path.stat().st_size, sample_by, max_bytes)
-    assert all(stretch.stop is None or stretch.stop - stretch.start <= max_bytes for stretch in stretches)
-    return [text for stretch in stretches for text in read_stretch(stretch, "text", sample_by)]
+def in_ranges(path: Path, max_bytes: int) -> list[str]:
+    byte_ranges = cut_file(local_file(path), "line", max_bytes)
+    assert all(byte_range.num_bytes <= max_bytes for byte_range in byte_ranges)
+    return [text for byte_range in byte_ranges for text in read_byte_range(byte_range, "text", "line")]
 
 
 @pytest.mark.usefixtures("small_reads")
 @given(TEXTS, st.booleans(), st.integers(1, 30))
 @settings(max_examples=300, deadline=None, suppress_health_check=SHARED_FOLDER)
-def test_lines_of_all_stretches_are_those_of_the_file(
-    tmp_path: Path, text: str, has_mark: bool, max_bytes: int
-) -> None:
+def test_lines_of_all_ranges_are_those_of_the_file(tmp_path: Path, text: str, has_mark: bool, max_bytes: int) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbf" * has_mark + text.encode())
     expected = [line.rstrip("\n") for line in io.TextIOWrapper(io.BytesIO(path.read_bytes()), "utf-8-sig")]
-    assert in_stretches(path, max_bytes) == expected
-    assert list(read_file(str(path), "text", "line")) == expected
+    assert in_ranges(path, max_bytes) == expected
+    assert read_file(path) == expected
 
 
 @pytest.mark.usefixtures("small_reads")
 @given(JSON_LINES, st.booleans(), st.integers(1, 60))
 @settings(max_examples=200, deadline=None, suppress_health_check=SHARED_FOLDER)
-def test_json_rows_of_all_stretches_are_those_of_the_file(
+def test_json_rows_of_all_ranges_are_those_of_the_file(
     tmp_path: Path, lines: list[tuple[str, str]], has_mark: bool, max_bytes: int
 ) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" * has_mark + "".join(row + line_end for row, line_end in lines).encode())
     try:
-        expected = list(read_file(str(path), "text", "line"))
+        expected = read_file(path)
     except InputError:
         with pytest.raises(InputError, match="--text-column must name a column"):
-            in_stretches(path, max_bytes)
+            in_ranges(path, max_bytes)
     else:
         assert expected == [
             json.loads(row)["text"] if '"text"' in row else "a" * (row == '"a"') for row, _ in lines if row != " "
         ]
-        assert in_stretches(path, max_bytes) == expected
+        assert in_ranges(path, max_bytes) == expected
 
 
 @pytest.mark.usefixtures("small_reads")
@@ -76,23 +77,24 @@ def test_json_rows_of_all_stretches_are_those_of_the_file(
 def test_ranges_share_no_byte_and_leave_none_out(content: bytes, borders: list[int]) -> None:
     file = io.BytesIO(content)
     borders = sorted({0, *borders, len(content)})
-    parts = [b"".join(row_bytes(file, *border, piece_bytes=3)) for border in pairwise(borders)]
-    assert b"".join(parts) == content
-    for start, part in zip(borders, parts, strict=False):
-        if part:
-            assert content[first_row(file, start, len(content)) :].startswith(part)
+    ranges = [b"".join(row_blocks(file, *border, block_bytes=3)) for border in pairwise(borders)]
+    assert b"".join(ranges) == content
+    for start, rows in zip(borders, ranges, strict=False):
+        if rows:
+            assert content[first_row(file, start, len(content)) :].startswith(rows)
 
 
 def test_cut_sizes() -> None:
-    assert cut_file("a.jsonl", 10, "paragraph", 4) == [
-        Stretch("a.jsonl", 0, 3), Stretch("a.jsonl", 3, 6), Stretch("a.jsonl", 6, 10),
-    ]  # fmt: skip
-    assert cut_file("gs://bucket/a.txt", 5, "line", 3, generation=7)[1] == Stretch("gs://bucket/a.txt", 2, 5, 7)
+    rows, cloud_rows = StoredFile("a.jsonl", 10), StoredFile("gs://bucket/a.txt", 5, generation=7)
+    assert cut_file(rows, "paragraph", 4) == [ByteRange(rows, 0, 3), ByteRange(rows, 3, 6), ByteRange(rows, 6, 10)]
+    assert cut_file(cloud_rows, "line", 3)[1] == ByteRange(cloud_rows, 2, 5)
     for name in ("a.txt.gz", "a.jsonl.gz", "a.json", "a.csv", "a.parquet"):
-        assert cut_file(name, 10, "line", 4) == [Stretch(name)]
+        assert cut_file(StoredFile(name, 10), "line", 4) == [ByteRange(StoredFile(name, 10))]
+    text = StoredFile("a.txt", 10)
     for sample_by in ("paragraph", "document"):
-        assert cut_file("a.txt", 10, sample_by, 4) == [Stretch("a.txt")]
-    assert cut_file("a.txt", 0, "line", 4) == cut_file("a.txt", 4, "line", 4) == [Stretch("a.txt")]
+        assert cut_file(text, sample_by, 4) == [ByteRange(text)]
+    for num_bytes in (0, 4):
+        assert cut_file(StoredFile("a.txt", num_bytes), "line", 4) == [ByteRange(StoredFile("a.txt", num_bytes))]
 
 
 class CountingFile(io.BytesIO):
@@ -104,10 +106,10 @@ class CountingFile(io.BytesIO):
         return piece
 
 
-def test_one_huge_row_is_not_read_once_a_stretch() -> None:
+def test_one_huge_row_is_not_read_once_a_range() -> None:
     file = CountingFile(b"x" * 2_000_000)
     borders = range(0, 2_000_001, 100_000)
-    sizes = [sum(map(len, row_bytes(file, *border, piece_bytes=1 << 20))) for border in pairwise(borders)]
+    sizes = [sum(map(len, row_blocks(file, *border, block_bytes=1 << 20))) for border in pairwise(borders)]
     assert sizes == [2_000_000] + [0] * 19
     assert file.num_bytes_read < 3 * 2_000_000
 
@@ -127,9 +129,9 @@ def test_json_errors_lead_to_the_line(line_end: bytes, row: bytes, message: str,
     path = tmp_path / "a.jsonl"
     path.write_bytes(good * 40 + line_end + row + line_end)
     with pytest.raises(InputError, match=message.format(40 * len(good) + len(line_end))):
-        list(read_stretch(Stretch(str(path), len(good) * 20 - 3, path.stat().st_size), "text", "line"))
+        read_range(path, len(good) * 20 - 3, path.stat().st_size)
     with pytest.raises(InputError, match=r"\bline 42\b"):
-        list(read_file(str(path), "text", "line"))
+        read_file(path)
 
 
 @pytest.mark.parametrize("ending", ["txt", "jsonl"])
@@ -139,26 +141,26 @@ def test_wrong_encoding_names_the_byte_in_the_file(ending: str, tmp_path: Path) 
     path.write_bytes(rows + b'"\xfc"\n' + rows)
     middle = len(rows) - 2
     with pytest.raises(InputError, match=f"; byte {len(rows) + 1} is 0xfc"):
-        list(read_stretch(Stretch(str(path), middle, len(rows) + 100), "text", "line"))
-    assert len(list(read_stretch(Stretch(str(path), 0, middle), "text", "line"))) == 1000
-    assert len(list(read_stretch(Stretch(str(path), middle + 10, 2 * len(rows)), "text", "line"))) == 999
+        read_range(path, middle, len(rows) + 100)
+    assert len(read_range(path, 0, middle)) == 1000
+    assert len(read_range(path, middle + 10, 2 * len(rows))) == 999
 
 
-def test_what_a_file_lacks_is_found_in_any_stretch_of_it(tmp_path: Path) -> None:
+def test_what_a_file_lacks_is_found_in_any_range_of_it(tmp_path: Path) -> None:
     utf_16, other_column = tmp_path / "a.txt", tmp_path / "b.jsonl"
     utf_16.write_bytes("some lines\n".encode("utf-16-le") * 1000)
     other_column.write_bytes(b'{"title": "a", "n": 1}\n' * 1000)
     with pytest.raises(InputError, match=r"byte 1 is 0x00.*iconv -f UTF-16"):
-        list(read_stretch(Stretch(str(utf_16), 9_000, 12_000), "text", "line"))
+        read_range(utf_16, 9_000, 12_000)
     with pytest.raises(InputError, match=r"b\.jsonl has title, n, not 'text'"):
-        list(read_stretch(Stretch(str(other_column), 9_000, 12_000), "text", "line"))
+        read_range(other_column, 9_000, 12_000)
 
 
 def test_a_file_that_became_shorter(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"line\n" * 100)
-    stretches = cut_file(str(path), 500, "line", 100)
+    byte_ranges = cut_file(local_file(path), "line", 100)
     path.write_bytes(b"line\n" * 90)
-    assert len(list(read_stretch(stretches[0], "text", "line"))) == 20
+    assert len(list(read_byte_range(byte_ranges[0], "text", "line"))) == 20
     with pytest.raises(InputError, match="must stay as it is while it is read"):
-        list(read_stretch(stretches[-1], "text", "line"))
+        list(read_byte_range(byte_ranges[-1], "text", "line"))

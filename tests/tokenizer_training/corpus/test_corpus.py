@@ -15,7 +15,8 @@ from mlm_common.command_line import parse_arguments
 from mlm_common.errors import InputError
 from mlm_common.storage import stored_files
 from mlm_common.storage.stored_files import StoredFile, fingerprint
-from tokenizer_training.corpus.corpus import CorpusConfig, corpus_config_from_record, open_corpus
+from tokenizer_training.corpus.config import CorpusConfig, corpus_config_from_record
+from tokenizer_training.corpus.corpus import open_corpus
 
 TEXTS = ["first, with a comma", "", 'second "quoted" \u2013 ünïcode', "日本語", "last"]
 
@@ -183,7 +184,7 @@ def test_flags() -> None:
         ({"validation_percent": 1.0, "validation_files": ["a"]}, "not both"),
         ({"test_percent": 1.0, "test_files": ["a"]}, "`test` comes from --test-percent or --test-files, not both"),
         ({"dataset_name": "x", "test_split": "y", "test_files": ["a"]}, "--test-files or --test-split, not both"),
-        ({"split": "validation", "validation_percent": 1.0}, "no name for another part `validation`"),
+        ({"split": "validation", "validation_percent": 1.0}, "no name for another split `validation`"),
         ({"split": "test", "test_files": ["a"]}, "drop it or --test-files"),
         ({"test_percent": -1}, "--test-percent must be at least 0"),
         ({"validation_percent": 60, "test_percent": 40}, "under 100 together, .* got 60 and 40"),

@@ -1,4 +1,4 @@
-"""A data set of the Hub as a corpus, its splits as parts, in a process of its own."""
+"""A data set of the Hub as a corpus, its splits as the corpus's, in a process of its own."""
 
 import json
 import os
@@ -10,18 +10,19 @@ from tests.servers.fixtures import HubHandle
 HUB_PROGRAM = """
 import json, sys
 from mlm_common.command_line import InputError
-from tokenizer_training.corpus.corpus import CorpusConfig, open_corpus, read_partition
+from tokenizer_training.corpus.config import CorpusConfig
+from tokenizer_training.corpus.corpus import open_corpus, read_partition
 
 answers = []
 for settings in json.loads(sys.argv[1]):
     try:
         corpus = open_corpus(CorpusConfig(**settings))
-        parts = [list(corpus.documents(part)) for part in corpus.split_names]
-        for part, documents in zip(corpus.split_names, parts):
-            partitions = list(corpus.partitions(part, 10))
-            pieces = [list(read_partition(corpus.config, part, partition)) for partition in partitions]
-            assert sum(pieces, []) == documents
-        answers.append(parts[0] if len(parts) == 1 else parts)
+        splits = [list(corpus.documents(split)) for split in corpus.split_names]
+        for split, documents in zip(corpus.split_names, splits):
+            partitions = list(corpus.partitions(split, 10))
+            read = [list(read_partition(corpus.config, split, partition)) for partition in partitions]
+            assert sum(read, []) == documents
+        answers.append(splits[0] if len(splits) == 1 else splits)
     except InputError as error:
         answers.append(f"InputError: {error}")
 print(json.dumps(answers))

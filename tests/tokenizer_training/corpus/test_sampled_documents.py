@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from mlm_common.storage.stored_files import StoredFile
 from tests.servers.fixtures import CloudStorageHandle
 from tokenizer_training.corpus import corpus as corpus_module
-from tokenizer_training.corpus.byte_ranges import draw_stretches, num_stretch_bytes
-from tokenizer_training.corpus.corpus import Corpus, CorpusConfig, open_corpus
-from tokenizer_training.corpus.text_files import Stretch, read_stretch
+from tokenizer_training.corpus.byte_ranges import ByteRange, draw_byte_ranges
+from tokenizer_training.corpus.config import CorpusConfig
+from tokenizer_training.corpus.corpus import Corpus, open_corpus
+from tokenizer_training.corpus.text_files import read_byte_range
 
 LINE_BYTES = 10
 
@@ -28,31 +29,35 @@ def corpus(tmp_path: Path) -> Corpus:
 
 
 @pytest.fixture
-def stretches_read(monkeypatch: pytest.MonkeyPatch) -> list[Stretch]:
+def ranges_read(monkeypatch: pytest.MonkeyPatch) -> list[ByteRange]:
     """What has been read, as it goes on."""
-    stretches: list[Stretch] = []
+    byte_ranges: list[ByteRange] = []
 
-    def noting(stretch: Stretch, text_column: str, sample_by: str) -> Iterator[str]:
-        stretches.append(stretch)
-        return read_stretch(stretch, text_column, sample_by)
+    def noting(byte_range: ByteRange, text_column: str, sample_by: str) -> Iterator[str]:
+        byte_ranges.append(byte_range)
+        return read_byte_range(byte_range, text_column, sample_by)
 
-    monkeypatch.setattr(corpus_module, "read_stretch", noting)
-    return stretches
-
-
-def sampled(corpus: Corpus, max_bytes: int, seed: int = 0, part: str = "train") -> list[int]:
-    return [int(text) for text in corpus.sampled_documents(part, max_bytes, seed)]
+    monkeypatch.setattr(corpus_module, "read_byte_range", noting)
+    return byte_ranges
 
 
-def test_sample_is_from_all_over_the_corpus(corpus: Corpus, stretches_read: list[Stretch]) -> None:
+def num_bytes_of(byte_ranges: list[ByteRange]) -> int:
+    return sum(byte_range.num_bytes for byte_range in byte_ranges)
+
+
+def sampled(corpus: Corpus, max_bytes: int, seed: int = 0, split: str = "train") -> list[int]:
+    return [int(text) for text in corpus.sampled_documents(split, max_bytes, seed)]
+
+
+def test_sample_is_from_all_over_the_corpus(corpus: Corpus, ranges_read: list[ByteRange]) -> None:
     numbers = sampled(corpus, 20_000)
     assert 3_900 < len(numbers) < 4_100
     assert numbers == sorted(set(numbers))
     for tenth in range(10):
         assert 250 < sum(tenth * 2_000 <= number < (tenth + 1) * 2_000 for number in numbers) < 550
-    assert all(stretch.stop for stretch in stretches_read), "a file was read as a whole"
-    assert abs(num_stretch_bytes(stretches_read) - 40_000) < 700
-    assert corpus.num_sampled_bytes("train", 20_000, 0) == num_stretch_bytes(stretches_read)
+    assert all(byte_range.stop for byte_range in ranges_read), "a file was read as a whole"
+    assert abs(num_bytes_of(ranges_read) - 40_000) < 700
+    assert corpus.num_sampled_bytes("train", 20_000, 0) == num_bytes_of(ranges_read)
 
 
 def test_sample_is_that_of_the_seed_and_differs_between_seeds(corpus: Corpus) -> None:
@@ -86,21 +91,21 @@ def test_what_cannot_be_cut_is_read_as_it_is(corpus: Corpus, tmp_path: Path, con
     )
 
 
-def test_drawn_parts_are_sampled_from_as_much_as_it_takes(corpus: Corpus, stretches_read: list[Stretch]) -> None:
+def test_drawn_splits_are_sampled_from_as_much_as_it_takes(corpus: Corpus, ranges_read: list[ByteRange]) -> None:
     config = CorpusConfig(data_files=corpus.config.data_files, validation_percent=10, test_percent=10)
     drawn = open_corpus(config)
-    stretches_read.clear()
-    validation = sampled(drawn, 5_000, part="validation")
+    ranges_read.clear()
+    validation = sampled(drawn, 5_000, split="validation")
     assert 800 < len(validation) < 1200
     assert set(validation) <= {int(text) for text in drawn.documents("validation")}
-    assert abs(num_stretch_bytes(stretches_read[:-52]) - 100_000) < 2_000
+    assert abs(num_bytes_of(ranges_read[:-52]) - 100_000) < 2_000
     assert 9_000 < (drawn.num_sampled_bytes("validation", 5_000, 0) or 0) < 11_000
     main = sampled(drawn, 5_000)
     assert 900 < len(main) < 1100
     assert not set(main) & set(validation)
 
 
-def test_sample_of_objects_asks_for_its_stretches_only(cloud: CloudStorageHandle) -> None:
+def test_sample_of_objects_asks_for_its_ranges_only(cloud: CloudStorageHandle) -> None:
     for name in ("a", "b"):
         cloud.put(f"{name}.txt", b"000000001\n" * 1_000_000)
     corpus = open_corpus(CorpusConfig(data_files=[f"{cloud.bucket_url}/*.txt"]))
@@ -113,16 +118,15 @@ def test_sample_of_objects_asks_for_its_stretches_only(cloud: CloudStorageHandle
 
 @given(st.lists(st.integers(0, 3000), max_size=12), st.integers(1, 4000), st.integers())
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_stretches_lie_in_their_files_and_share_nothing(sizes: list[int], num_bytes: int, seed: int) -> None:
+def test_ranges_lie_in_their_files_and_share_nothing(sizes: list[int], num_bytes: int, seed: int) -> None:
     files = [StoredFile(f"{index}.txt", size, index) for index, size in enumerate(sizes)]
-    stretches = draw_stretches(files, "line", num_bytes, seed)
-    assert (stretches is None) == (sum(sizes) <= num_bytes)
-    ends = {file.name: 0 for file in files}
-    for stretch in stretches or ():
-        assert ends[stretch.name] <= stretch.start < (stretch.stop or 0) <= sizes[stretch.generation or 0]
-        ends[stretch.name] = stretch.stop or 0
-    if stretches:
-        assert [int(stretch.name[:-4]) for stretch in stretches] == sorted(
-            int(stretch.name[:-4]) for stretch in stretches
-        )
-        assert num_stretch_bytes(stretches) <= num_bytes + num_bytes // 64 + 1
+    byte_ranges = draw_byte_ranges(files, "line", num_bytes, seed)
+    assert (byte_ranges is None) == (sum(sizes) <= num_bytes)
+    ends = dict.fromkeys(files, 0)
+    for byte_range in byte_ranges or ():
+        assert ends[byte_range.file] <= byte_range.start < (byte_range.stop or 0) <= byte_range.file.num_bytes
+        ends[byte_range.file] = byte_range.stop or 0
+    if byte_ranges:
+        places = [files.index(byte_range.file) for byte_range in byte_ranges]
+        assert places == sorted(places)
+        assert num_bytes_of(byte_ranges) <= num_bytes + num_bytes // 64 + 1

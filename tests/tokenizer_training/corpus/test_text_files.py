@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlm_common.errors import InputError
-from tokenizer_training.corpus.text_files import read_file
+from tests.fixtures.text_files import read_file
 
 GOOD = "gut genug ☃".encode()
 LATIN_1 = "gut genüg".encode("latin-1")  # "ü" is 0xfc, at its fifth place
@@ -41,10 +41,6 @@ def write(path: Path, content: bytes) -> str:
     return str(path)
 
 
-def read(name: str, sample_by: str = "line") -> list[str]:
-    return list(read_file(name, "text", sample_by))
-
-
 @pytest.mark.parametrize("num_good", [0, 100_000])
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_wrong_encoding_names_file_offset_byte_and_cure(ending: str, num_good: int, tmp_path: Path) -> None:
@@ -53,7 +49,7 @@ def test_wrong_encoding_names_file_offset_byte_and_cure(ending: str, num_good: i
     assert offset >= num_good * len(GOOD)
     name = write(tmp_path / f"a.{ending}", content)
     with pytest.raises(InputError) as caught:
-        read(name)
+        read_file(name)
     message = str(caught.value)
     assert message.startswith(f"{name} must be UTF-8 text; byte {offset} ")
     assert all(part in message for part in ("0xfc", "binary file", "iconv -f ISO-8859-1 -t UTF-8", "--data-files"))
@@ -74,19 +70,19 @@ def test_offset_of_the_first_bad_byte(tmp_path: Path, tail: bytes, num_before: i
         offsets.append(error.start)
     if offsets:
         with pytest.raises(InputError, match=f"; byte {min(offsets)} is 0x{content[min(offsets)]:02x} "):
-            read(name)
+            read_file(name)
     else:
         text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-        assert read(name, sample_by="document") == [text]
-        assert read(name) == text.removesuffix("\n").split("\n") * bool(text)
+        assert read_file(name, sample_by="document") == [text]
+        assert read_file(name) == text.removesuffix("\n").split("\n") * bool(text)
 
 
-def test_character_cut_at_a_piece_border_or_at_the_end(tmp_path: Path) -> None:
+def test_character_cut_at_a_block_border_or_at_the_end(tmp_path: Path) -> None:
     whole = b"x" * ((1 << 20) - 1) + "é".encode()
-    assert len(read(write(tmp_path / "a.txt", whole))[0]) == 1 << 20
+    assert len(read_file(write(tmp_path / "a.txt", whole))[0]) == 1 << 20
     for content, offset in ((whole + b"\xe9x", (1 << 20) + 1), (whole[:-1], (1 << 20) - 1)):
         with pytest.raises(InputError, match=f"byte {offset} is 0x"):
-            read(write(tmp_path / "a.txt", content))
+            read_file(write(tmp_path / "a.txt", content))
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -94,7 +90,7 @@ def test_character_cut_at_a_piece_border_or_at_the_end(tmp_path: Path) -> None:
 def test_utf16_is_not_taken_for_text(ending: str, encoding: str, tmp_path: Path) -> None:
     name = write(tmp_path / f"a.{ending}", content_of(ending, [b"plain ASCII"]).decode().encode(encoding))
     with pytest.raises(InputError, match=r"must be UTF-8 text; byte [012] .*binary file.*iconv -f UTF-16 -t UTF-8"):
-        read(name)
+        read_file(name)
 
 
 @pytest.mark.parametrize("ending", [*ENDINGS, "parquet"])
@@ -107,7 +103,7 @@ def test_binary_files(ending: str, tmp_path: Path) -> None:
         Path(sys.executable).read_bytes()[:9999],
     ):
         with pytest.raises(InputError, match=rf"a\.{ending} must be"):
-            read(write(tmp_path / f"a.{ending}", content))
+            read_file(write(tmp_path / f"a.{ending}", content))
 
 
 @pytest.mark.parametrize("damage", ["cut short", "changed", "wrong checksum", "more after it"])
@@ -124,7 +120,7 @@ def test_damaged_gzip_files(ending: str, damage: str, tmp_path: Path) -> None:
     path = tmp_path / f"a.{ending}"
     path.write_bytes(damaged[damage])
     with pytest.raises(InputError, match=r"must (be a readable gzip file|be UTF-8|hold one JSON)"):
-        read(str(path))
+        read_file(path)
 
 
 @pytest.mark.parametrize("damage", [lambda _: b"", lambda file: file[:-100], lambda file: file[:2000] + b"\xff" * 5000])
@@ -133,7 +129,7 @@ def test_damaged_parquet_files(damage: Callable[[bytes], bytes], tmp_path: Path)
     pq.write_table(pa.table({"text": [f"document {number}" for number in range(10_000)]}), path)
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(InputError, match=r"a\.parquet must be a readable parquet file; .*--data-files"):
-        read(str(path))
+        read_file(path)
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -143,19 +139,22 @@ def test_byte_order_mark_is_no_text(ending: str, tmp_path: Path) -> None:
         content = b'"text",n\nfirst,1\nsecond,2\n'  # where the mark would hide the column
     name = write(tmp_path / f"a.{ending}", codecs.BOM_UTF8 + content)
     for sample_by in ("line", "paragraph", "document"):
-        assert "\n".join(read(name, sample_by=sample_by)).split() == ["first", "second"]
+        assert "\n".join(read_file(name, sample_by=sample_by)).split() == ["first", "second"]
 
 
 MEASURE = """
 import json, resource, sys, time
-from tokenizer_training.corpus.text_files import read_file
+from mlm_common.storage.stored_files import StoredFile
+from tokenizer_training.corpus.byte_ranges import ByteRange
+from tokenizer_training.corpus.text_files import read_byte_range
 before_kilobytes, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-lengths = [len(text) for text in read_file(sys.argv[1], "text", sys.argv[2])]
+lengths = [len(text) for text in read_byte_range(ByteRange(StoredFile(sys.argv[1], 0)), "text", sys.argv[2])]
 peak_kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kilobytes
 print(json.dumps([lengths, time.process_time() - started, peak_kilobytes / 1e3]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ending", "sample_by"),
     [
@@ -186,16 +185,19 @@ def test_json_texts_stay_as_they_are(tmp_path: Path) -> None:
     lines = [
         json.dumps({"text": text, "id": number} | {f"key {number}": [number]}) for number, text in enumerate(texts)
     ]
-    assert read(write(tmp_path / "a.jsonl", "\n\n".join(lines).encode())) == texts
-    assert read(write(tmp_path / "b.json", json.dumps([{"text": text} for text in texts], indent=1).encode())) == texts
-    assert read(write(tmp_path / "c.json", json.dumps(texts, ensure_ascii=False).encode())) == texts
-    assert read(write(tmp_path / "d.json", b'{\n "text": "one"\n}\n')) == ["one"]
+    assert read_file(write(tmp_path / "a.jsonl", "\n\n".join(lines).encode())) == texts
+    assert (
+        read_file(write(tmp_path / "b.json", json.dumps([{"text": text} for text in texts], indent=1).encode()))
+        == texts
+    )
+    assert read_file(write(tmp_path / "c.json", json.dumps(texts, ensure_ascii=False).encode())) == texts
+    assert read_file(write(tmp_path / "d.json", b'{\n "text": "one"\n}\n')) == ["one"]
 
 
 def test_json_without_the_text_column_is_found_out_early(tmp_path: Path) -> None:
     name = write(tmp_path / "a.jsonl", b'{"title": "a"}\n' * 100_000 + b"not JSON\n")
     with pytest.raises(InputError, match=r"--text-column must name a column; .* has title, not 'text'"):
-        read(name)
+        read_file(name)
 
 
 @pytest.mark.parametrize(
@@ -214,9 +216,9 @@ def test_json_without_the_text_column_is_found_out_early(tmp_path: Path) -> None
 )
 def test_rows_that_cannot_be_read(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
-        read(write(tmp_path / name, content))
+        read_file(write(tmp_path / name, content))
 
 
 def test_csv_fields_may_hold_commas_quotes_and_line_ends(tmp_path: Path) -> None:
     name = write(tmp_path / "a.csv", b'n,text\r\n1,"a, ""b""\nc"\r\n\r\n2,\xc3\xa9\r\n')
-    assert read(name) == ['a, "b"\nc', "é"]
+    assert read_file(name) == ['a, "b"\nc', "é"]

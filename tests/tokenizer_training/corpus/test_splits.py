@@ -1,6 +1,5 @@
-"""The parts of a corpus, and its partitions: together exactly the documents, whatever they are made of."""
+"""The splits of a corpus, and its partitions: together exactly the documents, whatever they are made of."""
 
-import dataclasses
 import gzip
 import hashlib
 import json
@@ -14,10 +13,10 @@ from hypothesis import strategies as st
 
 from mlm_common.errors import InputError
 from tokenizer_training.corpus import corpus as corpus_module
-from tokenizer_training.corpus.corpus import Corpus, CorpusConfig, Partition, Source, open_corpus, read_partition
-from tokenizer_training.corpus.text_files import Stretch
+from tokenizer_training.corpus.config import CorpusConfig
+from tokenizer_training.corpus.corpus import Corpus, Source, open_corpus, read_partition
 
-PARTS = ("train", "validation", "test")
+SPLITS = ("train", "validation", "test")
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=6), max_size=30)
 
 
@@ -32,21 +31,13 @@ def write_rows(path: Path, texts: list[str]) -> str:
     return str(path)
 
 
-def sent_to_a_worker(partition: Partition) -> Partition:
-    """Return what a worker gets that is sent JSON: a list of mappings or strings."""
-    sent = json.loads(
-        json.dumps([dataclasses.asdict(item) if isinstance(item, Stretch) else item for item in partition])
-    )
-    return [Stretch(**item) if isinstance(item, dict) else item for item in sent]
+def in_partitions(corpus: Corpus, split: str, partition_bytes: int) -> list[str]:
+    """Return the documents of all partitions, read from what a worker is sent."""
+    config, partitions = pickle.loads(pickle.dumps((corpus.config, list(corpus.partitions(split, partition_bytes)))))
+    return [text for partition in partitions for text in read_partition(config, split, partition)]
 
 
-def in_partitions(corpus: Corpus, part: str, partition_bytes: int) -> list[str]:
-    config = pickle.loads(pickle.dumps(corpus.config))
-    partitions = corpus.partitions(part, partition_bytes)
-    return [text for partition in partitions for text in read_partition(config, part, sent_to_a_worker(partition))]
-
-
-def part_by_formula(text: str, validation: float, test: float, seed: int) -> str:
+def split_by_formula(text: str, validation: float, test: float, seed: int) -> str:
     digest = hashlib.blake2b(text.encode(), digest_size=8, key=str(seed).encode()).digest()
     share = int.from_bytes(digest, "little") / 2**64
     return "validation" if share < validation / 100 else "test" if share < (validation + test) / 100 else "train"
@@ -56,13 +47,13 @@ def part_by_formula(text: str, validation: float, test: float, seed: int) -> str
 @settings(deadline=None)
 def test_draw_is_a_partition_by_text(texts: list[str], validation: float, test: float, seed: int, random) -> None:
     corpus = in_memory(texts, validation_percent=validation, test_percent=test, seed=seed)
-    documents = {part: list(corpus.documents(part)) for part in corpus.split_names}
+    documents = {split: list(corpus.documents(split)) for split in corpus.split_names}
     assert documents.keys() == {"train", *["validation"] * (validation > 0), *["test"] * (test > 0)}
-    for part, drawn in documents.items():
-        assert drawn == [text for text in texts if part_by_formula(text, validation, test, seed) == part]
+    for split, drawn in documents.items():
+        assert drawn == [text for text in texts if split_by_formula(text, validation, test, seed) == split]
     assert sum(map(Counter, documents.values()), Counter()) == Counter(texts)
     shuffled = in_memory(random.sample(texts, len(texts)), validation_percent=validation, test_percent=test, seed=seed)
-    assert all(Counter(shuffled.documents(part)) == Counter(drawn) for part, drawn in documents.items())
+    assert all(Counter(shuffled.documents(split)) == Counter(drawn) for split, drawn in documents.items())
 
 
 def test_share_follows_the_percentages_and_the_seed() -> None:
@@ -70,8 +61,8 @@ def test_share_follows_the_percentages_and_the_seed() -> None:
     both = [in_memory(texts, validation_percent=5, test_percent=10, seed=seed) for seed in (0, 1)]
     validation = [list(corpus.documents("validation")) for corpus in both]
     test = [list(corpus.documents("test")) for corpus in both]
-    assert all(400 < len(part) < 600 for part in validation)
-    assert all(850 < len(part) < 1150 for part in test)
+    assert all(400 < len(split) < 600 for split in validation)
+    assert all(850 < len(split) < 1150 for split in test)
     assert validation[0] != validation[1]
     assert not set(validation[0]) & set(test[0])
     assert validation[0] == list(in_memory(texts, validation_percent=5).documents("validation"))
@@ -85,7 +76,7 @@ def test_limit_counts_main_documents(texts: list[str], limit: int, validation: f
     settings = {"validation_percent": validation, "test_percent": test}
     unlimited, limited = in_memory(texts, **settings), in_memory(texts, limit=limit, **settings)
     assert list(limited.documents("train")) == list(unlimited.documents("train"))[:limit]
-    documents = {part: list(limited.documents(part)) for part in limited.split_names}
+    documents = {split: list(limited.documents(split)) for split in limited.split_names}
     # The others are those that come before the last of the main documents.
     num_read = sum(map(len, documents.values()))
     assert Counter(texts[:num_read]) == sum(map(Counter, documents.values()), Counter())
@@ -110,19 +101,19 @@ def test_partitions_are_the_documents(
     everything = [text for texts in contents for text in texts]
     if not draw:
         assert list(corpus.documents("train")) == everything[:limit]
-    for part in corpus.split_names:
-        assert in_partitions(corpus, part, partition_bytes) == list(corpus.documents(part))
+    for split in corpus.split_names:
+        assert in_partitions(corpus, split, partition_bytes) == list(corpus.documents(split))
 
 
 def test_small_files_come_together_and_large_ones_are_cut(tmp_path: Path) -> None:
     names = [write_rows(tmp_path / f"{index}.jsonl", ["x" * 87] * rows) for index, rows in enumerate([1, 2, 1, 9, 1])]
     corpus = open_corpus(CorpusConfig(data_files=names))
     partitions = list(corpus.partitions("train", 400))
-    assert [[(stretch.name, stretch.start, stretch.stop) for stretch in partition] for partition in partitions] == [
+    assert [[(item.file.name, item.start, item.stop) for item in partition] for partition in partitions] == [
         [(names[0], 0, None), (names[1], 0, None), (names[2], 0, None)],
         [(names[3], 0, 300)], [(names[3], 300, 600)], [(names[3], 600, 900), (names[4], 0, None)],
     ]  # fmt: skip
-    assert [len(list(read_partition(corpus.config, "train", part))) for part in partitions] == [4, 3, 3, 4]
+    assert [len(list(read_partition(corpus.config, "train", partition))) for partition in partitions] == [4, 3, 3, 4]
 
 
 def test_a_partition_is_read_without_the_rest_of_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +126,7 @@ def test_a_partition_is_read_without_the_rest_of_the_corpus(tmp_path: Path, monk
     assert list(read_partition(corpus.config, "train", partitions[1])) == ["text 1"] * 20
 
 
-def test_parts_of_own_files_beside_drawn_ones(tmp_path: Path) -> None:
+def test_splits_of_own_files_beside_drawn_ones(tmp_path: Path) -> None:
     texts = [f"document {index}" for index in range(200)]
     config = CorpusConfig(
         data_files=[write_rows(tmp_path / "a.jsonl", texts)],
@@ -144,40 +135,40 @@ def test_parts_of_own_files_beside_drawn_ones(tmp_path: Path) -> None:
         limit=50,
     )
     corpus = open_corpus(config)
-    assert corpus.split_names == PARTS
+    assert corpus.split_names == SPLITS
     assert list(corpus.documents("validation")) == texts[:7]
     assert len(list(corpus.documents("train"))) == 50
     assert 5 < len(list(corpus.documents("test"))) < 50
     assert [file["name"] for file in corpus.description["validation_files"]] == [str(tmp_path / "v.jsonl")]
-    for part in PARTS:
-        assert in_partitions(corpus, part, 300) == list(corpus.documents(part))
+    for split in SPLITS:
+        assert in_partitions(corpus, split, 300) == list(corpus.documents(split))
 
 
-def test_a_file_belongs_to_one_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_belongs_to_one_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_rows(tmp_path / "a.jsonl", ["a"])
     monkeypatch.chdir(tmp_path)
     for held_out in ("validation_files", "test_files"):
         settings = {"data_files": ["*.jsonl"], held_out: [str(tmp_path / "a.jsonl")]}
-        with pytest.raises(InputError, match=rf"one part; .*a\.jsonl is named for train and {held_out[:4]}"):
+        with pytest.raises(InputError, match=rf"one split; .*a\.jsonl is named for train and {held_out[:4]}"):
             open_corpus(CorpusConfig(**settings))
 
 
-def test_no_such_part() -> None:
+def test_no_such_split() -> None:
     for function in ("documents", "partitions", "sampled_documents"):
-        with pytest.raises(InputError, match="has the parts train; got 'test'"):
+        with pytest.raises(InputError, match="has the splits train; got 'test'"):
             getattr(in_memory([]), function)("test", *[1, 1][: {"documents": 0, "partitions": 1}.get(function, 2)])
 
 
-@pytest.mark.parametrize(("num_files", "has_stretches"), [(15, False), (16, True)])
+@pytest.mark.parametrize(("num_files", "has_byte_ranges"), [(15, False), (16, True)])
 def test_few_large_files_that_cannot_be_cut_are_read_by_the_parent(
-    tmp_path: Path, num_files: int, has_stretches: bool
+    tmp_path: Path, num_files: int, has_byte_ranges: bool
 ) -> None:
     for number in range(num_files):
         with gzip.open(tmp_path / f"{number:02}.txt.gz", "wt") as file:
             file.writelines(f"{number} {line}\n" for line in range(200))
     corpus = open_corpus(CorpusConfig(data_files=[str(tmp_path / "*.gz")]))
-    assert corpus.has_stretches("train", 100) == has_stretches
+    assert corpus.has_byte_ranges("train", 100) == has_byte_ranges
     partitions = list(corpus.partitions("train", 100))
-    assert (len(partitions) == num_files) == has_stretches
+    assert (len(partitions) == num_files) == has_byte_ranges
     assert in_partitions(corpus, "train", 100) == list(corpus.documents("train"))
-    assert corpus.has_stretches("train", 10_000), "small files come together"
+    assert corpus.has_byte_ranges("train", 10_000), "small files come together"
