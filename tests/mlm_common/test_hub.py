@@ -157,7 +157,8 @@ def test_in_a_process_of_its_own(hub_server: HubHandle, export: Path) -> None:
     """The fixture's environment is all that a command needs, and importing the module costs next to nothing."""
     code = f"""
 import sys
-from tokenizer_training import hub, hub_access
+from mlm_common.hub import access as hub_access
+from mlm_common.hub import push as hub
 assert "huggingface_hub" not in sys.modules
 repository = hub.HubRepository({REPO!r})
 hub_access.check_hub_access(repository)

@@ -16,7 +16,7 @@ PROJECT = Path(__file__).parents[3]
 PROGRAM = """
 import os, signal, sys, time
 from pathlib import Path
-from train import heartbeat
+from train.runtime import heartbeat
 starts = Path("starts")
 start = len(starts.read_text()) if starts.exists() else 0
 starts.write_text("x" * (start + 1))
