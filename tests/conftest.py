@@ -12,7 +12,7 @@ import train  # noqa: F401  (before TensorFlow)
 import tensorflow as tf  # isort: skip
 import tf_keras
 
-pytest_plugins = ["tests.servers.fixtures", "tests.fixtures.other_environments"]
+pytest_plugins = ["tests.servers.fixtures", "tests.fixtures.other_environments", "tests.fixtures.tiny_run"]
 
 # What a shell starts in the background ignores Ctrl-C, and hands that on to all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

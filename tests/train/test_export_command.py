@@ -6,21 +6,12 @@ import numpy as np
 import pytest
 from transformers import TFAutoModelForMaskedLM
 
-from tests.fixtures.tiny_run import NUM_STEPS, run_flags, write_shards
+from tests.fixtures.tiny_run import NUM_STEPS
 from tests.servers.fixtures import HubHandle
 from train.export import main
 from train.model.from_pretrained import load_masked_lm
-from train.run_mlm import main as train
 
 REPO = "alice/exported"
-
-
-@pytest.fixture(scope="module")
-def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run with the checkpoints of its steps 3 and 6."""
-    folder = tmp_path_factory.mktemp("run")
-    assert train(run_flags(write_shards(tmp_path_factory.mktemp("source")), folder)) == 0
-    return folder
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -28,14 +19,14 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", ["", f"checkpoints/step-{NUM_STEPS:08d}", f"checkpoints/step-{NUM_STEPS:08d}.json"])
-def test_the_last_checkpoint_gives_the_export_of_the_run(name: str, run_folder: Path, tmp_path: Path) -> None:
-    assert main([str(run_folder / name), str(tmp_path / "out")]) == 0
-    assert files_of(tmp_path / "out") == files_of(run_folder / "export")
+def test_the_last_checkpoint_gives_the_export_of_the_run(name: str, finished_run: Path, tmp_path: Path) -> None:
+    assert main([str(finished_run / name), str(tmp_path / "out")]) == 0
+    assert files_of(tmp_path / "out") == files_of(finished_run / "export")
 
 
-def test_an_earlier_checkpoint_pushed_to_a_branch(run_folder: Path, tmp_path: Path, hub_here: HubHandle) -> None:
+def test_an_earlier_checkpoint_pushed_to_a_branch(finished_run: Path, tmp_path: Path, hub_here: HubHandle) -> None:
     flags = ("--push", REPO, "--private", "--revision", "early")
-    assert main([str(run_folder / "checkpoints" / "step-00000003"), str(tmp_path), *flags]) == 0
+    assert main([str(finished_run / "checkpoints" / "step-00000003"), str(tmp_path), *flags]) == 0
     pushed = hub_here.files(REPO, revision="early")
     pushed.pop(".gitattributes")
     assert pushed == files_of(tmp_path)
@@ -43,35 +34,37 @@ def test_an_earlier_checkpoint_pushed_to_a_branch(run_folder: Path, tmp_path: Pa
     assert "update 3 of 6" in card
     assert f'model="{REPO}", revision="early"' in card
     assert "| 6 |" not in card
-    assert pushed["model.safetensors"] != (run_folder / "export" / "model.safetensors").read_bytes()
+    assert pushed["model.safetensors"] != (finished_run / "export" / "model.safetensors").read_bytes()
 
 
-def test_tensorflows_weights_too(run_folder: Path, tmp_path: Path) -> None:
+def test_tensorflows_weights_too(finished_run: Path, tmp_path: Path) -> None:
     """And of a folder in the place of a checkpoint."""
-    assert main([str(run_folder / "export"), str(tmp_path / "out"), "--formats", "pytorch,tf"]) == 0
+    assert main([str(finished_run / "export"), str(tmp_path / "out"), "--formats", "pytorch,tf"]) == 0
     folder = tmp_path / "out"
-    assert (folder / "model.safetensors").read_bytes() == (run_folder / "export" / "model.safetensors").read_bytes()
+    assert (folder / "model.safetensors").read_bytes() == (finished_run / "export" / "model.safetensors").read_bytes()
     inputs = {"input_ids": np.arange(5, 17)[None]}
     (folder / "model.safetensors").unlink()
     tensorflow = TFAutoModelForMaskedLM.from_pretrained(folder)
-    np.testing.assert_array_equal(tensorflow(inputs).logits, load_masked_lm(str(run_folder / "export"))(inputs).logits)
+    np.testing.assert_array_equal(
+        tensorflow(inputs).logits, load_masked_lm(str(finished_run / "export"))(inputs).logits
+    )
 
 
-def test_what_cannot_be_exported(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_exported(finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     damaged = tmp_path / "run"
-    shutil.copytree(run_folder, damaged)
+    shutil.copytree(finished_run, damaged)
     data = damaged / "checkpoints" / f"step-{NUM_STEPS:08d}.safetensors"
     data.write_bytes(data.read_bytes()[:-1])
     out = str(tmp_path / "out")
     for arguments, message in (
         ([str(damaged)], f"that of step {NUM_STEPS} in {damaged}/checkpoints is not"),
-        ([str(run_folder / "checkpoints" / "step-00000005")], "has those of the steps 3, 6"),
+        ([str(finished_run / "checkpoints" / "step-00000005")], "has those of the steps 3, 6"),
         ([str(tmp_path)], "A model is a folder with config.json"),
-        ([str(run_folder), "--formats", "pytorch,onnx"], "optimum-cli export onnx"),
-        ([str(run_folder), "--formats", "tf"], "must be pytorch, or pytorch,tf"),
+        ([str(finished_run), "--formats", "pytorch,onnx"], "optimum-cli export onnx"),
+        ([str(finished_run), "--formats", "tf"], "must be pytorch, or pytorch,tf"),
     ):
         assert main([arguments[0], out, *arguments[1:]]) == 2
         assert message in capsys.readouterr().err.splitlines()[-1]
     assert not Path(out).exists()
-    record = json.loads((run_folder / "run.json").read_text())
+    record = json.loads((finished_run / "run.json").read_text())
     assert record["model_config"]["model_type"] == "roberta"

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tests.fixtures.killable_runs import PROJECT, KillableRuns
 from tests.fixtures.same_run import assert_same_run, timeless_lines
-from tests.fixtures.tiny_run import MODEL, run_flags, write_shards
+from tests.fixtures.tiny_run import MODEL, run_flags
 from tfrecord_prep.records import encode_rows
 from train.metrics.log import read_metrics
 from train.run_mlm import main
@@ -29,11 +29,6 @@ FLAGS = [
     *("--shuffle-buffer-size", "12", "--per-replica-batch-size", "2", "--gradient-accumulation-steps", "2"),
     *("--max-steps", str(NUM_STEPS), "--log-steps", "3", "--eval-steps", "5", "--save-steps", "2"),
 ]
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory):
-    return write_shards(tmp_path_factory.mktemp("source"))
 
 
 @pytest.fixture(scope="module")

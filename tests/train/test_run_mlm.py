@@ -13,22 +13,10 @@ from safetensors.numpy import load_file
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from tests.fixtures.same_run import assert_same_run
-from tests.fixtures.tiny_run import NUM_STEPS, forget_checkpoint, run_flags, write_shards
+from tests.fixtures.tiny_run import NUM_STEPS, forget_checkpoint, run_flags
 from train.metrics.log import read_metrics
 from train.model.from_pretrained import load_masked_lm
 from train.run_mlm import main
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory):
-    return write_shards(tmp_path_factory.mktemp("source"))
-
-
-@pytest.fixture(scope="module")
-def finished_run(shards, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run")
-    assert main(run_flags(shards, folder)) == 0
-    return folder
 
 
 def losses(folder, split):
@@ -106,19 +94,16 @@ def test_a_finished_run_is_only_evaluated_and_exported_again(finished_run, shard
     assert_same_run(tmp_path / "run", finished_run)
 
 
-def test_overwriting_starts_anew(finished_run, shards, tmp_path):
+@pytest.mark.usefixtures("one_device")
+def test_options_of_the_step_in_a_folder_that_is_overwritten(finished_run, shards, tmp_path):
     shutil.copytree(finished_run, tmp_path / "run")
     (tmp_path / "run" / "notes.txt").write_text("mine")
-    assert main(run_flags(shards, tmp_path / "run", "--seed", "1", "--overwrite-output-dir")) == 0
-    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
-    assert losses(tmp_path / "run", "train") != losses(finished_run, "train")
-
-
-def test_options_of_the_step(shards, tmp_path):
     flags = ("--bfloat16", "--gradient-accumulation-steps", "2", "--steps-per-execution", "4", "--max-grad-norm", "0")
-    flags += ("--gradient-checkpointing", "--dropout", "0.1")
+    flags += ("--gradient-checkpointing", "--dropout", "0.1", "--overwrite-output-dir")
     more = ("--masking", "span", "--optimizer", "lamb", "--schedule", "wsd", "--warmup-steps", "1", "--profile", "1:5")
     assert main(run_flags(shards, tmp_path / "run", *flags, *more)) == 0
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+    assert losses(tmp_path / "run", "train") != losses(finished_run, "train")
     lines = read_metrics(str(tmp_path / "run" / "metrics.jsonl"))
     # Launches of up to four steps end where something is due.
     assert [(line["step"], line["split"]) for line in lines] == [
@@ -165,9 +150,23 @@ def test_train_from_a_settings_file(shards, tmp_path, capsys):
     assert "\nsteps                  7, of which" in capsys.readouterr().out
 
 
-def test_a_run_goes_on_from_the_export_of_another(finished_run, shards, tmp_path):
-    flags = ("--init-from", str(finished_run / "export"), "--learning-rate", "1e-12", "--max-steps", "1")
-    assert main(run_flags(shards, tmp_path / "run", *flags)) == 0
+@pytest.mark.usefixtures("one_device")
+def test_a_run_from_the_export_of_another_on_shards_of_the_tutorial(finished_run, shards, tmp_path):
+    """Their names carry the counts, their records are tf.train.Examples; there is neither manifest nor tokenizer."""
+    rows = np.random.default_rng(0).integers(5, 48, (20, 16))
+    for index, part in enumerate(np.split(rows, 2)):
+        with tf.io.TFRecordWriter(str(tmp_path / f"dataset-{index}-{len(part)}.tfrecord")) as writer:
+            for row in part:
+                features = {"input_ids": row, "attention_mask": np.ones_like(row)}
+                feature = {
+                    name: tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+                    for name, values in features.items()
+                }
+                writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+    data = ("--train_dataset", str(tmp_path), "--max_length", "16", "--tokenizer", str(shards / "train" / "tokenizer"))
+    more = ("--init-from", str(finished_run / "export"), "--learning-rate", "1e-12", "--log-steps", "1")
+    assert main(run_flags(shards, tmp_path / "run", *data, *more, "--max-steps", "1")) == 0
+    assert len(losses(tmp_path / "run", "train")) == 1
     assert losses(tmp_path / "run", "validation") == pytest.approx(losses(finished_run, "validation")[-1:], rel=1e-5)
     fingerprint = json.loads((tmp_path / "run" / "run.json").read_text())["fingerprint"]
     assert fingerprint["model.init_from"] == str(finished_run / "export")
@@ -202,21 +201,3 @@ def test_pushing_the_export_to_the_hub(shards, hub_server, tmp_path):
     assert {name: pushed[name] for name in ("model.safetensors", "config.json", "tokenizer.json")} == {
         name: (exported / name).read_bytes() for name in ("model.safetensors", "config.json", "tokenizer.json")
     }
-
-
-def test_training_on_shards_of_the_tutorial(shards, tmp_path):
-    """Its names carry the counts, its records are tf.train.Examples, and there is neither manifest nor tokenizer."""
-    rows = np.random.default_rng(0).integers(5, 48, (20, 16))
-    for index, part in enumerate(np.split(rows, 2)):
-        with tf.io.TFRecordWriter(str(tmp_path / f"dataset-{index}-{len(part)}.tfrecord")) as writer:
-            for row in part:
-                features = {"input_ids": row, "attention_mask": np.ones_like(row)}
-                feature = {
-                    name: tf.train.Feature(int64_list=tf.train.Int64List(value=values))
-                    for name, values in features.items()
-                }
-                writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
-    flags = ["--train_dataset", str(tmp_path), "--eval_dataset", str(tmp_path), "--max_length", "16"]
-    run = run_flags(shards, tmp_path / "run", *flags, "--tokenizer", str(shards / "train" / "tokenizer"))
-    assert main(run) == 0
-    assert len(losses(tmp_path / "run", "train")) == 3

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from safetensors.numpy import load_file
 
-from tests.fixtures.tiny_run import MODEL, NUM_STEPS, forget_checkpoint, run_flags, write_shards
+from tests.fixtures.tiny_run import MODEL, NUM_STEPS, forget_checkpoint, run_flags
 from tests.fixtures.two_workers import finish, start_workers
 from tests.servers.fixtures import HubHandle
 from train.metrics.log import read_metrics
@@ -22,11 +22,6 @@ WITH_DROPOUT = f"{MODEL},hidden_dropout_prob=0.1,attention_probs_dropout_prob=0.
 # Two workers of 2 rows, twice an update, or one process of 8 rows.
 SHARED = ("--config-overrides", WITH_DROPOUT, "--max-grad-norm", "0.5", "--warmup-steps", "2")
 OF_WORKERS = (*SHARED, "--per-replica-batch-size", "2", "--gradient-accumulation-steps", "2")
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory):
-    return write_shards(tmp_path_factory.mktemp("source"))
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,9 @@ from matplotlib.image import imread
 
 from mlm_common.errors import InputError
 from tests.fixtures.recorded_runs import LENGTH, train_line, validation_line, write_run
-from tests.fixtures.tiny_run import run_flags, write_shards
 from tests.servers.fixtures import CloudStorageHandle
 from train.compare_runs import main
 from train.metrics.run_curves import comparison_table, draw_runs, read_runs
-from train.run_mlm import main as run_mlm
 
 
 def test_the_table_is_right(tmp_path: Path) -> None:
@@ -65,12 +63,10 @@ def test_the_command_on_a_run_in_cloud_storage(
     assert cloud.objects()["run/comparison.png"].startswith(b"\x89PNG")
 
 
-def test_the_command_on_a_real_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = str(tmp_path / "run")
-    assert run_mlm(run_flags(write_shards(tmp_path), folder)) == 0
+def test_the_command_on_a_real_run(finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    assert main(["--runs", folder, "--picture", str(tmp_path / "runs.png")]) == 0
-    assert capsys.readouterr().out.splitlines()[1].startswith("run")
+    assert main(["--runs", str(finished_run), "--picture", str(tmp_path / "runs.png")]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("finished-run")
     assert (tmp_path / "runs.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -2,6 +2,7 @@
 
 import re
 import signal
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from huggingface_hub import constants
 
 from mlm_common.hub import access as hub_access
 from mlm_common.hub import push as hub
-from tests.fixtures.tiny_run import NUM_STEPS, run_flags, write_shards
+from tests.fixtures.tiny_run import NUM_STEPS, run_flags
 from tests.servers.fixtures import HubHandle
 from train.config import HubConfig, OptimizationConfig, RunConfig
 from train.metrics.training_log import TrainingLog
@@ -35,11 +36,6 @@ FAULTS: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory):
-    return write_shards(tmp_path_factory.mktemp("source"))
-
-
 def train(shards: Path, folder: Path, *more: str) -> int:
     return main(run_flags(shards, folder, "--hub-model-id", REPO, *more))
 
@@ -60,23 +56,19 @@ def titles(server: HubHandle, revision: str = "main") -> list[str]:
     return repository["commits"][1:]
 
 
-def test_the_export_is_pushed_at_the_end(hub_here: HubHandle, shards: Path, tmp_path: Path) -> None:
-    assert train(shards, tmp_path, "--hub-private") == 0
+@pytest.mark.usefixtures("one_device")
+def test_pushes_every_few_steps_and_at_the_end(hub_here: HubHandle, shards: Path, tmp_path: Path) -> None:
+    more = ("--hub-strategy", "steps", "--push-steps", "4", "--steps-per-execution", "6", "--hub-tag", "v1")
+    assert train(shards, tmp_path, *more, "--hub-private") == 0
+    assert titles(hub_here) == ["Step 4", LAST]
     assert published(hub_here) == exported(tmp_path)
-    assert titles(hub_here) == [LAST]
-    assert hub_here.repository(REPO)["private"]
+    repository = hub_here.repository(REPO)
+    assert repository["private"]
+    assert repository["tags"] == {"v1": LAST}
     names = set(exported(tmp_path))
     assert {"README.md", "loss.png", "model.safetensors", "runs/events.out.tfevents.00000"} <= names
     token = hub_here.write_token.encode()
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and token in path.read_bytes()]
-
-
-def test_pushes_every_few_steps(hub_here: HubHandle, shards: Path, tmp_path: Path) -> None:
-    more = ("--hub-strategy", "steps", "--push-steps", "4", "--steps-per-execution", "6", "--hub-tag", "v1")
-    assert train(shards, tmp_path / "steps", *more) == 0
-    assert titles(hub_here) == ["Step 4", LAST]
-    assert published(hub_here) == exported(tmp_path / "steps")
-    assert hub_here.repository(REPO)["tags"] == {"v1": LAST}
 
 
 @pytest.mark.parametrize(
@@ -189,6 +181,7 @@ def test_an_interrupted_run_ends_in_bounded_time(
     assert titles(hub_here) == []
 
 
+@pytest.mark.usefixtures("one_device")
 def test_a_run_that_is_to_stop_saves_publishes_and_says_so(
     hub_here: HubHandle, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,7 +195,7 @@ def test_a_run_that_is_to_stop_saves_publishes_and_says_so(
 
 @pytest.mark.slow
 def test_going_on_from_the_hub_on_another_machine(
-    hub_here: HubHandle, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub_here: HubHandle, shards: Path, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_checkpoint = ("--hub-strategy", "checkpoint", "--save-steps", "2")
     with monkeypatch.context() as patch:
@@ -213,11 +206,9 @@ def test_going_on_from_the_hub_on_another_machine(
     assert step == "00000002"
     assert train(shards, tmp_path / "second", *by_checkpoint, "--resume-from-hub") == 0
     assert not (tmp_path / "second" / "checkpoints" / "step-00000002.json").exists()
-    assert main(run_flags(shards, tmp_path / "whole")) == 0
-    weights, expected = (
-        (tmp_path / name / "export" / "model.safetensors").read_bytes() for name in ("second", "whole")
-    )
-    assert weights == expected
+    weights = (tmp_path / "second" / "export" / "model.safetensors").read_bytes()
+    # Differences of bytes would be looked for through minutes.
+    assert sha256(weights).digest() == sha256((finished_run / "export" / "model.safetensors").read_bytes()).digest()
     assert published(hub_here)["model.safetensors"] == weights
     newest = hub_here.files(REPO, revision="checkpoints")
     assert {path for path in newest if path.startswith("checkpoints/")} == {
