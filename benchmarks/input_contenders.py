@@ -67,6 +67,7 @@ def our_batches(
     import tensorflow as tf
 
     from train.config import DataConfig
+    from train.data.features import Feature
     from train.data.pipeline import training_batches
     from train.data.shuffle import SampleOrder
     from train.tasks.masking import MaskedRows, mask_rows
@@ -74,15 +75,19 @@ def our_batches(
 
     order = SampleOrder(shards.paths, shards.num_rows_per_shard, 0, default_of(DataConfig, "shuffle_buffer_size"))
     dataset = training_batches(
-        order, length=length, global_batch_rows=batch_rows, start_step=0, num_steps=shards.num_rows // batch_rows
+        order,
+        {"input_ids": Feature((length,))},
+        global_batch_rows=batch_rows,
+        start_step=0,
+        num_steps=shards.num_rows // batch_rows,
     )
     if not is_masked:
         return dataset
     rule = MaskingRule(MASK_ID, (CLS_ID, PAD_ID, SEP_ID, UNK_ID, MASK_ID), vocab_size)
 
-    def mask(step: tf.Tensor, rows: tf.Tensor) -> MaskedRows:
+    def mask(step: tf.Tensor, batch: dict[str, tf.Tensor]) -> MaskedRows:
         seed = tf.stack([0, tf.cast(step, tf.int32)])
-        return mask_rows(rows, seed, rule)
+        return mask_rows(batch["input_ids"], seed, rule)
 
     return dataset.enumerate().map(mask, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 

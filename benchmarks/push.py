@@ -56,7 +56,7 @@ def build(folder: str, arguments: argparse.Namespace) -> tuple[Any, Any]:
     run = prepare_run(parse_training_config([*flags, "--per-replica-batch-size", str(arguments.batch_rows)], ""))
     strategy = connect(run.config.hardware, run.cluster)
     plan = run.plan(strategy.num_replicas_in_sync)
-    trainer = build_trainer(run.config, run.inputs, run.model_config, plan, strategy)
+    trainer = build_trainer(run.config, run.inputs, run.task, run.model_config, plan, strategy)
     publisher = Publisher(
         run.output_dir,
         f"{run.output_dir}/export",
@@ -91,7 +91,7 @@ class Steps:
     def copy(self) -> float:
         """Return the seconds of reading all weights."""
         started_seconds = time.perf_counter()
-        arrays = [variable.numpy() for variable in self.trainer.model.masked_lm.weights]
+        arrays = [variable.numpy() for variable in self.trainer.model.network.weights]
         assert sum(array.nbytes for array in arrays) > 0
         return time.perf_counter() - started_seconds
 
@@ -132,7 +132,7 @@ def main() -> None:
         steps.step()  # compiles
         pushing.on_train_batch_end(0)  # imports, and makes the repository
         pushing._pushes.wait()
-        num_parameters = trainer.model.masked_lm.count_params()
+        num_parameters = trainer.model.network.count_params()
         print(f"{num_parameters:,} parameters, {num_parameters * 4 / 1e6:,.0f} MB")
         with pushing:
             figures = measure(steps, pushing, arguments.rounds, arguments.steps_per_round)

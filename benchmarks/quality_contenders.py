@@ -51,7 +51,8 @@ def our_config(shards: str, preset: str, num_steps: int, output_dir: str) -> Tra
 def our_trainer(run: Run) -> Trainer:
     """Return the trainer of a run."""
     strategy = connect(run.config.hardware, run.cluster)
-    return build_trainer(run.config, run.inputs, run.model_config, run.plan(strategy.num_replicas_in_sync), strategy)
+    plan = run.plan(strategy.num_replicas_in_sync)
+    return build_trainer(run.config, run.inputs, run.task, run.model_config, plan, strategy)
 
 
 def rounds_of(trainer: Trainer, settings: dict[str, Any]) -> Rounds:
@@ -59,7 +60,7 @@ def rounds_of(trainer: Trainer, settings: dict[str, Any]) -> Rounds:
 
     def figures() -> dict[str, float]:
         evaluation = trainer.evaluate(lambda: False) if settings["evaluates"] and trainer.evaluate else None
-        return {"loss": evaluation.loss} if evaluation else {}
+        return {"loss": evaluation["loss"]} if evaluation else {}
 
     return Rounds(settings["steps_per_round"], warmup_steps=1, figures=figures)
 
@@ -86,7 +87,7 @@ def tutorial(run: Run, settings: dict[str, Any], *, is_tuned: bool = False) -> N
     # Our evaluation, of the tutorial's model.
     trainer = our_trainer(run)
     gather_before_head(model)
-    trainer.model.masked_lm = model
+    trainer.model.network = model
     callback = RoundsCallback(rounds_of(trainer, settings))
     model.fit(batches.repeat(), steps_per_epoch=settings["num_steps"], epochs=1, verbose=0, callbacks=[callback])
 

@@ -126,27 +126,29 @@ def show_saves(folder: Path, arguments: argparse.Namespace) -> None:
     from train.checkpoints.record import CheckpointRecord
     from train.checkpoints.state import TrainingState
     from train.config import ModelConfig, OptimizationConfig
-    from train.model.build import build_masked_lm
+    from train.model.build import build_network
     from train.optimizer import build_optimizer
+    from train.tasks.masked_lm import MaskedLanguageModeling
     from train.tasks.masking_rule import MaskingRule
     from train.train_step import PretrainingModel
 
     config = AutoConfig.for_model("bert", num_hidden_layers=arguments.num_layers)
-    masked_lm = build_masked_lm(config, ModelConfig(), vocabulary_size=config.vocab_size, seed=0)
-    model = PretrainingModel(masked_lm, MaskingRule(4, (0, 1, 2, 3, 4), config.vocab_size), seed=0)
+    network = build_network(config, ModelConfig(), vocabulary_size=config.vocab_size, seed=0)
+    task = MaskedLanguageModeling(MaskingRule(4, (0, 1, 2, 3, 4), config.vocab_size), config.pad_token_id)
+    model = PretrainingModel(network, task, seed=0)
     optimizer = build_optimizer(OptimizationConfig(), num_steps=10, num_warmup_steps=0)
-    optimizer.build(masked_lm.trainable_variables)
+    optimizer.build(network.trainable_variables)
     model.compile(optimizer=optimizer)
     state, checkpoints = TrainingState(model), Checkpoints(str(folder), num_kept=1)
     manager = tf.train.CheckpointManager(
-        tf.train.Checkpoint(masked_lm=masked_lm, optimizer=optimizer), str(folder / "tensorflow"), max_to_keep=1
+        tf.train.Checkpoint(network=network, optimizer=optimizer), str(folder / "tensorflow"), max_to_keep=1
     )
 
     def save_ours(step: int) -> None:
         record = CheckpointRecord(step, 0, "", {}, {}, {}, 0)
         checkpoints.save(lambda: (record, state.read()))
 
-    print(f"{masked_lm.count_params():,} parameters")
+    print(f"{network.count_params():,} parameters")
     contenders = {
         "run-mlm": (save_ours, checkpoints.wait, folder / "checkpoints"),
         "CheckpointManager": (lambda step: manager.save(checkpoint_number=step), lambda: None, folder / "tensorflow"),

@@ -71,6 +71,7 @@ def lower_ours(flags: tuple[str, ...], sizes: argparse.Namespace) -> str:
     from train.config import parse_training_config
     from train.model.config import resolve_model_config
     from train.runtime.plan import make_plan
+    from train.tasks.masked_lm import MaskedLanguageModeling
     from train.trainer import build_model
 
     layers = ("--config-overrides", f"num_hidden_layers={sizes.num_layers}")
@@ -81,8 +82,9 @@ def lower_ours(flags: tuple[str, ...], sizes: argparse.Namespace) -> str:
     plan = make_plan(
         config.optimization, config.run, num_rows=10**9, max_length=sizes.length, num_replicas=sizes.num_replicas
     )
+    task = MaskedLanguageModeling.of(inputs, config.masking)
     model_config = resolve_model_config(config.model, inputs)
-    model = build_model(config, inputs, model_config, plan, tf.distribute.get_strategy())
+    model = build_model(config, inputs, task, model_config, plan, tf.distribute.get_strategy())
     return lower_train_step(model, num_rows=sizes.rows, length=sizes.length, num_replicas=sizes.num_replicas)
 
 

@@ -79,7 +79,7 @@ def ours(folder: str, settings: dict[str, Any], rounds: Rounds, flags: list[str]
         )
         run = prepare_run(config)
         strategy = connect(config.hardware, run.cluster)
-        trainer = build_trainer(config, run.inputs, run.model_config, run.plan(1), strategy)
+        trainer = build_trainer(config, run.inputs, run.task, run.model_config, run.plan(1), strategy)
         fit_in_rounds(trainer, rounds)
 
 

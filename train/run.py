@@ -32,11 +32,12 @@ from train.runtime.cluster import Cluster, read_cluster
 from train.runtime.plan import Plan, make_plan
 from train.runtime.preemption import StopRequest, listening
 from train.runtime.tpu import check_tpu_devices, check_tpu_use, expected_num_replicas
+from train.tasks.masked_lm import MaskedLanguageModeling
+from train.tasks.task import Task
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from train.metrics.evaluation import Evaluation
     from train.publishing.publisher import Publisher
     from train.publishing.push_to_hub import PushToHubCallback
     from train.trainer import Trainer
@@ -48,6 +49,7 @@ class Run:
 
     config: TrainingConfig
     inputs: TrainingInputs
+    task: Task
     model_config: PretrainedConfig
     cluster: Cluster = field(default_factory=Cluster)
 
@@ -86,8 +88,8 @@ def prepare_run(config: TrainingConfig) -> Run:
     cluster = read_cluster()
     check_tpu_use(config, cluster)
     inputs = open_inputs(config.data)
-    inputs.masking_rule(config.masking)
-    run = Run(config, inputs, resolve_model_config(config.model, inputs), cluster)
+    task = MaskedLanguageModeling.of(inputs, config.masking)
+    run = Run(config, inputs, task, resolve_model_config(config.model, inputs), cluster)
     run.plan(num_replicas=cluster.num_workers)
     if config.hub.resume_from_hub and not config.run.dry_run:
         from train.publishing.hub_checkpoints import resume_from_hub
@@ -124,7 +126,7 @@ def train_and_export(run: Run) -> None:
         heartbeat.report("build")
         trainer = _agreed_trainer(run, strategy, run.plan(strategy.num_replicas_in_sync))
         if run.cluster.is_chief:
-            print_table(trainer.plan.describe(trainer.model.masked_lm.count_params()))
+            print_table(trainer.plan.describe(trainer.model.network.count_params()))
             print_start(run, trainer)
             log_first_row(run, trainer)
         publisher = _publisher(run) if run.cluster.is_chief else None
@@ -134,7 +136,7 @@ def train_and_export(run: Run) -> None:
         return
     heartbeat.report("export", trainer.plan.num_steps)
     checkpoints = trainer.checkpoints.describe()
-    last = publisher.take(trainer.model.masked_lm, trainer.plan.num_steps, trainer.log.lines)
+    last = publisher.take(trainer.model.network, trainer.plan.num_steps, trainer.log.lines)
     try:
         publisher.publish(last, f"Pretrained for {last.step:,} steps")
     except HubPushError:
@@ -179,7 +181,7 @@ def _agreed_trainer(run: Run, strategy: "tf.distribute.Strategy", plan: Plan) ->
     # The others wait here until the folder is cleared.
     settings = shared_settings(run.config, run.fingerprint)
     check_agreement(strategy, run.cluster, settings, rule="All workers must be given the same flags and shards.")
-    trainer = build_trainer(run.config, run.inputs, run.model_config, plan, strategy)
+    trainer = build_trainer(run.config, run.inputs, run.task, run.model_config, plan, strategy)
     rule = f"--output-dir must be one folder that all workers see; they found other checkpoints in {run.output_dir}."
     check_agreement(strategy, run.cluster, {"newest step": trainer.start.step}, rule=rule)
     return trainer
@@ -212,18 +214,19 @@ logger = logging.getLogger(__name__)
 
 def print_plan(run: "Run") -> None:
     """Print what the run would do; the model is built on the CPU to count its parameters."""
-    from train.model.build import build_masked_lm
+    from train.model.build import build_network
 
     plan = run.plan(expected_num_replicas(run.config.hardware, run.cluster))
     if run.config.hardware.wants_tpu:
         print(f"Without claiming the TPU, {plan.num_replicas} replicas are assumed.")
-    masked_lm = build_masked_lm(
+    network = build_network(
         run.model_config,
         run.config.model,
         vocabulary_size=vocabulary_size(run.inputs.tokenizer),
         seed=run.config.run.seed,
+        model_class=run.task.model_class,
     )
-    print_table(plan.describe(masked_lm.count_params()))
+    print_table(plan.describe(network.count_params()))
 
 
 def print_start(run: "Run", trainer: "Trainer") -> None:
@@ -235,21 +238,16 @@ def print_start(run: "Run", trainer: "Trainer") -> None:
 
 
 def log_first_row(run: "Run", trainer: "Trainer") -> None:
-    """Show a person what goes in: the first training row as it is masked at the first step."""
-    row_ids, masked_ids = trainer.first_masked_row()
-    logger.info("first row: %s", run.inputs.tokenizer.decode(row_ids))
-    logger.info("as masked: %s", run.inputs.tokenizer.decode(masked_ids))
+    """Show a person what goes in: the first training row as it is at the first step."""
+    for title, text in run.task.describe_row(trainer.first_rows(), run.inputs.tokenizer).items():
+        logger.info("%s: %s", title, text)
 
 
-def print_result(run: "Run", evaluation: "Evaluation | None", checkpoints: str, export_folder: str) -> None:
+def print_result(run: "Run", evaluation: dict[str, float] | None, checkpoints: str, export_folder: str) -> None:
     """Print the last evaluation beside what frequencies alone would give, and where everything is."""
     rows = {"checkpoints": checkpoints, "model": export_folder}
     if evaluation is not None:
-        rows = {
-            "validation loss": f"{evaluation.loss:.4f} nats per masked token, perplexity {evaluation.perplexity:.1f}",
-            "masked accuracy": f"{evaluation.masked_accuracy:.4f} of {evaluation.num_masked:,} masked tokens",
-            **rows,
-        }
+        rows = {**run.task.describe(evaluation), **rows}
     manifest = run.inputs.eval_shards.manifest if run.inputs.eval_shards else None
     if manifest is not None:
         entropy = f"{manifest.unigram_entropy_nats:.4f} nats: the best loss of a guess from frequencies alone"

@@ -1,4 +1,4 @@
-"""The model that `fit` trains: a transformers masked-LM with the pretraining step around it."""
+"""The model that `fit` trains: a transformers model with the step around it, whatever its task."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,147 +6,135 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from train.model.gathered_head import gather_before_head, predicting_at
 from train.model.random_bits import RANDOM_ALGORITHM
 from train.model.stateless_dropout import draw_row_keys, dropping_out_by, key_dropout
 from train.optimizer import clipping_factor
-from train.tasks.masked_lm import MaskedSums, masked_sums
-from train.tasks.masking import MaskedRows, collect_predictions, mask_rows
-from train.tasks.masking_rule import MaskingRule, num_prediction_slots
+from train.tasks.task import Task
 
-# Keeps the random numbers of dropout apart from those of the masks, whose stream is 0.
-DROPOUT_STREAM = 1
+# Keep the random numbers of the task apart from those of dropout.
+TASK_STREAM, DROPOUT_STREAM = 0, 1
+
+Sums = dict[str, tf.Tensor]
 
 
 class PretrainingModel(tf_keras.Model):
-    """Owns `train_step`: masks, gathered head, accumulation, gradients of the global batch, clipping, metrics.
+    """Owns `train_step`: the task's sums, accumulation, gradients of the global batch, clipping, metrics.
 
-    One update takes `global_batch_rows` rows, of which each replica gets an equal share and goes through it in
-    `num_micro_batches` parts. The loss is summed over the masked tokens and divided by their number in the whole
-    global batch, so it does not depend on how the batch is cut.
+    A step takes `global_batch_rows` rows, of which each replica gets an equal share and goes through it in
+    `num_micro_batches` parts. The loss is summed and divided by its weight in the whole global batch, so it does not
+    depend on how the batch is cut.
     """
 
-    def __init__(
-        self, masked_lm: Any, rule: MaskingRule, *, seed: int, num_micro_batches: int = 1, max_grad_norm: float = 0.0
-    ):
+    def __init__(self, network: Any, task: Task, *, seed: int, num_micro_batches: int = 1, max_grad_norm: float = 0.0):
         super().__init__()
-        gather_before_head(masked_lm)
-        key_dropout(masked_lm)
-        self.masked_lm = masked_lm
-        self.rule = rule
+        self.network = task.adapt_network(network)
+        key_dropout(self.network)
+        self.task = task
         self.seed = seed
         self.num_micro_batches = num_micro_batches
         self.max_grad_norm = max_grad_norm
-        self.loss_mean = tf_keras.metrics.Mean("loss")
-        self.accuracy_mean = tf_keras.metrics.Mean("masked_accuracy")
+        self.means = [tf_keras.metrics.Mean(mean.name) for mean in task.means]
         self.grad_norm_mean = tf_keras.metrics.Mean("grad_norm")
 
     @property
     def metrics(self) -> list[tf_keras.metrics.Metric]:
-        """Means over the updates since they were last reset, weighted by masked tokens where that applies."""
-        return [self.loss_mean, self.accuracy_mean, self.grad_norm_mean]
+        """Means over the steps since they were last reset: the task's by their weights, and of the gradient's norm."""
+        return [*self.means, self.grad_norm_mean]
 
     def reset_metrics(self) -> None:
-        """Keep the means: `fit` calls this as it begins, and a run may go on from the middle of an interval."""
+        """Keep the means: `fit` calls this as it begins, and a run may resume in the middle of an interval."""
 
     def reset_means(self) -> None:
         """Begin the means anew."""
         for metric in self.metrics:
             metric.reset_state()
 
-    def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
-        """Return the logits at all positions: int32 (batch, length) -> (batch, length, vocabulary)."""
-        return self.masked_lm(self._model_inputs(inputs), training=training).logits[..., : self.rule.vocabulary_size]
-
-    def train_step(self, input_ids: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Make one update from this replica's share of the global batch, int32 (rows, length)."""
-        replica = tf.distribute.get_replica_context()
+    def train_step(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Make one step from this replica's share of the global batch, {feature: (rows, …)}."""
+        replica, means = tf.distribute.get_replica_context(), self.task.means
         step = tf.cast(self.optimizer.iterations, tf.int32)
-        num_rows = input_ids.shape[0]
+        num_rows = next(iter(batch.values())).shape[0]
         first_row = tf.cast(replica.replica_id_in_sync_group, tf.int32) * num_rows
-        batch = self.mask_batch(input_ids, step, first_row=first_row)
-        dropout_seed = tf.random.fold_in(tf.constant((self.seed, DROPOUT_STREAM), tf.int32), step, alg=RANDOM_ALGORITHM)
-        gradients, sums = self._gradients(batch, draw_row_keys(dropout_seed, num_rows, first_row))
-        gradients, sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, (gradients, tuple(sums)))
-        loss, num_correct, num_masked = sums
+        rows = self.prepare_batch(batch, step, first_row=first_row)
+        row_keys = draw_row_keys(self._seed_of(DROPOUT_STREAM, step), num_rows, first_row)
+        gradients, sums = self._gradients(rows, row_keys)
+        gradients, sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, (gradients, sums))
 
-        # 0 masked tokens give the loss 0, not NaN.
-        scale = tf.math.reciprocal_no_nan(num_masked)
+        # Where nothing counts the means are 0, not NaN.
+        weights = dict.fromkeys(mean.weight for mean in means)
+        scales = {weight: tf.math.reciprocal_no_nan(sums[weight]) for weight in weights}
+        loss, scale = sums[means[0].total], scales[means[0].weight]
         grad_norm = tf.linalg.global_norm(gradients) * scale
         self.optimizer.apply_scaled(
             gradients,
-            self.masked_lm.trainable_variables,
+            self.network.trainable_variables,
             factor=scale * clipping_factor(grad_norm, self.max_grad_norm),
             is_finite=tf.math.is_finite(loss) & tf.math.is_finite(grad_norm),
         )
 
-        self.loss_mean.update_state(loss * scale, sample_weight=num_masked)
-        self.accuracy_mean.update_state(num_correct * scale, sample_weight=num_masked)
+        for metric, (_, total, weight) in zip(self.means, means, strict=True):
+            metric.update_state(sums[total] * scales[weight], sample_weight=sums[weight])
         self.grad_norm_mean.update_state(grad_norm)
         return {"loss": loss * scale}
 
     def make_train_function(self, force: bool = False) -> Any:
-        """Return what `fit` calls for each launch; see `build_launch`."""
+        """Build what `fit` calls for each launch; see `build_launch`."""
         if self.train_function is None or force:
             self.train_function: Any = build_launch(self)
         return self.train_function
 
-    def mask_batch(self, input_ids: tf.Tensor, step: int | tf.Tensor, *, first_row: int | tf.Tensor = 0) -> MaskedRows:
-        """Return rows, int32 (rows, length), as they are masked at update `step`; see `mask_rows`."""
-        seed = tf.random.fold_in(tf.constant((self.seed, 0), tf.int32), step, alg=RANDOM_ALGORITHM)
-        return mask_rows(input_ids, seed, self.rule, first_row=first_row)
+    def prepare_batch(
+        self, batch: dict[str, tf.Tensor], step: int | tf.Tensor, *, first_row: int | tf.Tensor = 0
+    ) -> Any:
+        """Make the rows that are learned from at a step of a batch, which begins at `first_row` of the global one."""
+        return self.task.prepare_batch(batch, self._seed_of(TASK_STREAM, step), first_row)
 
-    def evaluation_step(self, batch: MaskedRows, mlm_probability: float) -> MaskedSums:
-        """Return the sums over all replicas for one batch that is masked already, at the rate given."""
+    def evaluation_step(self, rows: Any) -> Sums:
+        """Add up the task's sums for a batch of prepared rows, over all replicas."""
         replica = tf.distribute.get_replica_context()
-        num_slots = num_prediction_slots(batch.input_ids.shape.num_elements(), mlm_probability)
-        sums = self._masked_sums(batch, num_slots, training=False)
-        return MaskedSums(*replica.all_reduce(tf.distribute.ReduceOp.SUM, tuple(sums)))
+        return replica.all_reduce(tf.distribute.ReduceOp.SUM, self.task.sums(self.network, rows, training=False))
 
-    def _gradients(self, batch: MaskedRows, row_keys: tf.Tensor) -> tuple[list[tf.Tensor], MaskedSums]:
-        """Return the gradients of the summed loss, dense float32, and the sums, over this replica's rows."""
+    def _seed_of(self, stream: int, step: int | tf.Tensor) -> tf.Tensor:
+        return tf.random.fold_in(tf.constant((self.seed, stream), tf.int32), step, alg=RANDOM_ALGORITHM)
+
+    def _gradients(self, rows: Any, row_keys: tf.Tensor) -> tuple[list[tf.Tensor], Sums]:
+        """Compute the gradients of the summed loss, dense float32, and the sums, over this replica's rows."""
         if self.num_micro_batches == 1:
-            return self._micro_batch_gradients(batch, row_keys)
-        *micro_batches, micro_batch_keys = (
-            tf.reshape(tensor, (self.num_micro_batches, -1, tensor.shape[1])) for tensor in (*batch, row_keys)
+            return self._micro_batch_gradients(rows, row_keys)
+        micro_batches = tf.nest.map_structure(
+            lambda tensor: tf.reshape(tensor, (self.num_micro_batches, -1, *tensor.shape[1:])), (rows, row_keys)
         )
 
-        def add_micro_batch(index: tf.Tensor, gradients: list[tf.Tensor], sums: MaskedSums) -> tuple:
-            micro_batch = MaskedRows(*(tensor[index] for tensor in micro_batches))
-            more, more_sums = self._micro_batch_gradients(micro_batch, micro_batch_keys[index])
-            gradients = [total + gradient for total, gradient in zip(gradients, more, strict=True)]
-            return index + 1, gradients, MaskedSums(*(total + add for total, add in zip(sums, more_sums, strict=True)))
+        def add_micro_batch(index: tf.Tensor, gradients: list[tf.Tensor], sums: Sums) -> tuple:
+            micro_batch = tf.nest.map_structure(lambda tensor: tensor[index], micro_batches)
+            more = self._micro_batch_gradients(*micro_batch)
+            return index + 1, *tf.nest.map_structure(tf.add, (gradients, sums), more)
 
-        zeros = [tf.zeros(variable.shape, tf.float32) for variable in self.masked_lm.trainable_variables]
+        zeros = [tf.zeros(variable.shape, tf.float32) for variable in self.network.trainable_variables]
         _, gradients, sums = tf.while_loop(
             lambda index, *_: index < self.num_micro_batches,
             add_micro_batch,
-            (tf.constant(0), zeros, MaskedSums(*[tf.constant(0.0)] * 3)),
+            (tf.constant(0), zeros, dict.fromkeys(self._sum_names, tf.constant(0.0))),
             maximum_iterations=self.num_micro_batches,
         )
         return gradients, sums
 
-    def _micro_batch_gradients(self, batch: MaskedRows, row_keys: tf.Tensor) -> tuple[list[tf.Tensor], MaskedSums]:
-        variables = self.masked_lm.trainable_variables
-        num_slots = self.rule.num_prediction_slots(batch.input_ids.shape.num_elements())
+    def _micro_batch_gradients(self, rows: Any, row_keys: tf.Tensor) -> tuple[list[tf.Tensor], Sums]:
         with dropping_out_by(row_keys):
             with tf.GradientTape() as tape:
-                sums = self._masked_sums(batch, num_slots, training=True)
-            gradients = tape.gradient(sums.loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+                sums = self.task.sums(self.network, rows, training=True)
+            loss = sums[self.task.means[0].total]
+            gradients = tape.gradient(
+                loss, self.network.trainable_variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
+            )
         # Embeddings give sparse gradients, which neither add up nor reduce well.
-        return [tf.convert_to_tensor(gradient) for gradient in gradients], sums
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        return gradients, {name: sums[name] for name in self._sum_names}
 
-    def _masked_sums(self, rows: MaskedRows, num_slots: int, training: bool) -> MaskedSums:
-        predictions = collect_predictions(rows, num_slots)
-        with predicting_at(predictions.positions):
-            logits = self.masked_lm(self._model_inputs(rows.input_ids), training=training).logits
-        return masked_sums(
-            logits[0], predictions.labels, predictions.weights, vocabulary_size=self.rule.vocabulary_size
-        )
-
-    def _model_inputs(self, input_ids: tf.Tensor) -> dict[str, tf.Tensor]:
-        attended = tf.cast(input_ids != self.masked_lm.config.pad_token_id, tf.int32)  # (batch, length)
-        return {"input_ids": input_ids, "attention_mask": attended}
+    @property
+    def _sum_names(self) -> list[str]:
+        """Those of the task's sums that the means need."""
+        return sorted({name for mean in self.task.means for name in (mean.total, mean.weight)})
 
 
 WAIT_NAME = "input_wait_seconds"

@@ -5,13 +5,14 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import tensorflow as tf
 import tf_keras
 from transformers import PretrainedConfig
 
 from mlm_common.storage import files as storage
-from tokenizer_training.tokenizer import special_ids, vocabulary_size
+from tokenizer_training.tokenizer import vocabulary_size
 from train.checkpoints.manager import Checkpoints
 from train.checkpoints.record import CheckpointRecord, SkippedRows
 from train.checkpoints.resume import Start, check_checkpoint, start_of
@@ -22,12 +23,12 @@ from train.config import TrainingConfig
 from train.data.pipeline import ONE_PIPELINE, evaluation_batches, num_evaluation_batches, training_batches
 from train.data.shards import TrainingInputs
 from train.data.shuffle import SampleOrder
-from train.metrics.evaluation import Evaluation, Evaluator, build_evaluator
+from train.metrics.evaluation import Evaluator, build_evaluator
 from train.metrics.log import ROLLBACK, TENSORBOARD_FOLDER, VALIDATION, MetricsLog
 from train.metrics.profiler import Profile
 from train.metrics.throughput import Throughput
 from train.metrics.training_log import EverySteps, TrainingDivergedError, TrainingLog
-from train.model.build import build_masked_lm
+from train.model.build import build_network
 from train.model.flops import full_speed_update_seconds
 from train.model.from_pretrained import start_from
 from train.optimizer import build_optimizer
@@ -37,6 +38,7 @@ from train.runtime.plan import Plan
 from train.runtime.preemption import RunStoppedError, StopRequest
 from train.runtime.steps_per_execution import Launches
 from train.runtime.strategy import compiles_with_xla, computes_as_suits_tpu, distribute_batches
+from train.tasks.task import Task
 from train.train_step import PretrainingModel
 
 
@@ -49,7 +51,7 @@ class Fitting:
         self._start = start
         self._stop = stop
         self._pushing = pushing
-        self._evaluation: tuple[int, Evaluation] | None = None
+        self._evaluation: tuple[int, dict[str, float]] | None = None
         self._saved_seconds = time.monotonic()
         self._launches = self._build_launches()
         self._throughput = Throughput(trainer.plan, trainer.full_speed_update_seconds)
@@ -60,8 +62,8 @@ class Fitting:
             max_loss_rise=trainer.config.run.max_loss_rise,
         )
 
-    def run(self) -> Evaluation | None:
-        """Train to the end; return the last evaluation, None without validation rows.
+    def run(self) -> dict[str, float] | None:
+        """Train to the end; return the figures of the last evaluation, None without validation rows.
 
         Raises:
             RunStoppedError: there was a request to stop; all is saved.
@@ -97,8 +99,7 @@ class Fitting:
         step = self._start.step
         line = self._trainer.log.find(step, VALIDATION)
         if line is not None:
-            figures = line["loss"], line["masked_accuracy"], line["num_masked_tokens"]
-            self._evaluation = step, Evaluation(*figures)
+            self._evaluation = step, {name: value for name, value in line.items() if name not in ("step", "split")}
         elif step > 0 and (step % self._plan.eval_steps == 0 or step == self._plan.num_steps):
             self._evaluate(step)
         if self._trainer.can_roll_back and self._start.checkpoint is None:
@@ -149,7 +150,7 @@ class Fitting:
             settings=self._trainer.config.as_dict(),
             versions=self._trainer.versions,
             logged_step=self._log.logged_step,
-            validation_loss=self._evaluation[1].loss if self._evaluation and is_evaluated else None,
+            validation_loss=self._evaluation[1]["loss"] if self._evaluation and is_evaluated else None,
             skipped=self._start.skipped,
         )
 
@@ -252,21 +253,20 @@ class Trainer:
         return functools.partial(
             training_batches,
             self.order,
-            length=self.plan.max_length,
+            self.model.task.features(self.plan.max_length),
             global_batch_rows=self.plan.global_batch_rows,
             start_step=start.step,
             num_steps=max(1, self.plan.num_steps - start.step),
             num_left_out_rows=start.num_skipped_rows,
         )
 
-    def first_masked_row(self) -> tuple[list[int], list[int]]:
-        """Return the ids of the first row of the first batch, and what the model sees of it at the first update."""
-        input_ids = next(iter(self.batches_from(self.start)(ONE_PIPELINE).take(1)))
-        masked = self.model.mask_batch(input_ids, self.start.step)
-        return input_ids[0].numpy().tolist(), masked.input_ids[0].numpy().tolist()
+    def first_rows(self) -> Any:
+        """Read the first batch, and prepare it as the first step does."""
+        batch = next(iter(self.batches_from(self.start)(ONE_PIPELINE).take(1)))
+        return self.model.prepare_batch(batch, self.start.step)
 
-    def fit(self, stop: StopRequest | None = None, pushing: PushToHubCallback | None = None) -> Evaluation | None:
-        """Train, log, evaluate, save and push; return the last evaluation, None without validation rows.
+    def fit(self, stop: StopRequest | None = None, pushing: PushToHubCallback | None = None) -> dict[str, float] | None:
+        """Train, log, evaluate, save and push; return the figures of the last evaluation, None without validation rows.
 
         Raises:
             RunStoppedError: `stop` was requested; all is saved.
@@ -286,6 +286,7 @@ class Trainer:
 def build_model(
     config: TrainingConfig,
     inputs: TrainingInputs,
+    task: Task,
     model_config: PretrainedConfig,
     plan: Plan,
     strategy: tf.distribute.Strategy,
@@ -295,14 +296,15 @@ def build_model(
     jit_compile = compiles_with_xla(config.hardware)
     with strategy.scope():
         model = PretrainingModel(
-            build_masked_lm(
+            build_network(
                 model_config,
                 config.model,
                 vocabulary_size=vocabulary_size(inputs.tokenizer),
                 seed=config.run.seed,
                 tpu_layers=computes_as_suits_tpu(config.hardware),
+                model_class=task.model_class,
             ),
-            inputs.masking_rule(config.masking),
+            task,
             seed=config.run.seed,
             num_micro_batches=config.optimization.gradient_accumulation_steps,
             max_grad_norm=config.optimization.max_grad_norm,
@@ -313,7 +315,7 @@ def build_model(
             num_warmup_steps=plan.num_warmup_steps,
             num_decay_steps=plan.num_decay_steps,
         )
-        optimizer.build(model.masked_lm.trainable_variables)
+        optimizer.build(model.network.trainable_variables)
         model.compile(
             optimizer=optimizer, jit_compile=jit_compile, steps_per_execution=config.hardware.max_steps_per_launch
         )
@@ -323,6 +325,7 @@ def build_model(
 def build_trainer(
     config: TrainingConfig,
     inputs: TrainingInputs,
+    task: Task,
     model_config: PretrainedConfig,
     plan: Plan,
     strategy: tf.distribute.Strategy,
@@ -332,7 +335,7 @@ def build_trainer(
     Raises:
         InputError: it cannot go on from there with this plan, or no checkpoint is whole.
     """
-    model = build_model(config, inputs, model_config, plan, strategy)
+    model = build_model(config, inputs, task, model_config, plan, strategy)
     output_dir = str(config.run.output_dir)
     is_chief = strategy.extended.should_checkpoint
     state = TrainingState(model)
@@ -350,7 +353,7 @@ def build_trainer(
 
     start = start_of(checkpoints.restore_newest(sha256, restore))
     if config.model.init_from is not None and start.checkpoint is None:
-        start_from(model.masked_lm, config.model.init_from, vocabulary_size(inputs.tokenizer))
+        start_from(model.network, config.model.init_from, vocabulary_size(inputs.tokenizer))
     manifest = inputs.eval_shards.manifest if inputs.eval_shards else None
     log = MetricsLog(output_dir, manifest.unigram_entropy_nats if manifest else None, is_chief=is_chief)
     log.go_on_from(start.step, len(start.skipped))
@@ -367,7 +370,12 @@ def build_trainer(
         config=config,
         fingerprint_sha256=sha256,
         versions=installed_versions(),
-        full_speed_update_seconds=full_speed_update_seconds(config, model_config, plan),
+        full_speed_update_seconds=full_speed_update_seconds(
+            config,
+            model_config,
+            plan,
+            task.num_predictions(config.optimization.per_replica_batch_size * plan.max_length),
+        ),
     )
 
 
@@ -380,10 +388,9 @@ def _evaluator(
     batches_of = functools.partial(
         evaluation_batches,
         inputs.eval_shards,
-        inputs.evaluation_rule(),
-        length=plan.max_length,
+        model.task.features(plan.max_length),
+        model.task.prepare_row,
         global_batch_rows=global_batch_rows,
-        pad_token_id=special_ids(inputs.tokenizer)["pad"],
     )
     return build_evaluator(
         model,

@@ -4,7 +4,7 @@ import pytest
 
 from train.checks.preflight.synthetic_inputs import assumed_inputs
 from train.config import OptimizationConfig, parse_training_config
-from train.model.build import build_masked_lm
+from train.model.build import build_network
 from train.model.config import resolve_model_config
 from train.model.flops import update_flops
 from train.model.presets import PRESETS_FOLDER, preset_model, preset_names, preset_settings
@@ -74,7 +74,7 @@ def test_a_preset_of_a_slice_trains_the_stock_model(name):
 @pytest.mark.parametrize("name", ["tiny-cpu", "roberta-small"])
 def test_small_presets_build(name):
     config = config_of(name)
-    masked_lm = build_masked_lm(model_of(name), config.model, vocabulary_size=32_000, seed=0)
+    masked_lm = build_network(model_of(name), config.model, vocabulary_size=32_000, seed=0)
     expected_millions = {"tiny-cpu": 7, "roberta-small": 30}
     assert round(masked_lm.count_params() / 1e6) == expected_millions[name]
 

@@ -7,7 +7,8 @@ from tests.fixtures.tiny_models import MASK, PAD, VOCABULARY, tiny_model
 from train.config import OptimizationConfig
 from train.optimizer import build_optimizer
 from train.runtime.strategy import mirrored_strategy
-from train.tasks.masked_lm import masked_sums
+from train.tasks.masked_lm import MaskedLanguageModeling
+from train.tasks.masked_lm_loss import masked_lm_loss
 from train.tasks.masking import collect_predictions
 from train.tasks.masking_rule import EVALUATION_MLM_PROBABILITY, MaskingRule, num_prediction_slots
 from train.train_step import PretrainingModel
@@ -31,6 +32,10 @@ def token_rows(num_rows=NUM_ROWS, seed=0):
     return rows
 
 
+def batch_of(rows):
+    return {"input_ids": tf.constant(rows)}
+
+
 def build(
     strategy,
     rule=RULE,
@@ -43,42 +48,42 @@ def build(
     with strategy.scope():
         model = model_type(
             tiny_model("roberta", num_hidden_layers=1, **NO_DROPOUT),
-            rule,
+            MaskedLanguageModeling(rule, PAD),
             seed=3,
             num_micro_batches=num_micro_batches,
             max_grad_norm=max_grad_norm,
         )
         optimizer = build_optimizer(OptimizationConfig(learning_rate=1e-2), num_steps=20, num_warmup_steps=0)
-        optimizer.build(model.masked_lm.trainable_variables)
+        optimizer.build(model.network.trainable_variables)
         model.compile(optimizer=optimizer, jit_compile=jit_compile, **compiled)
     return model
 
 
 def train(model, rows, num_steps=3):
-    dataset = tf.data.Dataset.from_tensors(rows).repeat(num_steps)
+    dataset = tf.data.Dataset.from_tensors(batch_of(rows)).repeat(num_steps)
     model.fit(dataset, steps_per_epoch=num_steps, verbose=0)
     return {metric.name: float(metric.result()) for metric in model.metrics}
 
 
 def weights(model):
-    return np.concatenate([variable.numpy().ravel() for variable in model.masked_lm.trainable_variables])
+    return np.concatenate([variable.numpy().ravel() for variable in model.network.trainable_variables])
 
 
 def full_head_sums(model, rows):
-    logits = model.masked_lm(
+    logits = model.network(
         {"input_ids": rows.input_ids, "attention_mask": tf.cast(rows.input_ids != PAD, tf.int32)}
     ).logits
-    return masked_sums(logits, rows.original_ids, tf.cast(rows.is_masked, tf.float32))
+    return masked_lm_loss(logits, rows.original_ids, tf.cast(rows.is_masked, tf.float32))
 
 
 def test_loss_of_the_gathered_head_is_that_of_the_full_head():
     model = build(one_cpu())
-    rows = model.mask_batch(tf.constant(token_rows()), 0)
-    gathered = model.evaluation_step(rows, RULE.mlm_probability)
+    rows = model.prepare_batch(batch_of(token_rows()), 0)
+    gathered = model.evaluation_step(rows)
     full = full_head_sums(model, rows)
-    assert float(full.num_masked) > 10
-    for one, other in zip(gathered, full, strict=True):
-        assert float(one) == pytest.approx(float(other), rel=1e-5)
+    assert float(full["num_masked"]) > 10
+    for name, other in full.items():
+        assert float(gathered[name]) == pytest.approx(float(other), rel=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -148,12 +153,12 @@ def test_no_update_is_made_from_one_that_is_not_finite_on(strategy, jit_compile)
     rows = token_rows()
     train(model, rows, num_steps=2)
     assert not model.optimizer.is_stopped
-    before = [value.numpy() for value in (*model.masked_lm.trainable_variables, *model.optimizer.variables)]
+    before = [value.numpy() for value in (*model.network.trainable_variables, *model.optimizer.variables)]
     figures = train(model, rows, num_steps=6)  # launches of 4 and of 2 updates
     assert model.optimizer.is_stopped
     assert not np.isfinite(figures["grad_norm"])
     assert int(model.optimizer.iterations.numpy()) == 2
-    after = [value.numpy() for value in (*model.masked_lm.trainable_variables, *model.optimizer.variables)]
+    after = [value.numpy() for value in (*model.network.trainable_variables, *model.optimizer.variables)]
     for value, other in zip(after, before, strict=True):
         np.testing.assert_array_equal(value, other)
 
@@ -162,31 +167,31 @@ def test_loss_is_float32_under_bfloat16():
     tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
     try:
         model = build(one_cpu())
-        rows = model.mask_batch(tf.constant(token_rows()), 0)
-        assert model.masked_lm({"input_ids": rows.input_ids}).logits.dtype == tf.bfloat16
-        sums = model.evaluation_step(rows, RULE.mlm_probability)
-        assert {value.dtype for value in sums} == {tf.float32}
-        assert {variable.dtype for variable in model.masked_lm.trainable_variables} == {tf.float32}
+        rows = model.prepare_batch(batch_of(token_rows()), 0)
+        assert model.network({"input_ids": rows.input_ids}).logits.dtype == tf.bfloat16
+        sums = model.evaluation_step(rows)
+        assert {value.dtype for value in sums.values()} == {tf.float32}
+        assert {variable.dtype for variable in model.network.trainable_variables} == {tf.float32}
         assert train(model, token_rows())["loss"] > 0
     finally:
         tf_keras.mixed_precision.set_global_policy("float32")
     # A loss summed in bfloat16 would be a multiple of a sixteenth.
-    assert float(sums.loss) % 0.0625 != 0
+    assert float(sums["loss"]) % 0.0625 != 0
 
 
 def test_a_perfect_model_scores_1_and_a_wrong_one_0():
     labels = tf.constant([5, 6, 7])
     used = tf.constant([1.0, 1.0, 0.0])
-    sums = masked_sums(tf.one_hot(labels, 10) * 100.0, labels, used)
-    assert [float(value) for value in sums] == pytest.approx([0.0, 2.0, 2.0], abs=1e-6)
-    sums = masked_sums(tf.one_hot(labels + 1, 10) * 100.0, labels, used)
-    assert [float(value) for value in sums] == pytest.approx([200.0, 0.0, 2.0])
+    sums = masked_lm_loss(tf.one_hot(labels, 10) * 100.0, labels, used)
+    assert [float(value) for value in sums.values()] == pytest.approx([0.0, 2.0, 2.0], abs=1e-6)
+    sums = masked_lm_loss(tf.one_hot(labels + 1, 10) * 100.0, labels, used)
+    assert [float(value) for value in sums.values()] == pytest.approx([200.0, 0.0, 2.0])
 
 
 def test_evaluation_counts_every_masked_token():
     model = build(one_cpu(), rule=MaskingRule(MASK, (0, 1, 2, 3, 4), VOCABULARY, mlm_probability=0.01))
-    rows = build(one_cpu()).mask_batch(tf.constant(token_rows()), 0)
-    sums = model.evaluation_step(rows, EVALUATION_MLM_PROBABILITY)
-    assert float(sums.num_masked) == rows.is_masked.numpy().sum()
+    rows = build(one_cpu()).prepare_batch(batch_of(token_rows()), 0)
+    sums = model.evaluation_step(rows)
+    assert float(sums["num_masked"]) == rows.is_masked.numpy().sum()
     slots = num_prediction_slots(NUM_ROWS * LENGTH, EVALUATION_MLM_PROBABILITY)
-    assert float(tf.reduce_sum(collect_predictions(rows, slots).weights)) == float(sums.num_masked)
+    assert float(tf.reduce_sum(collect_predictions(rows, slots).weights)) == float(sums["num_masked"])

@@ -20,10 +20,10 @@ class TrainingState:
 
     def __init__(self, model: PretrainingModel):
         self._strategy = model.distribute_strategy
-        variables = model.masked_lm.variables
-        weights = dict(zip(_names(variables, model.masked_lm.name), variables, strict=True))
+        variables = model.network.variables
+        weights = dict(zip(_names(variables, model.network.name), variables, strict=True))
         names = {variable.ref(): name for name, variable in weights.items()}
-        trained = [names[variable.ref()] for variable in model.masked_lm.trainable_variables]
+        trained = [names[variable.ref()] for variable in model.network.trainable_variables]
         self._variables = {f"model/{name}": variable for name, variable in weights.items()}
         for name, variable in model.optimizer.state_of(trained).items():
             self._variables[f"optimizer/{name}"] = variable

@@ -5,13 +5,15 @@ and R replicas, rows g * p / P to g * (p + 1) / P of each global batch of g rows
 So the rows of a global batch, and the place of each in it, do not depend on how many hosts and replicas there are.
 """
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
 from tfrecord_prep.manifest import ShardSet
+from train.data.features import Feature
 from train.data.shuffle import SampleOrder
-from train.tasks.masking import MaskedRows, mask_row_by_content
-from train.tasks.masking_rule import MaskingRule
 
 # Shards read at once: enough to hide the latency of Cloud Storage.
 NUM_PARALLEL_READS = 8
@@ -20,18 +22,18 @@ ONE_PIPELINE = tf.distribute.InputContext()
 
 def training_batches(
     order: SampleOrder,
+    features: Mapping[str, Feature],
     context: tf.distribute.InputContext = ONE_PIPELINE,
     *,
-    length: int,
     global_batch_rows: int,
     start_step: int,
     num_steps: int,
     num_left_out_rows: int = 0,
 ) -> tf.data.Dataset:
-    """Return the batches of `num_steps` updates from `start_step` on for the replicas of one input pipeline.
+    """Read the batches of `num_steps` steps from `start_step` on for the replicas of one input pipeline.
 
-    Before them, as many rows were used as the updates up to `start_step` take, and `num_left_out_rows`. Each batch is
-    int32 (global_batch_rows / replicas, length); those of an update follow each other in the order of the replicas.
+    Before them, as many rows were used as the steps up to `start_step` take, and `num_left_out_rows`. Each batch is
+    {feature: (global_batch_rows / replicas, …)}; those of a step follow each other in the order of the replicas.
     Batches run on over the end of an epoch, so no row is dropped between epochs. A pipeline reads the windows whole,
     since they are permuted whole, and parses its own rows only.
     """
@@ -71,61 +73,64 @@ def training_batches(
     dataset = dataset.map(read_window).prefetch(1).rebatch(replica_rows, drop_remainder=True)
     dataset = dataset.take(num_steps * _num_replicas(context))
 
-    def parse(records: tf.Tensor) -> tf.Tensor:
-        return tf.ensure_shape(parse_input_ids(records, length), (replica_rows, length))
+    def parse(records: tf.Tensor) -> dict[str, tf.Tensor]:
+        return parse_records(tf.ensure_shape(records, (replica_rows,)), features)
 
     return _deterministic(dataset.map(parse, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE))
 
 
 def evaluation_batches(
     shards: ShardSet,
-    rule: MaskingRule,
+    features: Mapping[str, Feature],
+    prepare_row: Callable[[dict[str, tf.Tensor]], Any],
     context: tf.distribute.InputContext = ONE_PIPELINE,
     *,
-    length: int,
     global_batch_rows: int,
-    pad_token_id: int,
 ) -> tf.data.Dataset:
-    """Return every row once, over all pipelines, as `MaskedRows` for the replicas of one, masks fixed by the content.
+    """Read every row once, over all pipelines, as batches for the replicas of one, each row made by `prepare_row`.
 
-    There are `num_evaluation_batches` global batches. The last is filled up with rows of padding: they hold no masked
-    token, so they do not count. A pipeline reads all records and parses its own.
+    There are `num_evaluation_batches` global batches. The last is filled up with rows of padding. A pipeline reads all
+    records and parses its own.
     """
     num_batches = num_evaluation_batches(shards, global_batch_rows)
     pipeline_rows = _pipeline_rows(context, global_batch_rows)
-    padding = tf.data.Dataset.from_tensors(tf.fill((length,), tf.constant(pad_token_id, tf.int32)))
-
+    padding = {
+        name: tf.fill(feature.shape, tf.constant(feature.padding, feature.batch_dtype))
+        for name, feature in features.items()
+    }
     records = tf.data.TFRecordDataset(list(shards.paths), num_parallel_reads=NUM_PARALLEL_READS)
     own = records.batch(pipeline_rows).shard(context.num_input_pipelines, context.input_pipeline_id)
-    rows = own.map(lambda batch: parse_input_ids(batch, length), num_parallel_calls=tf.data.AUTOTUNE).unbatch()
-    rows = rows.concatenate(padding.repeat()).take(num_batches * pipeline_rows)
-
-    def mask(row: tf.Tensor) -> MaskedRows:
-        return mask_row_by_content(tf.ensure_shape(row, (length,)), rule)
-
-    masked = rows.map(mask, num_parallel_calls=tf.data.AUTOTUNE)
+    rows = own.map(lambda batch: parse_records(batch, features), num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+    rows = rows.concatenate(tf.data.Dataset.from_tensors(padding).repeat()).take(num_batches * pipeline_rows)
+    rows = rows.map(prepare_row, num_parallel_calls=tf.data.AUTOTUNE)
     replica_rows = context.get_per_replica_batch_size(global_batch_rows)
-    return _deterministic(masked.batch(replica_rows, drop_remainder=True).prefetch(tf.data.AUTOTUNE))
+    return _deterministic(rows.batch(replica_rows, drop_remainder=True).prefetch(tf.data.AUTOTUNE))
 
 
 def num_evaluation_batches(shards: ShardSet, global_batch_rows: int) -> int:
-    """Return the global batches of `evaluation_batches`, the last one filled up."""
+    """Count the global batches of `evaluation_batches`, the last one filled up."""
     return -(-shards.num_rows // global_batch_rows)
 
 
-def parse_input_ids(records: tf.Tensor, length: int) -> tf.Tensor:
-    """Return the token ids of serialized tf.train.Examples: string (rows,) -> int32 (rows, length)."""
-    features = tf.io.parse_example(records, {"input_ids": tf.io.FixedLenFeature((length,), tf.int64)})
-    return tf.cast(features["input_ids"], tf.int32)
+def parse_records(records: tf.Tensor, features: Mapping[str, Feature]) -> dict[str, tf.Tensor]:
+    """Parse serialized tf.train.Examples: string (rows,) -> {feature: (rows, …)}."""
+    specs = {name: tf.io.FixedLenFeature(feature.shape, feature.dtype) for name, feature in features.items()}
+    parsed = tf.io.parse_example(records, specs)
+    return {name: tf.cast(parsed[name], feature.batch_dtype) for name, feature in features.items()}
+
+
+def batch_spec(features: Mapping[str, Feature], num_rows: int) -> dict[str, tf.TensorSpec]:
+    """Describe a batch of `num_rows`: {feature: shape and type}."""
+    return {name: tf.TensorSpec((num_rows, *one.shape), one.batch_dtype) for name, one in features.items()}
 
 
 def _pipeline_rows(context: tf.distribute.InputContext, global_batch_rows: int) -> int:
-    """Return the rows of a global batch that belong to one input pipeline."""
+    """Count the rows of a global batch that belong to one input pipeline."""
     return context.get_per_replica_batch_size(global_batch_rows) * _num_replicas(context)
 
 
 def _num_replicas(context: tf.distribute.InputContext) -> int:
-    """Return the replicas that one input pipeline feeds."""
+    """Count the replicas that one input pipeline feeds."""
     return context.num_replicas_in_sync // context.num_input_pipelines
 
 

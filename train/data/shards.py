@@ -2,18 +2,14 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from mlm_common.errors import InputError
 from mlm_common.storage import files as storage
 from tfrecord_prep.manifest import ShardSet, open_shards
 from tfrecord_prep.records import decode_feature, read_records
-from tokenizer_training.tokenizer import load_tokenizer, special_ids, tokenizer_sha256, vocabulary_size
-from tokenizer_training.word_starts import WORD_STARTS_FILE, load_word_starts, word_starts
-from train.config import DataConfig, MaskingConfig
-from train.tasks.masking_rule import EVALUATION_MLM_PROBABILITY, MaskingRule
+from tokenizer_training.tokenizer import load_tokenizer, tokenizer_sha256
+from train.config import DataConfig
 
 
 @dataclass(frozen=True)
@@ -26,48 +22,9 @@ class TrainingInputs:
     tokenizer_source: str  # the folder or Hub id that it was loaded from
     max_length: int
 
-    def masking_rule(self, masking: MaskingConfig) -> MaskingRule:
-        """Return the rule of training.
-
-        Raises:
-            InputError: words are to be masked, and nothing tells which tokens begin one.
-        """
-        return MaskingRule(
-            masking=masking.masking,
-            word_starts=None if masking.masking == "token" else self._word_starts(masking),
-            mask_token_id=special_ids(self.tokenizer)["mask"],
-            special_ids=tuple(sorted(self.tokenizer.all_special_ids)),
-            vocabulary_size=vocabulary_size(self.tokenizer),
-            mlm_probability=masking.mlm_probability,
-            mask_token_rate=masking.mask_token_rate,
-            random_token_rate=masking.random_token_rate,
-        )
-
-    def evaluation_rule(self) -> MaskingRule:
-        """Return BERT's rule, whatever the training's, so that the figures of any two runs compare."""
-        return self.masking_rule(MaskingConfig(mlm_probability=EVALUATION_MLM_PROBABILITY))
-
-    def _word_starts(self, masking: MaskingConfig) -> NDArray[np.bool_]:
-        """Return the table saved with the tokenizer or, for one of another making, what its marks tell."""
-        starts = load_word_starts(self.tokenizer_source)
-        if starts is None:
-            starts = word_starts(self.tokenizer)
-        if starts is None:
-            raise InputError(
-                f"--masking {masking.masking} needs a tokenizer whose pieces show where a word begins, or with a "
-                f"{WORD_STARTS_FILE}; {self.tokenizer_source} has neither. Give --masking token, or prepare the shards "
-                "with a tokenizer of train-unigram."
-            )
-        if len(starts) != vocabulary_size(self.tokenizer):
-            raise InputError(
-                f"{WORD_STARTS_FILE} must have an entry for each of the tokenizer's {vocabulary_size(self.tokenizer)} "
-                f"ids; that in {self.tokenizer_source} has {len(starts)}. Save the tokenizer again."
-            )
-        return starts
-
 
 def open_inputs(config: DataConfig) -> TrainingInputs:
-    """Return the inputs of a run, checked as far as manifests, file sizes and the tokenizer's files allow.
+    """Open the inputs of a run and check them as far as manifests, file sizes and the tokenizer's files allow.
 
     Raises:
         InputError: shards that are missing, damaged or of another length than asked for; a tokenizer that is not
@@ -92,7 +49,7 @@ def _tokenizer_source(config: DataConfig, shards: ShardSet) -> str:
 
 
 def _row_length(config: DataConfig, shards: ShardSet) -> int:
-    """Return the tokens of a row: the manifest's, or for shards without one those of the first row."""
+    """Read the tokens of a row: the manifest's, or for shards without one those of the first row."""
     if shards.manifest is not None:
         length = shards.manifest.max_length
     else:

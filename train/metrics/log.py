@@ -1,7 +1,6 @@
 """The record of a run: `metrics.jsonl`, TensorBoard, and the picture of the loss."""
 
 import json
-import math
 import os
 import tempfile
 import time
@@ -133,11 +132,6 @@ class TensorBoardFiles:
 def read_metrics(path: str) -> list[dict[str, Any]]:
     """Return the lines of a `metrics.jsonl`, local or gs://."""
     return [json.loads(line) for line in storage.read_text(path).splitlines()]
-
-
-def perplexity(loss: float) -> float:
-    """Return e to the loss (nats), infinite where that does not fit a float."""
-    return math.exp(loss) if loss < 700 else math.inf
 
 
 def draw_loss_curve(lines: list[dict[str, Any]], picture: Path, unigram_entropy_nats: float | None) -> None:

@@ -9,8 +9,7 @@ from tqdm import tqdm
 
 from mlm_common.errors import RunFailedError
 from train.checkpoints.resume import Start
-from train.metrics.evaluation import Evaluation
-from train.metrics.log import TRAIN, VALIDATION, MetricsLog, perplexity
+from train.metrics.log import TRAIN, VALIDATION, MetricsLog
 from train.metrics.throughput import Throughput
 from train.runtime.plan import Plan
 from train.runtime.steps_per_execution import Launches
@@ -147,7 +146,7 @@ class TrainingLog:
         figures = {metric.name: float(metric.result()) for metric in self._model.metrics}
         self._check_rise(step, figures["loss"])
         self._model.reset_means()
-        figures["perplexity"] = perplexity(figures["loss"])
+        figures |= self._model.task.derived_figures(figures)
         figures["learning_rate"] = float(self._model.optimizer.learning_rate.numpy())
         figures["epoch"] = round(self._start.row(step, self._plan.global_batch_rows) / self._plan.num_rows, 4)
         wait_seconds = self._launches.take_wait_seconds()
@@ -161,22 +160,14 @@ class TrainingLog:
         )
         self.logged_step = step
 
-    def write_evaluation(self, step: int, evaluation: Evaluation) -> None:
+    def write_evaluation(self, step: int, figures: dict[str, float]) -> None:
         """Write the figures of one evaluation, and draw the loss so far."""
-        figures = {
-            "loss": evaluation.loss,
-            "perplexity": evaluation.perplexity,
-            "masked_accuracy": evaluation.masked_accuracy,
-            "num_masked_tokens": evaluation.num_masked,
-        }
         self._log.add(step, VALIDATION, figures)
         self._log.flush()
         self._log.draw()
         if self._log.is_chief:
-            self._bar.write(
-                f"step {step:,}: validation loss {evaluation.loss:.4f}, perplexity {evaluation.perplexity:.1f}, "
-                f"masked accuracy {evaluation.masked_accuracy:.4f}"
-            )
+            shown = ", ".join(f"{name.replace('_', ' ')} {value:,.5g}" for name, value in figures.items())
+            self._bar.write(f"step {step:,}: validation {shown}")
 
     def close(self) -> None:
         """Close the progress bar."""

@@ -1,10 +1,11 @@
-"""The masked-LM that is trained: transformers' TF class with fresh weights."""
+"""The network that is trained: a TF class of transformers with fresh weights."""
 
 from typing import Any
 
 import numpy as np
 import tf_keras
-from transformers import PretrainedConfig, TFAutoModelForMaskedLM
+import transformers
+from transformers import PretrainedConfig
 
 from train.config import ModelConfig
 from train.model.architectures import align_padding_positions
@@ -13,15 +14,16 @@ from train.model.tpu_layers import compute_as_suits_tpu
 from train.model.vocabulary_padding import clear_padding
 
 
-def build_masked_lm(
+def build_network(
     model_config: PretrainedConfig,
     settings: ModelConfig,
     *,
     vocabulary_size: int,
     seed: int,
     tpu_layers: bool = False,
+    model_class: str = "TFAutoModelForMaskedLM",
 ) -> Any:
-    """Return a TF…ForMaskedLM with fresh weights, the same for the same seed.
+    """Build a TF model with fresh weights, the same for the same seed.
 
     Args:
         model_config: of `resolve_model_config`, its vocabulary padded.
@@ -29,19 +31,20 @@ def build_masked_lm(
         vocabulary_size: ids of the tokenizer; what is padding in the model starts as 0.
         seed: fixes the weights.
         tpu_layers: compute layers as suits XLA on a TPU, where that is known for the architecture.
+        model_class: the auto class of transformers.
     """
     tf_keras.utils.set_random_seed(seed)
-    masked_lm = TFAutoModelForMaskedLM.from_config(model_config)
-    masked_lm(masked_lm.dummy_inputs, training=False)
-    align_padding_positions(masked_lm)
+    network = getattr(transformers, model_class).from_config(model_config)
+    network(network.dummy_inputs, training=False)
+    align_padding_positions(network)
     if settings.position_init == "sinusoidal":
-        start_positions_as_sinusoids(masked_lm)
-    clear_padding(masked_lm, vocabulary_size)
+        start_positions_as_sinusoids(network)
+    clear_padding(network, vocabulary_size)
     if tpu_layers:
-        compute_as_suits_tpu(masked_lm)
+        compute_as_suits_tpu(network)
     if settings.gradient_checkpointing:
-        checkpoint_gradients(masked_lm)
-    return masked_lm
+        checkpoint_gradients(network)
+    return network
 
 
 def start_positions_as_sinusoids(model: Any) -> None:

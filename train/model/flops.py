@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from train.config import TrainingConfig
 from train.runtime.plan import Plan
 from train.runtime.tpu import chip_of, local_accelerator_type
-from train.tasks.masking_rule import num_prediction_slots
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -156,22 +155,26 @@ COUNTS: dict[str, Callable[["PretrainedConfig", int], Multiplications]] = {
 }  # fmt: skip
 
 
-def full_speed_update_seconds(config: TrainingConfig, model_config: "PretrainedConfig", plan: Plan) -> float | None:
+def full_speed_update_seconds(
+    config: TrainingConfig, model_config: "PretrainedConfig", plan: Plan, num_predictions: int | None
+) -> float | None:
     """Return what an update would take if all replicas computed at their peak.
 
     None without a TPU, on a TPU that is not this machine's or not in `train.runtime.tpu`, and for a model whose
     operations cannot be counted.
+
+    Args:
+        num_predictions: prediction slots of a micro-batch; None where the head is not a masked LM's.
     """
-    if not config.hardware.wants_tpu or config.hardware.tpu_name != "local":
+    if not config.hardware.wants_tpu or config.hardware.tpu_name != "local" or num_predictions is None:
         return None
     chip = chip_of(local_accelerator_type())
     num_micro_batches = plan.num_replicas * config.optimization.gradient_accumulation_steps
-    num_tokens = config.optimization.per_replica_batch_size * plan.max_length
     flops = update_flops(
         model_config,
         num_rows=plan.global_batch_rows,
         length=plan.max_length,
-        num_predictions=num_micro_batches * num_prediction_slots(num_tokens, config.masking.mlm_probability),
+        num_predictions=num_micro_batches * num_predictions,
         num_micro_batches=num_micro_batches,
     )
     if chip is None or flops is None:

@@ -1,8 +1,8 @@
 """A vocabulary filled up inside the model, so that its tables and logits divide evenly over lanes and cores of a TPU.
 
 On one core the TPU's compiler fills up the last 128 lanes by itself, at the same modelled cost.
-No text holds the ids added, their logits are pushed out of the softmax (`train.tasks.masked_lm`), and they are cut off
-before a model is saved; so results are those without them.
+No text holds the ids added, their logits are pushed out of the softmax (`train.tasks.masked_lm_loss`), and they are cut
+off before a model is saved; so results are those without them.
 """
 
 import re

@@ -49,9 +49,9 @@ class Publisher:
     repository: HubRepository | None = None
     pushes_checkpoints: bool = False
 
-    def take(self, masked_lm: Any, step: int, metrics: list[dict[str, Any]]) -> Publication:
+    def take(self, network: Any, step: int, metrics: list[dict[str, Any]]) -> Publication:
         """Return what is to be published, copied from the model and the log; takes as long as copying the weights."""
-        return Publication(step, take_snapshot(masked_lm), list(metrics))
+        return Publication(step, take_snapshot(network), list(metrics))
 
     def publish(
         self, publication: Publication, commit_message: str, *, interruption: Interruption | None = None

@@ -160,7 +160,7 @@ class PushToHubCallback(tf_keras.callbacks.Callback):
         if self._publisher is None or step not in self._due or self.model.optimizer.is_stopped:
             return
         started_seconds = time.perf_counter()
-        self._pushes.submit(self._publisher.take(self.model.masked_lm, step, self._metrics()))
+        self._pushes.submit(self._publisher.take(self.model.network, step, self._metrics()))
         logger.info("step %d goes to the Hub; copied in %.3f s", step, time.perf_counter() - started_seconds)
 
     def _push(self, publication: Publication) -> None:

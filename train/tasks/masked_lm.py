@@ -1,52 +1,150 @@
-"""The MLM objective: cross-entropy and accuracy as sums, so that batches and replicas add up exactly."""
+"""Masked language modelling (Devlin et al. 2018): some tokens of a row are hidden, and predicted from the others."""
 
-from typing import NamedTuple
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow as tf
+from numpy.typing import NDArray
 
-from train.runtime.named_scopes import named
+from mlm_common.errors import InputError
+from tokenizer_training.tokenizer import special_ids, vocabulary_size
+from tokenizer_training.word_starts import WORD_STARTS_FILE, load_word_starts, word_starts
+from train.config import MaskingConfig
+from train.data.features import Feature
+from train.data.shards import TrainingInputs
+from train.tasks.masking_rule import EVALUATION_MLM_PROBABILITY, MaskingRule
+from train.tasks.task import Mean, Task
 
-# Added to the logits of padding in the vocabulary: e to it is 0, and 0 times it is 0, as of infinity it would not be.
-NEVER = -1e30
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from transformers import PreTrainedTokenizerFast
+
+    from train.tasks.masking import MaskedRows
 
 
-class MaskedSums(NamedTuple):
-    """Float32 scalars over the masked tokens of a batch."""
+class MaskedLanguageModeling(Task):
+    """Predicts masked tokens; `rule` says which those are in training.
 
-    loss: tf.Tensor  # cross-entropy, nats
-    num_correct: tf.Tensor
-    num_masked: tf.Tensor
-
-
-@named("loss")
-def masked_sums(
-    logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, *, vocabulary_size: int | None = None
-) -> MaskedSums:
-    """Return loss, correct predictions and number of masked tokens, each summed over the slots in use.
-
-    Args:
-        logits: (num_predictions, vocabulary), any float type; the loss is computed in float32.
-        labels: int32 (num_predictions,).
-        weights: float32 (num_predictions,), 1 where a slot is used, else 0.
-        vocabulary_size: ids from here on cannot be predicted and get no gradient; by default there are none.
+    Evaluation masks as BERT does, whatever the training, so that the figures of any two runs compare.
     """
-    logits = _without_padding(tf.cast(logits, tf.float32), vocabulary_size)
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)  # (num_predictions,)
-    correct = tf.cast(tf.argmax(logits, axis=-1, output_type=tf.int32) == labels, tf.float32)
-    return MaskedSums(
-        loss=tf.reduce_sum(losses * weights),
-        num_correct=tf.reduce_sum(correct * weights),
-        num_masked=tf.reduce_sum(weights),
-    )
+
+    model_class = "TFAutoModelForMaskedLM"
+    means = (Mean("loss", "loss", "num_masked"), Mean("masked_accuracy", "num_correct", "num_masked"))
+
+    def __init__(self, rule: MaskingRule, pad_token_id: int):
+        self.rule = rule
+        self.evaluation_rule = MaskingRule(
+            rule.mask_token_id, rule.special_ids, rule.vocabulary_size, EVALUATION_MLM_PROBABILITY
+        )
+        self.pad_token_id = pad_token_id
+
+    @classmethod
+    def of(cls, inputs: TrainingInputs, masking: MaskingConfig) -> "MaskedLanguageModeling":
+        """Make the task of a run.
+
+        Raises:
+            InputError: words are to be masked, and nothing tells which tokens begin one.
+        """
+        ids = special_ids(inputs.tokenizer)
+        rule = MaskingRule(
+            masking=masking.masking,
+            word_starts=None if masking.masking == "token" else _word_starts(inputs, masking),
+            mask_token_id=ids["mask"],
+            special_ids=tuple(sorted(inputs.tokenizer.all_special_ids)),
+            vocabulary_size=vocabulary_size(inputs.tokenizer),
+            mlm_probability=masking.mlm_probability,
+            mask_token_rate=masking.mask_token_rate,
+            random_token_rate=masking.random_token_rate,
+        )
+        return cls(rule, ids["pad"])
+
+    def features(self, length: int) -> dict[str, Feature]:
+        """Name the token ids; rows of padding hold no token that could be masked."""
+        return {"input_ids": Feature((length,), padding=self.pad_token_id)}
+
+    def adapt_network(self, network: Any) -> Any:
+        """Let the head be computed at the masked positions alone."""
+        from train.model.gathered_head import gather_before_head
+
+        gather_before_head(network)
+        return network
+
+    def prepare_batch(
+        self, batch: dict[str, "tf.Tensor"], seed: "tf.Tensor", first_row: "int | tf.Tensor"
+    ) -> "MaskedRows":
+        """Mask the rows; see `mask_rows`."""
+        from train.tasks.masking import mask_rows
+
+        return mask_rows(batch["input_ids"], seed, self.rule, first_row=first_row)
+
+    def prepare_row(self, row: dict[str, "tf.Tensor"]) -> "MaskedRows":
+        """Mask a row by its content."""
+        from train.tasks.masking import mask_row_by_content
+
+        return mask_row_by_content(row["input_ids"], self.evaluation_rule)
+
+    def sums(self, network: Any, rows: "MaskedRows", *, training: bool) -> dict[str, "tf.Tensor"]:
+        """Add up `loss`, `num_correct` and `num_masked` over the masked tokens; see `masked_lm_loss`."""
+        import tensorflow as tf
+
+        from train.model.gathered_head import predicting_at
+        from train.tasks.masked_lm_loss import masked_lm_loss
+        from train.tasks.masking import collect_predictions
+
+        rule = self.rule if training else self.evaluation_rule
+        predictions = collect_predictions(rows, rule.num_prediction_slots(rows.input_ids.shape.num_elements()))
+        attended = tf.cast(rows.input_ids != self.pad_token_id, tf.int32)  # (batch, length)
+        with predicting_at(predictions.positions):
+            outputs = network({"input_ids": rows.input_ids, "attention_mask": attended}, training=training)
+        return masked_lm_loss(
+            outputs.logits[0], predictions.labels, predictions.weights, vocabulary_size=rule.vocabulary_size
+        )
+
+    def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
+        """Compute loss (nats), masked accuracy, perplexity, and the number of masked tokens."""
+        return super().figures(sums) | {"num_masked_tokens": int(sums["num_masked"])}
+
+    def derived_figures(self, means: Mapping[str, float]) -> dict[str, float]:
+        """Compute the perplexity, e to the loss; infinite where that does not fit a float."""
+        loss = means["loss"]
+        return {"perplexity": math.exp(loss) if loss < 700 else math.inf}
+
+    def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
+        """Describe loss and accuracy for people."""
+        loss, accuracy = figures["loss"], figures["masked_accuracy"]
+        return {
+            "validation loss": f"{loss:.4f} nats per masked token, perplexity {figures['perplexity']:.1f}",
+            "masked accuracy": f"{accuracy:.4f} of {figures['num_masked_tokens']:,} masked tokens",
+        }
+
+    def describe_row(self, rows: "MaskedRows", tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
+        """Show the first row, and what the model sees of it."""
+        return {
+            "first row": tokenizer.decode(rows.original_ids[0]),
+            "as masked": tokenizer.decode(rows.input_ids[0]),
+        }
+
+    def num_predictions(self, num_tokens: int) -> int:
+        """Count the slots for masked tokens."""
+        return self.rule.num_prediction_slots(num_tokens)
 
 
-def _without_padding(logits: tf.Tensor, vocabulary_size: int | None) -> tf.Tensor:
-    """Return logits of the same shape in which ids from `vocabulary_size` on have probability 0.
-
-    XLA computes the sum within the softmax, where a slice would be a copy of all logits.
-    """
-    padded_size = logits.shape[-1]
-    if vocabulary_size in (None, padded_size):
-        return logits
-    return logits + tf.constant(np.where(np.arange(padded_size) < vocabulary_size, 0, NEVER), tf.float32)
+def _word_starts(inputs: TrainingInputs, masking: MaskingConfig) -> NDArray[np.bool_]:
+    """Read the table saved with the tokenizer or, for one of another making, what its marks tell."""
+    starts = load_word_starts(inputs.tokenizer_source)
+    if starts is None:
+        starts = word_starts(inputs.tokenizer)
+    if starts is None:
+        raise InputError(
+            f"--masking {masking.masking} needs a tokenizer whose pieces show where a word begins, or with a "
+            f"{WORD_STARTS_FILE}; {inputs.tokenizer_source} has neither. Give --masking token, or prepare the shards "
+            "with a tokenizer of train-unigram."
+        )
+    num_ids = vocabulary_size(inputs.tokenizer)
+    if len(starts) != num_ids:
+        raise InputError(
+            f"{WORD_STARTS_FILE} must have an entry for each of the tokenizer's {num_ids} ids; that in "
+            f"{inputs.tokenizer_source} has {len(starts)}. Save the tokenizer again."
+        )
+    return starts

@@ -4,13 +4,20 @@ import tensorflow as tf
 
 from tfrecord_prep.manifest import ShardSet
 from tfrecord_prep.records import encode_rows
+from train.data.features import Feature
 from train.data.pipeline import ONE_PIPELINE, evaluation_batches, num_evaluation_batches, training_batches
 from train.data.shuffle import SampleOrder
+from train.tasks.masking import mask_row_by_content
 from train.tasks.masking_rule import MaskingRule
 
 LENGTH = 8
 NUM_ROWS_PER_SHARD = (5, 7, 4)
 RULE = MaskingRule(4, (0, 1, 2, 3, 4), 1000, mlm_probability=0.3)
+FEATURES = {"input_ids": Feature((LENGTH,), padding=1)}
+
+
+def masked(row):
+    return mask_row_by_content(row["input_ids"], RULE)
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +37,11 @@ def shards(tmp_path_factory):
 def training_rows(shards, start_step, num_steps, seed=0, batch_rows=3, context=ONE_PIPELINE):
     order = SampleOrder(shards.paths, shards.num_rows_per_shard, seed, window_rows=6)
     batches = training_batches(
-        order, context, length=LENGTH, global_batch_rows=batch_rows, start_step=start_step, num_steps=num_steps
+        order, FEATURES, context, global_batch_rows=batch_rows, start_step=start_step, num_steps=num_steps
     )
     replica_rows = batch_rows // context.num_replicas_in_sync
-    assert batches.element_spec == tf.TensorSpec((replica_rows, LENGTH), tf.int32)
-    return [(batch[:, 0] - 10).numpy().tolist() for batch in batches]
+    assert batches.element_spec == {"input_ids": tf.TensorSpec((replica_rows, LENGTH), tf.int32)}
+    return [(batch["input_ids"][:, 0] - 10).numpy().tolist() for batch in batches]
 
 
 def pipelines(num_pipelines, num_replicas):
@@ -94,7 +101,7 @@ EVALUATION_MASKS = [144, 157, 0, 1, 49, 117, 139, 97, 104, 160, 196, 16, 66, 144
 
 @pytest.mark.parametrize("batch_rows", [1, 3, 16, 20])
 def test_evaluation_reads_every_row_once_with_the_same_masks(shards, batch_rows):
-    batches = list(evaluation_batches(shards, RULE, length=LENGTH, global_batch_rows=batch_rows, pad_token_id=1))
+    batches = list(evaluation_batches(shards, FEATURES, masked, global_batch_rows=batch_rows))
     original = np.concatenate([batch.original_ids.numpy() for batch in batches])
     is_masked = np.concatenate([batch.is_masked.numpy() for batch in batches])
     masks = {row[0] - 10: np.packbits(mask)[0] for row, mask in zip(original[:16], is_masked[:16], strict=True)}
@@ -108,7 +115,7 @@ def test_evaluation_reads_every_row_once_with_the_same_masks(shards, batch_rows)
 @pytest.mark.parametrize("batch_rows", [4, 12, 20])
 def test_pipelines_evaluate_every_row_once(shards, num_pipelines, num_replicas, batch_rows):
     def ids(context):
-        batches = evaluation_batches(shards, RULE, context, length=LENGTH, global_batch_rows=batch_rows, pad_token_id=1)
+        batches = evaluation_batches(shards, FEATURES, masked, context, global_batch_rows=batch_rows)
         return [batch.original_ids[:, 0].numpy().tolist() for batch in batches]
 
     batches = of_all_replicas([ids(context) for context in pipelines(num_pipelines, num_replicas)], num_replicas)
@@ -121,13 +128,15 @@ def test_pipelines_evaluate_every_row_once(shards, num_pipelines, num_replicas, 
 
 def test_a_row_of_another_length_is_an_error(shards):
     order = SampleOrder(shards.paths, shards.num_rows_per_shard, 0, window_rows=6)
-    batches = training_batches(order, length=LENGTH + 1, global_batch_rows=3, start_step=0, num_steps=1)
+    batches = training_batches(
+        order, {"input_ids": Feature((LENGTH + 1,))}, global_batch_rows=3, start_step=0, num_steps=1
+    )
     with pytest.raises(tf.errors.InvalidArgumentError, match="input_ids"):
         list(batches)
 
 
 def test_a_shard_with_another_number_of_rows_is_an_error(shards):
     order = SampleOrder(shards.paths, (5, 6, 4), 0, window_rows=16)
-    batches = training_batches(order, length=LENGTH, global_batch_rows=3, start_step=0, num_steps=1)
+    batches = training_batches(order, FEATURES, global_batch_rows=3, start_step=0, num_steps=1)
     with pytest.raises(tf.errors.InvalidArgumentError, match="as many rows as their names say"):
         list(batches)

@@ -16,7 +16,6 @@ from train.metrics.throughput import Throughput
 from train.model.flops import full_speed_update_seconds, update_flops
 from train.runtime.plan import make_plan
 from train.runtime.tpu import ACCELERATOR_TYPE_VARIABLE, CHIPS
-from train.tasks.masking_rule import num_prediction_slots
 
 
 def config_of(**hardware):
@@ -67,19 +66,18 @@ def test_without_a_known_chip_there_is_no_share_of_its_peak(clock):
 def test_full_speed_is_that_of_all_replicas(monkeypatch):
     monkeypatch.setenv(ACCELERATOR_TYPE_VARIABLE, "v3-8")
     config = config_of(tpu_name="local")
-    flops = update_flops(
-        tiny_config("roberta"), num_rows=96, length=16, num_predictions=24 * num_prediction_slots(4 * 16, 0.15)
-    )
-    seconds = full_speed_update_seconds(config, tiny_config("roberta"), plan_of(config))
+    flops = update_flops(tiny_config("roberta"), num_rows=96, length=16, num_predictions=24 * 10)
+    seconds = full_speed_update_seconds(config, tiny_config("roberta"), plan_of(config), num_predictions=10)
     assert seconds == pytest.approx(flops / 8 / CHIPS["v3"].peak_flops_per_second)
 
 
 @pytest.mark.parametrize(
-    ("hardware", "accelerator_type", "model"),
-    [({}, "v3-8", "roberta"), ({"tpu_name": "mine"}, "v3-8", "roberta"), ({"tpu_name": "local"}, "v9-8", "roberta"),
-     ({"tpu_name": "local"}, "v3-8", "convbert")],
+    ("hardware", "accelerator_type", "model", "num_predictions"),
+    [({}, "v3-8", "roberta", 10), ({"tpu_name": "mine"}, "v3-8", "roberta", 10),
+     ({"tpu_name": "local"}, "v9-8", "roberta", 10), ({"tpu_name": "local"}, "v3-8", "convbert", 10),
+     ({"tpu_name": "local"}, "v3-8", "roberta", None)],
 )  # fmt: skip
-def test_full_speed_of_what_is_not_known(monkeypatch, hardware, accelerator_type, model):
+def test_full_speed_of_what_is_not_known(monkeypatch, hardware, accelerator_type, model, num_predictions):
     monkeypatch.setenv(ACCELERATOR_TYPE_VARIABLE, accelerator_type)
     config = config_of(**hardware)
-    assert full_speed_update_seconds(config, tiny_config(model), plan_of(config)) is None
+    assert full_speed_update_seconds(config, tiny_config(model), plan_of(config), num_predictions) is None

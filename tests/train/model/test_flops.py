@@ -5,16 +5,17 @@ import math
 import pytest
 import tensorflow as tf
 
-from tests.fixtures.tiny_models import CONFIGS, MASK, VOCABULARY, tiny_config, tiny_model
+from tests.fixtures.tiny_models import CONFIGS, MASK, PAD, VOCABULARY, tiny_config, tiny_model
 from train.model.architectures import ARCHITECTURES
 from train.model.flops import COUNTS, update_flops
 from train.model.stateless_dropout import KEY_WORDS
-from train.tasks.masking_rule import MaskingRule, num_prediction_slots
+from train.tasks.masked_lm import MaskedLanguageModeling
+from train.tasks.masking_rule import MaskingRule
 from train.train_step import PretrainingModel
 
 NUM_ROWS, LENGTH = 4, 30
-RULE = MaskingRule(MASK, (0, 1, 2, 3, 4), VOCABULARY)
-NUM_PREDICTIONS = num_prediction_slots(NUM_ROWS * LENGTH, RULE.mlm_probability)
+TASK = MaskedLanguageModeling(MaskingRule(MASK, (0, 1, 2, 3, 4), VOCABULARY), PAD)
+NUM_PREDICTIONS = TASK.num_predictions(NUM_ROWS * LENGTH)
 # A model takes seconds to trace.
 QUICK = ("deberta-v2 as v3", "roberta")
 COUNTED = [
@@ -27,7 +28,7 @@ COUNTED = [
 def graph_flops(model: PretrainingModel) -> int:
     @tf.function(input_signature=[tf.TensorSpec((NUM_ROWS, LENGTH), tf.int32)])
     def gradients(input_ids):
-        rows = model.mask_batch(input_ids, 0)
+        rows = model.prepare_batch({"input_ids": input_ids}, 0)
         return model._gradients(rows, tf.zeros((NUM_ROWS, KEY_WORDS), tf.uint32))[0]
 
     flops = 0
@@ -41,8 +42,8 @@ def graph_flops(model: PretrainingModel) -> int:
 
 @pytest.mark.parametrize("name", COUNTED)
 def test_the_count_is_that_of_tensorflows_graph(name):
-    model = PretrainingModel(tiny_model(name), RULE, seed=0)
-    config = model.masked_lm.config
+    model = PretrainingModel(tiny_model(name), TASK, seed=0)
+    config = model.network.config
     counted = update_flops(config, num_rows=NUM_ROWS, length=LENGTH, num_predictions=NUM_PREDICTIONS)
     flops = graph_flops(model)
     if "deberta" in name:

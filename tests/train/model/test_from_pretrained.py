@@ -15,7 +15,7 @@ from tests.servers.fixtures import HubHandle
 from tokenizer_training.tokenizer import vocabulary_size
 from train.config import ModelConfig
 from train.data.shards import TrainingInputs
-from train.model.build import build_masked_lm
+from train.model.build import build_network
 from train.model.config import resolve_model_config
 from train.model.from_pretrained import load_masked_lm, start_from
 from train.publishing.pytorch_format import export_model
@@ -32,7 +32,7 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def fresh(name: str, **changes: Any) -> Any:
     config = tiny_config(name, **{"vocab_size": PADDED, **changes})
-    return build_masked_lm(config, ModelConfig(), vocabulary_size=VOCABULARY, seed=8)
+    return build_network(config, ModelConfig(), vocabulary_size=VOCABULARY, seed=8)
 
 
 def inputs() -> TrainingInputs:
@@ -171,7 +171,7 @@ def test_a_checkpoint_on_the_hub(export: Path) -> None:
     hub.push_folder(str(export), hub.HubRepository("alice/checkpoint"), commit_message="trained")
     config = resolve_model_config(ModelConfig(init_from="alice/checkpoint"), inputs())
     size = vocabulary_size(tiny_tokenizer())
-    model = build_masked_lm(config, ModelConfig(), vocabulary_size=size, seed=8)
+    model = build_network(config, ModelConfig(), vocabulary_size=size, seed=8)
     start_from(model, "alice/checkpoint", size)
     table = load_file(export / "model.safetensors")["roberta.embeddings.word_embeddings.weight"]
     np.testing.assert_array_equal(model.get_input_embeddings().weight[:size], table[:size])

@@ -5,13 +5,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.fixtures.tiny_models import padded_batch, tiny_model
+from tests.fixtures.tiny_models import PAD, padded_batch, tiny_model
 from tests.train.test_train_step import RULE, one_cpu, token_rows, train, two_cpus, weights
 from train.config import OptimizationConfig
 from train.model.architectures import ARCHITECTURES
 from train.model.gradient_checkpointing import checkpoint_gradients, encoder_layers
 from train.model.stateless_dropout import draw_row_keys, dropping_out_by, key_dropout
 from train.optimizer import build_optimizer
+from train.tasks.masked_lm import MaskedLanguageModeling
 from train.train_step import PretrainingModel
 
 NAMES = [*ARCHITECTURES, "deberta-v2 as v3", "albert with two groups"]
@@ -78,7 +79,9 @@ def pretraining_model(strategy: tf.distribute.Strategy, num_micro_batches: int, 
         masked_lm = tiny_model("roberta", num_hidden_layers=1)
         if checkpoints:
             checkpoint_gradients(masked_lm)
-        model = PretrainingModel(masked_lm, RULE, seed=3, num_micro_batches=num_micro_batches, max_grad_norm=1.0)
+        model = PretrainingModel(
+            masked_lm, MaskedLanguageModeling(RULE, PAD), seed=3, num_micro_batches=num_micro_batches, max_grad_norm=1.0
+        )
         optimizer = build_optimizer(OptimizationConfig(learning_rate=1e-2), num_steps=20, num_warmup_steps=0)
         optimizer.build(masked_lm.trainable_variables)
         model.compile(optimizer=optimizer)

@@ -11,12 +11,13 @@ from safetensors.numpy import load_file
 from tests.fixtures.tiny_models import MASK, PAD, VOCABULARY, padded_batch, tiny_config, tiny_model, tiny_tokenizer
 from train.config import ModelConfig, OptimizationConfig
 from train.model.architectures import ARCHITECTURES
-from train.model.build import build_masked_lm
+from train.model.build import build_network
 from train.model.from_pretrained import load_masked_lm
 from train.model.vocabulary_padding import clear_padding, padded_vocabulary_size, vocabulary_axis
 from train.optimizer import build_optimizer
 from train.publishing.pytorch_format import export_model
-from train.tasks.masked_lm import masked_sums
+from train.tasks.masked_lm import MaskedLanguageModeling
+from train.tasks.masked_lm_loss import masked_lm_loss
 from train.tasks.masking_rule import MaskingRule
 from train.train_step import PretrainingModel
 
@@ -52,7 +53,7 @@ def test_fresh_weights_are_those_without_padding_and_0(position_init: str) -> No
     def fresh(size: int) -> list[tf.Variable]:
         settings = ModelConfig(position_init=position_init)
         config = tiny_config("roberta", vocab_size=size)
-        return build_masked_lm(config, settings, vocabulary_size=VOCABULARY, seed=5).weights
+        return build_network(config, settings, vocabulary_size=VOCABULARY, seed=5).weights
 
     for plain, padded in zip(fresh(VOCABULARY), fresh(PADDED), strict=True):
         if plain.shape == padded.shape:
@@ -73,12 +74,12 @@ def test_the_padding_is_never_predicted_and_gets_no_gradient(dtype: tf.DType, ji
     def sums_and_gradient(logits: tf.Tensor) -> tuple:
         with tf.GradientTape() as tape:
             tape.watch(logits)
-            sums = masked_sums(logits, labels, weights, vocabulary_size=3)
-        return sums, tape.gradient(sums.loss, logits)
+            sums = masked_lm_loss(logits, labels, weights, vocabulary_size=3)
+        return sums, tape.gradient(sums["loss"], logits)
 
     (expected, expected_gradient), (sums, gradient) = sums_and_gradient(logits), sums_and_gradient(padded)
-    np.testing.assert_allclose(sums, expected, rtol=1e-6)
-    assert float(sums.num_correct) == 1
+    np.testing.assert_allclose(list(sums.values()), list(expected.values()), rtol=1e-6)
+    assert float(sums["num_correct"]) == 1
     np.testing.assert_allclose(tf.cast(gradient[:, :3], tf.float32), tf.cast(expected_gradient, tf.float32), rtol=1e-6)
     np.testing.assert_array_equal(tf.cast(gradient[:, 3:], tf.float32), 0)
 
@@ -93,7 +94,8 @@ def pretraining_model(vocabulary_size: int) -> PretrainingModel:
             spare = [(0, size - own) for size, own in zip(variable.shape, source.shape, strict=True)]
             # Were the padding not left out, its 9 would make it the likeliest.
             variable.assign(np.pad(source.numpy(), spare, constant_values=9.0 if variable.shape.rank == 1 else 0.0))
-        model = PretrainingModel(masked_lm, MaskingRule(MASK, (0, 1, 2, 3, 4), VOCABULARY), seed=3, max_grad_norm=1.0)
+        task = MaskedLanguageModeling(MaskingRule(MASK, (0, 1, 2, 3, 4), VOCABULARY), PAD)
+        model = PretrainingModel(masked_lm, task, seed=3, max_grad_norm=1.0)
         optimizer = build_optimizer(OptimizationConfig(learning_rate=1e-2), num_steps=20, num_warmup_steps=0)
         optimizer.build(masked_lm.trainable_variables)
         model.compile(optimizer=optimizer)
@@ -106,14 +108,14 @@ def test_updates_are_those_without_padding() -> None:
     models = pretraining_model(VOCABULARY), pretraining_model(PADDED)
     figures = []
     for model in models:
-        model.fit(tf.data.Dataset.from_tensors(rows).repeat(4), steps_per_epoch=4, verbose=0)
+        model.fit(tf.data.Dataset.from_tensors({"input_ids": rows}).repeat(4), steps_per_epoch=4, verbose=0)
         figures.append({metric.name: float(metric.result()) for metric in model.metrics})
     assert figures[1] == pytest.approx(figures[0], rel=1e-5)
-    for plain, padded in zip(*(model.masked_lm.weights for model in models), strict=True):
+    for plain, padded in zip(*(model.network.weights for model in models), strict=True):
         cut = padded[tuple(slice(size) for size in plain.shape)]
         np.testing.assert_allclose(cut, plain, atol=1e-5)
-    logits = [model(tf.constant(rows)) for model in models]
-    assert logits[0].shape == logits[1].shape
+    inputs = {"input_ids": rows, "attention_mask": (rows != PAD).astype(np.int32)}
+    logits = [model.network(inputs).logits[..., :VOCABULARY] for model in models]
     np.testing.assert_allclose(logits[1], logits[0], atol=1e-4)
 
 

@@ -19,6 +19,7 @@ from train.model.config import resolve_model_config
 from train.run import Run
 from train.runtime.cluster import read_cluster
 from train.runtime.tpu import expected_num_replicas
+from train.tasks.masked_lm import MaskedLanguageModeling
 
 
 @functools.cache
@@ -30,7 +31,7 @@ def inputs_of(config: DataConfig) -> TrainingInputs:
 def check_data(config: TrainingConfig) -> Iterator[Finding]:
     """Look whether shards are complete, as long as each other, and made with the tokenizer."""
     inputs = inputs_of(config.data)
-    inputs.masking_rule(config.masking)
+    MaskedLanguageModeling.of(inputs, config.masking)
     for flag, shards in (("--train-dataset", inputs.train_shards), ("--eval-dataset", inputs.eval_shards)):
         if shards is None:
             continue
@@ -53,7 +54,8 @@ def check_run(config: TrainingConfig) -> Iterator[Finding]:
         inputs = inputs_of(config.data)
     except (InputError, OSError):
         return  # check_data says why
-    run = Run(config, inputs, resolve_model_config(config.model, inputs), read_cluster())
+    task = MaskedLanguageModeling.of(inputs, config.masking)
+    run = Run(config, inputs, task, resolve_model_config(config.model, inputs), read_cluster())
     run.plan(expected_num_replicas(config.hardware, run.cluster))
     if config.run.output_dir is not None:
         claim_output_folder(

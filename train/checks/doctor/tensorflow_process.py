@@ -78,18 +78,18 @@ def count_parameters(config: TrainingConfig) -> dict[str, Any]:
     import tensorflow as tf  # isort: skip
     from tokenizer_training.tokenizer import vocabulary_size
     from train.data.shards import open_inputs
-    from train.model.build import build_masked_lm
+    from train.model.build import build_network
     from train.model.config import resolve_model_config
 
     inputs = open_inputs(config.data)
     with tf.device("CPU:0"):
-        masked_lm = build_masked_lm(
+        network = build_network(
             resolve_model_config(config.model, inputs),
             config.model,
             vocabulary_size=vocabulary_size(inputs.tokenizer),
             seed=config.run.seed,
         )
-    return {"num_parameters": masked_lm.count_params()}
+    return {"num_parameters": network.count_params()}
 
 
 TASKS = {task.__name__: task for task in (import_libraries, list_gpus, connect_tpu, read_shard, count_parameters)}

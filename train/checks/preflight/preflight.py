@@ -18,6 +18,7 @@ from train.data.shards import TrainingInputs, open_inputs
 from train.model.config import resolve_model_config
 from train.model.flops import update_flops
 from train.runtime.plan import Plan, make_plan
+from train.tasks.masked_lm import MaskedLanguageModeling
 
 if TYPE_CHECKING:
     from train.tpu_preflight import PreflightConfig
@@ -83,12 +84,14 @@ class Preflight:
         )
 
     def _needed_flops(self, rows: int) -> int | None:
-        slots = self.model.rule.num_prediction_slots(rows * self.inputs.max_length)
+        num_predictions = self.model.task.num_predictions(rows * self.inputs.max_length)
+        if num_predictions is None:
+            return None
         return update_flops(
             self.model_config,
             num_rows=rows * self.num_micro_batches,
             length=self.inputs.max_length,
-            num_predictions=slots * self.num_micro_batches,
+            num_predictions=num_predictions * self.num_micro_batches,
             num_micro_batches=self.num_micro_batches,
         )
 
@@ -121,7 +124,8 @@ def open_preflight(config: TrainingConfig, preflight_config: "PreflightConfig") 
 
     tf.config.set_visible_devices([], "GPU")  # a step that is lowered on a GPU holds the GPU's operations
     config = _on_tpu(config)
-    model = build_model(config, inputs, model_config, plan, tf.distribute.get_strategy())
+    task = MaskedLanguageModeling.of(inputs, config.masking)
+    model = build_model(config, inputs, task, model_config, plan, tf.distribute.get_strategy())
     return Preflight(config, inputs, model_config, model, tpu, preflight_config.compiler_python)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
+from train.data.pipeline import batch_spec
 from train.train_step import PretrainingModel
 
 
@@ -47,17 +48,19 @@ class ReplicaOfSlice(tf.distribute.ReplicaContext):
 
 
 def lower_train_step(model: PretrainingModel, *, num_rows: int, length: int, num_replicas: int) -> str:
-    """Return `model.train_step` on int32 (num_rows, length), the share of one of `num_replicas`, as StableHLO text.
+    """Lower `model.train_step` on rows of `length` tokens, the share of one of `num_replicas`, to StableHLO text.
 
     Variables are arguments, and results that take the argument's memory where the step assigns them.
     """
 
-    @tf.function(jit_compile=True, autograph=False)
-    def step(input_ids: tf.Tensor) -> dict[str, tf.Tensor]:
-        with ReplicaOfSlice(num_replicas):
-            return model.train_step(input_ids)
+    spec = batch_spec(model.task.features(length), num_rows)
 
-    return lowered(step, tf.TensorSpec((num_rows, length), tf.int32))
+    @tf.function(jit_compile=True, autograph=False)
+    def step(*features: tf.Tensor) -> dict[str, tf.Tensor]:
+        with ReplicaOfSlice(num_replicas):
+            return model.train_step(dict(zip(spec, features, strict=True)))
+
+    return lowered(step, *spec.values())
 
 
 def lowered(function: Any, *arguments: Any) -> str:

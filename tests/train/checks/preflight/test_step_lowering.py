@@ -7,6 +7,7 @@ from tests.fixtures.tiny_models import tiny_model
 from train.checks.preflight.step_lowering import ReplicaOfSlice, lower_train_step, lowered
 from train.config import OptimizationConfig
 from train.optimizer import build_optimizer
+from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.masking_rule import MaskingRule
 from train.train_step import PretrainingModel
 
@@ -14,7 +15,8 @@ from train.train_step import PretrainingModel
 @pytest.fixture(scope="module")
 def model():
     masked_lm = tiny_model("roberta", num_hidden_layers=1)
-    model = PretrainingModel(masked_lm, MaskingRule(4, (0, 1, 2, 3, 4), 200), seed=0, max_grad_norm=1.0)
+    task = MaskedLanguageModeling(MaskingRule(4, (0, 1, 2, 3, 4), 200), 1)
+    model = PretrainingModel(masked_lm, task, seed=0, max_grad_norm=1.0)
     optimizer = build_optimizer(OptimizationConfig(), num_steps=20, num_warmup_steps=2)
     optimizer.build(masked_lm.trainable_variables)
     model.compile(optimizer=optimizer)
@@ -22,9 +24,9 @@ def model():
 
 
 def test_the_lowered_step_sums_over_replicas_and_updates_variables_in_place(model):
-    before = [variable.numpy().copy() for variable in model.masked_lm.trainable_variables]
+    before = [variable.numpy().copy() for variable in model.network.trainable_variables]
     text = lower_train_step(model, num_rows=4, length=16, num_replicas=8)
-    num_trained = len(model.masked_lm.trainable_variables)
+    num_trained = len(model.network.trainable_variables)
     num_sums = 3  # loss, correct predictions, masked tokens
     assert text.count('"stablehlo.all_reduce"') == num_trained + num_sums
     assert set(re.findall(r"replica_groups = dense<(.*?)>", text)) == {"[[0, 1, 2, 3, 4, 5, 6, 7]]"}
@@ -33,7 +35,7 @@ def test_the_lowered_step_sums_over_replicas_and_updates_variables_in_place(mode
     num_assigned = 3 * num_trained + 1  # weights, two moments of each, and the number of the update
     num_assigned += sum(len(metric.variables) for metric in model.metrics)
     assert text.count("parameter_number") >= num_assigned
-    for variable, values in zip(model.masked_lm.trainable_variables, before, strict=True):
+    for variable, values in zip(model.network.trainable_variables, before, strict=True):
         assert (variable.numpy() == values).all()  # lowered, not run
 
 

@@ -15,6 +15,7 @@ from train.checks.preflight.tpu_compiler import CompiledStep, DoesNotFitError
 from train.checks.preflight.tpu_slices import tpu_slice
 from train.config import MaskingConfig
 from train.runtime.strategy import computes_as_suits_tpu
+from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tpu_preflight import main
 
 GIB = 2**30
@@ -145,9 +146,9 @@ def test_bad_input_is_refused(compiler, capsys, more, message):
 
 def test_assumed_inputs_have_the_projects_special_ids():
     inputs = assumed_inputs(max_length=32, vocab_size=50)
-    rule = inputs.evaluation_rule()
+    rule = MaskedLanguageModeling.of(inputs, MaskingConfig()).evaluation_rule
     assert (rule.vocabulary_size, rule.mask_token_id, rule.special_ids) == (50, 4, (0, 1, 2, 3, 4))
-    assert inputs.masking_rule(MaskingConfig(masking="whole_word")).word_starts.all()
+    assert MaskedLanguageModeling.of(inputs, MaskingConfig(masking="whole_word")).rule.word_starts.all()
     with pytest.raises(InputError, match="--vocab-size must be above the 5 special tokens; received 4"):
         assumed_inputs(max_length=32, vocab_size=4)
 

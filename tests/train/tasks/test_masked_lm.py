@@ -10,6 +10,7 @@ from tests.fixtures.tiny_corpus import wrapped
 from tokenizer_training.tokenizer import save_tokenizer, vocabulary_size
 from train.config import MaskingConfig
 from train.data.shards import TrainingInputs
+from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.masking_rule import MaskingRule
 
 WORDS = MaskingConfig(masking="whole_word", mlm_probability=0.3)
@@ -22,7 +23,7 @@ def rule_of(kind: str, folder: Path, change: Any = None) -> MaskingRule:
         starts = np.load(folder / "word_starts.npy")
         np.save(folder / "word_starts.npy", change(starts))
     shards: Any = None
-    return TrainingInputs(shards, None, tokenizer, str(folder), 16).masking_rule(WORDS)
+    return MaskedLanguageModeling.of(TrainingInputs(shards, None, tokenizer, str(folder), 16), WORDS).rule
 
 
 def test_the_table_saved_with_the_tokenizer_tells_words(tmp_path: Path) -> None:
@@ -35,7 +36,8 @@ def test_marks_tell_words_where_no_table_was_saved(tmp_path: Path) -> None:
     expected = rule_of("wordpiece", tmp_path).word_starts
     shards: Any = None
     tokenizer = wrapped(tiny_tokenizers.KINDS["wordpiece"]())
-    rule = TrainingInputs(shards, None, tokenizer, "some-one/on-the-hub", 16).masking_rule(WORDS)
+    inputs = TrainingInputs(shards, None, tokenizer, "some-one/on-the-hub", 16)
+    rule = MaskedLanguageModeling.of(inputs, WORDS).rule
     assert len(rule.word_starts) == vocabulary_size(tokenizer)
     assert len(rule.word_starts) == len(expected)
 
@@ -51,7 +53,8 @@ def test_a_table_of_another_size_is_refused(tmp_path: Path) -> None:
 
 
 def test_evaluation_masks_tokens_whatever_training_does(tmp_path: Path) -> None:
-    tokenizer = wrapped(tiny_tokenizers.KINDS["words"]())
+    tokenizer = wrapped(tiny_tokenizers.KINDS["unigram"]())
+    save_tokenizer(tokenizer, str(tmp_path))
     shards: Any = None
-    rule = TrainingInputs(shards, None, tokenizer, str(tmp_path), 16).evaluation_rule()
+    rule = MaskedLanguageModeling.of(TrainingInputs(shards, None, tokenizer, str(tmp_path), 16), WORDS).evaluation_rule
     assert (rule.masking, rule.mlm_probability, rule.word_starts) == ("token", 0.15, None)

@@ -1,0 +1,96 @@
+"""What is learned, in one place, so that loop, step, pipelines and evaluation need not know it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from train.data.features import Feature
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from transformers import PreTrainedTokenizerFast
+
+
+class Mean(NamedTuple):
+    """A figure that is one sum divided by another; 0 where that is 0.
+
+    name: of the figure in logs and checkpoints.
+    total: name of the sum that is divided.
+    weight: name of the sum that it is divided by.
+    """
+
+    name: str
+    total: str
+    weight: str
+
+
+class Task(ABC):
+    """An objective: its features, class of model, losses and figures.
+
+    A run is checked before TensorFlow starts, so methods that compute import it themselves.
+
+    model_class: the class of transformers that is built, by name.
+    means: figures of training and evaluation. The first is the loss that is minimised: its total, summed over the
+        rows of the whole global batch, divided by its weight.
+    """
+
+    model_class: str
+    means: tuple[Mean, ...]
+
+    @abstractmethod
+    def features(self, length: int) -> dict[str, Feature]:
+        """Name what is read from each record of a row of `length` tokens."""
+
+    def adapt_network(self, network: Any) -> Any:
+        """Change a network of `model_class` in place as `sums` needs it, and return it."""
+        return network
+
+    def prepare_batch(self, batch: dict[str, "tf.Tensor"], seed: "tf.Tensor", first_row: "int | tf.Tensor") -> Any:  # noqa: ARG002
+        """Make the rows that `sums` takes of a batch of training, in-graph: what is drawn at random is drawn here.
+
+        Args:
+            batch: {feature: (rows, …)}.
+            seed: int32 (2,), another one for each step.
+            first_row: where the batch begins in the global batch. What a row becomes must not depend on how that is
+                cut into batches.
+
+        Returns:
+            A structure of tensors (rows, …).
+        """
+        return batch
+
+    def prepare_row(self, row: dict[str, "tf.Tensor"]) -> Any:
+        """Make of one row of evaluation what `prepare_batch` makes of many; a function of the row alone."""
+        return row
+
+    @abstractmethod
+    def sums(self, network: Any, rows: Any, *, training: bool) -> dict[str, "tf.Tensor"]:
+        """Run the network on rows of `prepare_batch` or `prepare_row`, and add up losses, hits and counts.
+
+        Batches and replicas must add up exactly, so these are float32 sums over the rows, those that `means` names
+        among them, as scalars. Rows of padding must count for nothing.
+        """
+
+    def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
+        """Compute the figures of an evaluation from the sums over all its rows, in float64; `loss` is one of them."""
+        means = {name: float(sums[total] / sums[weight]) if sums[weight] else 0.0 for name, total, weight in self.means}
+        return means | self.derived_figures(means)
+
+    def derived_figures(self, means: Mapping[str, float]) -> dict[str, float]:  # noqa: ARG002
+        """Compute the figures that follow from the means, of training or of evaluation."""
+        return {}
+
+    def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
+        """Describe the figures of the last evaluation for people: {title: text}."""
+        return {f"validation {name.replace('_', ' ')}": f"{value:.4f}" for name, value in figures.items()}
+
+    def describe_row(self, rows: Any, tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
+        """Show what goes in: {title: text} of the first of the rows that `prepare_batch` made."""
+        return {"first row": tokenizer.decode(rows["input_ids"][0])}
+
+    def num_predictions(self, num_tokens: int) -> int | None:  # noqa: ARG002
+        """Count the positions of a batch of `num_tokens` that go through a masked-LM head.
+
+        By them operations are counted; None where the model has another head.
+        """
+        return None
