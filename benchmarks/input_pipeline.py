@@ -9,8 +9,6 @@ are of random ids, unless a folder of shards is given; more of them than the tut
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -18,19 +16,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# Before this script's own folder, where this script goes by the name of the package.
+# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import numpy as np
-
-from benchmarks.input_contenders import CONTENDERS, START_LINE
 from benchmarks.measured_run import MeasuredRun, run_measured
-from benchmarks.tables import print_table
-from tfrecord_prep.records import encode_rows
+from benchmarks.peers.input_contenders import CONTENDERS, START_LINE
+from benchmarks.random_inputs import write_random_shards
+from benchmarks.tables import median_and_range, print_machine, print_table
 
-PROGRAM = str(Path(__file__).resolve().parent / "input_contenders.py")
-SHARD_ROWS = 16_384
-NUM_SPECIAL_IDS = 5
+PROGRAM = str(Path(__file__).resolve().parent / "peers" / "input_contenders.py")
 HEADER = "input|runs|rows/s|(from-to)|first batch s|input MB|process MB"
 
 
@@ -42,16 +36,6 @@ class Figures:
     first_batch_seconds: float
     input_bytes: int
     process_bytes: int
-
-
-def write_random_shards(folder: Path, num_rows: int, length: int, vocab_size: int) -> None:
-    """Write shards of full rows, named by their rows."""
-    generator = np.random.default_rng(0)
-    for number, start in enumerate(range(0, num_rows, SHARD_ROWS)):
-        num = min(SHARD_ROWS, num_rows - start)
-        rows = generator.integers(NUM_SPECIAL_IDS, vocab_size, (num, length), np.int32)
-        data = encode_rows(rows, np.full(num, length))
-        (folder / f"dataset-{number:05d}-{num}.tfrecord").write_bytes(data)
 
 
 def figures(run: MeasuredRun) -> Figures:
@@ -84,8 +68,7 @@ def row(name: str, runs: Sequence[Figures]) -> list[str]:
     return [
         name,
         str(len(runs)),
-        f"{statistics.median(rates):,.0f}",
-        f"({min(rates):,.0f}-{max(rates):,.0f})",
+        *median_and_range(rates, ",.0f"),
         f"{statistics.median(run.first_batch_seconds for run in runs):.2f}",
         f"{statistics.median(run.input_bytes for run in runs) / 1e6:,.0f}",
         f"{statistics.median(run.process_bytes for run in runs) / 1e6:,.0f}",
@@ -114,7 +97,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="Runs of each.")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     arguments = parser.parse_args()
-    print(f"{os.cpu_count()} cores, {platform.platform()}, Python {platform.python_version()}")
+    print_machine()
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         if not arguments.shards:
             write_random_shards(Path(folder), arguments.num_rows, arguments.length, arguments.vocab_size)

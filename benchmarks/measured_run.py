@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -84,6 +85,15 @@ def run_measured(arguments: Sequence[str]) -> MeasuredRun:
         watcher.join()
         process.stdout.close()
     return MeasuredRun(status, time.perf_counter() - start_seconds, samples, lines)
+
+
+def run_and_tell(label: str, command: Sequence[str]) -> MeasuredRun:
+    """Run and measure a command, with a line about it on standard error, and the end of what it wrote if it failed."""
+    run = run_measured(command)
+    print(f"{label}: {run.seconds:.1f} s, {run.peak.num_bytes / 1e6:,.0f} MB", file=sys.stderr)
+    if run.status:
+        print(f"exit status {run.status}", *run.output.splitlines()[-5:], sep="\n  ", file=sys.stderr)
+    return run
 
 
 def _family(pid: int) -> list[int]:

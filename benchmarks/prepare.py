@@ -9,25 +9,23 @@ The second part runs ours on more and more generated text (see generated_text.py
 """
 
 import argparse
-import os
-import platform
 import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-# Before this script's own folder, where another script goes by the name of a package.
+# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.generated_text import write_generated_text
-from benchmarks.measured_run import MeasuredRun, run_measured
-from benchmarks.tables import print_table
+from benchmarks.measured_run import MeasuredRun, run_and_tell
+from benchmarks.tables import median_and_range, print_machine, print_table
 
 PROJECT = Path(__file__).resolve().parent.parent
 TRAIN_COMMAND = [sys.executable, str(PROJECT / "tokenizer_training" / "train_unigram.py")]
 PREPARE_COMMAND = [sys.executable, "-u", str(PROJECT / "tfrecord_prep" / "prepare_tfrecord_shards.py")]
-PEER_COMMAND = [sys.executable, str(PROJECT / "benchmarks" / "prepare_peers.py")]
+PEER_COMMAND = [sys.executable, str(PROJECT / "benchmarks" / "peers" / "prepare_peers.py")]
 NUM_PROCESSES = 2
 OURS, TUTORIAL, TOKENIZER = "ours", "tutorial", "tokenizer"
 
@@ -36,12 +34,9 @@ GROWTH_HEADER = "text MB|seconds|MB/s a worker|after start|peak MB|/first|proces
 
 
 def measure(label: str, command: Sequence[str]) -> MeasuredRun:
-    """Run a command, with a line about it on standard error; stop if it failed."""
-    run = run_measured(command)
-    print(f"{label}: {run.seconds:.2f} s, {run.peak.num_bytes / 1e6:,.0f} MB", file=sys.stderr)
-    if run.status:
-        sys.exit(f"exit status {run.status}\n{run.output}")
-    return run
+    """Run and measure a command; stop if it failed."""
+    run = run_and_tell(label, command)
+    return run if run.status == 0 else sys.exit(f"{label} failed.")
 
 
 def our_command(text_file: str, tokenizer: str, output: str, arguments: argparse.Namespace) -> list[str]:
@@ -69,9 +64,8 @@ def compare_speed(tokenizer: str, arguments: argparse.Namespace) -> None:
 def speed_row(name: str, runs: Sequence[MeasuredRun]) -> list[str]:
     """Return the cells of a method's line."""
     seconds = [run.seconds for run in runs]
-    spread = f"({min(seconds):.2f}-{max(seconds):.2f})"
     peak_bytes = statistics.median(run.peak.num_bytes for run in runs)
-    return [name, str(len(runs)), f"{statistics.median(seconds):.2f}", spread, f"{peak_bytes / 1e6:,.0f}"]
+    return [name, str(len(runs)), *median_and_range(seconds, ".2f"), f"{peak_bytes / 1e6:,.0f}"]
 
 
 def show_growth(tokenizer: str | None, arguments: argparse.Namespace) -> None:
@@ -124,7 +118,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.only != "memory" and not arguments.train_file:
         parser.error("--train-file is needed, but for --only memory")
-    print(f"{os.cpu_count()} cores, {platform.platform()}, Python {platform.python_version()}")
+    print_machine()
     if arguments.only != "memory":
         with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
             tokenizer = arguments.tokenizer or train_tokenizer(arguments.train_file, folder, arguments.vocab_size)

@@ -11,8 +11,6 @@ slower than those on an accelerator would be; `CPU s of a push` says by how much
 
 import argparse
 import os
-import platform
-import statistics
 import sys
 import tempfile
 import time
@@ -25,13 +23,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import train  # noqa: F401, I001  (before TensorFlow)
 
 from benchmarks.rounds import Times
-from benchmarks.tables import print_table
+from benchmarks.tables import median_and_range, print_machine, print_table
 from benchmarks.train_step_cpu import write_inputs
 from tests.servers.hub import WRITE_TOKEN
 from tests.servers.process import ServerProcess
 
 LENGTH = 64
 VOCABULARY = 30_000
+NUM_STEPS = 100_000
 
 
 def reach(server: ServerProcess, folder: str) -> None:
@@ -41,22 +40,19 @@ def reach(server: ServerProcess, folder: str) -> None:
 
 
 def build(folder: str, arguments: argparse.Namespace) -> tuple[Any, Any]:
-    """Return a trainer of the model, and the callback that pushes it after every update."""
+    """Return a trainer of the model, and the callback that pushes it after every step."""
+    from benchmarks.peers.train_step_contenders import our_trainer
     from mlm_common.hub.push import HubRepository
     from train.config import parse_training_config
     from train.publishing.publisher import Publisher
     from train.publishing.push_to_hub import PushToHubCallback
     from train.run import prepare_run
-    from train.runtime.strategy import connect
-    from train.trainer import build_trainer
 
     model = f"num_hidden_layers={arguments.num_layers},max_position_embeddings={LENGTH}"
-    flags = ["--preset", "bert-base", "--config-overrides", model, "--max-steps", "100000"]
+    flags = ["--preset", "bert-base", "--config-overrides", model, "--max-steps", str(NUM_STEPS)]
     flags += ["--train-dataset", folder, "--tokenizer", f"{folder}/tokenizer", "--output-dir", f"{folder}/run"]
     run = prepare_run(parse_training_config([*flags, "--per-replica-batch-size", str(arguments.batch_rows)], ""))
-    strategy = connect(run.config.hardware, run.cluster)
-    plan = run.plan(strategy.num_replicas_in_sync)
-    trainer = build_trainer(run.config, run.inputs, run.task, run.model_config, plan, strategy)
+    trainer = our_trainer(run)
     publisher = Publisher(
         run.output_dir,
         f"{run.output_dir}/export",
@@ -65,26 +61,26 @@ def build(folder: str, arguments: argparse.Namespace) -> tuple[Any, Any]:
         lambda *_: "",
         HubRepository("alice/big"),
     )
-    pushing = PushToHubCallback(publisher, tuple(range(plan.num_steps)), metrics=list)
+    pushing = PushToHubCallback(publisher, tuple(range(NUM_STEPS)), metrics=list)
     pushing.set_model(trainer.model)
     return trainer, pushing
 
 
 class Steps:
-    """Makes updates one by one, each waited for."""
+    """Makes steps one by one, each waited for."""
 
     def __init__(self, trainer: Any):
         from train.runtime.strategy import distribute_batches
 
         self.trainer = trainer
-        self._launch = trainer.model.make_train_function()
+        self._run_steps = trainer.model.make_train_function()
         strategy = trainer.model.distribute_strategy
         self._iterator = iter(distribute_batches(strategy, trainer.batches_from(trainer.start)))
 
     def step(self) -> float:
-        """Make an update and return its seconds."""
+        """Make a step and return its seconds."""
         started_seconds = time.perf_counter()
-        self._launch(self._iterator)
+        self._run_steps(self._iterator)
         self.trainer.model.optimizer.iterations.numpy()
         return time.perf_counter() - started_seconds
 
@@ -123,7 +119,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps-per-round", type=int, default=5)
     arguments = parser.parse_args()
-    print(f"{len(os.sched_getaffinity(0))} cores, {platform.platform()}, Python {platform.python_version()}")
+    print_machine()
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder, ServerProcess("tests.servers.hub") as server:
         reach(server, folder)
         write_inputs(Path(folder), LENGTH, VOCABULARY)
@@ -145,8 +141,7 @@ def main() -> None:
     }
     rows = []
     for key, name in names.items():
-        values = sorted(figures[key])
-        rows.append([name, f"{statistics.median(values):.3f}", f"({values[0]:.3f}-{values[-1]:.3f})"])
+        rows.append([name, *median_and_range(figures[key], ".3f")])
     print_table("seconds|median|(from-to)", rows)
 
 

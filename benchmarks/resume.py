@@ -3,7 +3,7 @@
     python benchmarks/resume.py
 
 The first table starts a tiny model on many rows from a checkpoint of step 100 and from one of a late step, in turns:
-from the start of the process to the end of its first update. The late checkpoint is the early one under another step,
+from the start of the process to the end of its first step. The late checkpoint is the early one under another step,
 since all else follows from the step by arithmetic. The second table saves a BERT-base with its optimizer, as run-mlm
 does and by TensorFlow's CheckpointManager: the stall is how long training waits, whole is when the files are complete.
 """
@@ -11,7 +11,6 @@ does and by TensorFlow's CheckpointManager: the stall is how long training waits
 import argparse
 import dataclasses
 import os
-import platform
 import shutil
 import signal
 import statistics
@@ -23,14 +22,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Before this script's own folder, where this script goes by the name of the package.
+# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
-from benchmarks.input_pipeline import write_random_shards
-from benchmarks.tables import print_table
-from benchmarks.train_step_cpu import write_tokenizer
+from benchmarks.random_inputs import write_random_shards, write_tokenizer
+from benchmarks.tables import median_and_range, print_machine, print_table
 from train.runtime import heartbeat
 
 RUN_MLM = str(Path(__file__).resolve().parent.parent / "train" / "run_mlm.py")
@@ -58,7 +56,7 @@ def training(flags: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], Iterat
 
 
 def seconds_to_first_step(flags: list[str], step: int) -> float:
-    """Return how long a process takes from its start to the end of its first update, which must be after `step`."""
+    """Return how long a process takes from its start to the end of its first step, which must be after `step`."""
     start_seconds = time.perf_counter()
     with training(flags) as (_, reports):
         for report in reports:
@@ -113,7 +111,7 @@ def show_starts(folder: Path, arguments: argparse.Namespace) -> None:
             seconds[step].append(seconds_to_first_step(flags_of(run), step))
             print(f"step {step:,}: {seconds[step][-1]:.2f} s", file=sys.stderr)
     print(f"{arguments.num_rows:,} rows, {BATCH_ROWS} a step")
-    rows = [[f"{step + 1:,}", str(len(times)), *_median_and_range(times)] for step, times in seconds.items()]
+    rows = [[f"{step + 1:,}", str(len(times)), *median_and_range(times, ".2f")] for step, times in seconds.items()]
     print_table(START_HEADER, rows)
 
 
@@ -163,13 +161,9 @@ def show_saves(folder: Path, arguments: argparse.Namespace) -> None:
             wait()
             wholes.append(time.perf_counter() - started_seconds)
         num_bytes = sum(path.stat().st_size for path in saved.iterdir())
-        times = [*_median_and_range(stalls), f"{statistics.median(wholes):.2f}"]
+        times = [*median_and_range(stalls, ".2f"), f"{statistics.median(wholes):.2f}"]
         rows.append([name, str(len(stalls)), f"{num_bytes / 1e6:,.0f}", *times])
     print_table(SAVE_HEADER, rows)
-
-
-def _median_and_range(seconds: list[float]) -> list[str]:
-    return [f"{statistics.median(seconds):.2f}", f"({min(seconds):.2f}-{max(seconds):.2f})"]
 
 
 def main() -> None:
@@ -183,7 +177,7 @@ def main() -> None:
     parser.add_argument("--num-layers", type=int, default=12, help="Layers of the BERT that is saved.")
     parser.add_argument("--saves", type=int, default=5, help="How often it is saved.")
     arguments = parser.parse_args()
-    print(f"{os.cpu_count()} cores, {platform.platform()}, Python {platform.python_version()}")
+    print_machine()
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         if arguments.repeats:
             show_starts(Path(folder), arguments)

@@ -1,6 +1,14 @@
-"""Tables of plain text."""
+"""What benchmarks print: the machine, tables of plain text, medians with their range."""
 
+import os
+import platform
+import statistics
 from collections.abc import Iterable, Sequence
+
+
+def print_machine() -> None:
+    """Print what the figures were taken on."""
+    print(f"{os.cpu_count()} cores, {platform.platform()}, Python {platform.python_version()}")
 
 
 def print_table(header: str, rows: Iterable[Sequence[str]]) -> None:
@@ -10,3 +18,8 @@ def print_table(header: str, rows: Iterable[Sequence[str]]) -> None:
     for row in table:
         first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
         print("  ".join([first.strip().ljust(widths[0]), *others]))
+
+
+def median_and_range(values: Sequence[float], form: str) -> list[str]:
+    """Write two cells: the median, and the lowest and highest value, each in a format such as `.2f`."""
+    return [f"{statistics.median(values):{form}}", f"({min(values):{form}}-{max(values):{form}})"]

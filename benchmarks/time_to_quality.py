@@ -3,26 +3,25 @@
     python benchmarks/time_to_quality.py --shards runs/quickstart/shards
 
 Same shards, tokenizer, size of the model, and time: the speed of each recipe is measured first, and each is then
-planned for as many updates as fit into `--minutes`. They train in rounds, in turns, so that the machine's other load
-falls on all; evaluation (the same fixed masks, float32) and compilation are not counted. See quality_contenders.py for
-what each recipe is.
+planned for as many steps as fit into `--minutes`. They train in rounds, in turns, so that the machine's other load
+falls on all; evaluation (the same fixed masks, float32) and compilation are not counted.
+peers/quality_contenders.py says what each recipe is.
 """
 
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 from pathlib import Path
 
-# Before this script's own folder, where another script goes by the name of a package.
+# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.rounds import MeasuredProgram
-from benchmarks.tables import print_table
+from benchmarks.tables import print_machine, print_table
 
-PROGRAM = Path(__file__).resolve().parent / "quality_contenders.py"
+PROGRAM = Path(__file__).resolve().parent / "peers" / "quality_contenders.py"
 RECIPES = ("tutorial", "tutorial-tuned", "ours")
 NUM_SPEED_ROUNDS, STEPS_PER_SPEED_ROUND = 5, 10
 
@@ -30,7 +29,7 @@ NUM_SPEED_ROUNDS, STEPS_PER_SPEED_ROUND = 5, 10
 def start(
     recipe: str, arguments: argparse.Namespace, num_steps: int, steps_per_round: int, evaluates: bool
 ) -> MeasuredProgram:
-    """Start a recipe and return it after its first update."""
+    """Start a recipe and return it after its first step."""
     settings = {"num_steps": num_steps, "steps_per_round": steps_per_round, "evaluates": evaluates}
     flags = [recipe, arguments.shards, "--preset", arguments.preset, "--settings", json.dumps(settings)]
     program = MeasuredProgram(recipe, [sys.executable, str(PROGRAM), *flags], os.environ)
@@ -39,7 +38,7 @@ def start(
 
 
 def step_seconds(arguments: argparse.Namespace) -> dict[str, float]:
-    """Return the median seconds of an update of each recipe, measured in turns."""
+    """Return the median seconds of a step of each recipe, measured in turns."""
     programs = [start(recipe, arguments, 10**6, STEPS_PER_SPEED_ROUND, evaluates=False) for recipe in arguments.recipes]
     try:
         rounds = [[program.run_round().seconds for program in programs] for _ in range(NUM_SPEED_ROUNDS)]
@@ -94,7 +93,7 @@ def print_results(curves: dict[str, list[tuple[float, float]]], num_steps: dict[
             for number, points in enumerate(zip(*curves.values(), strict=True), 1)
         ],
     )
-    print("updates planned: " + ", ".join(f"{name} {num_steps[name]:,}" for name in names))
+    print("steps planned: " + ", ".join(f"{name} {num_steps[name]:,}" for name in names))
     for name in names:
         if name == "ours" or "ours" not in curves:
             continue
@@ -113,10 +112,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20, help="Turns, each with an evaluation.")
     parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
     arguments = parser.parse_args()
-    print(f"{os.cpu_count()} cores, {platform.platform()}, Python {platform.python_version()}")
+    print_machine()
     speed = step_seconds(arguments)
     for recipe, seconds in speed.items():
-        print(f"{recipe}: {1000 * seconds:.1f} ms an update", file=sys.stderr)
+        print(f"{recipe}: {1000 * seconds:.1f} ms a step", file=sys.stderr)
     steps_per_round = {
         name: max(1, round(arguments.minutes * 60 / one / arguments.rounds)) for name, one in speed.items()
     }

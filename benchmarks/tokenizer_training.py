@@ -9,8 +9,6 @@ generated text (see generated_text.py).
 """
 
 import argparse
-import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -18,13 +16,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Before this script's own folder, where this script goes by the name of the package.
+# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.generated_text import write_generated_text
-from benchmarks.measured_run import MeasuredRun, run_measured
-from benchmarks.tables import print_table
-from benchmarks.tokenizer_contenders import (
+from benchmarks.measured_run import MeasuredRun, run_and_tell
+from benchmarks.peers.tokenizer_contenders import (
     BARE_TRAINER,
     OURS,
     SENTENCEPIECE,
@@ -33,6 +30,7 @@ from benchmarks.tokenizer_contenders import (
     contenders,
     our_command,
 )
+from benchmarks.tables import median_and_range, print_machine, print_table
 from tokenizer_training.corpus.byte_ranges import ByteRange
 from tokenizer_training.corpus.text_files import find_files, read_byte_range
 from tokenizer_training.unigram.corpus_sample import draw_passages
@@ -74,15 +72,6 @@ def paragraphs(file: str) -> Iterable[str]:
         yield from filter(str.strip, document.splitlines())
 
 
-def measure(label: str, command: Sequence[str]) -> MeasuredRun:
-    """Run a command, with a line about it on standard error; the end of what it wrote, too, if it failed."""
-    run = run_measured(command)
-    print(f"{label}: {run.seconds:.1f} s, {run.peak.num_bytes / 1e6:,.0f} MB", file=sys.stderr)
-    if run.status:
-        print(f"exit status {run.status}", *run.output.splitlines()[-5:], sep="\n  ", file=sys.stderr)
-    return run
-
-
 def compare_with_peers(arguments: argparse.Namespace) -> None:
     """Run all contenders in turns and print a table for each vocabulary size."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
@@ -112,7 +101,7 @@ def run_in_turns(
         for size, contender in turns:
             if repeat < contender.num_repeats:
                 output = f"{folder}/{contender.name}-{size}-{repeat}"
-                run = measure(f"{contender.name}, {size:,}", contender.command(size, output))
+                run = run_and_tell(f"{contender.name}, {size:,}", contender.command(size, output))
                 result = results[size][contender.name]
                 result.runs.append(run)
                 if not run.status:
@@ -144,7 +133,7 @@ def print_peers(results: dict[str, Result]) -> None:
 def peer_row(name: str, result: Result) -> list[str]:
     """Return the cells of a contender's line."""
     seconds = [run.seconds for run in result.runs]
-    measured = [str(len(seconds)), f"{result.seconds:.1f}", f"({min(seconds):.1f}-{max(seconds):.1f})"]
+    measured = [str(len(seconds)), *median_and_range(seconds, ".1f")]
     quality = ["-"] * 5
     if found := result.quality:
         rates = f"{found.unknown_rate:.3%}", f"{found.byte_rate:.3%}"
@@ -161,7 +150,9 @@ def show_memory(arguments: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
             text_file = Path(folder, "text.txt")
             write_generated_text(text_file, int(num_megabytes * 1e6))
-            run = measure(f"{num_megabytes:g} MB", our_command([str(text_file)], [], vocab_size, f"{folder}/tokenizer"))
+            run = run_and_tell(
+                f"{num_megabytes:g} MB", our_command([str(text_file)], [], vocab_size, f"{folder}/tokenizer")
+            )
         if run.status:
             sys.exit(run.output)
         first_peak_bytes = first_peak_bytes or run.peak.num_bytes
@@ -197,7 +188,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.only != "memory" and not (arguments.train_file and arguments.valid_file):
         parser.error("--train-file and --valid-file are needed, but for --only memory")
-    print(f"{os.cpu_count()} cores, {platform.platform()}, Python {platform.python_version()}")
+    print_machine()
     if arguments.only != "memory":
         compare_with_peers(arguments)
     if arguments.only != "peers":

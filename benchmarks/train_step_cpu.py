@@ -13,7 +13,6 @@ which other load disturbs least.
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -27,12 +26,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
+from benchmarks.random_inputs import write_shard, write_tokenizer
 from benchmarks.rounds import MeasuredProgram, Times
-from benchmarks.tables import print_table
-from tfrecord_prep.records import encode_rows
+from benchmarks.tables import median_and_range, print_machine, print_table
 from tokenizer_training.tokenizer import SPECIAL_TOKENS
 
-FOLDER = Path(__file__).resolve().parent
+PEERS = Path(__file__).resolve().parent / "peers"
 TORCH_REQUIREMENTS = ("torch==2.13.0", "transformers==4.57.*")
 NUM_ROWS, SHARD_ROWS = 8192, 1024
 # What each contender is: program, and its own flags.
@@ -53,20 +52,8 @@ def write_inputs(folder: Path, length: int, vocab_size: int) -> None:
     rows = np.random.default_rng(0).integers(len(SPECIAL_TOKENS), vocab_size, (NUM_ROWS, length), np.int32)
     np.save(folder / "rows.npy", rows)
     for number, part in enumerate(np.split(rows, NUM_ROWS // SHARD_ROWS)):
-        path = folder / f"dataset-{number:05d}-{len(part)}.tfrecord"
-        path.write_bytes(encode_rows(part, np.full(len(part), length)))
+        write_shard(folder, number, part)
     write_tokenizer(folder, vocab_size)
-
-
-def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Write tokenizer/ with a vocabulary of that size."""
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    words = [*SPECIAL_TOKENS.values(), *(f"w{number}" for number in range(vocab_size - len(SPECIAL_TOKENS)))]
-    model = models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=SPECIAL_TOKENS["unk"])
-    special = {f"{name}_token": token for name, token in SPECIAL_TOKENS.items()}
-    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), **special).save_pretrained(folder / "tokenizer")
 
 
 def make_torch_environment(folder: Path) -> str:
@@ -81,7 +68,7 @@ def start(name: str, folder: Path, settings: dict[str, Any], torch_python: str) 
     """Start a contender and return it after its warmup."""
     program, flags = CONTENDERS[name]
     is_torch = name.startswith("torch")
-    first = [torch_python if is_torch else sys.executable, str(FOLDER / program)]
+    first = [torch_python if is_torch else sys.executable, str(PEERS / program)]
     data = [str(folder / "rows.npy")] if is_torch else []
     if not is_torch:
         flags = [flags[0], str(folder), *flags[1:]]
@@ -117,19 +104,17 @@ def print_results(times: dict[str, list[Times]], num_steps: int, num_tokens: int
     """Print tokens a second of each, and the medians of the rounds' ratios."""
     rows = []
     for name, rounds in times.items():
-        rates = sorted(num_steps * num_tokens / one.seconds for one in rounds)
+        rates = [num_steps * num_tokens / one.seconds for one in rounds]
         cpu_seconds = statistics.median(one.cpu_seconds / num_steps for one in rounds)
-        range_text = f"({rates[0]:,.0f}-{rates[-1]:,.0f})"
-        rows.append([name, f"{statistics.median(rates):,.0f}", range_text, f"{cpu_seconds:.2f}"])
+        rows.append([name, *median_and_range(rates, ",.0f"), f"{cpu_seconds:.2f}"])
     print_table("training|tokens/s|(from-to)|CPU s a step", rows)
     rows = []
     for one, other in RATIOS:
         if one in times and other in times:
             pairs = list(zip(times[one], times[other], strict=True))
-            ratios = sorted(theirs.seconds / mine.seconds for mine, theirs in pairs)
+            ratios = [theirs.seconds / mine.seconds for mine, theirs in pairs]
             cpu_ratio = statistics.median(theirs.cpu_seconds / mine.cpu_seconds for mine, theirs in pairs)
-            range_text = f"({ratios[0]:.2f}-{ratios[-1]:.2f})"
-            rows.append([f"{one} / {other}", f"{statistics.median(ratios):.2f}", range_text, f"{cpu_ratio:.2f}"])
+            rows.append([f"{one} / {other}", *median_and_range(ratios, ".2f"), f"{cpu_ratio:.2f}"])
     print_table("speed|median of the rounds|(from-to)|by CPU seconds", rows)
 
 
@@ -162,7 +147,7 @@ def main() -> None:
         "batch_rows": arguments.batch_rows,
         "rounds": {"steps_per_round": arguments.steps_per_round, "warmup_steps": arguments.warmup_steps},
     }
-    print(f"{len(os.sched_getaffinity(0))} cores, {platform.platform()}, Python {platform.python_version()}")
+    print_machine()
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         write_inputs(Path(folder), arguments.length, arguments.vocab_size)
         torch_python = arguments.torch_python or ""

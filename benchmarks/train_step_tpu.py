@@ -16,17 +16,17 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-# Before this script's own folder, where this script goes by the name of the package.
+# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.peers.tpu_step_contenders import CONTENDERS, add_size_flags
 from benchmarks.tables import print_table
-from benchmarks.tpu_step_contenders import CONTENDERS, add_size_flags
 from train.checks.preflight.batch_search import MemoryUse, largest_fitting
 from train.checks.preflight.hlo_costs import StepCosts, step_costs
 from train.checks.preflight.tpu_compiler import CompiledStep, DoesNotFitError, check_compiler, compile_for_tpu
 from train.checks.preflight.tpu_slices import TpuSlice, tpu_slice
 
-PROGRAM = str(Path(__file__).resolve().parent / "tpu_step_contenders.py")
+PROGRAM = str(Path(__file__).resolve().parent / "peers" / "tpu_step_contenders.py")
 GIB = 2**30
 HEADER = "step|Mcycles|ms|of the tutorial's bf16|GB moved|temporaries GiB|of the tutorial's bf16|all memory GiB|TFLOP"
 BASELINE = "tutorial-bf16"

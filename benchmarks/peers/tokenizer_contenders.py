@@ -13,11 +13,11 @@ from tokenizer_training.unigram.normalization import NormalizationConfig, make_n
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-PROJECT = Path(__file__).resolve().parent.parent
+PROJECT = Path(__file__).resolve().parents[2]
 OURS, TEXT_PIECES_ONLY = "ours", "ours, no byte fallback"
 BARE_TRAINER, SENTENCEPIECE = "UnigramTrainer", "SentencePiece"
 OUR_COMMAND = str(PROJECT / "tokenizer_training" / "train_unigram.py")
-PEER_COMMAND = str(PROJECT / "benchmarks" / "tokenizer_peers.py")
+PEER_COMMAND = str(PROJECT / "benchmarks" / "peers" / "tokenizer_peers.py")
 
 
 @dataclass

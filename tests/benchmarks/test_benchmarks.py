@@ -78,8 +78,8 @@ def test_both_parts_print_their_tables(tmp_path):
 
 
 SCRIPTS = [
-    *("input_contenders.py", "input_pipeline.py", "prepare.py", "prepare_peers.py", "resume.py"),
-    *("tpu_step_contenders.py", "train_step_cpu.py", "train_step_tpu.py"),
+    *("input_pipeline.py", "prepare.py", "resume.py", "train_step_cpu.py", "train_step_tpu.py"),
+    *("peers/input_contenders.py", "peers/prepare_peers.py", "peers/tpu_step_contenders.py"),
 ]
 
 

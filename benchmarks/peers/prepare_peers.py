@@ -1,6 +1,6 @@
 """What stage 2 is compared with, as programs: `tutorial`, and `tokenizer`, which is the limit.
 
-    python benchmarks/prepare_peers.py tutorial train.jsonl.gz tokenizer output
+    python benchmarks/peers/prepare_peers.py tutorial train.jsonl.gz tokenizer output
 
 `tutorial` is the method of transformers' TPU tutorial in two processes: `datasets` tokenizes and groups a thousand
 documents at a time, dropping what does not fill a row, and a loop writes a tf.train.Example a row. `tokenizer` is the

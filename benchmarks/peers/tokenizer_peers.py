@@ -1,6 +1,6 @@
 """The trainers that ours is compared with, as programs: `unigram-trainer` of `tokenizers`, and `sentencepiece`.
 
-    python benchmarks/tokenizer_peers.py sentencepiece text.txt 16000 model
+    python benchmarks/peers/tokenizer_peers.py sentencepiece text.txt 16000 model
 
 Both read a text file with one paragraph a line. `unigram-trainer` does what transformers' TPU tutorial does, with NFKC
 before it, as SentencePiece has; `sentencepiece` has its default settings, but leaves no paragraph out for its length.

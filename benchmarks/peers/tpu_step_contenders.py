@@ -1,6 +1,6 @@
 """The train steps that train_step_tpu.py compares, each lowered to StableHLO by a process of its own.
 
-    python benchmarks/tpu_step_contenders.py tutorial-bf16 --rows 16 --output step.mlir
+    python benchmarks/peers/tpu_step_contenders.py tutorial-bf16 --rows 16 --output step.mlir
 
 The tutorial's step is that of transformers' examples/tensorflow/language-modeling-tpu/run_mlm.py: `compile` and `fit`
 of the TF class with the optimizer of `create_optimizer`, the loss inside the model, logits at every position, and masks
@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# Before this script's own folder, where this script goes by the name of the package.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+# The benchmarks are no package that is installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import train  # noqa: F401  (before TensorFlow)
 

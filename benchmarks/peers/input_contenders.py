@@ -1,6 +1,6 @@
 """The inputs that benchmarks/input_pipeline.py compares, as programs that read one epoch of a folder of shards.
 
-    python benchmarks/input_contenders.py ours shards --length 512 --batch-rows 256
+    python benchmarks/peers/input_contenders.py ours shards --length 512 --batch-rows 256
 
 `tutorial` is the input of transformers' TPU tutorial: a TFRecordDataset whose records are parsed one by one, a shuffle
 buffer of 2**18 rows, then batches that the collator of transformers masks. `ours` is the input of run-mlm, which draws
@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+# The benchmarks are no package that is installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 if TYPE_CHECKING:
     import tensorflow as tf

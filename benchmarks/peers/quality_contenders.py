@@ -1,6 +1,6 @@
 """The recipes that benchmarks/time_to_quality.py compares: they train on shards in rounds, each evaluated.
 
-    python benchmarks/quality_contenders.py ours SHARDS --settings '{"num_steps": 1000, …}'
+    python benchmarks/peers/quality_contenders.py ours SHARDS --settings '{"num_steps": 1000, …}'
 
 `tutorial` is the recipe of transformers' TPU tutorial: its input, head, optimizer and its flags' defaults, with the
 sizes of the preset's model. `tutorial-tuned` has the preset's model configuration, batch and peak rate besides.
@@ -17,20 +17,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+# The benchmarks are no package that is installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import train  # noqa: F401, I001  (before TensorFlow)
 from transformers import PretrainedConfig, TFAutoModelForMaskedLM, create_optimizer
 
-from benchmarks.input_contenders import tutorial_batches
+from benchmarks.peers.input_contenders import tutorial_batches
 from benchmarks.rounds import Rounds
-from benchmarks.train_step_contenders import RoundsCallback, fit_in_rounds
+from benchmarks.peers.train_step_contenders import RoundsCallback, fit_in_rounds, our_trainer
 from train.config import TrainingConfig, parse_training_config
 from train.model.gathered_head import gather_before_head
 from train.run import Run, prepare_run
-from train.runtime.strategy import connect
-from train.trainer import Trainer, build_trainer
+from train.trainer import Trainer
 
 SIZES = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",
@@ -46,13 +45,6 @@ def our_config(shards: str, preset: str, num_steps: int, output_dir: str) -> Tra
     datasets = ["--train-dataset", f"{shards}/train", "--eval-dataset", f"{shards}/validation"]
     run = ["--preset", preset, "--max-steps", str(num_steps), "--output-dir", f"{output_dir}/run"]
     return parse_training_config([*datasets, *run], "")
-
-
-def our_trainer(run: Run) -> Trainer:
-    """Return the trainer of a run."""
-    strategy = connect(run.config.hardware, run.cluster)
-    plan = run.plan(strategy.num_replicas_in_sync)
-    return build_trainer(run.config, run.inputs, run.task, run.model_config, plan, strategy)
 
 
 def rounds_of(trainer: Trainer, settings: dict[str, Any]) -> Rounds:

@@ -7,12 +7,18 @@ With `--gather` the head runs over the masked positions only, which transformers
 
 import argparse
 import json
+import sys
+from pathlib import Path
 from typing import Any
+
+# The benchmarks are no package that is installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 import torch
-from rounds import Rounds
 from transformers import RobertaConfig, RobertaForMaskedLM, get_linear_schedule_with_warmup
+
+from benchmarks.rounds import Rounds
 
 CLS_ID, PAD_ID, SEP_ID, UNK_ID, MASK_ID = range(5)
 NUM_STEPS = 100_000

@@ -1,6 +1,6 @@
 """The TensorFlow programs that benchmarks/train_step_cpu.py compares: they train on a folder of shards, in rounds.
 
-    python benchmarks/train_step_contenders.py ours FOLDER --settings '{"length": 128, …}'
+    python benchmarks/peers/train_step_contenders.py ours FOLDER --settings '{"length": 128, …}'
 
 `tutorial` trains as transformers' TPU tutorial does: its input (a shuffle buffer, records parsed one by one, masks of
 the collator), the head over all positions, its optimizer, compile and fit. `ours` is `run_mlm.py`.
@@ -13,15 +13,18 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+# The benchmarks are no package that is installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import train  # noqa: F401, I001  (before TensorFlow)
 import tf_keras
 
-from benchmarks.input_contenders import CLS_ID, MASK_ID, PAD_ID, SEP_ID, tutorial_batches
+from benchmarks.peers.input_contenders import CLS_ID, MASK_ID, PAD_ID, SEP_ID, tutorial_batches
 from benchmarks.rounds import Rounds
 from tfrecord_prep.manifest import open_shards
+from train.config import parse_training_config
+from train.run import Run, prepare_run
+from train.runtime.strategy import connect
 from train.trainer import Trainer, build_trainer
 
 NUM_STEPS = 100_000
@@ -62,9 +65,6 @@ def tutorial(folder: str, settings: dict[str, Any], rounds: Rounds, _: list[str]
 
 def ours(folder: str, settings: dict[str, Any], rounds: Rounds, flags: list[str]) -> None:
     """Train as run_mlm.py does, with its log, and without validation."""
-    from train.config import parse_training_config
-    from train.run import prepare_run
-    from train.runtime.strategy import connect
 
     overrides = {name: value for name, value in settings["model"].items() if name != "vocab_size"}
     with tempfile.TemporaryDirectory(prefix="benchmark-") as output_dir:
@@ -77,10 +77,14 @@ def ours(folder: str, settings: dict[str, Any], rounds: Rounds, flags: list[str]
             ],
             "",
         )
-        run = prepare_run(config)
-        strategy = connect(config.hardware, run.cluster)
-        trainer = build_trainer(config, run.inputs, run.task, run.model_config, run.plan(1), strategy)
-        fit_in_rounds(trainer, rounds)
+        fit_in_rounds(our_trainer(prepare_run(config)), rounds)
+
+
+def our_trainer(run: Run) -> Trainer:
+    """Build the trainer of a run."""
+    strategy = connect(run.config.hardware, run.cluster)
+    plan = run.plan(strategy.num_replicas_in_sync)
+    return build_trainer(run.config, run.inputs, run.task, run.model_config, plan, strategy)
 
 
 def fit_in_rounds(trainer: Trainer, rounds: Rounds) -> None:
