@@ -17,7 +17,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mlm_common.errors import InputError, RunFailedError
-from mlm_common.storage.files import is_remote
 from tfrecord_prep.config import DATAFLOW_RUNNER, PrepareConfig
 from tfrecord_prep.partition import SplitWork, work_on_partition
 from tfrecord_prep.split_folder import PartitionResult, read_sidecar, sidecar_name
@@ -61,8 +60,8 @@ def check_beam(config: PrepareConfig, corpus: Corpus) -> "PipelineOptions":
         offline = _pipeline_options(config, "--dry_run=true")  # else the validator asks Cloud Storage
         if problems := PipelineOptionsValidator(offline, create_runner(DATAFLOW_RUNNER)).validate():
             raise InputError(f"--beam-options do not suit Dataflow: {' '.join(' '.join(problems).split())}")
-        files = [file.name for source in corpus.sources.values() for file in source.files]
-        local = [name for name in files if not is_remote(name)]
+        files = [file for source in corpus.sources.values() for file in source.files]
+        local = [file.name for file in files if file.is_local]
         if local:
             raise InputError(f"Dataflow's machines read gs:// files only; --data-files and others name {local[0]}.")
     return options

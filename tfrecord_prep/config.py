@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mlm_common.errors import InputError
-from mlm_common.storage.files import is_remote
+from mlm_common.storage import open_folder
 from mlm_common.worker_pool import num_cores
 from tfrecord_prep.chunking import check_chunking
 
@@ -112,7 +112,7 @@ class PrepareConfig:
             raise InputError("--beam-options are for Apache Beam; --runner local does the work without it.")
         if self.runner != DATAFLOW_RUNNER:
             return
-        if not is_remote(str(self.output_dir)):
+        if open_folder(str(self.output_dir)).is_local:
             raise InputError(f"Dataflow's machines write to gs:// only; received --output-dir {self.output_dir}.")
         if self.num_workers is not None:
             raise InputError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlm_common.errors import InputError
-from mlm_common.storage import files as storage
+from mlm_common.storage import open_folder
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -89,7 +89,7 @@ class ShardSet:
 def write_manifest(folder: str, manifest: Manifest) -> None:
     """Write `folder/manifest.json`, which declares the folder complete: the last file to be written."""
     text = json.dumps(dataclasses.asdict(manifest), indent=2, ensure_ascii=False)
-    storage.write_text(storage.join(folder, MANIFEST_NAME), text + "\n")
+    open_folder(folder).write_text(MANIFEST_NAME, text + "\n")
 
 
 def read_manifest(folder: str) -> Manifest:
@@ -98,10 +98,10 @@ def read_manifest(folder: str) -> Manifest:
     Raises:
         InputError: it is not JSON, of another format version, or lacks fields.
     """
-    path = storage.join(folder, MANIFEST_NAME)
+    path = open_folder(folder).path_of(MANIFEST_NAME)
     cure = "Prepare the shards again with --overwrite."
     try:
-        fields = json.loads(storage.read_text(path))
+        fields = json.loads(open_folder(folder).read_text(MANIFEST_NAME))
     except ValueError as error:
         raise InputError(f"A manifest must be JSON; {path}: {error}. {cure}") from error
     found_version = fields.get("format_version") if isinstance(fields, dict) else None
@@ -126,7 +126,8 @@ def open_shards(folder: str) -> ShardSet:
         InputError: no shards; a preparation that did not end; a shard missing, truncated, of another count than
             the manifest's, or unknown to it.
     """
-    sizes_bytes = storage.list_files(folder)
+    files = open_folder(folder)
+    sizes_bytes = files.list_files()
     names = sorted(name for name in sizes_bytes if name.endswith(".tfrecord"))
     if MANIFEST_NAME in sizes_bytes:
         manifest = read_manifest(folder)
@@ -136,14 +137,14 @@ def open_shards(folder: str) -> ShardSet:
     else:
         manifest = None
         num_rows = _num_rows_in_names(folder, names, has_plan=PLAN_NAME in sizes_bytes)
-    tokenizer_folder = storage.join(folder, TOKENIZER_FOLDER_NAME)
+    tokenizer = files.subfolder(TOKENIZER_FOLDER_NAME)
     return ShardSet(
         folder=folder,
-        paths=tuple(storage.join(folder, name) for name in names),
+        paths=tuple(files.path_of(name) for name in names),
         num_rows_per_shard=tuple(num_rows),
         num_rows=sum(num_rows),
         manifest=manifest,
-        tokenizer_folder=tokenizer_folder if storage.list_files(tokenizer_folder) else None,
+        tokenizer_folder=tokenizer.path if tokenizer.list_files() else None,
     )
 
 
@@ -176,16 +177,17 @@ def _num_rows_in_names(folder: str, names: list[str], has_plan: bool) -> list[in
 def _check_against_listing(folder: str, manifest: Manifest, sizes_bytes: dict[str, int]) -> None:
     cure = "Copy the folder again from where it was made, or prepare it again with --overwrite."
     for shard in manifest.shards:
+        path = open_folder(folder).path_of(shard.name)
         if shard.name not in sizes_bytes:
             raise InputError(f"Every shard of the manifest must be there; {folder} lacks {shard.name}. {cure}")
         if sizes_bytes[shard.name] != shard.num_bytes:
             raise InputError(
-                f"A shard must have the size of the manifest; {storage.join(folder, shard.name)} has "
+                f"A shard must have the size of the manifest; {path} has "
                 f"{sizes_bytes[shard.name]:,} bytes of {shard.num_bytes:,}. {cure}"
             )
         if num_rows_in_name(shard.name) != shard.num_rows:
             raise InputError(
-                f"A shard's name must state the rows of the manifest; {storage.join(folder, shard.name)}: "
+                f"A shard's name must state the rows of the manifest; {path}: "
                 f"the manifest has {shard.num_rows:,}. {cure}"
             )
     unknown = sorted(set(sizes_bytes) - {shard.name for shard in manifest.shards})

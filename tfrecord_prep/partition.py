@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlm_common.errors import InputError
-from mlm_common.storage.streamed_file import StreamedFile
+from mlm_common.storage import NewFile, open_folder
 from tfrecord_prep.chunking import CHUNKINGS, Framing, Rows
 from tfrecord_prep.encoding import TokenBatch, encode_documents
 from tfrecord_prep.manifest import ShardRecord, Totals
@@ -131,7 +131,7 @@ def write_shards(folder: str, partition: int, rows: Iterable[Rows], shard_size: 
         for some in rows:
             start = 0
             while start < len(some.input_ids):
-                shard = shard or _Shard(files.enter_context(StreamedFile(folder)))
+                shard = shard or _Shard(files.enter_context(open_folder(folder).new_file()))
                 end = min(start + shard_size - shard.num_rows, len(some.input_ids))
                 shard.write(Rows(some.input_ids[start:end], some.num_tokens_per_row[start:end]))
                 if shard.num_rows == shard_size:
@@ -147,7 +147,7 @@ def write_shards(folder: str, partition: int, rows: Iterable[Rows], shard_size: 
 class _Shard:
     """A shard that is being written, and what it counts."""
 
-    def __init__(self, file: StreamedFile) -> None:
+    def __init__(self, file: NewFile) -> None:
         self._file = file
         self._checksum = google_crc32c.Checksum()
         self._num_bytes = self._num_tokens = self.num_rows = 0

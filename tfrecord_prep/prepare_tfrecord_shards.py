@@ -13,7 +13,7 @@ from functools import partial
 from mlm_common.command_line import command, log_start, parse_arguments
 from mlm_common.errors import InputError
 from mlm_common.hub.push import HubRepository
-from mlm_common.storage import files as storage
+from mlm_common.storage import open_folder
 from mlm_common.worker_pool import map_in_order
 from tfrecord_prep.config import DATAFLOW_RUNNER, LOCAL_RUNNER, PrepareConfig
 from tfrecord_prep.manifest import Manifest, read_manifest
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.verify:
         print(verify_folder(config.output_dir, config.num_processes))
         return
-    storage.check_writable(config.output_dir)
+    open_folder(config.output_dir).check_writable()
     tokenizer = load_tokenizer(config.tokenizer_name_or_path)
     seen = tokenizer_corpus(config.tokenizer_name_or_path)
     corpus = open_corpus(choose_corpus(corpus_config, seen, config.tokenizer_name_or_path))

@@ -7,16 +7,14 @@ manifest. Given again after a failure, it goes on where it was: what is there al
 
 import hashlib
 import logging
-import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlm_common.hub import push as hub
 from mlm_common.hub.push import HubRepository, ensure_repository, failed_push
-from mlm_common.hub.requests_to_hub import configure_sessions, repeat
-from mlm_common.storage import files as storage
+from mlm_common.hub.retries import configure_sessions, repeat
+from mlm_common.storage import open_folder
 from tfrecord_prep.manifest import MANIFEST_NAME, TOKENIZER_FOLDER_NAME, Manifest, read_manifest
 from tokenizer_training.corpus.config import BUILTIN
 
@@ -49,7 +47,7 @@ class _Push:
         from huggingface_hub import HfApi
 
         self._api = HfApi()
-        self._output_dir = output_dir
+        self._folder = open_folder(output_dir)
         self._repository = repository
         self._target: dict[str, Any] = {
             "repo_id": repository.repo_id,
@@ -61,22 +59,21 @@ class _Push:
         _repeat(lambda: ensure_repository(self._api, self._repository))
         for name in split_names:
             self._push_split(name)
-        manifests = [read_manifest(storage.join(self._output_dir, name)) for name in split_names]
+        manifests = [read_manifest(self._folder.path_of(name)) for name in split_names]
         card = dataset_card(self._repository.repo_id, manifests)
         self._commit("Add the card", {CARD_NAME: card.encode()})
 
     def _push_split(self, split_name: str) -> None:
-        folder = storage.join(self._output_dir, split_name)
+        folder = self._folder.subfolder(split_name)
         manifest_path = f"{split_name}/{MANIFEST_NAME}"
-        manifest = storage.read_bytes(storage.join(folder, MANIFEST_NAME))
+        manifest = folder.read_bytes(MANIFEST_NAME)
         there = _repeat(lambda: self._files_there(split_name))
         if manifest_path in there and _is_same(there[manifest_path], manifest):
             logger.info("%s is on the Hub as it is here", split_name)
             return
-        shards = [f"{split_name}/{shard.name}" for shard in read_manifest(folder).shards]
-        tokenizer = storage.join(split_name, TOKENIZER_FOLDER_NAME)
-        names = storage.list_files(storage.join(self._output_dir, tokenizer))
-        last = [storage.join(tokenizer, name) for name in names]
+        shards = [f"{split_name}/{shard.name}" for shard in read_manifest(folder.path).shards]
+        names = folder.subfolder(TOKENIZER_FOLDER_NAME).list_files()
+        last = [f"{split_name}/{TOKENIZER_FOLDER_NAME}/{name}" for name in names]
         self._delete(f"Begin {split_name}", sorted(set(there) - {*shards, *last}))
         for start in range(0, len(shards), FILES_PER_COMMIT):
             batch = shards[start : start + FILES_PER_COMMIT]
@@ -112,14 +109,8 @@ class _Push:
 
     def _commit_files(self, message: str, paths: list[str]) -> None:
         """Commit files of the output folder; of a `gs://` one by way of copies on this machine."""
-        with ExitStack() as stack:
-            if not storage.is_remote(self._output_dir):
-                self._commit(message, {path: Path(self._output_dir, path) for path in paths})
-                return
-            copies = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="push-")))
-            for path in paths:
-                storage.write_bytes(str(copies / path), storage.read_bytes(storage.join(self._output_dir, path)))
-            self._commit(message, {path: copies / path for path in paths})
+        with self._folder.local_copy(paths) as copy:
+            self._commit(message, {path: Path(copy, path) for path in paths})
 
     def _commit(self, message: str, contents: dict[str, Path | bytes]) -> None:
         from huggingface_hub import CommitOperationAdd

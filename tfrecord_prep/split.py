@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlm_common.errors import InputError, RunFailedError
-from mlm_common.storage import files as storage
+from mlm_common.storage import CloudStorageError, open_folder, read_file
 from tfrecord_prep.config import PrepareConfig
 from tfrecord_prep.encoding import plain_text_tokenizer_json
 from tfrecord_prep.manifest import (
@@ -211,7 +211,7 @@ def plan_splits(config: PrepareConfig, tokenizer: "PreTrainedTokenizerFast", cor
     }
     plans = []
     for name in corpus.split_names:
-        folder = storage.join(str(config.output_dir), name)
+        folder = open_folder(str(config.output_dir)).path_of(name)
         fields = json.loads(json.dumps({"split": name} | shared))
         plans.append(SplitPlan(name, folder, fields, not config.overwrite and check_folder(folder, fields)))
     return plans
@@ -226,7 +226,7 @@ def prepare_split(plan: SplitPlan, corpus: Corpus, tokenizer: "PreTrainedTokeniz
     """
     with _explained_errors(plan.folder):
         complete = begin_folder(plan.folder, plan.fields)
-        save_tokenizer(tokenizer, storage.join(plan.folder, TOKENIZER_FOLDER_NAME))
+        save_tokenizer(tokenizer, open_folder(plan.folder).path_of(TOKENIZER_FOLDER_NAME))
         settings = _partition_settings(plan, tokenizer)
         partition_bytes = plan.fields["partition_bytes"]
         with split_progress(plan.split_name, total_bytes(corpus, plan.split_name, partition_bytes)) as progress:
@@ -239,7 +239,7 @@ def prepare_split(plan: SplitPlan, corpus: Corpus, tokenizer: "PreTrainedTokeniz
 
 def log_first_row(folder: str, tokenizer: "PreTrainedTokenizerFast") -> None:
     """Log the beginning of a split's first row, as it stands in its file, decoded."""
-    data = storage.read_bytes(open_shards(folder).paths[0])
+    data = read_file(open_shards(folder).paths[0])
     input_ids = decode_feature(next(read_records(data)), "input_ids").tolist()
     text = tokenizer.decode(input_ids, clean_up_tokenization_spaces=False)
     shortened = text[:SHOWN_CHARACTERS] + "…" * (len(text) > SHOWN_CHARACTERS)
@@ -298,7 +298,7 @@ def _explained_errors(folder: str) -> Iterator[None]:
     """Turn what the file system or the network refuses into one line; the folder then has no manifest."""
     try:
         yield
-    except OSError as error:
+    except (OSError, CloudStorageError) as error:
         raise RunFailedError(
             f"{folder} was not completed: {error}. What is complete in it stays. Cure this and run the same command "
             "again: it goes on from there."

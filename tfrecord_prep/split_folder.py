@@ -11,20 +11,18 @@ import hashlib
 import json
 import logging
 import re
-import shutil
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlm_common.errors import InputError
-from mlm_common.storage import files as storage
+from mlm_common.storage import PROBE_PREFIX, folder_and_name, open_folder
 from tfrecord_prep.manifest import (
     MANIFEST_NAME,
     OWN_SHARD_NAME,
@@ -68,13 +66,13 @@ def write_sidecar(folder: str, plan_sha256: str, result: PartitionResult) -> Non
         "totals": dataclasses.asdict(result.totals),
         "id_counts": base64.b64encode(zlib.compress(result.id_counts.astype("<i8").tobytes(), level=1)).decode(),
     }
-    storage.write_text(storage.join(folder, sidecar_name(result.index)), json.dumps(record))
+    open_folder(folder).write_text(sidecar_name(result.index), json.dumps(record))
 
 
 def read_sidecar(folder: str, name: str, plan_sha256: str) -> PartitionResult | None:
     """Return what the sidecar of that name tells, None where it is of another plan or no sidecar at all."""
     try:
-        record = json.loads(storage.read_text(storage.join(folder, name)))
+        record = json.loads(open_folder(folder).read_text(name))
         if record["plan_sha256"] != plan_sha256:
             return None
         counts = zlib.decompress(base64.b64decode(record["id_counts"]))
@@ -107,7 +105,7 @@ def check_folder(folder: str, plan: dict[str, Any]) -> bool:
     Raises:
         InputError: it holds shards of other settings, of unknown origin, or damaged ones.
     """
-    names = storage.list_files(folder)
+    names = open_folder(folder).list_files()
     cure = "Give another --output-dir, or --overwrite to replace them."
     if MANIFEST_NAME in names:
         found = dataclasses.asdict(read_manifest(folder)) | {"versions": plan["versions"]}
@@ -127,10 +125,11 @@ def begin_folder(folder: str, plan: dict[str, Any]) -> set[int]:
 
     Of an unfinished folder of the same plan the complete partitions stay; everything else is deleted.
     """
-    sizes_bytes = storage.list_files(folder)
+    files = open_folder(folder)
+    sizes_bytes = files.list_files()
     if MANIFEST_NAME in sizes_bytes or PLAN_NAME not in sizes_bytes or _read_plan(folder) != plan:
         clear_folder(folder)
-        storage.write_text(storage.join(folder, PLAN_NAME), json.dumps(plan, indent=2, ensure_ascii=False) + "\n")
+        files.write_text(PLAN_NAME, json.dumps(plan, indent=2, ensure_ascii=False) + "\n")
         return set()
     complete = [
         result
@@ -140,8 +139,8 @@ def begin_folder(folder: str, plan: dict[str, Any]) -> set[int]:
     numbers = {result.index for result in complete}
     shards = {shard.name for result in complete for shard in result.shards}
     stale = [name for name in sizes_bytes if sidecar_index(name) not in {None, *numbers}]
-    storage.delete_files(folder, stale)  # before the shards they speak of
-    storage.delete_files(folder, [name for name in sizes_bytes if name.endswith(".tfrecord") and name not in shards])
+    files.delete_files(stale)  # before the shards they speak of
+    files.delete_files([name for name in sizes_bytes if name.endswith(".tfrecord") and name not in shards])
     _delete_partials(folder)
     logger.info("%s is unfinished: its %d complete partitions stay", folder, len(numbers))
     return numbers
@@ -149,26 +148,28 @@ def begin_folder(folder: str, plan: dict[str, Any]) -> set[int]:
 
 def finish_folder(folder: str) -> None:
     """Delete what only an unfinished folder has: the plan last, so that sidecars never stand without it."""
-    names = storage.list_files(folder)
-    storage.delete_files(folder, [name for name in names if sidecar_index(name) is not None])
-    storage.delete_files(folder, [name for name in names if name == PLAN_NAME])
+    files = open_folder(folder)
+    names = files.list_files()
+    files.delete_files([name for name in names if sidecar_index(name) is not None])
+    files.delete_files([name for name in names if name == PLAN_NAME])
     _delete_partials(folder)
 
 
 def clear_folder(folder: str) -> None:
     """Delete the manifest, the sidecars, then the shards, so that nothing ever seems complete, and last the plan."""
-    names = storage.list_files(folder)
-    storage.delete_files(folder, [name for name in names if name == MANIFEST_NAME])
-    storage.delete_files(folder, [name for name in names if sidecar_index(name) is not None])
-    storage.delete_files(folder, [name for name in names if name.endswith(".tfrecord")])
-    tokenizer_folder = storage.join(folder, TOKENIZER_FOLDER_NAME)
-    storage.delete_files(tokenizer_folder, storage.list_files(tokenizer_folder))
+    files = open_folder(folder)
+    names = files.list_files()
+    files.delete_files([name for name in names if name == MANIFEST_NAME])
+    files.delete_files([name for name in names if sidecar_index(name) is not None])
+    files.delete_files([name for name in names if name.endswith(".tfrecord")])
+    tokenizer_files = files.subfolder(TOKENIZER_FOLDER_NAME)
+    tokenizer_files.delete_files(tokenizer_files.list_files())
     finish_folder(folder)
 
 
 def read_results(folder: str, plan: dict[str, Any]) -> Iterator[PartitionResult]:
     """Yield what the sidecars of this plan tell, in the order of the partitions."""
-    names = [name for name in storage.list_files(folder) if sidecar_index(name) is not None]
+    names = [name for name in open_folder(folder).list_files() if sidecar_index(name) is not None]
     names.sort(key=lambda name: sidecar_index(name) or 0)
     read = partial(read_sidecar, folder, plan_sha256=plan_sha256(plan))
     with ThreadPoolExecutor(NUM_READERS) as pool:
@@ -177,22 +178,19 @@ def read_results(folder: str, plan: dict[str, Any]) -> Iterator[PartitionResult]
 
 
 def _read_plan(folder: str) -> dict[str, Any]:
-    path = storage.join(folder, PLAN_NAME)
+    files = open_folder(folder)
     try:
-        return dict(json.loads(storage.read_text(path)))
+        return dict(json.loads(files.read_text(PLAN_NAME)))
     except (TypeError, ValueError) as error:
+        path = files.path_of(PLAN_NAME)
         raise InputError(f"A plan must be a JSON object; {path}: {error}. Delete it to begin anew.") from error
 
 
 def _delete_partials(folder: str) -> None:
-    """Delete what killed writes have left in a local folder, and the probe of a killed `check_writable` above it."""
-    if storage.is_remote(folder):
-        return
-    for place in (Path(folder), Path(folder, TOKENIZER_FOLDER_NAME)):
-        for path in place.glob(f".*{storage.PARTIAL_SUFFIX}"):
-            path.unlink()
-    for path in Path(folder).parent.glob(f".writable-*{storage.PARTIAL_SUFFIX}"):
-        shutil.rmtree(path, ignore_errors=True)
+    """Delete what killed writes have left in the folder, and the probe of a killed `check_writable` above it."""
+    files, parent = open_folder(folder), folder_and_name(folder)[0]
+    for place, prefix in ((files, ""), (files.subfolder(TOKENIZER_FOLDER_NAME), ""), (parent, PROBE_PREFIX)):
+        place.delete_partial_files(prefix)
 
 
 def _check_same(found: dict[str, Any], asked: dict[str, Any], problem: str, cure: str) -> None:

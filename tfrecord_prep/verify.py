@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from mlm_common.errors import InputError, RunFailedError
 from mlm_common.progress import progress_bar
-from mlm_common.storage import files as storage
-from mlm_common.storage.stored_files import find_stored_files
+from mlm_common.storage import open_folder
+from mlm_common.storage.reading import find_stored_files
 from mlm_common.worker_pool import map_in_order
 from tfrecord_prep.manifest import MANIFEST_NAME, PLAN_NAME, Manifest, ShardRecord, open_shards
 from tfrecord_prep.records import decode_rows, read_records
@@ -59,8 +59,8 @@ def check_shard(folder: str, manifest: Manifest, shard: ShardToCheck) -> NDArray
     Raises:
         RunFailedError: the first difference, with file and row (counted from 0).
     """
-    path = storage.join(folder, shard.record.name)
-    data = storage.read_bytes(path)
+    path = open_folder(folder).path_of(shard.record.name)
+    data = open_folder(folder).read_bytes(shard.record.name)
     rows = _read_rows(path, data, manifest.max_length)
     if len(rows.input_ids) != shard.record.num_rows:
         raise RunFailedError(f"{path} has {len(rows.input_ids):,} rows, the manifest {shard.record.num_rows:,}.")
@@ -149,7 +149,7 @@ def verify_folder(output_dir: str, num_processes: int) -> str:
 
 def split_folders(output_dir: str) -> list[str]:
     """Return the folders in `output_dir` that hold a split, or itself where it is one, complete or not."""
-    if {MANIFEST_NAME, PLAN_NAME} & storage.list_files(output_dir).keys():
+    if {MANIFEST_NAME, PLAN_NAME} & open_folder(output_dir).list_files().keys():
         return [output_dir]
     pattern = glob.escape(output_dir.rstrip("/"))
     found = [file.name for name in (MANIFEST_NAME, PLAN_NAME) for file in find_stored_files(f"{pattern}/*/{name}")]
@@ -166,7 +166,7 @@ def verify_split(folder: str, num_processes: int) -> str:
     """
     try:
         shards = open_shards(folder)
-        tokenizer = load_tokenizer(storage.join(folder, "tokenizer"))
+        tokenizer = load_tokenizer(open_folder(folder).path_of("tokenizer"))
     except InputError as error:
         raise RunFailedError(str(error)) from error
     manifest = shards.manifest

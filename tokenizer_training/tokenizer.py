@@ -4,14 +4,13 @@ import hashlib
 import json
 import re
 import tempfile
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mlm_common.errors import InputError
-from mlm_common.storage import files as storage
+from mlm_common.storage import local_or_hub, open_folder
 from tokenizer_training.word_starts import WORD_STARTS_FILE, word_starts
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
     Raises:
         InputError: there is none, it is not a fast one, or it lacks one of the five special tokens.
     """
-    with storage.local_copy(name_or_path) if storage.is_remote(name_or_path) else nullcontext(name_or_path) as name:
+    with local_or_hub(name_or_path) as name:
         tokenizer = _load(name, name_or_path)
     if not tokenizer.is_fast:
         raise InputError(f"--tokenizer must be a fast one (with a tokenizer.json); {name_or_path} is not.")
@@ -98,11 +97,12 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: str) -> None:
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     starts = word_starts(tokenizer)
+    destination = open_folder(folder)
     if starts is None:
-        storage.delete_files(folder, [WORD_STARTS_FILE])  # of an earlier tokenizer
+        destination.delete_files([WORD_STARTS_FILE])  # of an earlier tokenizer
     with tempfile.TemporaryDirectory() as temporary_folder:
         tokenizer.save_pretrained(temporary_folder)
         if starts is not None:
             np.save(Path(temporary_folder, WORD_STARTS_FILE), starts, allow_pickle=False)
         for path in sorted(Path(temporary_folder).iterdir()):
-            storage.write_bytes(storage.join(folder, path.name), path.read_bytes())
+            destination.write_bytes(path.name, path.read_bytes())

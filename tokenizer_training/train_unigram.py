@@ -10,7 +10,7 @@ from mlm_common.command_line import command, log_start, parse_arguments
 from mlm_common.errors import InputError
 from mlm_common.hub.push import HubRepository, push_folder
 from mlm_common.progress import progress_bar
-from mlm_common.storage import files as storage
+from mlm_common.storage import open_folder
 from mlm_common.worker_pool import num_cores
 from tokenizer_training.corpus.config import VALIDATION, CorpusConfig
 from tokenizer_training.corpus.corpus import Corpus, open_corpus
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         [CorpusConfig, NormalizationConfig, UnigramConfig, OutputConfig], argv, __doc__
     )
     log_start(__file__)
-    storage.check_writable(output.output_dir)
+    open_folder(output.output_dir).check_writable()
     corpus = open_corpus(corpus_config)
     settings = {
         "corpus": corpus.description,
@@ -202,7 +202,7 @@ def find_repository(output: OutputConfig) -> HubRepository | None:
 
 def push(folder: str, repository: HubRepository) -> None:
     """Push the folder to the repository on the Hub."""
-    with storage.local_copy(folder) as local_folder:
+    with open_folder(folder).local_copy() as local_folder:
         push_folder(local_folder, repository, commit_message="Add the tokenizer", kept_in=folder)
 
 

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from mlm_common.errors import InputError
-from mlm_common.storage import files as storage
+from mlm_common.storage import open_folder
 from tokenizer_training.tokenizer import save_tokenizer, tokenizer_sha256
 from tokenizer_training.unigram.report import PICTURE_FILE, REPORT_FILE
 
@@ -28,13 +28,13 @@ def check_output_folder(folder: str, settings: dict[str, Any], overwrite: bool) 
     Raises:
         InputError: names the settings that differ.
     """
-    files = storage.list_files(folder)
+    files = open_folder(folder).list_files()
     if overwrite or not {RECORD_FILE, TOKENIZER_FILE} & set(files):
         return
     cure = "Give another --output-dir, or --overwrite."
     if RECORD_FILE not in files:
         raise InputError(f"--output-dir {folder} holds a {TOKENIZER_FILE} without a {RECORD_FILE}. {cure}")
-    recorded = _leaves(json.loads(storage.read_text(storage.join(folder, RECORD_FILE))))
+    recorded = _leaves(json.loads(open_folder(folder).read_text(RECORD_FILE)))
     wanted = _leaves(json.loads(json.dumps(settings)))
     differing = [
         f"{name} {recorded.get(name)!r:.80}, not {value!r:.80}"
@@ -62,10 +62,11 @@ def save_with_record(
     record = settings | {"tokenizer_sha256": tokenizer_sha256(tokenizer), "versions": versions}
     with tempfile.TemporaryDirectory(prefix="tokenizer-") as built:
         save_tokenizer(tokenizer, built)
-        storage.write_text(storage.join(built, REPORT_FILE), _as_json(report))
-        storage.write_bytes(storage.join(built, PICTURE_FILE), picture)
-        storage.write_text(storage.join(built, RECORD_FILE), _as_json(record))
-        storage.publish_folder(built, folder, last=RECORD_FILE)
+        files = open_folder(built)
+        files.write_text(REPORT_FILE, _as_json(report))
+        files.write_bytes(PICTURE_FILE, picture)
+        files.write_text(RECORD_FILE, _as_json(record))
+        open_folder(folder).publish(built, last=RECORD_FILE)
     logger.info("Saved the tokenizer in %s.", folder)
 
 

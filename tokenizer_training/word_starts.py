@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlm_common.errors import InputError
-from mlm_common.storage import files as storage
+from mlm_common.storage import open_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -51,12 +51,12 @@ def load_word_starts(folder: str) -> NDArray[np.bool_] | None:
     Raises:
         InputError: the file is damaged.
     """
-    path = storage.join(folder, WORD_STARTS_FILE)
-    if not storage.exists(path):
+    files = open_folder(folder)
+    if not files.exists(WORD_STARTS_FILE):
         return None
-    rule = f"{path} must hold one truth value per id, as saved with the tokenizer; "
+    rule = f"{files.path_of(WORD_STARTS_FILE)} must hold one truth value per id, as saved with the tokenizer; "
     try:
-        starts = np.lib.format.read_array(io.BytesIO(storage.read_bytes(path)), allow_pickle=False)
+        starts = np.lib.format.read_array(io.BytesIO(files.read_bytes(WORD_STARTS_FILE)), allow_pickle=False)
     except ValueError as error:
         raise InputError(f"{rule}it cannot be read: {error}") from error
     if starts.dtype != np.bool_ or starts.ndim != 1:

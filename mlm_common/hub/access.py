@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 from mlm_common.errors import InputError
 from mlm_common.hub.push import HubRepository
-from mlm_common.hub.requests_to_hub import configure_sessions, one_line, repeat, status_of
+from mlm_common.hub.retries import configure_sessions, one_line, repeat, status_of
+from mlm_common.retry import growing_delays
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-CHECK_RETRY_DELAYS_SECONDS = (1.0, 2.0)
+CHECK_RETRY_DELAYS_SECONDS = growing_delays(1.0, 2)
 REF_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]*")
 
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from mlm_common.errors import RunFailedError
-from mlm_common.hub.requests_to_hub import Interruption, configure_sessions, one_line, repeat
-from mlm_common.storage import files as storage
+from mlm_common.hub.retries import Interruption, configure_sessions, one_line, repeat
+from mlm_common.retry import growing_delays
+from mlm_common.storage import PARTIAL_SUFFIX, open_folder
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -20,9 +21,9 @@ logger = logging.getLogger(__name__)
 
 MAIN_BRANCH = "main"
 # Before each further try; together more than eight minutes.
-RETRY_DELAYS_SECONDS = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
+RETRY_DELAYS_SECONDS = growing_delays(2.0, 8)
 # What killed writes leave behind.
-IGNORED_FILES = [f"*{storage.PARTIAL_SUFFIX}", f"*{storage.PARTIAL_SUFFIX}/*"]
+IGNORED_FILES = [f"*{PARTIAL_SUFFIX}", f"*{PARTIAL_SUFFIX}/*"]
 
 
 class HubPushError(RunFailedError):
@@ -47,9 +48,9 @@ class HubRepository:
     tag: str | None = None
 
     def command_by_hand(self, folder: str) -> str:
-        """Return the shell command that pushes a folder, local or `gs://`, as `push_folder` does."""
+        """Write the shell command that pushes a folder, local or `gs://`, as `push_folder` does."""
         lines = []
-        if storage.is_remote(folder):
+        if not open_folder(folder).is_local:
             local_folder = folder.rstrip("/").rpartition("/")[2]
             lines.append(["gcloud", "storage", "cp", "--recursive", folder, "."])
             folder = local_folder
@@ -116,7 +117,7 @@ def push_folder(
 
 
 def failed_push(repository: HubRepository, kept_in: str, error: Exception) -> HubPushError:
-    """Return the error that names what happened, where the files are kept, and the command that pushes them."""
+    """Make the error that names what happened, where the files are kept, and the command that pushes them."""
     return HubPushError(
         f"The push to {repository.repo_id} failed: {one_line(error)} "
         f"The files are kept in {kept_in}; push them by hand: {repository.command_by_hand(kept_in)}"

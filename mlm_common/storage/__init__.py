@@ -1,1 +1,65 @@
-"""Files in a local folder or in Google Cloud Storage, read and written the same way."""
+"""Files in a local folder or in Google Cloud Storage (`gs://bucket/name`), read and written the same way.
+
+`open_folder` is where the two part: it gives a `Folder` (see `folder.py`), a `LocalFolder` or a `GcsFolder`. Files to
+read by name or glob, from any byte on, are in `reading.py`.
+"""
+
+import os.path
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from mlm_common.errors import InputError
+from mlm_common.storage.folder import PARTIAL_SUFFIX, PROBE_PREFIX, Folder, NewFile
+from mlm_common.storage.gcs import GcsFolder
+from mlm_common.storage.gcs_client import CloudStorageError, bucket_and_name, is_gcs
+from mlm_common.storage.local import LocalFolder
+
+__all__ = [
+    "PARTIAL_SUFFIX",
+    "PROBE_PREFIX",
+    "CloudStorageError",
+    "Folder",
+    "NewFile",
+    "folder_and_name",
+    "local_or_hub",
+    "open_folder",
+    "read_file",
+]
+
+
+def open_folder(path: str) -> Folder:
+    """Open a folder, which need not exist.
+
+    Raises:
+        InputError: the path is neither a local one nor `gs://BUCKET/NAME`.
+    """
+    return GcsFolder(path) if is_gcs(path) else LocalFolder(path)
+
+
+def folder_and_name(path: str) -> tuple[Folder, str]:
+    """Open the folder of the file at `path`, and split off the file's name.
+
+    Raises:
+        InputError: the path is neither a local one nor `gs://BUCKET/NAME`.
+    """
+    if is_gcs(path) and not bucket_and_name(path)[1]:
+        raise InputError(f"The path of a file in Cloud Storage must be gs://BUCKET/NAME; received {path!r}.")
+    folder, name = os.path.split(path)
+    return open_folder(folder), name
+
+
+def read_file(path: str) -> bytes:
+    """Read the file at `path`."""
+    folder, name = folder_and_name(path)
+    return folder.read_bytes(name)
+
+
+@contextmanager
+def local_or_hub(name_or_path: str) -> Iterator[str]:
+    """Give what transformers can load: the local copy of a `gs://` folder; a local path or a Hub id as it is."""
+    folder = open_folder(name_or_path)
+    if folder.is_local:
+        yield name_or_path
+    else:
+        with folder.local_copy() as copy:
+            yield copy

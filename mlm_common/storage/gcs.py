@@ -1,4 +1,4 @@
-"""The `gs://` half of `storage.py`: Google Cloud Storage through google-cloud-storage.
+"""A folder in Google Cloud Storage, through google-cloud-storage.
 
 An upload names the generation of the object that it replaces and carries the CRC32C of its bytes. So a try that is
 repeated after a lost answer can neither overwrite another program's object nor leave other bytes
@@ -6,106 +6,163 @@ repeated after a lost answer can neither overwrite another program's object nor 
 repeated by the client, for two minutes; bytes that were changed on their way are sent again here.
 """
 
+# ruff: noqa: D102, what the methods do is said in `Folder`.
+
 import base64
-import contextlib
-import errno
 import functools
 import mimetypes
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlm_common.errors import InputError
-from mlm_common.storage.gcs_client import blob_at, bucket_and_name, explained_errors, find_blob, list_blobs
+from mlm_common.retry import call_repeatedly
+from mlm_common.storage.folder import Folder, NewFile, for_all
+from mlm_common.storage.gcs_client import (
+    CloudStorageError,
+    blob_at,
+    bucket_and_name,
+    explained_errors,
+    find_blob,
+    is_missing_bucket,
+    list_blobs,
+)
 
-# The client's connection pool holds ten.
-NUM_TRANSFERS = 8
 PROBE_NAME = ".writable"
 NUM_TRIES_DAMAGED = 3
+PIECE_BYTES = 1 << 20
 
 
-def exists(path: str) -> bool:
-    """Return whether an object is at `path`, or any object under it; a bucket alone exists, or is an InputError."""
-    with explained_errors(path):
-        _, name = bucket_and_name(path)
-        return any(True for _ in _list_folder(path, max_results=1)) or not name or find_blob(path) is not None
+class GcsFolder(Folder):
+    """A bucket, or what in it has names that begin with those of the folder."""
+
+    is_local = False
+
+    def __post_init__(self) -> None:
+        bucket_and_name(self.path)
+
+    def exists(self, name: str = "") -> bool:
+        folder = self.subfolder(name) if name else self
+        with explained_errors(folder.path):
+            _, object_name = bucket_and_name(folder.path)
+            is_folder = any(True for _ in _list_objects(folder.path, max_results=1))
+            return is_folder or not object_name or find_blob(folder.path) is not None
+
+    def list_files(self) -> dict[str, int]:
+        with explained_errors(self.path):
+            return {blob.name.rpartition("/")[2]: blob.size for blob in _list_objects(self.path, delimiter="/")}
+
+    def read_bytes(self, name: str) -> bytes:
+        path = self.path_of(name)
+        with explained_errors(path):
+            return blob_at(path).download_as_bytes()  # which checks the object's checksum
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        def send(blob: Any, **conditions: Any) -> None:
+            blob.upload_from_string(data, "application/octet-stream", **conditions)
+
+        _upload(self.path_of(name), [data], send)
+
+    def append_text(self, name: str, text: str, *, before: str) -> None:
+        self.write_text(name, before + text)
+
+    @contextmanager
+    def replacing(self, name: str) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(prefix="upload-") as folder:
+            yield Path(folder) / "file"
+            self.upload_file(str(Path(folder) / "file"), name)
+
+    def new_file(self) -> NewFile:
+        return _NewObject(self)
+
+    def upload_file(self, local_path: str, name: str) -> None:
+        with Path(local_path).open("rb") as file:
+            self.upload_open_file(file, name)
+
+    def upload_open_file(self, file: BinaryIO, name: str) -> None:
+        """Make the content of an open file that of an object, all or nothing; an object with the same bytes stays."""
+        size = file.seek(0, os.SEEK_END)
+        path = self.path_of(name)
+
+        def send(blob: Any, **conditions: Any) -> None:
+            content_type = mimetypes.guess_type(path)[0]
+            blob.upload_from_file(file, size=size, content_type=content_type, rewind=True, **conditions)
+
+        _upload(path, _pieces(file), send)
+
+    def _publish(self, local_folder: str, last: str) -> None:
+        self.delete_files([last])
+        self.upload_folder(local_folder, last)
+
+    def delete_files(self, names: Iterable[str]) -> None:
+        from google.api_core.exceptions import NotFound
+
+        def delete(name: str) -> None:
+            try:
+                blob_at(self.path_of(name)).delete()
+            except NotFound as error:
+                if is_missing_bucket(error):
+                    raise
+
+        with explained_errors(self.path):
+            for_all(delete, names)
+
+    def delete_partial_files(self, prefix: str = "") -> None:
+        """Do nothing: a killed write leaves no object."""
+
+    def check_writable(self) -> None:
+        # To replace an object takes the permissions to create and to delete. Tried out, since `testIamPermissions` on
+        # the bucket sees neither grants for a part of its objects nor the access scopes of a machine
+        # (https://cloud.google.com/storage/docs/oauth-scopes).
+        self.write_bytes(PROBE_NAME, b"")
+        self.delete_files([PROBE_NAME])
+
+    @contextmanager
+    def local_copy(self, names: Iterable[str] | None = None) -> Iterator[str]:
+        with tempfile.TemporaryDirectory(prefix="local-copy-") as copy:
+            self._download(Path(copy).resolve(), names)
+            yield copy
+
+    @contextmanager
+    def staging(self) -> Iterator[str]:
+        with tempfile.TemporaryDirectory(prefix="staging-") as folder:
+            yield folder
+
+    def _download(self, destination: Path, names: Iterable[str] | None) -> None:
+        """Download the objects of these names, or all of the folder and its subfolders, several at once."""
+        prefix = _listing_prefix(self.path)[1]
+
+        def download(blob: Any) -> None:
+            path = (destination / blob.name.removeprefix(prefix)).resolve()
+            if not path.is_relative_to(destination):
+                raise InputError(f"Names in {self.path} must be those of files; {blob.name!r} leads out of the folder.")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with explained_errors(self.path_of(blob.name.removeprefix(prefix))):
+                blob.download_to_filename(str(path))
+
+        with explained_errors(self.path):
+            if names is None:
+                blobs = list(_list_objects(self.path))
+                if not blobs:
+                    raise InputError(f"A folder with files is needed; there are none in {self.path}.")
+            else:
+                blobs = [blob_at(self.path_of(name)) for name in names]
+            for_all(download, blobs)
 
 
-def list_files(folder: str) -> dict[str, int]:
-    """Return name -> size in bytes of the objects directly in `folder`, by name."""
-    with explained_errors(folder):
-        return {blob.name.rpartition("/")[2]: blob.size for blob in _list_folder(folder, delimiter="/")}
+class _NewObject(NewFile):
+    """Until it has a name it is a temporary file without one, which not even a killed process leaves behind."""
 
+    def __init__(self, folder: GcsFolder) -> None:
+        self._folder = folder
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115
 
-def read_bytes(path: str) -> bytes:
-    """Return an object's content, which the client checks against the object's checksum."""
-    with explained_errors(path):
-        return blob_at(path).download_as_bytes()
-
-
-def upload_bytes(data: bytes, path: str) -> None:
-    """Make `data` the content of the object, all or nothing."""
-    _upload(path, [data], lambda blob, **options: blob.upload_from_string(data, "application/octet-stream", **options))
-
-
-def upload_file(file: BinaryIO, path: str) -> None:
-    """Make the content of an open file that of the object, all or nothing; objects with the same bytes stay."""
-    options = {"size": file.seek(0, os.SEEK_END), "content_type": mimetypes.guess_type(path)[0], "rewind": True}
-    _upload(path, _pieces(file), lambda blob, **conditions: blob.upload_from_file(file, **options, **conditions))
-
-
-def download_folder(folder: str, local_folder: str) -> None:
-    """Download all objects of `folder`, those of its subfolders too, several at once.
-
-    Raises:
-        InputError: there are none, or an object's name leads out of the folder.
-    """
-    destination = Path(local_folder).resolve()
-    prefix = _listing_prefix(folder)[1]
-
-    def download(blob: Any) -> None:
-        path = (destination / blob.name.removeprefix(prefix)).resolve()
-        if not path.is_relative_to(destination):
-            raise InputError(f"Names in {folder} must be those of files; {blob.name!r} leads out of the folder.")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        blob.download_to_filename(str(path))
-
-    with explained_errors(folder):
-        blobs = list(_list_folder(folder))
-        if not blobs:
-            raise InputError(f"A folder with files is needed; there are none in {folder}.")
-        for_all(download, blobs)
-
-
-def delete_files(folder: str, names: Iterable[str]) -> None:
-    """Delete objects directly in `folder`, several at once; one that is not there is passed over."""
-    from google.api_core.exceptions import NotFound
-
-    def delete(name: str) -> None:
-        with contextlib.suppress(NotFound):
-            blob_at(f"{folder.rstrip('/')}/{name}").delete()
-
-    with explained_errors(folder):
-        for_all(delete, names)
-
-
-def check_writable(folder: str) -> None:
-    """Write an empty object to `folder` and delete it: to replace an object takes both permissions.
-
-    Tried out, since `testIamPermissions` on the bucket sees neither grants for a part of its objects nor the access
-    scopes of a machine (https://cloud.google.com/storage/docs/oauth-scopes).
-    """
-    upload_bytes(b"", f"{folder.rstrip('/')}/{PROBE_NAME}")
-    delete_files(folder, [PROBE_NAME])
-
-
-def for_all(function: Callable[[Any], None], items: Iterable[Any]) -> None:
-    """Call `function` on all items, several at once; the first failure is raised, and cancels those not begun."""
-    with ThreadPoolExecutor(NUM_TRANSFERS) as pool:
-        for _ in pool.map(function, items):
-            pass
+    def finish(self, name: str) -> None:
+        self._file.flush()
+        self._folder.upload_open_file(self._file, name)
 
 
 def _upload(path: str, pieces: Iterable[bytes], send: Callable[..., None]) -> None:
@@ -118,32 +175,27 @@ def _upload(path: str, pieces: Iterable[bytes], send: Callable[..., None]) -> No
         if replaced and replaced.crc32c == crc32c:
             return
         stored = blob_at(path)
+        upload = functools.partial(send, stored, if_generation_match=replaced.generation if replaced else 0)
         try:
-            _send_whole(functools.partial(send, stored, if_generation_match=replaced.generation if replaced else 0))
+            call_repeatedly(upload, [0.0] * (NUM_TRIES_DAMAGED - 1), _is_damaged)
         except PreconditionFailed as error:
             # Also what the second try meets when the first succeeded and its answer was lost.
             stored = find_blob(path)
             if not stored or stored.crc32c != crc32c:
                 raise InputError(f"{path} must be written by one program at a time; another one wrote it.") from error
         if stored.crc32c != crc32c:
-            raise OSError(errno.EIO, f"changed while it was uploaded (CRC32C {stored.crc32c}, expected {crc32c})", path)
+            raise CloudStorageError(f"{path} was changed while it was uploaded (CRC32C {stored.crc32c}, not {crc32c}).")
 
 
-def _send_whole(send: Callable[[], None]) -> None:
-    """Call `send` until its bytes arrive as they are: Cloud Storage refuses them where the checksum is another."""
+def _is_damaged(error: Exception) -> bool:
+    """Ask whether Cloud Storage refused an upload since its bytes have another checksum than was told."""
     from google.api_core.exceptions import BadRequest
 
-    for num_tries in range(1, NUM_TRIES_DAMAGED + 1):
-        try:
-            send()
-            return
-        except BadRequest as error:
-            if "crc32c" not in str(error) or num_tries == NUM_TRIES_DAMAGED:
-                raise
+    return isinstance(error, BadRequest) and "crc32c" in str(error)
 
 
 def _crc32c(pieces: Iterable[bytes]) -> str:
-    """Return the checksum as Cloud Storage spells it: base64 of the big-endian CRC32C."""
+    """Compute the checksum as Cloud Storage spells it: base64 of the big-endian CRC32C."""
     import google_crc32c
 
     checksum = google_crc32c.Checksum()
@@ -154,11 +206,11 @@ def _crc32c(pieces: Iterable[bytes]) -> str:
 
 def _pieces(file: BinaryIO) -> Iterator[bytes]:
     file.seek(0)
-    while piece := file.read(1 << 20):
+    while piece := file.read(PIECE_BYTES):
         yield piece
 
 
-def _list_folder(folder: str, **options: Any) -> Iterator[Any]:
+def _list_objects(folder: str, **options: Any) -> Iterator[Any]:
     return list_blobs(*_listing_prefix(folder), **options)
 
 

@@ -9,15 +9,35 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from mlm_common.errors import InputError
+from mlm_common.errors import InputError, RunFailedError
 
 PREFIX = "gs://"
 
+
+class CloudStorageError(RunFailedError):
+    """Cloud Storage did not answer for two minutes of repeated tries, or bytes were changed on their way."""
+
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # at least two letters, which spares the drives of Windows
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 
+def is_gcs(path: str) -> bool:
+    """Ask whether the path is one of Cloud Storage.
+
+    Raises:
+        InputError: it is neither a local one nor `gs://BUCKET/NAME`.
+    """
+    if path.startswith(PREFIX):
+        bucket_and_name(path)
+        return True
+    if _SCHEME.match(path):
+        raise InputError(f"A path must be local or gs://BUCKET/NAME; received {path!r}.")
+    return False
+
+
 def bucket_and_name(path: str) -> tuple[str, str]:
-    """Return the bucket and the object's name of `gs://bucket/name`; the name is empty for a bucket alone.
+    """Split `gs://bucket/name`; the name is empty for a bucket alone.
 
     Raises:
         InputError: the path has another form.
@@ -30,20 +50,20 @@ def bucket_and_name(path: str) -> tuple[str, str]:
 
 @functools.cache
 def _client(_process_id: int) -> Any:
-    """Return the client of this process: a forked one must not write to its parent's connections."""
+    """Make the client of this process: a forked one must not write to its parent's connections."""
     from google.cloud import storage
 
     return storage.Client(project=None)  # only creating and listing buckets needs a project
 
 
 def blob_at(path: str) -> Any:
-    """Return the client's handle of an object, which need not exist."""
+    """Make the client's handle of an object, which need not exist."""
     bucket, name = bucket_and_name(path)
     return _client(os.getpid()).bucket(bucket).blob(name)
 
 
 def find_blob(path: str) -> Any | None:
-    """Return the object as it is now, with its generation and checksum; None when there is none."""
+    """Look up the object as it is now, with its generation and checksum; None when there is none."""
     from google.api_core.exceptions import NotFound
 
     blob = blob_at(path)  # a new one each time: one that was loaded before stays with its generation
@@ -57,21 +77,22 @@ def find_blob(path: str) -> Any | None:
 
 
 def list_blobs(bucket: str, prefix: str, **options: Any) -> Iterator[Any]:
-    """Return the objects whose names begin so, by name, without the empty ones by which the console shows a folder."""
+    """List the objects whose names begin so, by name, without the empty ones by which the console shows a folder."""
     blobs = _client(os.getpid()).list_blobs(bucket, prefix=prefix, **options)
     return (blob for blob in blobs if not blob.name.endswith("/"))
 
 
 def is_missing_bucket(error: Exception) -> bool:
-    """Return whether an answer of "not found" is about the bucket."""
+    """Ask whether an answer of "not found" is about the bucket."""
     return "bucket does not exist" in str(error)
 
 
 @contextlib.contextmanager
 def explained_errors(path: str) -> Iterator[None]:
-    """Turn the client's exceptions into those that `storage.py` names, each with what cures it."""
+    """Turn the client's exceptions into those that `Folder` names, each with what cures it."""
     from google.api_core import exceptions as api_errors
     from google.auth import exceptions as auth_errors
+    from google.cloud.storage.exceptions import DataCorruption
 
     try:
         yield
@@ -88,8 +109,13 @@ def explained_errors(path: str) -> Iterator[None]:
             cure = f"Make it with `gcloud storage buckets create {bucket}`."
             raise InputError(f"{path} needs an existing bucket; there is no {bucket}. {cure}") from error
         raise FileNotFoundError(errno.ENOENT, "no such object", path) from error
-    except (api_errors.RetryError, auth_errors.TransportError) as error:
-        raise ConnectionError(f"{path}: Cloud Storage did not answer. ({_one_line(error)})") from error
+    except (api_errors.RetryError, api_errors.ServerError, auth_errors.TransportError) as error:
+        raise CloudStorageError(
+            f"{path}: Cloud Storage did not answer. ({_one_line(error)}) Run the same command again."
+        ) from error
+    except (api_errors.BadRequest, DataCorruption) as error:
+        message = f"{path}: the transfer failed. ({_one_line(error)}) Run the same command again."
+        raise CloudStorageError(message) from error
 
 
 def _cure_of_forbidden(answer: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlm_common.errors import InputError, RunFailedError
-from mlm_common.storage.stored_files import StoredFile
+from mlm_common.storage.reading import StoredFile
 from tests.fixtures.tiny_corpus import contents, flags, write_source
 from tests.servers.fixtures import CloudStorageHandle
 from tests.tfrecord_prep.test_partition import partition_settings
@@ -75,7 +75,7 @@ def test_a_row_that_cannot_be_read_is_one_line_and_the_next_run_goes_on(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "tokenizer_training.corpus.corpus.fingerprint", lambda file: file.name
+        "mlm_common.storage.reading.StoredFile.fingerprint", lambda file: file.name
     )  # mended is not replaced here
     source = write_source(tmp_path)
     docs = source / "docs.jsonl"

@@ -8,8 +8,7 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from mlm_common.storage import files as storage
-from mlm_common.storage.streamed_file import StreamedFile
+from mlm_common.storage import open_folder
 from tests.servers.fixtures import CloudStorageHandle
 from tfrecord_prep.chunking import Rows
 from tfrecord_prep.partition import write_shards
@@ -33,9 +32,9 @@ def test_rows_are_divided_wherever_they_were(folder: str) -> None:
     assert [record.name for record in records] == [
         "dataset-00003-00000-4.tfrecord", "dataset-00003-00001-4.tfrecord", "dataset-00003-00002-2.tfrecord",
     ]  # fmt: skip
-    assert storage.list_files(folder) == {record.name: record.num_bytes for record in records}
+    assert open_folder(folder).list_files() == {record.name: record.num_bytes for record in records}
     for record, (start, end) in zip(records, ((0, 4), (4, 8), (8, 10)), strict=True):
-        data = storage.read_bytes(storage.join(folder, record.name))
+        data = open_folder(folder).read_bytes(record.name)
         assert data == encode_rows(rows.input_ids[start:end], rows.num_tokens_per_row[start:end])
         assert (record.num_rows, record.num_tokens) == (end - start, 8 * (end - start))
         assert record.crc32c == f"{google_crc32c.value(data):08x}"
@@ -43,7 +42,7 @@ def test_rows_are_divided_wherever_they_were(folder: str) -> None:
 
 def test_no_rows_no_shards(folder: str) -> None:
     assert write_shards(folder, 0, [some_rows(0)], shard_size=4) == ()
-    assert storage.list_files(folder) == {}
+    assert open_folder(folder).list_files() == {}
 
 
 def test_after_an_error_nothing_is_left_of_the_shard(folder: str, tmp_path: Path) -> None:
@@ -53,7 +52,7 @@ def test_after_an_error_nothing_is_left_of_the_shard(folder: str, tmp_path: Path
 
     with pytest.raises(ValueError, match="no more"):
         write_shards(folder, 0, rows(), shard_size=4)
-    assert list(storage.list_files(folder)) == ["dataset-00000-00000-4.tfrecord"]
+    assert list(open_folder(folder).list_files()) == ["dataset-00000-00000-4.tfrecord"]
     assert not list(tmp_path.glob("data/.*"))
 
 
@@ -68,11 +67,12 @@ def test_a_shard_is_not_held_in_memory(tmp_path: Path) -> None:
 
 
 def test_a_streamed_file_replaces_what_was_there(folder: str) -> None:
-    storage.write_bytes(storage.join(folder, "file"), b"old")
-    with StreamedFile(folder) as file:
+    files = open_folder(folder)
+    files.write_bytes("file", b"old")
+    with files.new_file() as file:
         for data in (b"ne", b"", b"w"):
             file.write(data)
-        assert storage.list_files(folder) == {"file": 3}
+        assert files.list_files() == {"file": 3}
         file.finish("file")
-    assert storage.read_bytes(storage.join(folder, "file")) == b"new"
-    assert storage.list_files(folder) == {"file": 3}
+    assert files.read_bytes("file") == b"new"
+    assert files.list_files() == {"file": 3}

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice, pairwise
 
-from mlm_common.storage.stored_files import StoredFile
+from mlm_common.storage.reading import StoredFile
 from tokenizer_training.corpus.passages import grouped
 
 # Read one after the other from a disk or in one request each, where seeking takes a small part of the time.

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mlm_common.errors import InputError
-from mlm_common.storage.files import is_remote
-from mlm_common.storage.stored_files import StoredFile, fingerprint
+from mlm_common.storage.reading import StoredFile
 from tokenizer_training.corpus.byte_ranges import ByteRange, draw_byte_ranges, group_byte_ranges, is_for_few_workers
 from tokenizer_training.corpus.config import BUILTIN, HELD_OUT_SPLITS, CorpusConfig
 from tokenizer_training.corpus.passages import grouped_by_size
@@ -171,7 +170,7 @@ def _open_files(config: CorpusConfig, setting: str, description: dict[str, Any])
     patterns = getattr(config, setting)
     files = tuple(find_files(patterns, flag=f"--{setting.replace('_', '-')}"))
     description[setting] = [
-        {"name": file.name, "num_bytes": file.num_bytes, "fingerprint": fingerprint(file)} for file in files
+        {"name": file.name, "num_bytes": file.num_bytes, "fingerprint": file.fingerprint()} for file in files
     ]
 
     def read() -> Iterator[str]:
@@ -210,7 +209,7 @@ def _check_files_are_in_one_split(sources: dict[str, Source]) -> None:
     split_of: dict[str, str] = {}
     for split, source in sources.items():
         for file in source.files:
-            path = file.name if is_remote(file.name) else str(Path(file.name).resolve())
+            path = str(Path(file.name).resolve()) if file.is_local else file.name
             if split_of.setdefault(path, split) != split:
                 raise InputError(f"A file belongs to one split; {file.name} is named for {split_of[path]} and {split}.")
 

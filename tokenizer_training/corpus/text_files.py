@@ -15,7 +15,7 @@ from pathlib import PurePath
 from typing import Any
 
 from mlm_common.errors import InputError
-from mlm_common.storage.stored_files import StoredFile, find_stored_files, open_stored, read_ahead_bytes
+from mlm_common.storage.reading import StoredFile, find_stored_files
 from tokenizer_training.corpus import text_formats
 from tokenizer_training.corpus.byte_ranges import ByteRange
 
@@ -51,14 +51,15 @@ def read_byte_range(byte_range: ByteRange, text_column: str, sample_by: str) -> 
     Raises:
         InputError: the file is not what its ending says, is not UTF-8, or lacks the text column. Texts that come
             before the mistake may have been yielded.
-        RunFailedError: Cloud Storage did not answer.
+        CloudStorageError: Cloud Storage did not answer.
     """
     name = byte_range.file.name
     file_format = _format_of(name, "--data-files")
     try:
         if file_format == "parquet":
-            with open_stored(name, byte_range.file.generation) as raw:
-                yield from text_formats.parquet_texts(io.BufferedReader(raw, read_ahead_bytes(name)), text_column, name)
+            with byte_range.file.open() as raw:
+                file: io.BufferedReader[Any] = io.BufferedReader(raw, raw.read_ahead_bytes)
+                yield from text_formats.parquet_texts(file, text_column, name)
         else:
             yield from _read_text(byte_range, file_format, text_column, sample_by)
     except InputError:
@@ -101,16 +102,16 @@ def _read_text(byte_range: ByteRange, file_format: str, text_column: str, sample
 def _open_rows(byte_range: ByteRange) -> Iterator[Any]:
     """Give the uncompressed bytes of the rows, after a look at how their file starts."""
     file = byte_range.file
-    with open_stored(file.name, file.generation) as raw:
+    with file.open() as raw:
         if file.name.endswith(".gz"):
-            unzipped = gzip.GzipFile(fileobj=io.BufferedReader(raw, read_ahead_bytes(file.name)))
+            unzipped = gzip.GzipFile(fileobj=io.BufferedReader(raw, raw.read_ahead_bytes))
             _check_start(file.name, unzipped.peek(NUM_BYTES_CHECKED)[:NUM_BYTES_CHECKED])
             yield unzipped
         else:
             _check_start(file.name, raw.read(NUM_BYTES_CHECKED) or b"")
             if file.generation is None and raw.seek(0, io.SEEK_END) < (byte_range.stop or 0):
                 raise InputError(f"{file.name} must stay as it is while it is read; it became shorter. Start again.")
-            blocks = row_blocks(raw, byte_range.start, _stop(byte_range), read_ahead_bytes(file.name))
+            blocks = row_blocks(raw, byte_range.start, _stop(byte_range), raw.read_ahead_bytes)
             yield io.BufferedReader(_BlockReader(blocks))
 
 
@@ -195,7 +196,7 @@ def _place(byte_range: ByteRange, line_number: int) -> str:
 
 
 def _first_byte(byte_range: ByteRange) -> int:
-    with open_stored(byte_range.file.name, byte_range.file.generation) as raw:
+    with byte_range.file.open() as raw:
         return first_row(raw, byte_range.start, _stop(byte_range))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlm_common.errors import InputError
 from mlm_common.hub.push import HubRepository, push_folder
-from mlm_common.hub.requests_to_hub import Interruption, configure_sessions, one_line
+from mlm_common.hub.retries import Interruption, configure_sessions, one_line
 from mlm_common.storage import files as storage
 from train.checkpoints.record import DamagedCheckpointError
 from train.checkpoints.run_folder import RECORD_NAME

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from mlm_common.hub.push import HubRepository, push_folder
-from mlm_common.hub.requests_to_hub import Interruption
+from mlm_common.hub.retries import Interruption
 from mlm_common.storage import files as storage
 from tokenizer_training.tokenizer import vocabulary_size
 from train.metrics.log import LOSS_CURVE_NAME, TENSORBOARD_FOLDER

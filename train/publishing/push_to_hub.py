@@ -12,7 +12,7 @@ import tf_keras
 
 from mlm_common.errors import RunFailedError
 from mlm_common.hub.push import HubRepository
-from mlm_common.hub.requests_to_hub import Interruption
+from mlm_common.hub.retries import Interruption
 from train.config import HubConfig
 from train.publishing.publisher import Publication, Publisher
 from train.runtime.plan import Plan

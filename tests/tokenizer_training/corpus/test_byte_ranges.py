@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlm_common.errors import InputError
-from mlm_common.storage import stored_files
-from mlm_common.storage.stored_files import StoredFile
+from mlm_common.storage import reading
+from mlm_common.storage.reading import StoredFile
 from tests.fixtures.text_files import local_file, read_file, read_range
 from tokenizer_training.corpus import text_files
 from tokenizer_training.corpus.byte_ranges import ByteRange, cut_file
@@ -30,7 +30,7 @@ SHARED_FOLDER = [HealthCheck.function_scoped_fixture]
 @pytest.fixture
 def small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the borders of what is read at once lie within short contents, too."""
-    monkeypatch.setattr(stored_files, "LOCAL_READ_BYTES", 3)
+    monkeypatch.setattr(reading.LocalReader, "read_ahead_bytes", 3)
     monkeypatch.setattr(text_files, "ROW_END_BYTES", 2)
 
 

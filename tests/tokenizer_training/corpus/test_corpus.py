@@ -13,8 +13,8 @@ import pytest
 
 from mlm_common.command_line import parse_arguments
 from mlm_common.errors import InputError
-from mlm_common.storage import stored_files
-from mlm_common.storage.stored_files import StoredFile, fingerprint
+from mlm_common.storage import reading
+from mlm_common.storage.reading import StoredFile
 from tokenizer_training.corpus.config import CorpusConfig, corpus_config_from_record
 from tokenizer_training.corpus.corpus import open_corpus
 
@@ -136,12 +136,12 @@ def test_validation_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_bytes", [1, 3, 6, 7, 20])
 def test_fingerprints(tmp_path: Path, num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_files, "FINGERPRINT_BYTES", 3)
+    monkeypatch.setattr(reading, "FINGERPRINT_BYTES", 3)
 
     def fingerprint_of(content: bytes) -> str:
         path = tmp_path / "a.txt"
         path.write_bytes(content)
-        return fingerprint(StoredFile(str(path), len(content)))
+        return StoredFile(str(path), len(content)).fingerprint()
 
     content = bytes(range(num_bytes))
     changed = [content[:place] + b"x" + content[place + 1 :] for place in range(num_bytes)]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlm_common.storage.stored_files import StoredFile
+from mlm_common.storage.reading import StoredFile
 from tests.servers.fixtures import CloudStorageHandle
 from tokenizer_training.corpus import corpus as corpus_module
 from tokenizer_training.corpus.byte_ranges import ByteRange, draw_byte_ranges

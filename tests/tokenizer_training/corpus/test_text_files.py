@@ -144,7 +144,7 @@ def test_byte_order_mark_is_no_text(ending: str, tmp_path: Path) -> None:
 
 MEASURE = """
 import json, resource, sys, time
-from mlm_common.storage.stored_files import StoredFile
+from mlm_common.storage.reading import StoredFile
 from tokenizer_training.corpus.byte_ranges import ByteRange
 from tokenizer_training.corpus.text_files import read_byte_range
 before_kilobytes, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()

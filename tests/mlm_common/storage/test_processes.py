@@ -24,7 +24,7 @@ def test_import_is_light() -> None:
 
 def test_no_credentials(cloud_storage: CloudStorageHandle, tmp_path: Path) -> None:
     environment = cloud_storage.environment | {"NO_GCE_CHECK": "true", "HOME": str(tmp_path)}
-    code = f"from mlm_common.storage import files as storage; storage.exists('{BUCKET}/x')"
+    code = f"from mlm_common.storage import open_folder; open_folder('{BUCKET}').exists('x')"
     assert "InputError: gs://test-bucket/x needs Google credentials" in run_python(code, environment).stderr
 
 
@@ -34,18 +34,19 @@ def test_tensorflow_reads_what_storage_wrote(cloud_storage: CloudStorageHandle) 
     code = f"""
 import tempfile
 import tensorflow as tf
-from mlm_common.storage import files as storage
+from mlm_common.storage import open_folder
+files = open_folder("{BUCKET}/data/train")
 records = [b"record %d" % number for number in range(5)]
 with tempfile.TemporaryDirectory() as folder:
     with tf.io.TFRecordWriter(folder + "/dataset-0-5.tfrecord") as writer:
         for record in records:
             writer.write(record)
-    storage.upload_folder(folder, "{BUCKET}/data/train")
-storage.write_text("{BUCKET}/data/train/manifest.json", "manifest")
+    files.upload_folder(folder)
+files.write_text("manifest.json", "manifest")
 (shard,) = tf.io.gfile.glob("{BUCKET}/data/train/*.tfrecord")
 assert list(tf.data.TFRecordDataset(shard).as_numpy_iterator()) == records
 assert tf.io.gfile.GFile("{BUCKET}/data/train/manifest.json").read() == "manifest"
-assert storage.list_files("{BUCKET}/data/train")["manifest.json"] == 8
+assert files.list_files()["manifest.json"] == 8
 """
     result = run_python(code, cloud_storage.environment)
     assert result.returncode == 0, result.stderr

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlm_common.errors import InputError, RunFailedError
-from mlm_common.storage import stored_files
-from mlm_common.storage.stored_files import StoredFile, find_stored_files
+from mlm_common.storage import reading
+from mlm_common.storage.reading import find_stored_files
 from tests.servers.fixtures import CloudStorageHandle
 from tokenizer_training.corpus import text_files
 from tokenizer_training.corpus.byte_ranges import ByteRange, cut_file
@@ -59,7 +59,8 @@ def read(byte_range: ByteRange) -> list[str]:
 
 
 def read_object(name: str, *bounds: int) -> list[str]:
-    return read(ByteRange(StoredFile(f"{BUCKET}/{name}", 0), *bounds))
+    (file,) = find_stored_files(f"{BUCKET}/{name}")
+    return read(ByteRange(file, *bounds))
 
 
 def downloads(cloud: CloudStorageHandle) -> list[str]:
@@ -154,9 +155,10 @@ def test_an_object_that_changes_is_an_error(cloud: CloudStorageHandle, ending: s
 
 
 def test_an_object_that_changes_while_it_is_read(cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_files, "REQUEST_BYTES", 100_000)
+    monkeypatch.setattr(reading.GcsReader, "read_ahead_bytes", 100_000)
     cloud.put("a.txt", b"old line\n" * 50_000)
-    texts = read_byte_range(ByteRange(StoredFile(f"{BUCKET}/a.txt", 0)), "text", "line")
+    (file,) = find_stored_files(f"{BUCKET}/a.txt")
+    texts = read_byte_range(ByteRange(file), "text", "line")
     assert next(texts) == "old line"
     cloud.put("a.txt", b"new line\n" * 50_000)
     with pytest.raises(InputError, match="must stay as it is while it is read; it was replaced"):

@@ -1,3 +1,4 @@
+import contextlib
 import os
 import threading
 import time
@@ -5,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from google.cloud.storage.retry import DEFAULT_RETRY
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlm_common.errors import InputError
-from mlm_common.storage import files as storage
+from mlm_common.storage import CloudStorageError, Folder, folder_and_name, open_folder
 from mlm_common.storage.gcs import NUM_TRIES_DAMAGED
 from tests.servers.fixtures import CloudStorageHandle
 
@@ -18,8 +20,8 @@ UPLOAD = "/upload/storage/v1/b/test-bucket/o"
 
 
 @pytest.fixture(params=["local", "cloud"])
-def folder(request: pytest.FixtureRequest, cloud: CloudStorageHandle, tmp_path: Path) -> str:
-    return f"{cloud.bucket_url}/data" if request.param == "cloud" else str(tmp_path / "data")
+def folder(request: pytest.FixtureRequest, cloud: CloudStorageHandle, tmp_path: Path) -> Folder:
+    return open_folder(f"{cloud.bucket_url}/data" if request.param == "cloud" else str(tmp_path / "data"))
 
 
 @pytest.fixture
@@ -42,34 +44,55 @@ def uploads(cloud: CloudStorageHandle) -> list[str]:
     return [f"{entry['method']} {entry['status']} {entry['fault']}" for entry in cloud.requests(path=UPLOAD)]
 
 
-def test_round_trip(folder: str) -> None:
-    path = storage.join(folder, "train", "text.txt")
-    assert not storage.exists(path)
-    assert not storage.exists(folder)
-    storage.write_text(path, "naïve ☃")
-    assert storage.exists(path)
-    assert storage.exists(folder)
-    assert not storage.exists(storage.join(folder, "tra"))
-    assert storage.read_text(path) == "naïve ☃"
-    storage.write_bytes(path, b"\0\xff")
-    assert storage.read_bytes(path) == b"\0\xff"
+def test_round_trip(folder: Folder) -> None:
+    name = "train/text.txt"
+    assert not folder.exists(name)
+    assert not folder.exists()
+    folder.write_text(name, "naïve ☃")
+    assert folder.exists(name)
+    assert folder.exists()
+    assert folder.subfolder("train").exists("text.txt")
+    assert not folder.exists("tra")
+    assert folder.read_text(name) == "naïve ☃"
+    folder.write_bytes(name, b"\0\xff")
+    assert folder.read_bytes(name) == b"\0\xff"
     with pytest.raises(FileNotFoundError, match="missing"):
-        storage.read_bytes(storage.join(folder, "missing"))
+        folder.read_bytes("missing")
 
 
-def test_list_files_names_what_is_directly_in_the_folder(folder: str) -> None:
-    assert storage.list_files(folder) == {}
+def test_text_is_appended(folder: Folder) -> None:
+    folder.append_text("log", "one ☃\n", before="")
+    folder.append_text("log", "two\n", before="one ☃\n")
+    assert folder.read_text("log") == "one ☃\ntwo\n"
+
+
+def test_a_path_to_write_to(folder: Folder) -> None:
+    folder.write_text("file", "old")
+    with contextlib.suppress(KeyError), folder.replacing("file") as partial:
+        partial.write_text("half")
+        raise KeyError
+    assert folder.read_text("file") == "old"
+    with folder.replacing("file") as partial:
+        partial.write_text("new")
+        assert folder.list_files() == {"file": 3}
+        assert folder.read_text("file") == "old"
+    assert folder.read_text("file") == "new"
+    assert folder.list_files() == {"file": 3}
+
+
+def test_list_files_names_what_is_directly_in_the_folder(folder: Folder) -> None:
+    assert folder.list_files() == {}
     for name in ("b", "a", "sub/c"):
-        storage.write_bytes(storage.join(folder, name), b"12345")
-    storage.write_bytes(folder + "-other/d", b"1")
-    assert list(storage.list_files(folder).items()) == [("a", 5), ("b", 5)]
-    assert storage.list_files(folder + "/") == {"a": 5, "b": 5}
+        folder.write_bytes(name, b"12345")
+    open_folder(folder.path + "-other").write_bytes("d", b"1")
+    assert list(folder.list_files().items()) == [("a", 5), ("b", 5)]
+    assert open_folder(folder.path + "/").list_files() == {"a": 5, "b": 5}
 
 
-def test_folder_goes_up_and_comes_back(folder: str, shards: Path) -> None:
-    storage.upload_folder(str(shards), folder, last="a-manifest.json")
-    assert storage.list_files(folder) == {"settings.json": 2}
-    with storage.local_copy(folder) as copy:
+def test_folder_goes_up_and_comes_back(folder: Folder, shards: Path) -> None:
+    folder.upload_folder(str(shards), last="a-manifest.json")
+    assert folder.list_files() == {"settings.json": 2}
+    with folder.local_copy() as copy:
         files = {str(path.relative_to(copy)): path.read_bytes() for path in Path(copy).rglob("*") if path.is_file()}
     assert files == {
         "settings.json": b"{}",
@@ -77,26 +100,60 @@ def test_folder_goes_up_and_comes_back(folder: str, shards: Path) -> None:
         "train/dataset-0.tfrecord": b"shard 0",
         "train/dataset-1.tfrecord": b"shard 1",
     }
-    assert Path(copy).exists() == (not storage.is_remote(folder))
+    assert Path(copy).exists() == folder.is_local
 
 
-def test_local_copy_of_a_missing_folder(folder: str) -> None:
-    with pytest.raises(InputError, match="folder"), storage.local_copy(folder):
+def test_local_copy_of_some_files(folder: Folder, shards: Path) -> None:
+    folder.upload_folder(str(shards))
+    with folder.local_copy(["train/dataset-1.tfrecord"]) as copy:
+        assert Path(copy, "train", "dataset-1.tfrecord").read_bytes() == b"shard 1"
+        assert Path(copy, "settings.json").exists() == folder.is_local
+
+
+def test_what_is_built_in_staging_is_uploaded(folder: Folder) -> None:
+    with folder.staging() as staging:
+        assert (staging == folder.path) == folder.is_local
+        Path(staging, "sub").mkdir(parents=True)
+        Path(staging, "sub", "file").write_text("x")
+        folder.upload_folder(staging)
+    assert folder.read_text("sub/file") == "x"
+    assert folder.subfolder("sub").list_files() == {"file": 1}
+
+
+def test_local_copy_of_a_missing_folder(folder: Folder) -> None:
+    with pytest.raises(InputError, match="folder"), folder.local_copy():
         pass
+
+
+def test_a_killed_write_is_cleaned_up(tmp_path: Path) -> None:
+    for name in (".a.1.partial", ".b.1.partial", "a.partial", ".a"):
+        (tmp_path / name).write_text("half")
+    folder = open_folder(str(tmp_path))
+    folder.delete_partial_files("a")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".a", ".b.1.partial", "a.partial"]
+
+
+@pytest.mark.parametrize(
+    ("path", "folder", "name"),
+    [("a/b", "a", "b"), ("/b", "/", "b"), ("b", "", "b"), ("gs://bucket/b", "gs://bucket", "b")],
+)
+def test_the_path_of_a_file_is_that_of_its_folder_and_its_name(path: str, folder: str, name: str) -> None:
+    assert folder_and_name(path) == (open_folder(folder), name)
+    assert open_folder(folder).path_of(name) == path
 
 
 def test_last_file_is_not_uploaded_when_another_fails(cloud: CloudStorageHandle, shards: Path) -> None:
     cloud.fault(UPLOAD, status=403, method="POST")
     with pytest.raises(InputError, match=r"roles/storage\.objectAdmin"):
-        storage.upload_folder(str(shards), f"{BUCKET}/data", last="a-manifest.json")
+        open_folder(f"{BUCKET}/data").upload_folder(str(shards), last="a-manifest.json")
     assert "data/train/a-manifest.json" not in cloud.objects()
-    storage.upload_folder(str(shards), f"{BUCKET}/data", last="a-manifest.json")
+    open_folder(f"{BUCKET}/data").upload_folder(str(shards), last="a-manifest.json")
     assert len(cloud.objects()) == 4
 
 
 def test_unchanged_files_are_not_sent_again(cloud: CloudStorageHandle, shards: Path) -> None:
     for _ in range(2):
-        storage.upload_folder(str(shards), f"{BUCKET}/data")
+        open_folder(f"{BUCKET}/data").upload_folder(str(shards))
     assert len(uploads(cloud)) == 4
 
 
@@ -104,8 +161,8 @@ def test_local_failure_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")
     with pytest.raises(FileNotFoundError):
-        storage.upload_file(str(tmp_path / "missing"), str(path))
-    storage.upload_file(str(path), str(tmp_path / "." / "file"))
+        open_folder(str(tmp_path)).upload_file(str(tmp_path / "missing"), "file")
+    open_folder(f"{tmp_path}/.").upload_file(str(path), "file")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -116,7 +173,7 @@ def test_upload_outlives_a_fault(cloud: CloudStorageHandle, fault: dict[str, str
     if old:
         cloud.put("file", old)
     cloud.fault(UPLOAD, method="POST", **fault)
-    storage.write_bytes(f"{BUCKET}/file", b"new")
+    open_folder(BUCKET).write_bytes("file", b"new")
     assert cloud.objects() == {"file": b"new"}
     assert len(uploads(cloud)) == 2
 
@@ -126,7 +183,7 @@ def test_large_upload_outlives_a_fault(cloud: CloudStorageHandle, tmp_path: Path
     path = tmp_path / "large"
     path.write_bytes(os.urandom(1 << 20) * 9)  # the client sends in several requests from 8 MiB on
     cloud.fault(UPLOAD, method="PUT", **fault)
-    storage.upload_file(str(path), f"{BUCKET}/large")
+    open_folder(BUCKET).upload_file(str(path), "large")
     assert cloud.objects() == {"large": path.read_bytes()}
     assert uploads(cloud)[0].startswith("POST")
 
@@ -135,26 +192,26 @@ def test_large_upload_outlives_a_fault(cloud: CloudStorageHandle, tmp_path: Path
 def test_download_outlives_a_fault(cloud: CloudStorageHandle, fault: dict[str, str]) -> None:
     cloud.put("data/file", b"content")
     cloud.fault("alt=media", **fault)
-    assert storage.read_bytes(f"{BUCKET}/data/file") == b"content"
+    assert open_folder(f"{BUCKET}/data").read_bytes("file") == b"content"
     cloud.fault("alt=media", **fault)
-    with storage.local_copy(f"{BUCKET}/data") as copy:
+    with open_folder(f"{BUCKET}/data").local_copy() as copy:
         assert (Path(copy) / "file").read_bytes() == b"content"
 
 
 def test_corrupted_transfers_are_refused(cloud: CloudStorageHandle) -> None:
     cloud.fault(UPLOAD, method="POST", mode="corrupt_upload", num_bytes=-50, times=NUM_TRIES_DAMAGED)
-    with pytest.raises(Exception, match="400"):
-        storage.write_bytes(f"{BUCKET}/file", b"x" * 100)
+    with pytest.raises(CloudStorageError, match=r"gs://test-bucket/file: the transfer failed.*400"):
+        open_folder(BUCKET).write_bytes("file", b"x" * 100)
     assert cloud.objects() == {}
     cloud.put("file", b"content")
     cloud.fault("alt=media", mode="corrupt")
-    with pytest.raises(Exception, match=r"(?i)checksum"):
-        storage.read_bytes(f"{BUCKET}/file")
+    with pytest.raises(CloudStorageError, match=r"(?i)gs://test-bucket/file: the transfer failed.*checksum"):
+        open_folder(BUCKET).read_bytes("file")
 
 
 def test_bytes_that_were_changed_on_their_way_are_sent_again(cloud: CloudStorageHandle) -> None:
     cloud.fault(UPLOAD, method="POST", mode="corrupt_upload", num_bytes=-50, times=NUM_TRIES_DAMAGED - 1)
-    storage.write_bytes(f"{BUCKET}/file", b"x" * 100)
+    open_folder(BUCKET).write_bytes("file", b"x" * 100)
     assert cloud.objects() == {"file": b"x" * 100}
 
 
@@ -169,20 +226,34 @@ def test_object_of_another_program_is_not_overwritten(cloud: CloudStorageHandle)
     other = threading.Thread(target=write_meanwhile)
     other.start()
     with pytest.raises(InputError, match="one program at a time"):
-        storage.write_bytes(f"{BUCKET}/file", b"ours")
+        open_folder(BUCKET).write_bytes("file", b"ours")
     other.join()
     assert cloud.objects() == {"file": b"theirs"}
+
+
+@pytest.mark.parametrize("function", ["exists", "list_files", "read_bytes", "write_bytes", "local_copy_of_names"])
+def test_no_answer_is_one_error(
+    function: str, cloud: CloudStorageHandle, shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DEFAULT_RETRY, "_timeout", 0.3)
+    cloud.put("data/x", b"x")
+    cloud.fault("/o", times=1000)
+    with pytest.raises(CloudStorageError, match=r"gs://test-bucket/data.* did not answer.* Run the same command"):
+        calls(f"{BUCKET}/data", str(shards))[function]()
 
 
 def calls(path: str, local_folder: str) -> dict[str, Callable[[], object]]:
     """Return every function that goes to Cloud Storage, as a call."""
     return {
-        "exists": lambda: storage.exists(path),
-        "list_files": lambda: storage.list_files(path),
-        "read_bytes": lambda: storage.read_bytes(path),
-        "write_bytes": lambda: storage.write_bytes(path, b"x"),
-        "upload_folder": lambda: storage.upload_folder(local_folder, path),
-        "local_copy": lambda: storage.local_copy(path).__enter__(),
+        "exists": lambda: open_folder(path).exists(),
+        "list_files": lambda: open_folder(path).list_files(),
+        "read_bytes": lambda: open_folder(path).read_bytes("x"),
+        "write_bytes": lambda: open_folder(path).write_bytes("x", b"x"),
+        "upload_folder": lambda: open_folder(path).upload_folder(local_folder),
+        "local_copy": lambda: open_folder(path).local_copy().__enter__(),
+        "local_copy_of_names": lambda: open_folder(path).local_copy(["x"]).__enter__(),
+        "delete_files": lambda: open_folder(path).delete_files(["x"]),
+        "check_writable": lambda: open_folder(path).check_writable(),
     }
 
 
@@ -203,12 +274,12 @@ def test_errors_name_the_cure(function: str, cloud: CloudStorageHandle, shards: 
 )
 def test_bad_paths(path: str) -> None:
     with pytest.raises(InputError, match="gs://BUCKET/NAME"):
-        storage.write_bytes(path, b"")
+        open_folder(path)
 
 
 def test_names_that_lead_out_of_the_folder(cloud: CloudStorageHandle) -> None:
     cloud.put("data/../../evil", b"x")
-    with pytest.raises(InputError, match="leads out"), storage.local_copy(f"{BUCKET}/data"):
+    with pytest.raises(InputError, match="leads out"), open_folder(f"{BUCKET}/data").local_copy():
         pass
 
 
@@ -221,8 +292,8 @@ def test_listing_matches_a_local_folder(cloud: CloudStorageHandle, names: set[st
     cloud.make_bucket("test-bucket")
     for name in names:
         cloud.put(name, name.encode())
-    with storage.local_copy(BUCKET) if names else storage.local_copy(".") as copy:
+    with open_folder(BUCKET).local_copy() if names else open_folder(".").local_copy() as copy:
         for folder in {"", *(name.rpartition("/")[0] for name in names)} if names else ():
-            remote = storage.join(BUCKET, folder) if folder else BUCKET
-            assert storage.list_files(remote) == storage.list_files(storage.join(copy, folder))
-            assert storage.exists(remote)
+            remote = open_folder(BUCKET).subfolder(folder) if folder else open_folder(BUCKET)
+            assert remote.list_files() == open_folder(f"{copy}/{folder}").list_files()
+            assert remote.exists()

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from mlm_common.retry import call_repeatedly
+
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
@@ -40,29 +42,29 @@ class Interruption:
 def repeat(
     function: Callable[[], Result], delays_seconds: tuple[float, ...], interruption: Interruption | None = None
 ) -> Result:
-    """Return the function's result; a transient failure costs a wait, the last one is raised."""
-    hurry = (interruption or Interruption()).hurry
-    for delay_seconds in delays_seconds:
-        try:
-            return function()
-        except (OSError, RuntimeError) as error:
-            if not _is_transient(error):
-                raise
-            wait_seconds = max(delay_seconds, _retry_after_seconds(error))
-            logger.warning("The Hub failed, next try in %.0f s: %s", wait_seconds, one_line(error))
-            if hurry.wait(wait_seconds):
-                raise
-    return function()
+    """Call the function until it succeeds; a transient failure costs a wait, the last one is raised."""
+
+    def log(error: Exception, wait_seconds: float) -> None:
+        logger.warning("The Hub failed, next try in %.0f s: %s", wait_seconds, one_line(error))
+
+    return call_repeatedly(
+        function,
+        delays_seconds,
+        _is_transient,
+        on_failure=log,
+        least_wait_seconds=_retry_after_seconds,
+        hurry=(interruption or Interruption()).hurry,
+    )
 
 
 def one_line(error: BaseException) -> str:
-    """Return what the error says, and what it was raised from, on one line of bounded length."""
+    """Write what the error says, and what it was raised from, on one line of bounded length."""
     cause = _cause(error)
     return textwrap.shorten(str(error) if cause in (None, error) else f"{error} {cause}", 300)
 
 
 def status_of(error: BaseException) -> int | None:
-    """Return the status of the HTTP answer behind the exception, None without one."""
+    """Look up the status of the HTTP answer behind the exception, None without one."""
     return getattr(_response(error), "status_code", None)
 
 
@@ -110,7 +112,7 @@ class _StoppableBody:
 
 
 def _cause(error: BaseException) -> BaseException | None:
-    """Return the exception itself; huggingface_hub wraps those of uploads in a RuntimeError."""
+    """Unwrap the exception; huggingface_hub wraps those of uploads in a RuntimeError."""
     return error.__cause__ if isinstance(error, RuntimeError) else error
 
 
@@ -132,11 +134,13 @@ def _transient_errors() -> tuple[type[Exception], ...]:
 
 
 def _is_transient(error: BaseException) -> bool:
+    if not isinstance(error, OSError | RuntimeError):
+        return False
     return isinstance(_cause(error), _transient_errors()) or status_of(error) in TRANSIENT_STATUSES
 
 
 def _retry_after_seconds(error: BaseException) -> float:
-    """Return what the answer's header asks for; the Hub states it in seconds."""
+    """Read what the answer's header asks for; the Hub states it in seconds."""
     response = _response(error)
     value = response.headers.get("Retry-After", "0") if response is not None else "0"
     return min(float(value), MAX_RETRY_AFTER_SECONDS) if value.isdigit() else 0.0

@@ -1,0 +1,142 @@
+"""A local folder: a file is written under another name in the same folder, then renamed."""
+
+# ruff: noqa: D102, what the methods do is said in `Folder`.
+
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mlm_common.errors import InputError
+from mlm_common.storage.folder import PARTIAL_SUFFIX, PROBE_PREFIX, Folder, NewFile, finished_files
+from mlm_common.worker_pool import interrupts_put_off
+
+
+class LocalFolder(Folder):
+    """A folder on this machine."""
+
+    is_local = True
+
+    def exists(self, name: str = "") -> bool:
+        return self._path(name).exists()
+
+    def list_files(self) -> dict[str, int]:
+        folder = Path(self.path)
+        files = (path for path in sorted(folder.iterdir()) if path.is_file()) if folder.is_dir() else ()
+        return {path.name: path.stat().st_size for path in files if not path.name.endswith(PARTIAL_SUFFIX)}
+
+    def read_bytes(self, name: str) -> bytes:
+        return self._path(name).read_bytes()
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        with self.replacing(name) as partial:
+            partial.write_bytes(data)
+
+    def append_text(self, name: str, text: str, *, before: str) -> None:  # noqa: ARG002
+        path = self._path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+
+    @contextmanager
+    def replacing(self, name: str) -> Iterator[Path]:
+        final = self._path(name)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        partial = final.with_name(f".{final.name}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}")
+        try:
+            yield partial
+            with partial.open("rb+") as written:
+                os.fsync(written.fileno())
+            partial.replace(final)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def new_file(self) -> NewFile:
+        return _NewLocalFile(Path(self.path))
+
+    def upload_file(self, local_path: str, name: str) -> None:
+        if Path(local_path).resolve() != self._path(name).resolve():
+            with self.replacing(name) as partial:
+                shutil.copyfile(local_path, partial)
+
+    def _publish(self, local_folder: str, last: str) -> None:
+        destination = Path(self.path).absolute()
+        is_new = not destination.exists()
+        # In an existing folder, which may be a disk of its own and all that one may write to.
+        parent = destination.parent if is_new else destination
+        new = parent / f".{destination.name}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}"
+        with interrupts_put_off():
+            try:
+                LocalFolder(str(new)).upload_folder(local_folder)
+                if is_new:
+                    new.rename(destination)
+                    return
+                (destination / last).unlink(missing_ok=True)
+                for name in sorted(finished_files(Path(local_folder)), key=Path(last).__eq__):
+                    (destination / name).parent.mkdir(parents=True, exist_ok=True)
+                    (new / name).replace(destination / name)
+            finally:
+                shutil.rmtree(new, ignore_errors=True)
+
+    def delete_files(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._path(name).unlink(missing_ok=True)
+
+    def delete_partial_files(self, prefix: str = "") -> None:
+        for path in Path(self.path).glob(f".{prefix}*{PARTIAL_SUFFIX}"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+    def check_writable(self) -> None:
+        path = Path(os.path.normpath(Path(self.path).absolute()))
+        existing = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
+        try:
+            # In a folder of another name, so that a second program doing the same is not in the way.
+            with tempfile.TemporaryDirectory(prefix=f".{PROBE_PREFIX}", suffix=PARTIAL_SUFFIX, dir=existing) as probe:
+                LocalFolder(str(Path(probe) / path.relative_to(existing))).write_bytes("file", b"-")
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise InputError(
+                f"The folder of the output must be writable; {self.path} is not: {reason} ({existing}). Name another "
+                "folder, or change its permissions."
+            ) from error
+
+    @contextmanager
+    def local_copy(self, names: Iterable[str] | None = None) -> Iterator[str]:  # noqa: ARG002
+        if not Path(self.path).is_dir():
+            raise InputError(f"The path of a folder is needed; there is no folder {self.path}.")
+        yield self.path
+
+    @contextmanager
+    def staging(self) -> Iterator[str]:
+        yield self.path
+
+    def _path(self, name: str) -> Path:
+        return Path(self.path_of(name)) if name else Path(self.path)
+
+
+class _NewLocalFile(NewFile):
+    """It is in the folder from the beginning, under a name that no listing shows."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._partial = folder / f".{uuid.uuid4().hex}{PARTIAL_SUFFIX}"
+        self._file = self._partial.open("xb")
+
+    def finish(self, name: str) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._partial.replace(self._partial.with_name(name))
+
+    def close(self) -> None:
+        try:
+            self._file.close()
+        finally:
+            self._partial.unlink(missing_ok=True)

@@ -1,0 +1,200 @@
+"""Files to read, local or in Cloud Storage: found by name or glob, and opened for reading from any byte on."""
+
+import fnmatch
+import glob
+import hashlib
+import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlm_common.errors import InputError
+from mlm_common.storage.gcs_client import (
+    PREFIX,
+    blob_at,
+    bucket_and_name,
+    explained_errors,
+    find_blob,
+    is_gcs,
+    is_missing_bucket,
+    list_blobs,
+)
+
+FINGERPRINT_BYTES = 1 << 16
+
+_MAGIC = re.compile(r"[*?[]")
+
+
+class LocalReader(io.FileIO):
+    """A local file open for reading; each read goes to the disk.
+
+    `read_ahead_bytes` is how many to read at once from its begin to its end: little, to save memory.
+    """
+
+    read_ahead_bytes = 1 << 20
+
+
+class GcsReader(io.RawIOBase):
+    """One generation of an object, open for reading; each read is one request for its bytes, and no more.
+
+    fileio.BlobReader asks for the object's size before it seeks, and for one byte more than is read.
+    `read_ahead_bytes` is how many to read at once from its begin to its end: many, since each read is a request.
+    """
+
+    read_ahead_bytes = 8 << 20
+
+    def __init__(self, path: str, generation: int, num_bytes: int) -> None:
+        self._path = path
+        self._blob = blob_at(path)
+        self._generation = generation
+        self._num_bytes = num_bytes
+        self._position = 0
+
+    def readable(self) -> bool:  # noqa: D102
+        return True
+
+    def seekable(self) -> bool:  # noqa: D102
+        return True
+
+    def tell(self) -> int:  # noqa: D102
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:  # noqa: D102
+        if whence == io.SEEK_CUR:
+            offset += self._position
+        elif whence == io.SEEK_END:
+            offset += self._num_bytes
+        self._position = offset
+        return offset
+
+    def readinto(self, buffer: Any) -> int:  # noqa: D102
+        from google.cloud.exceptions import RequestRangeNotSatisfiable
+
+        if not len(buffer):
+            return 0
+        with self._unchanged():
+            try:
+                # The bytes as they are stored, and without a checksum, which is that of the whole object.
+                data = self._blob.download_as_bytes(
+                    start=self._position,
+                    end=self._position + len(buffer) - 1,
+                    if_generation_match=self._generation,
+                    raw_download=True,
+                    checksum=None,
+                )
+            except RequestRangeNotSatisfiable:
+                return 0  # the end
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        from google.api_core.exceptions import NotFound, PreconditionFailed
+
+        try:
+            yield
+        except (NotFound, PreconditionFailed) as error:
+            if is_missing_bucket(error):
+                raise
+            raise InputError(
+                f"{self._path} must stay as it is while it is read; it was replaced or deleted since. Start again."
+            ) from error
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file that was found.
+
+    `generation` tells the states of one `gs://` object apart, and `crc32c` is its checksum in base64; local files have
+    neither.
+    """
+
+    name: str
+    num_bytes: int
+    generation: int | None = None
+    crc32c: str | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on this machine."""
+        return self.generation is None
+
+    def fingerprint(self) -> str:
+        """Compute what tells the file from another one of its name and size, at the price of two short reads.
+
+        It goes by content, since copies of a file have different times: the CRC32C that Cloud Storage keeps of an
+        object, the BLAKE2b of a local file's first and last 64 KiB (all of a smaller one).
+        """
+        if self.crc32c is not None:
+            return f"crc32c {self.crc32c}"
+        digest = hashlib.blake2b(digest_size=16)
+        with Path(self.name).open("rb") as content:
+            digest.update(content.read(FINGERPRINT_BYTES))
+            content.seek(max(content.tell(), self.num_bytes - FINGERPRINT_BYTES))
+            digest.update(content.read(FINGERPRINT_BYTES))
+        return f"blake2b {digest.hexdigest()}"
+
+    @contextmanager
+    def open(self) -> Iterator[LocalReader | GcsReader]:
+        """Give the file, open for reading and seeking; an object as it was when it was found.
+
+        Raises:
+            FileNotFoundError: there is no such file any more.
+            InputError: Cloud Storage refuses or, while reading, the object was replaced or deleted.
+            CloudStorageError: Cloud Storage did not answer.
+        """
+        if self.generation is None:
+            with LocalReader(self.name) as file:
+                yield file
+        else:
+            with explained_errors(self.name):
+                yield GcsReader(self.name, self.generation, self.num_bytes)
+
+
+def find_stored_files(pattern: str) -> list[StoredFile]:
+    """Find the file of that name or, without one, those that match it as a glob (`*`, `?`, `[]`, `**`), sorted.
+
+    Raises:
+        InputError: a `gs://` path that is malformed, or Cloud Storage refuses.
+        CloudStorageError: Cloud Storage did not answer.
+    """
+    if is_gcs(pattern):
+        return _find_objects(pattern)
+    names = [pattern] if Path(pattern).is_file() else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
+    return [StoredFile(name, Path(name).stat().st_size) for name in names if Path(name).is_file()]
+
+
+def _find_objects(pattern: str) -> list[StoredFile]:
+    bucket, name = bucket_and_name(pattern)
+    with explained_errors(pattern):
+        if magic := _MAGIC.search(name):
+            # Not by `match_glob`, for which braces are special, hidden names are like others, and `**` is other than
+            # in a local glob; nor does it prefer the object of that very name.
+            blobs = {blob.name: blob for blob in list_blobs(bucket, name[: magic.start()])}
+            names = [name] if name in blobs else [found for found in sorted(blobs) if _matches(found, name)]
+            found = [blobs[name] for name in names]
+        else:
+            found = [blob for blob in [find_blob(pattern) if name else None] if blob]
+        return [StoredFile(f"{PREFIX}{bucket}/{blob.name}", blob.size, blob.generation, blob.crc32c) for blob in found]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return _parts_match(name.split("/"), pattern.split("/"))
+
+
+def _parts_match(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    """Ask whether the parts of a name match those of a pattern by the rules of `glob` with `recursive`."""
+    if not patterns or not names:
+        return not patterns and not names
+    if patterns[0] == "**" and len(patterns) == 1:
+        return not any(name.startswith(".") for name in names)
+    if patterns[0] == "**" and _parts_match(names, patterns[1:]):
+        return True
+    if names[0].startswith(".") and not patterns[0].startswith("."):
+        return False
+    rest = patterns if patterns[0] == "**" else patterns[1:]
+    return fnmatch.fnmatchcase(names[0], patterns[0]) and _parts_match(names[1:], rest)

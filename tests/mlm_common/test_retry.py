@@ -1,0 +1,64 @@
+import threading
+import time
+
+import pytest
+
+from mlm_common.retry import call_repeatedly, growing_delays
+
+
+class Failing:
+    """A function that raises its errors one after the other, and then returns the number of calls."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+        self.num_calls = 0
+
+    def __call__(self) -> int:
+        self.num_calls += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return self.num_calls
+
+
+def is_passing(error: Exception) -> bool:
+    return isinstance(error, OSError)
+
+
+def test_delays_grow() -> None:
+    assert growing_delays(2.0, 4) == (2.0, 4.0, 8.0, 16.0)
+    assert growing_delays(0.5, 2, factor=4.0) == (0.5, 2.0)
+
+
+def test_passing_failures_cost_a_wait_and_others_are_raised() -> None:
+    told: list[tuple[str, float]] = []
+    function = Failing(OSError("1"), OSError("2"))
+    result = call_repeatedly(
+        function,
+        (0.01, 0.02),
+        is_passing,
+        on_failure=lambda error, wait_seconds: told.append((str(error), wait_seconds)),
+        least_wait_seconds=lambda error: 0.05 if str(error) == "1" else 0.0,
+    )
+    assert (result, told) == (3, [("1", 0.05), ("2", 0.02)])
+    function = Failing(OSError("1"), ValueError("2"))
+    with pytest.raises(ValueError, match="2"):
+        call_repeatedly(function, (0.0,) * 5, is_passing)
+    assert function.num_calls == 2
+
+
+def test_the_last_error_is_raised() -> None:
+    function = Failing(OSError("1"), OSError("2"), OSError("3"))
+    with pytest.raises(OSError, match="2"):
+        call_repeatedly(function, (0.0,), is_passing)
+    assert function.num_calls == 2
+
+
+def test_a_hurry_ends_the_wait() -> None:
+    hurry = threading.Event()
+    threading.Timer(0.1, hurry.set).start()
+    started = time.monotonic()
+    function = Failing(OSError("1"))
+    with pytest.raises(OSError, match="1"):
+        call_repeatedly(function, (60.0,), is_passing, hurry=hurry)
+    assert function.num_calls == 1
+    assert time.monotonic() - started < 10
