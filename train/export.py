@@ -107,10 +107,10 @@ def _write(saved: "SavedModel", folder: str, repository: HubRepository | None) -
 
 def _write_tf_weights(folder: str) -> None:
     """Write the weights of the export in TensorFlow's format, from those of the other, so that they cannot differ."""
-    from train.model.from_pretrained import load_masked_lm
+    from train.model.from_pretrained import load_model
 
     with tempfile.TemporaryDirectory(dir=folder, suffix=storage.PARTIAL_SUFFIX) as staging:
-        load_masked_lm(folder).save_pretrained(staging)
+        load_model(folder).save_pretrained(staging)
         Path(staging, TF_WEIGHTS_NAME).replace(Path(folder, TF_WEIGHTS_NAME))
 
 

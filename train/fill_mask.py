@@ -101,9 +101,9 @@ def _pipeline(folder: str, tokenizer: Any) -> Any:
     if is_torch_available():
         model = AutoModelForMaskedLM.from_pretrained(folder)
     else:
-        from train.model.from_pretrained import load_masked_lm
+        from train.model.from_pretrained import load_model
 
-        model = load_masked_lm(folder)
+        model = load_model(folder)
     # Not `pipeline("fill-mask", …)`: it needs torch even for a TensorFlow model.
     return FillMaskPipeline(model=model, tokenizer=tokenizer)
 

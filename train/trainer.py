@@ -30,7 +30,7 @@ from train.metrics.throughput import Throughput
 from train.metrics.training_log import EverySteps, TrainingDivergedError, TrainingLog
 from train.model.build import build_network
 from train.model.flops import full_speed_update_seconds
-from train.model.from_pretrained import start_from
+from train.model.init_from import load_initial_weights
 from train.optimizer import build_optimizer
 from train.publishing.push_to_hub import PushToHubCallback
 from train.runtime import heartbeat
@@ -353,7 +353,8 @@ def build_trainer(
 
     start = start_of(checkpoints.restore_newest(sha256, restore))
     if config.model.init_from is not None and start.checkpoint is None:
-        start_from(model.network, config.model.init_from, vocabulary_size(inputs.tokenizer))
+        num_ids = vocabulary_size(inputs.tokenizer)
+        load_initial_weights(model.network, config.model.init_from, num_ids, task.model_class)
     manifest = inputs.eval_shards.manifest if inputs.eval_shards else None
     log = MetricsLog(output_dir, manifest.unigram_entropy_nats if manifest else None, is_chief=is_chief)
     log.go_on_from(start.step, len(start.skipped))

@@ -9,7 +9,7 @@ from transformers import TFAutoModelForMaskedLM
 from tests.fixtures.tiny_run import NUM_STEPS
 from tests.servers.fixtures import HubHandle
 from train.export import main
-from train.model.from_pretrained import load_masked_lm
+from train.model.from_pretrained import load_model
 
 REPO = "alice/exported"
 
@@ -45,9 +45,7 @@ def test_tensorflows_weights_too(finished_run: Path, tmp_path: Path) -> None:
     inputs = {"input_ids": np.arange(5, 17)[None]}
     (folder / "model.safetensors").unlink()
     tensorflow = TFAutoModelForMaskedLM.from_pretrained(folder)
-    np.testing.assert_array_equal(
-        tensorflow(inputs).logits, load_masked_lm(str(finished_run / "export"))(inputs).logits
-    )
+    np.testing.assert_array_equal(tensorflow(inputs).logits, load_model(str(finished_run / "export"))(inputs).logits)
 
 
 def test_what_cannot_be_exported(finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

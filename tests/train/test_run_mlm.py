@@ -15,7 +15,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 from tests.fixtures.same_run import assert_same_run
 from tests.fixtures.tiny_run import NUM_STEPS, forget_checkpoint, run_flags
 from train.metrics.log import read_metrics
-from train.model.from_pretrained import load_masked_lm
+from train.model.from_pretrained import load_model
 from train.run_mlm import main
 
 
@@ -69,7 +69,7 @@ def test_recorded_losses(finished_run):
 
 
 def test_the_export_gives_the_logits_of_the_checkpoint(finished_run):
-    model = load_masked_lm(str(finished_run / "export"))
+    model = load_model(str(finished_run / "export"))
     assert model.config.max_position_embeddings == 16 + 2
     assert (model.config.pad_token_id, model.config.mask_token_id) == (1, 4)
     saved = load_file(finished_run / "checkpoints" / f"step-{NUM_STEPS:08d}.safetensors")

@@ -6,9 +6,7 @@ class, its head can be computed at the masked positions alone, and its training 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-from transformers import PretrainedConfig
+from typing import TYPE_CHECKING, Any, Literal
 
 from mlm_common.errors import InputError
 
@@ -18,47 +16,104 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Architecture:
-    """What is special about one `model_type`.
+    """What is special about one `model_type`; all that the project knows of it by name.
 
+    Its inputs and settings:
     counts_positions: the first token has the position after the padding id, as in RoBERTa, not 0.
     learns_positions: its table of absolute positions, where it has one, is trained; RoFormer's is fixed.
     has_token_types: its tokenizer tells a first sentence from a second.
-    tied: its TF class uses the input embedding as the head's matrix, whatever `tie_word_embeddings` says.
-    repeats_dropout: what its layers drop can be drawn once more, as recomputing them needs.
+    activation: the setting that names the function of its feed-forward layers.
     dropouts: the settings of its dropout in pretraining: of hidden states and of attention.
+    tied: its TF class uses the input embedding as the head's matrix, whatever `tie_word_embeddings` says.
     required: settings that its TF class ignores, or does not get right, with the only value that is supported.
+
+    Its layers:
+    layer_list: what the TF encoder calls the list of its layers.
+    repeats_dropout: what its layers drop can be drawn once more, as computing them again needs.
+    is_plain_bert: its layers are, in transformers, the same code as BERT's, so `train.model.tpu_layers` knows them.
+    flops: how its operations are counted, a key of `train.model.flops.FORMULAS`; None where that is not known.
+    transposed_vocabulary: pattern of the weight whose second axis, not its first, runs over the ids.
+
+    Its PyTorch class, where transformers' rules for names and shapes miss something:
+    not_in_pytorch: how names begin that the TF class alone has.
+    renamed: {part of a name by those rules: in PyTorch}.
+    depthwise: how the names end of what the PyTorch class has as (channels, 1, …): its convolution is a separable one.
+    head_bias: the two names of the head's bias: the one that PyTorch adds to the logits, and another.
     """
 
     counts_positions: bool = False
     learns_positions: bool = True
     has_token_types: bool = True
-    tied: bool = True
-    repeats_dropout: bool = True
+    activation: str = "hidden_act"
     dropouts: tuple[str, str] = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+    tied: bool = True
     required: Mapping[str, Any] = field(default_factory=dict)
+
+    layer_list: str = "layer"
+    repeats_dropout: bool = True
+    is_plain_bert: bool = False
+    flops: Literal["bert", "deberta-v2", "distilbert", "mobilebert", "rembert"] | None = "bert"
+    transposed_vocabulary: str | None = None
+
+    not_in_pytorch: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    depthwise: tuple[str, ...] = ()
+    head_bias: tuple[str, str] | None = None
+
+    def pytorch_name(self, name: str) -> str:
+        """Correct the name of a weight that transformers' rules make of its TF name."""
+        for part, pytorch_part in self.renamed.items():
+            name = name.replace(part, pytorch_part)
+        return name
 
 
 ABSOLUTE = {"position_embedding_type": "absolute"}
-BERT = Architecture(required=ABSOLUTE)
-ROBERTA = Architecture(counts_positions=True, has_token_types=False, required=ABSOLUTE)
+BERT = Architecture(required=ABSOLUTE, is_plain_bert=True)
+ROBERTA = Architecture(counts_positions=True, has_token_types=False, required=ABSOLUTE, is_plain_bert=True)
 
 ARCHITECTURES = {
-    "albert": BERT,
+    # Its layers are groups that are used several times. Its TF class has both biases of the head, and uses the first.
+    "albert": Architecture(
+        required=ABSOLUTE,
+        layer_list="albert_layer_groups",
+        head_bias=("predictions.decoder.bias", "predictions.bias"),
+    ),
     "bert": BERT,
     "camembert": ROBERTA,
-    "convbert": Architecture(),
+    # `flops`: what its convolutions cost depends on how they are run.
+    "convbert": Architecture(
+        flops=None, depthwise=("key_conv_attn_layer.bias", "key_conv_attn_layer.depthwise.weight")
+    ),
     # `legacy`: the TF class has the legacy head only. `conv_kernel_size`: its convolution fails in bfloat16. It has a
     # dropout layer of its own, whose random numbers have a state.
-    "deberta-v2": Architecture(repeats_dropout=False, required={"legacy": True, "conv_kernel_size": 0}),
+    "deberta-v2": Architecture(
+        required={"legacy": True, "conv_kernel_size": 0},
+        repeats_dropout=False,
+        flops="deberta-v2",
+        renamed={".pos_proj.": ".pos_key_proj.", ".pos_q_proj.": ".pos_query_proj."},
+    ),
     "distilbert": Architecture(
-        has_token_types=False, dropouts=("dropout", "attention_dropout"), required={"sinusoidal_pos_embds": False}
+        has_token_types=False,
+        activation="activation",
+        dropouts=("dropout", "attention_dropout"),
+        required={"sinusoidal_pos_embds": False},
+        flops="distilbert",
     ),
     "electra": BERT,
-    # `normalization_type`: the TF class gives its layer norm an epsilon of its own.
-    "mobilebert": Architecture(tied=False, required={"normalization_type": "no_norm"}),
+    # `normalization_type`: the TF class gives its layer norm an epsilon of its own. `transposed_vocabulary`: the head
+    # needs it next to the embedding, which is narrower. Of the biases its TF class has the second only.
+    "mobilebert": Architecture(
+        tied=False,
+        required={"normalization_type": "no_norm"},
+        flops="mobilebert",
+        transposed_vocabulary=r"predictions[./]dense[./]weight(:0)?$",
+        head_bias=("cls.predictions.decoder.bias", "cls.predictions.bias"),
+    ),
     # Both its TF and its PyTorch class count from 1, whatever the padding id.
-    "mpnet": Architecture(counts_positions=True, has_token_types=False, required={"pad_token_id": 1}),
-    "rembert": Architecture(tied=False),
+    "mpnet": Architecture(
+        counts_positions=True, has_token_types=False, required={"pad_token_id": 1}, not_in_pytorch=("mpnet.pooler.",)
+    ),
+    "rembert": Architecture(tied=False, flops="rembert"),
     "roberta": ROBERTA,
     "roberta-prelayernorm": ROBERTA,
     "roformer": Architecture(learns_positions=False),
@@ -81,6 +136,11 @@ REASONS_AGAINST = {
     "tapas": "it reads tables",
     "xlm": "it takes its special ids from settings of its own",
 }
+
+
+def architecture_of(config: "PretrainedConfig") -> Architecture:
+    """Look up a supported configuration in the table."""
+    return ARCHITECTURES[config.model_type]
 
 
 def check_architecture(config: "PretrainedConfig") -> None:
@@ -108,40 +168,39 @@ def check_architecture(config: "PretrainedConfig") -> None:
                 f"{name} of a {model_type} must be {value}, the only value that its TensorFlow class supports; "
                 f"received {getattr(config, name)}. Cure: {cure}."
             )
-    activation_name = "activation" if model_type == "distilbert" else "hidden_act"
-    activation = getattr(config, activation_name)
+    activation = getattr(config, architecture.activation)
     if activation not in ACTIVATIONS:
         raise InputError(
-            f"{activation_name} must be one of {', '.join(ACTIVATIONS)}; received {activation}. "
-            f"Cure: --config-overrides {activation_name}=gelu."
+            f"{architecture.activation} must be one of {', '.join(ACTIVATIONS)}; received {activation}. "
+            f"Cure: --config-overrides {architecture.activation}=gelu."
         )
     if architecture.counts_positions and config.pad_token_id is None:
         raise InputError(f"A {model_type} counts its positions from pad_token_id, which its configuration lacks.")
 
 
 def position_offset(config: "PretrainedConfig") -> int:
-    """Return the position of the first token: `max_position_embeddings` is the row length plus this.
+    """Tell the position of the first token: `max_position_embeddings` is the row length plus this.
 
     0 for most; the padding id plus 1 for the RoBERTa family and MPNet.
     """
-    return config.pad_token_id + 1 if ARCHITECTURES[config.model_type].counts_positions else 0
+    return config.pad_token_id + 1 if architecture_of(config).counts_positions else 0
 
 
 def max_positions(config: "PretrainedConfig") -> int | None:
-    """Return the longest row that the model can take, in tokens; None when its positions are relative only."""
+    """Tell the longest row that the model can take, in tokens; None when its positions are relative only."""
     if not getattr(config, "position_biased_input", True):
         return None
     return config.max_position_embeddings - position_offset(config)
 
 
 def learns_positions(config: "PretrainedConfig") -> bool:
-    """Return whether the model has a table of positions that is trained."""
-    return max_positions(config) is not None and ARCHITECTURES[config.model_type].learns_positions
+    """Tell whether the model has a table of positions that is trained."""
+    return max_positions(config) is not None and architecture_of(config).learns_positions
 
 
 def uses_token_types(config: "PretrainedConfig") -> bool:
-    """Return whether the model's tokenizer gives `token_type_ids`."""
-    return ARCHITECTURES[config.model_type].has_token_types and config.type_vocab_size > 1
+    """Tell whether the model's tokenizer gives `token_type_ids`."""
+    return architecture_of(config).has_token_types and config.type_vocab_size > 1
 
 
 def align_padding_positions(model: Any) -> None:
@@ -150,25 +209,6 @@ def align_padding_positions(model: Any) -> None:
     transformers' TF classes count from 1 whatever the configuration says, its PyTorch classes from `pad_token_id`.
     To be called before the model is first trained; other architectures stay as they are.
     """
-    if ARCHITECTURES[model.config.model_type].counts_positions:
+    if architecture_of(model.config).counts_positions:
         encoder = getattr(model, model.base_model_prefix)
         encoder.embeddings.padding_idx = model.config.pad_token_id
-
-
-# Built by the TF class, absent from the PyTorch class.
-NOT_IN_PYTORCH = {"mpnet": "mpnet.pooler."}
-# {model type: {part of a name in TF: in PyTorch}}, where transformers' rules miss it.
-RENAMED = {"deberta-v2": {".pos_proj.": ".pos_key_proj.", ".pos_q_proj.": ".pos_query_proj."}}
-# The PyTorch class has the bias of the head under two names: the one that it adds to the logits, and another. Of the TF
-# classes, albert's has both and uses the first, mobilebert's has the second only.
-HEAD_BIAS = {
-    "albert": ("predictions.decoder.bias", "predictions.bias"),
-    "mobilebert": ("cls.predictions.decoder.bias", "cls.predictions.bias"),
-}
-
-
-def renamed(model_type: str, name: str) -> str:
-    """Return the name of a weight in the PyTorch class, given what transformers' rules make of its TF name."""
-    for tf_part, pytorch_part in RENAMED.get(model_type, {}).items():
-        name = name.replace(tf_part, pytorch_part)
-    return name

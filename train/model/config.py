@@ -14,7 +14,8 @@ from train.model.architectures import (
     max_positions,
     position_offset,
 )
-from train.model.from_pretrained import checked_initial_config, read_config
+from train.model.from_pretrained import read_config
+from train.model.init_from import read_initial_config
 from train.model.presets import preset_model
 from train.model.vocabulary_padding import padded_vocabulary_size
 
@@ -77,7 +78,7 @@ def _read(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> Pretrained
                 "--init-from brings its own configuration; received --pretrained-model-config "
                 f"{config.pretrained_model_config} as well. Leave it out."
             )
-        return checked_initial_config(config.init_from, tokenizer)
+        return read_initial_config(config.init_from, tokenizer)
     if config.pretrained_model_config is None:
         settings = preset_model(config.preset)
         return CONFIG_MAPPING[settings.pop("model_type")](**settings)

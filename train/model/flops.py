@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from train.config import TrainingConfig
+from train.model.architectures import architecture_of
 from train.runtime.plan import Plan
 from train.runtime.tpu import chip_of, local_accelerator_type
 
@@ -50,10 +51,10 @@ def update_flops(
         num_predictions: prediction slots of the update, over all micro-batches.
         num_micro_batches: forward passes that the rows are split into.
     """
-    count = COUNTS.get(config.model_type)
-    if count is None:
+    formula = architecture_of(config).flops
+    if formula is None:
         return None
-    forward = count(config, length)
+    forward = FORMULAS[formula](config, length)
     num_tokens = num_rows * length
     multiplications = (
         num_tokens * (forward.per_token + length * forward.per_pair)
@@ -139,20 +140,14 @@ def _mobilebert(config: "PretrainedConfig", length: int) -> Multiplications:  # 
     )
 
 
-# ConvBERT is not here: what its convolutions cost depends on how they are run.
-COUNTS: dict[str, Callable[["PretrainedConfig", int], Multiplications]] = {
-    **dict.fromkeys(
-        (
-            "albert", "bert", "camembert", "electra", "mpnet", "roberta", "roberta-prelayernorm", "roformer",
-            "xlm-roberta",
-        ),
-        _bert,
-    ),
+# By the keys that `train.model.architectures` names.
+FORMULAS: dict[str, Callable[["PretrainedConfig", int], Multiplications]] = {
+    "bert": _bert,
     "deberta-v2": _deberta_v2,
     "distilbert": _distilbert,
     "mobilebert": _mobilebert,
     "rembert": _rembert,
-}  # fmt: skip
+}
 
 
 def full_speed_update_seconds(

@@ -13,14 +13,12 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
+from train.model.architectures import architecture_of
 from train.model.stateless_dropout import repeatable
-
-# What transformers' TF encoders call the list of their layers; ALBERT's are groups that are used several times.
-LAYER_LISTS = ("layer", "albert_layer_groups")
 
 
 def checkpoint_gradients(model: Any) -> None:
-    """Let each encoder layer of a TF…ForMaskedLM be computed again where its gradient is taken.
+    """Let each encoder layer of a TF model be computed again where its gradient is taken.
 
     Results stay the same: so does what a layer drops, provided that it drops by keys (`train.model.stateless_dropout`).
     """
@@ -29,25 +27,21 @@ def checkpoint_gradients(model: Any) -> None:
 
 
 def encoder_layers(model: Any) -> list[Any]:
-    """Return the layers of a TF…ForMaskedLM's encoder, first to last.
+    """List the layers of a TF model's encoder, first to last.
 
     Raises:
         ValueError: the encoder is not built as those of the supported architectures.
     """
     encoder = getattr(model, model.base_model_prefix)
-    lists = [
-        getattr(module, name)
-        for module in encoder.submodules
-        for name in LAYER_LISTS
-        if isinstance(getattr(module, name, None), list)
-    ]
+    name = architecture_of(model.config).layer_list
+    lists = [getattr(module, name) for module in encoder.submodules if isinstance(getattr(module, name, None), list)]
     if len(lists) != 1:
         raise ValueError(f"The layers of a {model.config.model_type} are not found: {len(lists)} lists of layers.")
     return list(lists[0])
 
 
 def _recomputed(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a layer's `call` that keeps only its tensor arguments for the backward pass.
+    """Make of a layer's `call` one that keeps only its tensor arguments for the backward pass.
 
     It returns the new hidden states alone, (hidden_states,): attentions are not for training.
     """
@@ -69,12 +63,12 @@ def _recomputed(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _keeping_arguments(compute: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-    """Return `compute`, a function of tensors to a tensor, that is called again to take its gradient."""
+    """Let `compute`, a function of tensors to a tensor, be called again to take its gradient."""
 
     @tf.custom_gradient
     def keep_arguments(*tensors: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
         def gradient(upstream: tf.Tensor, variables: Any = ()) -> tuple[list[Any], list[tf.Tensor]]:
-            *again, upstream = _apart([*tensors, upstream])
+            *again, upstream = _optimization_barrier([*tensors, upstream])
             with tf.GradientTape() as tape:
                 tape.watch(again)
                 outputs = compute(*again)
@@ -91,8 +85,8 @@ def _keeping_arguments(compute: Callable[..., tf.Tensor]) -> Callable[..., tf.Te
     return keep_arguments
 
 
-def _apart(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Return the same tensors, available when the last of them is, and unknown to the compiler as the same."""
+def _optimization_barrier(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Give the same tensors, available when the last of them is, and unknown to the compiler as the same."""
     if GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         return xla.optimization_barrier(*tensors)
     with tf.control_dependencies(tensors[-1:]):

@@ -12,21 +12,19 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from train.model.architectures import architecture_of
 from train.model.stateless_dropout import next_keys
 from train.model.tpu_attention import NUM_ONES, attend, einsum, sum_over_last, sum_over_rows
 from train.runtime.named_scopes import custom_gradient
 
-# In transformers, the layers of these architectures are the same code.
-ARCHITECTURES = ("bert", "camembert", "electra", "roberta", "roberta-prelayernorm", "xlm-roberta")
-
 
 def compute_as_suits_tpu(model: Any) -> bool:
-    """Replace how the encoder of a built TF…ForMaskedLM computes, if its layers are known; return whether they are.
+    """Replace how the encoder of a built TF model computes, if its layers are known; return whether they are.
 
     Attention that is called with what pretraining has no use for (head masks, attentions as an output, a mask of more
     than one row a sample) computes as before.
     """
-    if model.config.model_type not in ARCHITECTURES:
+    if not architecture_of(model.config).is_plain_bert:
         return False
     encoder = getattr(model, model.base_model_prefix).encoder
     for layer in encoder.submodules:

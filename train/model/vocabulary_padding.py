@@ -10,28 +10,29 @@ from typing import Any
 
 import numpy as np
 
+from train.model.architectures import ARCHITECTURES
+
 # Weights with one entry per id, by the end of their name in the TF or in the PyTorch class.
 VOCABULARY_WEIGHT = re.compile(
     r"(word_embeddings[./]weight|(predictions|lm_head|vocab_projector)([./]decoder)?[./](bias|weight))(:0)?$"
 )
-# MobileBERT's alone has the ids along its second axis; its decoder needs it next to the embedding, which is narrower.
-TRANSPOSED_VOCABULARY_WEIGHT = re.compile(r"predictions[./]dense[./]weight(:0)?$")
 
 
 def padded_vocabulary_size(vocabulary_size: int, multiple: int) -> int:
-    """Return the smallest multiple of `multiple` that holds the vocabulary."""
+    """Round the size of a vocabulary up to a multiple of `multiple`."""
     return -(-vocabulary_size // multiple) * multiple
 
 
 def vocabulary_axis(name: str, model_type: str) -> int | None:
-    """Return the axis of a weight that runs over the ids, or None; `name` is that in the TF or the PyTorch class."""
+    """Find the axis of a weight that runs over the ids, or None; `name` is that in the TF or the PyTorch class."""
     if VOCABULARY_WEIGHT.search(name):
         return 0
-    return 1 if model_type == "mobilebert" and TRANSPOSED_VOCABULARY_WEIGHT.search(name) else None
+    transposed = ARCHITECTURES[model_type].transposed_vocabulary
+    return 1 if transposed and re.search(transposed, name) else None
 
 
 def cut_vocabulary(array: np.ndarray, axis: int | None, vocabulary_size: int) -> np.ndarray:
-    """Return the array with the first `vocabulary_size` ids along `axis`; as it is where that is None."""
+    """Keep of an array the first `vocabulary_size` ids along `axis`; all of it where that is None."""
     return array if axis is None else array.take(np.arange(vocabulary_size), axis)
 
 

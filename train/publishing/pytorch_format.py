@@ -18,14 +18,7 @@ from transformers.modeling_tf_pytorch_utils import apply_transpose, convert_tf_w
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
 
 from mlm_common.storage.files import PARTIAL_SUFFIX
-from train.model.architectures import (
-    ARCHITECTURES,
-    HEAD_BIAS,
-    NOT_IN_PYTORCH,
-    check_architecture,
-    renamed,
-    uses_token_types,
-)
+from train.model.architectures import architecture_of, check_architecture, uses_token_types
 from train.model.vocabulary_padding import cut_vocabulary, vocabulary_axis
 
 
@@ -112,23 +105,24 @@ def pytorch_weights(model: Any, vocabulary_size: int | None = None) -> dict[str,
         ValueError: positions counted from another id than the PyTorch class will, or two weights of one name.
     """
     snapshot = model if isinstance(model, ModelSnapshot) else take_snapshot(model)
-    model_type = snapshot.config.model_type
+    architecture = architecture_of(snapshot.config)
     weights: dict[str, np.ndarray] = {}
     for tf_name, values in snapshot.arrays.items():
         name, transpose = convert_tf_weight_name_to_pt_weight_name(tf_name, tf_weight_shape=values.shape)
-        name = renamed(model_type, name)
+        name = architecture.pytorch_name(name)
         if name in weights:
             raise ValueError(f"Two variables of the TF model are both {name} in PyTorch.")
-        if not name.startswith(NOT_IN_PYTORCH.get(model_type, "\0")):
-            array = apply_transpose(transpose, values, pt_to_tf=False)
-            array = _pytorch_shape(model_type, name, array)
-            if vocabulary_size is not None:
-                array = cut_vocabulary(array, vocabulary_axis(name, model_type), vocabulary_size)
-            weights[name] = np.ascontiguousarray(array, dtype=np.float32)
-    if model_type in HEAD_BIAS:
-        used, other = HEAD_BIAS[model_type]
-        bias = weights.get(used, weights[other])
-        weights |= {used: bias, other: bias.copy()}
+        if name.startswith(architecture.not_in_pytorch):
+            continue
+        array = apply_transpose(transpose, values, pt_to_tf=False)
+        if name.endswith(architecture.depthwise):
+            array = array.reshape(-1, 1, *array.shape[2:])  # (channels, 1, …)
+        if vocabulary_size is not None:
+            array = cut_vocabulary(array, vocabulary_axis(name, snapshot.config.model_type), vocabulary_size)
+        weights[name] = np.ascontiguousarray(array, dtype=np.float32)
+    biases = [weights[name] for name in architecture.head_bias or () if name in weights]
+    if architecture.head_bias and biases:  # none where the head is another
+        weights |= {name: biases[0].copy() for name in architecture.head_bias}
     return weights
 
 
@@ -137,7 +131,7 @@ def exported_config(snapshot: ModelSnapshot, vocabulary_size: int | None = None)
     config = copy.deepcopy(snapshot.config)
     config.vocab_size = vocabulary_size or config.vocab_size
     config.architectures = [snapshot.class_name.removeprefix("TF")]
-    config.tie_word_embeddings = ARCHITECTURES[config.model_type].tied
+    config.tie_word_embeddings = architecture_of(config).tied
     config.dtype = "float32"
     return config
 
@@ -167,12 +161,3 @@ def _check_padding_positions(model: Any) -> None:
             f"The model counted its positions from {counted_from}, its PyTorch class will from pad_token_id "
             f"{model.config.pad_token_id}: call align_padding_positions on a model before it is trained."
         )
-
-
-def _pytorch_shape(model_type: str, name: str, array: np.ndarray) -> np.ndarray:
-    """Return the array with the dimensions of size 1 that PyTorch's separable convolution has, and TF's has not."""
-    if model_type == "convbert" and name.endswith("key_conv_attn_layer.bias"):
-        return array[:, None]  # (channels, 1)
-    if model_type == "convbert" and name.endswith("key_conv_attn_layer.depthwise.weight"):
-        return array.reshape(array.shape[1], 1, array.shape[2])  # (channels, 1, kernel)
-    return array

@@ -88,10 +88,10 @@ def _read_checkpoint(run_folder: str, step: int | None, tokenizer_name: str | No
 
 def _read_folder(path: str, tokenizer_name: str | None) -> SavedModel:
     from train.model.architectures import max_positions
-    from train.model.from_pretrained import load_masked_lm
+    from train.model.from_pretrained import load_model
 
     with storage.local_copy(path) if storage.is_remote(path) else nullcontext(path) as name:
-        snapshot = take_snapshot(load_masked_lm(name))
+        snapshot = take_snapshot(load_model(name))
         tokenizer = load_tokenizer(tokenizer_name or name)
     max_length = min(tokenizer.model_max_length, max_positions(snapshot.config) or tokenizer.model_max_length)
     return SavedModel(Publication(0, snapshot, []), tokenizer, max_length)

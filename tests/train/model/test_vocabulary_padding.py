@@ -12,7 +12,7 @@ from tests.fixtures.tiny_models import MASK, PAD, VOCABULARY, padded_batch, tiny
 from train.config import ModelConfig, OptimizationConfig
 from train.model.architectures import ARCHITECTURES
 from train.model.build import build_network
-from train.model.from_pretrained import load_masked_lm
+from train.model.from_pretrained import load_model
 from train.model.vocabulary_padding import clear_padding, padded_vocabulary_size, vocabulary_axis
 from train.optimizer import build_optimizer
 from train.publishing.pytorch_format import export_model
@@ -45,7 +45,7 @@ def test_a_padded_model_is_exported_without_its_padding(name: str, tmp_path: Pat
     assert model.config.vocab_size == PADDED
     inputs, _ = padded_batch(model)
     logits = model(inputs).logits[..., :VOCABULARY]
-    np.testing.assert_allclose(load_masked_lm(str(tmp_path))(inputs).logits, logits, atol=1e-6)
+    np.testing.assert_allclose(load_model(str(tmp_path))(inputs).logits, logits, atol=1e-6)
 
 
 @pytest.mark.parametrize("position_init", ["random", "sinusoidal"])

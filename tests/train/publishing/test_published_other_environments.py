@@ -10,7 +10,7 @@ import pytest
 from tests.fixtures.other_environments import output_of
 from tests.fixtures.tiny_run import run_flags, write_shards
 from tests.servers.fixtures import HubHandle
-from train.model.from_pretrained import load_masked_lm
+from train.model.from_pretrained import load_model
 from train.run_mlm import main
 
 pytestmark = pytest.mark.slow
@@ -61,7 +61,7 @@ def test_what_was_pushed_is_read_back(python: Path, pushed: tuple[HubHandle, Pat
     assert found["wrong_keys"] == {}
     assert found["mask"] == ["[MASK]", 4]
     assert len(found["filled"]) == 5
-    expected = load_masked_lm(str(folder / "export"))({"input_ids": rows}).logits
+    expected = load_model(str(folder / "export"))({"input_ids": rows}).logits
     np.testing.assert_allclose(found["logits"], expected, atol=TOLERANCE)
 
     card = server.files(REPO, revision=BRANCH)["README.md"].decode()

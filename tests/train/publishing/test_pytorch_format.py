@@ -11,8 +11,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, TFAutoModelForM
 
 from mlm_common.errors import InputError
 from tests.fixtures.tiny_models import BERT, CONFIGS, padded_batch, tiny_config, tiny_model, tiny_tokenizer
-from train.model.architectures import HEAD_BIAS
-from train.model.from_pretrained import load_masked_lm
+from train.model.architectures import ARCHITECTURES
+from train.model.from_pretrained import load_model
 from train.publishing.pytorch_format import export_model, pytorch_weights
 
 EXPORTED_FILES = ["config.json", "model.safetensors", "special_tokens_map.json", "tokenizer.json"]
@@ -58,9 +58,28 @@ def test_an_export_loads_again_with_the_same_logits(name: str, tmp_path: Path) -
     model = tiny_model(name)
     export_model(model, tiny_tokenizer(), str(tmp_path), model_max_length=30)
     inputs, _ = padded_batch(model)
-    loaded = load_masked_lm(str(tmp_path))
+    loaded = load_model(str(tmp_path))
     assert type(loaded) is type(model)
     np.testing.assert_allclose(loaded(inputs).logits, model(inputs).logits, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [("albert", "SequenceClassification"), ("mobilebert", "QuestionAnswering"), ("roberta", "TokenClassification")],
+)
+def test_a_model_with_another_head_is_exported_and_loads_again(name: str, head: str, tmp_path: Path) -> None:
+    model_class = f"TFAutoModelFor{head}"
+    model = tiny_model(name, model_class=model_class, num_labels=2)
+    export_model(model, tiny_tokenizer(), str(tmp_path), model_max_length=30)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"][0].endswith(f"For{head}")
+    assert not [weight for weight in load_file(tmp_path / "model.safetensors") if "predictions" in weight]
+    inputs, _ = padded_batch(model)
+    loaded = load_model(str(tmp_path), model_class)
+    assert type(loaded) is type(model)
+    for output, expected in zip(loaded(inputs).to_tuple(), model(inputs).to_tuple(), strict=True):
+        np.testing.assert_allclose(output, expected, atol=1e-6)
+    with pytest.raises(InputError, match=r"must be those of a \w+ForMaskedLM; .* missing"):
+        load_model(str(tmp_path))
 
 
 def test_the_files_are_those_of_a_pytorch_model(tmp_path: Path) -> None:
@@ -176,10 +195,13 @@ def test_weights_of_another_model_are_refused(change, message: str, bert_export:
     weights = load_file(bert_export / "model.safetensors")
     change(weights)
     with pytest.raises(InputError, match=message):
-        load_masked_lm(changed_copy(bert_export, tmp_path / "changed", weights))
+        load_model(changed_copy(bert_export, tmp_path / "changed", weights))
 
 
-@pytest.mark.parametrize(("name", "used"), HEAD_BIAS.items())
+HEAD_BIASES = {name: architecture.head_bias for name, architecture in ARCHITECTURES.items() if architecture.head_bias}
+
+
+@pytest.mark.parametrize(("name", "used"), HEAD_BIASES.items())
 def test_the_bias_of_the_head_is_read_under_the_name_that_pytorch_uses(
     name: str, used: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -187,16 +209,16 @@ def test_the_bias_of_the_head_is_read_under_the_name_that_pytorch_uses(
     weights = load_file(tmp_path / "export" / "model.safetensors")
     np.testing.assert_array_equal(weights[used[0]], weights[used[1]])
     weights[used[1]] += 1
-    changed = load_masked_lm(changed_copy(tmp_path / "export", tmp_path / "changed", weights))
+    changed = load_model(changed_copy(tmp_path / "export", tmp_path / "changed", weights))
     np.testing.assert_array_equal(pytorch_weights(changed)[used[0]], weights[used[0]])
 
 
 def test_a_folder_without_configuration_or_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"A model is a folder with config\.json"):
-        load_masked_lm(str(tmp_path))
+        load_model(str(tmp_path))
     tiny_config("bert").save_pretrained(tmp_path)
     with pytest.raises(InputError, match=r"must hold model.safetensors"):
-        load_masked_lm(str(tmp_path))
+        load_model(str(tmp_path))
 
 
 def test_sharded_checkpoints_in_half_precision_load(bert_export: Path, tmp_path: Path) -> None:
@@ -211,16 +233,16 @@ def test_sharded_checkpoints_in_half_precision_load(bert_export: Path, tmp_path:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
     rounded = {name: tf.cast(array, tf.bfloat16).numpy().astype(np.float32) for name, array in weights}
-    for name, array in pytorch_weights(load_masked_lm(str(tmp_path))).items():
+    for name, array in pytorch_weights(load_model(str(tmp_path))).items():
         np.testing.assert_array_equal(array, rounded[name])
 
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(InputError, match=r"lacks model-00002-of-00002.safetensors"):
-        load_masked_lm(str(tmp_path))
+        load_model(str(tmp_path))
 
 
 def test_a_vocabulary_of_another_size_is_refused(bert_export: Path, tmp_path: Path) -> None:
     folder = changed_copy(bert_export, tmp_path / "changed", load_file(bert_export / "model.safetensors"))
     tiny_config("bert", vocab_size=BERT["vocab_size"] + 1).save_pretrained(folder)
     with pytest.raises(InputError, match=r"word_embeddings.weight \(200, 32\), not \(201, 32\)"):
-        load_masked_lm(folder)
+        load_model(folder)

@@ -1,0 +1,128 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from transformers.utils import hub as transformers_hub
+
+from mlm_common.errors import InputError
+from mlm_common.hub import push as hub
+from tests.fixtures.tiny_models import VOCABULARY, padded_batch, tiny_config, tiny_model, tiny_tokenizer
+from tests.servers.fixtures import HubHandle
+from tokenizer_training.tokenizer import vocabulary_size
+from train.config import ModelConfig
+from train.data.shards import TrainingInputs
+from train.model.build import build_network
+from train.model.config import resolve_model_config
+from train.model.from_pretrained import load_model
+from train.model.init_from import load_initial_weights
+from train.publishing.pytorch_format import export_model
+
+PADDED = 256
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export")
+    export_model(tiny_model("roberta"), tiny_tokenizer(), str(folder), model_max_length=30)
+    return folder
+
+
+def fresh(name: str, **changes: Any) -> Any:
+    config = tiny_config(name, **{"vocab_size": PADDED, **changes})
+    return build_network(config, ModelConfig(), vocabulary_size=VOCABULARY, seed=8)
+
+
+def inputs() -> TrainingInputs:
+    shards: Any = None
+    return TrainingInputs(shards, None, tiny_tokenizer(), "nowhere", 30)
+
+
+@pytest.mark.parametrize("name", ["roberta", "mobilebert", "albert", "rembert"])
+def test_a_model_starts_as_the_checkpoint_with_padding_of_its_own(name: str, tmp_path: Path) -> None:
+    source = tiny_model(name)
+    export_model(source, tiny_tokenizer(), str(tmp_path), model_max_length=30)
+    model = fresh(name)
+    load_initial_weights(model, str(tmp_path), VOCABULARY)
+    batch, _ = padded_batch(model)
+    logits = model(batch).logits
+    np.testing.assert_allclose(logits[..., :VOCABULARY], source(batch).logits, atol=1e-5)
+    np.testing.assert_array_equal(logits[..., VOCABULARY:], 0)
+
+
+def test_a_checkpoint_may_have_padding_in_its_vocabulary(tmp_path: Path) -> None:
+    source = tiny_model("roberta", vocab_size=210)
+    export_model(source, tiny_tokenizer(), str(tmp_path), model_max_length=30)
+    model = fresh("roberta")
+    load_initial_weights(model, str(tmp_path), VOCABULARY)
+    batch, _ = padded_batch(model)
+    np.testing.assert_allclose(model(batch).logits[..., :VOCABULARY], source(batch).logits[..., :VOCABULARY], atol=1e-5)
+
+
+def test_positions_that_a_checkpoint_lacks_keep_their_start(export: Path) -> None:
+    untouched, model = (fresh("roberta", max_position_embeddings=50) for _ in range(2))
+    load_initial_weights(model, str(export), VOCABULARY)
+    source = load_model(str(export))
+    table, given, before = (one.roberta.embeddings.position_embeddings.numpy() for one in (model, source, untouched))
+    np.testing.assert_array_equal(table[:32], given)
+    np.testing.assert_array_equal(table[32:], before[32:])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 1}, r"layer_\._1/.* is in one of the two only"),
+        ({"intermediate_size": 32}, r"is \(32, 64\), here \(32, 32\)\. Leave out the --config-overrides"),
+        ({"max_position_embeddings": 20}, r"position_embeddings.* is \(32, 32\), here \(20, 32\)"),
+    ],
+)
+def test_weights_of_another_size_are_refused(changes: dict[str, Any], message: str, export: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        load_initial_weights(fresh("roberta", **changes), str(export), VOCABULARY)
+
+
+def test_the_configuration_is_the_checkpoints_with_overrides(export: Path) -> None:
+    settings = ModelConfig(preset="tiny-cpu", init_from=str(export), config_overrides="max_position_embeddings=40")
+    config = resolve_model_config(settings, inputs())
+    assert (config.hidden_size, config.max_position_embeddings, config.vocab_size) == (32, 40, 128)
+
+
+def test_rows_longer_than_the_checkpoints_positions_are_refused(export: Path) -> None:
+    shards: Any = None
+    longer = TrainingInputs(shards, None, tiny_tokenizer(), "nowhere", 31)
+    with pytest.raises(InputError, match=r"--config-overrides max_position_embeddings=33"):
+        resolve_model_config(ModelConfig(init_from=str(export)), longer)
+
+
+def test_other_special_tokens_of_the_same_vocabulary_are_refused(export: Path, tmp_path: Path) -> None:
+    for path in export.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings["cls_token"] = "[SEP]"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "special_tokens_map.json").unlink()
+    with pytest.raises(InputError, match=r"has special ids \{'cls': 2"):
+        resolve_model_config(ModelConfig(init_from=str(tmp_path)), inputs())
+
+
+@pytest.fixture
+def server(hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> HubHandle:
+    """The stand-in, reached from this process by transformers, too."""
+    # transformers took these from the environment when it was imported.
+    monkeypatch.setattr(transformers_hub, "_is_offline_mode", False)
+    monkeypatch.setattr(transformers_hub, "TRANSFORMERS_CACHE", str(tmp_path / "cache"))
+    return hub_here
+
+
+@pytest.mark.usefixtures("server")
+def test_a_checkpoint_on_the_hub(export: Path) -> None:
+    hub.push_folder(str(export), hub.HubRepository("alice/checkpoint"), commit_message="trained")
+    config = resolve_model_config(ModelConfig(init_from="alice/checkpoint"), inputs())
+    size = vocabulary_size(tiny_tokenizer())
+    model = build_network(config, ModelConfig(), vocabulary_size=size, seed=8)
+    load_initial_weights(model, "alice/checkpoint", size)
+    table = load_file(export / "model.safetensors")["roberta.embeddings.word_embeddings.weight"]
+    np.testing.assert_array_equal(model.get_input_embeddings().weight[:size], table[:size])
+    assert config._commit_hash
