@@ -4,6 +4,7 @@ import signal
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
+EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: asked to stop, and the same command resumes
 EXIT_INTERRUPTED = 128 + signal.SIGINT  # as shells say it
 
 
@@ -14,6 +15,6 @@ class InputError(ValueError):
 
 
 class RunFailedError(RuntimeError):
-    """The run came to a stop that its message explains: what happened, what is kept, how to go on."""
+    """The run came to a stop that its message explains: what happened, what is kept, how to resume."""
 
     exit_status = EXIT_FAILED

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from mlm_common.errors import EXIT_STOPPED
 from tests.fixtures.killable_runs import PROJECT, KillableRuns
 from tests.fixtures.same_run import assert_same_run, timeless_lines
 from tests.fixtures.tiny_run import MODEL, run_flags
 from tfrecord_prep.records import encode_rows
 from train.metrics.log import read_metrics
 from train.run_mlm import main
-from train.runtime.preemption import EXIT_STOPPED
 
 NUM_STEPS = 14
 # Dropout, windows of a few shards, two rows a device in each of two parts of an update.

@@ -8,12 +8,13 @@ import pytest
 import tensorflow as tf
 from safetensors.numpy import load_file
 
+from mlm_common.errors import EXIT_STOPPED
 from tests.fixtures.tiny_run import MODEL, NUM_STEPS, forget_checkpoint, run_flags
 from tests.fixtures.two_workers import finish, start_workers
 from tests.servers.fixtures import HubHandle
 from train.metrics.log import read_metrics
 from train.run_mlm import main
-from train.runtime.preemption import AGREEMENT_STEPS, EXIT_STOPPED
+from train.runtime.preemption import AGREEMENT_STEPS
 
 pytestmark = pytest.mark.slow
 

@@ -11,14 +11,12 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
-from mlm_common.errors import RunFailedError
+from mlm_common.errors import EXIT_STOPPED, RunFailedError
 from train.runtime import heartbeat
 from train.runtime.tpu import HOST_VARIABLE, read_metadata
 
 logger = logging.getLogger(__name__)
 
-# EX_TEMPFAIL of sysexits.h: the same command can be given again.
-EXIT_STOPPED = 75
 # Value -> what it is when nothing is to come.
 NOTICES = {"instance/maintenance-event": "NONE", "instance/preempted": "FALSE"}
 POLL_SECONDS = 5.0

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
+from mlm_common.errors import EXIT_STOPPED
 from mlm_common.hub import access as hub_access
 from mlm_common.hub import push as hub
 from tests.fixtures.tiny_run import NUM_STEPS, run_flags
@@ -19,7 +20,6 @@ from train.publishing import push_to_hub as train_hub
 from train.publishing.push_to_hub import steps_of_pushes
 from train.run_mlm import main
 from train.runtime.plan import make_plan
-from train.runtime.preemption import EXIT_STOPPED
 
 REPO = "alice/tiny"
 LAST = f"Pretrained for {NUM_STEPS} steps"

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from mlm_common.errors import InputError
-from mlm_common.storage import files as storage
-from mlm_common.storage import gcs_client as client
+from mlm_common.storage import PARTIAL_SUFFIX, gcs_client, open_folder
 from tests.servers.fixtures import CloudStorageHandle
 
 BUCKET = CloudStorageHandle.bucket_url
@@ -41,14 +40,14 @@ def built(tmp_path: Path) -> Path:
 def test_check_of_a_writable_folder_leaves_nothing(name: str, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "file").touch()
-    storage.check_writable(f"{tmp_path}/{name}")
+    open_folder(f"{tmp_path}/{name}").check_writable()
     assert paths_in(tmp_path) == {"there", "there/file"}
 
 
 def test_check_takes_relative_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("", ".", "new", "new/deeper", "../sibling"):
-        storage.check_writable(name)
+        open_folder(name).check_writable()
     assert not paths_in(tmp_path.parent / tmp_path.name)
 
 
@@ -57,7 +56,7 @@ def test_check_of_a_folder_that_cannot_be(name: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     with pytest.raises(InputError, match=r"must be writable; .*(Not a directory|No such file|too long).*Name another"):
-        storage.check_writable(str(tmp_path / name))
+        open_folder(str(tmp_path / name)).check_writable()
     assert paths_in(tmp_path) == {"file", "dangling"}
 
 
@@ -65,7 +64,7 @@ def test_check_of_a_folder_that_cannot_be(name: str, tmp_path: Path) -> None:
 def test_check_of_a_file_system_that_takes_no_files() -> None:
     for path in ("/proc", "/proc/new/folder"):
         with pytest.raises(InputError, match="must be writable; /proc"):
-            storage.check_writable(path)
+            open_folder(path).check_writable()
 
 
 @pytest.fixture
@@ -83,14 +82,14 @@ def test_check_of_a_folder_without_permission() -> None:
     with tempfile.TemporaryDirectory() as folder:  # pytest's are in one that only their owner may enter
         Path(folder).chmod(0o555)
         with pytest.raises(InputError, match="Permission denied"):
-            storage.check_writable(str(Path(folder, "new")))
+            open_folder(str(Path(folder, "new"))).check_writable()
         assert paths_in(Path(folder)) == set()
 
 
 def test_check_of_a_cloud_folder_leaves_nothing(cloud: CloudStorageHandle) -> None:
     cloud.put("data/file", b"content")
     for folder in (BUCKET, f"{BUCKET}/", f"{BUCKET}/data", f"{BUCKET}/new/folder/"):
-        storage.check_writable(folder)
+        open_folder(folder).check_writable()
     assert cloud.objects() == {"data/file": b"content"}
 
 
@@ -98,28 +97,28 @@ def test_check_of_a_cloud_folder_leaves_nothing(cloud: CloudStorageHandle) -> No
 def test_check_names_the_missing_permission(permission: str, cloud: CloudStorageHandle) -> None:
     cloud.authorize(denied_permissions=[permission])
     with pytest.raises(InputError, match=rf"lacks {permission}, the role .*roles/storage\.objectAdmin") as caught:
-        storage.check_writable(f"{BUCKET}/data")
+        open_folder(f"{BUCKET}/data").check_writable()
     assert "\n" not in str(caught.value)
     cloud.authorize()
-    storage.check_writable(f"{BUCKET}/data")
+    open_folder(f"{BUCKET}/data").check_writable()
     assert cloud.objects() == {}, "what a refused deletion left stays"
 
 
 def test_check_names_the_missing_bucket_and_credentials(cloud: CloudStorageHandle) -> None:
     with pytest.raises(InputError, match="gcloud storage buckets create gs://no-such-bucket"):
-        storage.check_writable("gs://no-such-bucket/data")
+        open_folder("gs://no-such-bucket/data").check_writable()
     cloud.authorize(accepted_tokens=["another"])
     with pytest.raises(InputError, match="gcloud auth application-default login"):
-        storage.check_writable(f"{BUCKET}/data")
+        open_folder(f"{BUCKET}/data").check_writable()
 
 
 def test_access_scopes_are_told_from_permissions() -> None:
     """Google's wordings of a machine that was made without the scope to write."""
     upload = "403 POST https://storage.googleapis.com/upload/storage/v1/b/scopes/o: "
     for answer in ("Request had insufficient authentication scopes.", "Provided scope(s) are not authorized"):
-        assert "--scopes=cloud-platform" in client._cure_of_forbidden(upload + answer)
+        assert "--scopes=cloud-platform" in gcs_client._cure_of_forbidden(upload + answer)
     denied = "a@b does not have storage.objects.create access to the Google Cloud Storage object."
-    assert "lacks storage.objects.create, the role" in client._cure_of_forbidden(upload + denied)
+    assert "lacks storage.objects.create, the role" in gcs_client._cure_of_forbidden(upload + denied)
 
 
 @pytest.mark.parametrize("place", ["cloud", "missing", "missing/deeper", "empty", "there"])
@@ -131,18 +130,18 @@ def test_publishing(place: str, built: Path, tmp_path: Path) -> None:
     if place in ("cloud", "there"):
         kept = {"other.txt": "other", "sub/other.txt": "other"}
         for name in (*kept, LAST, "a.json"):
-            storage.write_text(storage.join(destination, name), "other")
-    storage.publish_folder(str(built), destination, last=LAST)
-    with storage.local_copy(destination) as copy:
+            open_folder(destination).write_text(name, "other")
+    open_folder(destination).publish(str(built), last=LAST)
+    with open_folder(destination).local_copy() as copy:
         contents = {str(path.relative_to(copy)): path.read_text() for path in Path(copy).rglob("*") if path.is_file()}
     assert contents == kept | {name: f"new {name}" for name in ("a.json", LAST, "z.json", "sub/b.json")}
-    assert not [path for path in paths_in(tmp_path) if storage.PARTIAL_SUFFIX in path]
+    assert not [path for path in paths_in(tmp_path) if PARTIAL_SUFFIX in path]
 
 
 def test_no_marker_no_publishing(built: Path, tmp_path: Path) -> None:
     (built / LAST).unlink()
     with pytest.raises(FileNotFoundError, match=LAST):
-        storage.publish_folder(str(built), str(tmp_path / "new"), last=LAST)
+        open_folder(str(tmp_path / "new")).publish(str(built), last=LAST)
     assert not (tmp_path / "new").exists()
 
 
@@ -151,11 +150,11 @@ def test_cloud_marker_goes_first_and_comes_last(built: Path, cloud: CloudStorage
     cloud.put("data/z.json", b"old")
     cloud.fault("/upload/", status=403, method="POST")
     with pytest.raises(InputError, match=r"roles/storage\.objectAdmin"):
-        storage.publish_folder(str(built), f"{BUCKET}/data", last=LAST)
+        open_folder(f"{BUCKET}/data").publish(str(built), last=LAST)
     assert f"data/{LAST}" not in cloud.objects()
     first_write, *_ = [entry for entry in cloud.requests() if entry["method"] in ("POST", "DELETE")]
     assert (first_write["method"], first_write["path"].endswith(LAST)) == ("DELETE", True)
-    storage.publish_folder(str(built), f"{BUCKET}/data", last=LAST)
+    open_folder(f"{BUCKET}/data").publish(str(built), last=LAST)
     assert cloud.objects()[f"data/{LAST}"] == f"new {LAST}".encode()
 
 
@@ -165,13 +164,13 @@ def test_failure_leaves_no_marker_and_no_half_files(built: Path, tmp_path: Path)
     for name in (LAST, "sub"):  # a file where a subfolder has to be
         (there / name).write_text("old")
     with pytest.raises(FileExistsError):
-        storage.publish_folder(str(built), str(there), last=LAST)
+        open_folder(str(there)).publish(str(built), last=LAST)
     assert paths_in(there) == {"a.json", "sub"}
 
 
 def test_publishing_in_a_thread(built: Path, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
-    thread = threading.Thread(target=storage.publish_folder, args=(str(built), str(tmp_path / "there"), LAST))
+    thread = threading.Thread(target=open_folder(str(tmp_path / "there")).publish, args=(str(built), LAST))
     thread.start()
     thread.join()
     assert paths_in(tmp_path / "there") == paths_in(built)
@@ -179,12 +178,12 @@ def test_publishing_in_a_thread(built: Path, tmp_path: Path) -> None:
 
 PUBLISH_FOR_EVER = """
 import itertools, pathlib, sys
-from mlm_common.storage import files as storage
+from mlm_common.storage import open_folder
 built, destination, last = sys.argv[1:]
 for generation in itertools.count():
     for name in (*map(str, range(5)), last):
         pathlib.Path(built, name).write_text(str(generation))
-    storage.publish_folder(built, destination.format(generation), last)
+    open_folder(destination.format(generation)).publish(built, last)
     print(generation, flush=True)
 """
 
@@ -212,4 +211,4 @@ def test_what_is_stopped_never_seems_complete(name: str, stop: signal.Signals, t
         if stop == signal.SIGINT or name != "there":
             assert len(complete) == len(published) - (name != "there"), "only the empty folder may be without a marker"
         if stop == signal.SIGINT:
-            assert not [path for path in paths_in(root) if storage.PARTIAL_SUFFIX in path]
+            assert not [path for path in paths_in(root) if PARTIAL_SUFFIX in path]
