@@ -6,6 +6,7 @@ import logging
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
 from tokenizer_training.corpus.config import HELD_OUT_SPLITS, CorpusConfig, corpus_config_from_record
+from tokenizer_training.tokenizer import RECORD_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -17,7 +18,7 @@ def tokenizer_corpus(tokenizer_folder: str) -> CorpusConfig | None:
         InputError: it has settings that this version does not know.
     """
     try:
-        record = json.loads(open_folder(tokenizer_folder).read_text("training.json"))["corpus"]
+        record = json.loads(open_folder(tokenizer_folder).read_text(RECORD_FILE))["corpus"]
     except (FileNotFoundError, NotADirectoryError, KeyError, ValueError) as error:
         if isinstance(error, InputError):
             raise

@@ -1,17 +1,19 @@
-"""The tokenizer as an artefact: its special tokens, loading, saving, and a hash that names its behaviour."""
+"""The tokenizer as an artefact: its special tokens, loading, saving, its hash, and which of its tokens begin a word."""
 
 import hashlib
+import io
 import json
 import re
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlm_common.errors import InputError
 from mlm_common.storage import local_or_hub, open_folder
-from tokenizer_training.word_starts import WORD_STARTS_FILE, word_starts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -25,10 +27,14 @@ UNUSED_PIECE = re.compile(r"<unused\d+>")
 # What `save_tokenizer` names in `tokenizer_config.json`.
 FAST_TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 NO_TRUNCATION_OR_PADDING = {"truncation": None, "padding": None}
+WORD_STARTS_FILE = "word_starts.npy"
+# The record of train-unigram beside its tokenizer, of how it was made.
+RECORD_FILE = "training.json"
+WHITE_SPACE = " \t\n\v\f\r"
 
 
 def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
-    """Return the tokenizer in a local folder, in a `gs://` folder, or of a model on the Hub.
+    """Load the tokenizer in a local folder, in a `gs://` folder, or of a model on the Hub.
 
     Raises:
         InputError: there is none, it is not a fast one, or it lacks one of the five special tokens.
@@ -57,7 +63,7 @@ def _load(name: str, shown_name: str) -> "PreTrainedTokenizerFast":
 
 
 def _tokenizer_class(name: str) -> Any:
-    """Return the class to load a tokenizer with: where a folder names it, without the import of all models' classes."""
+    """Choose the class to load a tokenizer with: where a folder names it, without the import of all models' classes."""
     config = Path(name, "tokenizer_config.json")
     if config.is_file() and json.loads(config.read_text("utf-8")).get("tokenizer_class") == FAST_TOKENIZER_CLASS:
         from transformers import PreTrainedTokenizerFast
@@ -69,17 +75,23 @@ def _tokenizer_class(name: str) -> Any:
 
 
 def special_ids(tokenizer: "PreTrainedTokenizerFast") -> dict[str, int]:
-    """Return the ids of the special tokens, with the keys cls, pad, sep, unk and mask."""
+    """Look up the ids of the special tokens, with the keys cls, pad, sep, unk and mask."""
     return {name: getattr(tokenizer, f"{name}_token_id") for name in SPECIAL_TOKENS}
 
 
+def special_token_ids(tokenizer: "PreTrainedTokenizerFast") -> set[int]:
+    """Collect the ids of all special tokens, those without a role included."""
+    added = tokenizer.added_tokens_decoder
+    return {token_id for token_id in added if added[token_id].special} | set(tokenizer.all_special_ids)
+
+
 def vocabulary_size(tokenizer: "PreTrainedTokenizerFast") -> int:
-    """Return the largest id + 1, which is the rows an embedding needs (a vocabulary may have holes)."""
+    """Count the rows that an embedding needs: the largest id + 1, since a vocabulary may have holes."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
 def tokenizer_sha256(tokenizer: "PreTrainedTokenizerFast") -> str:
-    """Return a SHA-256, in hex, over all that decides which ids a text gets, and over the special ids.
+    """Hash all that decides which ids a text gets, and the special ids: a SHA-256 in hex.
 
     It stays the same through saving and loading, and whatever truncation or padding was last used.
     """
@@ -106,3 +118,86 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: str) -> None:
             np.save(Path(temporary_folder, WORD_STARTS_FILE), starts, allow_pickle=False)
         for path in sorted(Path(temporary_folder).iterdir()):
             destination.write_bytes(path.name, path.read_bytes())
+
+
+def word_starts(tokenizer: "PreTrainedTokenizerFast") -> NDArray[np.bool_] | None:
+    """Tell for each id whether a word begins with this token, (vocabulary_size,), or None if no mark tells.
+
+    The marks are the tokenizer's own, in its `tokenizer.json`: with Metaspace a piece that begins with the mark of a
+    space (`▁`) begins a word, with ByteLevel one that begins with white space (`Ġ`, `Ċ`), with WordPiece one without
+    the prefix of continued words (`##`). There are none in word-level models, in BPE that marks the ends of words
+    (`</w>`), and in tokenizers that keep no trace of spaces.
+
+    Special tokens begin a word, since they are units of their own; but `<unk>` does not where marks are pieces by
+    themselves, as a mark then goes before it like before any other piece. Bytes and ids without a token do not. A
+    tokenizer may leave out the mark of a text's first word: what follows a special token begins a word in any case.
+    """
+    settings = json.loads(tokenizer.backend_tokenizer.to_str())
+    vocabulary = tokenizer.get_vocab()
+    marks = _marks(settings)
+    begins_word = _begins_with(marks) if marks else _lacks_prefix(settings["model"])
+    if begins_word is None:
+        return None
+    starts = np.zeros(max(vocabulary.values()) + 1, np.bool_)
+    for piece, token_id in vocabulary.items():
+        starts[token_id] = begins_word(piece)
+    starts[sorted(special_token_ids(tokenizer))] = True
+    if tokenizer.unk_token_id is not None and any(mark in vocabulary for mark in marks):
+        starts[tokenizer.unk_token_id] = False
+    return starts
+
+
+def load_word_starts(folder: str) -> NDArray[np.bool_] | None:
+    """Load the table saved with the tokenizer in a local or `gs://` folder, (vocabulary_size,), None without one.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    files = open_folder(folder)
+    if not files.exists(WORD_STARTS_FILE):
+        return None
+    rule = f"{files.path_of(WORD_STARTS_FILE)} must hold one truth value per id, as saved with the tokenizer; "
+    try:
+        starts = np.lib.format.read_array(io.BytesIO(files.read_bytes(WORD_STARTS_FILE)), allow_pickle=False)
+    except ValueError as error:
+        raise InputError(f"{rule}it cannot be read: {error}") from error
+    if starts.dtype != np.bool_ or starts.ndim != 1:
+        raise InputError(f"{rule}it holds {starts.dtype} of shape {starts.shape}.")
+    return starts
+
+
+def _marks(settings: dict[str, Any]) -> str:
+    """Find the characters that stand for a space in the pieces; there are none in WordPiece."""
+    for component in (*_components(settings["pre_tokenizer"]), *_components(settings["decoder"])):
+        if component["type"] == "Metaspace":
+            return component["replacement"]
+        if component["type"] == "ByteLevel":
+            return _byte_level_white_space()
+    return ""
+
+
+def _components(component: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """Yield a pre-tokenizer or decoder, and what it consists of."""
+    if component is not None:
+        yield component
+        for member in component.get("pretokenizers") or component.get("decoders") or ():
+            yield from _components(member)
+
+
+def _byte_level_white_space() -> str:
+    from tokenizers import pre_tokenizers
+
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return "".join(piece for piece, _ in byte_level.pre_tokenize_str(WHITE_SPACE))
+
+
+def _begins_with(marks: str) -> Callable[[str], bool]:
+    return lambda piece: piece.startswith(tuple(marks))
+
+
+def _lacks_prefix(model: dict[str, Any]) -> Callable[[str], bool] | None:
+    prefix = model.get("continuing_subword_prefix")
+    # The pieces of single bytes bear no prefix, wherever in a word they are.
+    if not prefix or model.get("byte_fallback"):
+        return None
+    return lambda piece: not piece.startswith(prefix)

@@ -1,10 +1,14 @@
 """Stage 1: train a unigram tokenizer on a corpus and save it, with a record of how it was made."""
 
+import json
 import logging
+import platform
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
 from mlm_common.command_line import command, log_start, parse_arguments
 from mlm_common.errors import InputError
@@ -14,7 +18,7 @@ from mlm_common.storage import open_folder
 from mlm_common.worker_pool import num_cores
 from tokenizer_training.corpus.config import VALIDATION, CorpusConfig
 from tokenizer_training.corpus.corpus import Corpus, open_corpus
-from tokenizer_training.training_record import check_output_folder, save_with_record
+from tokenizer_training.tokenizer import RECORD_FILE, save_tokenizer, tokenizer_sha256
 from tokenizer_training.unigram.config import DEFAULT_VOCABULARY_SIZE, UnigramConfig
 from tokenizer_training.unigram.corpus_sample import (
     HELD_OUT_BYTES,
@@ -35,6 +39,11 @@ logger = logging.getLogger(__name__)
 TUTORIAL_REPOSITORY = "unigram-tokenizer-dataset"
 # Reading is one process's work, and keeps no more than these busy.
 MAX_COUNTING_PROCESSES = 8
+
+TOKENIZER_FILE = "tokenizer.json"
+REPORT_FILE = "report.json"
+PICTURE_FILE = "report.png"
+RECORDED_PACKAGES = ("mlm-pretraining", "datasets", "numpy", "regex", "sentencepiece", "tokenizers", "transformers")
 
 
 @dataclass(frozen=True)
@@ -83,90 +92,79 @@ class OutputConfig:
 @command
 def main(argv: Sequence[str] | None = None) -> None:
     """Train a unigram tokenizer and save it in `--output-dir`."""
-    corpus_config, normalization, unigram_config, output = parse_arguments(
+    corpus_config, normalization, unigram, output = parse_arguments(
         [CorpusConfig, NormalizationConfig, UnigramConfig, OutputConfig], argv, __doc__
     )
     log_start(__file__)
     open_folder(output.output_dir).check_writable()
     corpus = open_corpus(corpus_config)
-    settings = {
-        "corpus": corpus.description,
-        "normalization": asdict(normalization),
-        "unigram": asdict(unigram_config),
-    }
+    settings = {"corpus": corpus.description, "normalization": asdict(normalization), "unigram": asdict(unigram)}
     check_output_folder(output.output_dir, settings, output.overwrite)
     repository = find_repository(output)
-    print(describe_plan(corpus, unigram_config, output, repository))
+    print(describe_plan(corpus, unigram, output, repository))
     if output.dry_run:
         return
-
-    sample = read(corpus, normalization, unigram_config, output)
-    tokenizer = train(sample, normalization, unigram_config)
-    part, texts = held_out_texts(sample, corpus)
-    report = build_report(
-        tokenizer, measure_quality(tokenizer, texts), part, texts, sample.counts.characters, sample.record
-    )
-    print(render_report(report))
-    save_with_record(tokenizer, output.output_dir, settings, report, draw_report(report, tokenizer, texts))
+    sample = count_sample(corpus, normalization, unigram, output)
+    tokenizer = train(sample, normalization, unigram)
+    report, picture = report_on(tokenizer, sample, corpus)
+    save_with_record(tokenizer, output.output_dir, settings, report, picture)
     if repository:
         push(output.output_dir, repository)
 
 
-def read(
-    corpus: Corpus, normalization: NormalizationConfig, unigram_config: UnigramConfig, output: OutputConfig
-) -> CorpusSample:
-    """Return the counted sample of the corpus, read behind a progress bar."""
-    max_bytes, seed = unigram_config.max_bytes, corpus.config.seed
-    documents = corpus.sampled_documents(corpus.config.split, max_bytes, seed)
-    num_bytes = corpus.num_sampled_bytes(corpus.config.split, max_bytes, seed)
-    with progress_bar("Reading and counting", "B", num_bytes) as bar:
-        sample = sample_corpus(
-            documents,
-            normalization,
-            SampleLimits(max_bytes, unigram_config.max_distinct_characters, seed),
-            output.num_workers or min(num_cores(), MAX_COUNTING_PROCESSES),
-            hold_out=VALIDATION not in corpus.split_names,
-            on_bytes=bar.update,
-        )
-    logger.info(
-        "Read %s documents, %.1f MB; training on %.1f MB of them, %s words, %s different segments.",
-        f"{sample.record['num_documents']:,}",
-        sample.record["num_bytes"] / 1e6,
-        sample.record["num_sampled_bytes"] / 1e6,
-        f"{sample.record['num_words']:,}",
-        f"{sample.record['num_distinct_segments']:,}",
-    )
-    return sample
+def check_output_folder(folder: str, settings: dict[str, Any], overwrite: bool) -> None:
+    """Refuse a folder with a tokenizer that was made with other settings, unless it may be overwritten.
+
+    Raises:
+        InputError: names the settings that differ.
+    """
+    files = open_folder(folder).list_files()
+    if overwrite or not {RECORD_FILE, TOKENIZER_FILE} & set(files):
+        return
+    cure = "Give another --output-dir, or --overwrite."
+    if RECORD_FILE not in files:
+        raise InputError(f"--output-dir {folder} holds a {TOKENIZER_FILE} without a {RECORD_FILE}. {cure}")
+    recorded = _leaves(json.loads(open_folder(folder).read_text(RECORD_FILE)))
+    wanted = _leaves(json.loads(json.dumps(settings)))
+    differing = [
+        f"{name} {recorded.get(name)!r:.80}, not {value!r:.80}"
+        for name, value in wanted.items()
+        if recorded.get(name) != value
+    ]
+    if differing:
+        raise InputError(f"--output-dir {folder} holds a tokenizer made with {'; '.join(differing)}. {cure}")
+    logger.info("%s holds a tokenizer made with the same settings; it will be made again.", folder)
 
 
-def train(
-    sample: CorpusSample, normalization: NormalizationConfig, unigram_config: UnigramConfig
-) -> "PreTrainedTokenizerFast":
-    """Return the tokenizer trained on the sample, behind a progress bar."""
-    with progress_bar("Training", " rounds") as bar:
-
-        def show(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        num_bytes = int(sample.record["num_sampled_bytes"])
-        return train_unigram(sample.counts, num_bytes, unigram_config, normalization, show)
+def _leaves(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested mappings: their values under dotted names."""
+    leaves: dict[str, Any] = {}
+    for name, value in record.items():
+        leaves |= _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return leaves
 
 
-def held_out_texts(sample: CorpusSample, corpus: Corpus) -> tuple[str, list[str]]:
-    """Return passages to measure on and where they are from: not trained on, unless the corpus is too small."""
-    seed = corpus.config.seed
-    if VALIDATION in corpus.split_names:
-        return VALIDATION, draw_passages(corpus.sampled_documents(VALIDATION, HELD_OUT_BYTES, seed), seed)
-    if sample.held_out:
-        return f"{corpus.config.split}, held out", sample.held_out
-    return f"{corpus.config.split}, trained on", draw_passages(corpus.documents(corpus.config.split), seed)
+def find_repository(output: OutputConfig) -> HubRepository | None:
+    """Find the repository on the Hub to push to, if any, and check that it can be written to."""
+    if not (output.push_to_hub or output.export_to_hub):
+        return None
+    from huggingface_hub import whoami
+
+    from mlm_common.hub.access import check_hub_access
+
+    try:
+        repo_id = output.push_to_hub or f"{whoami()['name']}/{TUTORIAL_REPOSITORY}"
+    except OSError as error:
+        raise InputError(f"--export-to-hub needs a login (`hf auth login`): {' '.join(str(error).split())}") from error
+    repository = HubRepository(repo_id, private=output.hub_private)
+    check_hub_access(repository)
+    return repository
 
 
 def describe_plan(
     corpus: Corpus, unigram: UnigramConfig, output: OutputConfig, repository: HubRepository | None
 ) -> str:
-    """Return the plan as text."""
+    """Render the plan as text."""
     source = corpus.config.dataset_name or " ".join(corpus.config.data_files)
     num_bytes = [file["num_bytes"] for file in corpus.description.get("data_files", ())]
     files = f" ({len(num_bytes):,} files, {sum(num_bytes) / 1e6:,.1f} MB)" if num_bytes else ""
@@ -183,21 +181,90 @@ def describe_plan(
     return "\n".join(lines)
 
 
-def find_repository(output: OutputConfig) -> HubRepository | None:
-    """Return the repository on the Hub to push to, if any, after checking that it can be written to."""
-    if not (output.push_to_hub or output.export_to_hub):
-        return None
-    from huggingface_hub import whoami
+def count_sample(
+    corpus: Corpus, normalization: NormalizationConfig, unigram: UnigramConfig, output: OutputConfig
+) -> CorpusSample:
+    """Read a sample of the corpus and count its words, behind a progress bar."""
+    max_bytes, seed = unigram.max_bytes, corpus.config.seed
+    documents = corpus.sampled_documents(corpus.config.split, max_bytes, seed)
+    num_bytes = corpus.num_sampled_bytes(corpus.config.split, max_bytes, seed)
+    with progress_bar("Reading and counting", "B", num_bytes) as bar:
+        sample = sample_corpus(
+            documents,
+            normalization,
+            SampleLimits(max_bytes, unigram.max_distinct_characters, seed),
+            output.num_workers or min(num_cores(), MAX_COUNTING_PROCESSES),
+            hold_out=VALIDATION not in corpus.split_names,
+            on_bytes=bar.update,
+        )
+    logger.info(
+        "Read %s documents, %.1f MB; training on %.1f MB of them, %s words, %s different segments.",
+        f"{sample.record['num_documents']:,}",
+        sample.record["num_bytes"] / 1e6,
+        sample.record["num_sampled_bytes"] / 1e6,
+        f"{sample.record['num_words']:,}",
+        f"{sample.record['num_distinct_segments']:,}",
+    )
+    return sample
 
-    from mlm_common.hub.access import check_hub_access
 
-    try:
-        repo_id = output.push_to_hub or f"{whoami()['name']}/{TUTORIAL_REPOSITORY}"
-    except OSError as error:
-        raise InputError(f"--export-to-hub needs a login (`hf auth login`): {' '.join(str(error).split())}") from error
-    repository = HubRepository(repo_id, private=output.hub_private)
-    check_hub_access(repository)
-    return repository
+def train(
+    sample: CorpusSample, normalization: NormalizationConfig, unigram: UnigramConfig
+) -> "PreTrainedTokenizerFast":
+    """Train the tokenizer on the sample, behind a progress bar."""
+    with progress_bar("Training", " rounds") as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        num_bytes = int(sample.record["num_sampled_bytes"])
+        return train_unigram(sample.counts, num_bytes, unigram, normalization, show)
+
+
+def report_on(
+    tokenizer: "PreTrainedTokenizerFast", sample: CorpusSample, corpus: Corpus
+) -> tuple[dict[str, Any], bytes]:
+    """Measure the tokenizer on text held out, and print its report; return it, and it as a picture."""
+    source, texts = held_out_texts(sample, corpus)
+    quality = measure_quality(tokenizer, texts)
+    report = build_report(tokenizer, quality, source, texts, sample.counts.characters, sample.record)
+    print(render_report(report))
+    return report, draw_report(report, tokenizer, texts)
+
+
+def held_out_texts(sample: CorpusSample, corpus: Corpus) -> tuple[str, list[str]]:
+    """Choose passages to measure on, and say where they are from: not trained on, unless the corpus is too small."""
+    split, seed = corpus.config.split, corpus.config.seed
+    if VALIDATION in corpus.split_names:
+        return VALIDATION, draw_passages(corpus.sampled_documents(VALIDATION, HELD_OUT_BYTES, seed), seed)
+    if sample.held_out:
+        return f"{split}, held out", sample.held_out
+    return f"{split}, trained on", draw_passages(corpus.documents(split), seed)
+
+
+def save_with_record(
+    tokenizer: "PreTrainedTokenizerFast", folder: str, settings: dict[str, Any], report: dict[str, Any], picture: bytes
+) -> None:
+    """Publish the tokenizer, its report and picture, and last the record: settings, its hash, the packages' versions.
+
+    Raises:
+        InputError: the folder cannot be written to.
+    """
+    versions = {"python": platform.python_version()} | {package: version(package) for package in RECORDED_PACKAGES}
+    record = settings | {"tokenizer_sha256": tokenizer_sha256(tokenizer), "versions": versions}
+    with tempfile.TemporaryDirectory(prefix="tokenizer-") as built:
+        save_tokenizer(tokenizer, built)
+        files = open_folder(built)
+        files.write_text(REPORT_FILE, _as_json(report))
+        files.write_bytes(PICTURE_FILE, picture)
+        files.write_text(RECORD_FILE, _as_json(record))
+        open_folder(folder).publish(built, last=RECORD_FILE)
+    logger.info("Saved the tokenizer in %s.", folder)
+
+
+def _as_json(record: dict[str, Any]) -> str:
+    return json.dumps(record, indent=2, ensure_ascii=False) + "\n"
 
 
 def push(folder: str, repository: HubRepository) -> None:

@@ -131,7 +131,7 @@ def test_cloud_storage(cloud_storage: CloudStorageHandle, tmp_path: Path) -> Non
         "import sys; from tokenizer_training.tokenizer import *\n"
         "save_tokenizer(load_tokenizer(sys.argv[1]), sys.argv[2])\n"
         "print(tokenizer_sha256(load_tokenizer(sys.argv[2])))\n"
-        "from tokenizer_training.word_starts import load_word_starts\n"
+        "from tokenizer_training.tokenizer import load_word_starts\n"
         "print(load_word_starts(sys.argv[2]).sum(), load_word_starts(sys.argv[2] + '/none'))"
     )
     remote = f"{cloud_storage.bucket_url}/tokenizers/first"

@@ -15,10 +15,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from tests.fixtures.generated_text import generated_lines
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
 from tokenizer_training.corpus.config import corpus_config_from_record
-from tokenizer_training.tokenizer import SPECIAL_TOKENS, load_tokenizer, special_ids, tokenizer_sha256
+from tokenizer_training.tokenizer import SPECIAL_TOKENS, load_tokenizer, load_word_starts, special_ids, tokenizer_sha256
 from tokenizer_training.train_unigram import main
 from tokenizer_training.unigram.report import plain_text_backend
-from tokenizer_training.word_starts import load_word_starts
 
 SCRIPT = Path(__file__).parents[2] / "tokenizer_training" / "train_unigram.py"
 VOCAB_SIZE = 640

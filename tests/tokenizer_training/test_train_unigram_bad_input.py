@@ -223,7 +223,7 @@ def test_dry_run_writes_nothing(corpus_file: Path, tmp_path: Path, capsys: pytes
     assert main(flags) == 0
     plan = capsys.readouterr().out
     assert f"{corpus_file} (1 files" in plan
-    assert "first 5 documents; parts: train" in plan
+    assert "first 5 documents; splits: train" in plan
     assert list(tmp_path.iterdir()) == [corpus_file]
 
 

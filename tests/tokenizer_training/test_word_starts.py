@@ -13,9 +13,16 @@ from transformers import PreTrainedTokenizerFast
 
 from mlm_common.errors import InputError
 from tests.fixtures.tiny_models import tiny_tokenizer
-from tokenizer_training.tokenizer import BYTE_PIECES, SPECIAL_TOKENS, save_tokenizer, vocabulary_size
+from tokenizer_training.tokenizer import (
+    BYTE_PIECES,
+    SPECIAL_TOKENS,
+    WORD_STARTS_FILE,
+    load_word_starts,
+    save_tokenizer,
+    vocabulary_size,
+    word_starts,
+)
 from tokenizer_training.unigram.report import plain_text_backend
-from tokenizer_training.word_starts import WORD_STARTS_FILE, load_word_starts, word_starts
 
 SPECIALS = list(SPECIAL_TOKENS.values())
 

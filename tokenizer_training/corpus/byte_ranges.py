@@ -1,4 +1,4 @@
-"""Byte ranges of a corpus's files: pieces of work for many readers, and a sample that costs the same however large."""
+"""Byte ranges of a corpus's files: units of work for many readers, and a sample whose cost its size does not change."""
 
 import random
 from collections.abc import Iterator, Sequence

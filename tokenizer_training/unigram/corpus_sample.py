@@ -129,7 +129,7 @@ def sample_corpus(
     hold_out: bool,
     on_bytes: Callable[[int], object] = no_progress,
 ) -> CorpusSample:
-    """Return the counts of a sample of the documents, in memory that their length and number do not change.
+    """Count a sample of the documents, in memory that their length and number do not change.
 
     It is the same for any number of processes. A sample of half of the text is made by halving the counts of all words:
     one reading is enough, whatever the length of the corpus.
@@ -174,7 +174,7 @@ def sample_corpus(
 
 
 def draw_passages(documents: Iterable[str], seed: int, max_bytes: int = HELD_OUT_BYTES) -> list[str]:
-    """Return a seeded sample of passages over all documents, `max_bytes` at most: all of them where there is room."""
+    """Draw a seeded sample of passages over all documents, `max_bytes` at most: all of them where there is room."""
     held_out = HeldOut(random.Random(seed), max_bytes, share=1.0)
     for _ in held_out.rest(cut_passages(documents)):
         pass

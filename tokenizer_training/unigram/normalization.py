@@ -54,7 +54,7 @@ class NormalizationConfig:
 
 
 def make_normalizer(config: NormalizationConfig) -> "normalizers.Normalizer":
-    """Return the normalizer. It leaves one space between words, none at the end, and treats each word by itself.
+    """Make the normalizer. It leaves one space between words, none at the end, and treats each word by itself.
 
     A space at the begin stays: what follows a special token is normalized by itself, and the space is its mark.
     """
@@ -75,7 +75,7 @@ def make_normalizer(config: NormalizationConfig) -> "normalizers.Normalizer":
 
 
 def make_pre_tokenizer(config: NormalizationConfig) -> "pre_tokenizers.PreTokenizer":
-    """Return what cuts normalized text into words, each marked at its begin, and into digits if so configured."""
+    """Make what cuts normalized text into words, each marked at its begin, and into digits if so configured."""
     from tokenizers import pre_tokenizers
 
     # "first": what follows a special token without a space, as the full stop in "[MASK].", does not begin a word.

@@ -11,16 +11,22 @@ from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
 from mlm_common.figures import new_figure
-from tokenizer_training.tokenizer import BYTE_PIECES, UNUSED_PIECE, vocabulary_size
-from tokenizer_training.word_starts import special_token_ids
+from tokenizer_training.tokenizer import BYTE_PIECES, UNUSED_PIECE, special_token_ids, vocabulary_size
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-
 # Encodings are many times the size of their text, so few texts at a time are held in that form.
 TEXTS_AT_ONCE = 64
+NUM_DROPPED_SHOWN = 20
+NUM_LONGEST = 20
+NUM_EXAMPLES = 10
+EXAMPLE_CHARACTERS = 80
+LINE_COLUMNS = 120
+LABEL_COLUMNS = 12
+PICTURE_INCHES = (9, 3.5)
+PICTURE_DOTS_PER_INCH = 100
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ class TokenizerQuality:
 
 
 def measure_quality(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> TokenizerQuality:
-    """Return the figures on these texts, read as plain text: what looks like a special token in them is text, too."""
+    """Measure the tokenizer on texts, read as plain text: what looks like a special token in them is text, too."""
     id_counts = count_ids(tokenizer, texts)
     num_tokens = id_counts.total()
     num_unknown = id_counts[tokenizer.unk_token_id]
@@ -70,38 +76,6 @@ def measure_quality(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) 
         tokens_per_word=_ratio(num_tokens, num_words),
         bytes_per_token=_ratio(num_bytes, num_tokens),
     )
-
-
-def plain_text_backend(tokenizer: "PreTrainedTokenizerFast") -> "Tokenizer":
-    """Return a copy of the tokenizer, for text as it is: no special tokens found or added, nothing cut or filled."""
-    from tokenizers import Tokenizer
-
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    backend.no_truncation()
-    backend.no_padding()
-    backend.post_processor = None
-    backend.encode_special_tokens = True
-    return backend
-
-
-def encode_all(backend: "Tokenizer", texts: Sequence[str]) -> Iterator["Encoding"]:
-    """Yield the encoding of each text, without tokens added to it."""
-    for start in range(0, len(texts), TEXTS_AT_ONCE):
-        yield from backend.encode_batch(texts[start : start + TEXTS_AT_ONCE], add_special_tokens=False)
-
-
-def count_ids(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> Counter[int]:
-    """Return how often each id occurs in the texts, read as plain text."""
-    encodings = encode_all(plain_text_backend(tokenizer), texts)
-    return Counter(chain.from_iterable(encoding.ids for encoding in encodings))
-
-
-def byte_ids(tokenizer: "PreTrainedTokenizerFast") -> set[int]:
-    """Return the ids of the pieces that stand for single bytes; none where the model does not fall back to bytes."""
-    if not json.loads(tokenizer.backend_tokenizer.to_str())["model"].get("byte_fallback"):
-        return set()
-    vocabulary = tokenizer.get_vocab()
-    return {vocabulary[piece] for piece in BYTE_PIECES if piece in vocabulary}
 
 
 def _num_unknown_characters(tokenizer: "PreTrainedTokenizerFast", normalized_texts: Sequence[str]) -> int:
@@ -124,32 +98,20 @@ def _ratio(numerator: int, denominator: int) -> float:
     return numerator / denominator if denominator else 0.0
 
 
-REPORT_FILE = "report.json"
-PICTURE_FILE = "report.png"
-NUM_DROPPED_SHOWN = 20
-NUM_LONGEST = 20
-NUM_EXAMPLES = 10
-EXAMPLE_CHARACTERS = 80
-LINE_COLUMNS = 120
-LABEL_COLUMNS = 12
-PICTURE_INCHES = (9, 3.5)
-PICTURE_DOTS_PER_INCH = 100
-
-
 def build_report(
     tokenizer: "PreTrainedTokenizerFast",
     quality: TokenizerQuality,
-    held_out_part: str,
+    source: str,
     texts: Sequence[str],
     character_counts: Mapping[str, int],
     input_record: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the report, of values that JSON has, the same for the same arguments.
+    """Build the report, of values that JSON has, the same for the same arguments.
 
     Args:
         tokenizer: the one that was trained.
         quality: its figures on held-out text.
-        held_out_part: name of the part of the corpus that this text comes from.
+        source: the split of the corpus that the held-out text comes from, for people.
         texts: that text; the example segmentations come from all over it.
         character_counts: occurrences of each character of the corpus, after normalization. A character is kept if it
             is a piece of its own: only then it is neither unknown nor spelled in bytes wherever it stands.
@@ -162,14 +124,47 @@ def build_report(
         "pieces": {f"num_{kind}": len(pieces) for kind, pieces in kinds.items()},
         "input": input_record,
         "characters": _characters(tokenizer, character_counts),
-        "held_out": {"part": held_out_part} | asdict(quality),
+        "held_out": {"part": source} | asdict(quality),
         "longest_pieces": sorted(ordinary, key=lambda piece: (-len(piece), piece))[:NUM_LONGEST],
         "examples": _examples(tokenizer, texts),
     }
 
 
+def _characters(tokenizer: "PreTrainedTokenizerFast", counts: Mapping[str, int]) -> dict[str, Any]:
+    vocabulary = tokenizer.get_vocab()
+    dropped = {character: count for character, count in counts.items() if character not in vocabulary}
+    by_frequency = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))
+    return {
+        "num_kept": len(counts) - len(dropped),
+        "num_dropped": len(dropped),
+        "coverage": 1 - sum(dropped.values()) / max(1, sum(counts.values())),
+        "most_frequent_dropped": [list(item) for item in by_frequency[:NUM_DROPPED_SHOWN]],
+    }
+
+
+def _examples(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> list[dict[str, Any]]:
+    """Segment lines from all over the texts; a word is cut only where it is longer than a line."""
+    lines = [
+        line
+        for text in _evenly(texts, NUM_EXAMPLES)
+        for line in textwrap.wrap(" ".join(text.split()), EXAMPLE_CHARACTERS, break_on_hyphens=False)
+    ]
+    backend = plain_text_backend(tokenizer)
+    excerpts = _evenly(lines, NUM_EXAMPLES)
+    return [
+        {"text": text, "tokens": tokenizer.convert_ids_to_tokens(encoding.ids)}
+        for text, encoding in zip(excerpts, encode_all(backend, excerpts), strict=True)
+    ]
+
+
+def _evenly(items: Sequence[str], max_items: int) -> list[str]:
+    """Pick the middle items of `max_items` equal spans, or all items if they are no more than that."""
+    num_items = min(len(items), max_items)
+    return [items[(2 * index + 1) * len(items) // (2 * num_items)] for index in range(num_items)]
+
+
 def render_report(report: Mapping[str, Any]) -> str:
-    """Return the report as some 25 lines of text, without characters that a terminal might take for commands."""
+    """Render the report as some 25 lines of text, without characters that a terminal might take for commands."""
     pieces, characters, held_out = report["pieces"], report["characters"], report["held_out"]
     kinds = [f"{count:,} {name.removeprefix('num_').replace('_', ' ')}" for name, count in pieces.items() if count]
     coverage = (
@@ -201,8 +196,39 @@ def render_report(report: Mapping[str, Any]) -> str:
     )
 
 
+def _settings(record: Mapping[str, Any]) -> list[str]:
+    """List "name value" for each leaf of nested mappings."""
+    settings = []
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            settings += _settings(value)
+        else:
+            shown = f"{value:,}" if type(value) is int else str(value)
+            settings.append(f"{name.removeprefix('num_').replace('_', ' ')} {shown}")
+    return settings
+
+
+def _wrapped(items: Sequence[str], separator: str) -> list[str]:
+    columns = LINE_COLUMNS - LABEL_COLUMNS
+    return textwrap.wrap(separator.join(items), columns, break_on_hyphens=False, max_lines=3, placeholder=" …")
+
+
+def _printable(line: str) -> str:
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in line
+    )
+
+
+def _shortened(line: str) -> str:
+    """Cut the line to the width of the report; characters of East Asia are two columns wide."""
+    columns = LINE_COLUMNS - LABEL_COLUMNS
+    widths = accumulate(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in line)
+    num_fitting = sum(width <= columns for width in widths)
+    return line if num_fitting == len(line) else line[: num_fitting - 1] + "…"
+
+
 def draw_report(report: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> bytes:
-    """Return a PNG image of 900 x 350 pixels: the pieces by length, and how often tokens occur in the texts, by rank.
+    """Draw a PNG image of 900 x 350 pixels: the pieces by length, and how often tokens occur in the texts, by rank.
 
     The same arguments and version of matplotlib give the same bytes. No piece is written out: no font has them all.
     """
@@ -232,7 +258,7 @@ def draw_report(report: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast",
 
 
 def pieces_by_kind(tokenizer: "PreTrainedTokenizerFast") -> dict[str, list[str]]:
-    """Return the pieces, by id, under special, byte, unused, single_character and other."""
+    """Sort the pieces, by id, under special, byte, unused, single_character and other."""
     kinds: dict[str, list[str]] = {"special": [], "byte": [], "unused": [], "single_character": [], "other": []}
     special, single_bytes = special_token_ids(tokenizer), byte_ids(tokenizer)
     for piece, token_id in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
@@ -248,65 +274,33 @@ def pieces_by_kind(tokenizer: "PreTrainedTokenizerFast") -> dict[str, list[str]]
     return kinds
 
 
-def _characters(tokenizer: "PreTrainedTokenizerFast", counts: Mapping[str, int]) -> dict[str, Any]:
+def byte_ids(tokenizer: "PreTrainedTokenizerFast") -> set[int]:
+    """Collect the ids of the pieces that stand for single bytes; none where the model does not fall back to bytes."""
+    if not json.loads(tokenizer.backend_tokenizer.to_str())["model"].get("byte_fallback"):
+        return set()
     vocabulary = tokenizer.get_vocab()
-    dropped = {character: count for character, count in counts.items() if character not in vocabulary}
-    by_frequency = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))
-    return {
-        "num_kept": len(counts) - len(dropped),
-        "num_dropped": len(dropped),
-        "coverage": 1 - sum(dropped.values()) / max(1, sum(counts.values())),
-        "most_frequent_dropped": [list(item) for item in by_frequency[:NUM_DROPPED_SHOWN]],
-    }
+    return {vocabulary[piece] for piece in BYTE_PIECES if piece in vocabulary}
 
 
-def _examples(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> list[dict[str, Any]]:
-    """Return segmentations of lines from all over the texts; a word is cut only where it is longer than a line."""
-    lines = [
-        line
-        for text in _evenly(texts, NUM_EXAMPLES)
-        for line in textwrap.wrap(" ".join(text.split()), EXAMPLE_CHARACTERS, break_on_hyphens=False)
-    ]
-    backend = plain_text_backend(tokenizer)
-    excerpts = _evenly(lines, NUM_EXAMPLES)
-    return [
-        {"text": text, "tokens": tokenizer.convert_ids_to_tokens(encoding.ids)}
-        for text, encoding in zip(excerpts, encode_all(backend, excerpts), strict=True)
-    ]
+def count_ids(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> Counter[int]:
+    """Count how often each id occurs in the texts, read as plain text."""
+    encodings = encode_all(plain_text_backend(tokenizer), texts)
+    return Counter(chain.from_iterable(encoding.ids for encoding in encodings))
 
 
-def _evenly(items: Sequence[str], max_items: int) -> list[str]:
-    """Return the middle items of `max_items` equal spans, or all items if they are no more than that."""
-    num_items = min(len(items), max_items)
-    return [items[(2 * index + 1) * len(items) // (2 * num_items)] for index in range(num_items)]
+def encode_all(backend: "Tokenizer", texts: Sequence[str]) -> Iterator["Encoding"]:
+    """Yield the encoding of each text, without tokens added to it."""
+    for start in range(0, len(texts), TEXTS_AT_ONCE):
+        yield from backend.encode_batch(texts[start : start + TEXTS_AT_ONCE], add_special_tokens=False)
 
 
-def _settings(record: Mapping[str, Any]) -> list[str]:
-    """Return "name value" for each leaf of nested mappings."""
-    settings = []
-    for name, value in record.items():
-        if isinstance(value, Mapping):
-            settings += _settings(value)
-        else:
-            shown = f"{value:,}" if type(value) is int else str(value)
-            settings.append(f"{name.removeprefix('num_').replace('_', ' ')} {shown}")
-    return settings
+def plain_text_backend(tokenizer: "PreTrainedTokenizerFast") -> "Tokenizer":
+    """Copy the tokenizer, for text as it is: no special tokens found or added, nothing cut or filled."""
+    from tokenizers import Tokenizer
 
-
-def _wrapped(items: Sequence[str], separator: str) -> list[str]:
-    columns = LINE_COLUMNS - LABEL_COLUMNS
-    return textwrap.wrap(separator.join(items), columns, break_on_hyphens=False, max_lines=3, placeholder=" …")
-
-
-def _printable(line: str) -> str:
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode() for character in line
-    )
-
-
-def _shortened(line: str) -> str:
-    """Return the line cut to the width of the report; characters of East Asia are two columns wide."""
-    columns = LINE_COLUMNS - LABEL_COLUMNS
-    widths = accumulate(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in line)
-    num_fitting = sum(width <= columns for width in widths)
-    return line if num_fitting == len(line) else line[: num_fitting - 1] + "…"
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_truncation()
+    backend.no_padding()
+    backend.post_processor = None
+    backend.encode_special_tokens = True
+    return backend

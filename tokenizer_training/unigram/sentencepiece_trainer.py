@@ -30,6 +30,13 @@ FINAL_EXCESS = 1.1
 SEEDS_PER_PIECE = 8
 # A segment is UTF-8 of a passage of text at most.
 MAX_SEGMENT_BYTES = 1 << 16
+# SentencePiece's default, --max_sentencepiece_length, and what its suffix array requires.
+MAX_PIECE_CHARACTERS = 16
+MIN_COUNT = 2
+# Odd constants of SplitMix64 (Steele, Lea and Flood 2014), which spread the bits of a product.
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
+_SHIFT = np.uint64(29)
 
 SEGMENTS, SEEDS, MODEL = "segments.tsv", "seeds.tsv", "model"
 
@@ -65,7 +72,7 @@ class SegmentTable:
         reserved: Collection[str] = (),
         on_round: Callable[[int, int], object] = no_progress,
     ) -> list[tuple[str, float]]:
-        """Return exactly `num_pieces` pieces with their log probabilities: every character, and what EM finds best.
+        """Train exactly `num_pieces` pieces, with their log probabilities: every character, and what EM finds best.
 
         Args:
             num_pieces: more than there are characters.
@@ -149,7 +156,7 @@ def _run_trainer(arguments: dict[str, object], last_num_pieces: int, on_round: C
 
 
 def _num_rounds_left(num_pieces: int, num_rounds: int, last_num_pieces: int) -> int:
-    """Return the rounds of EM still to come, given the pieces left after `num_rounds` of them."""
+    """Estimate the rounds of EM still to come, given the pieces left after `num_rounds` of them."""
     num_left = -num_rounds % EM_ROUNDS_PER_PRUNING
     # The last pruning, down to that number, is the end.
     while (num_pieces := int(SHRINKING_FACTOR * num_pieces)) > last_num_pieces:
@@ -168,18 +175,8 @@ def _explained(status: int, messages: str) -> Exception:
     return RunFailedError(f"SentencePiece could not train on this corpus: {messages.splitlines()[-1:]}")
 
 
-# SentencePiece's default, --max_sentencepiece_length, and what its suffix array requires.
-MAX_PIECE_CHARACTERS = 16
-MIN_COUNT = 2
-
-# Odd constants of SplitMix64 (Steele, Lea and Flood 2014), which spread the bits of a product.
-_SPREAD = np.uint64(0x9E3779B97F4A7C15)
-_MIX = np.uint64(0xBF58476D1CE4E5B9)
-_SHIFT = np.uint64(29)
-
-
 def seed_pieces(segments: Sequence[str], counts: Sequence[int], max_pieces: int) -> list[tuple[str, int]]:
-    """Return (piece, occurrences) of substrings of 2 to 16 characters, those that cover most characters first.
+    """Find (piece, occurrences) of substrings of 2 to 16 characters, those that cover most characters first.
 
     A substring that is always followed by the same character is left out: the longer one stands for it. SentencePiece
     does so, too, with a suffix array; but from counted words it takes the number of different words for the

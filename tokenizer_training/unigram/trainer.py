@@ -41,7 +41,7 @@ def train_unigram(
     normalization: NormalizationConfig,
     on_round: Callable[[int, int], object] = no_progress,
 ) -> "PreTrainedTokenizerFast":
-    """Return a tokenizer trained on counted words; the same counts and settings give the same one, bit for bit.
+    """Train a tokenizer on counted words; the same counts and settings give the same one, bit for bit.
 
     Args:
         counts: of text normalized with `normalization`; its segments are used up.
@@ -70,7 +70,7 @@ def train_unigram(
 
 
 def choose_alphabet(characters: Counter[str], config: UnigramConfig) -> set[str]:
-    """Return the characters that become pieces.
+    """Choose the characters that become pieces.
 
     They are the most frequent ones that make up the coverage asked for; a small alphabet's rare letters, or German
     would lose its Ö and English its J; and those of the reserved tokens, so that text which reads like one can be
@@ -101,7 +101,7 @@ def _train_pieces(
     config: UnigramConfig,
     on_round: Callable[[int, int], object],
 ) -> list[tuple[str, float]]:
-    """Return the pieces of a vocabulary of `size`; of the largest one there is if the configuration leaves it open."""
+    """Train the pieces of a vocabulary of `size`; of the largest one there is if the configuration leaves it open."""
     while True:
         try:
             return table.train(size - config.num_reserved, config.extra_special_tokens, on_round)
@@ -119,9 +119,9 @@ def _within_alphabet(counts: WordCounts, alphabet: set[str]) -> Iterator[tuple[s
     """Yield the segments, cut at characters outside the alphabet, and each character of the alphabet once."""
     to_space = dict.fromkeys(map(ord, counts.characters.keys() - alphabet), " ")
     for segment, count in counts.pop_segments():
-        for part in segment.translate(to_space).split(" "):
-            if part:
-                yield part, count
+        for run in segment.translate(to_space).split(" "):
+            if run:
+                yield run, count
     for character in sorted(alphabet):
         yield character, 1
 

@@ -41,7 +41,7 @@ class WordCounts:
         self.num_words //= 2
 
     def keep_most_frequent(self, max_characters: int) -> int:
-        """Drop the rarest segments and return how many; the others have `max_characters` at most, each counted once."""
+        """Drop the rarest segments and count them; the others have `max_characters` at most, each counted once."""
         if self.num_distinct_characters <= max_characters:
             return 0
         # Among equally frequent ones a checksum decides; the alphabet would leave one end of itself out.
@@ -65,7 +65,7 @@ class WordCounts:
 
 
 def count_words(texts: Sequence[str], config: NormalizationConfig) -> WordCounts:
-    """Return the counts in a block of texts. A word may not be cut between two texts."""
+    """Count the words in a block of texts. A word may not be cut between two texts."""
     normalize, cut = _normalizer(config), segment_cutter(config.split_digits)
     words: Counter[str] = Counter()
     for text in texts:
@@ -83,7 +83,7 @@ def count_words(texts: Sequence[str], config: NormalizationConfig) -> WordCounts
 
 
 def count_characters(segments: Counter[str]) -> Counter[str]:
-    """Return how often each character occurs in counted segments, the mark of a word's begin included."""
+    """Count how often each character occurs in counted segments, the mark of a word's begin included."""
     lengths = np.fromiter(map(len, segments), np.int64, len(segments))
     counts = np.fromiter(segments.values(), np.int64, len(segments))
     characters = np.frombuffer("".join(segments).encode("utf-32-le"), np.uint32)
@@ -94,7 +94,7 @@ def count_characters(segments: Counter[str]) -> Counter[str]:
 
 @functools.lru_cache(maxsize=2)
 def segment_cutter(split_digits: bool) -> Callable[[str], list[str]]:
-    """Return the function that cuts a word with its mark into segments, each digit by itself if `split_digits`.
+    """Make the function that cuts a word with its mark into segments, each digit by itself if `split_digits`.
 
     The mark `▁` belongs to the segment after it, combining marks to the one before.
     """
@@ -106,7 +106,7 @@ def segment_cutter(split_digits: bool) -> Callable[[str], list[str]]:
     if not split_digits:
         return by_script
     by_digit = regex.compile(r"\p{N}|\P{N}+").findall
-    return lambda word: [part for segment in by_script(word) for part in by_digit(segment)]
+    return lambda word: [run for segment in by_script(word) for run in by_digit(segment)]
 
 
 @functools.lru_cache(maxsize=2)
