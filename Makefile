@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # The first that runs of the versions TensorFlow and this project support.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' 2>/dev/null && echo $$p && break; done)
-# Where the quick start writes, and how many updates it makes.
+# Where the quick start writes, and how many steps it makes.
 QUICKSTART_DIR ?= runs/quickstart
 QUICKSTART_STEPS ?= 3000
 

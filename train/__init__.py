@@ -1,6 +1,24 @@
-"""What TensorFlow and transformers read from the environment when they are first imported.
+"""Stage 3, the training. Its chapters in reading order, each of which imports only from those before it:
 
-Import this module before `tensorflow`, `tf_keras` and transformers' TF classes. It imports none of them itself.
+    run_mlm.py      the command, which reads as a table of contents: what is done, one call a line
+    config.py       all settings of a run
+    runtime/        what a run runs on: plan, strategy, devices, workers, and how it stops
+    data/           shards to batches: opened and checked, shuffled by arithmetic, read as tf.data
+    model/          the model: configuration, presets, architectures, layers that suit the TPU, weights to start from
+    tasks/          what is learned: the masked language model, its masks and its loss
+    optimizer.py    AdamW and LAMB, and the learning rate over the run
+    train_step.py   the step: masks, forward, backward, accumulation, clipping
+    checkpoints/    written by a thread, checked when read, and the rules of resuming from them
+    metrics/        what is measured: log, pictures, evaluation, throughput, profiles
+    publishing/     the export in PyTorch layout, the model card, and pushes to the Hub
+    trainer.py      the loop: all of these put together, and what happens at which step
+    run.py          a run from its settings to its export
+    checks/         what is checked before a TPU is paid for, for the commands doctor.py and tpu_preflight.py
+
+The other commands are export.py, fill_mask.py and compare_runs.py.
+
+This module prepares the environment for TensorFlow and transformers, which read it when they are first imported. Import
+it before `tensorflow`, `tf_keras` and transformers' TF classes. It imports none of them itself.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""The flags of the three commands: all of them listed, the tutorial's among them, and `--help` imports little."""
+"""The flags of the three commands: all listed, the tutorial's among them; `--help` and the configs import little."""
 
 import dataclasses
 import subprocess
@@ -20,6 +20,12 @@ SLOW_IMPORTS = {
     *("tensorflow", "tf_keras", "torch", "datasets", "pandas", "apache_beam", "matplotlib", "sentencepiece"),
     "google.cloud.storage",
 }
+CONFIGS = (
+    "tokenizer_training.corpus.config",
+    "tokenizer_training.unigram.config",
+    "tfrecord_prep.config",
+    "train.config",
+)
 CORPUS_FLAGS = """
     dataset_name dataset_config dataset_revision data_files validation_files test_files text_column sample_by split
     validation_split test_split streaming limit validation_percent test_percent trust_remote_code seed
@@ -85,21 +91,24 @@ def test_the_tutorials_flags_work_here(script):
     assert set(tutorial.split()) <= set(listed.split())
 
 
-@pytest.mark.parametrize("script", [*COMMANDS, "train/fill_mask.py", "train/export.py", "train/compare_runs.py"])
+def run_listing_imports(*arguments):
+    command = [sys.executable, "-X", "importtime", *arguments]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True)
+    return done.stdout, {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+
+
+@pytest.mark.parametrize(
+    "script", [*COMMANDS, "train/fill_mask.py", "train/export.py", "train/compare_runs.py", "install.py"]
+)
 def test_help_imports_nothing_slow(script):
-    command = [sys.executable, "-X", "importtime", str(PROJECT / script), "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    printed, imported = run_listing_imports(str(PROJECT / script), "--help")
     assert not imported & SLOW_IMPORTS
     for listed in COMMANDS.get(script, (0, ""))[1].split():
-        assert f"--{listed.replace('_', '-')}" in done.stdout
+        assert f"--{listed.replace('_', '-')}" in printed
 
 
-def test_modules_shadow_nothing():
-    """A script's folder comes first on the path: no module in it may bear the name of one that others import."""
-    from importlib.metadata import packages_distributions
-
-    taken = set(sys.stdlib_module_names) | set(packages_distributions())
-    for folder in ("tokenizer_training", "tfrecord_prep", "train"):
-        names = {path.stem for path in (PROJECT / folder).glob("*.py")} - {"__init__"}
-        assert not names & taken, folder
+@pytest.mark.parametrize("module", CONFIGS)
+def test_a_config_imports_nothing_slow(module):
+    _, imported = run_listing_imports("-c", f"import {module}")
+    assert module in imported
+    assert not imported & (SLOW_IMPORTS | {"transformers"})

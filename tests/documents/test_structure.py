@@ -1,0 +1,56 @@
+"""The folders: few entries at the top of train/, names that shadow nothing, and README's map of them."""
+
+import re
+import subprocess
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+PROJECT = Path(__file__).parents[2]
+STAGES = ("tokenizer_training", "tfrecord_prep", "train")
+# Of tests/ the map names what is not there once more.
+MAPPED = ("mlm_common", *STAGES, "benchmarks", "notebooks", "docs")
+
+
+def tracked_files() -> list[PurePosixPath]:
+    listed = subprocess.run(["git", "ls-files"], cwd=PROJECT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a checkout of git")
+    return [PurePosixPath(line) for line in listed.stdout.splitlines()]
+
+
+def test_the_top_of_train_can_be_taken_in_at_a_glance() -> None:
+    assert len({path.parts[1] for path in tracked_files() if path.parts[0] == "train"}) <= 20
+
+
+def test_modules_shadow_nothing() -> None:
+    """A script's folder comes first on the path: no module in it may bear the name of one that others import."""
+    taken = set(sys.stdlib_module_names) | set(packages_distributions())
+    for folder in STAGES:
+        names = {path.stem for path in (PROJECT / folder).iterdir()} - {"__init__", "__pycache__"}
+        assert not names & taken, folder
+
+
+def test_the_map_of_readme_names_all_folders() -> None:
+    (tree,) = re.findall(r"^mlm_common/.*?(?=^```)", (PROJECT / "README.md").read_text(), flags=re.M | re.S)
+    folders: list[str] = []
+    for branch, name in re.findall(r"^([│├└─ ]*)([\w.]+)/ +\S", tree, flags=re.M):
+        parents = folders[-1].split("/")[: len(branch) // 4] if folders else []
+        folders.append("/".join([*parents, name]))
+    assert len(folders) == len(tree.splitlines())
+    there = {str(parent) for path in tracked_files() for parent in path.parents}
+    assert set(folders) <= there
+    mapped = {folder for folder in there if folder.split("/")[0] in MAPPED and not folder.startswith("train/checks/")}
+    assert mapped == {folder for folder in folders if folder.split("/")[0] != "tests"}
+
+
+def test_the_chapters_of_train_are_all_there() -> None:
+    import train
+
+    named = set(re.findall(r"\b(\w+(?:\.py|/))", train.__doc__ or ""))
+    there = {
+        path.parts[1] + ("/" if len(path.parts) > 2 else "") for path in tracked_files() if path.parts[0] == "train"
+    }
+    assert named == there - {"__init__.py"}
