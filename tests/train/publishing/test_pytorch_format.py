@@ -53,7 +53,8 @@ def changed_copy(export: Path, folder: Path, weights: dict[str, np.ndarray]) -> 
     return str(folder)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+# `test_vocabulary_padding` has one of each architecture.
+@pytest.mark.parametrize("name", ["roberta", *(name for name in CONFIGS if name not in ARCHITECTURES)])
 def test_an_export_loads_again_with_the_same_logits(name: str, tmp_path: Path) -> None:
     model = tiny_model(name)
     export_model(model, tiny_tokenizer(), str(tmp_path), model_max_length=30)
