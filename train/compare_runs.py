@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from mlm_common.command_line import command, log_start, parse_arguments
 from mlm_common.errors import InputError
-from mlm_common.storage import files as storage
+from mlm_common.storage import folder_and_name
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     runs = read_runs(config.runs)
     print(comparison_table(runs))
     if config.picture is not None:
-        storage.write_bytes(config.picture, draw_runs(runs))
+        folder, name = folder_and_name(config.picture)
+        folder.write_bytes(name, draw_runs(runs))
 
 
 if __name__ == "__main__":

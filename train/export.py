@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mlm_common.command_line import command, log_start
 from mlm_common.errors import InputError
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository, push_folder
-from mlm_common.storage import files as storage
+from mlm_common.storage import PARTIAL_SUFFIX, open_folder
 
 if TYPE_CHECKING:
     from train.publishing.saved_model import SavedModel
@@ -49,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     log_start(__file__)
     formats = _formats(arguments.formats)
     repository = None
-    storage.check_writable(arguments.output)
+    output = open_folder(arguments.output)
+    output.check_writable()
     if arguments.push:
         from mlm_common.hub.access import check_hub_access
 
@@ -59,14 +60,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     from train.publishing.saved_model import read_saved_model  # TensorFlow, not for --help
 
     saved = read_saved_model(arguments.checkpoint, arguments.tokenizer)
-    is_remote = storage.is_remote(arguments.output)
-    with tempfile.TemporaryDirectory(prefix="export-") as temporary_folder:
-        local_folder = temporary_folder if is_remote else arguments.output
+    with output.staging() as local_folder:
         _write(saved, local_folder, repository)
         if "tf" in formats:
             _write_tf_weights(local_folder)
-        if is_remote:
-            storage.upload_folder(local_folder, arguments.output)
+        output.upload_folder(local_folder)
         if repository is not None:
             push_folder(local_folder, repository, commit_message="Export", kept_in=arguments.output)
     print(f"model: {arguments.output}" + (f", pushed to {repository.repo_id}" if repository else ""))
@@ -109,7 +107,7 @@ def _write_tf_weights(folder: str) -> None:
     """Write the weights of the export in TensorFlow's format, from those of the other, so that they cannot differ."""
     from train.model.from_pretrained import load_model
 
-    with tempfile.TemporaryDirectory(dir=folder, suffix=storage.PARTIAL_SUFFIX) as staging:
+    with tempfile.TemporaryDirectory(dir=folder, suffix=PARTIAL_SUFFIX) as staging:
         load_model(folder).save_pretrained(staging)
         Path(staging, TF_WEIGHTS_NAME).replace(Path(folder, TF_WEIGHTS_NAME))
 

@@ -10,7 +10,7 @@ from typing import Any
 # Before transformers is imported.
 from mlm_common.command_line import command, log_start, parse_arguments
 from mlm_common.errors import InputError
-from mlm_common.storage import files as storage
+from mlm_common.storage import open_folder
 
 MASK = "[MASK]"
 DEFAULT_SENTENCES = (
@@ -70,13 +70,14 @@ def fill_masks(folder: str, sentences: Sequence[str], top_k: int = 5) -> list[li
 
 @contextmanager
 def _local_export(folder: str) -> Iterator[str]:
-    missing = sorted(set(NEEDED_FILES) - set(storage.list_files(folder)))
+    export = open_folder(folder)
+    missing = sorted(set(NEEDED_FILES) - set(export.list_files()))
     if missing:
         raise InputError(
             f"--model must be a folder with an exported model, as OUTPUT_DIR/export of run_mlm.py; {folder} lacks "
             f"{', '.join(missing)}."
         )
-    with storage.local_copy(folder) as local_folder:
+    with export.local_copy() as local_folder:
         yield str(Path(local_folder).resolve())
 
 

@@ -55,11 +55,17 @@ def read_file(path: str) -> bytes:
 
 
 @contextmanager
-def local_or_hub(name_or_path: str) -> Iterator[str]:
-    """Give what transformers can load: the local copy of a `gs://` folder; a local path or a Hub id as it is."""
+def local_or_hub(name_or_path: str, *, without: tuple[str, ...] = ()) -> Iterator[str]:
+    """Give what transformers can load: the local copy of a `gs://` folder; a local path or a Hub id as it is.
+
+    Args:
+        name_or_path: local path, `gs://` path or Hub id.
+        without: endings of names that need not be copied.
+    """
     folder = open_folder(name_or_path)
     if folder.is_local:
         yield name_or_path
     else:
-        with folder.local_copy() as copy:
+        names = [name for name in folder.list_files() if not name.endswith(without)] if without else None
+        with folder.local_copy(names) as copy:
             yield copy

@@ -1,16 +1,12 @@
 """`--init-from`: a run that starts with the configuration and weights of a checkpoint, in the place of random ones."""
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from mlm_common.errors import InputError
-from mlm_common.storage import files as storage
+from mlm_common.storage import local_or_hub, open_folder
 from tokenizer_training.tokenizer import load_tokenizer, special_ids, vocabulary_size
 from train.model.architectures import ARCHITECTURES
 from train.model.from_pretrained import WEIGHTS_NAMES, find_weights, load_model, read_config
@@ -28,7 +24,7 @@ def read_initial_config(folder_or_hub_id: str, tokenizer: PreTrainedTokenizerFas
         InputError: it cannot be read, has no weights, or its rows of the embedding are not those of the tokenizer's
             ids.
     """
-    with _without_weights(folder_or_hub_id) as name:
+    with local_or_hub(folder_or_hub_id, without=WEIGHTS_SUFFIXES) as name:
         try:
             config = read_config(name)
         except InputError as error:
@@ -48,19 +44,6 @@ def read_initial_config(folder_or_hub_id: str, tokenizer: PreTrainedTokenizerFas
         )
     _check_weights(folder_or_hub_id)
     return config
-
-
-@contextmanager
-def _without_weights(folder_or_hub_id: str) -> Iterator[str]:
-    """Give what transformers reads configuration and tokenizer from: of a `gs://` folder a copy without the weights."""
-    if not storage.is_remote(folder_or_hub_id):
-        yield folder_or_hub_id
-        return
-    with tempfile.TemporaryDirectory() as local_folder:
-        for name in storage.list_files(folder_or_hub_id):
-            if not name.endswith(WEIGHTS_SUFFIXES):
-                Path(local_folder, name).write_bytes(storage.read_bytes(storage.join(folder_or_hub_id, name)))
-        yield local_folder
 
 
 def _check_vocabulary(
@@ -86,9 +69,10 @@ def _check_vocabulary(
 
 
 def _check_weights(folder_or_hub_id: str) -> None:
-    if not storage.is_remote(folder_or_hub_id):
+    folder = open_folder(folder_or_hub_id)
+    if folder.is_local:
         find_weights(folder_or_hub_id)
-    elif not set(WEIGHTS_NAMES) & set(storage.list_files(folder_or_hub_id)):
+    elif not set(WEIGHTS_NAMES) & set(folder.list_files()):
         raise InputError(f"--init-from must hold one of {', '.join(WEIGHTS_NAMES)}; {folder_or_hub_id} does not.")
 
 
@@ -103,8 +87,7 @@ def load_initial_weights(
     Raises:
         InputError: the checkpoint cannot be read, or its weights are not those of this model.
     """
-    is_remote = storage.is_remote(folder_or_hub_id)
-    with storage.local_copy(folder_or_hub_id) if is_remote else nullcontext(folder_or_hub_id) as name:
+    with local_or_hub(folder_or_hub_id) as name:
         source = load_model(name, model_class)
     given, own = _by_name(source), _by_name(model)
     differing = sorted(given.keys() ^ own.keys())

@@ -1,16 +1,14 @@
 """The published model: a snapshot of a run becomes a folder with its card, local or `gs://`, and goes to the Hub."""
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
 from mlm_common.hub.push import HubRepository, push_folder
 from mlm_common.hub.retries import Interruption
-from mlm_common.storage import files as storage
+from mlm_common.storage import open_folder
 from tokenizer_training.tokenizer import vocabulary_size
 from train.metrics.log import LOSS_CURVE_NAME, TENSORBOARD_FOLDER
 from train.publishing.hub_checkpoints import push_newest_checkpoint
@@ -61,12 +59,10 @@ class Publisher:
         Raises:
             HubPushError: the push did not succeed; the export is complete.
         """
-        is_remote = storage.is_remote(self.export_folder)
-        with tempfile.TemporaryDirectory(prefix="export-") as temporary_folder:
-            local_folder = temporary_folder if is_remote else self.export_folder
+        export = open_folder(self.export_folder)
+        with export.staging() as local_folder:
             self._write(publication, local_folder)
-            if is_remote:
-                storage.upload_folder(local_folder, self.export_folder)
+            export.upload_folder(local_folder)
             if self.repository is None:
                 return None
             url = push_folder(
@@ -88,14 +84,14 @@ class Publisher:
             model_max_length=self.model_max_length,
             vocabulary_size=vocabulary_size(self.tokenizer),
         )
-        picture = storage.join(self.run_folder, LOSS_CURVE_NAME)
-        has_picture = storage.exists(picture)
+        run, export = open_folder(self.run_folder), open_folder(folder)
+        has_picture = run.exists(LOSS_CURVE_NAME)
         if has_picture:
-            storage.write_bytes(str(Path(folder, LOSS_CURVE_NAME)), storage.read_bytes(picture))
-        storage.write_text(str(Path(folder, CARD_NAME)), self.card(publication, has_picture))
-        events = storage.join(self.run_folder, TENSORBOARD_FOLDER)
-        names = [name for name in sorted(storage.list_files(events)) if EVENTS_MARK in name]
+            export.write_bytes(LOSS_CURVE_NAME, run.read_bytes(LOSS_CURVE_NAME))
+        export.write_text(CARD_NAME, self.card(publication, has_picture))
+        events = run.subfolder(TENSORBOARD_FOLDER)
+        names = [name for name in sorted(events.list_files()) if EVENTS_MARK in name]
         for number, name in enumerate(names):
             # The names that TensorFlow gives hold that of the machine.
-            target = Path(folder, EVENTS_FOLDER, f"events.out.{EVENTS_MARK}.{number:05d}")
-            storage.write_bytes(str(target), storage.read_bytes(storage.join(events, name)))
+            target = f"{EVENTS_FOLDER}/events.out.{EVENTS_MARK}.{number:05d}"
+            export.write_bytes(target, events.read_bytes(name))

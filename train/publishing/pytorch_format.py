@@ -17,7 +17,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerFast
 from transformers.modeling_tf_pytorch_utils import apply_transpose, convert_tf_weight_name_to_pt_weight_name
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
 
-from mlm_common.storage.files import PARTIAL_SUFFIX
+from mlm_common.storage import PARTIAL_SUFFIX
 from train.model.architectures import architecture_of, check_architecture, uses_token_types
 from train.model.vocabulary_padding import cut_vocabulary, vocabulary_axis
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlm_common.errors import InputError
-from mlm_common.storage import files as storage
+from mlm_common.storage import open_folder
 from train.config import HardwareConfig, TrainingConfig
 from train.runtime.cluster import Cluster
 
@@ -137,7 +137,7 @@ def check_tpu_use(config: TrainingConfig, cluster: Cluster) -> None:
         "--output-dir": config.run.output_dir,
     }
     for flag, folder in folders.items():
-        if folder and not storage.is_remote(folder):
+        if folder and open_folder(folder).is_local:
             raise InputError(
                 f"{flag} must be in Cloud Storage (gs://BUCKET/NAME) for --tpu-name {config.hardware.tpu_name}, whose "
                 f"own hosts read and write it; received {folder}. On a TPU VM with its own TPU, give --tpu-name local."

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mlm_common.errors import InputError
-from mlm_common.storage import files as storage
-from mlm_common.storage import gcs_client as cloud_client
+from mlm_common.storage import Folder, gcs_client, open_folder
 from train.checks.doctor.findings import Finding, ok, warning
 from train.config import TrainingConfig
 from train.runtime.tpu import read_metadata
@@ -26,14 +25,15 @@ NAMED_PAIRS = {
 }
 
 
-def cloud_folders(config: TrainingConfig) -> dict[str, str]:
-    """Return {flag: gs:// folder} of a run."""
-    folders = {
+def cloud_folders(config: TrainingConfig) -> dict[str, Folder]:
+    """Find the folders of a run that are in Cloud Storage: {flag: folder}."""
+    paths = {
         "--train-dataset": config.data.train_dataset,
         "--eval-dataset": config.data.eval_dataset,
         "--output-dir": config.run.output_dir,
     }
-    return {flag: folder for flag, folder in folders.items() if folder and storage.is_remote(folder)}
+    folders = {flag: open_folder(path) for flag, path in paths.items() if path}
+    return {flag: folder for flag, folder in folders.items() if not folder.is_local}
 
 
 def check_credentials(config: TrainingConfig) -> Iterator[Finding]:
@@ -44,7 +44,7 @@ def check_credentials(config: TrainingConfig) -> Iterator[Finding]:
     folders = cloud_folders(config)
     if not folders or os.environ.get(EMULATOR_VARIABLE):  # with which the client asks for none
         return
-    with cloud_client.explained_errors(next(iter(folders.values()))):
+    with gcs_client.explained_errors(next(iter(folders.values())).path):
         credentials, project = google.auth.default(scopes=[SCOPE])
         credentials.refresh(Request())
     account = getattr(credentials, "service_account_email", None) or "of a login"
@@ -54,14 +54,14 @@ def check_credentials(config: TrainingConfig) -> Iterator[Finding]:
 def check_buckets(config: TrainingConfig) -> Iterator[Finding]:
     """Look at each folder in Cloud Storage: listed, written to where a run writes, and near."""
     for flag, folder in cloud_folders(config).items():
-        num_files = len(storage.list_files(folder))
+        num_files = len(folder.list_files())
         if flag == "--output-dir":
-            storage.check_writable(folder)
+            folder.check_writable()
             yield ok("bucket", f"{flag} {folder} can be read and written")
         else:
             yield ok("bucket", f"{flag} {folder} can be read, {num_files} files")
     zone = tpu_zone(config)
-    buckets = {cloud_client.PREFIX + cloud_client.bucket_and_name(one)[0] for one in cloud_folders(config).values()}
+    buckets = {gcs_client.PREFIX + gcs_client.bucket_and_name(one.path)[0] for one in cloud_folders(config).values()}
     for bucket in sorted(buckets):
         yield from _check_region(bucket, zone)
 
@@ -74,8 +74,8 @@ def tpu_zone(config: TrainingConfig) -> str | None:
 def _check_region(bucket: str, zone: str | None) -> Iterator[Finding]:
     show = f"gcloud storage buckets describe {bucket} --format='value(location)'"
     try:
-        with cloud_client.explained_errors(bucket):
-            details = cloud_client.blob_at(f"{bucket}/x").bucket
+        with gcs_client.explained_errors(bucket):
+            details = gcs_client.blob_at(f"{bucket}/x").bucket
             details.reload()
     except (InputError, FileNotFoundError):
         text = f"the region of {bucket} cannot be seen: the account lacks storage.buckets.get."

@@ -32,7 +32,7 @@ class Check:
         """Yield what the function finds; whatever it raises is an error, and the end of this check alone."""
         try:
             yield from self.function()
-        except (InputError, RunFailedError, ConnectionError) as error:  # messages that name the cure
+        except (InputError, RunFailedError) as error:  # messages that name the cure
             yield Finding("error", self.subject, str(error))
         except Exception as error:
             text = f"could not be checked: {type(error).__name__}: {error}. Cure the errors above first."

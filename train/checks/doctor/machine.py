@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from mlm_common.storage import files as storage
+from mlm_common.storage import open_folder
 from train.checks.doctor.findings import Finding, error, ok, warning
 from train.config import TrainingConfig
 from train.runtime.plan import STATE_BYTES_PER_PARAMETER
@@ -31,7 +31,7 @@ def check_disk(config: TrainingConfig, num_parameters: int | None = None) -> Ite
     A run that writes to Cloud Storage makes each file in the folder for temporary files first.
     """
     output_dir = config.run.output_dir
-    is_local = output_dir is None or not storage.is_remote(output_dir)
+    is_local = output_dir is None or open_folder(output_dir).is_local
     folder = _existing(Path(output_dir or ".")) if is_local else Path(tempfile.gettempdir())
     free_bytes = shutil.disk_usage(folder).free
     # The newest, that of the lowest loss, and the one being written.

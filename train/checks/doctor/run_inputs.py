@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from mlm_common.errors import InputError
 from mlm_common.hub.access import check_hub_access
-from mlm_common.storage import files as storage
+from mlm_common.storage import open_folder, read_file
 from tfrecord_prep.manifest import ShardSet
 from tfrecord_prep.records import decode_feature, read_records
 from tokenizer_training.tokenizer import vocabulary_size
@@ -43,7 +43,7 @@ def check_data(config: TrainingConfig) -> Iterator[Finding]:
             made = "" if shards.manifest else ", without a manifest, so only by its first row"
             text = f"{flag} {shards.folder}: {shards.num_rows:,} rows of {inputs.max_length} tokens"
             yield ok("data", f"{text}, fit the tokenizer {inputs.tokenizer_source}{made}")
-    if storage.is_remote(inputs.train_shards.folder):
+    if not open_folder(inputs.train_shards.folder).is_local:
         ask_tensorflow("read_shard", config, IMPORT_SECONDS)
         yield ok("data", "TensorFlow can read the shards with its own credentials")
 
@@ -61,7 +61,7 @@ def check_run(config: TrainingConfig) -> Iterator[Finding]:
         claim_output_folder(
             run.output_dir, run.fingerprint, resume=config.run.resume, overwrite=config.run.overwrite_output_dir
         )
-        storage.check_writable(run.output_dir)
+        open_folder(run.output_dir).check_writable()
         yield ok("output", f"{run.output_dir} can be written, and holds no other run")
     try:
         num_parameters = ask_tensorflow("count_parameters", config, IMPORT_SECONDS)["num_parameters"]
@@ -83,5 +83,5 @@ def check_hub(config: TrainingConfig) -> Iterator[Finding]:
 
 
 def _largest_id(shards: ShardSet) -> int:
-    first_record = next(read_records(storage.read_bytes(shards.paths[0])))
+    first_record = next(read_records(read_file(shards.paths[0])))
     return int(decode_feature(first_record, "input_ids").max())
