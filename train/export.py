@@ -22,7 +22,7 @@ TF_WEIGHTS_NAME = "tf_model.h5"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
+    """Build the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "checkpoint",

@@ -40,7 +40,7 @@ class FillMaskConfig:
 
 
 def fill_masks(folder: str, sentences: Sequence[str], top_k: int = 5) -> list[list[dict[str, Any]]]:
-    """Return for each sentence its `top_k` predictions, the likeliest first.
+    """Predict for each sentence its `top_k` fillings, the likeliest first.
 
     Runs on torch where it is installed, else on TensorFlow.
 
@@ -110,7 +110,7 @@ def _pipeline(folder: str, tokenizer: Any) -> Any:
 
 
 def predictions_table(sentence: str, predictions: Sequence[dict[str, Any]]) -> str:
-    """Return the sentence and, in a line each, the probability in percent and the text of its predictions."""
+    """Write the sentence and, in a line each, the probability in percent and the text of its predictions."""
     lines = [f"{prediction['score']:8.1%}  {prediction['token_str']}" for prediction in predictions]
     return "\n".join([sentence, *lines])
 

@@ -29,7 +29,7 @@ from train.metrics.profiler import Profile
 from train.metrics.throughput import Throughput
 from train.metrics.training_log import EverySteps, TrainingDivergedError, TrainingLog
 from train.model.build import build_network
-from train.model.flops import full_speed_update_seconds
+from train.model.flops import full_speed_step_seconds
 from train.model.init_from import load_initial_weights
 from train.optimizer import build_optimizer
 from train.publishing.push_to_hub import PushToHubCallback
@@ -54,7 +54,7 @@ class Fitting:
         self._evaluation: tuple[int, dict[str, float]] | None = None
         self._saved_seconds = time.monotonic()
         self._launches = self._build_launches()
-        self._throughput = Throughput(trainer.plan, trainer.full_speed_update_seconds)
+        self._throughput = Throughput(trainer.plan, trainer.full_speed_step_seconds)
         self._log = TrainingLog(
             *(trainer.model, trainer.log, trainer.plan, start),
             launches=self._launches,
@@ -241,7 +241,7 @@ class Trainer:
     config: TrainingConfig
     fingerprint_sha256: str
     versions: dict[str, str]
-    full_speed_update_seconds: float | None
+    full_speed_step_seconds: float | None
 
     @property
     def can_roll_back(self) -> bool:
@@ -371,7 +371,7 @@ def build_trainer(
         config=config,
         fingerprint_sha256=sha256,
         versions=installed_versions(),
-        full_speed_update_seconds=full_speed_update_seconds(
+        full_speed_step_seconds=full_speed_step_seconds(
             config,
             model_config,
             plan,

@@ -67,7 +67,7 @@ def lower_ours(flags: tuple[str, ...], sizes: argparse.Namespace) -> str:
     import tensorflow as tf
 
     from train.checks.preflight.step_lowering import lower_train_step
-    from train.checks.preflight.synthetic_inputs import assumed_inputs
+    from train.checks.preflight.synthetic_inputs import synthetic_inputs
     from train.config import parse_training_config
     from train.model.config import resolve_model_config
     from train.runtime.plan import make_plan
@@ -78,7 +78,7 @@ def lower_ours(flags: tuple[str, ...], sizes: argparse.Namespace) -> str:
     batch = ("--per-replica-batch-size", str(sizes.rows), "--gradient-accumulation-steps", "1")
     folders = ("--train-dataset", "(none)", "--output-dir", "(none)")
     config = parse_training_config([*flags, *layers, *batch, *folders], "")
-    inputs = assumed_inputs(max_length=sizes.length, vocab_size=sizes.vocab_size)
+    inputs = synthetic_inputs(max_length=sizes.length, vocab_size=sizes.vocab_size)
     plan = make_plan(
         config.optimization, config.run, num_rows=10**9, max_length=sizes.length, num_replicas=sizes.num_replicas
     )

@@ -2,14 +2,14 @@
 
 import pytest
 
-from train.checks.preflight.synthetic_inputs import assumed_inputs
+from train.checks.preflight.synthetic_inputs import synthetic_inputs
 from train.config import OptimizationConfig, parse_training_config
 from train.model.build import build_network
 from train.model.config import resolve_model_config
-from train.model.flops import update_flops
+from train.model.flops import step_flops
 from train.model.presets import PRESETS_FOLDER, preset_model, preset_names, preset_settings
 
-INPUTS = assumed_inputs(max_length=512, vocab_size=32_000)
+INPUTS = synthetic_inputs(max_length=512, vocab_size=32_000)
 OF_TPU = [name for name in preset_names() if name.endswith(("-8", "-tpu-shaped"))]
 LANES = 128
 
@@ -60,7 +60,7 @@ def test_a_tpu_shaped_model_is_as_large_and_fills_the_lanes(name):
     stock, shaped = model_of(name), model_of(f"{name}-tpu-shaped")
     assert shaped.hidden_size // shaped.num_attention_heads == LANES
     sizes = {"num_rows": 8, "length": 512, "num_predictions": 128}
-    assert update_flops(shaped, **sizes) == update_flops(stock, **sizes)
+    assert step_flops(shaped, **sizes) == step_flops(stock, **sizes)
     differing = {key for key, value in stock.to_dict().items() if shaped.to_dict()[key] != value}
     dropout = {"hidden_dropout_prob", "attention_probs_dropout_prob"}
     assert differing == {"num_attention_heads", "hidden_act", *dropout}

@@ -30,8 +30,8 @@ class RunCurves:
     lines: list[dict[str, Any]]
 
     @property
-    def update_tokens(self) -> int:
-        """Tokens of an update, padding included."""
+    def step_tokens(self) -> int:
+        """Tokens of a step, padding included."""
         plan = self.record["plan"]
         return int(plan["global_batch_rows"] * plan["max_length"])
 
@@ -47,11 +47,11 @@ class RunCurves:
         return statistics.median(rates) if rates else None
 
     def of_split(self, split: str) -> list[dict[str, Any]]:
-        """Return the lines of training or of validation."""
+        """Select the lines of training or of validation."""
         return [line for line in self.lines if line["split"] == split]
 
     def training_seconds(self, step: int) -> float:
-        """Return the time that the updates up to `step` took, as far as it was measured; evaluations are not in it."""
+        """Add up the time that the steps up to `step` took, as far as it was measured; evaluations are not in it."""
         lines = [{"step": 0}, *self.of_split(TRAIN)]
         return sum(
             max(0, min(step, line["step"]) - before["step"]) * line.get("step_seconds", 0.0)
@@ -60,7 +60,7 @@ class RunCurves:
 
 
 def read_runs(folders: Sequence[str]) -> list[RunCurves]:
-    """Return the runs in these output folders, each named by what tells its folder from the others.
+    """Read the runs in these output folders, each named by what tells its folder from the others.
 
     Raises:
         InputError: there is no run with a line of metrics in one of them.
@@ -76,7 +76,7 @@ def read_runs(folders: Sequence[str]) -> list[RunCurves]:
 
 
 def comparison_table(runs: Sequence[RunCurves]) -> str:
-    """Return a line of figures for each run; losses are nats per masked token, of the last evaluation and the best."""
+    """Write a line of figures for each run; losses are nats per masked token, of the last evaluation and the best."""
     titles = ("run", "steps", "tokens/step", "tokens", "tokens/s", "hours", "train", "validation", "best", "accuracy")
     rows = [titles, *map(_figures, runs)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -87,7 +87,7 @@ def comparison_table(runs: Sequence[RunCurves]) -> str:
 
 
 def draw_runs(runs: Sequence[RunCurves]) -> bytes:
-    """Return a PNG image: the loss of each run, training as a line and validation as dots, over tokens and over time.
+    """Draw a PNG image: the loss of each run, training as a line and validation as dots, over tokens and over time.
 
     Dotted lines are the losses of a guess from the token frequencies alone.
     """
@@ -100,7 +100,7 @@ def draw_runs(runs: Sequence[RunCurves]) -> bytes:
                 lines = run.of_split(split)
                 losses = [line["loss"] for line in lines]
                 settings: dict[str, Any] = {"color": f"C{index % 10}", **style}
-                over_tokens.plot([line["step"] * run.update_tokens for line in lines], losses, **settings)
+                over_tokens.plot([line["step"] * run.step_tokens for line in lines], losses, **settings)
                 over_time.plot([run.training_seconds(line["step"]) / 3600 for line in lines], losses, **settings)
         for axes, what in ((over_tokens, "tokens seen"), (over_time, "hours of training")):
             for entropy in {run.unigram_entropy_nats for run in runs} - {None}:
@@ -122,8 +122,8 @@ def _figures(run: RunCurves) -> tuple[str, ...]:
     return (
         run.name,
         f"{step:,}",
-        f"{run.update_tokens:,}",
-        f"{step * run.update_tokens:,}",
+        f"{run.step_tokens:,}",
+        f"{step * run.step_tokens:,}",
         f"{rate:,.0f}" if rate else NOT_KNOWN,
         f"{run.training_seconds(step) / 3600:.2f}",
         f"{train[-1]['loss']:.4f}" if train else NOT_KNOWN,
@@ -134,7 +134,7 @@ def _figures(run: RunCurves) -> tuple[str, ...]:
 
 
 def _short_names(folders: Sequence[str]) -> list[str]:
-    """Return the folders without the part of the path that all share."""
+    """Cut from the folders the part of the path that all share."""
     paths = [folder.rstrip("/").split("/") for folder in folders]
     num_shared = 0
     while all(len(path) > num_shared + 1 and path[num_shared] == paths[0][num_shared] for path in paths):

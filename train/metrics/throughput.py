@@ -16,13 +16,13 @@ class Throughput:
 
     Args:
         plan: of the run.
-        full_speed_update_seconds: what an update would take if all replicas computed at their peak; None where that is
+        full_speed_step_seconds: what a step would take if all replicas computed at their peak; None where that is
             not known.
     """
 
-    def __init__(self, plan: Plan, full_speed_update_seconds: float | None):
+    def __init__(self, plan: Plan, full_speed_step_seconds: float | None):
         self._plan = plan
-        self._full_speed_update_seconds = full_speed_update_seconds
+        self._full_speed_update_seconds = full_speed_step_seconds
         self._since_seconds = time.perf_counter()
         self._excluded_seconds = 0.0
 

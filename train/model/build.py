@@ -9,8 +9,8 @@ from transformers import PretrainedConfig
 
 from train.config import ModelConfig
 from train.model.architectures import align_padding_positions
-from train.model.gradient_checkpointing import checkpoint_gradients
-from train.model.tpu_layers import compute_as_suits_tpu
+from train.model.gradient_checkpointing import enable_gradient_checkpointing
+from train.model.tpu_layers import use_tpu_layers
 from train.model.vocabulary_padding import clear_padding
 
 
@@ -41,9 +41,9 @@ def build_network(
         start_positions_as_sinusoids(network)
     clear_padding(network, vocabulary_size)
     if tpu_layers:
-        compute_as_suits_tpu(network)
+        use_tpu_layers(network)
     if settings.gradient_checkpointing:
-        checkpoint_gradients(network)
+        enable_gradient_checkpointing(network)
     return network
 
 
@@ -65,7 +65,7 @@ def start_positions_as_sinusoids(model: Any) -> None:
 
 
 def sinusoids(num_positions: int, width: int) -> np.ndarray:
-    """Return sines then cosines of wavelengths 2π to 20,000π: float32 (num_positions, width)."""
+    """Compute sines, then cosines, of wavelengths 2π to 20,000π: float32 (num_positions, width)."""
     half = -(-width // 2)
     frequencies = 10_000.0 ** (-np.arange(half) / half)
     angles = np.arange(num_positions)[:, np.newaxis] * frequencies  # (num_positions, half)

@@ -24,7 +24,7 @@ DECIDED_BY_DATA = ("model_type", "vocab_size", "pad_token_id", "bos_token_id", "
 
 
 def resolve_model_config(config: ModelConfig, inputs: TrainingInputs) -> PretrainedConfig:
-    """Return the configuration to train, with vocabulary (padded), special ids and positions of tokenizer and shards.
+    """Build the configuration to train, with vocabulary (padded), special ids and positions of tokenizer and shards.
 
     A configuration that names its own number of positions keeps it; a preset takes the rows' length.
 
@@ -71,7 +71,7 @@ def resolve_model_config(config: ModelConfig, inputs: TrainingInputs) -> Pretrai
 
 
 def _read(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
-    """Return the configuration named, as it stands."""
+    """Read the configuration named, as it stands."""
     if config.init_from is not None:
         if config.pretrained_model_config is not None:
             raise InputError(
@@ -89,7 +89,7 @@ def _read(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> Pretrained
 
 
 def _parse_overrides(text: str | None) -> dict[str, str]:
-    """Return `name=value,name=value` as {name: value}."""
+    """Read `name=value,name=value` into {name: value}."""
     pairs = [pair.partition("=") for pair in (text or "").split(",") if pair.strip()]
     overrides = {name.strip(): value.strip() for name, _, value in pairs}
     malformed = [name for name, equals, value in pairs if not (name.strip() and equals and value.strip())]

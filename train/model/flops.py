@@ -1,4 +1,4 @@
-"""Floating-point operations that an update needs, for the share of the chip's peak that is used (MFU).
+"""Floating-point operations that a step needs, for the share of the chip's peak that is used (MFU).
 
 Counted as Chowdhery et al. 2022 (PaLM, appendix B) do: matrix products, an addition and a multiplication each, forward
 once and backward twice; what the hardware does besides (recomputed activations, softmax, layer norms, the optimizer) is
@@ -34,7 +34,7 @@ class Multiplications:
     per_pass: int = 0
 
 
-def update_flops(
+def step_flops(
     config: "PretrainedConfig",
     *,
     num_rows: int,
@@ -42,13 +42,13 @@ def update_flops(
     num_predictions: int,
     num_micro_batches: int = 1,
 ) -> int | None:
-    """Return the floating-point operations of one update; None for an architecture whose count is not known.
+    """Count the floating-point operations of one step; None for an architecture whose count is not known.
 
     Args:
         config: of a type in `train.model.architectures`.
-        num_rows: rows of the update, over all micro-batches.
+        num_rows: rows of the step, over all micro-batches.
         length: tokens a row.
-        num_predictions: prediction slots of the update, over all micro-batches.
+        num_predictions: prediction slots of the step, over all micro-batches.
         num_micro_batches: forward passes that the rows are split into.
     """
     formula = architecture_of(config).flops
@@ -150,10 +150,10 @@ FORMULAS: dict[str, Callable[["PretrainedConfig", int], Multiplications]] = {
 }
 
 
-def full_speed_update_seconds(
+def full_speed_step_seconds(
     config: TrainingConfig, model_config: "PretrainedConfig", plan: Plan, num_predictions: int | None
 ) -> float | None:
-    """Return what an update would take if all replicas computed at their peak.
+    """Compute the seconds that a step would take if all replicas computed at their peak.
 
     None without a TPU, on a TPU that is not this machine's or not in `train.runtime.tpu`, and for a model whose
     operations cannot be counted.
@@ -165,7 +165,7 @@ def full_speed_update_seconds(
         return None
     chip = chip_of(local_accelerator_type())
     num_micro_batches = plan.num_replicas * config.optimization.gradient_accumulation_steps
-    flops = update_flops(
+    flops = step_flops(
         model_config,
         num_rows=plan.global_batch_rows,
         length=plan.max_length,

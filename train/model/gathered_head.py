@@ -56,7 +56,7 @@ def gather_before_head(model: Any) -> None:
 
 
 def _gathered(outputs: Any, positions: tf.Tensor) -> Any:
-    """Return the encoder's outputs with the last hidden state, always the first of them, gathered at `positions`."""
+    """Gather the last hidden state, always the first of the encoder's outputs, at `positions`."""
     rows = outputs[0]  # (batch, length, hidden)
     hidden = tf.gather(tf.reshape(rows, (-1, rows.shape[-1])), positions)[tf.newaxis]  # (1, num_predictions, hidden)
     if isinstance(outputs, tuple):

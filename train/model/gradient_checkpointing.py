@@ -17,7 +17,7 @@ from train.model.architectures import architecture_of
 from train.model.stateless_dropout import repeatable
 
 
-def checkpoint_gradients(model: Any) -> None:
+def enable_gradient_checkpointing(model: Any) -> None:
     """Let each encoder layer of a TF model be computed again where its gradient is taken.
 
     Results stay the same: so does what a layer drops, provided that it drops by keys (`train.model.stateless_dropout`).

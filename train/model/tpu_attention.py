@@ -27,7 +27,7 @@ MATRIX_UNIT_WIDTH = 128
 def attend(
     query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, attended: tf.Tensor, row_keys: tf.Tensor | None, rate: float
 ) -> tf.Tensor:
-    """Return softmax(keyᵀ query / √head size) applied to `value`, (batch, heads, head size, length).
+    """Compute softmax(keyᵀ query / √head size) applied to `value`, (batch, heads, head size, length).
 
     Args:
         query: (batch, heads, head size, length), static shape; so are `key` and `value`.
@@ -66,7 +66,7 @@ class _Attention:
         self.makes_anew = makes_anew
 
     def forward(self, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Return the context, what was subtracted from the scores, and 1 / (sum * share that is kept).
+        """Compute the context, what was subtracted from the scores, and 1 / (sum * share that is kept).
 
         The latter two are float32 (batch, heads, 1, length).
         """
@@ -88,7 +88,7 @@ class _Attention:
         inverse_sum: tf.Tensor,
         by_context: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Return the gradients by query, key and value."""
+        """Compute the gradients by query, key and value."""
         dtype = query.dtype
         by_context = tf.cast(by_context, tf.float32)
         # Σ over keys of probability times its gradient, without a tensor of all probabilities (Dao et al. 2022, eq. 4).
@@ -112,7 +112,7 @@ class _Attention:
         return tf.cast(by_query, dtype), tf.cast(by_key, dtype), by_value
 
     def _shift_and_sums(self, query: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return what to subtract from the scores, mostly 0, and the sums of their exponentials over the keys."""
+        """Find what to subtract from the scores, mostly 0, and the sums of their exponentials over the keys."""
         batch, num_heads, _, length = query.shape
         ones = tf.broadcast_to(self.attended, (batch, num_heads, NUM_ONES, length))
 
@@ -136,11 +136,11 @@ class _Attention:
         return einsum("bnhk,bnhq->bnkq", key, query) * self.scale
 
     def _exponentials(self, query: tf.Tensor, key: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
-        """Return exp(scores - shift), (batch, heads, keys, queries)."""
+        """Compute exp(scores - shift), (batch, heads, keys, queries)."""
         return tf.cast(tf.exp(tf.minimum(self._scores(query, key) - shift, LARGEST_EXPONENT)), query.dtype)
 
     def _dropped(self, weights: tf.Tensor, head_keys: tf.Tensor | None) -> tf.Tensor:
-        """Return the weights with those that are dropped set to 0, not scaled."""
+        """Set the weights that are dropped to 0, without scaling the others."""
         if head_keys is None:
             return weights
         falls = dropout_mask(head_keys, weights.shape[2:], self.rate)
@@ -148,7 +148,7 @@ class _Attention:
 
 
 def _sum_over_head(values: tf.Tensor) -> tf.Tensor:
-    """Return the sums over the head size, float32 (batch, heads, 1, length)."""
+    """Sum over the head size, to float32 (batch, heads, 1, length)."""
     if values.dtype == tf.float32:
         return tf.reduce_sum(values, axis=2, keepdims=True)
     return einsum("bnhq,hr->bnrq", values, tf.ones((values.shape[2], NUM_ONES), values.dtype))[:, :, :1]
@@ -159,7 +159,7 @@ NUM_ONES = 8
 
 
 def einsum(equation: str, one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
-    """Return the product in float32, before any rounding; `tf.einsum` rounds it to the type of its arguments.
+    """Multiply in float32, before any rounding; `tf.einsum` rounds it to the type of its arguments.
 
     Args:
         equation: as in `tf.einsum`, of two tensors: `bld,de->ble`. A letter stands in two or three of the parts.
@@ -182,7 +182,7 @@ def einsum(equation: str, one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
 
 
 def sum_over_last(values: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
-    """Return Σ values (times weights) over the last axis, float32 (…, 1).
+    """Compute Σ values (times weights) over the last axis, float32 (…, 1).
 
     Args:
         values: (batch, length, width).
@@ -197,7 +197,7 @@ def sum_over_last(values: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Ten
 
 
 def sum_over_rows(values: tf.Tensor) -> tf.Tensor:
-    """Return Σ values over all axes but the last, float32 (width,), of (batch, length, width)."""
+    """Compute Σ values over all axes but the last, float32 (width,), of (batch, length, width)."""
     if values.dtype == tf.float32:
         return tf.reduce_sum(values, axis=(0, 1))
     ones = tf.ones((*values.shape[:2], NUM_ONES), values.dtype)
@@ -205,7 +205,7 @@ def sum_over_rows(values: tf.Tensor) -> tf.Tensor:
 
 
 def optimization_barrier(*tensors: tf.Tensor | None) -> list[Any]:
-    """Return the tensors as ones of which XLA does not know that it has computed with them before.
+    """Make of the tensors ones of which XLA does not know that it has computed with them before.
 
     What is computed of them is computed anew, in the place of a tensor that is kept.
     """

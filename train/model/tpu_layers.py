@@ -18,7 +18,7 @@ from train.model.tpu_attention import NUM_ONES, attend, einsum, sum_over_last, s
 from train.runtime.named_scopes import custom_gradient
 
 
-def compute_as_suits_tpu(model: Any) -> bool:
+def use_tpu_layers(model: Any) -> bool:
     """Replace how the encoder of a built TF model computes, if its layers are known; return whether they are.
 
     Attention that is called with what pretraining has no use for (head masks, attentions as an output, a mask of more
@@ -79,7 +79,7 @@ def _heads(inputs: tf.Tensor, layer: tf_keras.layers.Dense, num_heads: int) -> t
 
 @custom_gradient
 def heads(inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-    """Return a projection of each head, (batch, heads, head size, length): the layout in which products take it.
+    """Project inputs for each head, to (batch, heads, head size, length): the layout in which products take it.
 
     Args:
         inputs: (batch, length, width).
@@ -112,7 +112,7 @@ def _dense_call(layer: tf_keras.layers.Dense) -> Callable[[tf.Tensor], tf.Tensor
 
 @custom_gradient
 def dense(inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-    """Return inputs @ kernel + bias: (batch, length, width) by (width, units) and (units,), all of one type."""
+    """Compute inputs @ kernel + bias: (batch, length, width) by (width, units) and (units,), all of one type."""
 
     def gradient(by_output: tf.Tensor) -> tuple[tf.Tensor, ...]:
         return (
@@ -129,7 +129,7 @@ def _layer_norm_call(layer: tf_keras.layers.LayerNormalization) -> Callable[[tf.
 
 
 def layer_norm(inputs: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float) -> tf.Tensor:
-    """Return the layer normalization (Ba et al. 2016) over the last axis, computed in float32, of the inputs' type.
+    """Normalize over the last axis (Ba et al. 2016), computed in float32; the result has the inputs' type.
 
     Args:
         inputs: (batch, length, width).

@@ -1,4 +1,4 @@
-"""The newest training checkpoint on a branch of the model's repository, so that a run can go on on another machine."""
+"""The newest training checkpoint on a branch of the model's repository, for resuming a run on another machine."""
 
 import logging
 import tempfile

@@ -39,7 +39,7 @@ LIMITS = """- It predicts single masked tokens, in texts of at most {max_length}
 def model_card(
     record: dict[str, Any], tokenizer: PreTrainedTokenizerFast, publication: Publication, has_picture: bool
 ) -> str:
-    """Return the README.md of a publication: metadata for the Hub, then text for people.
+    """Write the README.md of a publication: metadata for the Hub, then text for people.
 
     Args:
         record: the run's `run.json`.
@@ -63,7 +63,7 @@ def model_card(
         "Corpus": markdown_table(corpus_table(record)),
         "Training": markdown_table(procedure_table(record, publication.step)),
         "Evaluation": evaluation_table(record, evaluations)
-        + (f"\n\n![Loss over the updates]({LOSS_CURVE_NAME})" if has_picture else ""),
+        + (f"\n\n![Loss over the steps]({LOSS_CURVE_NAME})" if has_picture else ""),
         "Limits": LIMITS.format(max_length=record["plan"]["max_length"]),
     }
     text = [f"# {_name(hub)}", _opening(record, publication.step), markdown_table(about)]
@@ -72,7 +72,7 @@ def model_card(
 
 
 def metadata(record: dict[str, Any], tokenizer: PreTrainedTokenizerFast, evaluations: list[dict[str, Any]]) -> str:
-    """Return the YAML by which the Hub finds and shows the model.
+    """Write the YAML by which the Hub finds and shows the model.
 
     Without `base_model`: the Hub would call a model with one a fine-tune of it.
     """
@@ -98,7 +98,7 @@ def metadata(record: dict[str, Any], tokenizer: PreTrainedTokenizerFast, evaluat
 
 
 def hub_dataset(record: dict[str, Any]) -> str | None:
-    """Return the id of the Hub's data set that the rows were made of, None for any other corpus."""
+    """Find the id of the Hub's data set that the rows were made of, None for any other corpus."""
     corpus = (record["train_data"] or {}).get("corpus", {})
     name = corpus.get("settings", {}).get("dataset_name")
     is_on_hub = name not in (None, BUILTIN) and HUB_ID.fullmatch(name) and not Path(name).exists()
@@ -143,7 +143,7 @@ def _opening(record: dict[str, Any], step: int) -> str:
         revision = f", revision `{record['hub_revision']}`" if is_on_hub and record["hub_revision"] else ""
         # The path of a folder is nobody's business but its owner's.
         start = f"continued from {f'`{init_from}`' if is_on_hub else 'a checkpoint of its author'}{revision}"
-    unfinished = "" if step == num_steps else f" **Training is not finished: update {step:,} of {num_steps:,}.**"
+    unfinished = "" if step == num_steps else f" **Training is not finished: step {step:,} of {num_steps:,}.**"
     return f"A masked language model, pretrained {start}.{unfinished}"
 
 
@@ -152,7 +152,7 @@ def _example(hub: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> str:
 
 
 def _usage(hub: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> str:
-    """Return lines that work with PyTorch, for the model on the Hub, or else for the folder of the card."""
+    """Write lines that work with PyTorch, for the model on the Hub, or else for the folder of the card."""
     # JSON's strings are Python's, with the quotes that people write.
     model, sentence = (
         json.dumps(text, ensure_ascii=False) for text in (hub["hub_model_id"] or ".", _example(hub, tokenizer))
@@ -165,12 +165,12 @@ MAX_EVALUATIONS = 10
 
 
 def markdown_table(rows: Mapping[str, str]) -> str:
-    """Return {title: text} as a table of two columns."""
+    """Write {title: text} as a table of two columns."""
     return _table(("", ""), [(title, text) for title, text in rows.items()])
 
 
 def corpus_table(record: dict[str, Any]) -> dict[str, str]:
-    """Return what is known of the text: its source, revision, license, size."""
+    """Describe what is known of the text: its source, revision, license, size."""
     data = record["train_data"]
     corpus, totals = data.get("corpus"), data["totals"]
     if corpus is None:
@@ -188,22 +188,22 @@ def corpus_table(record: dict[str, Any]) -> dict[str, str]:
 
 
 def procedure_table(record: dict[str, Any], step: int) -> dict[str, str]:
-    """Return how the model was trained, up to update `step`."""
+    """Describe how the model was trained, up to `step`."""
     plan, settings = record["plan"], record["settings"]
     optimization, masking = settings["optimization"], settings["masking"]
     batch_tokens = plan["global_batch_rows"] * plan["max_length"]
     return {
-        "updates": f"{step:,}",
+        "steps": f"{step:,}",
         "tokens seen": f"{step * batch_tokens:,}, padding included",
         "epochs": f"{step * plan['global_batch_rows'] / plan['num_rows']:.2f}",
-        "batch": f"{plan['global_batch_rows']:,} rows = {batch_tokens:,} tokens an update",
+        "batch": f"{plan['global_batch_rows']:,} rows = {batch_tokens:,} tokens a step",
         "masking": f"{masking['masking']}, {masking['mlm_probability']:.0%} of the tokens: "
         f"{masking['mask_token_rate']:.0%} masked, {masking['random_token_rate']:.0%} random, the rest kept",
         "optimizer": f"{optimization['optimizer']}, beta1 {optimization['adam_beta1']}, beta2 "
         f"{optimization['adam_beta2']}, epsilon {optimization['adam_epsilon']}, weight decay "
         f"{optimization['weight_decay_rate']}, gradients clipped to norm {optimization['max_grad_norm']}",
         "learning rate": f"{optimization['learning_rate']}, schedule {optimization['schedule']}, "
-        f"{plan['num_warmup_steps']:,} updates of warmup",
+        f"{plan['num_warmup_steps']:,} steps of warmup",
         "precision": "bfloat16, weights in float32" if settings["hardware"]["bfloat16"] else "float32",
         "seed": str(settings["run"]["seed"]),
         "hardware": record["hardware"],
@@ -212,7 +212,7 @@ def procedure_table(record: dict[str, Any], step: int) -> dict[str, str]:
 
 
 def evaluation_table(record: dict[str, Any], evaluations: Sequence[dict[str, Any]]) -> str:
-    """Return the figures of the newest evaluations and what they are."""
+    """Write the figures of the newest evaluations and what they are."""
     if not evaluations:
         return "The model was not evaluated."
     rows = [
@@ -224,7 +224,7 @@ def evaluation_table(record: dict[str, Any], evaluations: Sequence[dict[str, Any
         )
         for line in evaluations[-MAX_EVALUATIONS:]
     ]
-    table = _table(("update", "loss (nats)", "perplexity", "accuracy"), rows)
+    table = _table(("step", "loss (nats)", "perplexity", "accuracy"), rows)
     num_masked = evaluations[-1]["num_masked_tokens"]
     text = f"Over {num_masked:,} masked tokens of rows that were not trained on, 15 % of each row, always the same."
     entropy = record["eval_data"].get("unigram_entropy_nats")
@@ -234,7 +234,7 @@ def evaluation_table(record: dict[str, Any], evaluations: Sequence[dict[str, Any
 
 
 def _source(corpus: dict[str, Any]) -> str:
-    """Return where the text comes from; of files their number and size, since paths are their owner's business."""
+    """Describe where the text comes from; of files their number and size, since paths are their owner's business."""
     settings = corpus["settings"]
     if settings["dataset_name"] == BUILTIN:
         return "docstrings of Python's standard library and of installed packages"

@@ -22,7 +22,7 @@ EVENTS_MARK = "tfevents"
 
 @dataclass(frozen=True)
 class Publication:
-    """A run after an update: its model, and all lines of `metrics.jsonl` so far."""
+    """A run after a step: its model, and all lines of `metrics.jsonl` so far."""
 
     step: int
     model: ModelSnapshot
@@ -48,7 +48,7 @@ class Publisher:
     pushes_checkpoints: bool = False
 
     def take(self, network: Any, step: int, metrics: list[dict[str, Any]]) -> Publication:
-        """Return what is to be published, copied from the model and the log; takes as long as copying the weights."""
+        """Copy what is to be published from the model and the log; takes as long as copying the weights."""
         return Publication(step, take_snapshot(network), list(metrics))
 
     def publish(

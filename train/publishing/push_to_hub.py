@@ -88,7 +88,7 @@ GRACE_SECONDS = 60.0
 
 
 def steps_of_pushes(config: HubConfig, plan: Plan) -> tuple[int, ...]:
-    """Return the updates after which a model is pushed while training goes on; the last update is not among them."""
+    """List the steps after which a model is pushed while training continues; the last step is not among them."""
     if config.hub_model_id is None or config.hub_strategy == "end":
         return ()
     if config.hub_strategy in ("steps", "checkpoint"):
@@ -98,7 +98,7 @@ def steps_of_pushes(config: HubConfig, plan: Plan) -> tuple[int, ...]:
 
 
 class PushToHubCallback(tf_keras.callbacks.Callback):
-    """Pushes the model after the updates in `steps`; launches must end at these (see `Launches`).
+    """Pushes the model after the given steps, which must be the last of their executions (see `Launches`).
 
     The weights are copied on the training thread; export and upload are the work of one other thread. A push that is
     still running lets the next one wait, and of those that wait only the newest is kept. A push that fails is a
@@ -106,12 +106,12 @@ class PushToHubCallback(tf_keras.callbacks.Callback):
     for the one that waits, both together at most `GRACE_SECONDS`. The last state is not pushed here.
 
     Args:
-        publisher: exports and pushes; None on a worker that is not to, whose launches end at the same updates.
-        steps: the updates of the whole run after which to push.
+        publisher: exports and pushes; None on a worker that is not to, whose executions end at the same steps.
+        steps: those of the whole run after which to push.
         metrics: returns the lines of `metrics.jsonl` so far.
     """
 
-    # Without it Keras reads the logs of every update from the device.
+    # Without it Keras reads the logs of every step from the device.
     _supports_tf_logs = True
 
     def __init__(
@@ -149,14 +149,14 @@ class PushToHubCallback(tf_keras.callbacks.Callback):
             logger.warning("the last push to the Hub was given up: it did not end within %.0f s", GRACE_SECONDS)
 
     def counting_from(self, start_step: int) -> "PushToHubCallback":
-        """Return the callback for a `fit` that begins after so many updates."""
+        """Prepare for a `fit` that begins after so many steps; returns the callback."""
         self._start_step = start_step
         return self
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
         """Copy the weights and hand them to the other thread, if a push is due."""
         step = self._start_step + batch + 1
-        # After an update that was not finite none is made any more: there is nothing new, and the run is about to end.
+        # After a step that was not finite no weights change any more, and the run is about to end.
         if self._publisher is None or step not in self._due or self.model.optimizer.is_stopped:
             return
         started_seconds = time.perf_counter()
@@ -169,7 +169,7 @@ class PushToHubCallback(tf_keras.callbacks.Callback):
         try:
             self._publisher.publish(publication, message, interruption=self._interruption)
         except (RunFailedError, OSError, ValueError) as error:
-            logger.warning("step %d is not on the Hub; training goes on. %s", publication.step, error)
+            logger.warning("step %d is not on the Hub; training continues. %s", publication.step, error)
 
 
 def _untagged(publisher: Publisher) -> HubRepository | None:

@@ -1,4 +1,4 @@
-"""The trained model as a folder that `AutoModelForMaskedLM` of transformers 4 and 5 opens in PyTorch.
+"""The trained model as a folder that transformers 4 and 5 open in PyTorch by the auto class of its head.
 
 The weights are renamed and transposed to the layout of the PyTorch class by transformers' own rules; torch is not
 needed. Format: https://huggingface.co/docs/safetensors.
@@ -24,7 +24,7 @@ from train.model.vocabulary_padding import cut_vocabulary, vocabulary_axis
 
 @dataclass(frozen=True)
 class ModelSnapshot:
-    """A TF…ForMaskedLM at one moment: nothing in it changes when the model is trained on.
+    """A TF model at one moment: nothing in it changes when the model is trained on.
 
     class_name: of the TF class.
     config: its configuration.
@@ -37,7 +37,7 @@ class ModelSnapshot:
 
 
 def take_snapshot(model: Any) -> ModelSnapshot:
-    """Return a copy of a built TF…ForMaskedLM of transformers, its weights in the memory of the host.
+    """Copy a built TF model of transformers, its weights to the memory of the host.
 
     Raises:
         InputError: the architecture cannot be exported right.
@@ -54,7 +54,7 @@ def take_snapshot(model: Any) -> ModelSnapshot:
 
 
 def num_parameters(snapshot: ModelSnapshot, vocabulary_size: int) -> int:
-    """Return the number of weights of the model with so many ids."""
+    """Count the weights of the model with so many ids."""
     number = 0
     for name, array in snapshot.arrays.items():
         axis = vocabulary_axis(name, snapshot.config.model_type)
@@ -73,7 +73,7 @@ def export_model(
     """Write the model and its tokenizer to a local folder, each file replaced in one step, `config.json` last.
 
     Args:
-        model: a built TF…ForMaskedLM of transformers whose configuration passed `check_architecture`, or a snapshot.
+        model: a built TF model of transformers whose configuration passed `check_architecture`, or a snapshot.
         tokenizer: the one it was trained with. It is saved as `PreTrainedTokenizerFast`, under which transformers 4
             and 5 read the same ids from its `tokenizer.json`.
         folder: made if missing.
@@ -96,7 +96,7 @@ def export_model(
 
 
 def pytorch_weights(model: Any, vocabulary_size: int | None = None) -> dict[str, np.ndarray]:
-    """Return {name in the PyTorch class: float32 array in its layout} for all weights of the model or snapshot.
+    """Convert to {name in the PyTorch class: float32 array in its layout} all weights of the model or snapshot.
 
     Of the vocabulary the first `vocabulary_size` ids are kept; by default all.
 
@@ -127,7 +127,7 @@ def pytorch_weights(model: Any, vocabulary_size: int | None = None) -> dict[str,
 
 
 def exported_config(snapshot: ModelSnapshot, vocabulary_size: int | None = None) -> PretrainedConfig:
-    """Return the configuration of the PyTorch model, with `vocabulary_size` ids; by default all."""
+    """Make the configuration of the PyTorch model, with `vocabulary_size` ids; by default all."""
     config = copy.deepcopy(snapshot.config)
     config.vocab_size = vocabulary_size or config.vocab_size
     config.architectures = [snapshot.class_name.removeprefix("TF")]
@@ -139,7 +139,7 @@ def exported_config(snapshot: ModelSnapshot, vocabulary_size: int | None = None)
 def exported_tokenizer(
     tokenizer: PreTrainedTokenizerFast, config: PretrainedConfig, model_max_length: int
 ) -> PreTrainedTokenizerFast:
-    """Return the tokenizer as saved beside a model: its length limit, the inputs of its architecture, no state."""
+    """Make the tokenizer that is saved beside a model: its length limit, the inputs of its architecture, no state."""
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_truncation()
     backend.no_padding()

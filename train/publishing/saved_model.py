@@ -39,7 +39,7 @@ class SavedModel:
 
 
 def read_saved_model(path: str, tokenizer: str | None = None) -> SavedModel:
-    """Return the model saved at `path`, local or `gs://`.
+    """Read the model saved at `path`, local or `gs://`.
 
     Args:
         path: `OUTPUT_DIR/checkpoints/step-…` of a run, `OUTPUT_DIR` for its newest checkpoint, or a folder or Hub id

@@ -34,7 +34,7 @@ def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
 def test_the_time_of_training_is_that_of_the_updates(tmp_path: Path) -> None:
     (run,) = read_runs([str(write_run(tmp_path / "run"))])
     assert [run.training_seconds(step) for step in (0, 5, 10, 20, 25, 30)] == [0, 10, 20, 30, 35, 40]
-    assert run.update_tokens == 8 * LENGTH
+    assert run.step_tokens == 8 * LENGTH
 
 
 def test_runs_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from train.config import (
     TrainingConfig,
 )
 from train.metrics.throughput import Throughput
-from train.model.flops import full_speed_update_seconds, update_flops
+from train.model.flops import full_speed_step_seconds, step_flops
 from train.runtime.plan import make_plan
 from train.runtime.tpu import ACCELERATOR_TYPE_VARIABLE, CHIPS
 
@@ -41,7 +41,7 @@ def clock(monkeypatch):
 
 
 def test_rates_are_over_training_alone(clock):
-    throughput = Throughput(plan_of(config_of()), full_speed_update_seconds=0.1)
+    throughput = Throughput(plan_of(config_of()), full_speed_step_seconds=0.1)
     clock[0] += 3
     with throughput.clock_stopped():
         clock[0] += 10
@@ -66,8 +66,8 @@ def test_without_a_known_chip_there_is_no_share_of_its_peak(clock):
 def test_full_speed_is_that_of_all_replicas(monkeypatch):
     monkeypatch.setenv(ACCELERATOR_TYPE_VARIABLE, "v3-8")
     config = config_of(tpu_name="local")
-    flops = update_flops(tiny_config("roberta"), num_rows=96, length=16, num_predictions=24 * 10)
-    seconds = full_speed_update_seconds(config, tiny_config("roberta"), plan_of(config), num_predictions=10)
+    flops = step_flops(tiny_config("roberta"), num_rows=96, length=16, num_predictions=24 * 10)
+    seconds = full_speed_step_seconds(config, tiny_config("roberta"), plan_of(config), num_predictions=10)
     assert seconds == pytest.approx(flops / 8 / CHIPS["v3"].peak_flops_per_second)
 
 
@@ -80,4 +80,4 @@ def test_full_speed_is_that_of_all_replicas(monkeypatch):
 def test_full_speed_of_what_is_not_known(monkeypatch, hardware, accelerator_type, model, num_predictions):
     monkeypatch.setenv(ACCELERATOR_TYPE_VARIABLE, accelerator_type)
     config = config_of(**hardware)
-    assert full_speed_update_seconds(config, tiny_config(model), plan_of(config), num_predictions) is None
+    assert full_speed_step_seconds(config, tiny_config(model), plan_of(config), num_predictions) is None

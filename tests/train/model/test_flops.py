@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.fixtures.tiny_models import CONFIGS, MASK, PAD, SAME_CODE, VOCABULARY, tiny_config, tiny_model
 from train.model.architectures import ARCHITECTURES
-from train.model.flops import FORMULAS, update_flops
+from train.model.flops import FORMULAS, step_flops
 from train.model.stateless_dropout import KEY_WORDS
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.masking_rule import MaskingRule
@@ -43,7 +43,7 @@ def graph_flops(model: PretrainingModel) -> int:
 def test_the_count_is_that_of_tensorflows_graph(name):
     model = PretrainingModel(tiny_model(name), TASK, seed=0)
     config = model.network.config
-    counted = update_flops(config, num_rows=NUM_ROWS, length=LENGTH, num_predictions=NUM_PREDICTIONS)
+    counted = step_flops(config, num_rows=NUM_ROWS, length=LENGTH, num_predictions=NUM_PREDICTIONS)
     flops = graph_flops(model)
     if "deberta" in name:
         # Its table of relative positions is copied once a row before the products, which saves nothing.
@@ -57,7 +57,7 @@ def test_roberta_base_is_pinned():
         "roberta", vocab_size=32_000, hidden_size=768, num_hidden_layers=12, num_attention_heads=12,
         intermediate_size=3072,
     )  # fmt: skip
-    flops = update_flops(config, num_rows=16, length=512, num_predictions=16 * 80)
+    flops = step_flops(config, num_rows=16, length=512, num_predictions=16 * 80)
     assert flops == 6 * (8192 * 12 * (12 * 768**2 + 2 * 512 * 768) + 1280 * 768 * (768 + 32_000))
     assert flops == pytest.approx(4.83e12, rel=0.001)
 
@@ -65,10 +65,10 @@ def test_roberta_base_is_pinned():
 def test_what_is_done_once_a_pass_counts_for_each_micro_batch():
     config = tiny_config("deberta-v2 as v3")
     shape = {"num_rows": 8, "length": 16, "num_predictions": 24}
-    once, twice = (update_flops(config, **shape, num_micro_batches=number) for number in (1, 2))
+    once, twice = (step_flops(config, **shape, num_micro_batches=number) for number in (1, 2))
     assert twice - once == 6 * 2 * 2 * 16 * 32**2
 
 
 def test_an_architecture_without_a_count_has_none():
-    assert update_flops(tiny_config("convbert"), num_rows=1, length=8, num_predictions=8) is None
+    assert step_flops(tiny_config("convbert"), num_rows=1, length=8, num_predictions=8) is None
     assert {architecture.flops for architecture in ARCHITECTURES.values()} == {*FORMULAS, None}

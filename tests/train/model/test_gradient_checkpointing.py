@@ -9,7 +9,7 @@ from tests.fixtures.tiny_models import PAD, padded_batch, tiny_model
 from tests.train.test_train_step import RULE, one_cpu, token_rows, train, two_cpus, weights
 from train.config import OptimizationConfig
 from train.model.architectures import ARCHITECTURES
-from train.model.gradient_checkpointing import checkpoint_gradients, encoder_layers
+from train.model.gradient_checkpointing import enable_gradient_checkpointing, encoder_layers
 from train.model.stateless_dropout import draw_row_keys, dropping_out_by, key_dropout
 from train.optimizer import build_optimizer
 from train.tasks.masked_lm import MaskedLanguageModeling
@@ -42,7 +42,7 @@ def test_gradients_stay_the_same_with_what_was_dropped(name: str) -> None:
     num_calls = []
     for layer in encoder_layers(model):
         layer.call = counted(layer.call, num_calls)
-    checkpoint_gradients(model)
+    enable_gradient_checkpointing(model)
     for gradient, kept in zip(gradients(model), expected, strict=True):
         np.testing.assert_allclose(gradient, kept, atol=1e-6)
     # Once forward and once again: ALBERT's groups are used for several layers each.
@@ -66,7 +66,7 @@ def test_xla_does_not_find_that_layers_are_computed_twice() -> None:
 
     model = dropping_model("roberta", 0.3, num_hidden_layers=1)
     expected, num_products = compiled(model)
-    checkpoint_gradients(model)
+    enable_gradient_checkpointing(model)
     found, num_more_products = compiled(model)
     for gradient, kept in zip(found, expected, strict=True):
         np.testing.assert_allclose(gradient, kept, atol=1e-6)
@@ -78,7 +78,7 @@ def pretraining_model(strategy: tf.distribute.Strategy, num_micro_batches: int, 
     with strategy.scope():
         masked_lm = tiny_model("roberta", num_hidden_layers=1)
         if checkpoints:
-            checkpoint_gradients(masked_lm)
+            enable_gradient_checkpointing(masked_lm)
         model = PretrainingModel(
             masked_lm, MaskedLanguageModeling(RULE, PAD), seed=3, num_micro_batches=num_micro_batches, max_grad_norm=1.0
         )

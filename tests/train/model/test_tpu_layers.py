@@ -7,7 +7,7 @@ from mlm_common.errors import InputError
 from tests.fixtures.tiny_models import padded_batch, tiny_model
 from train.config import HardwareConfig
 from train.model.stateless_dropout import draw_row_keys, dropping_out_by, key_dropout
-from train.model.tpu_layers import compute_as_suits_tpu, dense, layer_norm
+from train.model.tpu_layers import dense, layer_norm, use_tpu_layers
 from train.publishing.pytorch_format import pytorch_weights
 from train.runtime.strategy import computes_as_suits_tpu
 
@@ -39,7 +39,7 @@ def test_logits_and_gradients_are_those_of_the_stock_layers_and_the_export_too(n
     variables = [(variable.name, variable.shape) for variable in model.variables]
     exported = pytorch_weights(model)
 
-    assert compute_as_suits_tpu(model)
+    assert use_tpu_layers(model)
     logits, gradients = attended_logits_and_gradients(model, inputs, attended, jit_compile=True)
 
     np.testing.assert_allclose(logits, expected, atol=2e-5)
@@ -64,7 +64,7 @@ def test_in_bfloat16_it_is_as_near_to_float32_as_the_stock_layers():
     finally:
         tf_keras.mixed_precision.set_global_policy(policy)
     stock, _ = attended_logits_and_gradients(model, inputs, attended, jit_compile=False)
-    compute_as_suits_tpu(model)
+    use_tpu_layers(model)
     logits, gradients = attended_logits_and_gradients(model, inputs, attended, jit_compile=True)
     assert np.abs(logits - exact).mean() < 1.2 * np.abs(stock - exact).mean()
     assert all(gradient.dtype == np.float32 and np.isfinite(gradient).all() for gradient in gradients)
@@ -81,16 +81,16 @@ def test_dropout_is_that_of_the_stock_layers():
             return model(inputs, training=True).logits * tf.cast(attended, tf.float32)[..., tf.newaxis]
 
     expected = logits.python_function()
-    compute_as_suits_tpu(model)
+    use_tpu_layers(model)
     np.testing.assert_allclose(logits(), expected, atol=2e-5)
 
 
 def test_other_layers_and_calls_compute_as_before():
-    assert not compute_as_suits_tpu(tiny_model("distilbert"))
+    assert not use_tpu_layers(tiny_model("distilbert"))
     model = tiny_model("bert", num_hidden_layers=1)
     inputs, _ = padded_batch(model)
     expected = model(inputs, output_attentions=True)
-    compute_as_suits_tpu(model)
+    use_tpu_layers(model)
     outputs = tf.function(lambda: model(inputs, output_attentions=True), jit_compile=True)()
     np.testing.assert_allclose(outputs.attentions[0], expected.attentions[0], atol=1e-5)
 

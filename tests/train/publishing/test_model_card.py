@@ -49,7 +49,7 @@ def corpus(**settings: Any) -> dict[str, Any]:
 
 
 def record(hub: HubConfig = HUB, init_from: str | None = None, **corpus_settings: Any) -> dict[str, Any]:
-    """Return the `run.json` of a run of 6 updates of 8 rows of 16 tokens."""
+    """Return the `run.json` of a run of 6 steps of 8 rows of 16 tokens."""
     data = DataConfig(train_dataset="/home/alice/private/shards/train")
     model = ModelConfig(init_from=init_from)
     run = RunConfig(output_dir="/home/alice/private/run")
@@ -134,8 +134,8 @@ def test_what_a_card_says(name: str, says: list[str]) -> None:
     num_parameters = vocabulary_size(tiny_tokenizer()) * 32 + 32 * 64
     always = [
         f"| parameters | {num_parameters:,} |", "RobertaForMaskedLM (`roberta`)", "mask token `[MASK]`",
-        "| updates | 6 |", "| tokens seen | 768, padding included |", "| epochs | 0.37 |", "TPU v5e-8, 8 replicas",
-        "| 6 | 4.0000 | 54.60 | 0.2500 |", "![Loss over the updates](loss.png)", "Over 75 masked tokens",
+        "| steps | 6 |", "| tokens seen | 768, padding included |", "| epochs | 0.37 |", "TPU v5e-8, 8 replicas",
+        "| 6 | 4.0000 | 54.60 | 0.2500 |", "![Loss over the steps](loss.png)", "Over 75 masked tokens",
     ]  # fmt: skip
     for words in [*always, *says]:
         assert words in text, words
@@ -143,7 +143,7 @@ def test_what_a_card_says(name: str, says: list[str]) -> None:
 
 def test_of_a_run_that_goes_on_and_without_evaluation_or_picture() -> None:
     text = card(RECORDS["files"], step=3, metrics=[], has_picture=False)
-    assert "**Training is not finished: update 3 of 6.**" in text
+    assert "**Training is not finished: step 3 of 6.**" in text
     assert "The model was not evaluated." in text
     assert "loss.png" not in text
 

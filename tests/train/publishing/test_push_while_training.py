@@ -162,7 +162,7 @@ def test_a_run_that_fails_publishes_what_it_has(
         train(shards, tmp_path, *EVERY_STEP, *NO_EVALUATION)
     assert titles(hub_here) == ["Step 1", "Step 3"]
     assert published(hub_here) == exported(tmp_path)
-    assert "Training is not finished: update 3 of 6" in published(hub_here)["README.md"].decode()
+    assert "Training is not finished: step 3 of 6" in published(hub_here)["README.md"].decode()
 
 
 def failing_at_update_4(_: TrainingLog, step: int) -> None:

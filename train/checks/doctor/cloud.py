@@ -67,7 +67,7 @@ def check_buckets(config: TrainingConfig) -> Iterator[Finding]:
 
 
 def tpu_zone(config: TrainingConfig) -> str | None:
-    """Return the zone of the TPU that is named, or of this machine where it is one of Google Cloud."""
+    """Find the zone of the TPU that is named, or of this machine where it is one of Google Cloud."""
     return config.hardware.tpu_zone or (read_metadata("instance/zone", 2.0) or "").rpartition("/")[2] or None
 
 
@@ -94,7 +94,7 @@ def _check_region(bucket: str, zone: str | None) -> Iterator[Finding]:
 
 
 def _is_near(bucket: Any, zone: str) -> bool:
-    """Return whether a zone is in the bucket's region, multi-region, or pair of regions."""
+    """Tell whether a zone is in the bucket's region, multi-region, or pair of regions."""
     region = zone.rpartition("-")[0]
     places = [place.lower() for place in (bucket.data_locations or [bucket.location])]
     begins = tuple(MULTI_REGIONS[place] for place in places if place in MULTI_REGIONS)

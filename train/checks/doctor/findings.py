@@ -40,15 +40,15 @@ class Check:
 
 
 def ok(subject: str, text: str) -> Finding:
-    """Return that a subject is well."""
+    """Make the finding that a subject is well."""
     return Finding("ok", subject, text)
 
 
 def warning(subject: str, text: str, cure: str) -> Finding:
-    """Return what may go on, but is likely not meant, slow or soon a failure."""
+    """Make a finding that a run survives, but that is likely not meant, slow, or soon a failure."""
     return Finding("warning", subject, f"{text} {cure}")
 
 
 def error(subject: str, text: str, cure: str) -> Finding:
-    """Return what a run would fail of."""
+    """Make a finding that a run would fail of."""
     return Finding("error", subject, f"{text} {cure}")

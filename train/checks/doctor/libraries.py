@@ -26,7 +26,7 @@ class ProcessFailedError(RunFailedError):
 
 
 def ask_tensorflow(task: str, config: TrainingConfig, timeout_seconds: float) -> dict[str, Any]:
-    """Return the answer of a task of `tensorflow_process.py`.
+    """Run a task of `tensorflow_process.py`, and read its answer.
 
     Raises:
         InputError: the task was refused; names the cure.
@@ -79,7 +79,7 @@ def check_gpus(config: TrainingConfig, devices: Path = Path("/dev")) -> Iterator
 
 
 def _last_words(stderr: bytes) -> str:
-    """Return the last lines, without those of TensorFlow's log."""
+    """Find the last line that is not one of TensorFlow's log."""
     lines = [line.strip() for line in stderr.decode(errors="replace").splitlines() if line.strip()]
     said = [line for line in lines if not line.startswith(("2", "I0", "W0", "WARNING"))] or lines
     return textwrap.shorten(said[-1] if said else "no message", 300)

@@ -72,7 +72,7 @@ def check_memory(config: TrainingConfig, num_parameters: int | None = None) -> I
 
 
 def available_memory_bytes() -> int:
-    """Return what programs may still take of this machine, or of the container that this is."""
+    """Measure what programs may still take of this machine, or of the container that this is."""
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if MEMORY_FILE.exists():
         fields = dict(line.split(":", 1) for line in MEMORY_FILE.read_text().splitlines())
@@ -82,7 +82,7 @@ def available_memory_bytes() -> int:
 
 
 def _existing(folder: Path) -> Path:
-    """Return the folder, or the one in which it would be made."""
+    """Find the folder, or the nearest above it that exists."""
     return next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
 
 

@@ -33,7 +33,7 @@ INSTALL = "Install the project in its checkout: pip install -e '.[cpu]', on a ma
 
 
 def installed_packages(path: Sequence[str] | None = None) -> dict[str, Distribution]:
-    """Return {normalized name: distribution}, of several the first on the path, which is the one imported."""
+    """List {normalized name: distribution}, of several the first on the path, which is the one imported."""
     found: dict[str, Distribution] = {}
     for distribution in distributions(path=list(sys.path if path is None else path)):
         name = distribution.metadata["Name"]
@@ -43,7 +43,7 @@ def installed_packages(path: Sequence[str] | None = None) -> dict[str, Distribut
 
 
 def tensorflow_builds(installed: dict[str, Distribution]) -> list[str]:
-    """Return the names of the installed distributions that contain the module `tensorflow`."""
+    """List the names of the installed distributions that contain the module `tensorflow`."""
     return [name for name in TENSORFLOW_BUILDS if name in installed]
 
 
@@ -121,7 +121,7 @@ def check_companions(installed: dict[str, Distribution]) -> Iterator[Finding]:
 
 
 def tpu_recipe(installed: dict[str, Distribution]) -> str:
-    """Return the commands that install the project on a TPU VM."""
+    """Write the commands that install the project on a TPU VM."""
     wanted = _requirements(installed, PROJECT, extra="tpu").get(TPU_BUILD, "")
     return f"pip install -e '.[tpu]' && pip install --no-deps '{TF_KERAS}{wanted}'"
 
@@ -141,7 +141,7 @@ def _check_build(installed: dict[str, Distribution], build: str) -> Iterator[Fin
 
 
 def _requirements(installed: dict[str, Distribution], name: str, extra: str = "") -> dict[str, str]:
-    """Return {normalized name: version specifier} of what a package needs here, or with that extra."""
+    """Read {normalized name: version specifier} of what a package needs here, or with that extra."""
     texts = (installed[name].requires or ()) if name in installed else ()
     needed = [Requirement(text) for text in texts]
     return {

@@ -24,7 +24,7 @@ from train.tasks.masked_lm import MaskedLanguageModeling
 
 @functools.cache
 def inputs_of(config: DataConfig) -> TrainingInputs:
-    """Return the inputs, opened once."""
+    """Open the inputs, once for all checks."""
     return open_inputs(config)
 
 

@@ -35,7 +35,7 @@ def import_libraries(_config: TrainingConfig) -> dict[str, Any]:
 
 
 def list_gpus(_config: TrainingConfig) -> dict[str, Any]:
-    """Return the GPUs that TensorFlow sees."""
+    """List the GPUs that TensorFlow sees."""
     import train  # noqa: F401  (before TensorFlow)
 
     import tensorflow as tf  # isort: skip

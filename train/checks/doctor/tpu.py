@@ -35,7 +35,7 @@ def check_tpu(config: TrainingConfig, installed: dict[str, Distribution]) -> Ite
 
 
 def processes_that_hold(devices: list[Path], processes: Path = Path("/proc")) -> dict[int, str]:
-    """Return {number: command} of the processes that have one of these files open, as far as they may be looked at."""
+    """Find {number: command} of the processes that have one of these files open, as far as they may be looked at."""
     names = {str(device) for device in devices}
     holders = {}
     for folder in processes.glob("[0-9]*"):
@@ -47,7 +47,7 @@ def processes_that_hold(devices: list[Path], processes: Path = Path("/proc")) ->
 
 
 def describe_tpu() -> str:
-    """Return type and memory of this machine's TPU, as far as environment or metadata server tell."""
+    """Describe type and memory of this machine's TPU, as far as environment or metadata server tell."""
     kind = local_accelerator_type()
     chip = chip_of(kind)
     return f"{kind}, {chip.memory_bytes // GIB} GiB a replica" if chip else kind or "of unknown type"

@@ -21,7 +21,7 @@ class MemoryUse:
 
 
 def largest_fitting(measure: Callable[[int], MemoryUse], first_rows: int, unit: int = ROWS_UNIT) -> int | None:
-    """Return the largest multiple of `unit` rows that fits; None when not even `unit` rows do.
+    """Find the largest multiple of `unit` rows that fits; None when not even `unit` rows do.
 
     Memory grows nearly by the same amount with every row, so each guess follows the line through the two largest
     batches known to fit; the answer is the one that fits while the next larger one has been seen not to.
@@ -56,7 +56,7 @@ def largest_fitting(measure: Callable[[int], MemoryUse], first_rows: int, unit: 
 
 
 def _predict(fitting: dict[int, MemoryUse], latest: MemoryUse, latest_guess: int) -> int:
-    """Return how many units the line through what is known says to fit."""
+    """Predict how many units fit, by the line through what is known."""
     known = max(fitting, default=latest_guess)
     use = fitting.get(known, latest)
     slope_bytes = (use.used_bytes - use.fixed_bytes) / known

@@ -84,7 +84,7 @@ class StepCosts:
 
 
 def step_costs(hlo: str) -> StepCosts:
-    """Return the costs of a compiled module, given as text; the body of a loop counts once for each of its turns.
+    """Add up the costs of a compiled module, given as text; the body of a loop counts once for each of its turns.
 
     Raises:
         ValueError: the text has no entry computation.
@@ -110,12 +110,12 @@ def step_costs(hlo: str) -> StepCosts:
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of layer that an operation of this name belongs to, a key of `KINDS` or `OTHER`."""
+    """Find the kind of layer that an operation of this name belongs to, a key of `KINDS` or `OTHER`."""
     return next((kind for kind, pattern in KINDS.items() if re.search(pattern, name)), OTHER)
 
 
 def _computations(hlo: str) -> tuple[dict[str, list[str]], str]:
-    """Return the lines of each computation by its name, and the name of the one that is run."""
+    """Split a module into the lines of each computation by its name, and the name of the one that is run."""
     computations: dict[str, list[str]] = {}
     entry = ""
     lines: list[str] = []
@@ -145,7 +145,7 @@ def _lines_run(computations: dict[str, list[str]], name: str, num_times: int) ->
 
 
 def _num_turns(line: str, computations: dict[str, list[str]]) -> int | None:
-    """Return the turns of a loop that counts from 0 to a constant; None for another loop, or no loop."""
+    """Find the turns of a loop that counts from 0 to a constant; None for another loop, or no loop."""
     condition = CONDITION.search(line)
     lines = computations.get(condition[1], []) if condition else []
     constants = [constant for constant in map(NUM_TURNS.search, lines) if constant]
@@ -155,7 +155,7 @@ def _num_turns(line: str, computations: dict[str, list[str]]) -> int | None:
 
 
 def _name(line: str, own_name: str, computations: dict[str, list[str]]) -> str:
-    """Return the TensorFlow name behind an operation, numbers (of layers, of repeated names) as `#`.
+    """Find the TensorFlow name behind an operation, numbers (of layers, of repeated names) as `#`.
 
     A fusion without one bears that of the last named operation in it; failing that, its own.
     """

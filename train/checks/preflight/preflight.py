@@ -10,13 +10,13 @@ from transformers import PretrainedConfig
 from mlm_common.errors import InputError, RunFailedError
 from train.checks.preflight.batch_search import ROWS_UNIT, MemoryUse, largest_fitting
 from train.checks.preflight.report import StepReport, print_batches, print_report
-from train.checks.preflight.synthetic_inputs import assumed_inputs
+from train.checks.preflight.synthetic_inputs import synthetic_inputs
 from train.checks.preflight.tpu_compiler import DoesNotFitError, check_compiler, compile_for_tpu
 from train.checks.preflight.tpu_slices import TpuSlice, tpu_slice
 from train.config import TrainingConfig
 from train.data.shards import TrainingInputs, open_inputs
 from train.model.config import resolve_model_config
-from train.model.flops import update_flops
+from train.model.flops import step_flops
 from train.runtime.plan import Plan, make_plan
 from train.tasks.masked_lm import MaskedLanguageModeling
 
@@ -47,7 +47,7 @@ class Preflight:
 
     @property
     def num_micro_batches(self) -> int:
-        """Batches whose gradients are summed before one update."""
+        """Batches whose gradients are summed in one step."""
         return self.config.optimization.gradient_accumulation_steps
 
     @property
@@ -57,7 +57,7 @@ class Preflight:
         return sum(variable.dtype.size * variable.shape.num_elements() for variable in variables)
 
     def step_report(self, rows: int) -> StepReport:
-        """Return what the compiler says of the step that takes `rows` rows at once.
+        """Ask the compiler about the step that takes `rows` rows at once.
 
         Raises:
             DoesNotFitError: it needs more memory than the chip has.
@@ -87,7 +87,7 @@ class Preflight:
         num_predictions = self.model.task.num_predictions(rows * self.inputs.max_length)
         if num_predictions is None:
             return None
-        return update_flops(
+        return step_flops(
             self.model_config,
             num_rows=rows * self.num_micro_batches,
             length=self.inputs.max_length,
@@ -96,7 +96,7 @@ class Preflight:
         )
 
     def _num_steps(self, rows: int) -> int | None:
-        """Return the updates of the planned run; None where nothing tells, or the shards do not fill a batch."""
+        """Count the steps of the planned run; None where nothing tells, or the shards do not fill a batch."""
         optimization, num_rows = self.config.optimization, self.inputs.train_shards.num_rows
         if optimization.max_steps is not None:
             return optimization.max_steps
@@ -106,7 +106,7 @@ class Preflight:
 
 
 def open_preflight(config: TrainingConfig, preflight_config: "PreflightConfig") -> Preflight:
-    """Return the preflight after all checks that come before the compiler; the model is built on the CPU.
+    """Make all checks that come before the compiler, and build the model on the CPU.
 
     Raises:
         InputError: an unknown slice, no compiler, neither shards nor numbers in their place, or whatever
@@ -174,7 +174,7 @@ def print_largest_batch(preflight: Preflight) -> None:
 
 
 def _inputs(config: TrainingConfig, preflight_config: "PreflightConfig") -> TrainingInputs:
-    """Return the run's inputs, or some made of --max-length and --vocab-size."""
+    """Open the run's inputs, or make some of --max-length and --vocab-size."""
     max_length, vocab_size = config.data.max_length, preflight_config.vocab_size
     if config.data.train_dataset is not None:
         if vocab_size is not None:
@@ -188,17 +188,17 @@ def _inputs(config: TrainingConfig, preflight_config: "PreflightConfig") -> Trai
             "--train-dataset, or --max-length and --vocab-size in its place, tell the step's sizes; received "
             f"--max-length {max_length}, --vocab-size {vocab_size} and no --train-dataset."
         )
-    return assumed_inputs(max_length=max_length, vocab_size=vocab_size)
+    return synthetic_inputs(max_length=max_length, vocab_size=vocab_size)
 
 
 def _on_tpu(config: TrainingConfig) -> TrainingConfig:
-    """Return the configuration of the run that has a TPU: the model computes there in the ways that suit it."""
+    """Give the run a TPU: the model computes there in the ways that suit it."""
     hardware = dataclasses.replace(config.hardware, tpu_name=config.hardware.tpu_name or "local", no_tpu=False)
     return dataclasses.replace(config, hardware=hardware)
 
 
 def _plan(config: TrainingConfig, inputs: TrainingInputs, tpu: TpuSlice, rows: int) -> Plan:
-    """Return the plan of the run on the slice, at this batch."""
+    """Plan the run on the slice, at this batch."""
     optimization = dataclasses.replace(config.optimization, per_replica_batch_size=rows)
     num_rows = inputs.train_shards.num_rows
     if config.data.train_dataset is None:

@@ -30,7 +30,7 @@ class StepReport:
 
     @classmethod
     def of(cls, compiled: CompiledStep, tpu: TpuSlice, **sizes: int | None) -> "StepReport":
-        """Return the report on a compiled step; `sizes` are the fields from `rows` on."""
+        """Report on a compiled step; `sizes` are the fields from `rows` on."""
         return cls(tpu, compiled, step_costs(compiled.hlo), **sizes)  # type: ignore[arg-type]
 
     @property
@@ -79,7 +79,7 @@ def print_report(report: StepReport) -> None:
 
 
 def report_lines(report: StepReport) -> dict[str, str]:
-    """Return the figures of a step as {title: text}, for people."""
+    """Write the figures of a step as {title: text}, for people."""
     tpu, compiled, costs = report.tpu, report.compiled, report.costs
     limit_bytes = tpu.chip.usable_memory_bytes
     free_bytes = limit_bytes - compiled.memory_bytes
@@ -133,7 +133,7 @@ def print_batches(tried: Mapping[int, StepReport | DoesNotFitError]) -> None:
 
 
 def short_name(name: str) -> str:
-    """Return the end of an operation's name, and whether it belongs to the gradient."""
+    """Shorten an operation's name to its end, and whether it belongs to the gradient."""
     first = name.split(";")[0]
     return ("gradient of " if "gradient_tape" in first else "") + "/".join(first.split("/")[-4:])
 

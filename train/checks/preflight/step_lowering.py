@@ -31,7 +31,7 @@ class ReplicaOfSlice(tf.distribute.ReplicaContext):
         return gen_xla_ops.xla_replica_id()
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:  # noqa: ARG002
-        """Return the structure of tensors `value`, each dense and summed over all replicas.
+        """Sum the structure of tensors `value` over all replicas; each comes out dense.
 
         Raises:
             ValueError: another reduction than the sum.
@@ -64,7 +64,7 @@ def lower_train_step(model: PretrainingModel, *, num_rows: int, length: int, num
 
 
 def lowered(function: Any, *arguments: Any) -> str:
-    """Return a `tf.function` with `jit_compile=True` as StableHLO text that libtpu's parser takes.
+    """Lower a `tf.function` with `jit_compile=True` to StableHLO text that libtpu's parser takes.
 
     Args:
         function: traced with `arguments`, which are tensors or TensorSpecs.

@@ -9,11 +9,11 @@ from tokenizer_training.tokenizer import SPECIAL_TOKENS
 from train.data.shards import TrainingInputs
 
 # In the place of the tokenizer's folder.
-ASSUMED = "(assumed)"
+SYNTHETIC = "(synthetic)"
 
 
-def assumed_inputs(*, max_length: int, vocab_size: int) -> TrainingInputs:
-    """Return inputs of that row length and vocabulary, without any row.
+def synthetic_inputs(*, max_length: int, vocab_size: int) -> TrainingInputs:
+    """Make inputs of that row length and vocabulary, without any row.
 
     The tokenizer has the project's special ids, and made-up words for the rest of its vocabulary.
 
@@ -31,6 +31,6 @@ def assumed_inputs(*, max_length: int, vocab_size: int) -> TrainingInputs:
         train_shards=ShardSet("", (), (), num_rows=0, manifest=None, tokenizer_folder=None),
         eval_shards=None,
         tokenizer=PreTrainedTokenizerFast(tokenizer_object=backend, **names),
-        tokenizer_source=ASSUMED,
+        tokenizer_source=SYNTHETIC,
         max_length=max_length,
     )

@@ -104,7 +104,7 @@ def check_compiler(python: str) -> None:
 def compile_for_tpu(
     stablehlo: str, tpu: TpuSlice, *, python: str = sys.executable, what: str = "the step"
 ) -> CompiledStep:
-    """Return what the compiler makes of one replica's program, after minutes; progress is logged.
+    """Compile one replica's program, for minutes; progress is logged.
 
     Args:
         stablehlo: a module whose `main` is the program.
@@ -132,7 +132,7 @@ def _arguments(tpu: TpuSlice, folder: Path) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Return the compiler's environment: this one's, but for what TensorFlow set of its own libtpu."""
+    """Make the compiler's environment: this one's, but for what TensorFlow set of its own libtpu."""
     inherited = {name: value for name, value in os.environ.items() if name != "TPU_LIBRARY_PATH"}
     return inherited | COMPILER_ENVIRONMENT
 
@@ -164,7 +164,7 @@ def _run_compiler(command: list[str], folder: Path, what: str) -> dict:
 
 
 def _error(message: str) -> RunFailedError:
-    """Return the exception that a message of the compiler stands for."""
+    """Make the exception that a message of the compiler stands for."""
     for pattern in OUT_OF_MEMORY:
         match = pattern.search(message)
         if match:

@@ -19,7 +19,7 @@ MEMORY_FIELDS = ("argument", "output", "alias", "temp", "generated_code")
 
 
 def compile_module(topology: str, chip_config: str, num_replicas: int, module_path: Path) -> Any:
-    """Return the compiled executable of one replica's program.
+    """Compile one replica's program.
 
     Raises:
         jax.errors.JaxRuntimeError: it does not compile, or needs more memory than the chip has.

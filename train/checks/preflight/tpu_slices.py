@@ -30,7 +30,7 @@ class TpuSlice:
 
 
 def tpu_slice(name: str) -> TpuSlice:
-    """Return the slice of that name.
+    """Look up the slice of that name.
 
     Raises:
         InputError: an unknown generation, or a number that is not a power of two with whole chips.
@@ -54,7 +54,7 @@ def tpu_slice(name: str) -> TpuSlice:
 
 
 def _shape(generation: str, num_chips: int) -> str:
-    """Return the chips in each dimension: the nearest to a square or a cube, as Google's slices are."""
+    """Lay the chips out in each dimension: the nearest to a square or a cube, as Google's slices are."""
     num_doublings = int(math.log2(num_chips))
     if generation not in GENERATIONS_IN_THREE_DIMENSIONS:
         doublings = [num_doublings // 2, num_doublings - num_doublings // 2]

@@ -11,12 +11,12 @@ PRESETS_FOLDER = Path(__file__).resolve().parent
 
 
 def preset_names() -> list[str]:
-    """Return the names that `--preset` takes."""
+    """List the names that `--preset` takes."""
     return sorted(path.stem for path in PRESETS_FOLDER.glob("*.yaml"))
 
 
 def preset_settings(name: str) -> dict[str, Any]:
-    """Return the flags that the preset sets: {field name: value}.
+    """Read the flags that the preset sets: {field name: value}.
 
     Raises:
         InputError: there is no such preset.
@@ -25,7 +25,7 @@ def preset_settings(name: str) -> dict[str, Any]:
 
 
 def preset_model(name: str) -> dict[str, Any]:
-    """Return the preset's model configuration, as in a config.json: `model_type` and sizes.
+    """Read the preset's model configuration, as in a config.json: `model_type` and sizes.
 
     Raises:
         InputError: there is no such preset.

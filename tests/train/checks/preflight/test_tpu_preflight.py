@@ -10,7 +10,7 @@ from tests.fixtures.tiny_run import MODEL, write_shards
 from train.checks.preflight import preflight
 from train.checks.preflight.hlo_costs import Operation, StepCosts
 from train.checks.preflight.report import StepReport, print_batches, print_report, report_lines, short_name
-from train.checks.preflight.synthetic_inputs import assumed_inputs
+from train.checks.preflight.synthetic_inputs import synthetic_inputs
 from train.checks.preflight.tpu_compiler import CompiledStep, DoesNotFitError
 from train.checks.preflight.tpu_slices import tpu_slice
 from train.config import MaskingConfig
@@ -145,12 +145,12 @@ def test_bad_input_is_refused(compiler, capsys, more, message):
 
 
 def test_assumed_inputs_have_the_projects_special_ids():
-    inputs = assumed_inputs(max_length=32, vocab_size=50)
+    inputs = synthetic_inputs(max_length=32, vocab_size=50)
     rule = MaskedLanguageModeling.of(inputs, MaskingConfig()).evaluation_rule
     assert (rule.vocabulary_size, rule.mask_token_id, rule.special_ids) == (50, 4, (0, 1, 2, 3, 4))
     assert MaskedLanguageModeling.of(inputs, MaskingConfig(masking="whole_word")).rule.word_starts.all()
     with pytest.raises(InputError, match="--vocab-size must be above the 5 special tokens; received 4"):
-        assumed_inputs(max_length=32, vocab_size=4)
+        synthetic_inputs(max_length=32, vocab_size=4)
 
 
 def report(**changes):
