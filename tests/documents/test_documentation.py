@@ -109,7 +109,7 @@ def test_tests_that_the_documentation_names_exist():
 
 @pytest.mark.slow
 def test_the_quick_start(tmp_path):
-    """All of `make quickstart`, with few updates, in the environment the tests run in."""
+    """All of `make quickstart`, with few steps, in the environment the tests run in."""
     settings = [f"QUICKSTART_DIR={tmp_path}", "QUICKSTART_STEPS=100"]
     done = subprocess.run(["make", "quickstart", *settings], cwd=PROJECT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

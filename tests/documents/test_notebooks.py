@@ -82,12 +82,30 @@ def test_commands_of_the_walkthrough(quick: bool, tpu_name: str) -> None:
         assert parse(script, flags)
 
 
+def cell_trees(path: Path) -> dict[str, ast.Module]:
+    """Parse the code of each cell, without its commands."""
+    return {
+        name: ast.parse(re.sub(r"^( *)[!%].*$", r"\1pass", source.replace("\\\n", ""), flags=re.M))
+        for name, source in code_cells(path).items()
+    }
+
+
+@pytest.mark.parametrize("path", [WALKTHROUGH, COMPARISON])
+def test_what_cells_import_from_the_project_is_there(path: Path) -> None:
+    nodes = [node for tree in cell_trees(path).values() for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    for node in nodes:
+        module = NOTEBOOKS.parent / f"{str(node.module).replace('.', '/')}.py"
+        if (NOTEBOOKS.parent / str(node.module).partition(".")[0]).exists():
+            for alias in node.names:
+                defined = rf"^(def |class |[\w, ]*\b){alias.name}\b"
+                assert re.search(defined, module.read_text(), flags=re.M), f"{module}: {alias.name}"
+
+
 @pytest.mark.parametrize("path", [WALKTHROUGH, COMPARISON])
 def test_cells_are_small(path: Path) -> None:
+    trees = cell_trees(path)
     for name, source in code_cells(path).items():
-        program = re.sub(r"^( *)[!%].*$", r"\1pass", source.replace("\\\n", ""), flags=re.M)
-        tree = ast.parse(program)
-        assert not [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)], name
+        assert not [node for node in ast.walk(trees[name]) if isinstance(node, ast.FunctionDef | ast.ClassDef)], name
         assert len(source.splitlines()) <= 25, name
 
 
