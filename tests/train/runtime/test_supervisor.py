@@ -27,6 +27,7 @@ starts.write_text("x" * (start + 1))
 def supervise(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(PROJECT))
+    monkeypatch.setattr("train.runtime.supervisor.POLL_SECONDS", 0.05)
 
     def run(body, *, stall_seconds=60.0, max_retries=2):
         command = [sys.executable, "-c", PROGRAM + textwrap.dedent(body)]
@@ -63,12 +64,12 @@ def test_input_that_was_good_before_is_tried_again(supervise):
 
 
 def test_a_process_that_hangs_is_killed(supervise, caplog):
-    assert supervise("start or time.sleep(100)", stall_seconds=5) == (0, 2)
+    assert supervise("start or time.sleep(100)", stall_seconds=2) == (0, 2)
     assert "no progress" in caplog.text
 
 
 def test_a_process_that_reports_is_not_killed(supervise):
-    assert supervise("for _ in range(13): time.sleep(0.5); heartbeat.report('evaluate')", stall_seconds=5) == (0, 1)
+    assert supervise("for _ in range(7): time.sleep(0.5); heartbeat.report('evaluate')", stall_seconds=3) == (0, 1)
 
 
 def test_a_preempted_process_is_started_again(supervise):

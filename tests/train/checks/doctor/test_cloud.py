@@ -7,15 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.fixtures.doctor_cases import PROJECT, config_of, found, only_error
+from tests.fixtures.doctor_cases import PROJECT, bucket_config, config_of, found, only_error
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
 from train.checks.doctor import cloud as cloud_checks
 from train.checks.doctor import run_inputs
-from train.config import TrainingConfig
-
-
-def bucket_config(*more: str) -> TrainingConfig:
-    return config_of("--train-dataset", "gs://test-bucket/train", "--output-dir", "gs://test-bucket/run", *more)
 
 
 def test_buckets(cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,8 +71,9 @@ def test_a_bucket_that_is_not_there(cloud: CloudStorageHandle) -> None:
 
 
 PRINT_CREDENTIALS = """
-from tests.train.checks.doctor.test_cloud import bucket_config, cloud_checks, found
-print(*found(cloud_checks.check_credentials, bucket_config()), sep="\\n")
+from tests.fixtures.doctor_cases import bucket_config, found
+from train.checks.doctor.cloud import check_credentials
+print(*found(check_credentials, bucket_config()), sep="\\n")
 """
 
 

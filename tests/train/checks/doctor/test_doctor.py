@@ -141,6 +141,7 @@ def test_the_command_names_all_errors_at_once(
     assert shown.err.splitlines()[-1].startswith("error: Not all is well")
 
 
+@pytest.mark.slow
 def test_the_command_on_a_run_that_is_well(
     shards: Path, cloud_storage: CloudStorageHandle, hub_server: HubHandle
 ) -> None:

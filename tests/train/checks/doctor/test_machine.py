@@ -95,11 +95,12 @@ def test_a_tpu_that_does_not_answer(device: Path, monkeypatch: pytest.MonkeyPatc
     line = only_error(found(tpu.check_tpu, config_of("--tpu-name", "local"), installed))
     assert "connecting to local crashed (SIGABRT)" in line
     assert "Restart the TPU VM" in line
-    monkeypatch.setattr(tpu, "CONNECT_SECONDS", 2.0)
+    monkeypatch.setattr(tpu, "CONNECT_SECONDS", 1.0)
     modules(device.parent, monkeypatch, tensorflow____init__="import time; time.sleep(600)")
-    assert "did not answer within 2 s" in only_error(found(tpu.check_tpu, config_of("--tpu-name", "local"), installed))
+    assert "did not answer within 1 s" in only_error(found(tpu.check_tpu, config_of("--tpu-name", "local"), installed))
 
 
+@pytest.mark.slow
 def test_a_tpu_that_tensorflow_does_not_find(device: Path) -> None:
     """TensorFlow itself is asked, on a machine where it has only the CPU."""
     installed = builds(device.parent, "tensorflow-tpu")
