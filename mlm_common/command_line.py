@@ -1,4 +1,4 @@
-"""What the commands of all three stages share: flags from dataclasses, one-line errors, the opening log line."""
+"""What the commands of all stages share: flags from dataclasses, one-line errors, the opening log line."""
 
 import dataclasses
 import functools
@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 PROJECT_FOLDER = Path(__file__).resolve().parent.parent
 
 
-def read_settings_file(path: str | Path) -> dict[str, Any]:
-    """Return the mapping in a YAML or JSON file (JSON is YAML), keys with `_` for `-`.
+def _read_settings_file(path: str | Path) -> dict[str, Any]:
+    """Read the mapping in a YAML or JSON file (JSON is YAML), keys with `_` for `-`.
 
     Raises:
         InputError: the file is missing, or holds something else than a mapping.
@@ -45,7 +45,7 @@ def parse_arguments(
     description: str,
     preset_settings: Callable[[str], dict[str, Any]] | None = None,
 ) -> tuple[Any, ...]:
-    """Return one instance of each dataclass, filled from the command line.
+    """Make one instance of each dataclass from the command line.
 
     Every field is a flag, spelled with `-` or `_`. What is given later wins: the field's default, the preset that
     `--preset` names (where `preset_settings` is given: name -> {field: value}), `--config-file`, the command line.
@@ -61,7 +61,7 @@ def parse_arguments(
     parser.add_argument("--config-file", "--config_file", help="YAML or JSON file of flag: value; flags win over it.")
 
     chosen, _ = parser.parse_known_args(argv)
-    from_file = read_settings_file(chosen.config_file) if chosen.config_file else {}
+    from_file = _read_settings_file(chosen.config_file) if chosen.config_file else {}
     preset = from_file.get("preset")
     if preset_settings is not None:
         parser.set_defaults(preset=preset or chosen.preset)
@@ -99,10 +99,10 @@ def _reject_unknown(parser: Any, argv: Sequence[str] | None) -> list[str]:
 
 
 def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
-    """Return `main` as a console command: logging set up, errors that explain themselves one line on stderr.
+    """Make `main` a console command: logging set up, errors that explain themselves one line on stderr.
 
-    The command returns the status for `sys.exit`: 0 when `main` came to its end, 1 when the run failed, 2 for bad
-    input, 130 after Ctrl-C. At its end it logs the time and the peak memory.
+    The command returns the status for `sys.exit`: 0 when `main` came to its end, else one of `mlm_common.errors`. At
+    its end it logs the time and the peak memory.
     """
 
     @functools.wraps(main)
@@ -129,7 +129,7 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
 
 
 def peak_memory_bytes() -> int:
-    """Return the most memory that this process, or one of its workers alone, has held at any time."""
+    """Measure the most memory that this process, or one of its workers alone, has held at any time."""
     unit_bytes = 1 if sys.platform == "darwin" else 1024
     return (
         max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) * unit_bytes
@@ -142,7 +142,7 @@ def log_start(command_file: str) -> None:
 
 
 def commit() -> str:
-    """Return the checkout's commit, with `+changes` where files differ from it, or `unknown` outside a checkout."""
+    """Find the checkout's commit, with `+changes` where files differ from it, or `unknown` outside a checkout."""
     git = ["git", "-C", str(PROJECT_FOLDER)]
     try:
         head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)

@@ -21,7 +21,7 @@ ITEMS_PER_WORKER = 2
 
 
 def num_cores() -> int:
-    """Return the number of cores that this process may use."""
+    """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

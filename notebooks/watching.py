@@ -14,7 +14,7 @@ from IPython import get_ipython
 from IPython.core.magic import register_cell_magic
 from IPython.display import HTML, Image, display
 
-READ_BYTES = "import sys; from mlm_common.storage import files; sys.stdout.buffer.write(files.read_bytes(sys.argv[1]))"
+READ_BYTES = "import sys; from mlm_common.storage import read_file; sys.stdout.buffer.write(read_file(sys.argv[1]))"
 NUM_LINES_SHOWN = 20
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerFast
 
 from mlm_common.errors import InputError
-from mlm_common.storage import files as storage
+from mlm_common.storage import read_file
 from tfrecord_prep.manifest import ShardSet, open_shards
 from tfrecord_prep.records import decode_feature, read_records
 from tokenizer_training.tokenizer import load_tokenizer, tokenizer_sha256
@@ -53,7 +53,7 @@ def _row_length(config: DataConfig, shards: ShardSet) -> int:
     if shards.manifest is not None:
         length = shards.manifest.max_length
     else:
-        first_record = next(read_records(storage.read_bytes(shards.paths[0])))
+        first_record = next(read_records(read_file(shards.paths[0])))
         length = len(decode_feature(first_record, "input_ids"))
     if config.max_length not in (None, length):
         raise InputError(
