@@ -41,7 +41,7 @@ class PreflightConfig:
 @command
 def main(argv: Sequence[str] | None = None) -> None:
     """Check, lower the step on the CPU, compile it for the TPU, and print what the compiler says."""
-    *subjects, preflight_config = parse_arguments((*SUBJECTS, PreflightConfig), argv, __doc__, preset_settings)
+    *subjects, settings = parse_arguments((*SUBJECTS, PreflightConfig), argv, __doc__, preset_settings)
     config = TrainingConfig(*subjects)
     log_start(__file__)
     from train.checks.preflight.preflight import (  # transformers, not for --help
@@ -50,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         print_step,
     )
 
-    preflight = open_preflight(config, preflight_config)
-    if preflight_config.find_batch_size:
+    preflight = open_preflight(config, str(settings.topology), settings.vocab_size, settings.compiler_python)
+    if settings.find_batch_size:
         print_largest_batch(preflight)
     else:
         print_step(preflight)

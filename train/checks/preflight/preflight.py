@@ -21,7 +21,6 @@ from train.runtime.plan import Plan, make_plan
 from train.tasks.masked_lm import MaskedLanguageModeling
 
 if TYPE_CHECKING:
-    from train.tpu_preflight import PreflightConfig
     from train.train_step import PretrainingModel
 
 logger = logging.getLogger(__name__)
@@ -105,16 +104,22 @@ class Preflight:
         return _plan(self.config, self.inputs, self.tpu, rows).num_steps
 
 
-def open_preflight(config: TrainingConfig, preflight_config: "PreflightConfig") -> Preflight:
+def open_preflight(config: TrainingConfig, topology: str, vocab_size: int | None, compiler_python: str) -> Preflight:
     """Make all checks that come before the compiler, and build the model on the CPU.
+
+    Args:
+        config: the settings of the run.
+        topology: name of the slice.
+        vocab_size: ids of the vocabulary, where there are no shards to tell them.
+        compiler_python: interpreter that has the compiler.
 
     Raises:
         InputError: an unknown slice, no compiler, neither shards nor numbers in their place, or whatever
             `run_mlm.py` would refuse of shards, model and plan.
     """
-    tpu = tpu_slice(str(preflight_config.topology))
-    check_compiler(preflight_config.compiler_python)
-    inputs = _inputs(config, preflight_config)
+    tpu = tpu_slice(topology)
+    check_compiler(compiler_python)
+    inputs = _inputs(config, vocab_size)
     model_config = resolve_model_config(config.model, inputs)
     plan = _plan(config, inputs, tpu, config.optimization.per_replica_batch_size)
 
@@ -126,7 +131,7 @@ def open_preflight(config: TrainingConfig, preflight_config: "PreflightConfig") 
     config = _on_tpu(config)
     task = MaskedLanguageModeling.of(inputs, config.masking)
     model = build_model(config, inputs, task, model_config, plan, tf.distribute.get_strategy())
-    return Preflight(config, inputs, model_config, model, tpu, preflight_config.compiler_python)
+    return Preflight(config, inputs, model_config, model, tpu, compiler_python)
 
 
 def print_step(preflight: Preflight) -> None:
@@ -173,9 +178,9 @@ def print_largest_batch(preflight: Preflight) -> None:
     print(f"\nlargest batch that fits: --per-replica-batch-size {largest}")
 
 
-def _inputs(config: TrainingConfig, preflight_config: "PreflightConfig") -> TrainingInputs:
+def _inputs(config: TrainingConfig, vocab_size: int | None) -> TrainingInputs:
     """Open the run's inputs, or make some of --max-length and --vocab-size."""
-    max_length, vocab_size = config.data.max_length, preflight_config.vocab_size
+    max_length = config.data.max_length
     if config.data.train_dataset is not None:
         if vocab_size is not None:
             raise InputError(
