@@ -121,8 +121,8 @@ def show_saves(folder: Path, arguments: argparse.Namespace) -> None:
     from transformers import AutoConfig
 
     from train.checkpoints.manager import Checkpoints
-    from train.checkpoints.record import CheckpointRecord
     from train.checkpoints.state import TrainingState
+    from train.checkpoints.store import CheckpointRecord
     from train.config import ModelConfig, OptimizationConfig
     from train.model.build import build_network
     from train.optimizer import build_optimizer

@@ -47,8 +47,9 @@ def parse_arguments(
 ) -> tuple[Any, ...]:
     """Make one instance of each dataclass from the command line.
 
-    Every field is a flag, spelled with `-` or `_`. What is given later wins: the field's default, the preset that
-    `--preset` names (where `preset_settings` is given: name -> {field: value}), `--config-file`, the command line.
+    Every field is a flag, spelled with `-` or `_`. Of its metadata `marks` is for others to read, all else argparse's.
+    What is given later wins: the field's default, the preset that `--preset` names (where `preset_settings` is given:
+    name -> {field: value}), `--config-file`, the command line.
 
     Raises:
         InputError: an unknown key in a settings file, or a check of the dataclasses that failed.
@@ -57,7 +58,11 @@ def parse_arguments(
     # Costs half a second of `--help`, and importing it here spares those who only want InputError.
     from transformers.hf_argparser import HfArgumentParser
 
-    parser = HfArgumentParser(dataclass_types, description=description, allow_abbrev=False)
+    class Parser(HfArgumentParser):
+        def add_argument(self, *names: str, marks: Sequence[str] = (), **settings: Any) -> Any:  # noqa: ARG002
+            return super().add_argument(*names, **settings)
+
+    parser = Parser(dataclass_types, description=description, allow_abbrev=False)
     parser.add_argument("--config-file", "--config_file", help="YAML or JSON file of flag: value; flags win over it.")
 
     chosen, _ = parser.parse_known_args(argv)

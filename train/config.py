@@ -1,7 +1,8 @@
 """Settings of stage 3, one frozen dataclass per subject; every field is a flag of `run_mlm.py`."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from mlm_common.command_line import parse_arguments, under_current_names
@@ -9,13 +10,32 @@ from mlm_common.errors import InputError
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
 from train.model.presets import preset_settings
 
+# Marks of a setting. A resumed run may be given another value; each worker of a run may; another value changes how sums
+# are rounded, and nothing else.
+MAY_CHANGE, PER_WORKER, ROUNDING = "may_change", "per_worker", "rounding"
+# Steps of one call from Python on a TPU; a call costs its host a millisecond or more in which it may wait.
+TPU_STEPS_PER_EXECUTION = 32
+MASK = "[MASK]"
 
-def flag(default: Any, help_text: str, *, former_name: str | None = None) -> Any:
-    """Make a dataclass field that is a flag of this default and help, and is read under a former name, too."""
-    metadata: dict[str, Any] = {"help": help_text.replace("%", "%%")}  # argparse formats its help
+
+def flag(default: Any, help_text: str, *marks: str, former_name: str | None = None) -> Any:
+    """Make a dataclass field that is a flag; without `MAY_CHANGE` its value is a part of what makes a run this run.
+
+    Args:
+        default: of the field.
+        help_text: of the flag.
+        marks: of the setting.
+        former_name: under which it is read, too.
+    """
+    metadata: dict[str, Any] = {"help": help_text.replace("%", "%%"), "marks": marks}  # argparse formats its help
     if former_name is not None:
         metadata["aliases"] = [f"--{former_name}"]
     return field(default=default, metadata=metadata)
+
+
+def changeable(default: Any, help_text: str, *marks: str, former_name: str | None = None) -> Any:
+    """Make a flag of which a resumed run may be given another value."""
+    return flag(default, help_text, MAY_CHANGE, *marks, former_name=former_name)
 
 
 def require(holds: bool, rule: str, flag_name: str, received: object) -> None:
@@ -28,241 +48,65 @@ def require(holds: bool, rule: str, flag_name: str, received: object) -> None:
         raise InputError(f"{flag_name} {rule}; received {received}.")
 
 
-@dataclass(frozen=True)
-class OptimizationConfig:
-    """Batch, length of the run, optimizer, and the learning rate over the run."""
+def require_each(config: Any, names: str, holds: Callable[[Any], bool], rule: str) -> None:
+    """Refuse the first setting among `names` that is given and whose rule does not hold.
 
-    per_replica_batch_size: int = flag(8, "Rows a replica takes at once; lower it when memory is short.")
-    gradient_accumulation_steps: int = flag(1, "Batches whose gradients are summed before one update.")
-    num_epochs: int = flag(1, "Passes over the training rows.")
-    max_steps: int | None = flag(None, "Updates to make, in the place of --num-epochs.")
-    learning_rate: float = flag(1e-4, "Peak, after the warmup; 1e-4 is safe for roberta-base at any batch size.")
-    schedule: Literal["linear", "cosine", "inverse_sqrt", "wsd", "constant"] = flag(
-        "linear",
-        "The rate after the warmup: falls in a line (BERT's) or half a cosine to its end; as 1/sqrt of the update, "
-        "whatever the length of the run; stays at the peak and falls in the last part (wsd); stays at the peak.",
-    )
-    warmup_ratio: float = flag(
-        0.05, "Share of the updates over which the rate rises from 0 (RoBERTa's 0.05, BERT's 0.01)."
-    )
-    warmup_steps: int | None = flag(None, "Updates of the warmup, in the place of --warmup-ratio.")
-    decay_ratio: float = flag(
-        0.2, "Share of the updates over which wsd falls; 0.2 ends as low as a cosine (Hägele et al. 2024)."
-    )
-    min_learning_rate_ratio: float = flag(
-        0.0, "Share of the peak at which linear, cosine and wsd end; 0 gives the lowest loss at the end of a run."
-    )
-    optimizer: Literal["adamw", "lamb"] = flag(
-        "adamw", "adamw, or lamb for global batches of thousands of rows, with a rate of about ten times adamw's."
-    )
-    weight_decay_rate: float = flag(0.01, "Decoupled; not on biases and layer norms (RoBERTa's 0.01).")
-    adam_beta1: float = flag(0.9, "Decay of the first moment.")
-    adam_beta2: float = flag(0.98, "Decay of the second moment (RoBERTa's 0.98: steadier than 0.999).")
-    adam_epsilon: float = flag(1e-6, "Keeps the division by the second moment's root finite (RoBERTa's 1e-6).")
-    max_grad_norm: float = flag(1.0, "Gradients are scaled down to this global norm; 0 turns it off.")
-
-    def __post_init__(self) -> None:
-        for name in ("per_replica_batch_size", "gradient_accumulation_steps", "num_epochs"):
-            require(getattr(self, name) >= 1, "must be at least 1", f"--{name.replace('_', '-')}", getattr(self, name))
-        require(self.max_steps is None or self.max_steps >= 1, "must be at least 1", "--max-steps", self.max_steps)
-        require(self.learning_rate > 0, "must be above 0", "--learning-rate", self.learning_rate)
-        for name in ("warmup_steps", "weight_decay_rate", "max_grad_norm"):
-            value = getattr(self, name)
-            require(value is None or value >= 0, "must not be negative", f"--{name.replace('_', '-')}", value)
-        for name in ("warmup_ratio", "min_learning_rate_ratio", "adam_beta1", "adam_beta2"):
-            value = getattr(self, name)
-            require(0 <= value < 1, "must be at least 0 and below 1", f"--{name.replace('_', '-')}", value)
-        require(0 < self.decay_ratio <= 1, "must be above 0 and at most 1", "--decay-ratio", self.decay_ratio)
-        require(self.adam_epsilon > 0, "must be above 0", "--adam-epsilon", self.adam_epsilon)
-        require(
-            self.min_learning_rate_ratio == 0 or self.schedule in ("linear", "cosine", "wsd"),
-            "needs a --schedule that ends at it: linear, cosine or wsd",
-            "--min-learning-rate-ratio",
-            f"{self.min_learning_rate_ratio} with {self.schedule}",
-        )
+    Raises:
+        InputError: names the flag, the rule and what was received.
+    """
+    for name in names.split():
+        value = getattr(config, name)
+        require(value is None or holds(value), rule, spelled(name), value)
 
 
-@dataclass(frozen=True)
-class RunConfig:
-    """Where the run writes, how often, and its seed."""
-
-    output_dir: str | None = flag(None, "Folder of the run, local or gs://: metrics.jsonl, checkpoints/, export/ …")
-    seed: int = flag(0, "Fixes initial weights, order of rows and masks.")
-    log_steps: int = flag(50, "Updates between two lines of metrics.jsonl; each reads metrics back from the device.")
-    eval_steps: int | None = flag(None, "Updates between two evaluations; by default ten in a run.")
-    save_steps: int | None = flag(None, "Updates between two checkpoints; by default at each evaluation.")
-    save_minutes: float | None = flag(None, "Minutes after which a checkpoint is saved besides; by default never.")
-    keep_checkpoints: int = flag(
-        2,
-        "Newest checkpoints that are kept; 2, so that a damaged one is no loss. The one of the lowest validation loss "
-        "is kept besides.",
-    )
-    resume: Literal["auto", "must", "never"] = flag(
-        "auto",
-        "Go on from the newest checkpoint in --output-dir: where this very run left one (auto); or fail (must). never "
-        "wants a folder without a run.",
-    )
-    overwrite_output_dir: bool = flag(False, "Delete the run in --output-dir, whichever it is, and start anew.")
-    on_nonfinite: Literal["stop", "skip"] = flag(
-        "stop",
-        "What follows a loss or gradient that is not finite, or a loss that rises too far: the end of the run, or the "
-        "last checkpoint before it and training without the rows since then.",
-    )
-    max_loss_rise: float | None = flag(
-        None, "Nats by which a line's loss may exceed the median of the five lines before; by default any number."
-    )
-    max_rollbacks: int = flag(3, "With --on-nonfinite skip: how often in a run; then it stops.")
-    supervise: bool = flag(
-        False,
-        "Train in a process of its own, and start it again after a crash, a lost TPU or a machine's maintenance; it "
-        "goes on from the newest checkpoint.",
-    )
-    stall_minutes: float = flag(
-        30.0, "With --supervise: a training process that shows no progress for so long is killed, and started again."
-    )
-    max_retries: int = flag(
-        5, "With --supervise: starts in a row that may end without a step further than before; then it gives up."
-    )
-    retry_seconds: float = flag(10.0, "With --supervise: wait before the first of these starts; each doubles it.")
-    profile: str | None = flag(
-        None, "START:STOP: trace the updates after START up to STOP for TensorBoard's profiler, say 100:105."
-    )
-    dry_run: bool = flag(False, "Stop after all checks, with the plan printed.")
-
-    def __post_init__(self) -> None:
-        for name in ("log_steps", "eval_steps", "save_steps", "keep_checkpoints"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, "must be at least 1", f"--{name.replace('_', '-')}", value)
-        for name in ("save_minutes", "stall_minutes", "retry_seconds", "max_loss_rise"):
-            value = getattr(self, name)
-            require(value is None or value > 0, "must be above 0", f"--{name.replace('_', '-')}", value)
-        for name in ("max_retries", "max_rollbacks"):
-            value = getattr(self, name)
-            require(value >= 0, "must not be negative", f"--{name.replace('_', '-')}", value)
-        require(
-            not self.overwrite_output_dir or self.resume != "must",
-            "and --resume must must not both be given",
-            "--overwrite-output-dir",
-            "both",
-        )
-        require(0 <= self.seed < 2**31, "must lie in 0 to 2147483647", "--seed", self.seed)
-        start, _, stop = (self.profile or "0:1").partition(":")
-        holds = start.isdecimal() and stop.isdecimal() and int(start) < int(stop)
-        require(holds, "must be START:STOP, two numbers of updates with START below STOP", "--profile", self.profile)
-
-    @property
-    def profiled_steps(self) -> tuple[int, int] | None:
-        """The updates after which a trace begins and ends; None without one."""
-        if self.profile is None:
-            return None
-        start, _, stop = self.profile.partition(":")
-        return int(start), int(stop)
-
-
-MASK = "[MASK]"
-
-
-@dataclass(frozen=True)
-class HubConfig:
-    """Where the export is pushed to, how often, and what its card says that the run does not know."""
-
-    hub_model_id: str | None = flag(None, "USER/NAME on the Hub that the export is pushed to.")
-    hub_private: bool = flag(False, "Make the Hub's repository private when it is created.")
-    hub_revision: str | None = flag(
-        None, "Branch that is pushed to, made where it is missing; by default main, which others load."
-    )
-    hub_tag: str | None = flag(None, "Name of a tag that the commit of the last push gets.")
-    hub_strategy: Literal["end", "epoch", "steps", "checkpoint"] = flag(
-        "end",
-        "When to push: after the last update; also after each pass over the rows; also every --push-steps updates; or "
-        "with each of these the newest checkpoint of the training, too, to the branch `checkpoints`. Training goes on "
-        "meanwhile, and a push that is late is skipped for a newer one.",
-    )
-    push_steps: int | None = flag(
-        None, "Updates between two pushes of --hub-strategy steps or checkpoint; by default as between checkpoints."
-    )
-    resume_from_hub: bool = flag(
-        False,
-        "Where --output-dir holds no run, go on from the checkpoint that --hub-strategy checkpoint put on the Hub.",
-    )
-    hub_license: str | None = flag(
-        None, "License of the model, for its card, as the Hub calls it: apache-2.0, mit, cc-by-4.0 …"
-    )
-    hub_language: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Languages of the corpus, for the card: ISO 639 codes such as en de, or multilingual."},
-    )
-    hub_example: str = flag(
-        f"The capital of France is {MASK}.", f"Sentence in the card's lines of code, with {MASK} for the mask token."
-    )
-
-    def __post_init__(self) -> None:
-        require(self.push_steps is None or self.push_steps >= 1, "must be at least 1", "--push-steps", self.push_steps)
-        is_by_steps = self.push_steps is None or self.hub_strategy in ("steps", "checkpoint")
-        require(is_by_steps, "needs --hub-strategy steps or checkpoint", "--push-steps", self.hub_strategy)
-        for name in ("hub_revision", "hub_tag", "hub_strategy", "resume_from_hub"):
-            value = getattr(self, name)
-            is_of_use = value in (None, "end", False) or self.hub_model_id is not None
-            require(is_of_use, "needs --hub-model-id", f"--{name.replace('_', '-')}", value)
-        require(self.hub_example.count(MASK) == 1, f"must have one {MASK}", "--hub-example", repr(self.hub_example))
-
-    def repository(self) -> HubRepository | None:
-        """Return what is pushed to, None when nothing is."""
-        if self.hub_model_id is None:
-            return None
-        return HubRepository(
-            self.hub_model_id, private=self.hub_private, branch=self.hub_revision or MAIN_BRANCH, tag=self.hub_tag
-        )
-
-
-def preliminary_card(config: HubConfig) -> str:
-    """Return a card of what the settings say: the part of the metadata that the Hub could refuse."""
-    from huggingface_hub import ModelCardData
-
-    data = ModelCardData(license=config.hub_license, language=config.hub_language or None, pipeline_tag="fill-mask")
-    return f"---\n{data.to_yaml()}\n---\n"
-
-
-TPU_STEPS_PER_LAUNCH = 32
+def spelled(name: str) -> str:
+    """Spell a field's name as its flag."""
+    return f"--{name.replace('_', '-')}"
 
 
 @dataclass(frozen=True)
 class DataConfig:
     """Where the rows come from; length, vocabulary and special ids are read from the shards' manifest."""
 
-    train_dataset: str | None = flag(None, "Folder of training shards, local or gs:// (OUTPUT_DIR/train of stage 2).")
-    eval_dataset: str | None = flag(None, "Folder of validation shards; without it nothing is evaluated.")
-    tokenizer: str | None = flag(
-        None, "Folder or Hub id of the tokenizer; by default the one that stage 2 saved with the training shards."
+    train_dataset: str | None = changeable(
+        None, "Folder of training shards, local or gs:// (OUTPUT_DIR/train of stage 2).", PER_WORKER
     )
-    max_length: int | None = flag(None, "Tokens a row; read from the shards, so only checked against them.")
+    eval_dataset: str | None = changeable(
+        None, "Folder of validation shards; without it nothing is evaluated.", PER_WORKER
+    )
+    tokenizer: str | None = changeable(
+        None,
+        "Folder or Hub id of the tokenizer; by default the one that stage 2 saved with the training shards.",
+        PER_WORKER,
+    )
+    max_length: int | None = changeable(None, "Tokens a row; read from the shards, so only checked against them.")
     shuffle_buffer_size: int = flag(
         2**15, "Rows held in memory and permuted together; whole shards are permuted before, so it need not be large."
     )
 
     def __post_init__(self) -> None:
-        require(
-            self.shuffle_buffer_size >= 1, "must be at least 1 row", "--shuffle-buffer-size", self.shuffle_buffer_size
-        )
+        require_each(self, "shuffle_buffer_size", lambda value: value >= 1, "must be at least 1 row")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """Which model is trained."""
 
-    preset: str = flag(
+    preset: str = changeable(
         "roberta-base",
         "A file of train/model/presets/ by name: model and training settings; any flag given wins over it.",
     )
-    pretrained_model_config: str | None = flag(
-        None, "Hub id or folder whose config.json gives the architecture, in the place of the preset's model."
+    pretrained_model_config: str | None = changeable(
+        None,
+        "Hub id or folder whose config.json gives the architecture, in the place of the preset's model.",
+        PER_WORKER,
     )
     init_from: str | None = flag(
         None,
         "Continue from this checkpoint: a folder (local or gs://) or Hub id with config.json, the tokenizer of the "
         "shards, and weights in safetensors or TensorFlow's h5. The preset then gives the training settings only.",
     )
-    config_overrides: str | None = flag(
+    config_overrides: str | None = changeable(
         None, "Changes to the model's configuration: num_hidden_layers=4,hidden_act=gelu_new"
     )
     position_init: Literal["random", "sinusoidal"] = flag(
@@ -270,12 +114,13 @@ class ModelConfig:
         "How a table of learned positions starts: random as in BERT, or as sinusoids, with which a small model learns "
         "from neighbours sooner.",
     )
-    dropout: float | None = flag(
+    dropout: float | None = changeable(
         None, "Dropout of hidden states and of attention, whatever the configuration says; the export records it."
     )
-    gradient_checkpointing: bool = flag(
+    gradient_checkpointing: bool = changeable(
         False,
         "Compute each layer again in the backward pass: a third more computing, far less memory for activations.",
+        ROUNDING,
         former_name="recompute",
     )
     pad_vocab_to_multiple_of: int = flag(
@@ -285,15 +130,8 @@ class ModelConfig:
     )
 
     def __post_init__(self) -> None:
-        require(
-            self.dropout is None or 0 <= self.dropout < 1, "must be at least 0 and below 1", "--dropout", self.dropout
-        )
-        require(
-            self.pad_vocab_to_multiple_of >= 1,
-            "must be at least 1",
-            "--pad-vocab-to-multiple-of",
-            self.pad_vocab_to_multiple_of,
-        )
+        require_each(self, "dropout", lambda value: 0 <= value < 1, "must be at least 0 and below 1")
+        require_each(self, "pad_vocab_to_multiple_of", lambda value: value >= 1, "must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -308,43 +146,95 @@ class MaskingConfig:
     random_token_rate: float = flag(0.1, "Share of the predicted tokens that are replaced by a random one (BERT's).")
 
     def __post_init__(self) -> None:
-        for name in ("mlm_probability", "mask_token_rate", "random_token_rate"):
-            value = getattr(self, name)
-            require(0 <= value <= 1, "must lie in 0 to 1", f"--{name.replace('_', '-')}", value)
-        require(self.mlm_probability > 0, "must be above 0, or nothing is learned", "--mlm-probability", 0)
+        rates = "mlm_probability mask_token_rate random_token_rate"
+        require_each(self, rates, lambda value: 0 <= value <= 1, "must lie in 0 to 1")
+        require_each(self, "mlm_probability", lambda value: value > 0, "must be above 0, or nothing is learned")
         replaced = self.mask_token_rate + self.random_token_rate
         require(replaced <= 1 + 1e-9, "must sum to at most 1", "--mask-token-rate and --random-token-rate", replaced)
+
+
+@dataclass(frozen=True)
+class OptimizationConfig:
+    """Batch, length of the run, optimizer, and the learning rate over the run."""
+
+    per_replica_batch_size: int = changeable(
+        8, "Rows a replica takes at once; lower it when memory is short.", ROUNDING
+    )
+    gradient_accumulation_steps: int = changeable(1, "Batches whose gradients are summed before one step.", ROUNDING)
+    num_epochs: int = changeable(1, "Passes over the training rows.")
+    max_steps: int | None = changeable(None, "Steps to make, in the place of --num-epochs.")
+    learning_rate: float = flag(1e-4, "Peak, after the warmup; 1e-4 is safe for roberta-base at any batch size.")
+    schedule: Literal["linear", "cosine", "inverse_sqrt", "wsd", "constant"] = flag(
+        "linear",
+        "The rate after the warmup: falls in a line (BERT's) or half a cosine to its end; as 1/sqrt of the step, "
+        "whatever the length of the run; stays at the peak and falls in the last part (wsd); stays at the peak.",
+    )
+    warmup_ratio: float = flag(
+        0.05, "Share of the steps over which the rate rises from 0 (RoBERTa's 0.05, BERT's 0.01)."
+    )
+    warmup_steps: int | None = flag(None, "Steps of the warmup, in the place of --warmup-ratio.")
+    decay_ratio: float = flag(
+        0.2, "Share of the steps over which wsd falls; 0.2 ends as low as a cosine (Hägele et al. 2024)."
+    )
+    min_learning_rate_ratio: float = flag(
+        0.0, "Share of the peak at which linear, cosine and wsd end; 0 gives the lowest loss at the end of a run."
+    )
+    optimizer: Literal["adamw", "lamb"] = flag(
+        "adamw", "adamw, or lamb for global batches of thousands of rows, with a rate of about ten times adamw's."
+    )
+    weight_decay_rate: float = flag(0.01, "Decoupled; not on biases and layer norms (RoBERTa's 0.01).")
+    adam_beta1: float = flag(0.9, "Decay of the first moment.")
+    adam_beta2: float = flag(0.98, "Decay of the second moment (RoBERTa's 0.98: steadier than 0.999).")
+    adam_epsilon: float = flag(1e-6, "Keeps the division by the second moment's root finite (RoBERTa's 1e-6).")
+    max_grad_norm: float = flag(1.0, "Gradients are scaled down to this global norm; 0 turns it off.")
+
+    def __post_init__(self) -> None:
+        counts = "per_replica_batch_size gradient_accumulation_steps num_epochs max_steps"
+        require_each(self, counts, lambda value: value >= 1, "must be at least 1")
+        require_each(self, "learning_rate adam_epsilon", lambda value: value > 0, "must be above 0")
+        not_negative = "warmup_steps weight_decay_rate max_grad_norm"
+        require_each(self, not_negative, lambda value: value >= 0, "must not be negative")
+        shares = "warmup_ratio min_learning_rate_ratio adam_beta1 adam_beta2"
+        require_each(self, shares, lambda value: 0 <= value < 1, "must be at least 0 and below 1")
+        require_each(self, "decay_ratio", lambda value: 0 < value <= 1, "must be above 0 and at most 1")
+        require(
+            self.min_learning_rate_ratio == 0 or self.schedule in ("linear", "cosine", "wsd"),
+            "needs a --schedule that ends at it: linear, cosine or wsd",
+            "--min-learning-rate-ratio",
+            f"{self.min_learning_rate_ratio} with {self.schedule}",
+        )
 
 
 @dataclass(frozen=True)
 class HardwareConfig:
     """What the run computes on: the TPU that is named, else the GPUs there are, else the CPU."""
 
-    tpu_name: str | None = flag(None, "TPU to train on: `local` on a TPU VM, else its name or grpc:// address.")
-    tpu_zone: str | None = flag(None, "Zone of a TPU given by name.")
-    gcp_project: str | None = flag(None, "Google Cloud project of a TPU given by name.")
-    no_tpu: bool = flag(False, "Do not use a TPU, whatever --tpu-name says.")
+    tpu_name: str | None = changeable(None, "TPU to train on: `local` on a TPU VM, else its name or grpc:// address.")
+    tpu_zone: str | None = changeable(None, "Zone of a TPU given by name.")
+    gcp_project: str | None = changeable(None, "Google Cloud project of a TPU given by name.")
+    no_tpu: bool = changeable(False, "Do not use a TPU, whatever --tpu-name says.")
     bfloat16: bool = flag(False, "Compute in bfloat16; weights, optimizer and loss stay float32.")
-    jit_compile: bool | None = flag(
+    jit_compile: bool | None = changeable(
         None,
         "Compile the step with XLA; by default on TPU and GPU. On one CPU it takes half a minute, "
-        "and updates are up to a third faster.",
+        "and steps are up to a third faster.",
+        ROUNDING,
     )
-    tpu_layers: bool | None = flag(
+    tpu_layers: bool | None = changeable(
         None,
         "Compute attention as XLA does it cheapest on a TPU, with the same weights and results: about a third fewer "
         "cycles for a roberta-base. By default on TPUs; for BERT, RoBERTa and what is built like them.",
+        ROUNDING,
     )
-    steps_per_execution: int | None = flag(
+    steps_per_execution: int | None = changeable(
         None,
-        "Updates a launch, at most: a launch ends where something is logged, evaluated or saved. By default 32 on a "
-        "TPU, since each launch costs its host a millisecond or more in which it may wait; 1 elsewhere, where a launch "
-        "costs little beside its update.",
+        "Steps that one call from Python makes, at most: it ends where something is logged, evaluated or saved. By "
+        "default 32 on a TPU, since each call costs its host a millisecond or more in which it may wait; 1 elsewhere, "
+        "where a call costs little beside its step.",
     )
 
     def __post_init__(self) -> None:
-        value = self.steps_per_execution
-        require(value is None or value >= 1, "must be at least 1", "--steps-per-execution", value)
+        require_each(self, "steps_per_execution", lambda value: value >= 1, "must be at least 1")
 
     @property
     def wants_tpu(self) -> bool:
@@ -352,9 +242,139 @@ class HardwareConfig:
         return self.tpu_name is not None and not self.no_tpu
 
     @property
-    def max_steps_per_launch(self) -> int:
-        """Updates that one launch may make."""
-        return self.steps_per_execution or (TPU_STEPS_PER_LAUNCH if self.wants_tpu else 1)
+    def max_steps_per_execution(self) -> int:
+        """Steps that one call from Python may make."""
+        return self.steps_per_execution or (TPU_STEPS_PER_EXECUTION if self.wants_tpu else 1)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Where the run writes, how often, and its seed."""
+
+    output_dir: str | None = changeable(
+        None, "Folder of the run, local or gs://: metrics.jsonl, checkpoints/, export/ …", PER_WORKER
+    )
+    seed: int = flag(0, "Fixes initial weights, order of rows and masks.")
+    log_steps: int = changeable(
+        50, "Steps between two lines of metrics.jsonl; each reads metrics back from the device."
+    )
+    eval_steps: int | None = changeable(None, "Steps between two evaluations; by default ten in a run.")
+    save_steps: int | None = changeable(None, "Steps between two checkpoints; by default at each evaluation.")
+    save_minutes: float | None = changeable(
+        None, "Minutes after which a checkpoint is saved besides; by default never."
+    )
+    keep_checkpoints: int = changeable(
+        2,
+        "Newest checkpoints that are kept; 2, so that a damaged one is no loss. The one of the lowest validation loss "
+        "is kept besides.",
+    )
+    resume: Literal["auto", "must", "never"] = changeable(
+        "auto",
+        "Resume from the newest checkpoint in --output-dir: where this very run left one (auto); or fail (must). never "
+        "wants a folder without a run.",
+    )
+    overwrite_output_dir: bool = changeable(False, "Delete the run in --output-dir, whichever it is, and start anew.")
+    on_nonfinite: Literal["stop", "skip"] = changeable(
+        "stop",
+        "What follows a loss or gradient that is not finite, or a loss that rises too far: the end of the run, or the "
+        "last checkpoint before it and training without the rows since then.",
+    )
+    max_loss_rise: float | None = changeable(
+        None, "Nats by which a line's loss may exceed the median of the five lines before; by default any number."
+    )
+    max_rollbacks: int = changeable(3, "With --on-nonfinite skip: how often in a run; then it stops.")
+    supervise: bool = changeable(
+        False,
+        "Train in a process of its own, and start it again after a crash, a lost TPU or a machine's maintenance; it "
+        "resumes from the newest checkpoint.",
+    )
+    stall_minutes: float = changeable(
+        30.0, "With --supervise: a training process that shows no progress for so long is killed, and started again."
+    )
+    max_retries: int = changeable(
+        5, "With --supervise: starts in a row that may end without a step further than before; then it gives up."
+    )
+    retry_seconds: float = changeable(10.0, "With --supervise: wait before the first of these starts; each doubles it.")
+    profile: str | None = changeable(
+        None, "START:STOP: trace the steps after START up to STOP for TensorBoard's profiler, say 100:105."
+    )
+    dry_run: bool = changeable(False, "Stop after all checks, with the plan printed.")
+
+    def __post_init__(self) -> None:
+        counts = "log_steps eval_steps save_steps keep_checkpoints"
+        require_each(self, counts, lambda value: value >= 1, "must be at least 1")
+        above_0 = "save_minutes stall_minutes retry_seconds max_loss_rise"
+        require_each(self, above_0, lambda value: value > 0, "must be above 0")
+        require_each(self, "max_retries max_rollbacks", lambda value: value >= 0, "must not be negative")
+        require_each(self, "seed", lambda value: 0 <= value < 2**31, "must lie in 0 to 2147483647")
+        is_contradictory = self.overwrite_output_dir and self.resume == "must"
+        require(not is_contradictory, "and --resume must must not both be given", "--overwrite-output-dir", "both")
+        start, _, stop = (self.profile or "0:1").partition(":")
+        holds = start.isdecimal() and stop.isdecimal() and int(start) < int(stop)
+        require(holds, "must be START:STOP, two numbers of steps with START below STOP", "--profile", self.profile)
+
+    @property
+    def profiled_steps(self) -> tuple[int, int] | None:
+        """The steps after which a trace begins and ends; None without one."""
+        if self.profile is None:
+            return None
+        start, _, stop = self.profile.partition(":")
+        return int(start), int(stop)
+
+
+@dataclass(frozen=True)
+class HubConfig:
+    """Where the export is pushed to, how often, and what its card says that the run does not know."""
+
+    hub_model_id: str | None = changeable(None, "USER/NAME on the Hub that the export is pushed to.")
+    hub_private: bool = changeable(False, "Make the Hub's repository private when it is created.")
+    hub_revision: str | None = changeable(
+        None, "Branch that is pushed to, made where it is missing; by default main, which others load."
+    )
+    hub_tag: str | None = changeable(None, "Name of a tag that the commit of the last push gets.")
+    hub_strategy: Literal["end", "epoch", "steps", "checkpoint"] = changeable(
+        "end",
+        "When to push: after the last step; also after each pass over the rows; also every --push-steps steps; or "
+        "with each of these the newest checkpoint of the training, too, to the branch `checkpoints`. Training goes on "
+        "meanwhile, and a push that is late is skipped for a newer one.",
+    )
+    push_steps: int | None = changeable(
+        None, "Steps between two pushes of --hub-strategy steps or checkpoint; by default as between checkpoints."
+    )
+    resume_from_hub: bool = changeable(
+        False,
+        "Where --output-dir holds no run, resume from the checkpoint that --hub-strategy checkpoint put on the Hub.",
+    )
+    hub_license: str | None = changeable(
+        None, "License of the model, for its card, as the Hub calls it: apache-2.0, mit, cc-by-4.0 …"
+    )
+    hub_language: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Languages of the corpus, for the card: ISO 639 codes such as en de, or multilingual.",
+            "marks": (MAY_CHANGE,),
+        },
+    )
+    hub_example: str = changeable(
+        f"The capital of France is {MASK}.", f"Sentence in the card's lines of code, with {MASK} for the mask token."
+    )
+
+    def __post_init__(self) -> None:
+        require_each(self, "push_steps", lambda value: value >= 1, "must be at least 1")
+        is_by_steps = self.push_steps is None or self.hub_strategy in ("steps", "checkpoint")
+        require(is_by_steps, "needs --hub-strategy steps or checkpoint", "--push-steps", self.hub_strategy)
+        if self.hub_model_id is None:
+            without = "hub_revision hub_tag hub_strategy resume_from_hub"
+            require_each(self, without, lambda value: value in ("end", False), "needs --hub-model-id")
+        require(self.hub_example.count(MASK) == 1, f"must have one {MASK}", "--hub-example", repr(self.hub_example))
+
+    def repository(self) -> HubRepository | None:
+        """Build what is pushed to, None when nothing is."""
+        if self.hub_model_id is None:
+            return None
+        return HubRepository(
+            self.hub_model_id, private=self.hub_private, branch=self.hub_revision or MAIN_BRANCH, tag=self.hub_tag
+        )
 
 
 @dataclass(frozen=True)
@@ -370,8 +390,15 @@ class TrainingConfig:
     hub: HubConfig = field(default_factory=HubConfig)
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
-        """Return the settings as plain values, subject by subject, in the order of the fields."""
+        """Copy the settings as plain values, subject by subject, in the order of the fields."""
         return asdict(self)
+
+    def without(self, mark: str) -> dict[str, Any]:
+        """Copy the settings that do not bear a mark, as {subject.name: value}."""
+        named = {
+            f"{subject}.{name}": value for subject, values in self.as_dict().items() for name, value in values.items()
+        }
+        return {name: value for name, value in named.items() if name not in settings_marked(mark)}
 
 
 SUBJECTS = (DataConfig, ModelConfig, MaskingConfig, OptimizationConfig, HardwareConfig, RunConfig, HubConfig)
@@ -382,8 +409,21 @@ def current_settings(recorded: dict[str, dict[str, Any]]) -> dict[str, dict[str,
     return {subject: under_current_names(values, SUBJECTS) for subject, values in recorded.items()}
 
 
+@functools.cache
+def settings_marked(mark: str) -> frozenset[str]:
+    """List the settings that bear a mark, as `subject.name`."""
+    subjects = zip(fields(TrainingConfig), SUBJECTS, strict=True)
+    settings = {f"{subject.name}.{one.name}": one for subject, config in subjects for one in fields(config)}
+    return frozenset(name for name, one in settings.items() if mark in one.metadata["marks"])
+
+
+def flags_marked(mark: str) -> list[str]:
+    """List the settings that bear a mark, as they are spelled on the command line, sorted."""
+    return sorted(spelled(name.partition(".")[2]) for name in settings_marked(mark))
+
+
 def parse_training_config(argv: Sequence[str] | None, description: str) -> TrainingConfig:
-    """Return the settings given on the command line, over `--config-file`, over the preset, over the defaults.
+    """Read the settings given on the command line, over `--config-file`, over the preset, over the defaults.
 
     Raises:
         InputError: a setting is not what it must be, or a required one is missing.

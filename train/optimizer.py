@@ -131,7 +131,7 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
             state |= {f"{kind}/{name}": moment for name, moment in zip(names, moments, strict=True)}
         return state
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Make updates again after one that was not finite; for a state that was restored from before it."""
         self._going.assign(1.0)
 

@@ -1,37 +1,40 @@
 """The stages of one run: prepared without TensorFlow, then trained, exported and pushed."""
 
+import dataclasses
 import functools
+import json
 import logging
+import platform
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from transformers import PretrainedConfig
 
+from mlm_common.command_line import commit
 from mlm_common.hub.push import HubPushError
 from mlm_common.storage import files as storage
+from tfrecord_prep.manifest import ShardSet
 from tokenizer_training.tokenizer import vocabulary_size
-from train.checkpoints.resume import describe_start
-from train.checkpoints.run_folder import (
-    EXPORT_FOLDER,
-    RECORD_NAME,
-    claim_output_folder,
-    describe_run,
-    fingerprint,
-    is_of_this_supervision,
-    read_record,
-    write_record,
-)
-from train.checkpoints.store import CHECKPOINTS_FOLDER
-from train.config import TrainingConfig, preliminary_card
+from train.checkpoints.fingerprint import fingerprint
+from train.checkpoints.resume import describe_resume_point, installed_versions
+from train.config import HardwareConfig, TrainingConfig
 from train.data.shards import TrainingInputs, open_inputs
-from train.metrics.log import LOSS_CURVE_NAME, METRICS_NAME, TENSORBOARD_FOLDER
 from train.model.config import resolve_model_config
+from train.publishing.hub_access import check_can_push
 from train.runtime import heartbeat
 from train.runtime.cluster import Cluster, read_cluster
 from train.runtime.plan import Plan, make_plan
 from train.runtime.preemption import StopRequest, listening
-from train.runtime.tpu import check_tpu_devices, check_tpu_use, expected_num_replicas
+from train.runtime.run_folder import (
+    EXPORT_FOLDER,
+    claim_run_folder,
+    clear_run_folder,
+    is_of_this_supervision,
+    write_run_record,
+)
+from train.runtime.supervisor import supervision
+from train.runtime.tpu import check_tpu_devices, check_tpu_use, expected_num_replicas, local_accelerator_type
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.task import Task
 
@@ -58,7 +61,7 @@ class Run:
         """The folder of the run."""
         return str(self.config.run.output_dir)
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> dict[str, Any]:
         """What makes it this run and no other."""
         return fingerprint(self.config, self.inputs, self.model_config.to_diff_dict())
@@ -100,12 +103,9 @@ def prepare_run(config: TrainingConfig) -> Run:
         resume, overwrite = "auto", False
     elif not cluster.is_chief:
         resume = "auto"  # the chief may have claimed it a moment ago
-    claim_output_folder(run.output_dir, run.fingerprint, resume=resume, overwrite=overwrite)
-    repository = config.hub.repository()
-    if repository is not None and cluster.is_chief:
-        from mlm_common.hub.access import check_hub_access
-
-        check_hub_access(repository, card=preliminary_card(config.hub))
+    claim_run_folder(run.output_dir, run.fingerprint, resume=resume, overwrite=overwrite)
+    if cluster.is_chief:
+        check_can_push(config.hub)
     check_tpu_devices(config.hardware)
     return run
 
@@ -116,20 +116,22 @@ def train_and_export(run: Run) -> None:
     Raises:
         RunStoppedError: it was asked to stop before, and has saved.
     """
-    from train.runtime.collectives import any_worker, ending_with_lost_devices
+    from train.runtime.collectives import any_worker, explain_lost_devices
     from train.runtime.strategy import connect
 
     heartbeat.report("connect")
     strategy = connect(run.config.hardware, run.cluster)
     stop = StopRequest(functools.partial(any_worker, strategy) if run.cluster.num_workers > 1 else None)
-    with ending_with_lost_devices(run.cluster, run.output_dir), _listening(run, stop):
+    with explain_lost_devices(run.cluster, run.output_dir), _listening(run, stop):
         heartbeat.report("build")
-        trainer = _agreed_trainer(run, strategy, run.plan(strategy.num_replicas_in_sync))
+        plan = run.plan(strategy.num_replicas_in_sync)
+        record = describe_run(run, plan, strategy)
+        trainer = _agreed_trainer(run, strategy, plan, record)
         if run.cluster.is_chief:
             print_table(trainer.plan.describe(trainer.model.network.count_params()))
             print_start(run, trainer)
             log_first_row(run, trainer)
-        publisher = _publisher(run) if run.cluster.is_chief else None
+        publisher = _publisher(run, record) if run.cluster.is_chief else None
         with _pushing(run, trainer, publisher) as pushing:
             evaluation = trainer.fit(stop, pushing)
     if publisher is None:
@@ -145,18 +147,6 @@ def train_and_export(run: Run) -> None:
     print_result(run, evaluation, checkpoints, publisher.export_folder)
 
 
-def _clear_output_folder(output_dir: str) -> None:
-    """Delete what a run writes, and nothing else, from the folder; local or gs://."""
-    import tensorflow as tf
-
-    for name in (METRICS_NAME, LOSS_CURVE_NAME, RECORD_NAME):
-        if storage.exists(storage.join(output_dir, name)):
-            tf.io.gfile.remove(storage.join(output_dir, name))
-    for name in (CHECKPOINTS_FOLDER, TENSORBOARD_FOLDER, EXPORT_FOLDER):
-        if tf.io.gfile.isdir(storage.join(output_dir, name)):
-            tf.io.gfile.rmtree(storage.join(output_dir, name))
-
-
 def _pushing(run: Run, trainer: "Trainer", publisher: "Publisher | None") -> "PushToHubCallback":
     """Return what pushes the model while it is trained, if asked to; of several workers the chief's does."""
     from train.publishing.push_to_hub import PushToHubCallback, steps_of_pushes
@@ -165,7 +155,7 @@ def _pushing(run: Run, trainer: "Trainer", publisher: "Publisher | None") -> "Pu
     return PushToHubCallback(publisher, steps, metrics=lambda: trainer.log.lines)
 
 
-def _agreed_trainer(run: Run, strategy: "tf.distribute.Strategy", plan: Plan) -> "Trainer":
+def _agreed_trainer(run: Run, strategy: "tf.distribute.Strategy", plan: Plan, record: dict[str, Any]) -> "Trainer":
     """Return the trainer, restored, once all workers have one of the same run, at the same step.
 
     Raises:
@@ -176,8 +166,8 @@ def _agreed_trainer(run: Run, strategy: "tf.distribute.Strategy", plan: Plan) ->
 
     if run.cluster.is_chief:
         if run.config.run.overwrite_output_dir and not is_of_this_supervision(run.output_dir):
-            _clear_output_folder(run.output_dir)
-        write_record(run.output_dir, run.config, run.fingerprint, describe_run(run, plan, strategy))
+            clear_run_folder(run.output_dir)
+        write_run_record(run.output_dir, record)
     # The others wait here until the folder is cleared.
     settings = shared_settings(run.config, run.fingerprint)
     check_agreement(strategy, run.cluster, settings, rule="All workers must be given the same flags and shards.")
@@ -192,7 +182,7 @@ def _listening(run: Run, stop: StopRequest) -> AbstractContextManager[None]:
     return listening(stop, on_cloud_machine=hardware.wants_tpu and hardware.tpu_name == "local")
 
 
-def _publisher(run: Run) -> "Publisher":
+def _publisher(run: Run, record: dict[str, Any]) -> "Publisher":
     """Return what writes `export/` and its card, and pushes them to the Hub if asked to."""
     from train.publishing.model_card import model_card
     from train.publishing.publisher import Publisher
@@ -203,7 +193,7 @@ def _publisher(run: Run) -> "Publisher":
         export_folder=storage.join(run.output_dir, EXPORT_FOLDER),
         tokenizer=tokenizer,
         model_max_length=run.inputs.max_length,
-        card=functools.partial(model_card, read_record(run.output_dir), tokenizer),
+        card=functools.partial(model_card, record, tokenizer),
         repository=run.config.hub.repository(),
         pushes_checkpoints=run.config.hub.hub_strategy == "checkpoint",
     )
@@ -233,7 +223,7 @@ def print_start(run: "Run", trainer: "Trainer") -> None:
     """Print where training begins or goes on, and what is not as it was."""
     start = trainer.start
     path = trainer.checkpoints.path(start.step)
-    for index, text in enumerate(describe_start(start, trainer.plan, run.config, trainer.versions, path)):
+    for index, text in enumerate(describe_resume_point(start, trainer.plan, run.config, trainer.versions, path)):
         print(f"{'' if index else 'start':<22} {text}")
 
 
@@ -260,3 +250,44 @@ def print_table(rows: dict[str, str]) -> None:
     """Print titles and texts in two columns."""
     for title, text in rows.items():
         print(f"{title:<22} {text}")
+
+
+def describe_run(run: Run, plan: Plan, strategy: "tf.distribute.Strategy") -> dict[str, Any]:
+    """Collect the content of `run.json`: settings, fingerprint, and how and of what the run is made."""
+    return {
+        "commit": commit(),
+        "versions": installed_versions(),
+        "hardware": describe_hardware(run.config.hardware, strategy),
+        # Of a configuration, and with --init-from of its weights, that came from the Hub.
+        "hub_revision": getattr(run.model_config, "_commit_hash", None),
+        "model_config": json.loads(run.model_config.to_json_string(use_diff=False)),
+        "tokenizer": run.inputs.tokenizer_source,
+        "plan": dataclasses.asdict(plan),
+        "train_data": describe_shards(run.inputs.train_shards),
+        "eval_data": describe_shards(run.inputs.eval_shards),
+        "supervision": supervision(),
+        "settings": run.config.as_dict(),
+        "fingerprint": run.fingerprint,
+    }
+
+
+def describe_hardware(config: HardwareConfig, strategy: "tf.distribute.Strategy") -> str:
+    """Name what the run computes on, as in `2 x NVIDIA H100`."""
+    import tensorflow as tf
+
+    if config.wants_tpu:
+        local_type = local_accelerator_type() if config.tpu_name == "local" else None
+        return f"TPU {local_type or ''}".strip() + f", {strategy.num_replicas_in_sync} replicas"
+    if gpus := tf.config.list_physical_devices("GPU"):
+        name = tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU")
+        return f"{strategy.num_replicas_in_sync} x {name}"
+    return f"CPU ({platform.machine()}), {strategy.num_replicas_in_sync} replica(s)"
+
+
+def describe_shards(shards: ShardSet | None) -> dict[str, Any] | None:
+    """Collect what a manifest says about its rows, but for the list of shards; only their number without a manifest."""
+    if shards is None:
+        return None
+    if shards.manifest is None:
+        return {"totals": {"num_rows": shards.num_rows}}
+    return {name: value for name, value in dataclasses.asdict(shards.manifest).items() if name != "shards"}

@@ -13,18 +13,17 @@ from transformers import PretrainedConfig
 
 from mlm_common.storage import files as storage
 from tokenizer_training.tokenizer import vocabulary_size
+from train.checkpoints.fingerprint import fingerprint, fingerprint_sha256
 from train.checkpoints.manager import Checkpoints
-from train.checkpoints.record import CheckpointRecord, SkippedRows
-from train.checkpoints.resume import Start, check_checkpoint, start_of
-from train.checkpoints.run_folder import fingerprint, fingerprint_sha256, installed_versions
+from train.checkpoints.resume import ResumePoint, check_checkpoint, installed_versions, resume_point
 from train.checkpoints.state import TrainingState
-from train.checkpoints.store import Arrays
+from train.checkpoints.store import Arrays, CheckpointRecord, SkippedRows
 from train.config import TrainingConfig
 from train.data.pipeline import ONE_PIPELINE, evaluation_batches, num_evaluation_batches, training_batches
 from train.data.shards import TrainingInputs
 from train.data.shuffle import SampleOrder
 from train.metrics.evaluation import Evaluator, build_evaluator
-from train.metrics.log import ROLLBACK, TENSORBOARD_FOLDER, VALIDATION, MetricsLog
+from train.metrics.log import ROLLBACK, VALIDATION, MetricsLog
 from train.metrics.profiler import Profile
 from train.metrics.throughput import Throughput
 from train.metrics.training_log import EverySteps, TrainingDivergedError, TrainingLog
@@ -36,6 +35,7 @@ from train.publishing.push_to_hub import PushToHubCallback
 from train.runtime import heartbeat
 from train.runtime.plan import Plan
 from train.runtime.preemption import RunStoppedError, StopRequest
+from train.runtime.run_folder import TENSORBOARD_FOLDER
 from train.runtime.steps_per_execution import Launches
 from train.runtime.strategy import compiles_with_xla, computes_as_suits_tpu, distribute_batches
 from train.tasks.task import Task
@@ -45,7 +45,9 @@ from train.train_step import PretrainingModel
 class Fitting:
     """One call of `fit`, with what is logged, evaluated and saved between its launches."""
 
-    def __init__(self, trainer: "Trainer", start: Start, stop: StopRequest, pushing: PushToHubCallback | None = None):
+    def __init__(
+        self, trainer: "Trainer", start: ResumePoint, stop: StopRequest, pushing: PushToHubCallback | None = None
+    ):
         self._trainer = trainer
         self._plan = trainer.plan
         self._start = start
@@ -56,7 +58,10 @@ class Fitting:
         self._launches = self._build_launches()
         self._throughput = Throughput(trainer.plan, trainer.full_speed_step_seconds)
         self._log = TrainingLog(
-            *(trainer.model, trainer.log, trainer.plan, start),
+            *(trainer.model, trainer.log, trainer.plan),
+            start_step=start.step,
+            logged_step=start.logged_step,
+            num_skipped_rows=start.num_skipped_rows,
             launches=self._launches,
             throughput=self._throughput,
             max_loss_rise=trainer.config.run.max_loss_rise,
@@ -127,7 +132,7 @@ class Fitting:
             checkpoints.wait()
             raise RunStoppedError(
                 f"The run was asked to stop ({self._stop.reason or 'on another worker'}) and has, after step {step:,} "
-                f"of {self._plan.num_steps:,}, which is saved. Give the same command again: it goes on from there."
+                f"of {self._plan.num_steps:,}, which is saved. Give the same command again: it resumes from there."
             )
 
     def _is_time_to_save(self) -> bool:
@@ -135,7 +140,7 @@ class Fitting:
         return minutes is not None and time.monotonic() - self._saved_seconds >= minutes * 60
 
     def _save(self, step: int) -> None:
-        self._log.check_finite()  # a checkpoint of a run that diverged is no place to go on from
+        self._log.check_finite()  # a checkpoint of a run that diverged is no place to resume from
         self._saved_seconds = time.monotonic()
         with self._throughput.clock_stopped():
             self._trainer.checkpoints.save(lambda: (self._record(step), self._trainer.state.read()))
@@ -144,7 +149,7 @@ class Fitting:
         is_evaluated = self._evaluation is not None and self._evaluation[0] == step
         return CheckpointRecord(
             step=step,
-            row=self._start.row(step, self._plan.global_batch_rows),
+            row=self._plan.row_after(step, self._start.num_skipped_rows),
             fingerprint_sha256=self._trainer.fingerprint_sha256,
             plan=asdict(self._plan),
             settings=self._trainer.config.as_dict(),
@@ -164,7 +169,7 @@ class Fitting:
             (*(run.profiled_steps or ()), *(self._pushing.steps if self._pushing else ())),
             start_step=self._start.step,
             num_steps=self._plan.num_steps,
-            max_steps=self._trainer.config.hardware.max_steps_per_launch,
+            max_steps=self._trainer.config.hardware.max_steps_per_execution,
         )
 
     def _build_profile(self) -> Profile:
@@ -177,7 +182,7 @@ class Fitting:
 logger = logging.getLogger(__name__)
 
 
-def roll_back(trainer: "Trainer", start: Start, error: TrainingDivergedError, stop: StopRequest) -> Start:
+def roll_back(trainer: "Trainer", start: ResumePoint, error: TrainingDivergedError, stop: StopRequest) -> ResumePoint:
     """Restore the last checkpoint before a blow-up, and return the start that leaves out the rows since then.
 
     Which checkpoint that is follows from steps alone: a run that was killed meanwhile comes to the same rows.
@@ -198,17 +203,17 @@ def roll_back(trainer: "Trainer", start: Start, error: TrainingDivergedError, st
     record = _restore(trainer, error)
     stop.meet()
     trainer.checkpoints.discard_after(record.step)
-    trainer.model.optimizer.go_on()
+    trainer.model.optimizer.resume()
     num_rows = (error.step - record.step) * trainer.plan.global_batch_rows
     earlier = [rows for rows in start.skipped if rows.after_step <= record.step]
-    trainer.log.go_on_from(record.step, len(earlier))
+    trainer.log.rewind_to(record.step, len(earlier))
     trainer.log.add(
         error.step, ROLLBACK, {"reason": error.reason, "to_step": record.step, "num_skipped_rows": num_rows}
     )
     trainer.log.flush()
     logger.warning("%s Back to step %d, and on without the %d rows since then.", error, record.step, num_rows)
     skipped = (*earlier, SkippedRows(record.step, num_rows))
-    return Start(record.step, record.logged_step, skipped, record)
+    return ResumePoint(record.step, record.logged_step, skipped, record)
 
 
 def _restore(trainer: "Trainer", error: TrainingDivergedError) -> CheckpointRecord:
@@ -232,7 +237,7 @@ class Trainer:
 
     model: PretrainingModel
     plan: Plan
-    start: Start
+    start: ResumePoint
     order: SampleOrder
     evaluate: Evaluator | None
     log: MetricsLog
@@ -248,7 +253,7 @@ class Trainer:
         """Whether a blow-up leads back to a checkpoint, and not to the end of the run."""
         return self.config.run.on_nonfinite == "skip"
 
-    def batches_from(self, start: Start) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
+    def batches_from(self, start: ResumePoint) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
         """Return what makes the batches of one input pipeline, from a start on."""
         return functools.partial(
             training_batches,
@@ -317,7 +322,7 @@ def build_model(
         )
         optimizer.build(model.network.trainable_variables)
         model.compile(
-            optimizer=optimizer, jit_compile=jit_compile, steps_per_execution=config.hardware.max_steps_per_launch
+            optimizer=optimizer, jit_compile=jit_compile, steps_per_execution=config.hardware.max_steps_per_execution
         )
     return model
 
@@ -351,13 +356,13 @@ def build_trainer(
         check_checkpoint(record, plan)
         state.write(arrays)
 
-    start = start_of(checkpoints.restore_newest(sha256, restore))
+    start = resume_point(checkpoints.restore_newest(sha256, restore))
     if config.model.init_from is not None and start.checkpoint is None:
         num_ids = vocabulary_size(inputs.tokenizer)
         load_initial_weights(model.network, config.model.init_from, num_ids, task.model_class)
     manifest = inputs.eval_shards.manifest if inputs.eval_shards else None
     log = MetricsLog(output_dir, manifest.unigram_entropy_nats if manifest else None, is_chief=is_chief)
-    log.go_on_from(start.step, len(start.skipped))
+    log.rewind_to(start.step, len(start.skipped))
     shards, data = inputs.train_shards, config.data
     return Trainer(
         model=model,

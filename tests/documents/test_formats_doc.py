@@ -13,7 +13,7 @@ from tfrecord_prep.encoding import TokenBatch, encode_documents
 from tfrecord_prep.manifest import FORMAT_VERSION, Manifest
 from tfrecord_prep.records import encode_rows
 from tokenizer_training.tokenizer import SPECIAL_TOKENS
-from train.checkpoints.record import CHECKSUM_FIELD, CheckpointRecord
+from train.checkpoints.store import CHECKSUM_FIELD, CheckpointRecord
 
 PAGE = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
 DOCUMENTS = ["a dog ran", "the cat sat"]

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from train.checkpoints.run_folder import settings_that_may_change
-from train.config import TrainingConfig, current_settings, parse_training_config
+from train.config import MAY_CHANGE, TrainingConfig, current_settings, flags_marked, parse_training_config
 
 REQUIRED = ("--train-dataset", "shards", "--output-dir", "out")
 
@@ -37,5 +36,5 @@ def test_settings_recorded_under_a_former_name_are_those_of_now() -> None:
 
 
 def test_no_former_name_is_a_setting_of_the_run() -> None:
-    assert "--gradient-checkpointing" in settings_that_may_change()
-    assert "--recompute" not in settings_that_may_change()
+    assert "--gradient-checkpointing" in flags_marked(MAY_CHANGE)
+    assert "--recompute" not in flags_marked(MAY_CHANGE)

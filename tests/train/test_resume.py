@@ -161,7 +161,7 @@ def test_more_steps_go_on_with_the_new_schedule(shards, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "after step 6 of 8, from " in printed
     assert "at row 48 (epoch 0.37)" in printed
-    assert "the run's length changed from 6 to 8 steps: the learning rate goes on at 0.0005" in printed
+    assert "the run's length changed from 6 to 8 steps: the learning rate resumes at 0.0005" in printed
     assert [line["step"] for line in read_metrics(str(tmp_path / "run" / "metrics.jsonl"))][-2:] == [8, 8]
     assert main(run_flags(shards, tmp_path / "run", "--max-steps", "5")) == 2
     assert "A run must be longer than the way that is behind it" in capsys.readouterr().err
@@ -175,7 +175,7 @@ def test_another_number_of_replicas_goes_on_with_the_same_batch(runs, whole_run,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("train.runtime.strategy.connect", lambda *_: tf.distribute.OneDeviceStrategy("/device:CPU:0"))
         assert main(flags) == 2
-        assert "A run must go on with its global batch of 8 rows; received 4" in capsys.readouterr().err
+        assert "A run must resume with its global batch of 8 rows; received 4" in capsys.readouterr().err
         assert main([*flags, "--per-replica-batch-size", "4"]) == 0
     assert "not bit for bit the run it would have been" in (printed := capsys.readouterr().out)
     assert "replicas 2 -> 1" in printed

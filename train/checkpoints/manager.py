@@ -8,9 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from mlm_common.errors import InputError, RunFailedError
 from mlm_common.storage import files as storage
-from train.checkpoints.record import CheckpointRecord, DamagedCheckpointError
-from train.checkpoints.store import CHECKPOINTS_FOLDER, Arrays, CheckpointStore
+from train.checkpoints.store import Arrays, CheckpointRecord, CheckpointStore, DamagedCheckpointError
 from train.runtime import heartbeat
+from train.runtime.run_folder import CHECKPOINTS_FOLDER
 
 logger = logging.getLogger(__name__)
 
@@ -85,11 +85,11 @@ class Checkpoints:
         return None
 
     def path(self, step: int) -> str:
-        """Return where the variables of a checkpoint are."""
+        """Name the file with the variables of a checkpoint."""
         return self._store.path(step)
 
     def describe(self) -> str:
-        """Return, for people, what saving has cost so far."""
+        """Describe, for people, what saving has cost so far."""
         if not self.stall_seconds:
             return "none saved"
         median_seconds = statistics.median(self.stall_seconds)
@@ -117,7 +117,7 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Return when the last checkpoint is written.
+        """Wait until the last checkpoint is written.
 
         Raises:
             RunFailedError: it could not be written.
@@ -135,7 +135,7 @@ class Checkpoints:
             kept = "no checkpoint is there" if newest is None else f"the newest one is that of step {newest:,}"
             raise RunFailedError(
                 f"A checkpoint could not be written to {self._store.folder}: {error}; {kept}. When the cause is "
-                "removed, give the same command again: it goes on from there."
+                "removed, give the same command again: it resumes from there."
             ) from error
 
     def discard_after(self, step: int) -> None:
@@ -174,7 +174,7 @@ class Checkpoints:
         return sorted(kept)
 
     def _readable_records(self, newest_step: int) -> dict[int, CheckpointRecord]:
-        """Return the records up to that step; later ones are not of the way that training takes from there."""
+        """Read the records up to that step; later ones are not of the way that training takes from there."""
         records = {}
         for step in self._store.steps():
             if step <= newest_step:

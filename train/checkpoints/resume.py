@@ -1,34 +1,30 @@
-"""Where training begins or goes on: which step, which row, and whether that is the run it was."""
+"""Where training begins or resumes: which step, which row, and whether that is the run it was."""
 
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from mlm_common.errors import InputError
-from train.checkpoints.record import CheckpointRecord, SkippedRows
-from train.config import TrainingConfig, current_settings
+from train.checkpoints.store import CheckpointRecord, SkippedRows
+from train.config import ROUNDING, TrainingConfig, current_settings, settings_marked, spelled
 from train.runtime.plan import Plan
 
-# Settings of what the run computes on and how its batch is cut: the same numbers, up to the order of sums.
-ROUNDING_SETTINGS = {
-    "optimization": ("per_replica_batch_size", "gradient_accumulation_steps"),
-    "hardware": ("jit_compile", "tpu_layers"),
-    "model": ("gradient_checkpointing",),
-}
-# Libraries whose versions decide how numbers are rounded, or which random ones are drawn.
+LIBRARIES = ("tensorflow", "tensorflow-tpu", "tf-keras", "transformers", "tokenizers", "numpy")
+# Those whose versions decide how numbers are rounded, or which random ones are drawn.
 ROUNDING_LIBRARIES = ("tensorflow", "tensorflow-tpu", "tf-keras")
 
 
 @dataclass(frozen=True)
-class Start:
-    """Where training begins or goes on.
+class ResumePoint:
+    """Where training begins or resumes.
 
     Attributes:
-        step: updates made.
+        step: steps made.
         logged_step: the last of them with a line of training in the log.
         skipped: rows left out so far.
-        checkpoint: record of the checkpoint it goes on from; None where it begins with fresh weights.
+        checkpoint: record of the checkpoint it resumes from; None where it begins with fresh weights.
     """
 
     step: int = 0
@@ -41,20 +37,16 @@ class Start:
         """Rows left out so far."""
         return sum(rows.num_rows for rows in self.skipped)
 
-    def row(self, step: int, global_batch_rows: int) -> int:
-        """Return the row after the last one used by update `step`, counted over all epochs."""
-        return step * global_batch_rows + self.num_skipped_rows
 
-
-def start_of(checkpoint: CheckpointRecord | None) -> Start:
-    """Return the start that a checkpoint is."""
+def resume_point(checkpoint: CheckpointRecord | None) -> ResumePoint:
+    """Make the point that a checkpoint is; the beginning of a run without one."""
     if checkpoint is None:
-        return Start()
-    return Start(checkpoint.step, checkpoint.logged_step, checkpoint.skipped, checkpoint)
+        return ResumePoint()
+    return ResumePoint(checkpoint.step, checkpoint.logged_step, checkpoint.skipped, checkpoint)
 
 
 def check_checkpoint(checkpoint: CheckpointRecord, plan: Plan) -> None:
-    """Check that the run can go on from a checkpoint of its fingerprint.
+    """Check that the run can resume from a checkpoint of its fingerprint.
 
     Raises:
         InputError: its global batch was another one, or it is past the end of the run.
@@ -62,7 +54,7 @@ def check_checkpoint(checkpoint: CheckpointRecord, plan: Plan) -> None:
     there = checkpoint.plan["global_batch_rows"]
     if there != plan.global_batch_rows:
         raise InputError(
-            f"A run must go on with its global batch of {there} rows; received {plan.global_batch_rows} "
+            f"A run must resume with its global batch of {there} rows; received {plan.global_batch_rows} "
             f"(--per-replica-batch-size x --gradient-accumulation-steps x {plan.num_replicas} replicas). Change one of "
             "the two."
         )
@@ -73,22 +65,22 @@ def check_checkpoint(checkpoint: CheckpointRecord, plan: Plan) -> None:
         )
 
 
-def describe_start(
-    start: Start, plan: Plan, config: TrainingConfig, versions: dict[str, str], checkpoint_path: str
+def describe_resume_point(
+    point: ResumePoint, plan: Plan, config: TrainingConfig, versions: dict[str, str], checkpoint_path: str
 ) -> Iterator[str]:
-    """Yield what a person should know of the start, in sentences."""
-    checkpoint = start.checkpoint
-    row = start.row(start.step, plan.global_batch_rows)
+    """Yield what a person should know of where training begins or resumes, in sentences."""
+    checkpoint = point.checkpoint
+    row = plan.row_after(point.step, point.num_skipped_rows)
     place = f"row {row:,} (epoch {row / plan.num_rows:.2f})"
     if checkpoint is None:
         yield f"step 0 of {plan.num_steps:,}, with the initial weights, at {place}"
         return
-    yield f"after step {start.step:,} of {plan.num_steps:,}, from {checkpoint_path}, at {place}"
-    changes = list(_changes(current_settings(checkpoint.settings), config.as_dict()))
+    yield f"after step {point.step:,} of {plan.num_steps:,}, from {checkpoint_path}, at {place}"
+    changes = dict(_changes(current_settings(checkpoint.settings), config.as_dict()))
     if changes:
-        yield f"changed since then: {', '.join(text for _, text in changes)}"
-    yield from _changed_length(start.step, checkpoint.plan, plan, config)
-    inexact = [text for name, text in changes if name in _rounding_names()]
+        yield f"changed since then: {', '.join(changes.values())}"
+    yield from _changed_length(point.step, checkpoint.plan, plan, config)
+    inexact = [text for name, text in changes.items() if name in settings_marked(ROUNDING)]
     if checkpoint.plan["num_replicas"] != plan.num_replicas:
         inexact.append(f"replicas {checkpoint.plan['num_replicas']} -> {plan.num_replicas}")
     for name in ROUNDING_LIBRARIES:
@@ -110,8 +102,8 @@ def _changed_length(step: int, before: dict[str, Any], plan: Plan, config: Train
         return
     old_rate, new_rate = (float(build_schedule(config.optimization, **numbers)(step)) for numbers in (old, new))
     yield (
-        f"the run's length changed from {old['num_steps']:,} to {new['num_steps']:,} steps: the learning rate goes on "
-        f"at {new_rate:.3g}, by the schedule of the new length; by that of the old one, with which the updates so far "
+        f"the run's length changed from {old['num_steps']:,} to {new['num_steps']:,} steps: the learning rate resumes "
+        f"at {new_rate:.3g}, by the schedule of the new length; by that of the old one, with which the steps so far "
         f"were made, it would at {old_rate:.3g}"
     )
 
@@ -123,8 +115,15 @@ def _changes(before: dict[str, dict[str, Any]], settings: dict[str, dict[str, An
         for name, value in values.items():
             there = before.get(subject, {}).get(name)
             if there != value:
-                yield f"{subject}.{name}", f"--{name.replace('_', '-')} {there} -> {value}"
+                yield f"{subject}.{name}", f"{spelled(name)} {there} -> {value}"
 
 
-def _rounding_names() -> set[str]:
-    return {f"{subject}.{name}" for subject, names in ROUNDING_SETTINGS.items() for name in names}
+def installed_versions() -> dict[str, str]:
+    """Look up {library: version} of those that are installed."""
+    versions = {}
+    for name in LIBRARIES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return versions

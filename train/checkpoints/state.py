@@ -1,4 +1,4 @@
-"""All that an update changes, by name: weights, moments, step, and the means of the log; to the host and back."""
+"""All that a step changes, by name: weights, moments, step, and the means of the log; to the host and back."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -28,15 +28,13 @@ class TrainingState:
         for name, variable in model.optimizer.state_of(trained).items():
             self._variables[f"optimizer/{name}"] = variable
         self._means: dict[str, tf.Variable] = {}
-        self._means_of_replicas = tf.function(
-            lambda: self._strategy.run(lambda: [variable.read_value() for variable in self._means.values()])
-        )
+        self._replicas_means = tf.function(self._read_on_replicas)
         for metric in model.metrics:
             for name, variable in zip(_names(metric.variables, metric.name), metric.variables, strict=True):
                 self._means[f"metrics/{metric.name}/{name}"] = variable
 
     def read(self) -> Arrays:
-        """Return copies of all variables; waits for the device."""
+        """Copy all variables; waits for the device."""
         arrays = {name: np.asarray(variable.numpy()) for name, variable in self._variables.items()}
         return arrays | self._read_means()
 
@@ -55,8 +53,14 @@ class TrainingState:
     # rounds for some numbers of replicas; so each is read and set where it is.
 
     def _read_means(self) -> Arrays:
-        firsts = (self._strategy.experimental_local_results(value)[0].numpy() for value in self._means_of_replicas())
+        firsts = (self._strategy.experimental_local_results(value)[0].numpy() for value in self._replicas_means())
         return {name: np.asarray(value) for name, value in zip(self._means, firsts, strict=True)}
+
+    def _read_on_replicas(self) -> list[tf.Tensor]:
+        def read() -> list[tf.Tensor]:
+            return [variable.read_value() for variable in self._means.values()]
+
+        return self._strategy.run(read)
 
     def _write_means(self, values: Sequence[tf.Tensor]) -> None:
         def assign(values: Sequence[tf.Tensor]) -> None:
@@ -74,13 +78,13 @@ class TrainingState:
             first = differing[0]
             raise RunFailedError(
                 f"A checkpoint must have the variables of the model; {len(differing)} differ, the first {first}: "
-                f"{_shown(found.get(first))} there, {_shown(expected.get(first))} here. Go on with the versions of "
+                f"{_shown(found.get(first))} there, {_shown(expected.get(first))} here. Resume with the versions of "
                 "the libraries that run.json names, or start anew with --resume never in another --output-dir."
             )
 
 
 def _names(variables: Sequence[tf.Variable], outermost: str) -> list[str]:
-    """Return unique names without that of the outermost layer, which counts the models built before."""
+    """Make unique names without that of the outermost layer, which counts the models built before."""
     names = [variable.name.split(":")[0].removeprefix(f"{outermost}/") for variable in variables]
     counts = Counter(names)
     seen: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""The files of a run's checkpoints, local or gs://: written so that a kill at any moment loses none that was there.
+"""A run's checkpoints as files, local or gs://: written so that a kill at any moment loses none that was there.
 
 A checkpoint is `step-00000100.safetensors`, all variables by name, and `step-00000100.json`, its record, which is
 written last and deleted first. Without a record there is no checkpoint.
@@ -6,9 +6,12 @@ written last and deleted first. Without a record there is no checkpoint.
 
 import contextlib
 import dataclasses
+import json
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -17,16 +20,89 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save_file
 
 from mlm_common.storage import files as storage
-from train.checkpoints.record import CheckpointRecord, DamagedCheckpointError, parse_record
-
-CHECKPOINTS_FOLDER = "checkpoints"
 
 Arrays = dict[str, NDArray[np.generic]]
 
+FORMAT_VERSION = 1
+CHECKSUM_FIELD = "record_crc32c"
 RECORD_SUFFIX, DATA_SUFFIX = ".json", ".safetensors"
-PIECE_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 20
 
 _NAME = re.compile(r"step-(\d{8,})(\.json|\.safetensors)")
+
+
+class DamagedCheckpointError(ValueError):
+    """A checkpoint that is not whole, or not of this run; the message says why."""
+
+
+@dataclass(frozen=True)
+class SkippedRows:
+    """Rows that are left out of training: `num_rows`, from the first that the step after `after_step` would take."""
+
+    after_step: int
+    num_rows: int
+
+
+@dataclass(frozen=True)
+class CheckpointRecord:
+    """What a checkpoint is of.
+
+    Attributes:
+        step: steps made.
+        row: the row after the last one used, counted over all epochs; rows that were left out count.
+        fingerprint_sha256: hash of what makes the run this run.
+        plan: numbers of the run at that time, as in `train.runtime.plan`; replicas and global batch are among them.
+        settings: all flags at that time, by subject.
+        versions: {library: version}.
+        logged_step: the last step with a line of training in the log; the means since then are in the data.
+        validation_loss: nats, of these weights; None where they were not evaluated.
+        skipped: rows that were left out, in the order in which that was decided.
+        num_bytes: size of the data file.
+        crc32c: checksum of the data file, eight hexadecimal digits.
+    """
+
+    step: int
+    row: int
+    fingerprint_sha256: str
+    plan: dict[str, Any]
+    settings: dict[str, dict[str, Any]]
+    versions: dict[str, str]
+    logged_step: int
+    validation_loss: float | None = None
+    skipped: tuple[SkippedRows, ...] = ()
+    num_bytes: int = 0
+    crc32c: str = ""
+    format_version: int = FORMAT_VERSION
+
+    def to_json(self) -> str:
+        """Write the record as text, with a checksum of its own."""
+        content = dataclasses.asdict(self)
+        return json.dumps({**content, CHECKSUM_FIELD: _content_checksum(content)}, indent=2) + "\n"
+
+
+def parse_record(text: str) -> CheckpointRecord:
+    """Read the record that `to_json` wrote.
+
+    Raises:
+        DamagedCheckpointError: it is something else, or was changed.
+    """
+    try:
+        content = json.loads(text)
+        checksum = content.pop(CHECKSUM_FIELD)
+        version = content["format_version"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedCheckpointError(f"its record cannot be read: {error!r}") from error
+    if checksum != _content_checksum(content):
+        raise DamagedCheckpointError("its record was changed since it was written")
+    if version != FORMAT_VERSION:
+        raise DamagedCheckpointError(f"its format is {version}, which this version does not know")
+    skipped = tuple(SkippedRows(**rows) for rows in content.pop("skipped"))
+    return CheckpointRecord(skipped=skipped, **content)
+
+
+def _content_checksum(content: dict[str, Any]) -> str:
+    """Checksum the content (CRC32C) in a form that does not depend on how it is laid out."""
+    return f"{google_crc32c.value(json.dumps(content, sort_keys=True).encode()):08x}"
 
 
 class CheckpointStore:
@@ -36,15 +112,15 @@ class CheckpointStore:
         self.folder = folder
 
     def path(self, step: int, suffix: str = DATA_SUFFIX) -> str:
-        """Return the path of one of the two files of a checkpoint."""
+        """Name one of the two files of a checkpoint."""
         return storage.join(self.folder, f"step-{step:08d}{suffix}")
 
     def steps(self) -> list[int]:
-        """Return the steps of the checkpoints that have a record, in ascending order."""
+        """List the steps of the checkpoints that have a record, in ascending order."""
         return sorted(step for step, suffix in self._files() if suffix == RECORD_SUFFIX)
 
     def read_record(self, step: int) -> CheckpointRecord:
-        """Return the record of a checkpoint.
+        """Read the record of a checkpoint.
 
         Raises:
             DamagedCheckpointError: it is not there, or not as it was written.
@@ -58,7 +134,7 @@ class CheckpointStore:
         return record
 
     def read_arrays(self, record: CheckpointRecord) -> Arrays:
-        """Return the variables of a checkpoint.
+        """Read the variables of a checkpoint.
 
         Raises:
             DamagedCheckpointError: they are not there, or not as they were written.
@@ -69,7 +145,7 @@ class CheckpointStore:
             raise DamagedCheckpointError("its data file is missing") from error
         if len(data) != record.num_bytes:
             raise DamagedCheckpointError(f"its data file has {len(data)} bytes, and had {record.num_bytes}")
-        if _checksum(data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES)) != record.crc32c:
+        if _checksum(data[at : at + BLOCK_BYTES] for at in range(0, len(data), BLOCK_BYTES)) != record.crc32c:
             raise DamagedCheckpointError("its data file was changed since it was written")
         try:
             return load(data)
@@ -81,7 +157,7 @@ class CheckpointStore:
         self._delete([(record.step, RECORD_SUFFIX)])
         with storage.replacing(self.path(record.step)) as partial:
             save_file(arrays, partial)
-            written = dataclasses.replace(record, num_bytes=partial.stat().st_size, crc32c=_checksum(_pieces(partial)))
+            written = dataclasses.replace(record, num_bytes=partial.stat().st_size, crc32c=_checksum(_blocks(partial)))
         storage.write_text(self.path(record.step, RECORD_SUFFIX), written.to_json())
         return written
 
@@ -107,15 +183,15 @@ class CheckpointStore:
         storage.delete_files(self.folder, [self.path(*file).rpartition("/")[2] for file in files])
 
 
-def _pieces(path: Path) -> Iterator[bytes]:
+def _blocks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
-        while piece := file.read(PIECE_BYTES):
-            yield piece
+        while block := file.read(BLOCK_BYTES):
+            yield block
 
 
-def _checksum(pieces: Iterable[bytes]) -> str:
-    """Return the CRC32C of the pieces together, eight hexadecimal digits."""
+def _checksum(blocks: Iterable[bytes]) -> str:
+    """Checksum the blocks together (CRC32C), eight hexadecimal digits."""
     checksum = google_crc32c.Checksum()
-    for piece in pieces:
-        checksum.update(piece)
+    for block in blocks:
+        checksum.update(block)
     return checksum.hexdigest().decode()

@@ -9,10 +9,7 @@ from typing import Any
 
 from mlm_common.figures import new_figure
 from mlm_common.storage import files as storage
-
-METRICS_NAME = "metrics.jsonl"
-LOSS_CURVE_NAME = "loss.png"
-TENSORBOARD_FOLDER = "tensorboard"
+from train.runtime.run_folder import LOSS_CURVE_NAME, METRICS_NAME, TENSORBOARD_FOLDER
 
 TRAIN, VALIDATION, ROLLBACK = "train", "validation", "rollback"
 # Figures of a line that are measured on the clock; all others are the same however often a run was stopped.
@@ -34,11 +31,11 @@ class MetricsLog:
         self._num_written = 0
         self._tensorboard = TensorBoardFiles(storage.join(output_dir, TENSORBOARD_FOLDER)) if is_chief else None
 
-    def go_on_from(self, step: int, num_rollbacks: int = 0) -> None:
-        """Take up the lines that are there, and drop those of updates after `step`, which will be made again.
+    def rewind_to(self, step: int, num_rollbacks: int = 0) -> None:
+        """Take up the lines that are there, and drop those of steps after `step`, which will be made again.
 
         Args:
-            step: updates made.
+            step: steps made.
             num_rollbacks: rollbacks before this step; lines of later ones are dropped.
         """
         there = storage.read_text(self.path) if storage.exists(self.path) else ""
@@ -57,7 +54,7 @@ class MetricsLog:
             self._tensorboard.start_after(step)
 
     def find(self, step: int, split: str) -> dict[str, Any] | None:
-        """Return the line of that step and split, None without one."""
+        """Find the line of that step and split, None without one."""
         return next((line for line in self.lines if (line["step"], line["split"]) == (step, split)), None)
 
     def add(self, step: int, split: str, figures: dict[str, Any]) -> None:
@@ -97,7 +94,7 @@ class TensorBoardFiles:
         self._local_folder = tempfile.TemporaryDirectory(prefix="events-") if storage.is_remote(folder) else None
 
     def start_after(self, step: int) -> None:
-        """Have TensorBoard leave out what was written of updates after `step` by processes that started before.
+        """Have TensorBoard leave out what was written of steps after `step` by processes that started before.
 
         It takes note of all starts but the first, so that one counts too.
         """
@@ -130,7 +127,7 @@ class TensorBoardFiles:
 
 
 def read_metrics(path: str) -> list[dict[str, Any]]:
-    """Return the lines of a `metrics.jsonl`, local or gs://."""
+    """Read the lines of a `metrics.jsonl`, local or gs://."""
     return [json.loads(line) for line in storage.read_text(path).splitlines()]
 
 

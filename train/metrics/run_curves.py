@@ -10,8 +10,8 @@ from typing import Any
 from mlm_common.errors import InputError
 from mlm_common.figures import new_figure
 from mlm_common.storage import files as storage
-from train.checkpoints.run_folder import read_record
-from train.metrics.log import METRICS_NAME, TRAIN, VALIDATION, read_metrics
+from train.metrics.log import TRAIN, VALIDATION, read_metrics
+from train.runtime.run_folder import METRICS_NAME, read_run_record
 
 PICTURE_INCHES = (11, 4)
 PICTURE_DOTS_PER_INCH = 100
@@ -70,7 +70,7 @@ def read_runs(folders: Sequence[str]) -> list[RunCurves]:
         if not storage.exists(path) or not storage.read_text(path).strip():
             raise InputError(f"--runs must name output folders of run_mlm.py; {folder} has no {METRICS_NAME} yet.")
     return [
-        RunCurves(name, read_record(folder), read_metrics(storage.join(folder, METRICS_NAME)))
+        RunCurves(name, read_run_record(folder), read_metrics(storage.join(folder, METRICS_NAME)))
         for name, folder in zip(_short_names(folders), folders, strict=True)
     ]
 

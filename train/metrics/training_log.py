@@ -8,7 +8,6 @@ import tf_keras
 from tqdm import tqdm
 
 from mlm_common.errors import RunFailedError
-from train.checkpoints.resume import Start
 from train.metrics.log import TRAIN, VALIDATION, MetricsLog
 from train.metrics.throughput import Throughput
 from train.runtime.plan import Plan
@@ -77,22 +76,25 @@ class TrainingLog:
         model: PretrainingModel,
         log: MetricsLog,
         plan: Plan,
-        start: Start,
         *,
+        start_step: int,
+        logged_step: int,
+        num_skipped_rows: int,
         launches: Launches,
         throughput: Throughput,
         max_loss_rise: float | None = None,
     ):
-        self.logged_step = start.logged_step
+        self.logged_step = logged_step
         self._model = model
         self._log = log
         self._plan = plan
-        self._start = start
+        self._start_step = start_step
+        self._num_skipped_rows = num_skipped_rows
         self._launches = launches
         self._throughput = throughput
         self._max_loss_rise = max_loss_rise
         self._bar = tqdm(
-            total=plan.num_steps, initial=start.logged_step, unit="step", desc="training", disable=not log.is_chief
+            total=plan.num_steps, initial=logged_step, unit="step", desc="training", disable=not log.is_chief
         )
 
     def check_finite(self) -> None:
@@ -109,7 +111,7 @@ class TrainingLog:
         raise TrainingDivergedError(
             f"Loss and gradients must stay finite; those of step {step:,} were not ({means}, over the steps since "
             f"{self.logged_step:,}). That update was not made, and nothing was saved after it. Start a new run with a "
-            "lower --learning-rate or a longer warmup, or go on with --on-nonfinite skip.",
+            "lower --learning-rate or a longer warmup, or resume with --on-nonfinite skip.",
             reason="nonfinite",
             step=step,
             good_step=step - 1,
@@ -129,8 +131,8 @@ class TrainingLog:
             raise TrainingDivergedError(
                 f"The loss must not rise by more than --max-loss-rise {self._max_loss_rise:g} nats; that of the steps "
                 f"{self.logged_step + 1:,} to {step:,} is {loss:.4f}, after {before:.4f} (median of "
-                f"{NUM_LOSSES_BEFORE} lines). Start a new run with a lower --learning-rate or a longer warmup, or go "
-                "on with --on-nonfinite skip.",
+                f"{NUM_LOSSES_BEFORE} lines). Start a new run with a lower --learning-rate or a longer warmup, or "
+                "resume with --on-nonfinite skip.",
                 reason="spike",
                 step=step,
                 good_step=self.logged_step,
@@ -148,10 +150,10 @@ class TrainingLog:
         self._model.reset_means()
         figures |= self._model.task.derived_figures(figures)
         figures["learning_rate"] = float(self._model.optimizer.learning_rate.numpy())
-        figures["epoch"] = round(self._start.row(step, self._plan.global_batch_rows) / self._plan.num_rows, 4)
+        figures["epoch"] = round(self._plan.row_after(step, self._num_skipped_rows) / self._plan.num_rows, 4)
         wait_seconds = self._launches.take_wait_seconds()
         # Of the updates since the last line, those before the start are not on this clock.
-        figures |= self._throughput.figures(step - max(self.logged_step, self._start.step), wait_seconds)
+        figures |= self._throughput.figures(step - max(self.logged_step, self._start_step), wait_seconds)
         self._log.add(step, TRAIN, figures)
         self._log.flush()
         self._bar.update(step - self.logged_step)

@@ -9,12 +9,10 @@ from mlm_common.errors import InputError
 from mlm_common.hub.push import HubRepository, push_folder
 from mlm_common.hub.retries import Interruption, configure_sessions, one_line
 from mlm_common.storage import files as storage
-from train.checkpoints.record import DamagedCheckpointError
-from train.checkpoints.run_folder import RECORD_NAME
-from train.checkpoints.store import CHECKPOINTS_FOLDER, DATA_SUFFIX, RECORD_SUFFIX, CheckpointStore
+from train.checkpoints.store import DATA_SUFFIX, RECORD_SUFFIX, CheckpointStore, DamagedCheckpointError
 from train.config import HubConfig
-from train.metrics.log import METRICS_NAME
 from train.runtime.cluster import Cluster
+from train.runtime.run_folder import CHECKPOINTS_FOLDER, METRICS_NAME, RECORD_NAME
 
 logger = logging.getLogger(__name__)
 

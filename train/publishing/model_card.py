@@ -15,9 +15,9 @@ from transformers import PreTrainedTokenizerFast
 from tokenizer_training.corpus.config import BUILTIN
 from tokenizer_training.tokenizer import vocabulary_size
 from train.config import MASK
-from train.metrics.log import LOSS_CURVE_NAME
 from train.publishing.publisher import Publication
 from train.publishing.pytorch_format import num_parameters
+from train.runtime.run_folder import LOSS_CURVE_NAME
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 TAGS = ["fill-mask", "masked-lm", "tensorboard"]

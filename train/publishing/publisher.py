@@ -10,9 +10,9 @@ from mlm_common.hub.push import HubRepository, push_folder
 from mlm_common.hub.retries import Interruption
 from mlm_common.storage import open_folder
 from tokenizer_training.tokenizer import vocabulary_size
-from train.metrics.log import LOSS_CURVE_NAME, TENSORBOARD_FOLDER
 from train.publishing.hub_checkpoints import push_newest_checkpoint
 from train.publishing.pytorch_format import ModelSnapshot, export_model, take_snapshot
+from train.runtime.run_folder import LOSS_CURVE_NAME, TENSORBOARD_FOLDER
 
 CARD_NAME = "README.md"
 # The Hub shows event files as training metrics.

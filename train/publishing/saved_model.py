@@ -12,12 +12,11 @@ from transformers.models.auto.modeling_tf_auto import TF_MODEL_FOR_MASKED_LM_MAP
 from mlm_common.errors import InputError
 from mlm_common.storage import files as storage
 from tokenizer_training.tokenizer import load_tokenizer
-from train.checkpoints.record import DamagedCheckpointError
-from train.checkpoints.run_folder import RECORD_NAME, read_record
-from train.checkpoints.store import CHECKPOINTS_FOLDER, CheckpointStore
-from train.metrics.log import METRICS_NAME, read_metrics
+from train.checkpoints.store import CheckpointStore, DamagedCheckpointError
+from train.metrics.log import read_metrics
 from train.publishing.publisher import Publication
 from train.publishing.pytorch_format import ModelSnapshot, take_snapshot
+from train.runtime.run_folder import CHECKPOINTS_FOLDER, METRICS_NAME, RECORD_NAME, read_run_record
 
 CHECKPOINT_NAME = re.compile(r"step-(\d+)(\.safetensors|\.json)?")
 # What a name in a checkpoint begins with when it is a weight, and no moment or mean.
@@ -72,7 +71,7 @@ def _read_checkpoint(run_folder: str, step: int | None, tokenizer_name: str | No
             f"A checkpoint must be whole; that of step {step or steps[-1]} in {store.folder} is not: {error}. Others "
             f"there: {others or 'none'}."
         ) from error
-    record = read_record(run_folder)
+    record = read_run_record(run_folder)
     config = _config(record["model_config"])
     weights = {name: array for name, array in arrays.items() if name.startswith(WEIGHTS_PREFIX)}
     snapshot = ModelSnapshot(TF_MODEL_FOR_MASKED_LM_MAPPING_NAMES[config.model_type], config, weights)

@@ -10,32 +10,28 @@ import numpy as np
 import tensorflow as tf
 
 from mlm_common.errors import InputError, RunFailedError
-from train.config import TrainingConfig
+from train.config import PER_WORKER, TrainingConfig, spelled
 from train.runtime.cluster import Cluster
 
-# What TensorFlow says before and after the reason why workers cannot go on together.
+# What TensorFlow says before and after the reason why workers cannot continue together.
 ABORTED = "Collective ops is aborted by:"
 SOCKET_CLOSED = "Socket closed"
 ADVICE = "The error could be from a previous operation."
-# Settings that may differ from worker to worker: paths. For what lies there stands the fingerprint.
-NOT_SHARED = ("train_dataset", "eval_dataset", "tokenizer", "pretrained_model_config", "output_dir")
 
 
 def shared_settings(config: TrainingConfig, fingerprint: dict[str, Any]) -> dict[str, Any]:
-    """Return what the workers of a run must have in common: {name: value}, of the same names for all runs."""
-    settings = {
-        f"--{name.replace('_', '-')}": value
-        for values in config.as_dict().values()
-        for name, value in values.items()
-        if name not in NOT_SHARED
-    }
+    """Collect what the workers of a run must have in common: {name: value}, of the same names for all runs.
+
+    For what lies at the paths, which may differ, stands the fingerprint.
+    """
+    settings = {spelled(name.partition(".")[2]): value for name, value in config.without(PER_WORKER).items()}
     return {**settings, "shards, tokenizer or model": fingerprint}
 
 
 def check_agreement(
     strategy: tf.distribute.Strategy, cluster: Cluster, values: Mapping[str, Any], *, rule: str
 ) -> None:
-    """Return once all workers of the cluster have called this, all with the same values.
+    """Check that all workers of the cluster call this with the same values; waits for them.
 
     Args:
         values: of JSON types, with the same names on all workers; their hashes are compared.
@@ -61,15 +57,15 @@ def check_agreement(
 
 
 def any_worker(strategy: tf.distribute.Strategy, value: bool) -> bool:
-    """Return whether any worker called this with a true value, once all have called it."""
+    """Tell whether any worker called this with a true value, once all have called it."""
     number = tf.constant([value], tf.int32)  # truth values cannot be gathered from other workers
     values = strategy.experimental_distribute_values_from_function(lambda _: number)
     return bool(strategy.gather(values, axis=0).numpy().any())
 
 
 @contextmanager
-def ending_with_lost_devices(cluster: Cluster, output_dir: str) -> Iterator[None]:
-    """Within it, the loss of another worker or of the TPU, upon which TensorFlow gives up, is explained.
+def explain_lost_devices(cluster: Cluster, output_dir: str) -> Iterator[None]:
+    """Explain, within it, the loss of another worker or of the TPU, upon which TensorFlow gives up.
 
     TensorFlow's coordination service notices a lost worker by a closed connection, or after 10 seconds without a
     heartbeat.
@@ -92,11 +88,11 @@ def ending_with_lost_devices(cluster: Cluster, output_dir: str) -> Iterator[None
             what = "A worker was lost, so the others stop; see the error in its own output."
             where = "Start the command again on all workers:"
         raise RunFailedError(
-            f"{what} {where} it goes on from the newest checkpoint in {output_dir}. TensorFlow says: {reason[:400]}"
+            f"{what} {where} it resumes from the newest checkpoint in {output_dir}. TensorFlow says: {reason[:400]}"
         ) from error
 
 
 def _hash(value: Any) -> int:
-    """Return 63 bits."""
+    """Hash a value of JSON types to 63 bits."""
     digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1

@@ -1,5 +1,6 @@
-"""What a run will do, worked out before it starts: batches, updates, tokens, memory."""
+"""What a run will do, worked out before it starts: batches, steps, tokens, memory."""
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,8 +36,12 @@ class Plan:
         """Passes over the rows."""
         return self.num_steps * self.global_batch_rows / self.num_rows
 
+    def row_after(self, step: int, num_skipped_rows: int = 0) -> int:
+        """Count the rows up to the last one of a step, over all epochs, with those that were left out so far."""
+        return step * self.global_batch_rows + num_skipped_rows
+
     def describe(self, num_parameters: int) -> dict[str, Any]:
-        """Return the plan as {title: text}, for people."""
+        """Describe the plan as {title: text}, for people."""
         state_gib = num_parameters * STATE_BYTES_PER_PARAMETER / 2**30
         return {
             "parameters": f"{num_parameters:,}",
@@ -51,10 +56,11 @@ class Plan:
         }
 
 
+@functools.cache
 def make_plan(
     optimization: OptimizationConfig, run: RunConfig, *, num_rows: int, max_length: int, num_replicas: int
 ) -> Plan:
-    """Return the plan of a run on `num_replicas`.
+    """Plan a run on `num_replicas`.
 
     Raises:
         InputError: a batch larger than the data set; a warmup, decay or profile longer than the run.
@@ -85,7 +91,7 @@ def make_plan(
 
 
 def _warmup_and_decay(optimization: OptimizationConfig, num_steps: int) -> tuple[int, int]:
-    """Return the first updates, over which the rate rises, and the last ones, over which `wsd` falls."""
+    """Count the first steps, over which the rate rises, and the last ones, over which `wsd` falls."""
     flag, num_warmup_steps = "--warmup-steps", optimization.warmup_steps
     if num_warmup_steps is None:
         flag, num_warmup_steps = "--warmup-ratio", _share(num_steps, optimization.warmup_ratio)

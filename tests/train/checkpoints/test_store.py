@@ -9,8 +9,13 @@ import pytest
 
 from mlm_common.errors import InputError, RunFailedError
 from train.checkpoints.manager import Checkpoints
-from train.checkpoints.record import CheckpointRecord, DamagedCheckpointError, SkippedRows, parse_record
-from train.checkpoints.store import CheckpointStore
+from train.checkpoints.store import (
+    CheckpointRecord,
+    CheckpointStore,
+    DamagedCheckpointError,
+    SkippedRows,
+    parse_record,
+)
 
 RECORD = CheckpointRecord(
     step=0,

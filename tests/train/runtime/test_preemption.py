@@ -12,7 +12,7 @@ import tensorflow as tf
 from mlm_common.errors import RunFailedError
 from train.runtime import preemption
 from train.runtime.cluster import Cluster
-from train.runtime.collectives import ending_with_lost_devices
+from train.runtime.collectives import explain_lost_devices
 from train.runtime.preemption import StopRequest, listening
 
 
@@ -107,11 +107,11 @@ def test_workers_stop_where_they_ask_each_other():
 def test_a_lost_tpu_is_explained(error):
     with (
         pytest.raises(RunFailedError, match=r"The TPU was lost.* from the newest checkpoint in gs://b/run"),
-        ending_with_lost_devices(Cluster(), "gs://b/run"),
+        explain_lost_devices(Cluster(), "gs://b/run"),
     ):
         raise error
 
 
 def test_other_errors_stay_as_they_are():
-    with pytest.raises(tf.errors.InvalidArgumentError), ending_with_lost_devices(Cluster(), "run"):
+    with pytest.raises(tf.errors.InvalidArgumentError), explain_lost_devices(Cluster(), "run"):
         raise tf.errors.InvalidArgumentError(None, None, "a bad shape")

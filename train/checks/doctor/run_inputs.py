@@ -4,20 +4,20 @@ import functools
 from collections.abc import Iterator
 
 from mlm_common.errors import InputError
-from mlm_common.hub.access import check_hub_access
 from mlm_common.storage import open_folder, read_file
 from tfrecord_prep.manifest import ShardSet
 from tfrecord_prep.records import decode_feature, read_records
 from tokenizer_training.tokenizer import vocabulary_size
-from train.checkpoints.run_folder import claim_output_folder
 from train.checks.doctor.findings import Finding, error, ok
 from train.checks.doctor.libraries import IMPORT_SECONDS, ProcessFailedError, ask_tensorflow
 from train.checks.doctor.machine import check_disk, check_memory
-from train.config import DataConfig, TrainingConfig, preliminary_card
+from train.config import DataConfig, TrainingConfig
 from train.data.shards import TrainingInputs, open_inputs
 from train.model.config import resolve_model_config
+from train.publishing.hub_access import check_can_push
 from train.run import Run
 from train.runtime.cluster import read_cluster
+from train.runtime.run_folder import claim_run_folder
 from train.runtime.tpu import expected_num_replicas
 from train.tasks.masked_lm import MaskedLanguageModeling
 
@@ -58,7 +58,7 @@ def check_run(config: TrainingConfig) -> Iterator[Finding]:
     run = Run(config, inputs, task, resolve_model_config(config.model, inputs), read_cluster())
     run.plan(expected_num_replicas(config.hardware, run.cluster))
     if config.run.output_dir is not None:
-        claim_output_folder(
+        claim_run_folder(
             run.output_dir, run.fingerprint, resume=config.run.resume, overwrite=config.run.overwrite_output_dir
         )
         open_folder(run.output_dir).check_writable()
@@ -78,7 +78,7 @@ def check_hub(config: TrainingConfig) -> Iterator[Finding]:
     """Look whether the token may write to the repository that the run pushes to."""
     repository = config.hub.repository()
     if repository is not None:
-        check_hub_access(repository, card=preliminary_card(config.hub))
+        check_can_push(config.hub)
         yield ok("Hub", f"the token may write to {repository.repo_id}")
 
 

@@ -1,0 +1,67 @@
+"""The fingerprint stays that of the versions before, or none of their runs could be resumed."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+from train.checkpoints.fingerprint import fingerprint, fingerprint_sha256
+from train.config import MAY_CHANGE, PER_WORKER, ROUNDING, flags_marked, parse_training_config, settings_marked
+
+INPUTS = SimpleNamespace(
+    max_length=16,
+    train_shards=SimpleNamespace(manifest=None, paths=["a/dataset-0-8.tfrecord"]),
+    eval_shards=None,
+)
+MODEL_CONFIG = {"model_type": "roberta", "vocab_size": 128}
+
+
+def sha256_of(*flags):
+    config = parse_training_config(["--train-dataset", "shards", "--output-dir", "run", *flags], "")
+    return fingerprint_sha256(fingerprint(config, INPUTS, MODEL_CONFIG))
+
+
+def test_the_fingerprint_of_recorded_settings():
+    """Version 0.2.0 gave this."""
+    assert sha256_of() == "5147754fb49ba12a84bc00ac9a33cea97862aebb7b391a58ce18554dc4df4d79"
+
+
+@pytest.mark.parametrize(
+    "flags", [("--max-steps", "9"), ("--dropout", "0.1"), ("--output-dir", "b"), ("--hub-private",)]
+)
+def test_what_may_change_is_not_in_it(flags):
+    assert sha256_of(*flags) == sha256_of()
+
+
+@pytest.mark.parametrize(
+    "flags", [("--seed", "1"), ("--learning-rate", "1e-5"), ("--bfloat16",), ("--masking", "span")]
+)
+def test_what_makes_another_run_is(flags):
+    assert sha256_of(*flags) != sha256_of()
+
+
+def test_shards_and_architecture_are_in_it():
+    config = parse_training_config(["--train-dataset", "shards", "--output-dir", "run"], "")
+    others = [
+        fingerprint(config, SimpleNamespace(**{**vars(INPUTS), "max_length": 32}), MODEL_CONFIG),
+        fingerprint(config, SimpleNamespace(**{**vars(INPUTS), "eval_shards": INPUTS.train_shards}), MODEL_CONFIG),
+        fingerprint(config, INPUTS, {**MODEL_CONFIG, "vocab_size": 256}),
+    ]
+    assert sha256_of() not in {fingerprint_sha256(one) for one in others}
+    assert len({fingerprint_sha256(one) for one in others}) == 3
+
+
+def test_marks_are_those_of_whole_settings():
+    config = parse_training_config(["--train-dataset", "shards", "--output-dir", "run"], "")
+    names = {
+        f"{subject.name}.{one.name}"
+        for subject in dataclasses.fields(config)
+        for one in dataclasses.fields(getattr(config, subject.name))
+    }
+    for mark in (MAY_CHANGE, PER_WORKER, ROUNDING):
+        assert settings_marked(mark) < names
+    # What workers or the order of sums may differ in is no reason to refuse a run.
+    assert settings_marked(PER_WORKER) | settings_marked(ROUNDING) < settings_marked(MAY_CHANGE)
+    assert set(flags_marked(PER_WORKER)) == {
+        "--train-dataset", "--eval-dataset", "--tokenizer", "--pretrained-model-config", "--output-dir",
+    }  # fmt: skip
