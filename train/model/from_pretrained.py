@@ -8,9 +8,7 @@ from typing import Any, Literal
 
 import transformers
 from safetensors import safe_open
-from safetensors.tensorflow import load_file
 from transformers import AutoConfig, PretrainedConfig
-from transformers.modeling_tf_pytorch_utils import load_pytorch_state_dict_in_tf2_model
 from transformers.utils import (
     SAFE_WEIGHTS_INDEX_NAME,
     SAFE_WEIGHTS_NAME,
@@ -120,6 +118,9 @@ def _load_pytorch(
     folder_or_hub_id: str, config: PretrainedConfig, weights: WeightsFile, auto_class: Any
 ) -> tuple[Any, dict[str, Any]]:
     """Load a model, and what was found of its weights, from PyTorch's layout."""
+    from safetensors.tensorflow import load_file  # imports TensorFlow
+    from transformers.modeling_tf_pytorch_utils import load_pytorch_state_dict_in_tf2_model
+
     model = auto_class.from_config(config)
     align_padding_positions(model)
     architecture = architecture_of(config)
@@ -137,6 +138,8 @@ def _load_pytorch(
 
 def _read_shards(folder_or_hub_id: str, index_path: str) -> dict[str, Any]:
     """Read {name: tensor} of all files that an index names."""
+    from safetensors.tensorflow import load_file
+
     shard_names = set(json.loads(Path(index_path).read_text(encoding="utf-8"))["weight_map"].values())
     weights: dict[str, Any] = {}
     for name in sorted(shard_names):
