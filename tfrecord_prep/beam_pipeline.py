@@ -38,7 +38,7 @@ _one_at_a_time = threading.Lock()
 
 
 def check_beam(config: PrepareConfig, corpus: Corpus) -> "PipelineOptions":
-    """Return Beam's options for these settings, after the checks that need no work.
+    """Make Beam's options of these settings, after the checks that need no work.
 
     Raises:
         InputError: apache_beam is not installed, Beam does not know an option, or Dataflow could not read the corpus.
@@ -139,9 +139,9 @@ def _run_pipeline(work: SplitWork, numbered: list[tuple[int, Partition]], option
             raise InputError(message[1]) from error
         logger.error("%s", error)
         reason = str(error).strip().splitlines()[-1:] or [repr(error)]
-        raise RunFailedError(f"{runner_name} failed: {reason[0]} {_how_to_go_on(work)}") from error
+        raise RunFailedError(f"{runner_name} failed: {reason[0]} {_how_to_resume(work)}") from error
     if state != "DONE":
-        raise RunFailedError(f"{runner_name} ended in the state {state}. {_how_to_go_on(work)}")
+        raise RunFailedError(f"{runner_name} ended in the state {state}. {_how_to_resume(work)}")
 
 
 def _result(work: SplitWork, index: int) -> PartitionResult:
@@ -151,9 +151,9 @@ def _result(work: SplitWork, index: int) -> PartitionResult:
     except FileNotFoundError:
         result = None
     if result is None:
-        raise RunFailedError(f"The pipeline ended, but {folder} lacks partition {index:,}. {_how_to_go_on(work)}")
+        raise RunFailedError(f"The pipeline ended, but {folder} lacks partition {index:,}. {_how_to_resume(work)}")
     return result
 
 
-def _how_to_go_on(work: SplitWork) -> str:
+def _how_to_resume(work: SplitWork) -> str:
     return f"What is complete in {work.settings.folder} stays: run the same command again."

@@ -64,7 +64,7 @@ def cut_documents(batches: Iterable[TokenBatch], framing: Framing, max_length: i
     """Yield rows of documents, each framed by `[CLS]` and `[SEP]`, as many in order as fit; any row may be padded.
 
     The DOC-SENTENCES format of RoBERTa (section 4.2), with several short documents in a row. A document longer than a
-    row is cut into parts that fill one, each framed; its last part may share a row. Arguments as in `cut_concat`.
+    row is cut into passages that fill one, each framed; its last may share a row. Arguments as in `cut_concat`.
     """
     ids = np.empty(0, np.int32)  # since the begin of the row that is not complete
     document_ends = np.empty(0, np.int64)
@@ -72,11 +72,11 @@ def cut_documents(batches: Iterable[TokenBatch], framing: Framing, max_length: i
         if batch is not None:
             document_ends = np.append(document_ends, batch.document_ends + len(ids))
             ids = np.append(ids, batch.ids)
-        part_ends = _part_ends(document_ends, len(ids), max_length - 2)
-        row_ends = _row_ends(part_ends, max_length, is_all=batch is None)
+        passage_ends = _passage_ends(document_ends, len(ids), max_length - 2)
+        row_ends = _row_ends(passage_ends, max_length, is_all=batch is None)
         if len(row_ends):
-            yield _rows_of_parts(ids, part_ends[: row_ends[-1]], row_ends, framing, max_length)
-            num_done = part_ends[row_ends[-1] - 1]
+            yield _rows_of_passages(ids, passage_ends[: row_ends[-1]], row_ends, framing, max_length)
+            num_done = passage_ends[row_ends[-1] - 1]
             ids, document_ends = ids[num_done:], document_ends[document_ends > num_done] - num_done
 
 
@@ -130,45 +130,49 @@ def _cut(stream: Iterable[NDArray[np.int32]], length: int, pad_id: int) -> Itera
         yield Rows(row, np.array([len(rest)]))
 
 
-def _part_ends(document_ends: NDArray[np.int64], num_ids: int, length: int) -> NDArray[np.int64]:
-    """Return where the parts of documents end, which have `length` ids but for the last of a document; (num_parts,).
+def _passage_ends(document_ends: NDArray[np.int64], num_ids: int, length: int) -> NDArray[np.int64]:
+    """Find the ends of the documents' passages, of `length` ids but for the last of a document; (num_passages,).
 
-    Of a document that does not end within the `num_ids`, only full parts are counted.
+    Of a document that does not end within the `num_ids`, only full passages are counted.
     """
     begin_of_open = document_ends[-1] if len(document_ends) else 0
     end_of_full = begin_of_open + (num_ids - begin_of_open) // length * length
     ends = np.append(document_ends, end_of_full)
     begins = np.append(0, document_ends)
-    num_parts = -(-(ends - begins) // length)
-    number_within = np.arange(num_parts.sum()) - np.repeat(np.cumsum(num_parts) - num_parts, num_parts)
-    return np.minimum(np.repeat(begins, num_parts) + (number_within + 1) * length, np.repeat(ends, num_parts))
+    num_passages = -(-(ends - begins) // length)
+    number_within = np.arange(num_passages.sum()) - np.repeat(np.cumsum(num_passages) - num_passages, num_passages)
+    return np.minimum(np.repeat(begins, num_passages) + (number_within + 1) * length, np.repeat(ends, num_passages))
 
 
-def _row_ends(part_ends: NDArray[np.int64], max_length: int, is_all: bool) -> NDArray[np.int64]:
-    """Return the number of parts up to the end of each row; (num_rows,).
+def _row_ends(passage_ends: NDArray[np.int64], max_length: int, is_all: bool) -> NDArray[np.int64]:
+    """Count the passages up to the end of each row; (num_rows,).
 
-    Without `is_all` parts may follow, so that the last row counts only if it is full.
+    Without `is_all` passages may follow, so that the last row counts only if it is full.
     """
-    framed_ends = part_ends + 2 * np.arange(1, len(part_ends) + 1)
+    framed_ends = passage_ends + 2 * np.arange(1, len(passage_ends) + 1)
     row_ends: list[int] = []
-    num_parts, limit = 0, max_length
-    while num_parts < len(part_ends):
-        num_parts = int(np.searchsorted(framed_ends, limit, side="right"))
-        if num_parts == len(part_ends) and framed_ends[-1] < limit and not is_all:
+    num_passages, limit = 0, max_length
+    while num_passages < len(passage_ends):
+        num_passages = int(np.searchsorted(framed_ends, limit, side="right"))
+        if num_passages == len(passage_ends) and framed_ends[-1] < limit and not is_all:
             break
-        row_ends.append(num_parts)
-        limit = framed_ends[num_parts - 1] + max_length
+        row_ends.append(num_passages)
+        limit = framed_ends[num_passages - 1] + max_length
     return np.array(row_ends, np.int64)
 
 
-def _rows_of_parts(
-    ids: NDArray[np.int32], part_ends: NDArray[np.int64], row_ends: NDArray[np.int64], framing: Framing, max_length: int
+def _rows_of_passages(
+    ids: NDArray[np.int32],
+    passage_ends: NDArray[np.int64],
+    row_ends: NDArray[np.int64],
+    framing: Framing,
+    max_length: int,
 ) -> Rows:
-    begins = np.append(0, part_ends[:-1])
-    positions = np.concatenate([part_ends, begins])
-    values = np.repeat([framing.sep_id, framing.cls_id], len(part_ends))
-    stream = np.insert(ids[: part_ends[-1]], positions, values)  # at the same place [SEP], then [CLS]
-    num_tokens = np.diff(part_ends[row_ends - 1] + 2 * row_ends, prepend=0)
+    begins = np.append(0, passage_ends[:-1])
+    positions = np.concatenate([passage_ends, begins])
+    values = np.repeat([framing.sep_id, framing.cls_id], len(passage_ends))
+    stream = np.insert(ids[: passage_ends[-1]], positions, values)  # at the same place [SEP], then [CLS]
+    num_tokens = np.diff(passage_ends[row_ends - 1] + 2 * row_ends, prepend=0)
     rows = np.full((len(row_ends), max_length), framing.pad_id, np.int32)
     rows[np.arange(max_length) < num_tokens[:, None]] = stream
     return Rows(rows, num_tokens)

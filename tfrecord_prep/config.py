@@ -27,7 +27,7 @@ class PrepareConfig:
     )
     output_dir: str | None = field(
         default=None,
-        metadata={"help": "Local or gs:// folder; each part of the corpus gets a folder in it. Required."},
+        metadata={"help": "Local or gs:// folder; each split of the corpus gets a folder in it. Required."},
     )
     max_length: int = field(
         default=512, metadata={"help": "Tokens a row, framing included. Default: the length BERT and RoBERTa end at."}

@@ -25,11 +25,23 @@ MAX_REMEMBERED_CHARACTERS = 6 << 20
 CHARACTERS_PER_ENTRY = 32  # what an entry takes besides its characters
 # Marks a document's first word, which has no space before it; no text holds this noncharacter of Unicode.
 _FIRST = "\U0010fffe"
+# What normalizers make a space of, or remove, though Unicode counts it among letters and symbols: the mark of a word's
+# begin, the sign for what cannot be shown, and two letters that were combining marks before Unicode 12.
+_NOT_VISIBLE = "▁\ufffd\u1cf2\u1cf3"
+# Characters beyond these, such as emoji, just end no word.
+_BASIC_PLANE = range(0x10000)
+# These change a word by itself, whatever stands before and after the spaces around it.
+_WORD_NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "StripAccents", "BertNormalizer", "Precompiled"}
+# A run of characters of one class, such as white space.
+_RUN = re.compile(r"\[[^\[\]]+\]\+|\\s\+| \{2,\}| \+")
+_WORD_PRE_TOKENIZERS = {"WhitespaceSplit", "Whitespace", "BertPreTokenizer"}
+# A noncharacter of Unicode, which stands for nothing in text.
+_NOT_IN_TEXT = "\U0010ffff"
 
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Part of the stream of documents' ids, without framing.
+    """Some of the stream of documents' ids, without framing.
 
     `document_ends` are the places in `ids` where documents end that have any, those begun in an earlier batch too;
     `num_documents` counts all that end here, those without ids too.
@@ -40,12 +52,59 @@ class TokenBatch:
     num_documents: int
 
 
+def encode_documents(tokenizer_json: str, documents: Iterable[str]) -> Iterator[TokenBatch]:
+    """Yield the ids of documents, some hundred thousand characters at a time.
+
+    A longer document is cut at the space between two words, which does not change its ids where a tokenizer treats
+    each word by itself; only where a million characters have no such space, it is cut within a word.
+
+    Args:
+        tokenizer_json: what `plain_text_tokenizer_json` returned.
+        documents: texts; those of nothing but white space have no ids.
+    """
+    encoder = _encoder(tokenizer_json)
+    num_open_ids = 0  # of the document that no batch has ended yet
+    sized = ((passage, len(passage.text) + 1) for passage in _passages(documents))  # blank documents have a size, too
+    for passages in grouped(sized, CHARACTERS_AT_ONCE):
+        ids_of_passages = encoder.encode([passage.text for passage in passages])
+        ids = np.frombuffer(b"".join(ids_of_passages), np.int32)
+        ends_of_passages = np.cumsum([len(ids) for ids in ids_of_passages]) // ids.itemsize
+        ends = ends_of_passages[[passage.is_last for passage in passages]]
+        starts = np.concatenate([[-num_open_ids], ends])[:-1]
+        yield TokenBatch(ids, ends[ends > starts], len(ends))
+        num_open_ids = len(ids) - ends[-1] if len(ends) else len(ids) + num_open_ids
+
+
 @dataclass(frozen=True)
-class _Piece:
+class _Passage:
     """A document, or what was cut of a long one."""
 
     text: str
     is_last: bool
+
+
+def _passages(documents: Iterable[str]) -> Iterator[_Passage]:
+    for document in documents:
+        start = 0
+        while len(document) - start > CHARACTERS_AT_ONCE:
+            end = _end_of_passage(document, start)
+            yield _Passage(document[start:end], is_last=False)
+            start = end
+        yield _Passage("" if document.isspace() else document[start:], is_last=True)
+
+
+def _end_of_passage(document: str, start: int) -> int:
+    soft_end, hard_end = start + CHARACTERS_AT_ONCE, start + MAX_CHARACTERS_WITHOUT_BOUNDARY
+    before = last_word_boundary(document, start, soft_end)
+    if before is not None:
+        return before
+    after = word_boundary().search(document, soft_end, hard_end)
+    return after.start() if after else min(hard_end, len(document))
+
+
+@functools.lru_cache(maxsize=1)
+def _encoder(tokenizer_json: str) -> "Encoder":
+    return Encoder(tokenizer_json)
 
 
 class Encoder:
@@ -63,7 +122,7 @@ class Encoder:
         self._num_characters = 0  # of the former
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
-        """Return the ids of each text, as the bytes of int32 numbers, those of its words if it is tokenized by word."""
+        """Encode each text: its ids, as the bytes of int32 numbers, those of its words if it is tokenized by word."""
         if not self._by_word:
             return self._encode_whole(texts)
         words_of_texts = [word_boundary().split(text) for text in texts]
@@ -87,68 +146,46 @@ class Encoder:
         return [array("i", encoding.ids).tobytes() for encoding in encodings]
 
 
-def encode_documents(tokenizer_json: str, documents: Iterable[str]) -> Iterator[TokenBatch]:
-    """Yield the ids of documents, some hundred thousand characters at a time.
+def plain_text_tokenizer_json(tokenizer_json: str) -> str:
+    """Make a `tokenizer.json` with the same ids, whose special tokens no text can produce.
 
-    A longer document is cut at the space between two words, which does not change its ids where a tokenizer treats
-    each word by itself; only where a million characters have no such space, it is cut within a word.
-
-    Args:
-        tokenizer_json: what `plain_text_tokenizer_json` returned.
-        documents: texts; those of nothing but white space have no ids.
+    `encode_special_tokens` of the library does less: a unigram model holds its special tokens among its pieces, and
+    goes on finding them in text. Here they get names that text does not contain.
     """
-    encoder = _encoder(tokenizer_json)
-    num_open_ids = 0  # of the document that no batch has ended yet
-    sized = ((piece, len(piece.text) + 1) for piece in _pieces(documents))  # blank documents have a size, too
-    for pieces in grouped(sized, CHARACTERS_AT_ONCE):
-        ids_of_pieces = encoder.encode([piece.text for piece in pieces])
-        ids = np.frombuffer(b"".join(ids_of_pieces), np.int32)
-        ends_of_pieces = np.cumsum([len(ids) for ids in ids_of_pieces]) // ids.itemsize
-        ends = ends_of_pieces[[piece.is_last for piece in pieces]]
-        starts = np.concatenate([[-num_open_ids], ends])[:-1]
-        yield TokenBatch(ids, ends[ends > starts], len(ends))
-        num_open_ids = len(ids) - ends[-1] if len(ends) else len(ids) + num_open_ids
+    settings = json.loads(tokenizer_json)
+    special_tokens = {token["content"] for token in settings["added_tokens"] if token["special"]}
+
+    def renamed(token: str) -> str:
+        return _NOT_IN_TEXT + token if token in special_tokens else token
+
+    for token in settings["added_tokens"]:
+        token["content"] = renamed(token["content"])
+    model = settings["model"]
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, dict):
+        model["vocab"] = {renamed(token): index for token, index in vocabulary.items()}
+    else:
+        model["vocab"] = [[renamed(token), score] for token, score in vocabulary]
+    if model.get("unk_token"):
+        model["unk_token"] = renamed(model["unk_token"])
+    settings["truncation"] = settings["padding"] = settings["post_processor"] = None
+    return json.dumps(settings, ensure_ascii=False)
 
 
-@functools.lru_cache(maxsize=1)
-def _encoder(tokenizer_json: str) -> Encoder:
-    return Encoder(tokenizer_json)
-
-
-def _pieces(documents: Iterable[str]) -> Iterator[_Piece]:
-    for document in documents:
-        start = 0
-        while len(document) - start > CHARACTERS_AT_ONCE:
-            end = _end_of_piece(document, start)
-            yield _Piece(document[start:end], is_last=False)
-            start = end
-        yield _Piece("" if document.isspace() else document[start:], is_last=True)
-
-
-def _end_of_piece(document: str, start: int) -> int:
-    soft_end, hard_end = start + CHARACTERS_AT_ONCE, start + MAX_CHARACTERS_WITHOUT_BOUNDARY
-    before = last_word_boundary(document, start, soft_end)
-    if before is not None:
-        return before
-    after = word_boundary().search(document, soft_end, hard_end)
-    return after.start() if after else min(hard_end, len(document))
-
-
-# What normalizers make a space of, or remove, though Unicode counts it among letters and symbols: the mark of a word's
-# begin, the sign for what cannot be shown, and two letters that were combining marks before Unicode 12.
-_NOT_VISIBLE = "▁\ufffd\u1cf2\u1cf3"
-# Characters beyond these, such as emoji, just end no word.
-_BASIC_PLANE = range(0x10000)
-# These change a word by itself, whatever stands before and after the spaces around it.
-_WORD_NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "StripAccents", "BertNormalizer", "Precompiled"}
-# A run of characters of one class, such as white space.
-_RUN = re.compile(r"\[[^\[\]]+\]\+|\\s\+| \{2,\}| \+")
-_WORD_PRE_TOKENIZERS = {"WhitespaceSplit", "Whitespace", "BertPreTokenizer"}
+def last_word_boundary(text: str, start: int, end: int) -> int | None:
+    """Find the last boundary in `text[start + 1 : end]`, None where there is none."""
+    pattern = word_boundary()
+    space = text.rfind(" ", start + 1, end)
+    while space >= 0:
+        if pattern.match(text, space):
+            return space
+        space = text.rfind(" ", start + 1, space)
+    return None
 
 
 @functools.cache
 def word_boundary() -> re.Pattern[str]:
-    """Return the pattern of the single space between two words.
+    """Compile the pattern of the single space between two words.
 
     Neither the last character of the one nor the first of the other is, or can become by normalization, white space or
     nothing; so no normalizer has to look across. Letters, digits, punctuation and symbols are such characters, and the
@@ -161,19 +198,29 @@ def word_boundary() -> re.Pattern[str]:
     return re.compile(f" (?:{before})(?=[{visible}])")
 
 
-def last_word_boundary(text: str, start: int, end: int) -> int | None:
-    """Return the position of the last boundary in `text[start + 1 : end]`, None where there is none."""
-    pattern = word_boundary()
-    space = text.rfind(" ", start + 1, end)
-    while space >= 0:
-        if pattern.match(text, space):
-            return space
-        space = text.rfind(" ", start + 1, space)
-    return None
+@functools.cache
+def _visible_characters() -> str:
+    return "".join(filter(_is_visible, map(chr, _BASIC_PLANE)))
+
+
+def _is_visible(character: str) -> bool:
+    forms = character + unicodedata.normalize("NFKC", character)
+    return character not in _NOT_VISIBLE and all(unicodedata.category(form)[0] in "LNPS" for form in forms)
+
+
+def _character_class(characters: Iterable[str]) -> str:
+    """Write the characters, which must be sorted, as the ranges of a regular expression's set."""
+    ranges: list[list[int]] = []
+    for code in map(ord, characters):
+        if ranges and ranges[-1][1] == code - 1:
+            ranges[-1][1] = code
+        else:
+            ranges.append([code, code])
+    return "".join(rf"\u{first:04x}-\u{last:04x}" for first, last in ranges)
 
 
 def tokenizes_by_word(tokenizer_json: str) -> bool:
-    """Return whether a text's ids are those of its words, one after the other, each but the first with its space.
+    """Tell whether a text's ids are those of its words, one after the other, each but the first with its space.
 
     True only for the kinds of normalizers and pre-tokenizers known to work so, those of SentencePiece, BERT and GPT-2
     among them.
@@ -189,29 +236,8 @@ def tokenizes_by_word(tokenizer_json: str) -> bool:
     )
 
 
-@functools.cache
-def _visible_characters() -> str:
-    return "".join(filter(_is_visible, map(chr, _BASIC_PLANE)))
-
-
-def _is_visible(character: str) -> bool:
-    parts = character + unicodedata.normalize("NFKC", character)
-    return character not in _NOT_VISIBLE and all(unicodedata.category(part)[0] in "LNPS" for part in parts)
-
-
-def _character_class(characters: Iterable[str]) -> str:
-    """Return the characters, which must be sorted, as the ranges of a regular expression's set."""
-    ranges: list[list[int]] = []
-    for code in map(ord, characters):
-        if ranges and ranges[-1][1] == code - 1:
-            ranges[-1][1] = code
-        else:
-            ranges.append([code, code])
-    return "".join(rf"\u{first:04x}-\u{last:04x}" for first, last in ranges)
-
-
 def _steps(component: dict[str, Any] | None, members: str) -> list[dict[str, Any]]:
-    """Return the steps of a component that may be none, one, or a sequence, of sequences too."""
+    """List the steps of a component that may be none, one, or a sequence, of sequences too."""
     if component is None:
         return []
     if component["type"] != "Sequence":
@@ -243,36 +269,6 @@ def _splits_before_space(pre_tokenizer: dict[str, Any] | None) -> bool:
 
 
 def _stands_alone(token: dict[str, Any]) -> bool:
-    """Return whether a token that is looked for in the text takes no space with it, nor looks at what is behind one."""
+    """Tell whether a token that is looked for in the text takes no space with it, nor looks at what is behind one."""
     has_space = any(character.isspace() for character in token["content"])
     return not (has_space or token["lstrip"] or token["rstrip"])
-
-
-# A noncharacter of Unicode, which stands for nothing in text.
-_NOT_IN_TEXT = "\U0010ffff"
-
-
-def plain_text_tokenizer_json(tokenizer_json: str) -> str:
-    """Return a `tokenizer.json` with the same ids, whose special tokens no text can produce.
-
-    `encode_special_tokens` of the library does less: a unigram model holds its special tokens among its pieces, and
-    goes on finding them in text. Here they get names that text does not contain.
-    """
-    settings = json.loads(tokenizer_json)
-    special_tokens = {token["content"] for token in settings["added_tokens"] if token["special"]}
-
-    def renamed(token: str) -> str:
-        return _NOT_IN_TEXT + token if token in special_tokens else token
-
-    for token in settings["added_tokens"]:
-        token["content"] = renamed(token["content"])
-    model = settings["model"]
-    vocabulary = model["vocab"]
-    if isinstance(vocabulary, dict):
-        model["vocab"] = {renamed(token): index for token, index in vocabulary.items()}
-    else:
-        model["vocab"] = [[renamed(token), score] for token, score in vocabulary]
-    if model.get("unk_token"):
-        model["unk_token"] = renamed(model["unk_token"])
-    settings["truncation"] = settings["padding"] = settings["post_processor"] = None
-    return json.dumps(settings, ensure_ascii=False)

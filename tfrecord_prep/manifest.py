@@ -7,6 +7,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
 
@@ -93,7 +96,7 @@ def write_manifest(folder: str, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: str) -> Manifest:
-    """Return the manifest of a split's folder, local or `gs://`.
+    """Read the manifest of a split's folder, local or `gs://`.
 
     Raises:
         InputError: it is not JSON, of another format version, or lacks fields.
@@ -116,8 +119,14 @@ def read_manifest(folder: str) -> Manifest:
         raise InputError(f"A manifest must have the fields of docs/formats.md; {path}: {error}. {cure}") from error
 
 
+def entropy_nats(counts: NDArray[np.int64]) -> float:
+    """Compute the entropy of the distribution with these counts: the loss of predicting by frequency alone."""
+    probabilities = counts[counts > 0] / counts.sum()
+    return float((probabilities * np.log(1 / probabilities)).sum())
+
+
 def open_shards(folder: str) -> ShardSet:
-    """Return the shards of a split's folder, local or `gs://`, after the checks that a listing of it allows.
+    """Open the shards of a split's folder, local or `gs://`, after the checks that a listing of it allows.
 
     No shard is opened: names, sizes and counts are compared with the manifest. A folder made by the tutorial's
     method, without a manifest, is taken with the counts in its names.
@@ -149,7 +158,7 @@ def open_shards(folder: str) -> ShardSet:
 
 
 def num_rows_in_name(name: str) -> int | None:
-    """Return the number of rows that a shard's name states, None where it states none."""
+    """Read the number of rows that a shard's name states, None where it states none."""
     match = NUM_ROWS_IN_NAME.search(name)
     return int(match.group(1)) if match else None
 

@@ -113,7 +113,7 @@ def _totals(tally: TokenTally, shards: tuple[ShardRecord, ...], max_length: int)
 
 
 def write_shards(folder: str, partition: int, rows: Iterable[Rows], shard_size: int) -> tuple[ShardRecord, ...]:
-    """Write the rows of a partition in shards of `shard_size`, the last with what remains, and return their records.
+    """Write the rows of a partition in shards of `shard_size`, the last with what remains; return their records.
 
     No shard is held in memory.
     """
@@ -162,7 +162,7 @@ class _Shard:
         self.num_rows += len(rows.input_ids)
 
     def record(self, name: str) -> ShardRecord:
-        """Return its record under this name."""
+        """Describe it under this name."""
         return ShardRecord(name, self.num_rows, self._num_tokens, self._num_bytes, self._checksum.hexdigest().decode())
 
     def finish(self, name: str) -> None:

@@ -1,10 +1,11 @@
 """Prepare TFRecord shards: tokenize a corpus, cut it into rows of one length, write them and a manifest.
 
-Each part of the corpus becomes a folder OUTPUT_DIR/SPLIT, which the trainer reads. The corpus is the one the tokenizer
+Each split of the corpus becomes a folder OUTPUT_DIR/SPLIT, which the trainer reads. The corpus is the one the tokenizer
 was trained on, unless another is named.
 """
 
 import dataclasses
+import json
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,12 +21,11 @@ from tfrecord_prep.manifest import Manifest, read_manifest
 from tfrecord_prep.partition import SplitWork, work_on_partition
 from tfrecord_prep.push_to_hub import push_shards
 from tfrecord_prep.split import Engine, SplitPlan, log_first_row, plan_splits, prepare_split
-from tfrecord_prep.split_folder import PartitionResult, finish_folder
-from tfrecord_prep.tokenizer_corpus import tokenizer_corpus, warn_of_seen_splits
+from tfrecord_prep.split_folder import PartitionResult
 from tfrecord_prep.verify import verify_folder
-from tokenizer_training.corpus.config import CorpusConfig
+from tokenizer_training.corpus.config import HELD_OUT_SPLITS, CorpusConfig, corpus_config_from_record
 from tokenizer_training.corpus.corpus import Corpus, Partition, open_corpus
-from tokenizer_training.tokenizer import load_tokenizer
+from tokenizer_training.tokenizer import RECORD_FILE, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     open_folder(config.output_dir).check_writable()
     tokenizer = load_tokenizer(config.tokenizer_name_or_path)
-    seen = tokenizer_corpus(config.tokenizer_name_or_path)
-    corpus = open_corpus(choose_corpus(corpus_config, seen, config.tokenizer_name_or_path))
-    warn_of_seen_splits(corpus.config, seen)
+    corpus = open_corpus(choose_corpus(corpus_config, config.tokenizer_name_or_path))
     engine = choose_engine(config, corpus)
     plans = plan_splits(config, tokenizer, corpus)
     repository = find_repository(config)
@@ -50,18 +48,110 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.dry_run:
         return
     for plan in plans:
-        if plan.is_complete:
-            finish_folder(plan.folder)
-        else:
-            prepare_split(plan, corpus, tokenizer, engine)
+        prepare_split(plan, corpus, tokenizer, engine)
         log_first_row(plan.folder, tokenizer)
         print(describe_split(plan.folder, read_manifest(plan.folder)))
     if repository is not None:
         push_shards(str(config.output_dir), [plan.split_name for plan in plans], repository)
 
 
+def choose_corpus(given: CorpusConfig, tokenizer_folder: str) -> CorpusConfig:
+    """Choose the corpus given, else the one that the tokenizer was trained on; warn of splits it has seen.
+
+    Of a recorded corpus everything is taken but its limit, which is the tokenizer's own; flags given win.
+
+    Raises:
+        InputError: none was given, and none is recorded; or the recorded one has settings unknown to this version.
+    """
+    seen = tokenizer_corpus(tokenizer_folder)
+    if given.is_given:
+        chosen = given
+    elif seen is None:
+        raise InputError(
+            "A corpus is needed: --dataset-name (`builtin` needs no download) or --data-files; "
+            f"{tokenizer_folder} has no {RECORD_FILE} that names one."
+        )
+    else:
+        given_flags = {
+            field.name: getattr(given, field.name)
+            for field in dataclasses.fields(CorpusConfig)
+            if getattr(given, field.name) not in (field.default, [])
+        }
+        chosen = dataclasses.replace(seen, **{"limit": None} | given_flags)
+        logger.info("no corpus was named: taking the one the tokenizer was trained on, %s", chosen)
+    for split in seen_splits(chosen, seen) if seen else []:
+        logger.warning(
+            "The tokenizer was trained on documents of the split `%s`, since train-unigram was not given the same "
+            "--%s-percent and --seed: what is measured on that split will look a little too good.",
+            split,
+            split,
+        )
+    return chosen
+
+
+def tokenizer_corpus(tokenizer_folder: str) -> CorpusConfig | None:
+    """Read the settings of the corpus that the tokenizer was trained on, None where no record beside it tells.
+
+    Raises:
+        InputError: it has settings that this version does not know.
+    """
+    try:
+        record = json.loads(open_folder(tokenizer_folder).read_text(RECORD_FILE))["corpus"]
+    except (FileNotFoundError, NotADirectoryError, KeyError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        return None
+    return corpus_config_from_record(record)
+
+
+def seen_splits(corpus: CorpusConfig, seen: CorpusConfig) -> list[str]:
+    """List the drawn splits of a corpus of which documents were in the main split of the corpus `seen`.
+
+    The splits are drawn one after the other from the same number of each document (see `draw_split`).
+    """
+    if _main_text(corpus) != _main_text(seen):
+        return []
+    unseen_percent = sum(map(seen.percent_of, HELD_OUT_SPLITS)) if corpus.seed == seen.seed else 0.0
+    splits: list[str] = []
+    percent = 0.0
+    for split in HELD_OUT_SPLITS:
+        percent += corpus.percent_of(split)
+        if corpus.percent_of(split) and percent > unseen_percent:
+            splits.append(split)
+    return splits
+
+
+def _main_text(corpus: CorpusConfig) -> tuple[object, ...]:
+    return corpus.dataset_name, corpus.dataset_config, corpus.data_files, corpus.split
+
+
+def choose_engine(config: PrepareConfig, corpus: Corpus) -> Engine:
+    """Choose what works on the partitions with `config.runner`.
+
+    Raises:
+        InputError: what `check_beam` raises.
+    """
+    if config.runner == LOCAL_RUNNER:
+        return partial(work_locally, num_processes=config.num_processes)
+    from tfrecord_prep.beam_pipeline import check_beam, work_with_beam
+
+    return partial(work_with_beam, options=check_beam(config, corpus))
+
+
+def work_locally(
+    work: SplitWork, partitions: Iterable[tuple[int, Partition]], num_processes: int
+) -> Iterator[PartitionResult]:
+    """Work on numbered partitions in processes of this machine, and yield their results in order.
+
+    Raises:
+        InputError: what `work_on_partition` raises, or a worker was killed.
+    """
+    cure = "Give fewer --num-workers, or a smaller --partition-bytes."
+    yield from map_in_order(partial(work_on_partition, work), partitions, num_processes, cure)
+
+
 def find_repository(config: PrepareConfig) -> HubRepository | None:
-    """Return the repository on the Hub to push to, if any, after checking that it can be written to.
+    """Find the repository on the Hub to push to, if any, and check that it can be written to.
 
     Raises:
         InputError: it cannot.
@@ -75,46 +165,8 @@ def find_repository(config: PrepareConfig) -> HubRepository | None:
     return repository
 
 
-def choose_corpus(given: CorpusConfig, seen: CorpusConfig | None, tokenizer_folder: str) -> CorpusConfig:
-    """Return the corpus given, else the one `seen` by the tokenizer in its training.
-
-    Of a recorded corpus everything is taken but its limit, which is the tokenizer's own; flags given win.
-
-    Raises:
-        InputError: none was given, and none is recorded.
-    """
-    if given.is_given:
-        return given
-    if seen is None:
-        raise InputError(
-            "A corpus is needed: --dataset-name (`builtin` needs no download) or --data-files; "
-            f"{tokenizer_folder} has no training.json that names one."
-        )
-    given_flags = {
-        field.name: getattr(given, field.name)
-        for field in dataclasses.fields(CorpusConfig)
-        if getattr(given, field.name) not in (field.default, [])
-    }
-    chosen = dataclasses.replace(seen, **{"limit": None} | given_flags)
-    logger.info("no corpus was named: taking the one the tokenizer was trained on, %s", chosen)
-    return chosen
-
-
-def choose_engine(config: PrepareConfig, corpus: Corpus) -> Engine:
-    """Return what works on the partitions with `config.runner`.
-
-    Raises:
-        InputError: what `check_beam` raises.
-    """
-    if config.runner == LOCAL_RUNNER:
-        return partial(work_locally, num_processes=config.num_processes)
-    from tfrecord_prep.beam_pipeline import check_beam, work_with_beam
-
-    return partial(work_with_beam, options=check_beam(config, corpus))
-
-
 def describe_plan(config: PrepareConfig, plans: Sequence[SplitPlan]) -> str:
-    """Return the plan as text."""
+    """Render the plan as text."""
     fields = plans[0].fields
     workers = "Dataflow's" if config.runner == DATAFLOW_RUNNER else str(config.num_processes)
     lines = [
@@ -129,7 +181,7 @@ def describe_plan(config: PrepareConfig, plans: Sequence[SplitPlan]) -> str:
 
 
 def describe_split(folder: str, manifest: Manifest) -> str:
-    """Return a split's counts as text."""
+    """Render a split's counts as text."""
     totals = manifest.totals
     padding_percent = 100 * totals.num_padding_tokens / (totals.num_rows * manifest.max_length)
     return "\n".join(
@@ -143,18 +195,6 @@ def describe_split(folder: str, manifest: Manifest) -> str:
             f"  unigram entropy  {manifest.unigram_entropy_nats:.3f} nats, the loss of knowing frequencies only",
         ]
     )
-
-
-def work_locally(
-    work: SplitWork, partitions: Iterable[tuple[int, Partition]], num_processes: int
-) -> Iterator[PartitionResult]:
-    """Yield the result of each numbered partition, in order; one process means this one.
-
-    Raises:
-        InputError: what `work_on_partition` raises, or a worker was killed.
-    """
-    cure = "Give fewer --num-workers, or a smaller --partition-bytes."
-    yield from map_in_order(partial(work_on_partition, work), partitions, num_processes, cure)
 
 
 if __name__ == "__main__":

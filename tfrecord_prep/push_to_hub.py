@@ -27,6 +27,19 @@ logger = logging.getLogger(__name__)
 # The Hub advises at most 100; of a gs:// folder so many are copied to this machine at a time.
 FILES_PER_COMMIT = 50
 
+CARD_NAME = "README.md"
+CARD = """# {name}
+
+Rows of token ids for pretraining a masked language model, as TFRecord files. {source}
+
+| split | documents | tokens | rows | shards |
+| --- | --- | --- | --- | --- |
+{splits}
+
+Every row has {max_length} ids (`input_ids`, with an `attention_mask`), cut by `{chunking}`, from a vocabulary of
+{vocabulary_size:,}. `SPLIT/tokenizer/` is the tokenizer. `SPLIT/manifest.json` has counts and checksums; a split
+without it is not complete."""
+
 
 def push_shards(output_dir: str, split_names: Sequence[str], repository: HubRepository) -> None:
     """Push complete splits, `OUTPUT_DIR/SPLIT`, local or `gs://`, and a card.
@@ -127,28 +140,14 @@ def _repeat(function: Callable[[], Any]) -> Any:
 
 
 def _is_same(file: "RepoFile", content: bytes) -> bool:
-    """Return whether a file on the Hub has that content; a small one is known by git's id."""
+    """Tell whether a file on the Hub has that content; a small one is known by git's id."""
     if file.lfs is not None:
         return file.lfs.sha256 == hashlib.sha256(content).hexdigest()
     return file.blob_id == hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
-CARD_NAME = "README.md"
-TEXT = """# {name}
-
-Rows of token ids for pretraining a masked language model, as TFRecord files. {source}
-
-| split | documents | tokens | rows | shards |
-| --- | --- | --- | --- | --- |
-{splits}
-
-Every row has {max_length} ids (`input_ids`, with an `attention_mask`), cut by `{chunking}`, from a vocabulary of
-{vocabulary_size:,}. `SPLIT/tokenizer/` is the tokenizer. `SPLIT/manifest.json` has counts and checksums; a split
-without it is not complete."""
-
-
 def dataset_card(repo_id: str, manifests: Sequence[Manifest]) -> str:
-    """Return the README.md of a repository with these splits."""
+    """Write the README.md of a repository with these splits."""
     from huggingface_hub import DatasetCardData
 
     first = manifests[0]
@@ -170,7 +169,7 @@ def dataset_card(repo_id: str, manifests: Sequence[Manifest]) -> str:
         f"| {len(one.shards):,} |"
         for one in manifests
     ]
-    text = TEXT.format(
+    text = CARD.format(
         name=repo_id.partition("/")[2],
         source=source,
         splits="\n".join(splits),

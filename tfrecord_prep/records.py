@@ -17,7 +17,7 @@ _CRC_MASK_DELTA = 0xA282EAD8
 
 
 def encode_rows(input_ids: NDArray[np.int32], num_tokens_per_row: NDArray[np.int64]) -> bytes:
-    """Return the content of a TFRecord file with one record per row.
+    """Encode rows as the content of a TFRecord file, with one record per row.
 
     Args:
         input_ids: none negative; (num_rows, max_length).
@@ -36,7 +36,7 @@ def encode_rows(input_ids: NDArray[np.int32], num_tokens_per_row: NDArray[np.int
 
 
 def read_records(data: bytes) -> Iterator[bytes]:
-    """Return the serialized examples in the content of a TFRecord file, in order.
+    """Yield the serialized examples in the content of a TFRecord file, in order.
 
     Raises:
         ValueError: a length or checksum is wrong; says at which byte.
@@ -54,7 +54,7 @@ def read_records(data: bytes) -> Iterator[bytes]:
 
 
 def decode_feature(example: bytes, key: str) -> NDArray[np.int64]:
-    """Return one int64 feature of a serialized example; (number of values,).
+    """Decode one int64 feature of a serialized example; (number of values,).
 
     Raises:
         KeyError: the example has no such feature.
@@ -63,7 +63,7 @@ def decode_feature(example: bytes, key: str) -> NDArray[np.int64]:
 
 
 def decode_rows(examples: Sequence[bytes], key: str, max_length: int) -> NDArray[np.int64]:
-    """Return one int64 feature of many serialized examples; (number of examples, max_length).
+    """Decode one int64 feature of many serialized examples; (number of examples, max_length).
 
     Raises:
         ValueError: an example is malformed, lacks the feature, or has another number of values; says which.
@@ -84,7 +84,7 @@ def decode_rows(examples: Sequence[bytes], key: str, max_length: int) -> NDArray
 
 
 def _packed_feature(example: bytes, key: str) -> bytes:
-    """Return the varints of an int64 feature."""
+    """Find the varints of an int64 feature."""
     for entry in _fields(_fields(example)[0][1]):
         (_, name), (_, feature) = _fields(entry[1])
         if name == key.encode():
@@ -93,7 +93,7 @@ def _packed_feature(example: bytes, key: str) -> bytes:
 
 
 def _packed_varints(rows: NDArray[np.int32]) -> tuple[bytes, NDArray[np.int64]]:
-    """Return the varints of all values, row after row, and the size of each row in bytes; (num_rows,)."""
+    """Encode all values as varints, row after row, and the size of each row in bytes; (num_rows,)."""
     num_bytes = np.ones(rows.shape, np.int8)
     for shift in range(7, 32, 7):
         num_bytes += rows >= 1 << shift
@@ -130,13 +130,13 @@ def _field(number: int, content: bytes) -> bytes:
 
 
 def _feature(key: bytes, packed_values: bytes) -> bytes:
-    """Return the entry of `Features` that holds an int64 list: {key: Feature(int64_list=Int64List(value=…))}."""
+    """Encode the entry of `Features` that holds an int64 list: {key: Feature(int64_list=Int64List(value=…))}."""
     int64_list = _field(1, packed_values)
     return _field(1, _field(1, key) + _field(2, _field(3, int64_list)))
 
 
 def _fields(message: bytes) -> list[tuple[int, bytes]]:
-    """Return the fields of a message whose fields all have a length: (number, content)."""
+    """Split a message into its fields, all of which have a length: (number, content)."""
     fields, position = [], 0
     while position < len(message):
         number = message[position] >> 3
@@ -160,6 +160,6 @@ def _framed(record: bytes) -> bytes:
 
 
 def _masked_crc32c(data: bytes) -> bytes:
-    """Return the checksum as TFRecord stores it: rotated and shifted, since checksums of checksums are weak."""
+    """Compute the checksum as TFRecord stores it: rotated and shifted, since checksums of checksums are weak."""
     crc = google_crc32c.value(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + _CRC_MASK_DELTA) & 0xFFFFFFFF)

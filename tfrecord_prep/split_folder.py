@@ -34,7 +34,11 @@ from tfrecord_prep.manifest import (
     read_manifest,
 )
 
+logger = logging.getLogger(__name__)
+
 SIDECAR_NAME = re.compile(r"^partition-(\d{5,})\.json$")
+NUM_READERS = 8
+NUM_SHOWN = 5  # differences
 
 
 @dataclass(frozen=True)
@@ -47,55 +51,8 @@ class PartitionResult:
     id_counts: NDArray[np.int64]  # (vocabulary_size,)
 
 
-def sidecar_name(index: int) -> str:
-    """Return the name of the sidecar of partition number `index`."""
-    return f"partition-{index:05d}.json"
-
-
-def sidecar_index(name: str) -> int | None:
-    """Return the number of the partition whose sidecar has this name, None for another file."""
-    match = SIDECAR_NAME.match(name)
-    return int(match[1]) if match else None
-
-
-def write_sidecar(folder: str, plan_sha256: str, result: PartitionResult) -> None:
-    """Write `partition-{index}.json`, which declares a partition of this plan complete: the last of its files."""
-    record = {
-        "plan_sha256": plan_sha256,
-        "shards": [dataclasses.asdict(shard) for shard in result.shards],
-        "totals": dataclasses.asdict(result.totals),
-        "id_counts": base64.b64encode(zlib.compress(result.id_counts.astype("<i8").tobytes(), level=1)).decode(),
-    }
-    open_folder(folder).write_text(sidecar_name(result.index), json.dumps(record))
-
-
-def read_sidecar(folder: str, name: str, plan_sha256: str) -> PartitionResult | None:
-    """Return what the sidecar of that name tells, None where it is of another plan or no sidecar at all."""
-    try:
-        record = json.loads(open_folder(folder).read_text(name))
-        if record["plan_sha256"] != plan_sha256:
-            return None
-        counts = zlib.decompress(base64.b64decode(record["id_counts"]))
-        shards = tuple(ShardRecord(**shard) for shard in record["shards"])
-        totals = Totals(**record["totals"])
-    except (KeyError, TypeError, ValueError, zlib.error):
-        return None
-    return PartitionResult(sidecar_index(name) or 0, shards, totals, np.frombuffer(counts, "<i8"))
-
-
-logger = logging.getLogger(__name__)
-
-NUM_READERS = 8
-NUM_SHOWN = 5  # differences
-
-
-def plan_sha256(plan: dict[str, Any]) -> str:
-    """Return what tells this plan from any other."""
-    return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
-
-
 def check_folder(folder: str, plan: dict[str, Any]) -> bool:
-    """Return whether the folder is complete; an unfinished one must have this very plan.
+    """Tell whether the folder is complete; an unfinished one must have this very plan.
 
     Args:
         folder: of one split.
@@ -118,6 +75,11 @@ def check_folder(folder: str, plan: dict[str, Any]) -> bool:
     if foreign:
         raise InputError(f"{folder} holds shards that this command did not write, such as {foreign[0]}. {cure}")
     return False
+
+
+def plan_sha256(plan: dict[str, Any]) -> str:
+    """Hash what tells this plan from any other."""
+    return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
 
 
 def begin_folder(folder: str, plan: dict[str, Any]) -> set[int]:
@@ -175,6 +137,42 @@ def read_results(folder: str, plan: dict[str, Any]) -> Iterator[PartitionResult]
     with ThreadPoolExecutor(NUM_READERS) as pool:
         for start in range(0, len(names), NUM_READERS):  # few at a time, since each has the counts of all ids
             yield from filter(None, pool.map(read, names[start : start + NUM_READERS]))
+
+
+def sidecar_name(index: int) -> str:
+    """Name the sidecar of partition number `index`."""
+    return f"partition-{index:05d}.json"
+
+
+def sidecar_index(name: str) -> int | None:
+    """Read the number of the partition whose sidecar has this name, None for another file."""
+    match = SIDECAR_NAME.match(name)
+    return int(match[1]) if match else None
+
+
+def write_sidecar(folder: str, plan_sha256: str, result: PartitionResult) -> None:
+    """Write `partition-{index}.json`, which declares a partition of this plan complete: the last of its files."""
+    record = {
+        "plan_sha256": plan_sha256,
+        "shards": [dataclasses.asdict(shard) for shard in result.shards],
+        "totals": dataclasses.asdict(result.totals),
+        "id_counts": base64.b64encode(zlib.compress(result.id_counts.astype("<i8").tobytes(), level=1)).decode(),
+    }
+    open_folder(folder).write_text(sidecar_name(result.index), json.dumps(record))
+
+
+def read_sidecar(folder: str, name: str, plan_sha256: str) -> PartitionResult | None:
+    """Read the sidecar of that name, None where it is of another plan or no sidecar at all."""
+    try:
+        record = json.loads(open_folder(folder).read_text(name))
+        if record["plan_sha256"] != plan_sha256:
+            return None
+        counts = zlib.decompress(base64.b64decode(record["id_counts"]))
+        shards = tuple(ShardRecord(**shard) for shard in record["shards"])
+        totals = Totals(**record["totals"])
+    except (KeyError, TypeError, ValueError, zlib.error):
+        return None
+    return PartitionResult(sidecar_index(name) or 0, shards, totals, np.frombuffer(counts, "<i8"))
 
 
 def _read_plan(folder: str) -> dict[str, Any]:

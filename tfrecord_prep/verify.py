@@ -14,10 +14,88 @@ from mlm_common.progress import progress_bar
 from mlm_common.storage import open_folder
 from mlm_common.storage.reading import find_stored_files
 from mlm_common.worker_pool import map_in_order
-from tfrecord_prep.manifest import MANIFEST_NAME, PLAN_NAME, Manifest, ShardRecord, open_shards
+from tfrecord_prep.manifest import (
+    MANIFEST_NAME,
+    PLAN_NAME,
+    TOKENIZER_FOLDER_NAME,
+    Manifest,
+    ShardRecord,
+    entropy_nats,
+    open_shards,
+)
 from tfrecord_prep.records import decode_rows, read_records
-from tfrecord_prep.split import entropy_nats
 from tokenizer_training.tokenizer import load_tokenizer, tokenizer_sha256
+
+
+def verify_folder(output_dir: str, num_processes: int) -> str:
+    """Check the folders of all splits, and say what was checked when all of it was right.
+
+    Raises:
+        InputError: there is no split.
+        RunFailedError: the first difference; says in which file and row.
+    """
+    return "\n".join([verify_split(folder, num_processes) for folder in split_folders(output_dir)])
+
+
+def split_folders(output_dir: str) -> list[str]:
+    """Find the folders in `output_dir` that hold a split, or itself where it is one, complete or not."""
+    if {MANIFEST_NAME, PLAN_NAME} & open_folder(output_dir).list_files().keys():
+        return [output_dir]
+    pattern = glob.escape(output_dir.rstrip("/"))
+    found = [file.name for name in (MANIFEST_NAME, PLAN_NAME) for file in find_stored_files(f"{pattern}/*/{name}")]
+    if not found:
+        raise InputError(f"--verify needs the --output-dir of a preparation; {output_dir} has no */{MANIFEST_NAME}.")
+    return sorted({name.rpartition("/")[0] for name in found})
+
+
+def verify_split(folder: str, num_processes: int) -> str:
+    """Check the folder of one split, and say what was checked when all of it was right.
+
+    Raises:
+        RunFailedError: the first difference; says in which file and row.
+    """
+    try:
+        shards = open_shards(folder)
+        tokenizer = load_tokenizer(open_folder(folder).path_of(TOKENIZER_FOLDER_NAME))
+    except InputError as error:
+        raise RunFailedError(str(error)) from error
+    manifest = shards.manifest
+    if manifest is None:
+        raise RunFailedError(f"{folder} has no {MANIFEST_NAME} to hold its shards against.")
+    if tokenizer_sha256(tokenizer) != manifest.tokenizer.sha256:
+        raise RunFailedError(f"{folder}/tokenizer is not the tokenizer of the manifest.")
+    id_counts = np.zeros(manifest.tokenizer.vocabulary_size, np.int64)
+    check = partial(check_shard, folder, manifest)
+    with progress_bar(f"Verifying {folder}", " shards", len(manifest.shards)) as bar:
+        for counts in map_in_order(check, _shards_to_check(manifest), num_processes, "Give fewer --num-workers."):
+            id_counts += counts
+            bar.update()
+    _check_totals(folder, manifest, id_counts)
+    return (
+        f"{folder}: right. Checked {len(manifest.shards):,} shards, {manifest.totals.num_rows:,} rows, "
+        f"{manifest.totals.num_tokens:,} tokens: checksums of files and records, counts, ids, framing, padding, sums, "
+        "and the tokenizer's hash."
+    )
+
+
+def _check_totals(folder: str, manifest: Manifest, id_counts: NDArray[np.int64]) -> None:
+    special_ids = manifest.tokenizer.special_ids
+    num_padding = int(id_counts[special_ids["pad"]])
+    text_counts = id_counts.copy()
+    text_counts[list(special_ids.values())] = 0
+    found = {
+        "num_rows": int(id_counts.sum()) // manifest.max_length,
+        "num_tokens": int(id_counts.sum()) - num_padding,
+        "num_padding_tokens": num_padding,
+    }
+    for name, value in found.items():
+        if getattr(manifest.totals, name) != value:
+            stated = getattr(manifest.totals, name)
+            raise RunFailedError(f"{folder}/{MANIFEST_NAME} has {name} {stated:,}; the shards have {value:,}.")
+    entropy = entropy_nats(text_counts)
+    if not np.isclose(manifest.unigram_entropy_nats, entropy, rtol=1e-12):
+        stated = manifest.unigram_entropy_nats
+        raise RunFailedError(f"{folder}/{MANIFEST_NAME} has unigram_entropy_nats {stated}; the shards have {entropy}.")
 
 
 @dataclass(frozen=True)
@@ -29,32 +107,15 @@ class ShardToCheck:
     is_last: bool
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """All rows of a shard, and their ids before the padding, one after the other."""
-
-    input_ids: NDArray[np.int64]  # (num_rows, max_length)
-    is_token: NDArray[np.bool_]  # (num_rows, max_length)
-
-    @property
-    def num_tokens(self) -> NDArray[np.int64]:
-        """Ids before the padding; (num_rows,)."""
-        return self.is_token.sum(axis=1)
-
-    def ends_of_rows(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return of each token whether it is the first and whether it is the last of its row; (num_tokens,) each."""
-        number_in_row = np.nonzero(self.is_token)[1]
-        return number_in_row == 0, number_in_row == np.repeat(self.num_tokens - 1, self.num_tokens)
-
-    def any_in_row(self, is_bad_token: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return which rows have a bad one among their tokens, which are given in order; (num_rows,)."""
-        bad = np.zeros_like(self.is_token)
-        bad[self.is_token] = is_bad_token
-        return np.logical_or.reduce(bad, axis=1)
+def _shards_to_check(manifest: Manifest) -> Iterator[ShardToCheck]:
+    partitions = [None, *(shard.name.split("-")[1] for shard in manifest.shards), None]
+    for number, shard in enumerate(manifest.shards, 1):
+        before, own, after = partitions[number - 1 : number + 2]
+        yield ShardToCheck(shard, is_first=own != before, is_last=own != after)
 
 
 def check_shard(folder: str, manifest: Manifest, shard: ShardToCheck) -> NDArray[np.int64]:
-    """Return how often the shard has each id, padding included, after all checks; (vocabulary_size,).
+    """Check a shard, and count how often it has each id, padding included; (vocabulary_size,).
 
     Raises:
         RunFailedError: the first difference, with file and row (counted from 0).
@@ -74,6 +135,30 @@ def check_shard(folder: str, manifest: Manifest, shard: ShardToCheck) -> NDArray
     if crc32c != shard.record.crc32c:
         raise RunFailedError(f"{path} has the CRC32C {crc32c}, the manifest {shard.record.crc32c}.")
     return np.bincount(rows.input_ids.ravel(), minlength=manifest.tokenizer.vocabulary_size)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """All rows of a shard, and their ids before the padding, one after the other."""
+
+    input_ids: NDArray[np.int64]  # (num_rows, max_length)
+    is_token: NDArray[np.bool_]  # (num_rows, max_length)
+
+    @property
+    def num_tokens(self) -> NDArray[np.int64]:
+        """Ids before the padding; (num_rows,)."""
+        return self.is_token.sum(axis=1)
+
+    def ends_of_rows(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Tell of each token whether it is the first and whether it is the last of its row; (num_tokens,) each."""
+        number_in_row = np.nonzero(self.is_token)[1]
+        return number_in_row == 0, number_in_row == np.repeat(self.num_tokens - 1, self.num_tokens)
+
+    def any_in_row(self, is_bad_token: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Tell which rows have a bad one among their tokens, which are given in order; (num_rows,)."""
+        bad = np.zeros_like(self.is_token)
+        bad[self.is_token] = is_bad_token
+        return np.logical_or.reduce(bad, axis=1)
 
 
 def _read_rows(path: str, data: bytes, max_length: int) -> _Rows:
@@ -135,81 +220,3 @@ def _check_rows(path: str, is_bad: NDArray[np.bool_], problem: str) -> None:
     if is_bad.any():
         row = int(np.argwhere(is_bad)[0, 0])
         raise RunFailedError(f"{path}, row {row:,}: {problem}.")
-
-
-def verify_folder(output_dir: str, num_processes: int) -> str:
-    """Return what was checked in the folders of all splits, when all of it was right.
-
-    Raises:
-        InputError: there is no split.
-        RunFailedError: the first difference; says in which file and row.
-    """
-    return "\n".join([verify_split(folder, num_processes) for folder in split_folders(output_dir)])
-
-
-def split_folders(output_dir: str) -> list[str]:
-    """Return the folders in `output_dir` that hold a split, or itself where it is one, complete or not."""
-    if {MANIFEST_NAME, PLAN_NAME} & open_folder(output_dir).list_files().keys():
-        return [output_dir]
-    pattern = glob.escape(output_dir.rstrip("/"))
-    found = [file.name for name in (MANIFEST_NAME, PLAN_NAME) for file in find_stored_files(f"{pattern}/*/{name}")]
-    if not found:
-        raise InputError(f"--verify needs the --output-dir of a preparation; {output_dir} has no */{MANIFEST_NAME}.")
-    return sorted({name.rpartition("/")[0] for name in found})
-
-
-def verify_split(folder: str, num_processes: int) -> str:
-    """Return what was checked in the folder of one split, when all of it was right.
-
-    Raises:
-        RunFailedError: the first difference; says in which file and row.
-    """
-    try:
-        shards = open_shards(folder)
-        tokenizer = load_tokenizer(open_folder(folder).path_of("tokenizer"))
-    except InputError as error:
-        raise RunFailedError(str(error)) from error
-    manifest = shards.manifest
-    if manifest is None:
-        raise RunFailedError(f"{folder} has no {MANIFEST_NAME} to hold its shards against.")
-    if tokenizer_sha256(tokenizer) != manifest.tokenizer.sha256:
-        raise RunFailedError(f"{folder}/tokenizer is not the tokenizer of the manifest.")
-    id_counts = np.zeros(manifest.tokenizer.vocabulary_size, np.int64)
-    check = partial(check_shard, folder, manifest)
-    with progress_bar(f"Verifying {folder}", " shards", len(manifest.shards)) as bar:
-        for counts in map_in_order(check, _shards_to_check(manifest), num_processes, "Give fewer --num-workers."):
-            id_counts += counts
-            bar.update()
-    _check_totals(folder, manifest, id_counts)
-    return (
-        f"{folder}: right. Checked {len(manifest.shards):,} shards, {manifest.totals.num_rows:,} rows, "
-        f"{manifest.totals.num_tokens:,} tokens: checksums of files and records, counts, ids, framing, padding, sums, "
-        "and the tokenizer's hash."
-    )
-
-
-def _shards_to_check(manifest: Manifest) -> Iterator[ShardToCheck]:
-    partitions = [None, *(shard.name.split("-")[1] for shard in manifest.shards), None]
-    for number, shard in enumerate(manifest.shards, 1):
-        before, own, after = partitions[number - 1 : number + 2]
-        yield ShardToCheck(shard, is_first=own != before, is_last=own != after)
-
-
-def _check_totals(folder: str, manifest: Manifest, id_counts: np.ndarray) -> None:
-    special_ids = manifest.tokenizer.special_ids
-    num_padding = int(id_counts[special_ids["pad"]])
-    text_counts = id_counts.copy()
-    text_counts[list(special_ids.values())] = 0
-    found = {
-        "num_rows": int(id_counts.sum()) // manifest.max_length,
-        "num_tokens": int(id_counts.sum()) - num_padding,
-        "num_padding_tokens": num_padding,
-    }
-    for name, value in found.items():
-        if getattr(manifest.totals, name) != value:
-            stated = getattr(manifest.totals, name)
-            raise RunFailedError(f"{folder}/{MANIFEST_NAME} has {name} {stated:,}; the shards have {value:,}.")
-    entropy = entropy_nats(text_counts)
-    if not np.isclose(manifest.unigram_entropy_nats, entropy, rtol=1e-12):
-        stated = manifest.unigram_entropy_nats
-        raise RunFailedError(f"{folder}/{MANIFEST_NAME} has unigram_entropy_nats {stated}; the shards have {entropy}.")

@@ -5,9 +5,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tracemalloc
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,10 +18,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mlm_common.errors import InputError
-from tfrecord_prep.chunking import CHUNKINGS
+from mlm_common.storage import open_folder
+from tests.servers.fixtures import CloudStorageHandle
+from tfrecord_prep.chunking import CHUNKINGS, Rows
 from tfrecord_prep.encoding import plain_text_tokenizer_json
-from tfrecord_prep.partition import PartitionSettings, build_partition
-from tfrecord_prep.records import decode_feature, read_records
+from tfrecord_prep.partition import PartitionSettings, build_partition, write_shards
+from tfrecord_prep.records import decode_feature, encode_rows, read_records
 from tfrecord_prep.split_folder import PartitionResult, read_sidecar
 from tokenizer_training.corpus.passages import grouped_by_size
 
@@ -143,3 +148,54 @@ print("bytes", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
         done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True)
         peak_bytes.append(int(done.stdout.split()[-1]))
     assert peak_bytes[1] - peak_bytes[0] < 50_000_000
+
+
+@pytest.fixture(params=["local", "cloud"])
+def folder(request: pytest.FixtureRequest, cloud: CloudStorageHandle, tmp_path: Path) -> str:
+    return f"{cloud.bucket_url}/data" if request.param == "cloud" else str(tmp_path / "data")
+
+
+def some_rows(num_rows: int, max_length: int = 8) -> Rows:
+    input_ids = np.arange(num_rows * max_length, dtype=np.int32).reshape(num_rows, max_length)
+    return Rows(input_ids, np.full(num_rows, max_length))
+
+
+def test_rows_are_divided_wherever_they_were(folder: str) -> None:
+    rows = some_rows(10)
+    blocks = [Rows(rows.input_ids[a:b], rows.num_tokens_per_row[a:b]) for a, b in ((0, 1), (1, 1), (1, 9), (9, 10))]
+    records = write_shards(folder, 3, blocks, shard_size=4)
+    assert [record.name for record in records] == [
+        "dataset-00003-00000-4.tfrecord", "dataset-00003-00001-4.tfrecord", "dataset-00003-00002-2.tfrecord",
+    ]  # fmt: skip
+    assert open_folder(folder).list_files() == {record.name: record.num_bytes for record in records}
+    for record, (start, end) in zip(records, ((0, 4), (4, 8), (8, 10)), strict=True):
+        data = open_folder(folder).read_bytes(record.name)
+        assert data == encode_rows(rows.input_ids[start:end], rows.num_tokens_per_row[start:end])
+        assert (record.num_rows, record.num_tokens) == (end - start, 8 * (end - start))
+        assert record.crc32c == f"{google_crc32c.value(data):08x}"
+
+
+def test_no_rows_no_shards(folder: str) -> None:
+    assert write_shards(folder, 0, [some_rows(0)], shard_size=4) == ()
+    assert open_folder(folder).list_files() == {}
+
+
+def test_after_an_error_nothing_is_left_of_the_shard(folder: str, tmp_path: Path) -> None:
+    def rows() -> Iterator[Rows]:
+        yield some_rows(6)
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        write_shards(folder, 0, rows(), shard_size=4)
+    assert list(open_folder(folder).list_files()) == ["dataset-00000-00000-4.tfrecord"]
+    assert not list(tmp_path.glob("data/.*"))
+
+
+def test_a_shard_is_not_held_in_memory(tmp_path: Path) -> None:
+    rows = some_rows(100, 512)
+    tracemalloc.start()
+    (record,) = write_shards(str(tmp_path), 0, (rows for _ in range(60)), shard_size=6000)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert record.num_bytes > 10e6
+    assert peak_bytes < 4e6

@@ -1,6 +1,7 @@
 """The whole of stage 2: documents in, folders out that the trainer and the tutorial's reader accept."""
 
 import json
+import logging
 import os
 import re
 import subprocess
@@ -18,8 +19,10 @@ from tests.fixtures.tiny_corpus import BLANK, DOCUMENTS, contents, flags, read_r
 from tests.servers.fixtures import CloudStorageHandle
 from tfrecord_prep.chunking import CHUNKINGS
 from tfrecord_prep.manifest import open_shards, read_manifest
-from tfrecord_prep.prepare_tfrecord_shards import main
+from tfrecord_prep.prepare_tfrecord_shards import main, seen_splits
 from tfrecord_prep.records import decode_feature, read_records
+from tokenizer_training.corpus.config import CorpusConfig
+from tokenizer_training.corpus.corpus import open_corpus
 from tokenizer_training.tokenizer import SPECIAL_TOKENS, save_tokenizer, special_ids, tokenizer_sha256
 
 SCRIPT = Path(__file__).parents[2] / "tfrecord_prep" / "prepare_tfrecord_shards.py"
@@ -155,20 +158,20 @@ def test_split_names_the_folder(source: Path, tmp_path: Path) -> None:
     assert (totals["part"].num_documents, totals["validation"].num_documents) == (30, 2)
 
 
-def test_three_parts_in_one_command(
+def test_three_splits_in_one_command(
     source: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, capsys: pytest.CaptureFixture
 ) -> None:
     assert main(flags(source, tmp_path, "--validation-percent", "20", "--test-percent", "10", "--seed", "3")) == 0
     shown = capsys.readouterr().out
     texts = []
-    for part in ("train", "validation", "test"):
-        manifest = read_manifest(str(tmp_path / part))
+    for split in ("train", "validation", "test"):
+        manifest = read_manifest(str(tmp_path / split))
         assert manifest.corpus["settings"]["seed"] == 3
         assert (
             f"  tokens           {manifest.totals.num_tokens:,}\n  rows             {manifest.totals.num_rows:,}"
             in shown
         )
-        stream = list(chain.from_iterable(read_rows(tmp_path / part)))
+        stream = list(chain.from_iterable(read_rows(tmp_path / split)))
         texts += tokenizer.decode(stream, clean_up_tokenization_spaces=False).split("[CLS]")
     found = [text.removesuffix("[SEP]").strip() for text in texts if text]
     assert sorted(found) == sorted(text for text in DOCUMENTS if text.strip())
@@ -216,3 +219,48 @@ def test_no_module_of_the_script_hides_another() -> None:
     installed = importlib.metadata.packages_distributions()
     names = {path.stem for path in SCRIPT.parent.glob("*.py")} - {"__init__"}
     assert not names & (set(sys.stdlib_module_names) | set(installed))
+
+
+def drawn(validation: float = 0, test: float = 0, **more: int) -> CorpusConfig:
+    return CorpusConfig(data_files=["a.txt"], validation_percent=validation, test_percent=test, **more)
+
+
+@pytest.mark.parametrize(
+    ("corpus", "seen", "expected"),
+    [
+        (drawn(), drawn(), []),
+        (drawn(20, 20), drawn(20, 20), []),
+        (drawn(20, 20), drawn(20), ["test"]),
+        (drawn(20, 20), drawn(), ["validation", "test"]),
+        (drawn(0, 20), drawn(20), []),
+        (drawn(20, 20), drawn(40), []),
+        (drawn(20), drawn(10), ["validation"]),
+        (drawn(20, 20, seed=1), drawn(20, 20), ["validation", "test"]),
+    ],
+)
+def test_seen_splits(corpus: CorpusConfig, seen: CorpusConfig, expected: list[str], tmp_path: Path) -> None:
+    """As they are known from the settings, and as the documents show."""
+    assert seen_splits(corpus, seen) == expected
+    path = tmp_path / "a.txt"
+    path.write_text("".join(f"{number}\n" for number in range(300)))
+    opened, opened_seen = (open_corpus(CorpusConfig(**vars(c) | {"data_files": [str(path)]})) for c in (corpus, seen))
+    trained_on = set(opened_seen.documents("train"))
+    held_out = opened.split_names[1:]
+    assert [split for split in held_out if trained_on.intersection(opened.documents(split))] == expected
+
+
+def test_of_another_corpus_nothing_is_known_to_be_seen() -> None:
+    assert seen_splits(drawn(20), CorpusConfig(data_files=["b.txt"])) == []
+
+
+def test_warning_of_seen_splits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = write_source(tmp_path)
+    record = {"corpus": {"settings": {"data_files": [str(source / "docs.jsonl")], "validation_percent": 20}}}
+    (source / "tokenizer" / "training.json").write_text(json.dumps(record))
+    splits = ["--validation-percent", "20", "--test-percent", "20", "--dry-run"]
+    with caplog.at_level(logging.WARNING):
+        assert main(flags(source, tmp_path / "out", *splits[:2], "--dry-run")) == 0
+        assert not caplog.messages
+        assert main(flags(source, tmp_path / "out", *splits)) == 0
+    (message,) = caplog.messages
+    assert "trained on documents of the split `test`" in message

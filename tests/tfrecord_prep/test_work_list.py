@@ -1,11 +1,15 @@
-"""The partitions of a split: their sizes, the default size, and those left out that are complete."""
+"""Partitions of a split less the complete ones; and progress: rate, share and estimate of this run alone."""
 
 import gzip
+import io
+import logging
+import time
 from pathlib import Path
 
 import pytest
 
-from tfrecord_prep.split import SplitProgress, WorkList, default_partition_bytes, total_bytes
+from tfrecord_prep import work_list
+from tfrecord_prep.work_list import SplitProgress, WorkList, default_partition_bytes, split_progress, total_bytes
 from tokenizer_training.corpus.config import CorpusConfig
 from tokenizer_training.corpus.corpus import open_corpus, read_partition
 
@@ -23,13 +27,13 @@ def files(tmp_path: Path) -> list[str]:
 def test_numbers_sizes_and_progress(files: list[str]) -> None:
     corpus = open_corpus(CorpusConfig(data_files=files))
     progress = SplitProgress("train", total_bytes(corpus, "train", 400), None)
-    work_list = WorkList(corpus, "train", 400, {1, 2}, progress)
-    taken = dict(work_list)
-    assert work_list.num_partitions == 5  # four of the first file, the second as a whole
+    partitions = WorkList(corpus, "train", 400, {1, 2}, progress)
+    taken = dict(partitions)
+    assert partitions.num_partitions == 5  # four of the first file, the second as a whole
     assert list(taken) == [0, 3, 4]
     assert progress._num_bytes_before == 750
     for index in taken:
-        work_list.finish(index, 10)
+        partitions.finish(index, 10)
     assert progress._num_bytes_before + progress._num_bytes == total_bytes(corpus, "train", 400)
     assert total_bytes(corpus, "train", 400) == sum(Path(name).stat().st_size for name in files)
     documents = [text for partition in taken.values() for text in read_partition(corpus.config, "train", partition)]
@@ -40,10 +44,10 @@ def test_documents_that_the_parent_reads(files: list[str]) -> None:
     corpus = open_corpus(CorpusConfig(data_files=files, limit=10))
     assert total_bytes(corpus, "train", 400) is None
     progress = SplitProgress("train", None, None)
-    work_list = WorkList(corpus, "train", 60, (), progress)
-    assert [len(partition) for _, partition in work_list] == [4, 4, 2]
+    partitions = WorkList(corpus, "train", 60, (), progress)
+    assert [len(partition) for _, partition in partitions] == [4, 4, 2]
     for index in range(3):
-        work_list.finish(index, 10)
+        partitions.finish(index, 10)
     assert progress._num_bytes == 10 * len("one line of é".encode())
 
 
@@ -56,3 +60,54 @@ def test_default_size_follows_the_corpus(tmp_path: Path, num_bytes: int, expecte
     corpus = open_corpus(CorpusConfig(data_files=[str(path)]))
     assert default_partition_bytes(corpus) == expected
     assert default_partition_bytes(open_corpus(CorpusConfig(data_files=[str(path)], limit=1))) == 4 * MIB
+
+
+class Clock:
+    seconds = 100.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", lambda: clock.seconds)
+    return clock
+
+
+def test_lines_in_the_log(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, work_list.__name__)
+    with split_progress("train", 10_000_000) as progress:
+        progress.skip(4_000_000)
+        for _ in range(5):
+            clock.seconds += 20
+            progress.add(500_000, 1000)
+        progress.skip(3_500_000)
+    assert [record.getMessage() for record in caplog.records] == [
+        "train: 50 % of 10.0 MB, 50 tokens/s, 3.3 minutes left",
+        "train: 60 % of 10.0 MB, 50 tokens/s, 2.7 minutes left",
+        "train: 100 % of 10.0 MB, 50 tokens/s",
+    ]
+
+
+def test_total_that_is_not_known(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, work_list.__name__)
+    with split_progress("test", None) as progress:
+        clock.seconds += 10
+        progress.add(2_000_000, 100)
+    assert [record.getMessage() for record in caplog.records] == ["test: 2.0 MB, 10 tokens/s"]
+
+
+def test_bar_on_a_terminal() -> None:
+    from tqdm import tqdm
+
+    screen = io.StringIO()
+    with tqdm(desc="train", total=10_000_000, unit="B", unit_scale=True, smoothing=0, file=screen, ncols=100) as bar:
+        progress = SplitProgress("train", 10_000_000, bar)
+        bar.start_t -= 20  # a run of twenty seconds
+        progress.skip(4_000_000)
+        progress.add(4_000_000, 1000)
+        bar.refresh()
+        shown = bar.format_dict
+    assert (shown["n"], shown["initial"], shown["rate"]) == (8_000_000, 4_000_000, None)
+    assert "80%" in screen.getvalue()
+    assert "[00:20<00:10" in screen.getvalue()  # 4 MB took 20 seconds, 2 MB are left
+    assert "tokens/s" in screen.getvalue()

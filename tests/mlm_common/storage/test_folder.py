@@ -297,3 +297,14 @@ def test_listing_matches_a_local_folder(cloud: CloudStorageHandle, names: set[st
             remote = open_folder(BUCKET).subfolder(folder) if folder else open_folder(BUCKET)
             assert remote.list_files() == open_folder(f"{copy}/{folder}").list_files()
             assert remote.exists()
+
+
+def test_a_new_file_replaces_what_was_there(folder: Folder) -> None:
+    folder.write_bytes("file", b"old")
+    with folder.new_file() as file:
+        for data in (b"ne", b"", b"w"):
+            file.write(data)
+        assert folder.list_files() == {"file": 3}
+        file.finish("file")
+    assert folder.read_bytes("file") == b"new"
+    assert folder.list_files() == {"file": 3}
