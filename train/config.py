@@ -3,12 +3,14 @@
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal
+
+import yaml
 
 from mlm_common.command_line import parse_arguments, under_current_names
 from mlm_common.errors import InputError
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
-from train.model.presets import preset_settings
 
 # Marks of a setting. A resumed run may be given another value; each worker of a run may; another value changes how sums
 # are rounded, and nothing else.
@@ -16,6 +18,8 @@ MAY_CHANGE, PER_WORKER, ROUNDING = "may_change", "per_worker", "rounding"
 # Steps of one call from Python on a TPU; a call costs its host a millisecond or more in which it may wait.
 TPU_STEPS_PER_EXECUTION = 32
 MASK = "[MASK]"
+# Short YAML files, each a model configuration (`model`) and the settings that train it well (`settings`).
+PRESETS_FOLDER = Path(__file__).resolve().parent / "model" / "presets"
 
 
 def flag(default: Any, help_text: str, *marks: str, former_name: str | None = None) -> Any:
@@ -420,6 +424,26 @@ def settings_marked(mark: str) -> frozenset[str]:
 def flags_marked(mark: str) -> list[str]:
     """List the settings that bear a mark, as they are spelled on the command line, sorted."""
     return sorted(spelled(name.partition(".")[2]) for name in settings_marked(mark))
+
+
+def preset_names() -> list[str]:
+    """List the names that `--preset` takes."""
+    return sorted(path.stem for path in PRESETS_FOLDER.glob("*.yaml"))
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    """Read a preset: its `model`, a configuration as in a config.json, and its `settings`, {field name: value}.
+
+    Raises:
+        InputError: there is no such preset.
+    """
+    require(name in preset_names(), f"must be one of {', '.join(preset_names())}", "--preset", name)
+    return {"settings": {}} | yaml.safe_load((PRESETS_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+def preset_settings(name: str) -> dict[str, Any]:
+    """Read the flags that a preset sets, {field name: value}; see `read_preset`."""
+    return read_preset(name)["settings"]
 
 
 def parse_training_config(argv: Sequence[str] | None, description: str) -> TrainingConfig:

@@ -14,8 +14,7 @@ try:
     from mlm_common.errors import RunFailedError
     from train.checks.doctor import packages
     from train.checks.doctor.findings import Check, Finding
-    from train.config import SUBJECTS, TrainingConfig
-    from train.model.presets import preset_settings
+    from train.config import SUBJECTS, TrainingConfig, preset_settings
 except ModuleNotFoundError as missing:
     print(f"error    Python         {missing}. Install the project in its checkout: pip install -e '.[cpu]'")
     sys.exit(1)

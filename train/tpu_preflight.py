@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 from mlm_common.command_line import command, log_start, parse_arguments
 from mlm_common.errors import InputError
-from train.config import SUBJECTS, TrainingConfig
-from train.model.presets import preset_settings
+from train.config import SUBJECTS, TrainingConfig, preset_settings
 
 
 @dataclass(frozen=True)

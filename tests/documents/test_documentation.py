@@ -14,9 +14,8 @@ from mlm_common.command_line import parse_arguments
 from tests.documents.test_flags import COMMANDS
 from train import export
 from train.compare_runs import CompareConfig
-from train.config import parse_training_config
+from train.config import parse_training_config, preset_settings
 from train.fill_mask import FillMaskConfig
-from train.model.presets import preset_settings
 
 PROJECT = Path(__file__).parents[2]
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]

@@ -5,7 +5,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from mlm_common.errors import InputError
 from tokenizer_training.tokenizer import special_ids, vocabulary_size
-from train.config import ModelConfig
+from train.config import ModelConfig, read_preset
 from train.data.shards import TrainingInputs
 from train.model.architectures import (
     ARCHITECTURES,
@@ -16,7 +16,6 @@ from train.model.architectures import (
 )
 from train.model.from_pretrained import read_config
 from train.model.init_from import read_initial_config
-from train.model.presets import preset_model
 from train.model.vocabulary_padding import padded_vocabulary_size
 
 # Decided by tokenizer and shards; an override would make a model that does not fit them.
@@ -80,7 +79,7 @@ def _read(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> Pretrained
             )
         return read_initial_config(config.init_from, tokenizer)
     if config.pretrained_model_config is None:
-        settings = preset_model(config.preset)
+        settings = dict(read_preset(config.preset)["model"])
         return CONFIG_MAPPING[settings.pop("model_type")](**settings)
     try:
         return read_config(config.pretrained_model_config)

@@ -3,11 +3,10 @@
 import pytest
 
 from train.checks.preflight.synthetic_inputs import synthetic_inputs
-from train.config import OptimizationConfig, parse_training_config
+from train.config import PRESETS_FOLDER, OptimizationConfig, parse_training_config, preset_names, read_preset
 from train.model.build import build_network
 from train.model.config import resolve_model_config
 from train.model.flops import step_flops
-from train.model.presets import PRESETS_FOLDER, preset_model, preset_names, preset_settings
 
 INPUTS = synthetic_inputs(max_length=512, vocab_size=32_000)
 OF_TPU = [name for name in preset_names() if name.endswith(("-8", "-tpu-shaped"))]
@@ -27,7 +26,7 @@ def test_a_preset_resolves_to_a_model_that_can_be_trained(name):
     model_config = model_of(name)
     assert model_config.vocab_size == 32_000
     assert model_config.hidden_size % model_config.num_attention_heads == 0
-    assert set(preset_model(name)) <= set(model_config.to_dict())
+    assert set(read_preset(name)["model"]) <= set(model_config.to_dict())
     assert config_of(name).model.preset == name
 
 
@@ -68,7 +67,7 @@ def test_a_tpu_shaped_model_is_as_large_and_fills_the_lanes(name):
 
 @pytest.mark.parametrize("name", ["roberta-base-v5e-8", "roberta-base-v3-8"])
 def test_a_preset_of_a_slice_trains_the_stock_model(name):
-    assert preset_model(name) == preset_model("roberta-base")
+    assert read_preset(name)["model"] == read_preset("roberta-base")["model"]
 
 
 @pytest.mark.parametrize("name", ["tiny-cpu", "roberta-small"])
@@ -81,6 +80,6 @@ def test_small_presets_build(name):
 
 def test_settings_of_a_preset_are_flags():
     for name in preset_names():
-        for key, value in preset_settings(name).items():
+        for key, value in read_preset(name)["settings"].items():
             subjects = config_of(name).as_dict().values()
             assert [settings[key] for settings in subjects if key in settings] == [value], (name, key)
