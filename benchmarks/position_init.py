@@ -28,7 +28,7 @@ def validation_losses(shards: str, start: str, num_steps: int) -> dict[int, floa
             status = run_mlm([*datasets, *settings, "--output-dir", str(run)])
         if status:
             sys.exit(status)
-        lines = read_metrics(str(run / "metrics.jsonl"))
+        lines = read_metrics(str(run))
         return {line["step"]: line["loss"] for line in lines if line["split"] == "validation"}
 
 

@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 
 from mlm_common.command_line import commit
 from mlm_common.hub.push import HubPushError
-from mlm_common.storage import files as storage
+from mlm_common.storage import open_folder
 from tfrecord_prep.manifest import ShardSet
 from tokenizer_training.tokenizer import vocabulary_size
 from train.checkpoints.fingerprint import fingerprint
@@ -190,7 +190,7 @@ def _publisher(run: Run, record: dict[str, Any]) -> "Publisher":
     tokenizer = run.inputs.tokenizer
     return Publisher(
         run_folder=run.output_dir,
-        export_folder=storage.join(run.output_dir, EXPORT_FOLDER),
+        export_folder=open_folder(run.output_dir).path_of(EXPORT_FOLDER),
         tokenizer=tokenizer,
         model_max_length=run.inputs.max_length,
         card=functools.partial(model_card, record, tokenizer),

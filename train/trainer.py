@@ -11,7 +11,7 @@ import tensorflow as tf
 import tf_keras
 from transformers import PretrainedConfig
 
-from mlm_common.storage import files as storage
+from mlm_common.storage import open_folder
 from tokenizer_training.tokenizer import vocabulary_size
 from train.checkpoints.fingerprint import fingerprint, fingerprint_sha256
 from train.checkpoints.manager import Checkpoints
@@ -176,7 +176,7 @@ class Fitting:
         run = self._trainer.config.run
         # Launches end at these steps on all workers, and one of them writes the trace.
         steps = run.profiled_steps if self._trainer.log.is_chief else None
-        return Profile(storage.join(str(run.output_dir), TENSORBOARD_FOLDER), steps, start_step=self._start.step)
+        return Profile(open_folder(str(run.output_dir)).path_of(TENSORBOARD_FOLDER), steps, start_step=self._start.step)
 
 
 logger = logging.getLogger(__name__)

@@ -130,6 +130,10 @@ class Folder(ABC):
         """Delete files; one that is not there is passed over."""
 
     @abstractmethod
+    def delete(self) -> None:
+        """Delete the folder with all that is in it; one that is not there is passed over."""
+
+    @abstractmethod
     def delete_partial_files(self, prefix: str = "") -> None:
         """Delete what killed writes of names with this prefix left directly in the folder; other programs' too."""
 

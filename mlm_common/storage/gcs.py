@@ -110,6 +110,12 @@ class GcsFolder(Folder):
         with explained_errors(self.path):
             for_all(delete, names)
 
+    def delete(self) -> None:
+        with explained_errors(self.path):
+            prefix = _listing_prefix(self.path)[1]
+            names = [blob.name.removeprefix(prefix) for blob in _list_objects(self.path)]
+        self.delete_files(names)
+
     def delete_partial_files(self, prefix: str = "") -> None:
         """Do nothing: a killed write leaves no object."""
 

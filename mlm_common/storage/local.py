@@ -87,6 +87,10 @@ class LocalFolder(Folder):
         for name in names:
             self._path(name).unlink(missing_ok=True)
 
+    def delete(self) -> None:
+        if Path(self.path).exists():
+            shutil.rmtree(self.path)
+
     def delete_partial_files(self, prefix: str = "") -> None:
         for path in Path(self.path).glob(f".{prefix}*{PARTIAL_SUFFIX}"):
             if path.is_dir():

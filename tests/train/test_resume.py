@@ -150,7 +150,7 @@ def test_rollbacks_are_bounded(shards, tmp_path, capsys):
     more = ("--on-nonfinite", "skip", "--max-rollbacks", "2")
     assert main(run_flags(shards, tmp_path / "run", *flags, *more)) == 1
     assert "Loss and gradients must stay finite; those of step 2 were not" in capsys.readouterr().err
-    lines = read_metrics(str(tmp_path / "run" / "metrics.jsonl"))
+    lines = read_metrics(str(tmp_path / "run"))
     assert [(line["split"], line["reason"], line["to_step"]) for line in lines] == [("rollback", "nonfinite", 1)] * 2
 
 
@@ -162,7 +162,7 @@ def test_more_steps_go_on_with_the_new_schedule(shards, tmp_path, capsys):
     assert "after step 6 of 8, from " in printed
     assert "at row 48 (epoch 0.37)" in printed
     assert "the run's length changed from 6 to 8 steps: the learning rate resumes at 0.0005" in printed
-    assert [line["step"] for line in read_metrics(str(tmp_path / "run" / "metrics.jsonl"))][-2:] == [8, 8]
+    assert [line["step"] for line in read_metrics(str(tmp_path / "run"))][-2:] == [8, 8]
     assert main(run_flags(shards, tmp_path / "run", "--max-steps", "5")) == 2
     assert "A run must be longer than the way that is behind it" in capsys.readouterr().err
 
@@ -207,5 +207,5 @@ def test_supervised_training_survives_a_kill(shards, tmp_path):
         assert killed.is_set()
         assert supervisor.returncode == 0, errors[-3000:]
     assert "ended with status -9" in errors
-    steps = [line["step"] for line in read_metrics(str(tmp_path / "run" / "metrics.jsonl")) if line["split"] == "train"]
+    steps = [line["step"] for line in read_metrics(str(tmp_path / "run")) if line["split"] == "train"]
     assert steps == list(range(2, 61, 2))

@@ -20,7 +20,7 @@ from train.run_mlm import main
 
 
 def losses(folder, split):
-    return [line["loss"] for line in read_metrics(str(folder / "metrics.jsonl")) if line["split"] == split]
+    return [line["loss"] for line in read_metrics(str(folder)) if line["split"] == split]
 
 
 def host_events(trace):
@@ -47,7 +47,7 @@ def test_a_run_leaves_its_files(finished_run):
 
 
 def test_the_log_has_every_figure(finished_run):
-    lines = read_metrics(str(finished_run / "metrics.jsonl"))
+    lines = read_metrics(str(finished_run))
     assert [(line["step"], line["split"]) for line in lines] == [
         (2, "train"), (3, "validation"), (4, "train"), (6, "train"), (6, "validation"),
     ]  # fmt: skip
@@ -104,7 +104,7 @@ def test_options_of_the_step_in_a_folder_that_is_overwritten(finished_run, shard
     assert main(run_flags(shards, tmp_path / "run", *flags, *more)) == 0
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
     assert losses(tmp_path / "run", "train") != losses(finished_run, "train")
-    lines = read_metrics(str(tmp_path / "run" / "metrics.jsonl"))
+    lines = read_metrics(str(tmp_path / "run"))
     # Launches of up to four steps end where something is due.
     assert [(line["step"], line["split"]) for line in lines] == [
         (2, "train"), (3, "validation"), (4, "train"), (6, "train"), (6, "validation"),

@@ -58,7 +58,7 @@ def weights(folder):
 
 def figures(folder, split):
     names = ("step", "loss", "masked_accuracy", "num_masked_tokens", "grad_norm", "learning_rate")
-    lines = [line for line in read_metrics(str(folder / "metrics.jsonl")) if line["split"] == split]
+    lines = [line for line in read_metrics(str(folder)) if line["split"] == split]
     return [{name: line[name] for name in names if name in line} for line in lines]
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from mlm_common.errors import InputError, RunFailedError
-from mlm_common.storage import files as storage
+from mlm_common.retry import call_repeatedly, growing_delays
+from mlm_common.storage import open_folder
 from train.checkpoints.store import Arrays, CheckpointRecord, CheckpointStore, DamagedCheckpointError
 from train.runtime import heartbeat
 from train.runtime.run_folder import CHECKPOINTS_FOLDER
@@ -15,7 +16,7 @@ from train.runtime.run_folder import CHECKPOINTS_FOLDER
 logger = logging.getLogger(__name__)
 
 # Waits before the second and the third try to write; what Cloud Storage's client repeats by itself is one try.
-RETRY_SECONDS = (0.5, 2.0)
+RETRY_SECONDS = growing_delays(0.5, 2, factor=4.0)
 
 
 class Checkpoints:
@@ -32,7 +33,7 @@ class Checkpoints:
 
     def __init__(self, output_dir: str, *, num_kept: int, kept_interval_steps: int = 0, is_chief: bool = True):
         self.stall_seconds: list[float] = []
-        self._store = CheckpointStore(storage.join(output_dir, CHECKPOINTS_FOLDER))
+        self._store = CheckpointStore(open_folder(output_dir).path_of(CHECKPOINTS_FOLDER))
         self._num_kept = num_kept
         self._kept_interval_steps = kept_interval_steps
         self._is_chief = is_chief
@@ -147,17 +148,14 @@ class Checkpoints:
 
     def _write(self, record: CheckpointRecord, arrays: Arrays) -> None:
         heartbeat.report("save", record.step)
-        for num_seconds in (*RETRY_SECONDS, None):
-            try:
-                self._records[record.step] = self._store.write(record, arrays)
-                break
-            except InputError:
-                raise
-            except Exception as error:
-                if num_seconds is None:
-                    raise
-                logger.warning("the checkpoint of step %d is written again, after: %s", record.step, error)
-                time.sleep(num_seconds)
+        self._records[record.step] = call_repeatedly(
+            lambda: self._store.write(record, arrays),
+            RETRY_SECONDS,
+            lambda error: not isinstance(error, InputError),
+            on_failure=lambda error, _wait_seconds: logger.warning(
+                "the checkpoint of step %d is written again, after: %s", record.step, error
+            ),
+        )
         kept = self._kept_steps()
         self._records = {step: self._records[step] for step in kept}
         self._store.keep_only(kept)

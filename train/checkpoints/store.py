@@ -4,7 +4,6 @@ A checkpoint is `step-00000100.safetensors`, all variables by name, and `step-00
 written last and deleted first. Without a record there is no checkpoint.
 """
 
-import contextlib
 import dataclasses
 import json
 import re
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save_file
 
-from mlm_common.storage import files as storage
+from mlm_common.storage import open_folder
 
 Arrays = dict[str, NDArray[np.generic]]
 
@@ -110,14 +109,15 @@ class CheckpointStore:
 
     def __init__(self, folder: str):
         self.folder = folder
+        self._files = open_folder(folder)
 
     def path(self, step: int, suffix: str = DATA_SUFFIX) -> str:
         """Name one of the two files of a checkpoint."""
-        return storage.join(self.folder, f"step-{step:08d}{suffix}")
+        return self._files.path_of(_name(step, suffix))
 
     def steps(self) -> list[int]:
         """List the steps of the checkpoints that have a record, in ascending order."""
-        return sorted(step for step, suffix in self._files() if suffix == RECORD_SUFFIX)
+        return sorted(step for step, suffix in self._names() if suffix == RECORD_SUFFIX)
 
     def read_record(self, step: int) -> CheckpointRecord:
         """Read the record of a checkpoint.
@@ -126,7 +126,7 @@ class CheckpointStore:
             DamagedCheckpointError: it is not there, or not as it was written.
         """
         try:
-            record = parse_record(storage.read_text(self.path(step, RECORD_SUFFIX)))
+            record = parse_record(self._files.read_text(_name(step, RECORD_SUFFIX)))
         except (FileNotFoundError, UnicodeDecodeError) as error:
             raise DamagedCheckpointError(f"its record cannot be read: {error}") from error
         if record.step != step:
@@ -140,7 +140,7 @@ class CheckpointStore:
             DamagedCheckpointError: they are not there, or not as they were written.
         """
         try:
-            data = storage.read_bytes(self.path(record.step))
+            data = self._files.read_bytes(_name(record.step, DATA_SUFFIX))
         except FileNotFoundError as error:
             raise DamagedCheckpointError("its data file is missing") from error
         if len(data) != record.num_bytes:
@@ -155,32 +155,33 @@ class CheckpointStore:
     def write(self, record: CheckpointRecord, arrays: Arrays) -> CheckpointRecord:
         """Write a checkpoint, in the place of one of the same step; return its record with size and checksum."""
         self._delete([(record.step, RECORD_SUFFIX)])
-        with storage.replacing(self.path(record.step)) as partial:
+        with self._files.replacing(_name(record.step, DATA_SUFFIX)) as partial:
             save_file(arrays, partial)
             written = dataclasses.replace(record, num_bytes=partial.stat().st_size, crc32c=_checksum(_blocks(partial)))
-        storage.write_text(self.path(record.step, RECORD_SUFFIX), written.to_json())
+        self._files.write_text(_name(record.step, RECORD_SUFFIX), written.to_json())
         return written
 
     def keep_only(self, steps: Iterable[int]) -> None:
         """Delete all checkpoints but those of these steps, and what killed writes and deletions left."""
         kept = set(steps)
-        files = [(step, suffix) for step, suffix in self._files() if step not in kept]
+        files = [(step, suffix) for step, suffix in self._names() if step not in kept]
         for suffix in (RECORD_SUFFIX, DATA_SUFFIX):
             self._delete([file for file in files if file[1] == suffix])
 
     def delete_partial_files(self) -> None:
         """Delete what killed writes left of files that never came to be."""
-        if not storage.is_remote(self.folder):
-            for path in Path(self.folder).glob(f".step-*{storage.PARTIAL_SUFFIX}"):
-                with contextlib.suppress(FileNotFoundError):
-                    path.unlink()
+        self._files.delete_partial_files("step-")
 
-    def _files(self) -> list[tuple[int, str]]:
-        matches = map(_NAME.fullmatch, storage.list_files(self.folder))
+    def _names(self) -> list[tuple[int, str]]:
+        matches = map(_NAME.fullmatch, self._files.list_files())
         return [(int(match[1]), match[2]) for match in matches if match]
 
     def _delete(self, files: Iterable[tuple[int, str]]) -> None:
-        storage.delete_files(self.folder, [self.path(*file).rpartition("/")[2] for file in files])
+        self._files.delete_files([_name(*file) for file in files])
+
+
+def _name(step: int, suffix: str) -> str:
+    return f"step-{step:08d}{suffix}"
 
 
 def _blocks(path: Path) -> Iterator[bytes]:

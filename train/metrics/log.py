@@ -1,14 +1,14 @@
 """The record of a run: `metrics.jsonl`, TensorBoard, and the picture of the loss."""
 
+import contextlib
 import json
-import os
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from mlm_common.figures import new_figure
-from mlm_common.storage import files as storage
+from mlm_common.storage import Folder, open_folder
 from train.runtime.run_folder import LOSS_CURVE_NAME, METRICS_NAME, TENSORBOARD_FOLDER
 
 TRAIN, VALIDATION, ROLLBACK = "train", "validation", "rollback"
@@ -24,12 +24,13 @@ class MetricsLog:
 
     def __init__(self, output_dir: str, unigram_entropy_nats: float | None, *, is_chief: bool = True):
         self.is_chief = is_chief
-        self.path = storage.join(output_dir, METRICS_NAME)
-        self.curve_path = storage.join(output_dir, LOSS_CURVE_NAME)
+        self._folder = open_folder(output_dir)
+        self.path = self._folder.path_of(METRICS_NAME)
+        self.curve_path = self._folder.path_of(LOSS_CURVE_NAME)
         self.unigram_entropy_nats = unigram_entropy_nats
         self.lines: list[dict[str, Any]] = []
         self._num_written = 0
-        self._tensorboard = TensorBoardFiles(storage.join(output_dir, TENSORBOARD_FOLDER)) if is_chief else None
+        self._tensorboard = TensorBoardFiles(self._folder.subfolder(TENSORBOARD_FOLDER)) if is_chief else None
 
     def rewind_to(self, step: int, num_rollbacks: int = 0) -> None:
         """Take up the lines that are there, and drop those of steps after `step`, which will be made again.
@@ -38,7 +39,7 @@ class MetricsLog:
             step: steps made.
             num_rollbacks: rollbacks before this step; lines of later ones are dropped.
         """
-        there = storage.read_text(self.path) if storage.exists(self.path) else ""
+        there = self._folder.read_text(METRICS_NAME) if self._folder.exists(METRICS_NAME) else ""
         lines = [json.loads(line) for line in there[: there.rfind("\n") + 1].splitlines()]
         rollbacks = [line for line in lines if line["split"] == ROLLBACK]
         dropped = rollbacks[num_rollbacks:]
@@ -49,7 +50,7 @@ class MetricsLog:
         ]
         self._num_written = len(self.lines)
         if self.is_chief and there != (kept := _as_text(self.lines)):
-            storage.write_text(self.path, kept)
+            self._folder.write_text(METRICS_NAME, kept)
         if self._tensorboard:
             self._tensorboard.start_after(step)
 
@@ -67,10 +68,9 @@ class MetricsLog:
         """Write the lines added since the last call."""
         if not self.is_chief or self._num_written == len(self.lines):
             return
-        if storage.is_remote(self.path):  # where nothing can be appended to
-            storage.write_text(self.path, _as_text(self.lines))
-        else:
-            _append(self.path, _as_text(self.lines[self._num_written :]))
+        written, new = self.lines[: self._num_written], self.lines[self._num_written :]
+        # A kill leaves at most a part of a line at the end, which the next start drops.
+        self._folder.append_text(METRICS_NAME, _as_text(new), before=_as_text(written))
         self._num_written = len(self.lines)
         if self._tensorboard:
             self._tensorboard.flush()
@@ -82,16 +82,17 @@ class MetricsLog:
         with tempfile.TemporaryDirectory() as folder:
             picture = Path(folder) / LOSS_CURVE_NAME
             draw_loss_curve(self.lines, picture, self.unigram_entropy_nats)
-            storage.write_bytes(self.curve_path, picture.read_bytes())
+            self._folder.write_bytes(LOSS_CURVE_NAME, picture.read_bytes())
 
 
 class TensorBoardFiles:
     """An event file of this process, made with its first event; for Cloud Storage a local one, uploaded by `flush`."""
 
-    def __init__(self, folder: str):
+    def __init__(self, folder: Folder):
         self._folder = folder
         self._writer: Any = None
-        self._local_folder = tempfile.TemporaryDirectory(prefix="events-") if storage.is_remote(folder) else None
+        self._staging = contextlib.ExitStack()
+        self._local_folder = self._staging.enter_context(folder.staging())
 
     def start_after(self, step: int) -> None:
         """Have TensorBoard leave out what was written of steps after `step` by processes that started before.
@@ -114,21 +115,20 @@ class TensorBoardFiles:
         if self._writer is None:
             return
         self._writer.flush()
-        if self._local_folder:
-            storage.upload_folder(self._local_folder.name, self._folder)
+        self._folder.upload_folder(self._local_folder)
 
     def _add(self, step: int, **content: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         if self._writer is None:
-            self._writer = EventFileWriter(self._local_folder.name if self._local_folder else self._folder)
+            self._writer = EventFileWriter(self._local_folder)
         self._writer.add_event(Event(wall_time=time.time(), step=step, **content))
 
 
-def read_metrics(path: str) -> list[dict[str, Any]]:
-    """Read the lines of a `metrics.jsonl`, local or gs://."""
-    return [json.loads(line) for line in storage.read_text(path).splitlines()]
+def read_metrics(run_folder: str) -> list[dict[str, Any]]:
+    """Read the lines of the `metrics.jsonl` of a run, local or gs://."""
+    return [json.loads(line) for line in open_folder(run_folder).read_text(METRICS_NAME).splitlines()]
 
 
 def draw_loss_curve(lines: list[dict[str, Any]], picture: Path, unigram_entropy_nats: float | None) -> None:
@@ -151,11 +151,3 @@ def draw_loss_curve(lines: list[dict[str, Any]], picture: Path, unigram_entropy_
 
 def _as_text(lines: list[dict[str, Any]]) -> str:
     return "".join(json.dumps(line) + "\n" for line in lines)
-
-
-def _append(path: str, text: str) -> None:
-    """Append whole lines; a kill leaves at most a part of a line at the end, which the next start drops."""
-    with Path(path).open("a", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())

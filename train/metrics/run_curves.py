@@ -9,7 +9,7 @@ from typing import Any
 
 from mlm_common.errors import InputError
 from mlm_common.figures import new_figure
-from mlm_common.storage import files as storage
+from mlm_common.storage import open_folder
 from train.metrics.log import TRAIN, VALIDATION, read_metrics
 from train.runtime.run_folder import METRICS_NAME, read_run_record
 
@@ -66,11 +66,11 @@ def read_runs(folders: Sequence[str]) -> list[RunCurves]:
         InputError: there is no run with a line of metrics in one of them.
     """
     for folder in folders:
-        path = storage.join(folder, METRICS_NAME)
-        if not storage.exists(path) or not storage.read_text(path).strip():
+        files = open_folder(folder)
+        if not files.exists(METRICS_NAME) or not files.read_text(METRICS_NAME).strip():
             raise InputError(f"--runs must name output folders of run_mlm.py; {folder} has no {METRICS_NAME} yet.")
     return [
-        RunCurves(name, read_run_record(folder), read_metrics(storage.join(folder, METRICS_NAME)))
+        RunCurves(name, read_run_record(folder), read_metrics(folder))
         for name, folder in zip(_short_names(folders), folders, strict=True)
     ]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from mlm_common.errors import InputError
 from mlm_common.hub.push import HubRepository, push_folder
 from mlm_common.hub.retries import Interruption, configure_sessions, one_line
-from mlm_common.storage import files as storage
+from mlm_common.storage import open_folder
 from train.checkpoints.store import DATA_SUFFIX, RECORD_SUFFIX, CheckpointStore, DamagedCheckpointError
 from train.config import HubConfig
 from train.runtime.cluster import Cluster
@@ -33,17 +33,18 @@ def push_newest_checkpoint(
     Raises:
         HubPushError: it did not succeed.
     """
-    store = CheckpointStore(storage.join(run_folder, CHECKPOINTS_FOLDER))
+    run = open_folder(run_folder)
+    store = CheckpointStore(run.path_of(CHECKPOINTS_FOLDER))
     steps = store.steps()
     if not steps:
         return
     with tempfile.TemporaryDirectory(prefix="checkpoint-") as copy:
         try:
             store.read_record(steps[-1])
-            names = [storage.join(CHECKPOINTS_FOLDER, Path(store.path(steps[-1], suffix)).name) for suffix in SUFFIXES]
-            log = [METRICS_NAME] if storage.exists(storage.join(run_folder, METRICS_NAME)) else []
+            names = [f"{CHECKPOINTS_FOLDER}/{Path(store.path(steps[-1], suffix)).name}" for suffix in SUFFIXES]
+            log = [METRICS_NAME] if run.exists(METRICS_NAME) else []
             for name in (*names, *log, RECORD_NAME):
-                storage.write_bytes(str(Path(copy, name)), storage.read_bytes(storage.join(run_folder, name)))
+                open_folder(copy).write_bytes(name, run.read_bytes(name))
         except (FileNotFoundError, DamagedCheckpointError) as error:
             logger.info("the checkpoint of step %d is not pushed, a newer one replaced it: %s", steps[-1], error)
             return
@@ -69,7 +70,8 @@ def resume_from_hub(run_folder: str, config: HubConfig, cluster: Cluster) -> Non
             f"--resume-from-hub is for one worker; received TF_CONFIG with {cluster.num_workers}. Copy the files of "
             f"the branch {CHECKPOINTS_BRANCH} to --output-dir before they start."
         )
-    if storage.exists(storage.join(run_folder, RECORD_NAME)):
+    run = open_folder(run_folder)
+    if run.exists(RECORD_NAME):
         logger.info("%s holds a run, so none is fetched from the Hub", run_folder)
         return
     configure_sessions()
@@ -79,7 +81,7 @@ def resume_from_hub(run_folder: str, config: HubConfig, cluster: Cluster) -> Non
         wanted = [path for path in paths if not path.parts[0].startswith(".")]
         # The run's record last: without it the folder holds no run.
         for path in sorted(wanted, key=lambda path: path.name == RECORD_NAME):
-            storage.upload_file(str(Path(copy, path)), storage.join(run_folder, path.as_posix()))
+            run.upload_file(str(Path(copy, path)), path.as_posix())
     logger.info("fetched a checkpoint from the branch %s of %s", CHECKPOINTS_BRANCH, config.hub_model_id)
 
 

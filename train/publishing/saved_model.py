@@ -1,7 +1,6 @@
 """A model that was saved, as a snapshot: of a checkpoint of a run, or of a folder in transformers' formats."""
 
 import re
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +9,13 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_tf_auto import TF_MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from mlm_common.errors import InputError
-from mlm_common.storage import files as storage
+from mlm_common.storage import local_or_hub, open_folder
 from tokenizer_training.tokenizer import load_tokenizer
 from train.checkpoints.store import CheckpointStore, DamagedCheckpointError
 from train.metrics.log import read_metrics
 from train.publishing.publisher import Publication
 from train.publishing.pytorch_format import ModelSnapshot, take_snapshot
-from train.runtime.run_folder import CHECKPOINTS_FOLDER, METRICS_NAME, RECORD_NAME, read_run_record
+from train.runtime.run_folder import CHECKPOINTS_FOLDER, RECORD_NAME, read_run_record
 
 CHECKPOINT_NAME = re.compile(r"step-(\d+)(\.safetensors|\.json)?")
 # What a name in a checkpoint begins with when it is a weight, and no moment or mean.
@@ -51,13 +50,13 @@ def read_saved_model(path: str, tokenizer: str | None = None) -> SavedModel:
     folder, _, name = path.rstrip("/").rpartition("/")
     if match := CHECKPOINT_NAME.fullmatch(name):
         return _read_checkpoint(folder.rpartition("/")[0] or ".", int(match[1]), tokenizer)
-    if storage.exists(storage.join(path, RECORD_NAME)):
+    if open_folder(path).exists(RECORD_NAME):
         return _read_checkpoint(path, None, tokenizer)
     return _read_folder(path, tokenizer)
 
 
 def _read_checkpoint(run_folder: str, step: int | None, tokenizer_name: str | None) -> SavedModel:
-    store = CheckpointStore(storage.join(run_folder, CHECKPOINTS_FOLDER))
+    store = CheckpointStore(open_folder(run_folder).path_of(CHECKPOINTS_FOLDER))
     steps = store.steps()
     if not steps or step not in (None, *steps):
         there = f"those of the steps {', '.join(map(str, steps))}" if steps else "none"
@@ -75,7 +74,7 @@ def _read_checkpoint(run_folder: str, step: int | None, tokenizer_name: str | No
     config = _config(record["model_config"])
     weights = {name: array for name, array in arrays.items() if name.startswith(WEIGHTS_PREFIX)}
     snapshot = ModelSnapshot(TF_MODEL_FOR_MASKED_LM_MAPPING_NAMES[config.model_type], config, weights)
-    metrics = [line for line in read_metrics(storage.join(run_folder, METRICS_NAME)) if line["step"] <= checkpoint.step]
+    metrics = [line for line in read_metrics(run_folder) if line["step"] <= checkpoint.step]
     return SavedModel(
         Publication(checkpoint.step, snapshot, metrics),
         load_tokenizer(tokenizer_name or record["tokenizer"]),
@@ -89,7 +88,7 @@ def _read_folder(path: str, tokenizer_name: str | None) -> SavedModel:
     from train.model.architectures import max_positions
     from train.model.from_pretrained import load_model
 
-    with storage.local_copy(path) if storage.is_remote(path) else nullcontext(path) as name:
+    with local_or_hub(path) as name:
         snapshot = take_snapshot(load_model(name))
         tokenizer = load_tokenizer(tokenizer_name or name)
     max_length = min(tokenizer.model_max_length, max_positions(snapshot.config) or tokenizer.model_max_length)

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from mlm_common.errors import InputError
-from mlm_common.storage import files as storage
+from mlm_common.storage import open_folder
 from train.config import MAY_CHANGE, flags_marked
 from train.runtime.supervisor import supervision
 
@@ -23,7 +23,7 @@ def claim_run_folder(run_folder: str, fingerprint: dict[str, Any], *, resume: st
         InputError: it holds another run, and the first differences are named; a run where there must be none, or none
             where there must be one.
     """
-    files = storage.list_files(run_folder)
+    files = open_folder(run_folder).list_files()
     if overwrite:
         return
     if resume == "must" and not _has_checkpoint(run_folder, files):
@@ -48,31 +48,27 @@ def claim_run_folder(run_folder: str, fingerprint: dict[str, Any], *, resume: st
 
 def clear_run_folder(run_folder: str) -> None:
     """Delete what a run writes, and nothing else, from the folder; local or gs://."""
-    import tensorflow as tf
-
-    for name in (METRICS_NAME, LOSS_CURVE_NAME, RECORD_NAME):
-        if storage.exists(storage.join(run_folder, name)):
-            tf.io.gfile.remove(storage.join(run_folder, name))
+    folder = open_folder(run_folder)
+    folder.delete_files([METRICS_NAME, LOSS_CURVE_NAME, RECORD_NAME])
     for name in (CHECKPOINTS_FOLDER, TENSORBOARD_FOLDER, EXPORT_FOLDER):
-        if tf.io.gfile.isdir(storage.join(run_folder, name)):
-            tf.io.gfile.rmtree(storage.join(run_folder, name))
+        folder.subfolder(name).delete()
 
 
 def is_of_this_supervision(run_folder: str) -> bool:
     """Tell whether a process of the same supervision has claimed the folder before: flags to start anew are done."""
-    if supervision() is None or not storage.exists(storage.join(run_folder, RECORD_NAME)):
+    if supervision() is None or not open_folder(run_folder).exists(RECORD_NAME):
         return False
     return read_run_record(run_folder).get("supervision") == supervision()
 
 
 def write_run_record(run_folder: str, record: dict[str, Any]) -> None:
     """Write `run.json`."""
-    storage.write_text(storage.join(run_folder, RECORD_NAME), json.dumps(record, indent=2) + "\n")
+    open_folder(run_folder).write_text(RECORD_NAME, json.dumps(record, indent=2) + "\n")
 
 
 def read_run_record(run_folder: str) -> dict[str, Any]:
     """Read `run.json`."""
-    return json.loads(storage.read_text(storage.join(run_folder, RECORD_NAME)))
+    return json.loads(open_folder(run_folder).read_text(RECORD_NAME))
 
 
 def _check_fingerprint(run_folder: str, fingerprint: dict[str, Any]) -> None:
@@ -91,8 +87,8 @@ def _check_fingerprint(run_folder: str, fingerprint: dict[str, Any]) -> None:
 
 
 def _has_checkpoint(run_folder: str, files: dict[str, int]) -> bool:
-    folder = storage.join(run_folder, CHECKPOINTS_FOLDER)
-    return RECORD_NAME in files and any(name.endswith(".json") for name in storage.list_files(folder))
+    checkpoints = open_folder(run_folder).subfolder(CHECKPOINTS_FOLDER)
+    return RECORD_NAME in files and any(name.endswith(".json") for name in checkpoints.list_files())
 
 
 def _short(value: object) -> str:

@@ -125,6 +125,20 @@ def test_local_copy_of_a_missing_folder(folder: Folder) -> None:
         pass
 
 
+def test_a_folder_is_deleted_with_all_in_it(folder: Folder) -> None:
+    for name in ("a", "sub/b", "sub/sub/c"):
+        folder.write_text(name, "x")
+    other = open_folder(folder.path + "-other")
+    other.write_text("d", "x")
+    folder.subfolder("missing").delete()
+    folder.subfolder("sub").delete()
+    assert folder.list_files() == {"a": 1}
+    assert not folder.exists("sub")
+    folder.delete()
+    assert not folder.exists()
+    assert other.exists("d")
+
+
 def test_a_killed_write_is_cleaned_up(tmp_path: Path) -> None:
     for name in (".a.1.partial", ".b.1.partial", "a.partial", ".a"):
         (tmp_path / name).write_text("half")
