@@ -93,16 +93,36 @@ def trained_plainly():
     return train(model, token_rows(num_rows=32)), weights(model)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "num_micro_batches", "jit_compile"), [(two_cpus, 1, False), (one_cpu, 4, False), (one_cpu, 2, True)]
-)
-def test_the_same_global_batch_gives_the_same_update(trained_plainly, strategy, num_micro_batches, jit_compile):
+class BadAtFourthUpdate(PretrainingModel):
+    """The gradient of one variable, on one replica, is not finite at update 4."""
+
+    def _gradients(self, batch, row_keys):
+        gradients, sums = super()._gradients(batch, row_keys)
+        is_first_replica = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
+        bad = tf.where(is_first_replica & (self.optimizer.iterations == 3), np.inf, 0.0)
+        return [gradients[0] + bad, *gradients[1:]], sums
+
+
+@pytest.mark.parametrize(("strategy", "num_micro_batches", "jit_compile"), [(two_cpus, 1, False), (one_cpu, 2, True)])
+def test_the_same_global_batch_gives_the_same_update_until_one_is_not_finite(
+    trained_plainly, strategy, num_micro_batches, jit_compile
+):
     expected_figures, expected_weights = trained_plainly
     rows = token_rows(num_rows=32)
-    model = build(strategy(), num_micro_batches=num_micro_batches, jit_compile=jit_compile)
-    figures = train(model, rows)
-    assert figures == pytest.approx(expected_figures, rel=1e-4)
+    settings = {"num_micro_batches": num_micro_batches, "jit_compile": jit_compile, "steps_per_execution": 4}
+    model = build(strategy(), model_type=BadAtFourthUpdate, **settings)
+    assert train(model, rows) == pytest.approx(expected_figures, rel=1e-4)
     np.testing.assert_allclose(weights(model), expected_weights, atol=2e-5)
+
+    assert not model.optimizer.is_stopped
+    before = [value.numpy() for value in (*model.network.trainable_variables, *model.optimizer.variables)]
+    figures = train(model, rows, num_steps=6)  # launches of 4 and of 2 updates
+    assert model.optimizer.is_stopped
+    assert not np.isfinite(figures["grad_norm"])
+    assert int(model.optimizer.iterations.numpy()) == 3
+    after = [value.numpy() for value in (*model.network.trainable_variables, *model.optimizer.variables)]
+    for value, other in zip(after, before, strict=True):
+        np.testing.assert_array_equal(value, other)
 
 
 def test_a_batch_without_masked_tokens_has_loss_0_and_finite_weights():
@@ -112,55 +132,17 @@ def test_a_batch_without_masked_tokens_has_loss_0_and_finite_weights():
     assert np.isfinite(weights(model)).all()
 
 
-def test_training_lowers_the_loss_and_clips():
-    model = build(one_cpu())
+def test_clipping_scales_the_whole_gradient():
     rows = token_rows()
-    before = train(model, rows, num_steps=1)
-    model.reset_means()
-    train(model, rows, num_steps=15)
-    model.reset_means()
-    after = train(model, rows, num_steps=1)
-    assert after["loss"] < before["loss"] - 0.5
-
-
-@pytest.mark.parametrize("strategy", [one_cpu, two_cpus])
-def test_clipping_scales_the_whole_gradient(strategy):
-    rows = tf.constant(token_rows())
-    clipped, free = (build(strategy(), max_grad_norm=norm) for norm in (1e-9, 0.0))
+    clipped, free = build(two_cpus(), max_grad_norm=1e-9), build(one_cpu(), max_grad_norm=0.0)
     for model in (clipped, free):
         # With epsilon far above the gradients, AdamW's update is proportional to them.
         model.optimizer.epsilon, model.optimizer.weight_decay = 1e3, 0.0
     before = weights(free)
     figures = train(free, rows, num_steps=1)
-    assert train(clipped, rows, num_steps=1)["grad_norm"] == pytest.approx(figures["grad_norm"], rel=1e-5)
+    assert train(clipped, rows, num_steps=1)["grad_norm"] == pytest.approx(figures["grad_norm"], rel=1e-4)
     assert np.abs(weights(free) - before).max() > 0
     assert np.abs(weights(clipped) - before).max() < 1e-6 * np.abs(weights(free) - before).max()
-
-
-class BadAtThirdUpdate(PretrainingModel):
-    """The gradient of one variable, on one replica, is not finite at update 3."""
-
-    def _gradients(self, batch, row_keys):
-        gradients, sums = super()._gradients(batch, row_keys)
-        is_first_replica = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
-        bad = tf.where(is_first_replica & (self.optimizer.iterations == 2), np.inf, 0.0)
-        return [gradients[0] + bad, *gradients[1:]], sums
-
-
-@pytest.mark.parametrize(("strategy", "jit_compile"), [(one_cpu, True), (two_cpus, False)])
-def test_no_update_is_made_from_one_that_is_not_finite_on(strategy, jit_compile):
-    model = build(strategy(), jit_compile=jit_compile, model_type=BadAtThirdUpdate, steps_per_execution=4)
-    rows = token_rows()
-    train(model, rows, num_steps=2)
-    assert not model.optimizer.is_stopped
-    before = [value.numpy() for value in (*model.network.trainable_variables, *model.optimizer.variables)]
-    figures = train(model, rows, num_steps=6)  # launches of 4 and of 2 updates
-    assert model.optimizer.is_stopped
-    assert not np.isfinite(figures["grad_norm"])
-    assert int(model.optimizer.iterations.numpy()) == 2
-    after = [value.numpy() for value in (*model.network.trainable_variables, *model.optimizer.variables)]
-    for value, other in zip(after, before, strict=True):
-        np.testing.assert_array_equal(value, other)
 
 
 def test_loss_is_float32_under_bfloat16():
