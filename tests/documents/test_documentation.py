@@ -10,21 +10,13 @@ from pathlib import Path
 import pytest
 
 import install
-from mlm_common.command_line import parse_arguments
-from tests.documents.test_flags import COMMANDS
-from train import export
-from train.compare_runs import CompareConfig
-from train.config import parse_training_config, preset_settings
-from train.fill_mask import FillMaskConfig
+from tests.fixtures.commands import parse
 
 PROJECT = Path(__file__).parents[2]
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
 SHELL_BLOCKS = [block for page in PAGES for block in re.findall(r"```bash\n(.*?)```", page.read_text(), flags=re.S)]
-WITH_PRESETS = ("train/tpu_preflight.py", "train/doctor.py")
 COMMAND_LINES = [line for block in SHELL_BLOCKS for line in block.splitlines() if line and not line.startswith("#")]
 
-PARSERS = {"train/export.py": export, "install.py": install}
-SMALL_COMMANDS = {"train/fill_mask.py": (FillMaskConfig,), "train/compare_runs.py": (CompareConfig,)}
 
 # The commands of Google's CLI that the pages use, with flags of theirs (cloud.google.com/sdk/gcloud/reference).
 GCLOUD = {
@@ -51,15 +43,6 @@ def check_gcloud(words):
     (command,) = (name for name in GCLOUD if words[: len(name.split())] == name.split())
     flags = [word for word in words if word.startswith("--")]
     assert {flag.removeprefix("--").partition("=")[0] for flag in flags} <= set(GCLOUD[command].split())
-
-
-def parse(script, flags):
-    if script == "train/run_mlm.py":
-        return parse_training_config(flags, "")
-    if script in PARSERS:
-        return PARSERS[script].build_parser().parse_args(flags)
-    dataclass_types = SMALL_COMMANDS.get(script) or COMMANDS[script][0]
-    return parse_arguments(dataclass_types, flags, "", preset_settings if script in WITH_PRESETS else None)
 
 
 @pytest.mark.parametrize("line", COMMAND_LINES)

@@ -7,13 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tfrecord_prep.config import PrepareConfig
-from tokenizer_training.corpus.config import CorpusConfig
-from tokenizer_training.train_unigram import OutputConfig
-from tokenizer_training.unigram.config import UnigramConfig
-from tokenizer_training.unigram.normalization import NormalizationConfig
-from train.config import SUBJECTS
-from train.tpu_preflight import PreflightConfig
+from tests.fixtures.commands import COMMANDS
 
 PROJECT = Path(__file__).parents[2]
 SLOW_IMPORTS = {
@@ -26,56 +20,6 @@ CONFIGS = (
     "tfrecord_prep.config",
     "train.config",
 )
-CORPUS_FLAGS = """
-    dataset_name dataset_config dataset_revision data_files validation_files test_files text_column sample_by split
-    validation_split test_split streaming limit validation_percent test_percent trust_remote_code seed
-"""
-COMMANDS = {
-    "tokenizer_training/train_unigram.py": (
-        (CorpusConfig, NormalizationConfig, UnigramConfig, OutputConfig),
-        CORPUS_FLAGS
-        + """normalization lowercase strip_accents replace_quotes split_digits
-        vocab_size character_coverage byte_fallback extra_special_tokens pad_vocab_to_multiple_of max_bytes
-        output_dir overwrite num_workers batch_size push_to_hub export_to_hub hub_private
-        dry_run""",
-        "dataset_name dataset_config trust_remote_code batch_size vocab_size limit export_to_hub",
-    ),
-    "tfrecord_prep/prepare_tfrecord_shards.py": (
-        (CorpusConfig, PrepareConfig),
-        CORPUS_FLAGS
-        + """tokenizer_name_or_path max_length shard_size output_dir chunking num_workers partition_bytes dry_run
-        overwrite verify runner beam_options push_to_hub hub_private""",
-        """dataset_name dataset_config trust_remote_code tokenizer_name_or_path shard_size split limit max_length
-        output_dir""",
-    ),
-    "train/run_mlm.py": (
-        SUBJECTS,
-        """
-        train_dataset eval_dataset tokenizer max_length shuffle_buffer_size
-        preset pretrained_model_config init_from config_overrides position_init dropout
-        gradient_checkpointing pad_vocab_to_multiple_of
-        masking mlm_probability mask_token_rate random_token_rate
-        per_replica_batch_size gradient_accumulation_steps num_epochs max_steps learning_rate schedule warmup_ratio
-        warmup_steps decay_ratio min_learning_rate_ratio optimizer weight_decay_rate adam_beta1 adam_beta2 adam_epsilon
-        max_grad_norm
-        tpu_name tpu_zone gcp_project no_tpu bfloat16 jit_compile tpu_layers steps_per_execution
-        output_dir seed log_steps eval_steps save_steps save_minutes keep_checkpoints resume overwrite_output_dir
-        on_nonfinite max_loss_rise max_rollbacks supervise stall_minutes max_retries retry_seconds profile dry_run
-        hub_model_id hub_private hub_revision hub_tag hub_strategy push_steps resume_from_hub
-        hub_license hub_language hub_example
-        """,
-        """pretrained_model_config tokenizer per_replica_batch_size no_tpu tpu_name tpu_zone gcp_project bfloat16
-        train_dataset shuffle_buffer_size eval_dataset num_epochs learning_rate weight_decay_rate max_length
-        mlm_probability output_dir hub_model_id""",
-    ),
-}
-# All of run_mlm.py's, so that the same command line can be asked about.
-COMMANDS["train/tpu_preflight.py"] = (
-    (*SUBJECTS, PreflightConfig),
-    COMMANDS["train/run_mlm.py"][1] + "topology find_batch_size vocab_size compiler_python",
-    COMMANDS["train/run_mlm.py"][2],
-)
-COMMANDS["train/doctor.py"] = COMMANDS["train/run_mlm.py"]
 
 
 @pytest.mark.parametrize("script", COMMANDS)

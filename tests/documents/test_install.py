@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import install
-from tests.documents.test_notebooks import COMPARISON, WALKTHROUGH, code_cells
+from tests.fixtures.notebooks import COMPARISON, WALKTHROUGH, code_cells
 from tests.fixtures.tiny_run import run_flags, write_shards
 from train.checks.preflight.tpu_compiler import COMPILER_ENVIRONMENT
 from train.runtime import tpu as tpu_devices

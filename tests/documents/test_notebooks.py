@@ -11,19 +11,14 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.documents.test_documentation import parse
+from tests.fixtures.commands import parse
+from tests.fixtures.notebooks import COMPARISON, NOTEBOOKS, WALKTHROUGH, code_cells
 from tests.fixtures.recorded_runs import write_run
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
 
-NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
-WALKTHROUGH, COMPARISON = NOTEBOOKS / "pretrain_mlm_tpu.ipynb", NOTEBOOKS / "compare_runs.ipynb"
 PNG = b"\x89PNG\r\n\x1a\n"
 CELL_SECONDS = 1800
 REPO = "alice/walkthrough"
-
-
-def code_cells(path: Path) -> dict[str, str]:
-    return {cell.id: cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"}
 
 
 def run_notebook(path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents.test_flags import COMMANDS
+from tests.fixtures.commands import COMMANDS
 from train.export import build_parser
 
 PROJECT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ import pytest
 
 from mlm_common.errors import InputError
 from mlm_common.worker_pool import ITEMS_PER_WORKER
-from tests.tfrecord_prep.test_partition import partition_settings
+from tests.fixtures.partitions import partition_settings
 from tfrecord_prep.partition import SplitWork
 from tfrecord_prep.prepare_tfrecord_shards import work_locally
 from tokenizer_training.corpus.config import CorpusConfig

@@ -8,9 +8,9 @@ import pytest
 
 from mlm_common.errors import InputError, RunFailedError
 from mlm_common.storage.reading import StoredFile
+from tests.fixtures.partitions import partition_settings
 from tests.fixtures.tiny_corpus import contents, flags, write_source
 from tests.servers.fixtures import CloudStorageHandle
-from tests.tfrecord_prep.test_partition import partition_settings
 from tfrecord_prep.beam_pipeline import MAX_INLINE_BYTES, check_beam, work_with_beam
 from tfrecord_prep.config import PrepareConfig
 from tfrecord_prep.partition import SplitWork

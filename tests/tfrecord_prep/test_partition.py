@@ -1,6 +1,5 @@
 """A partition: its shards hold every token of its documents, and its sidecar says so."""
 
-import dataclasses
 import shutil
 import subprocess
 import sys
@@ -15,31 +14,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
+from tests.fixtures.partitions import PLAN_SHA256, SPECIAL_IDS, partition_settings
 from tests.servers.fixtures import CloudStorageHandle
 from tfrecord_prep.chunking import CHUNKINGS, Rows
-from tfrecord_prep.encoding import plain_text_tokenizer_json
-from tfrecord_prep.partition import PartitionSettings, build_partition, write_shards
+from tfrecord_prep.partition import build_partition, write_shards
 from tfrecord_prep.records import decode_feature, encode_rows, read_records
 from tfrecord_prep.split_folder import PartitionResult, read_sidecar
 from tokenizer_training.corpus.passages import grouped_by_size
 
-SPECIAL_IDS = {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}
 PROJECT = Path(__file__).parents[2]
-PLAN_SHA256 = "ab" * 32
-
-
-def partition_settings(folder: Path | str, **changes: object) -> PartitionSettings:
-    """Return settings under which the word `12` has the id 12."""
-    vocabulary = {"<unk>": 3} | {str(number): number for number in range(5, 300)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer_json = plain_text_tokenizer_json(tokenizer.to_str())
-    settings = PartitionSettings(str(folder), PLAN_SHA256, tokenizer_json, 300, SPECIAL_IDS, "concat", 16, shard_size=2)
-    return dataclasses.replace(settings, **changes)
 
 
 def rows_of(folder: Path, result: PartitionResult) -> list[list[int]]:
@@ -135,7 +121,9 @@ def test_memory_hardly_grows_with_a_document(tmp_path: Path, separator: str) -> 
     settings = f"partition_settings({str(tmp_path)!r}, tokenizer_json=tokenizer_json, shard_size=10_000)"
     program = f"""
 import resource, sys
-from tests.tfrecord_prep.test_partition import build_partition, partition_settings, plain_text_tokenizer_json
+from tests.fixtures.partitions import partition_settings
+from tfrecord_prep.encoding import plain_text_tokenizer_json
+from tfrecord_prep.partition import build_partition
 from tests.fixtures.tiny_tokenizers import byte_level
 tokenizer_json = plain_text_tokenizer_json(byte_level().to_str())
 document = sys.argv[2].join(["model", "language", "of", "masks"] * int(sys.argv[1]))

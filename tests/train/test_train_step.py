@@ -3,70 +3,12 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tests.fixtures.tiny_models import MASK, PAD, VOCABULARY, tiny_model
-from train.config import OptimizationConfig
-from train.optimizer import build_optimizer
-from train.runtime.strategy import mirrored_strategy
-from train.tasks.masked_lm import MaskedLanguageModeling
+from tests.fixtures.tiny_models import MASK, PAD, VOCABULARY
+from tests.fixtures.tiny_steps import LENGTH, NUM_ROWS, batch_of, build, one_cpu, token_rows, train, two_cpus, weights
 from train.tasks.masked_lm_loss import masked_lm_loss
 from train.tasks.masking import collect_predictions
 from train.tasks.masking_rule import EVALUATION_MLM_PROBABILITY, MaskingRule, num_prediction_slots
 from train.train_step import PretrainingModel
-
-RULE = MaskingRule(MASK, (0, 1, 2, 3, 4), VOCABULARY)
-NUM_ROWS, LENGTH = 8, 16
-NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-
-
-def one_cpu():
-    return tf.distribute.OneDeviceStrategy("/device:CPU:0")
-
-
-def two_cpus():
-    return mirrored_strategy(tuple(device.name for device in tf.config.list_logical_devices("CPU")))
-
-
-def token_rows(num_rows=NUM_ROWS, seed=0):
-    rows = np.random.default_rng(seed).integers(5, VOCABULARY, (num_rows, LENGTH), dtype=np.int32)
-    rows[:, 0], rows[-1, 10:] = 0, PAD
-    return rows
-
-
-def batch_of(rows):
-    return {"input_ids": tf.constant(rows)}
-
-
-def build(
-    strategy,
-    rule=RULE,
-    num_micro_batches=1,
-    jit_compile=False,
-    max_grad_norm=1.0,
-    model_type=PretrainingModel,
-    **compiled,
-):
-    with strategy.scope():
-        model = model_type(
-            tiny_model("roberta", num_hidden_layers=1, **NO_DROPOUT),
-            MaskedLanguageModeling(rule, PAD),
-            seed=3,
-            num_micro_batches=num_micro_batches,
-            max_grad_norm=max_grad_norm,
-        )
-        optimizer = build_optimizer(OptimizationConfig(learning_rate=1e-2), num_steps=20, num_warmup_steps=0)
-        optimizer.build(model.network.trainable_variables)
-        model.compile(optimizer=optimizer, jit_compile=jit_compile, **compiled)
-    return model
-
-
-def train(model, rows, num_steps=3):
-    dataset = tf.data.Dataset.from_tensors(batch_of(rows)).repeat(num_steps)
-    model.fit(dataset, steps_per_epoch=num_steps, verbose=0)
-    return {metric.name: float(metric.result()) for metric in model.metrics}
-
-
-def weights(model):
-    return np.concatenate([variable.numpy().ravel() for variable in model.network.trainable_variables])
 
 
 def full_head_sums(model, rows):
@@ -104,9 +46,7 @@ class BadAtFourthUpdate(PretrainingModel):
 
 
 @pytest.mark.parametrize(("strategy", "num_micro_batches", "jit_compile"), [(two_cpus, 1, False), (one_cpu, 2, True)])
-def test_the_same_global_batch_gives_the_same_update_until_one_is_not_finite(
-    trained_plainly, strategy, num_micro_batches, jit_compile
-):
+def test_the_same_global_batch_gives_the_same_update(trained_plainly, strategy, num_micro_batches, jit_compile):
     expected_figures, expected_weights = trained_plainly
     rows = token_rows(num_rows=32)
     settings = {"num_micro_batches": num_micro_batches, "jit_compile": jit_compile, "steps_per_execution": 4}

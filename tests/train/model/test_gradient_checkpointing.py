@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.fixtures.tiny_models import PAD, padded_batch, tiny_model
-from tests.train.test_train_step import RULE, one_cpu, token_rows, train, two_cpus, weights
+from tests.fixtures.tiny_steps import RULE, one_cpu, token_rows, train, two_cpus, weights
 from train.config import OptimizationConfig
 from train.model.architectures import ARCHITECTURES
 from train.model.gradient_checkpointing import enable_gradient_checkpointing, encoder_layers
