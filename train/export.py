@@ -48,15 +48,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = build_parser().parse_args(argv)
     log_start(__file__)
     formats = _formats(arguments.formats)
-    repository = None
     output = open_folder(arguments.output)
     output.check_writable()
-    if arguments.push:
-        from mlm_common.hub.access import check_hub_access
-
-        repository = HubRepository(arguments.push, private=arguments.private, branch=arguments.revision)
-        check_hub_access(repository)
-
+    repository = _repository(arguments)
     from train.publishing.saved_model import read_saved_model  # TensorFlow, not for --help
 
     saved = read_saved_model(arguments.checkpoint, arguments.tokenizer)
@@ -80,6 +74,17 @@ def _formats(text: str) -> set[str]:
     if not formats <= set(FORMATS) or "pytorch" not in formats:
         raise InputError(f"--formats must be pytorch, or pytorch,tf; received {text}.")
     return formats
+
+
+def _repository(arguments: argparse.Namespace) -> HubRepository | None:
+    """Name the repository of `--push`, once it is known that it can be written to; None without the flag."""
+    from mlm_common.hub.access import check_hub_access
+
+    if not arguments.push:
+        return None
+    repository = HubRepository(arguments.push, private=arguments.private, branch=arguments.revision)
+    check_hub_access(repository)
+    return repository
 
 
 def _write(saved: "SavedModel", folder: str, repository: HubRepository | None) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 from mlm_common.command_line import command, log_start, parse_arguments
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
+from train.config import MASK
 
-MASK = "[MASK]"
 DEFAULT_SENTENCES = (
     "Return a [MASK] of strings.",
     "If the file does not exist, an [MASK] is raised.",

@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 
-class NewestOnly(Generic[Item]):
-    """Hands items to `handle` in a thread that does not keep the process alive.
+class LatestItemWorker(Generic[Item]):
+    """Hands items to `handle` in a thread that does not keep the process alive; of those that wait, the latest only.
 
     `newer_waits` is set while an item waits: by it `handle` can end early what the next item makes useless.
 
@@ -42,7 +42,7 @@ class NewestOnly(Generic[Item]):
     def submit(self, item: Item) -> None:
         """Let the item be handled next, in the place of one that waits."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="newest-only", daemon=True)
+            self._thread = threading.Thread(target=self._work, name="latest-item", daemon=True)
             self._thread.start()
         with self._changed:
             self._waiting = item
@@ -127,7 +127,7 @@ class PushToHubCallback(tf_keras.callbacks.Callback):
         self._publisher = publisher and replace(publisher, repository=_untagged(publisher))
         self._start_step = 0
         self._metrics = metrics
-        self._pushes: NewestOnly[Publication] = NewestOnly(self._push)
+        self._pushes: LatestItemWorker[Publication] = LatestItemWorker(self._push)
         self._interruption = Interruption(hurry=self._pushes.newer_waits)
 
     def __enter__(self) -> "PushToHubCallback":

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import PretrainedConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_tf_auto import TF_MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
@@ -13,6 +13,8 @@ from mlm_common.storage import local_or_hub, open_folder
 from tokenizer_training.tokenizer import load_tokenizer
 from train.checkpoints.store import CheckpointStore, DamagedCheckpointError
 from train.metrics.log import read_metrics
+from train.model.architectures import max_positions
+from train.model.from_pretrained import load_model
 from train.publishing.publisher import Publication
 from train.publishing.pytorch_format import ModelSnapshot, take_snapshot
 from train.runtime.run_folder import CHECKPOINTS_FOLDER, RECORD_NAME, read_run_record
@@ -71,7 +73,7 @@ def _read_checkpoint(run_folder: str, step: int | None, tokenizer_name: str | No
             f"there: {others or 'none'}."
         ) from error
     record = read_run_record(run_folder)
-    config = _config(record["model_config"])
+    config = CONFIG_MAPPING[record["model_config"]["model_type"]].from_dict(record["model_config"])
     weights = {name: array for name, array in arrays.items() if name.startswith(WEIGHTS_PREFIX)}
     snapshot = ModelSnapshot(TF_MODEL_FOR_MASKED_LM_MAPPING_NAMES[config.model_type], config, weights)
     metrics = [line for line in read_metrics(run_folder) if line["step"] <= checkpoint.step]
@@ -85,15 +87,8 @@ def _read_checkpoint(run_folder: str, step: int | None, tokenizer_name: str | No
 
 
 def _read_folder(path: str, tokenizer_name: str | None) -> SavedModel:
-    from train.model.architectures import max_positions
-    from train.model.from_pretrained import load_model
-
     with local_or_hub(path) as name:
         snapshot = take_snapshot(load_model(name))
         tokenizer = load_tokenizer(tokenizer_name or name)
     max_length = min(tokenizer.model_max_length, max_positions(snapshot.config) or tokenizer.model_max_length)
     return SavedModel(Publication(0, snapshot, []), tokenizer, max_length)
-
-
-def _config(settings: dict[str, Any]) -> PretrainedConfig:
-    return CONFIG_MAPPING[settings["model_type"]].from_dict(settings)

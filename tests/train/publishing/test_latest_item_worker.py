@@ -1,6 +1,6 @@
 import threading
 
-from train.publishing.push_to_hub import NewestOnly
+from train.publishing.push_to_hub import LatestItemWorker
 
 
 class Handler:
@@ -22,7 +22,7 @@ class Handler:
 
 def test_of_those_that_wait_the_newest_is_handled() -> None:
     handler = Handler()
-    pushes = NewestOnly(handler)
+    pushes = LatestItemWorker(handler)
     pushes.submit(1)
     handler.started.acquire()
     assert not pushes.newer_waits.is_set()
@@ -37,7 +37,7 @@ def test_of_those_that_wait_the_newest_is_handled() -> None:
 
 def test_what_waits_can_be_dropped_and_what_fails_ends_nothing() -> None:
     handler = Handler()
-    pushes = NewestOnly(handler)
+    pushes = LatestItemWorker(handler)
     pushes.submit(-1)
     handler.started.acquire()
     pushes.submit(2)
@@ -52,4 +52,4 @@ def test_what_waits_can_be_dropped_and_what_fails_ends_nothing() -> None:
 
 
 def test_nothing_to_wait_for() -> None:
-    assert NewestOnly(Handler()).wait()
+    assert LatestItemWorker(Handler()).wait()
