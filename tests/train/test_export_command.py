@@ -31,7 +31,7 @@ def test_an_earlier_checkpoint_pushed_to_a_branch(finished_run: Path, tmp_path: 
     pushed.pop(".gitattributes")
     assert pushed == files_of(tmp_path)
     card = pushed["README.md"].decode()
-    assert "update 3 of 6" in card
+    assert "step 3 of 6" in card
     assert f'model="{REPO}", revision="early"' in card
     assert "| 6 |" not in card
     assert pushed["model.safetensors"] != (finished_run / "export" / "model.safetensors").read_bytes()
