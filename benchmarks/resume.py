@@ -68,6 +68,7 @@ def seconds_to_first_step(flags: list[str], step: int) -> float:
 
 def prepare_runs(folder: Path, flags_of: Callable[[Path], list[str]], late_step: int) -> dict[int, Path]:
     """Return the folders of two runs that were stopped at an early and at a late step: {step: folder}."""
+    from mlm_common.storage import open_folder
     from train.checkpoints.store import CheckpointStore
 
     early, late = folder / "early", folder / "late"
@@ -76,14 +77,14 @@ def prepare_runs(folder: Path, flags_of: Callable[[Path], list[str]], late_step:
             if report.startswith(f"{heartbeat.TRAIN} {EARLY_STEP}\n"):
                 process.send_signal(signal.SIGTERM)
         process.wait()
-    store = CheckpointStore(str(early / "checkpoints"))
+    store = CheckpointStore(open_folder(str(early / "checkpoints")))
     step = store.steps()[-1]
     record = store.read_record(step)
     arrays = store.read_arrays(record)
     shutil.copytree(early, late)
     for run, new_step in ((early, EARLY_STEP), (late, late_step)):
         moved = dataclasses.replace(record, step=new_step, logged_step=new_step, row=new_step * BATCH_ROWS)
-        moved_store = CheckpointStore(str(run / "checkpoints"))
+        moved_store = CheckpointStore(open_folder(str(run / "checkpoints")))
         moved_store.write(moved, arrays | {"optimizer/iterations": np.array(new_step)})
         moved_store.keep_only([new_step])
     return {EARLY_STEP: early, late_step: late}

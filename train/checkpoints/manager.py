@@ -33,7 +33,7 @@ class Checkpoints:
 
     def __init__(self, output_dir: str, *, num_kept: int, kept_interval_steps: int = 0, is_chief: bool = True):
         self.stall_seconds: list[float] = []
-        self._store = CheckpointStore(open_folder(output_dir).path_of(CHECKPOINTS_FOLDER))
+        self._store = CheckpointStore(open_folder(output_dir).subfolder(CHECKPOINTS_FOLDER))
         self._num_kept = num_kept
         self._kept_interval_steps = kept_interval_steps
         self._is_chief = is_chief

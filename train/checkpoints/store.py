@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save_file
 
-from mlm_common.storage import open_folder
+from mlm_common.storage import Folder
 
 Arrays = dict[str, NDArray[np.generic]]
 
@@ -107,13 +107,12 @@ def _content_checksum(content: dict[str, Any]) -> str:
 class CheckpointStore:
     """The checkpoints in one folder."""
 
-    def __init__(self, folder: str):
+    def __init__(self, folder: Folder):
         self.folder = folder
-        self._files = open_folder(folder)
 
     def path(self, step: int, suffix: str = DATA_SUFFIX) -> str:
         """Name one of the two files of a checkpoint."""
-        return self._files.path_of(_name(step, suffix))
+        return self.folder.path_of(_name(step, suffix))
 
     def steps(self) -> list[int]:
         """List the steps of the checkpoints that have a record, in ascending order."""
@@ -126,7 +125,7 @@ class CheckpointStore:
             DamagedCheckpointError: it is not there, or not as it was written.
         """
         try:
-            record = parse_record(self._files.read_text(_name(step, RECORD_SUFFIX)))
+            record = parse_record(self.folder.read_text(_name(step, RECORD_SUFFIX)))
         except (FileNotFoundError, UnicodeDecodeError) as error:
             raise DamagedCheckpointError(f"its record cannot be read: {error}") from error
         if record.step != step:
@@ -140,7 +139,7 @@ class CheckpointStore:
             DamagedCheckpointError: they are not there, or not as they were written.
         """
         try:
-            data = self._files.read_bytes(_name(record.step, DATA_SUFFIX))
+            data = self.folder.read_bytes(_name(record.step, DATA_SUFFIX))
         except FileNotFoundError as error:
             raise DamagedCheckpointError("its data file is missing") from error
         if len(data) != record.num_bytes:
@@ -155,10 +154,10 @@ class CheckpointStore:
     def write(self, record: CheckpointRecord, arrays: Arrays) -> CheckpointRecord:
         """Write a checkpoint, in the place of one of the same step; return its record with size and checksum."""
         self._delete([(record.step, RECORD_SUFFIX)])
-        with self._files.replacing(_name(record.step, DATA_SUFFIX)) as partial:
+        with self.folder.replacing(_name(record.step, DATA_SUFFIX)) as partial:
             save_file(arrays, partial)
             written = dataclasses.replace(record, num_bytes=partial.stat().st_size, crc32c=_checksum(_blocks(partial)))
-        self._files.write_text(_name(record.step, RECORD_SUFFIX), written.to_json())
+        self.folder.write_text(_name(record.step, RECORD_SUFFIX), written.to_json())
         return written
 
     def keep_only(self, steps: Iterable[int]) -> None:
@@ -170,14 +169,14 @@ class CheckpointStore:
 
     def delete_partial_files(self) -> None:
         """Delete what killed writes left of files that never came to be."""
-        self._files.delete_partial_files("step-")
+        self.folder.delete_partial_files("step-")
 
     def _names(self) -> list[tuple[int, str]]:
-        matches = map(_NAME.fullmatch, self._files.list_files())
+        matches = map(_NAME.fullmatch, self.folder.list_files())
         return [(int(match[1]), match[2]) for match in matches if match]
 
     def _delete(self, files: Iterable[tuple[int, str]]) -> None:
-        self._files.delete_files([_name(*file) for file in files])
+        self.folder.delete_files([_name(*file) for file in files])
 
 
 def _name(step: int, suffix: str) -> str:

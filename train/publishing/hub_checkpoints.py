@@ -34,7 +34,7 @@ def push_newest_checkpoint(
         HubPushError: it did not succeed.
     """
     run = open_folder(run_folder)
-    store = CheckpointStore(run.path_of(CHECKPOINTS_FOLDER))
+    store = CheckpointStore(run.subfolder(CHECKPOINTS_FOLDER))
     steps = store.steps()
     if not steps:
         return

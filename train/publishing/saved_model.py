@@ -58,7 +58,7 @@ def read_saved_model(path: str, tokenizer: str | None = None) -> SavedModel:
 
 
 def _read_checkpoint(run_folder: str, step: int | None, tokenizer_name: str | None) -> SavedModel:
-    store = CheckpointStore(open_folder(run_folder).path_of(CHECKPOINTS_FOLDER))
+    store = CheckpointStore(open_folder(run_folder).subfolder(CHECKPOINTS_FOLDER))
     steps = store.steps()
     if not steps or step not in (None, *steps):
         there = f"those of the steps {', '.join(map(str, steps))}" if steps else "none"

@@ -5,9 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
 
-from mlm_common.errors import InputError
 from mlm_common.hub import push as hub
 from mlm_common.hub.access import check_hub_access
 from mlm_common.hub.push import HubRepository
@@ -101,56 +99,6 @@ def test_push_that_may_not_write_is_not_repeated(
     with pytest.raises(hub.HubPushError, match="403"):
         hub.push_folder(str(export), REPOSITORY, commit_message="trained")
     assert len(server.requests("POST")) == 1
-
-
-@pytest.mark.parametrize(
-    ("token", "repo_id", "message"),
-    [
-        ("", REPO, "needs a Hub token; log in with `hf auth login`"),
-        ("hf_unknown", REPO, "refused this one"),
-        (HubHandle.read_token, REPO, "role is 'read'"),
-        (HubHandle.fine_grained_token, REPO, "role is 'fineGrained'"),
-        (HubHandle.fine_grained_token, "alice/allowed", ""),
-        (HubHandle.write_token, REPO, ""),
-        (HubHandle.write_token, "lab/model", ""),
-        (HubHandle.write_token, "library/model", "may not write to library on the Hub, only to alice, lab"),
-        (HubHandle.write_token, "bob/model", "may not write to bob"),
-        (HubHandle.write_token, "model", "must be NAMESPACE/NAME"),
-        (HubHandle.write_token, "alice/a model", "must be NAMESPACE/NAME"),
-    ],
-)
-def test_access_check(
-    server: HubHandle, monkeypatch: pytest.MonkeyPatch, token: str, repo_id: str, message: str
-) -> None:
-    monkeypatch.setenv("HF_TOKEN", token)
-    if message:
-        with pytest.raises(InputError, match=message):
-            check_hub_access(HubRepository(repo_id))
-    else:
-        check_hub_access(HubRepository(repo_id))
-    assert not server.requests("POST")
-
-
-def test_access_check_of_private_repositories(server: HubHandle) -> None:
-    check_hub_access(PRIVATE)
-    server.put(REPO, "file", b"x")
-    check_hub_access(REPOSITORY)
-    with pytest.raises(InputError, match="exists and is public"):
-        check_hub_access(PRIVATE)
-
-
-def test_access_check_without_a_hub(server: HubHandle, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.fault("whoami")
-    check_hub_access(REPOSITORY)
-    server.fault("whoami", times=2)
-    with pytest.raises(InputError, match=r"does not serve it.*503"):
-        check_hub_access(REPOSITORY)
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(InputError, match=r"127\.0\.0\.1:9 does not serve it"):
-        check_hub_access(REPOSITORY)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(InputError, match="HF_HUB_OFFLINE"):
-        check_hub_access(REPOSITORY)
 
 
 def test_in_a_process_of_its_own(hub_server: HubHandle, export: Path) -> None:

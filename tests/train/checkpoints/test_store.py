@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mlm_common.errors import InputError, RunFailedError
+from mlm_common.storage import open_folder
 from train.checkpoints.manager import Checkpoints
 from train.checkpoints.store import (
     CheckpointRecord,
@@ -104,7 +105,7 @@ def test_a_damaged_one_is_passed_over(tmp_path, damage, suffix, caplog):
 
 def test_one_of_another_run_is_passed_over(tmp_path, caplog):
     save(Checkpoints(str(tmp_path), num_kept=2), 1)
-    store = CheckpointStore(str(tmp_path / "checkpoints"))
+    store = CheckpointStore(open_folder(str(tmp_path / "checkpoints")))
     store.write(dataclasses.replace(record_of(2), fingerprint_sha256="cd"), arrays_of(2))
     assert restored(tmp_path)[0] == 1
     assert "it is of another run" in caplog.text
@@ -133,17 +134,17 @@ def test_what_a_killed_write_leaves_is_no_checkpoint_and_goes_away(tmp_path):
 def test_rotation_keeps_the_newest_and_the_best(tmp_path):
     checkpoints = Checkpoints(str(tmp_path), num_kept=2)
     save(checkpoints, 1, 2, 3, 4, 5, validation_losses=(4.0, 3.0, 3.5, 3.5, 3.2))
-    assert CheckpointStore(str(tmp_path / "checkpoints")).steps() == [2, 4, 5]
+    assert CheckpointStore(open_folder(str(tmp_path / "checkpoints"))).steps() == [2, 4, 5]
     # A process that goes on knows them.
     checkpoints = Checkpoints(str(tmp_path), num_kept=1)
     checkpoints.restore_newest("ab", lambda *_: None)
     save(checkpoints, 6)
-    assert CheckpointStore(str(tmp_path / "checkpoints")).steps() == [2, 6]
+    assert CheckpointStore(open_folder(str(tmp_path / "checkpoints"))).steps() == [2, 6]
 
 
 def test_rotation_keeps_the_newest_of_the_regular_ones(tmp_path):
     save(Checkpoints(str(tmp_path), num_kept=2, kept_interval_steps=10), 10, 20, 23, 24, 25)
-    assert CheckpointStore(str(tmp_path / "checkpoints")).steps() == [20, 24, 25]
+    assert CheckpointStore(open_folder(str(tmp_path / "checkpoints"))).steps() == [20, 24, 25]
 
 
 def test_checkpoints_of_a_way_not_taken_go_away(tmp_path):
@@ -152,7 +153,7 @@ def test_checkpoints_of_a_way_not_taken_go_away(tmp_path):
     checkpoints = Checkpoints(str(tmp_path), num_kept=2)
     checkpoints.restore_newest("ab", lambda *_: None)
     save(checkpoints, 15)
-    assert CheckpointStore(str(tmp_path / "checkpoints")).steps() == [10, 15]
+    assert CheckpointStore(open_folder(str(tmp_path / "checkpoints"))).steps() == [10, 15]
     checkpoints.discard_after(10)
     assert names(tmp_path) == ["step-00000010.json", "step-00000010.safetensors"]
 
