@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from mlm_common.command_line import command, log_start, parse_arguments
 from mlm_common.errors import InputError
 from mlm_common.storage import folder_and_name
+from train.metrics.run_curves import comparison_table, draw_runs, read_runs
 
 
 @dataclass(frozen=True)
@@ -16,16 +17,16 @@ class CompareConfig:
     runs: list[str] = field(metadata={"help": "Output folders of run_mlm.py, local or gs://; also of runs under way."})
     picture: str | None = field(default=None, metadata={"help": "PNG file to draw the loss to, local or gs://."})
 
+    def __post_init__(self) -> None:
+        if self.picture is not None and not self.picture.endswith(".png"):
+            raise InputError(f"--picture must be a PNG file; received {self.picture}.")
+
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the table, and draw the picture if asked to."""
     (config,) = parse_arguments((CompareConfig,), argv, __doc__ or "")
     log_start(__file__)
-    from train.metrics.run_curves import comparison_table, draw_runs, read_runs  # transformers, not for --help
-
-    if config.picture is not None and not config.picture.endswith(".png"):
-        raise InputError(f"--picture must be a PNG file; received {config.picture}.")
     runs = read_runs(config.runs)
     print(comparison_table(runs))
     if config.picture is not None:

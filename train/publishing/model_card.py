@@ -20,6 +20,8 @@ from train.publishing.pytorch_format import num_parameters
 from train.runtime.run_folder import LOSS_CURVE_NAME
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+# Newest evaluations that are shown.
+MAX_EVALUATIONS = 10
 TAGS = ["fill-mask", "masked-lm", "tensorboard"]
 
 USAGE = """```python
@@ -159,9 +161,6 @@ def _usage(hub: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> str:
     )
     revision = f", revision={json.dumps(hub['hub_revision'])}" if hub["hub_revision"] else ""
     return USAGE.format(model=model, revision=revision, sentence=sentence)
-
-
-MAX_EVALUATIONS = 10
 
 
 def markdown_table(rows: Mapping[str, str]) -> str:

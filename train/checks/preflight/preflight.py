@@ -9,6 +9,7 @@ from transformers import PretrainedConfig
 
 from mlm_common.errors import InputError, RunFailedError
 from train.checks.preflight.batch_search import ROWS_UNIT, MemoryUse, largest_fitting
+from train.checks.preflight.hlo_costs import step_costs
 from train.checks.preflight.report import StepReport, print_batches, print_report
 from train.checks.preflight.synthetic_inputs import synthetic_inputs
 from train.checks.preflight.tpu_compiler import DoesNotFitError, check_compiler, compile_for_tpu
@@ -72,9 +73,10 @@ class Preflight:
             num_replicas=self.tpu.num_replicas,
         )
         compiled = compile_for_tpu(stablehlo, self.tpu, python=self.compiler_python, what=f"the step of {rows} rows")
-        return StepReport.of(
-            compiled,
-            self.tpu,
+        return StepReport(
+            tpu=self.tpu,
+            compiled=compiled,
+            costs=step_costs(compiled.hlo),
             rows=rows,
             length=self.inputs.max_length,
             num_micro_batches=self.num_micro_batches,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from train.checks.preflight.hlo_costs import StepCosts, step_costs
+from train.checks.preflight.hlo_costs import StepCosts
 from train.checks.preflight.tpu_compiler import CompiledStep, DoesNotFitError
 from train.checks.preflight.tpu_slices import TpuSlice
 
@@ -27,11 +27,6 @@ class StepReport:
     num_micro_batches: int
     needed_flops: int | None
     num_steps: int | None
-
-    @classmethod
-    def of(cls, compiled: CompiledStep, tpu: TpuSlice, **sizes: int | None) -> "StepReport":
-        """Report on a compiled step; `sizes` are the fields from `rows` on."""
-        return cls(tpu, compiled, step_costs(compiled.hlo), **sizes)  # type: ignore[arg-type]
 
     @property
     def seconds(self) -> float:
