@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlm_common.errors import InputError
-from mlm_common.storage import open_folder
+from mlm_common.storage import Folder, open_folder
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -101,10 +101,11 @@ def read_manifest(folder: str) -> Manifest:
     Raises:
         InputError: it is not JSON, of another format version, or lacks fields.
     """
-    path = open_folder(folder).path_of(MANIFEST_NAME)
+    files = open_folder(folder)
+    path = files.path_of(MANIFEST_NAME)
     cure = "Prepare the shards again with --overwrite."
     try:
-        fields = json.loads(open_folder(folder).read_text(MANIFEST_NAME))
+        fields = json.loads(files.read_text(MANIFEST_NAME))
     except ValueError as error:
         raise InputError(f"A manifest must be JSON; {path}: {error}. {cure}") from error
     found_version = fields.get("format_version") if isinstance(fields, dict) else None
@@ -140,7 +141,7 @@ def open_shards(folder: str) -> ShardSet:
     names = sorted(name for name in sizes_bytes if name.endswith(".tfrecord"))
     if MANIFEST_NAME in sizes_bytes:
         manifest = read_manifest(folder)
-        _check_against_listing(folder, manifest, {name: sizes_bytes[name] for name in names})
+        _check_against_listing(files, manifest, {name: sizes_bytes[name] for name in names})
         names = [shard.name for shard in manifest.shards]
         num_rows = [shard.num_rows for shard in manifest.shards]
     else:
@@ -183,10 +184,10 @@ def _num_rows_in_names(folder: str, names: list[str], has_plan: bool) -> list[in
     return [num_rows_in_name(name) or 0 for name in names]
 
 
-def _check_against_listing(folder: str, manifest: Manifest, sizes_bytes: dict[str, int]) -> None:
+def _check_against_listing(folder: Folder, manifest: Manifest, sizes_bytes: dict[str, int]) -> None:
     cure = "Copy the folder again from where it was made, or prepare it again with --overwrite."
     for shard in manifest.shards:
-        path = open_folder(folder).path_of(shard.name)
+        path = folder.path_of(shard.name)
         if shard.name not in sizes_bytes:
             raise InputError(f"Every shard of the manifest must be there; {folder} lacks {shard.name}. {cure}")
         if sizes_bytes[shard.name] != shard.num_bytes:

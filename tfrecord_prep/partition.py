@@ -118,6 +118,7 @@ def write_shards(folder: str, partition: int, rows: Iterable[Rows], shard_size: 
     No shard is held in memory.
     """
     records: list[ShardRecord] = []
+    destination = open_folder(folder)
     with ExitStack() as files, ThreadPoolExecutor(1) as finisher:
         shard: _Shard | None = None
         finished: Future[None] | None = None
@@ -131,7 +132,7 @@ def write_shards(folder: str, partition: int, rows: Iterable[Rows], shard_size: 
         for some in rows:
             start = 0
             while start < len(some.input_ids):
-                shard = shard or _Shard(files.enter_context(open_folder(folder).new_file()))
+                shard = shard or _Shard(files.enter_context(destination.new_file()))
                 end = min(start + shard_size - shard.num_rows, len(some.input_ids))
                 shard.write(Rows(some.input_ids[start:end], some.num_tokens_per_row[start:end]))
                 if shard.num_rows == shard_size:

@@ -120,8 +120,8 @@ def check_shard(folder: str, manifest: Manifest, shard: ShardToCheck) -> NDArray
     Raises:
         RunFailedError: the first difference, with file and row (counted from 0).
     """
-    path = open_folder(folder).path_of(shard.record.name)
-    data = open_folder(folder).read_bytes(shard.record.name)
+    files = open_folder(folder)
+    path, data = files.path_of(shard.record.name), files.read_bytes(shard.record.name)
     rows = _read_rows(path, data, manifest.max_length)
     if len(rows.input_ids) != shard.record.num_rows:
         raise RunFailedError(f"{path} has {len(rows.input_ids):,} rows, the manifest {shard.record.num_rows:,}.")

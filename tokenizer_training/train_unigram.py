@@ -118,13 +118,14 @@ def check_output_folder(folder: str, settings: dict[str, Any], overwrite: bool) 
     Raises:
         InputError: names the settings that differ.
     """
-    files = open_folder(folder).list_files()
+    there = open_folder(folder)
+    files = there.list_files()
     if overwrite or not {RECORD_FILE, TOKENIZER_FILE} & set(files):
         return
     cure = "Give another --output-dir, or --overwrite."
     if RECORD_FILE not in files:
         raise InputError(f"--output-dir {folder} holds a {TOKENIZER_FILE} without a {RECORD_FILE}. {cure}")
-    recorded = _leaves(json.loads(open_folder(folder).read_text(RECORD_FILE)))
+    recorded = _leaves(json.loads(there.read_text(RECORD_FILE)))
     wanted = _leaves(json.loads(json.dumps(settings)))
     differing = [
         f"{name} {recorded.get(name)!r:.80}, not {value!r:.80}"
