@@ -6,8 +6,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from train.model.random_bits import RANDOM_ALGORITHM
-from train.model.stateless_dropout import draw_row_keys, dropping_out_by, key_dropout
+from train.model.random_bits import row_keys
+from train.model.stateless_dropout import dropping_out_by, key_dropout
 from train.optimizer import clipping_factor
 from train.tasks.task import Task
 
@@ -53,11 +53,10 @@ class PretrainingModel(tf_keras.Model):
         """Make one step from this replica's share of the global batch, {feature: (rows, …)}."""
         replica, means = tf.distribute.get_replica_context(), self.task.means
         step = tf.cast(self.optimizer.iterations, tf.int32)
-        num_rows = next(iter(batch.values())).shape[0]
+        num_rows = _num_rows(batch)
         first_row = tf.cast(replica.replica_id_in_sync_group, tf.int32) * num_rows
         rows = self.prepare_batch(batch, step, first_row=first_row)
-        row_keys = draw_row_keys(self._seed_of(DROPOUT_STREAM, step), num_rows, first_row)
-        gradients, sums = self._gradients(rows, row_keys)
+        gradients, sums = self._gradients(rows, row_keys((self.seed, DROPOUT_STREAM, step), num_rows, first_row))
         gradients, sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, (gradients, sums))
 
         # Where nothing counts the means are 0, not NaN.
@@ -87,22 +86,19 @@ class PretrainingModel(tf_keras.Model):
         self, batch: dict[str, tf.Tensor], step: int | tf.Tensor, *, first_row: int | tf.Tensor = 0
     ) -> Any:
         """Make the rows that are learned from at a step of a batch, which begins at `first_row` of the global one."""
-        return self.task.prepare_batch(batch, self._seed_of(TASK_STREAM, step), first_row)
+        return self.task.prepare_batch(batch, row_keys((self.seed, TASK_STREAM, step), _num_rows(batch), first_row))
 
     def evaluation_step(self, rows: Any) -> Sums:
         """Add up the task's sums for a batch of prepared rows, over all replicas."""
         replica = tf.distribute.get_replica_context()
         return replica.all_reduce(tf.distribute.ReduceOp.SUM, self.task.sums(self.network, rows, training=False))
 
-    def _seed_of(self, stream: int, step: int | tf.Tensor) -> tf.Tensor:
-        return tf.random.fold_in(tf.constant((self.seed, stream), tf.int32), step, alg=RANDOM_ALGORITHM)
-
-    def _gradients(self, rows: Any, row_keys: tf.Tensor) -> tuple[list[tf.Tensor], Sums]:
+    def _gradients(self, rows: Any, keys: tf.Tensor) -> tuple[list[tf.Tensor], Sums]:
         """Compute the gradients of the summed loss, dense float32, and the sums, over this replica's rows."""
         if self.num_micro_batches == 1:
-            return self._micro_batch_gradients(rows, row_keys)
+            return self._micro_batch_gradients(rows, keys)
         micro_batches = tf.nest.map_structure(
-            lambda tensor: tf.reshape(tensor, (self.num_micro_batches, -1, *tensor.shape[1:])), (rows, row_keys)
+            lambda tensor: tf.reshape(tensor, (self.num_micro_batches, -1, *tensor.shape[1:])), (rows, keys)
         )
 
         def add_micro_batch(index: tf.Tensor, gradients: list[tf.Tensor], sums: Sums) -> tuple:
@@ -119,8 +115,8 @@ class PretrainingModel(tf_keras.Model):
         )
         return gradients, sums
 
-    def _micro_batch_gradients(self, rows: Any, row_keys: tf.Tensor) -> tuple[list[tf.Tensor], Sums]:
-        with dropping_out_by(row_keys):
+    def _micro_batch_gradients(self, rows: Any, keys: tf.Tensor) -> tuple[list[tf.Tensor], Sums]:
+        with dropping_out_by(keys):
             with tf.GradientTape() as tape:
                 sums = self.task.sums(self.network, rows, training=True)
             loss = sums[self.task.means[0].total]
@@ -135,6 +131,10 @@ class PretrainingModel(tf_keras.Model):
     def _sum_names(self) -> list[str]:
         """Those of the task's sums that the means need."""
         return sorted({name for mean in self.task.means for name in (mean.total, mean.weight)})
+
+
+def _num_rows(batch: dict[str, tf.Tensor]) -> int:
+    return next(iter(batch.values())).shape[0]
 
 
 WAIT_NAME = "input_wait_seconds"

@@ -70,6 +70,7 @@ def our_batches(
     from train.data.features import Feature
     from train.data.pipeline import training_batches
     from train.data.shuffle import SampleOrder
+    from train.model.random_bits import row_keys
     from train.tasks.masking import MaskedRows, mask_rows
     from train.tasks.masking_rule import MaskingRule
 
@@ -86,8 +87,7 @@ def our_batches(
     rule = MaskingRule(MASK_ID, (CLS_ID, PAD_ID, SEP_ID, UNK_ID, MASK_ID), vocab_size)
 
     def mask(step: tf.Tensor, batch: dict[str, tf.Tensor]) -> MaskedRows:
-        seed = tf.stack([0, tf.cast(step, tf.int32)])
-        return mask_rows(batch["input_ids"], seed, rule)
+        return mask_rows(batch["input_ids"], row_keys((0, step), batch_rows), rule)
 
     return dataset.enumerate().map(mask, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 

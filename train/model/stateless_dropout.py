@@ -1,9 +1,7 @@
 """Dropout as a pure function of keys of the rows: the same bits on every device, however the batch is cut.
 
-What falls out follows from (key of the row, layer, which call of the layer, position), so a resumed run drops what the
-run before it would have, a replica what one device would have, and a recomputed layer what it did before. The bits are
-made by mixing integers: on a TPU that costs a few operations an element, in the very loop that uses them, where a draw
-of TensorFlow's costs more than the attention scores that it is for.
+What falls out follows from (key of the row, layer, which call of the layer, position), so a recomputed layer drops what
+it did before.
 """
 
 import functools
@@ -16,14 +14,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from train.model.random_bits import draw_bits
-
-# Words of a row's key.
-KEY_WORDS = 2
-# 2^32 divided by the golden ratio: neighbours in a count come far apart (Knuth, The Art of Computer Programming, 6.4).
-GOLDEN = 0x9E3779B9
-# Multipliers of a mixer of 32 bits with little bias, found by search: https://github.com/skeeto/hash-prospector.
-MIXERS = (0x7FEB352D, 0x846CA68B)
+from train.model.random_bits import draw_bits, fall_under, fold_in
 
 
 @dataclass
@@ -36,17 +27,6 @@ class _Scope:
 
 # One scope per thread: MirroredStrategy traces each replica in a thread of its own.
 _traced = threading.local()
-
-
-def draw_row_keys(seed: tf.Tensor, num_rows: int, first_row: int | tf.Tensor) -> tf.Tensor:
-    """Return the keys of rows `first_row` and following of a global batch, uint32 (num_rows, KEY_WORDS).
-
-    Args:
-        seed: int32 (2,), another one for each update.
-        num_rows: rows of the batch.
-        first_row: where it begins in the global batch; a row's key does not depend on how that is cut.
-    """
-    return draw_bits(seed, num_rows, 2 * KEY_WORDS, first_row)[:, :KEY_WORDS]
 
 
 @contextmanager
@@ -136,44 +116,11 @@ def drop(inputs: tf.Tensor, row_keys: tf.Tensor, rate: float) -> tf.Tensor:
 
 
 def dropout_mask(keys: tf.Tensor, shape: tf.TensorShape | tuple[int, ...], rate: float) -> tf.Tensor:
-    """Return which elements fall out, bool (…, *shape).
+    """Draw which elements fall out, bool (…, *shape).
 
     Args:
         keys: uint32 (…, KEY_WORDS).
         shape: of the elements under each key.
         rate: share that falls out, exactly none at 0 and all at 1.
     """
-    word, other_key = keys[..., 0], keys[..., 1]
-    stride = tf.TensorShape(shape).num_elements()
-    for size in shape:
-        # Axis by axis, beginning with the key: else the numbers of all elements would be a constant of the program.
-        stride //= size
-        word = word[..., tf.newaxis] + tf.cast(tf.range(size), tf.uint32) * _word(stride * GOLDEN)
-        other_key = other_key[..., tf.newaxis]
-    word = _mixed(word, other_key)
-    threshold = round(min(max(rate, 0.0), 1.0) * 2**32)
-    if threshold == 0:
-        return tf.zeros_like(word, tf.bool)
-    return word <= tf.constant(threshold - 1, tf.uint32)
-
-
-def fold_in(keys: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
-    """Return other keys for each number, uint32 (…, KEY_WORDS); `number` broadcasts to `keys` without its last axis."""
-    number = tf.cast(number, tf.uint32) * _word(GOLDEN)
-    first = _mixed(number + keys[..., 0], keys[..., 1])
-    return tf.stack([first, _mixed(number + keys[..., 1], first)], axis=-1)
-
-
-def _mixed(word: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-    """Return uint32 that look drawn at random; under one key no two words give the same."""
-    word = _shifted_into(word, 16) * _word(MIXERS[0]) ^ key
-    word = _shifted_into(word, 15) * _word(MIXERS[1])
-    return _shifted_into(word, 16)
-
-
-def _shifted_into(word: tf.Tensor, num_bits: int) -> tf.Tensor:
-    return word ^ tf.bitwise.right_shift(word, _word(num_bits))
-
-
-def _word(value: int) -> tf.Tensor:
-    return tf.constant(value % 2**32, tf.uint32)
+    return fall_under(draw_bits(keys, shape), rate)

@@ -69,13 +69,11 @@ class MaskedLanguageModeling(Task):
         gather_before_head(network)
         return network
 
-    def prepare_batch(
-        self, batch: dict[str, "tf.Tensor"], seed: "tf.Tensor", first_row: "int | tf.Tensor"
-    ) -> "MaskedRows":
+    def prepare_batch(self, batch: dict[str, "tf.Tensor"], row_keys: "tf.Tensor") -> "MaskedRows":
         """Mask the rows; see `mask_rows`."""
         from train.tasks.masking import mask_rows
 
-        return mask_rows(batch["input_ids"], seed, self.rule, first_row=first_row)
+        return mask_rows(batch["input_ids"], row_keys, self.rule)
 
     def prepare_row(self, row: dict[str, "tf.Tensor"]) -> "MaskedRows":
         """Mask a row by its content."""

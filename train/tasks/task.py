@@ -45,14 +45,13 @@ class Task(ABC):
         """Change a network of `model_class` in place as `sums` needs it, and return it."""
         return network
 
-    def prepare_batch(self, batch: dict[str, "tf.Tensor"], seed: "tf.Tensor", first_row: "int | tf.Tensor") -> Any:  # noqa: ARG002
+    def prepare_batch(self, batch: dict[str, "tf.Tensor"], row_keys: "tf.Tensor") -> Any:  # noqa: ARG002
         """Make the rows that `sums` takes of a batch of training, in-graph: what is drawn at random is drawn here.
 
         Args:
             batch: {feature: (rows, …)}.
-            seed: int32 (2,), another one for each step.
-            first_row: where the batch begins in the global batch. What a row becomes must not depend on how that is
-                cut into batches.
+            row_keys: uint32 (rows, KEY_WORDS) for `train.model.random_bits`, others at each step. By them alone a row
+                becomes what it does, so that it does not matter how the global batch is cut.
 
         Returns:
             A structure of tensors (rows, …).

@@ -16,7 +16,7 @@ MAX_SPAN_WORDS = 10
 
 
 def first_tokens_of_words(input_ids: tf.Tensor, is_special: tf.Tensor, word_starts: np.ndarray) -> tf.Tensor:
-    """Return for each token the position of the first token of its word, int32 (batch, length).
+    """Find for each token the position of the first token of its word, int32 (batch, length).
 
     A word begins where the table says so, at the beginning of a row, and at and after a special token. What would have
     more than `MAX_WORD_TOKENS` counts as several words, since in scripts without spaces a word may be a paragraph.
@@ -31,10 +31,8 @@ def first_tokens_of_words(input_ids: tf.Tensor, is_special: tf.Tensor, word_star
     return _first_tokens(begins | _cuts(is_special), MAX_WORD_TOKENS)
 
 
-def first_tokens_of_spans(
-    words: tf.Tensor, is_special: tf.Tensor, seed: tf.Tensor, first_row: int | tf.Tensor
-) -> tf.Tensor:
-    """Return for each token the position of the first token of its span, int32 (batch, length).
+def first_tokens_of_spans(words: tf.Tensor, is_special: tf.Tensor, row_keys: tf.Tensor) -> tf.Tensor:
+    """Find for each token the position of the first token of its span, int32 (batch, length).
 
     Each row is cut into spans of whole words, of random lengths laid end to end. A span ends early at a special token,
     and after `MAX_SPAN_TOKENS`.
@@ -42,12 +40,11 @@ def first_tokens_of_spans(
     Args:
         words: of `first_tokens_of_words`.
         is_special: bool (batch, length).
-        seed: int32 (2,) of the lengths.
-        first_row: where these rows begin in the global batch.
+        row_keys: uint32 (batch, KEY_WORDS), of the lengths.
     """
-    num_rows, length = words.shape
+    length = words.shape[1]
     # No row has more spans than tokens.
-    ends = tf.cumsum(span_lengths(draw_bits(seed, num_rows, length, first_row)), axis=1)
+    ends = tf.cumsum(span_lengths(draw_bits(row_keys, (length,))), axis=1)
     word = tf.cumsum(tf.cast(words == tf.range(length), tf.int32), axis=1) - 1  # counted in its row, (batch, length)
     span = tf.searchsorted(ends, word, side="right")  # the number of spans that have ended
     begins = span != tf.pad(span[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
@@ -55,7 +52,7 @@ def first_tokens_of_spans(
 
 
 def span_lengths(bits: tf.Tensor) -> tf.Tensor:
-    """Return int32 lengths of the shape of `bits`, uniform uint32: geometric, given that they are at most 10.
+    """Make int32 lengths of the shape of `bits`, uniform uint32: geometric, given that they are at most 10.
 
     Integers are compared, since float draws differ between devices.
     """
@@ -66,19 +63,19 @@ def span_lengths(bits: tf.Tensor) -> tf.Tensor:
 
 
 def _cuts(is_special: tf.Tensor) -> tf.Tensor:
-    """Return whether a unit begins here in any case: at and after a special token, and at the beginning of a row."""
+    """Tell whether a unit begins here in any case: at and after a special token, and at the beginning of a row."""
     return is_special | tf.pad(is_special[:, :-1], ((0, 0), (1, 0)), constant_values=True)
 
 
 def _first_tokens(begins: tf.Tensor, max_tokens: int) -> tf.Tensor:
-    """Return for each token the position of its unit's first, for units that begin where told, cut to `max_tokens`."""
+    """Find for each token the position of its unit's first, for units that begin where told, cut to `max_tokens`."""
     positions = tf.range(begins.shape[1])
     first = _latest(begins)
     return first + (positions - first) // max_tokens * max_tokens
 
 
 def _latest(begins: tf.Tensor) -> tf.Tensor:
-    """Return the latest position up to each token where `begins` holds, as it must at 0: int32 (batch, length)."""
+    """Find the latest position up to each token where `begins` holds, as it must at 0: int32 (batch, length)."""
     length = begins.shape[1]
     latest = tf.where(begins, tf.range(length), 0)
     reach = 1

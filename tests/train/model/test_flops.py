@@ -8,7 +8,7 @@ import tensorflow as tf
 from tests.fixtures.tiny_models import CONFIGS, MASK, PAD, SAME_CODE, VOCABULARY, tiny_config, tiny_model
 from train.model.architectures import ARCHITECTURES
 from train.model.flops import FORMULAS, step_flops
-from train.model.stateless_dropout import KEY_WORDS
+from train.model.random_bits import KEY_WORDS
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.masking_rule import MaskingRule
 from train.train_step import PretrainingModel

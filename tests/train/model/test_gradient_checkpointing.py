@@ -10,7 +10,8 @@ from tests.fixtures.tiny_steps import RULE, one_cpu, token_rows, train, two_cpus
 from train.config import OptimizationConfig
 from train.model.architectures import ARCHITECTURES
 from train.model.gradient_checkpointing import enable_gradient_checkpointing, encoder_layers
-from train.model.stateless_dropout import draw_row_keys, dropping_out_by, key_dropout
+from train.model.random_bits import row_keys
+from train.model.stateless_dropout import dropping_out_by, key_dropout
 from train.optimizer import build_optimizer
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.train_step import PretrainingModel
@@ -28,7 +29,7 @@ def dropping_model(name: str, rate: float, **changes: Any) -> Any:
 
 def gradients(model: Any) -> list[tf.Tensor]:
     inputs, _ = padded_batch(model)
-    with dropping_out_by(draw_row_keys(tf.constant((5, 6)), 3, 0)):
+    with dropping_out_by(row_keys((5, 6), 3)):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.nn.log_softmax(model(inputs, training=True).logits)[..., 7])
         found = tape.gradient(loss, model.trainable_variables, unconnected_gradients="zero")

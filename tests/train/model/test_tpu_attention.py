@@ -2,11 +2,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from train.model.stateless_dropout import draw_row_keys, dropout_mask, fold_in
+from train.model.random_bits import fold_in, row_keys
+from train.model.stateless_dropout import dropout_mask
 from train.model.tpu_attention import attend
 
 BATCH, HEADS, LENGTH, RATE = 3, 2, 16, 0.25
-KEYS = draw_row_keys(tf.constant((5, 6)), BATCH, 0)
+KEYS = row_keys((5, 6), BATCH)
 ATTENDED = np.arange(LENGTH) < np.array([[LENGTH], [9], [1]])  # (batch, length)
 
 

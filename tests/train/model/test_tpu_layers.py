@@ -6,7 +6,8 @@ import tf_keras
 from mlm_common.errors import InputError
 from tests.fixtures.tiny_models import padded_batch, tiny_model
 from train.config import HardwareConfig
-from train.model.stateless_dropout import draw_row_keys, dropping_out_by, key_dropout
+from train.model.random_bits import row_keys
+from train.model.stateless_dropout import dropping_out_by, key_dropout
 from train.model.tpu_layers import dense, layer_norm, use_tpu_layers
 from train.publishing.pytorch_format import pytorch_weights
 from train.runtime.strategy import computes_as_suits_tpu
@@ -77,7 +78,7 @@ def test_dropout_is_that_of_the_stock_layers():
 
     @tf.function(jit_compile=True)
     def logits():
-        with dropping_out_by(draw_row_keys(tf.constant((1, 2)), 3, 0)):
+        with dropping_out_by(row_keys((1, 2), 3)):
             return model(inputs, training=True).logits * tf.cast(attended, tf.float32)[..., tf.newaxis]
 
     expected = logits.python_function()

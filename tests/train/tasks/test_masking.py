@@ -7,7 +7,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from train.model.random_bits import draw_bits, draw_integers
+from train.model.random_bits import row_keys
 from train.tasks.masking import MaskedRows, collect_predictions, mask_row_by_content, mask_rows
 from train.tasks.masking_rule import (
     MAX_SPAN_TOKENS,
@@ -19,7 +19,7 @@ from train.tasks.masking_rule import (
 
 SPECIAL_IDS = (0, 1, 2, 3, 4)
 MASK_ID = 4
-SEED = tf.constant((7, 11), tf.int32)
+SEED = (7, 11)
 
 
 def make_rule(
@@ -32,7 +32,7 @@ def make_rule(
 
 
 def mask_all(input_ids, rule, seed=SEED):
-    rows = mask_rows(tf.constant(input_ids, tf.int32), seed, rule)
+    rows = mask_rows(tf.constant(input_ids, tf.int32), row_keys(seed, len(input_ids)), rule)
     return rows.input_ids.numpy(), rows.is_masked.numpy()
 
 
@@ -83,7 +83,7 @@ def test_shares_of_a_seeded_draw(masking, probability):
     assert np.mean(seen[is_masked] == MASK_ID) == pytest.approx(0.8, abs=0.01 * np.sqrt(units))
     assert np.mean(seen[is_masked] == rows[is_masked]) == pytest.approx(0.1, abs=0.01 * np.sqrt(units))
     replaced = seen[is_masked & (seen != MASK_ID) & (seen != rows)]
-    assert replaced.mean() == pytest.approx((5 + 999) / 2, rel=0.03)
+    assert replaced.mean() == pytest.approx((5 + 999) / 2, abs=5 * 287 / np.sqrt(replaced.size))  # of 5 to 999
     # Every position of a row is as likely as any other: five standard deviations for the largest of 128.
     deviation = np.sqrt(512 * probability * (1 - probability))
     assert abs(is_masked.sum(axis=0) - 512 * probability).max() < 5 * deviation
@@ -101,7 +101,7 @@ def test_masks_keep_the_rules_for_any_rows(length, probability, masking, seed, d
     rows = data.draw(st.lists(st.lists(st.integers(0, 30), min_size=length, max_size=length), min_size=1, max_size=4))
     rows = np.array(rows, np.int32)
     rule = make_rule(probability, vocabulary_size=31, masking=masking)
-    seen, is_masked = mask_all(rows, rule, tf.constant(seed, tf.int32))
+    seen, is_masked = mask_all(rows, rule, seed)
     assert not is_masked[np.isin(rows, SPECIAL_IDS)].any()
     assert (seen[~is_masked] == rows[~is_masked]).all()
     assert not np.isin(seen[is_masked], [0, 1, 2, 3]).any()
@@ -149,34 +149,14 @@ def test_a_batch_draws_more_than_its_slots_once_in_five_million_times_at_most(nu
     assert sum(math.exp(log) for log in logs) < 2e-7
 
 
-@pytest.mark.parametrize("length", [64, 61])
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_a_replica_draws_what_one_draw_for_all_rows_has_for_its_own(length, jit_compile):
-    @tf.function(jit_compile=jit_compile)
-    def draw(first_row):
-        return draw_bits(SEED, 2, length, first_row), draw_integers(SEED, 2, length, first_row, num_values=995)
-
-    uniform = {"shape": (8, length), "seed": SEED, "alg": "philox"}
-    bits = tf.random.stateless_uniform(**uniform, minval=None, maxval=None, dtype=tf.uint32)
-    integers = tf.random.stateless_uniform(**uniform, minval=0, maxval=995, dtype=tf.int32)
-    for first_row in range(7):
-        drawn_bits, drawn_integers = draw(tf.constant(first_row))
-        assert (drawn_bits.numpy() == bits[first_row : first_row + 2].numpy()).all()
-        assert (drawn_integers.numpy() == integers[first_row : first_row + 2].numpy()).all()
-
-
-def test_a_row_may_be_as_far_into_a_batch_as_an_int32_says():
-    far = draw_bits(SEED, 1, 4096, tf.constant(2**30)).numpy()
-    assert (draw_bits(SEED, 4, 1024, tf.constant(2**32, tf.int64)).numpy().ravel() == far.ravel()).all()
-    assert (draw_bits(SEED, 1, 4096, 0).numpy() != far).mean() > 0.9
-
-
 @pytest.mark.parametrize("masking", MAX_UNIT_TOKENS)
 def test_masks_do_not_depend_on_how_the_batch_is_cut(masking):
     rows = random_rows(8, 64)
     rule = make_rule(masking=masking)
     seen, _ = mask_all(rows, rule)
-    parts = [mask_rows(tf.constant(rows[at : at + 2]), SEED, rule, first_row=tf.constant(at)) for at in range(0, 8, 2)]
+    parts = [
+        mask_rows(tf.constant(rows[at : at + 2]), row_keys(SEED, 2, tf.constant(at)), rule) for at in range(0, 8, 2)
+    ]
     assert (np.concatenate([part.input_ids.numpy() for part in parts]) == seen).all()
 
 
@@ -187,11 +167,11 @@ def test_xla_draws_the_same_masks(masking):
 
     @tf.function(jit_compile=True)
     def compiled(ids):
-        rows = mask_rows(ids, SEED, rule)
+        rows = mask_rows(ids, row_keys(SEED, 4), rule)
         return rows, collect_predictions(rows, 80)
 
     rows, predictions = compiled(ids)
-    eager_rows = mask_rows(ids, SEED, rule)
+    eager_rows = mask_rows(ids, row_keys(SEED, 4), rule)
     for eager, xla in zip(eager_rows, rows, strict=True):
         assert (eager.numpy() == xla.numpy()).all()
     for eager, xla in zip(collect_predictions(eager_rows, 80), predictions, strict=True):
@@ -209,27 +189,7 @@ def test_masks_by_content_depend_on_the_row_alone():
 
 def test_masks_of_a_seed_are_pinned():
     seen, _ = mask_all(np.arange(100, 164).reshape(2, 32), make_rule(0.3))
-    assert np.flatnonzero(seen.ravel() != np.arange(100, 164)).tolist() == [
-        0,
-        2,
-        7,
-        9,
-        11,
-        16,
-        20,
-        21,
-        23,
-        24,
-        25,
-        33,
-        42,
-        46,
-        48,
-        49,
-        56,
-        61,
-        62,
-    ]
+    assert np.flatnonzero(seen.ravel() != np.arange(100, 164)).tolist() == [4, 5, 7, 8, 11, 12, 39, 48, 54]
 
 
 @pytest.mark.parametrize("masking", ["whole_word", "span"])

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 KINDS = {
     "sum over replicas": r"XlaAllReduce|all-reduce|all_reduce",
     "optimizer": r"(^|/)optimizer(_#)?/|AdamW|AdamWeightDecay|global_norm",
-    "masks": r"(^|/)masks(_#)?/|^stateless_fold_in",
+    "masks": r"(^|/)(masks|row_keys)(_#)?/",
     "layer norm": r"LayerNorm|layer_norm|layernorm|NoNorm|moments|batchnorm",
     "head and loss": r"lm_head|/mlm|predictions|vocab_|generator|(^|/)loss(_#)?/|CrossEntropy|ArgMax",
-    "dropout": r"dropout|^(while/)?[Ss]tateless",  # the keys of its bits
+    "dropout": r"dropout|^(while/)?[Ss]tateless",
     "attention": r"attention|attn|/self/",
     "feed-forward": r"intermediate|/output|ffn|lin1|lin2|feed_forward|bottleneck",
     "embeddings": r"embeddings|Gather|UnsortedSegmentSum|AddN|wte|wpe",
