@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from mlm_common.errors import EXIT_STOPPED
-from tests.fixtures.killable_runs import PROJECT, KillableRuns
+from tests.fixtures.killable_runs import PHASES, PROJECT, KillableRuns
 from tests.fixtures.same_run import assert_same_run, timeless_lines
 from tests.fixtures.tiny_run import MODEL, run_flags
 from tfrecord_prep.records import encode_rows
@@ -56,15 +56,17 @@ def test_killed_while_saving_and_while_evaluating(runs, whole_run, shards, tmp_p
 
 
 @pytest.mark.slow
-def test_killed_twenty_times(runs, whole_run, shards, tmp_path):
+def test_killed_twice_in_each_phase(runs, whole_run, shards, tmp_path):
     """At random moments; a run that comes to its end before is followed by a new one."""
-    num_kills, seed = 0, 0
-    while num_kills < 20:
+    phases = random.Random(0).sample(2 * list(PHASES), 2 * len(PHASES))
+    for seed in range(len(phases)):
         flags = run_flags(shards, tmp_path / str(seed), *FLAGS)
-        num_kills += len(runs.run_killed(flags, seed, 20 - num_kills))
+        phases = phases[runs.run_killed(flags, seed, phases) :]
         assert runs.run(flags) == 0
         assert_same_run(tmp_path / str(seed), whole_run)
-        seed += 1
+        if not phases:
+            break
+    assert not phases
 
 
 @pytest.mark.slow
@@ -76,12 +78,12 @@ def test_killed_with_checkpoints_in_cloud_storage(whole_run, shards, cloud_stora
     flags = [flag.replace(str(shards), f"{url}/shards") for flag in run_flags(shards, f"{url}/run", *FLAGS)]
     draw = random.Random(0)
     with KillableRuns(cloud_storage.environment) as runs:
-        for seed in range(4):
+        for seed, phase in enumerate(PHASES):
             for mode in ("status", "reset", "lost_answer", "corrupt_upload"):
                 times = draw.randint(1, 2)
                 cloud_storage.fault("/upload/", method="POST", mode=mode, num_bytes=-50, times=times)
             cloud_storage.fault("checkpoints", method="DELETE", times=2)
-            runs.run_killed(flags, seed, 1)
+            runs.run_killed(flags, seed, [phase])
         assert runs.run(flags) == 0
     for name, content in cloud_storage.objects().items():
         if name.startswith("run/"):

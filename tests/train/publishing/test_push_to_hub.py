@@ -89,11 +89,12 @@ def test_when_to_push(config: HubConfig, expected: tuple[int, ...]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
 def test_a_slow_upload_holds_up_nothing_and_the_newest_wins(
     hub_here: HubHandle, shards: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    hub_here.fault(UPLOAD, mode="delay", method="PUT", delay_seconds=5, times=1)
+    hub_here.fault(UPLOAD, mode="delay", method="PUT", delay_seconds=2, times=1)
     assert train(shards, tmp_path, *EVERY_STEP, *NO_EVALUATION, "--max-steps", "12") == 0
     copied = [record for record in caplog.records if "goes to the Hub" in record.message]
     assert len(copied) == 11, "training went on"
@@ -104,6 +105,7 @@ def test_a_slow_upload_holds_up_nothing_and_the_newest_wins(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
 def test_the_last_state_is_published_whatever_passes(
     hub_here: HubHandle, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +128,7 @@ def test_the_last_state_is_published_whatever_passes(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
 def test_pushes_that_fail_end_nothing_but_the_last_does(
     hub_here: HubHandle, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,6 +144,7 @@ def test_pushes_that_fail_end_nothing_but_the_last_does(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
 def test_a_newer_state_does_not_wait_for_the_tries_of_an_older_one(
     hub_here: HubHandle, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +156,7 @@ def test_a_newer_state_does_not_wait_for_the_tries_of_an_older_one(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
 def test_a_run_that_fails_publishes_what_it_has(
     hub_here: HubHandle, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +176,7 @@ def failing_at_update_4(_: TrainingLog, step: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
 def test_an_interrupted_run_ends_in_bounded_time(
     hub_here: HubHandle, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,12 +266,12 @@ def test_without_a_network_a_run_does_not_begin(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("hub_here")
+@pytest.mark.usefixtures("hub_here", "one_device")
 def test_a_network_that_goes_away_costs_the_push_alone(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    check = "mlm_common.hub.access.check_hub_access"
+    check = "train.publishing.hub_access.check_hub_access"
     monkeypatch.setattr(check, lambda *_, **__: monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9"))
     assert train(shards, tmp_path) == 1
     assert "push them by hand" in capsys.readouterr().err.splitlines()[-1]

@@ -1,21 +1,16 @@
-"""The preflight with the TPU's compiler, in an environment that has nothing else.
+"""The preflight with the TPU's compiler, in an environment that has nothing else."""
 
-The environment is made in the folder named by MLM_TEST_ENVIRONMENTS, and found there again; without it, in a temporary
-one.
-"""
-
-import os
 import platform
 import re
 import subprocess
 import sys
-import venv
 from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
+from tests.fixtures.other_environments import made_environment
 from tests.fixtures.tiny_run import MODEL
 from train.checks.preflight.tpu_compiler import DoesNotFitError, check_compiler, compile_for_tpu
 from train.checks.preflight.tpu_slices import tpu_slice
@@ -50,15 +45,9 @@ def requirements_of_the_extra():
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
     """The interpreter of an environment with the compiler."""
-    root = os.environ.get("MLM_TEST_ENVIRONMENTS") or tmp_path_factory.mktemp("environments")
-    folder = Path(root, "tpu-compiler")
-    interpreter, complete = folder / "bin" / "python", folder / "complete"
-    if not complete.exists():
-        venv.create(folder, with_pip=True, clear=True)
-        requirements = requirements_of_the_extra()
-        assert len(requirements) == 2
-        subprocess.run([interpreter, "-m", "pip", "install", "--quiet", *requirements], check=True)
-        complete.touch()
+    requirements = requirements_of_the_extra()
+    assert len(requirements) == 2
+    interpreter = made_environment(tmp_path_factory, "tpu-compiler", *requirements)
     check_compiler(str(interpreter))
     return str(interpreter)
 
