@@ -100,6 +100,17 @@ def _parse_overrides(text: str | None) -> dict[str, str]:
     return overrides
 
 
+def _override(model_config: PretrainedConfig, overrides: dict[str, str], text: str | None) -> None:
+    """Set the overrides, each converted to the type of the value that it replaces."""
+    if not overrides:
+        return
+    try:
+        model_config.update_from_string(",".join(f"{name}={value}" for name, value in overrides.items()))
+    except ValueError as error:
+        known = ", ".join(sorted(model_config.to_dict()))
+        raise InputError(f"--config-overrides {text}: {error}. A {model_config.model_type} has: {known}.") from error
+
+
 def _set_dropout(model_config: PretrainedConfig, rate: float, overrides: dict[str, str]) -> None:
     """Set the rates of pretraining, under the names that the architecture has for them."""
     names = ARCHITECTURES[model_config.model_type].dropouts
@@ -116,14 +127,3 @@ def _check_gradient_checkpointing(model_config: PretrainedConfig) -> None:
             "--gradient-checkpointing needs layers that drop the same twice, which those of a "
             f"{model_config.model_type} do not. Give --dropout 0, or leave out --gradient-checkpointing."
         )
-
-
-def _override(model_config: PretrainedConfig, overrides: dict[str, str], text: str | None) -> None:
-    """Set the overrides, each converted to the type of the value that it replaces."""
-    if not overrides:
-        return
-    try:
-        model_config.update_from_string(",".join(f"{name}={value}" for name, value in overrides.items()))
-    except ValueError as error:
-        known = ", ".join(sorted(model_config.to_dict()))
-        raise InputError(f"--config-overrides {text}: {error}. A {model_config.model_type} has: {known}.") from error

@@ -64,6 +64,33 @@ def step_flops(
     return 3 * 2 * multiplications
 
 
+def full_speed_step_seconds(
+    config: TrainingConfig, model_config: "PretrainedConfig", plan: Plan, num_predictions: int | None
+) -> float | None:
+    """Compute the seconds that a step would take if all replicas computed at their peak.
+
+    None without a TPU, on a TPU that is not this machine's or not in `train.runtime.tpu`, and for a model whose
+    operations cannot be counted.
+
+    Args:
+        num_predictions: prediction slots of a micro-batch; None where the head is not a masked LM's.
+    """
+    if not config.hardware.wants_tpu or config.hardware.tpu_name != "local" or num_predictions is None:
+        return None
+    chip = chip_of(local_accelerator_type())
+    num_micro_batches = plan.num_replicas * config.optimization.gradient_accumulation_steps
+    flops = step_flops(
+        model_config,
+        num_rows=plan.global_batch_rows,
+        length=plan.max_length,
+        num_predictions=num_micro_batches * num_predictions,
+        num_micro_batches=num_micro_batches,
+    )
+    if chip is None or flops is None:
+        return None
+    return flops / (plan.num_replicas * chip.peak_flops_per_second)
+
+
 def _bert(config: "PretrainedConfig", length: int) -> Multiplications:  # noqa: ARG001
     """BERT, RoBERTa and theirs; with `embedding_size` also ALBERT, ELECTRA and RoFormer."""
     hidden, num_layers = config.hidden_size, config.num_hidden_layers
@@ -148,30 +175,3 @@ FORMULAS: dict[str, Callable[["PretrainedConfig", int], Multiplications]] = {
     "mobilebert": _mobilebert,
     "rembert": _rembert,
 }
-
-
-def full_speed_step_seconds(
-    config: TrainingConfig, model_config: "PretrainedConfig", plan: Plan, num_predictions: int | None
-) -> float | None:
-    """Compute the seconds that a step would take if all replicas computed at their peak.
-
-    None without a TPU, on a TPU that is not this machine's or not in `train.runtime.tpu`, and for a model whose
-    operations cannot be counted.
-
-    Args:
-        num_predictions: prediction slots of a micro-batch; None where the head is not a masked LM's.
-    """
-    if not config.hardware.wants_tpu or config.hardware.tpu_name != "local" or num_predictions is None:
-        return None
-    chip = chip_of(local_accelerator_type())
-    num_micro_batches = plan.num_replicas * config.optimization.gradient_accumulation_steps
-    flops = step_flops(
-        model_config,
-        num_rows=plan.global_batch_rows,
-        length=plan.max_length,
-        num_predictions=num_micro_batches * num_predictions,
-        num_micro_batches=num_micro_batches,
-    )
-    if chip is None or flops is None:
-        return None
-    return flops / (plan.num_replicas * chip.peak_flops_per_second)
