@@ -41,7 +41,7 @@ def dropping_out_by(row_keys: tf.Tensor) -> Iterator[None]:
 
 
 def repeatable(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function, which calls layers, so that all its calls drop what the first does.
+    """Let all calls of a function, which calls layers, drop what the first does.
 
     For functions that are called a second time to save memory, as `tf.recompute_grad` does.
     """
@@ -90,7 +90,7 @@ class _KeyedCall:
         return drop(inputs, keys, self.rate)
 
     def next_keys(self) -> tf.Tensor | None:
-        """Return the keys of this call's rows, uint32 (batch, KEY_WORDS); None outside `dropping_out_by`."""
+        """Make the keys of this call's rows, uint32 (batch, KEY_WORDS); None outside `dropping_out_by`."""
         scope = getattr(_traced, "scope", None)
         if scope is None:
             return None
@@ -100,7 +100,7 @@ class _KeyedCall:
 
 
 def next_keys(layer: tf_keras.layers.Dropout) -> tf.Tensor | None:
-    """Return the keys by which the layer would now drop its rows, uint32 (batch, KEY_WORDS), as one of its calls.
+    """Make the keys by which the layer would now drop its rows, uint32 (batch, KEY_WORDS), as one of its calls.
 
     None where it would not drop by keys: outside `dropping_out_by`, or not prepared by `key_dropout`.
     """
@@ -108,7 +108,7 @@ def next_keys(layer: tf_keras.layers.Dropout) -> tf.Tensor | None:
 
 
 def drop(inputs: tf.Tensor, row_keys: tf.Tensor, rate: float) -> tf.Tensor:
-    """Return `inputs` (batch, …) with a share of `rate` set to 0 and the rest scaled up; all 0 at rate 1."""
+    """Set a share of `rate` of `inputs` (batch, …) to 0 and scale the rest up; all is 0 at rate 1."""
     if rate >= 1:
         return tf.zeros_like(inputs)
     scaled = inputs * tf.cast(1 / (1 - rate), inputs.dtype)

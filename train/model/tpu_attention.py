@@ -23,6 +23,8 @@ SAFE_SUMS = (1e-25, 1e30)
 LARGEST_EXPONENT = 80.0
 # A matrix unit is as wide. Of narrower heads, the scores are made anew for each product that takes them.
 MATRIX_UNIT_WIDTH = 128
+# Rows of a matrix of ones: of fewer, XLA would make a sum of its vector unit's, which is slower.
+NUM_ONES = 8
 
 
 def attend(
@@ -153,10 +155,6 @@ def _sum_over_head(values: tf.Tensor) -> tf.Tensor:
     if values.dtype == tf.float32:
         return tf.reduce_sum(values, axis=2, keepdims=True)
     return einsum("bnhq,hr->bnrq", values, tf.ones((values.shape[2], NUM_ONES), values.dtype))[:, :, :1]
-
-
-# Rows of a matrix of ones: of fewer, XLA would make a sum of its vector unit's, which is slower.
-NUM_ONES = 8
 
 
 def einsum(equation: str, one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
