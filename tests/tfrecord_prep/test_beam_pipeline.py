@@ -29,6 +29,7 @@ needs_dataflow = pytest.mark.skipif(
 )
 TWO_PROCESSES = ["--runner", "DirectRunner", "--num-workers", "2"]
 IN_THIS_PROCESS = "--direct_running_mode=in_memory --direct_num_workers=1"
+ONE_PROCESS = ["--runner", "DirectRunner", f"--beam-options={IN_THIS_PROCESS}"]
 GOOGLE = "--project=my-project --region=europe-west4 --temp_location=gs://bucket/tmp"
 
 
@@ -54,18 +55,18 @@ def in_memory_config(folder: Path) -> PrepareConfig:
 
 @needs_beam
 def test_two_processes_write_the_bytes_of_the_local_run(source: Path, tmp_path: Path) -> None:
-    draw = ["--validation-percent", "20"]
-    assert main(flags(source, tmp_path / "beam", *draw, *TWO_PROCESSES)) == 0
-    assert contents(tmp_path / "beam") == local_bytes(source, tmp_path / "local", *draw)
+    assert main(flags(source, tmp_path / "beam", *TWO_PROCESSES)) == 0
+    assert contents(tmp_path / "beam") == local_bytes(source, tmp_path / "local")
 
 
 @needs_beam
 def test_cloud_storage_in_and_out(source: Path, tmp_path: Path, cloud: CloudStorageHandle) -> None:
     cloud.put("docs.jsonl", (source / "docs.jsonl").read_bytes())
+    draw = ["--validation-percent", "20"]
     files = ["--data-files", f"{cloud.bucket_url}/docs.jsonl"]
-    assert main(flags(source, f"{cloud.bucket_url}/beam", *files, *TWO_PROCESSES)) == 0
+    assert main(flags(source, f"{cloud.bucket_url}/beam", *files, *draw, *ONE_PROCESS)) == 0
     written = {name: data for name, data in cloud.objects().items() if name.endswith(".tfrecord")}
-    local = local_bytes(source, tmp_path / "local")
+    local = local_bytes(source, tmp_path / "local", *draw)
     assert written == {f"beam/{name}": data for name, data in local.items() if name.endswith(".tfrecord")}
     assert not any("partition-" in name or "plan.json" in name for name in cloud.objects())
 
@@ -80,7 +81,7 @@ def test_a_row_that_cannot_be_read_is_one_line_and_the_next_run_goes_on(
     source = write_source(tmp_path)
     docs = source / "docs.jsonl"
     good = docs.read_bytes()
-    with_beam = [*flags(source, tmp_path / "beam"), "--runner", "DirectRunner", f"--beam-options={IN_THIS_PROCESS}"]
+    with_beam = flags(source, tmp_path / "beam", *ONE_PROCESS)
     docs.write_bytes(good[:-3] + b"!}\n")
     assert main(with_beam) == 2
     assert "must hold one JSON object per line" in capfd.readouterr().err.strip().splitlines()[-1]

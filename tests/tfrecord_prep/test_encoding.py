@@ -49,7 +49,7 @@ def test_all_kinds_but_one_are_tokenized_by_word() -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(documents=st.lists(texts_strategy, max_size=4))
 def test_ids_are_those_of_the_tokenizer(name: str, documents: list[str]) -> None:
     assert documents_of(name, documents) == expected_of(name, documents)
@@ -57,7 +57,7 @@ def test_ids_are_those_of_the_tokenizer(name: str, documents: list[str]) -> None
 
 @pytest.mark.parametrize("name", BY_WORD)
 @pytest.mark.parametrize("characters_at_once", [8, 60])
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(texts=st.lists(texts_strategy, max_size=4))
 def test_long_documents_are_cut_without_a_change(name: str, characters_at_once: int, texts: list[str]) -> None:
     # Each with a boundary in reach, since without one a document is cut within a word.
@@ -84,7 +84,10 @@ def test_text_with_few_spaces_is_cut_at_them(monkeypatch: pytest.MonkeyPatch) ->
     assert len(list(encode_documents(PLAIN_JSON["byte_level"], [text]))) == 3
 
 
-@pytest.mark.parametrize("name", ["unigram", "lowercased", "albert", "wordpiece"])
+@pytest.mark.parametrize(
+    "name",
+    ["unigram", "wordpiece", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lowercased", "albert"))],
+)
 def test_every_visible_character_may_stand_beside_a_boundary(name: str) -> None:
     characters = [chr(code) for code in range(0x10000) if not 0xD800 <= code < 0xE000]
     words = [word for character in characters for word in (character, f"a{character}")]

@@ -100,7 +100,8 @@ def test_bad_input_is_one_line(
     assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize("num_passages", [64, pytest.param(LINE_BYTES // PASSAGE_CHARACTERS, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_passages", [64, LINE_BYTES // PASSAGE_CHARACTERS])
 def test_line_of_50_mb_without_spaces(num_passages: int, tmp_path: Path) -> None:
     """Of this many different passages, after which it is the same again."""
     draw = random.Random(0)

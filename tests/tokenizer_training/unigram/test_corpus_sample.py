@@ -150,7 +150,7 @@ def test_rate_of_what_fits_stays() -> None:
 
 
 def test_sample_is_of_the_whole_text_and_its_counts_are_in_proportion() -> None:
-    max_bytes, num_seeds = NUM_BYTES // 10, 40
+    max_bytes, num_seeds = NUM_BYTES // 10, 20
     relative: Counter[str] = Counter()
     num_words = 0.0
     for seed in range(num_seeds):

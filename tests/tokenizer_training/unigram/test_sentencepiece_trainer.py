@@ -55,7 +55,7 @@ def children() -> set[int]:
     return found
 
 
-@pytest.mark.parametrize("num_pieces", [len(CHARACTERS) + 1, 100, 777, 1500])
+@pytest.mark.parametrize("num_pieces", [len(CHARACTERS) + 1, 777, 1500])
 def test_as_many_pieces_as_asked_for(table: SegmentTable, num_pieces: int) -> None:
     trained = table.train(num_pieces)
     pieces = [piece for piece, _ in trained]
