@@ -52,6 +52,17 @@ def test_a_model_starts_as_the_checkpoint_with_padding_of_its_own(name: str, tmp
     np.testing.assert_array_equal(logits[..., VOCABULARY:], 0)
 
 
+def test_a_model_with_another_head_starts_as_its_checkpoint(tmp_path: Path) -> None:
+    head = "TFAutoModelForSequenceClassification"
+    source = tiny_model("albert", head)
+    export_model(source, tiny_tokenizer(), str(tmp_path), model_max_length=30)
+    config = tiny_config("albert", vocab_size=PADDED)
+    model = build_network(config, ModelConfig(), vocabulary_size=VOCABULARY, seed=8, model_class=head)
+    load_initial_weights(model, str(tmp_path), VOCABULARY, head)
+    batch, _ = padded_batch(model)
+    np.testing.assert_allclose(model(batch).logits, source(batch).logits, atol=1e-5)
+
+
 def test_a_checkpoint_may_have_padding_in_its_vocabulary(tmp_path: Path) -> None:
     source = tiny_model("roberta", vocab_size=210)
     export_model(source, tiny_tokenizer(), str(tmp_path), model_max_length=30)
