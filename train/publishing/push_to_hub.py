@@ -19,70 +19,6 @@ from train.runtime.plan import Plan
 
 logger = logging.getLogger(__name__)
 
-Item = TypeVar("Item")
-
-
-class LatestItemWorker(Generic[Item]):
-    """Hands items to `handle` in a thread that does not keep the process alive; of those that wait, the latest only.
-
-    `newer_waits` is set while an item waits: by it `handle` can end early what the next item makes useless.
-
-    Args:
-        handle: called with one item at a time; what it raises is logged, and the next item comes as if nothing was.
-    """
-
-    def __init__(self, handle: Callable[[Item], None]):
-        self.newer_waits = threading.Event()
-        self._handle = handle
-        self._changed = threading.Condition()
-        self._waiting: Item | None = None
-        self._is_busy = False
-        self._thread: threading.Thread | None = None
-
-    def submit(self, item: Item) -> None:
-        """Let the item be handled next, in the place of one that waits."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="latest-item", daemon=True)
-            self._thread.start()
-        with self._changed:
-            self._waiting = item
-            self.newer_waits.set()
-            self._changed.notify_all()
-
-    def drop_waiting(self) -> None:
-        """Forget the item that waits, and let the one that is handled end early."""
-        with self._changed:
-            self._waiting = None
-            self.newer_waits.set()
-            self._changed.notify_all()
-
-    def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until everything is handled; return whether it is."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._waiting is None and not self._is_busy, timeout_seconds)
-
-    def _work(self) -> None:
-        while True:
-            item = self._take()
-            try:
-                self._handle(item)
-            except Exception:  # the thread must live on for the next item
-                logger.exception("work in the background failed")
-            with self._changed:
-                self._is_busy = False
-                self._changed.notify_all()
-            del item  # its memory may be large
-
-    def _take(self) -> Item:
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting is not None)
-            item, self._waiting = self._waiting, None
-            self._is_busy = True
-            self.newer_waits.clear()
-            assert item is not None
-            return item
-
-
 # What a run that ends early may take to push what it has ready; a spot machine has half of it.
 GRACE_SECONDS = 60.0
 
@@ -174,3 +110,67 @@ class PushToHubCallback(tf_keras.callbacks.Callback):
 
 def _untagged(publisher: Publisher) -> HubRepository | None:
     return publisher.repository and replace(publisher.repository, tag=None)
+
+
+Item = TypeVar("Item")
+
+
+class LatestItemWorker(Generic[Item]):
+    """Hands items to `handle` in a thread that does not keep the process alive; of those that wait, the latest only.
+
+    `newer_waits` is set while an item waits: by it `handle` can end early what the next item makes useless.
+
+    Args:
+        handle: called with one item at a time; what it raises is logged, and the next item comes as if nothing was.
+    """
+
+    def __init__(self, handle: Callable[[Item], None]):
+        self.newer_waits = threading.Event()
+        self._handle = handle
+        self._changed = threading.Condition()
+        self._waiting: Item | None = None
+        self._is_busy = False
+        self._thread: threading.Thread | None = None
+
+    def submit(self, item: Item) -> None:
+        """Let the item be handled next, in the place of one that waits."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="latest-item", daemon=True)
+            self._thread.start()
+        with self._changed:
+            self._waiting = item
+            self.newer_waits.set()
+            self._changed.notify_all()
+
+    def drop_waiting(self) -> None:
+        """Forget the item that waits, and let the one that is handled end early."""
+        with self._changed:
+            self._waiting = None
+            self.newer_waits.set()
+            self._changed.notify_all()
+
+    def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until everything is handled; return whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._waiting is None and not self._is_busy, timeout_seconds)
+
+    def _work(self) -> None:
+        while True:
+            item = self._take()
+            try:
+                self._handle(item)
+            except Exception:  # the thread must live on for the next item
+                logger.exception("work in the background failed")
+            with self._changed:
+                self._is_busy = False
+                self._changed.notify_all()
+            del item  # its memory may be large
+
+    def _take(self) -> Item:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting is not None)
+            item, self._waiting = self._waiting, None
+            self._is_busy = True
+            self.newer_waits.clear()
+            assert item is not None
+            return item
