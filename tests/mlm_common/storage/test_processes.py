@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.servers.fixtures import CloudStorageHandle
 
 BUCKET = CloudStorageHandle.bucket_url
@@ -28,6 +30,7 @@ def test_no_credentials(cloud_storage: CloudStorageHandle, tmp_path: Path) -> No
     assert "InputError: gs://test-bucket/x needs Google credentials" in run_python(code, environment).stderr
 
 
+@pytest.mark.slow
 def test_tensorflow_reads_what_storage_wrote(cloud_storage: CloudStorageHandle) -> None:
     """As on a cloud machine: Google's addresses, credentials from the metadata server, TensorFlow's own client."""
     cloud_storage.authorize(accepted_tokens=[cloud_storage.token])

@@ -43,8 +43,8 @@ def draw(head_size, scale=1.0, dtype=tf.float32):
     return [tf.cast(tensor, dtype) for tensor in (query * scale, key * scale, value)]
 
 
-# Scores of ±3, of ±80 and of ±3,000, whose exponentials are finite, too large and far too large for float32.
-@pytest.mark.parametrize(("head_size", "scale", "rate"), [(8, 1, RATE), (128, 1, 0.0), (8, 5, 0.0), (128, 30, RATE)])
+# Scores of ±3 and of ±3,000, whose exponentials are finite and far too large for float32.
+@pytest.mark.parametrize(("head_size", "scale", "rate"), [(8, 1, 0.0), (128, 30, RATE)])
 def test_results_and_gradients_are_those_of_plain_attention(head_size, scale, rate):
     arguments = draw(head_size, scale)
     expected = with_gradients(lambda *args: plain_attention(*args, ATTENDED, rate), *arguments)

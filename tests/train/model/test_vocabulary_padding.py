@@ -102,6 +102,7 @@ def pretraining_model(vocabulary_size: int) -> PretrainingModel:
     return model
 
 
+@pytest.mark.slow
 def test_updates_are_those_without_padding() -> None:
     rows = np.random.default_rng(0).integers(5, VOCABULARY, (8, 16), dtype=np.int32)
     rows[-1, 10:] = PAD

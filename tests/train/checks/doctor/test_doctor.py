@@ -64,6 +64,7 @@ def test_another_tokenizer_for_shards_without_a_manifest(shards: Path, tmp_path:
     assert "; the tokenizer has 5. Name the tokenizer that the shards were made with by --tokenizer." in line
 
 
+@pytest.mark.slow
 def test_shards_that_tensorflow_may_not_read(
     shards: Path, cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
