@@ -2,7 +2,7 @@
 
 The push goes in several commits, so that it may be as large as one likes: of a split first its old manifest and files
 that are no longer in it are deleted, then come the shards, some at a time, and with the last commit tokenizer and
-manifest. Given again after a failure, it goes on where it was: what is there already is neither sent nor committed.
+manifest. Given again after a failure, it resumes where it was: what is there already is neither sent nor committed.
 """
 
 import hashlib

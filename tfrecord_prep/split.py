@@ -161,7 +161,7 @@ def _explained_errors(folder: str) -> Iterator[None]:
     except (OSError, CloudStorageError) as error:
         raise RunFailedError(
             f"{folder} was not completed: {error}. What is complete in it stays. Cure this and run the same command "
-            "again: it goes on from there."
+            "again: it resumes from there."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""A disk that becomes full: what is there does not look complete, and the run goes on once there is room."""
+"""A disk that becomes full: what is there does not look complete, and the run resumes once there is room."""
 
 import re
 import subprocess
@@ -23,7 +23,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def check_not_completed(status: int, errors: str, reason: str, folder: Path) -> None:
     assert status == 1, errors
     (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
-    assert re.search(rf"/train was not completed: .*{reason}.*run the same command again: it goes on from there", line)
+    assert re.search(rf"/train was not completed: .*{reason}.*run the same command again: it resumes from there", line)
     with pytest.raises(InputError, match="did not end"):
         open_shards(str(folder / "train"))
 
