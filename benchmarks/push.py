@@ -4,7 +4,7 @@
 
 A model of 110 million parameters (BERT-base) is trained on rows of random ids, in rounds of a few steps: in one round
 nothing is pushed, in the next a push begins with its first step. The Hub is the tests' stand-in on loopback, a process
-of its own. `stall` is what `PushToHubCallback` takes on the training thread; `copy` is reading all weights from the
+of its own. `stall` is what `PushToHub` takes on the training thread; `copy` is reading all weights from the
 device and nothing else. On a CPU export and upload share the cores with the training, so the steps of that time are
 slower than those on an accelerator would be; `CPU s of a push` says by how much.
 """
@@ -45,7 +45,7 @@ def build(folder: str, arguments: argparse.Namespace) -> tuple[Any, Any]:
     from mlm_common.hub.push import HubRepository
     from train.config import parse_training_config
     from train.publishing.publisher import Publisher
-    from train.publishing.push_to_hub import PushToHubCallback
+    from train.publishing.push_to_hub import PushToHub
     from train.run import prepare_run
 
     model = f"num_hidden_layers={arguments.num_layers},max_position_embeddings={LENGTH}"
@@ -61,8 +61,7 @@ def build(folder: str, arguments: argparse.Namespace) -> tuple[Any, Any]:
         lambda *_: "",
         HubRepository("alice/big"),
     )
-    pushing = PushToHubCallback(publisher, tuple(range(NUM_STEPS)), metrics=list)
-    pushing.set_model(trainer.model)
+    pushing = PushToHub(publisher, tuple(range(NUM_STEPS)), metrics=list)
     return trainer, pushing
 
 
@@ -102,7 +101,7 @@ def measure(steps: Steps, pushing: Any, num_rounds: int, steps_per_round: int) -
         figures["copy"].append(steps.copy())
         start = Times.now()
         before_seconds = time.perf_counter()
-        pushing.on_train_batch_end(number)
+        pushing.push(steps.trainer.model, number + 1)
         figures["stall"].append(time.perf_counter() - before_seconds)
         figures["pushing"] += [steps.step() for _ in range(steps_per_round)]
         pushing._pushes.wait()
@@ -126,7 +125,7 @@ def main() -> None:
         trainer, pushing = build(folder, arguments)
         steps = Steps(trainer)
         steps.step()  # compiles
-        pushing.on_train_batch_end(0)  # imports, and makes the repository
+        pushing.push(trainer.model, 1)  # imports, and makes the repository
         pushing._pushes.wait()
         num_parameters = trainer.model.network.count_params()
         print(f"{num_parameters:,} parameters, {num_parameters * 4 / 1e6:,.0f} MB")

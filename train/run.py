@@ -1,23 +1,22 @@
-"""The stages of one run: prepared without TensorFlow, then trained, exported and pushed."""
+"""The stages of one run around its training: checked and planned without TensorFlow, connected, recorded, printed."""
 
 import dataclasses
 import functools
 import json
-import logging
 import platform
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from transformers import PretrainedConfig
 
 from mlm_common.command_line import commit
-from mlm_common.hub.push import HubPushError
 from mlm_common.storage import open_folder
 from tfrecord_prep.manifest import ShardSet
 from tokenizer_training.tokenizer import vocabulary_size
-from train.checkpoints.fingerprint import fingerprint
-from train.checkpoints.resume import describe_resume_point, installed_versions
+from train.checkpoints.fingerprint import fingerprint, fingerprint_sha256
+from train.checkpoints.resume import installed_versions
 from train.config import HardwareConfig, TrainingConfig
 from train.data.shards import TrainingInputs, open_inputs
 from train.model.config import resolve_model_config
@@ -41,9 +40,9 @@ from train.tasks.task import Task
 if TYPE_CHECKING:
     import tensorflow as tf
 
+    from train.metrics.log import MetricsLog
     from train.publishing.publisher import Publisher
-    from train.publishing.push_to_hub import PushToHubCallback
-    from train.trainer import Trainer
+    from train.publishing.push_to_hub import PushToHub
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,13 @@ class Run:
         """What makes it this run and no other."""
         return fingerprint(self.config, self.inputs, self.model_config.to_diff_dict())
 
+    @functools.cached_property
+    def fingerprint_sha256(self) -> str:
+        """Hash of the fingerprint, by which its checkpoints are known."""
+        return fingerprint_sha256(self.fingerprint)
+
     def plan(self, num_replicas: int) -> Plan:
-        """Return the plan on that many replicas.
+        """Plan the run on that many replicas.
 
         Raises:
             InputError: a batch larger than the data set, or a warmup longer than the run.
@@ -82,7 +86,7 @@ class Run:
 
 
 def prepare_run(config: TrainingConfig) -> Run:
-    """Return the run after all checks that need neither TensorFlow nor the device.
+    """Make all checks that need neither TensorFlow nor the device, and return what they have found.
 
     Raises:
         InputError: whatever is wrong with settings, shards, tokenizer, model, output folder, Hub access, TPU or
@@ -110,60 +114,40 @@ def prepare_run(config: TrainingConfig) -> Run:
     return run
 
 
-def train_and_export(run: Run) -> None:
-    """Connect to the device, train to the plan's last step, export, and push if asked to.
+def connect(run: Run) -> "tf.distribute.Strategy":
+    """Connect to the devices of the run: its TPU claimed and initialised, or all its workers there.
 
     Raises:
-        RunStoppedError: it was asked to stop before, and has saved.
+        InputError: the TPU that is named cannot be found or reached, or this is not the machine that TF_CONFIG says.
     """
-    from train.runtime.collectives import any_worker, explain_lost_devices
-    from train.runtime.strategy import connect
+    from train.runtime import strategy
 
     heartbeat.report("connect")
-    strategy = connect(run.config.hardware, run.cluster)
+    return strategy.connect(run.config.hardware, run.cluster)
+
+
+@contextmanager
+def explained_and_stoppable(run: Run, strategy: "tf.distribute.Strategy") -> Iterator[StopRequest]:
+    """Explain, within it, lost devices, and give what is asked whether the run is to stop."""
+    from train.runtime.collectives import any_worker, explain_lost_devices
+
+    hardware = run.config.hardware
     stop = StopRequest(functools.partial(any_worker, strategy) if run.cluster.num_workers > 1 else None)
-    with explain_lost_devices(run.cluster, run.output_dir), _listening(run, stop):
-        heartbeat.report("build")
-        plan = run.plan(strategy.num_replicas_in_sync)
-        record = describe_run(run, plan, strategy)
-        trainer = _agreed_trainer(run, strategy, plan, record)
-        if run.cluster.is_chief:
-            print_table(trainer.plan.describe(trainer.model.network.count_params()))
-            print_start(run, trainer)
-            log_first_row(run, trainer)
-        publisher = _publisher(run, record) if run.cluster.is_chief else None
-        with _pushing(run, trainer, publisher) as pushing:
-            evaluation = trainer.fit(stop, pushing)
-    if publisher is None:
-        return
-    heartbeat.report("export", trainer.plan.num_steps)
-    checkpoints = trainer.checkpoints.describe()
-    last = publisher.take(trainer.model.network, trainer.plan.num_steps, trainer.log.lines)
-    try:
-        publisher.publish(last, f"Pretrained for {last.step:,} steps")
-    except HubPushError:
-        print_result(run, evaluation, checkpoints, publisher.export_folder)
-        raise
-    print_result(run, evaluation, checkpoints, publisher.export_folder)
+    on_tpu_vm = hardware.wants_tpu and hardware.tpu_name == "local"
+    with explain_lost_devices(run.cluster, run.output_dir), listening(stop, on_cloud_machine=on_tpu_vm):
+        yield stop
 
 
-def _pushing(run: Run, trainer: "Trainer", publisher: "Publisher | None") -> "PushToHubCallback":
-    """Return what pushes the model while it is trained, if asked to; of several workers the chief's does."""
-    from train.publishing.push_to_hub import PushToHubCallback, steps_of_pushes
-
-    steps = steps_of_pushes(run.config.hub, trainer.plan)
-    return PushToHubCallback(publisher, steps, metrics=lambda: trainer.log.lines)
-
-
-def _agreed_trainer(run: Run, strategy: "tf.distribute.Strategy", plan: Plan, record: dict[str, Any]) -> "Trainer":
-    """Return the trainer, restored, once all workers have one of the same run, at the same step.
+def record_run(run: Run, plan: Plan, strategy: "tf.distribute.Strategy") -> dict[str, Any]:
+    """Write `run.json` and return its content, once all workers are known to be those of the same run.
 
     Raises:
-        InputError: workers that were given something else than the chief, or do not see its checkpoints.
+        InputError: workers that were given something else than the chief.
     """
     from train.runtime.collectives import check_agreement, shared_settings
-    from train.trainer import build_trainer
 
+    heartbeat.report("build")
+    record = describe_run(run, plan, strategy)
     if run.cluster.is_chief:
         if run.config.run.overwrite_output_dir and not is_of_this_supervision(run.output_dir):
             clear_run_folder(run.output_dir)
@@ -171,22 +155,16 @@ def _agreed_trainer(run: Run, strategy: "tf.distribute.Strategy", plan: Plan, re
     # The others wait here until the folder is cleared.
     settings = shared_settings(run.config, run.fingerprint)
     check_agreement(strategy, run.cluster, settings, rule="All workers must be given the same flags and shards.")
-    trainer = build_trainer(run.config, run.inputs, run.task, run.model_config, plan, strategy)
-    rule = f"--output-dir must be one folder that all workers see; they found other checkpoints in {run.output_dir}."
-    check_agreement(strategy, run.cluster, {"newest step": trainer.start.step}, rule=rule)
-    return trainer
+    return record
 
 
-def _listening(run: Run, stop: StopRequest) -> AbstractContextManager[None]:
-    hardware = run.config.hardware
-    return listening(stop, on_cloud_machine=hardware.wants_tpu and hardware.tpu_name == "local")
-
-
-def _publisher(run: Run, record: dict[str, Any]) -> "Publisher":
-    """Return what writes `export/` and its card, and pushes them to the Hub if asked to."""
+def build_publisher(run: Run, record: dict[str, Any]) -> "Publisher | None":
+    """Build what writes `export/` and its card, and pushes them if asked to; None on all workers but the chief."""
     from train.publishing.model_card import model_card
     from train.publishing.publisher import Publisher
 
+    if not run.cluster.is_chief:
+        return None
     tokenizer = run.inputs.tokenizer
     return Publisher(
         run_folder=run.output_dir,
@@ -199,10 +177,14 @@ def _publisher(run: Run, record: dict[str, Any]) -> "Publisher":
     )
 
 
-logger = logging.getLogger(__name__)
+def push_while_training(run: Run, plan: Plan, publisher: "Publisher | None", log: "MetricsLog") -> "PushToHub":
+    """Build what pushes the model while it is trained, if asked to; of several workers the chief's does."""
+    from train.publishing.push_to_hub import PushToHub, steps_of_pushes
+
+    return PushToHub(publisher, steps_of_pushes(run.config.hub, plan), metrics=lambda: log.lines)
 
 
-def print_plan(run: "Run") -> None:
+def print_plan(run: Run) -> None:
     """Print what the run would do; the model is built on the CPU to count its parameters."""
     from train.model.build import build_network
 
@@ -219,25 +201,9 @@ def print_plan(run: "Run") -> None:
     print_table(plan.describe(network.count_params()))
 
 
-def print_start(run: "Run", trainer: "Trainer") -> None:
-    """Print where training begins or goes on, and what is not as it was."""
-    start = trainer.start
-    path = trainer.checkpoints.path(start.step)
-    for index, text in enumerate(describe_resume_point(start, trainer.plan, run.config, trainer.versions, path)):
-        print(f"{'' if index else 'start':<22} {text}")
-
-
-def log_first_row(run: "Run", trainer: "Trainer") -> None:
-    """Show a person what goes in: the first training row as it is at the first step."""
-    for title, text in run.task.describe_row(trainer.first_rows(), run.inputs.tokenizer).items():
-        logger.info("%s: %s", title, text)
-
-
-def print_result(run: "Run", evaluation: dict[str, float] | None, checkpoints: str, export_folder: str) -> None:
-    """Print the last evaluation beside what frequencies alone would give, and where everything is."""
-    rows = {"checkpoints": checkpoints, "model": export_folder}
-    if evaluation is not None:
-        rows = {**run.task.describe(evaluation), **rows}
+def print_result(run: Run, figures: dict[str, float] | None, where: dict[str, str]) -> None:
+    """Print the figures of the last evaluation beside what frequencies alone would give, and where everything is."""
+    rows = {**(run.task.describe(figures) if figures else {}), **where}
     manifest = run.inputs.eval_shards.manifest if run.inputs.eval_shards else None
     if manifest is not None:
         entropy = f"{manifest.unigram_entropy_nats:.4f} nats: the best loss of a guess from frequencies alone"
@@ -247,9 +213,10 @@ def print_result(run: "Run", evaluation: dict[str, float] | None, checkpoints: s
 
 
 def print_table(rows: dict[str, str]) -> None:
-    """Print titles and texts in two columns."""
+    """Print titles and texts in two columns; a text may have several lines."""
     for title, text in rows.items():
-        print(f"{title:<22} {text}")
+        for index, line in enumerate(text.split("\n")):
+            print(f"{'' if index else title:<22} {line}")
 
 
 def describe_run(run: Run, plan: Plan, strategy: "tf.distribute.Strategy") -> dict[str, Any]:

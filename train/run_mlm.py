@@ -2,38 +2,39 @@
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from mlm_common.command_line import command, log_start
-from train.config import TrainingConfig, parse_training_config
-from train.runtime.supervisor import Supervisor, supervision
+from train.config import parse_training_config
+from train.runtime.supervisor import supervise_if_asked
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
     """Check all that can be checked, print the plan, connect, build, restore, fit, export, push."""
     config = parse_training_config(argv, __doc__)
-    if config.run.supervise and supervision() is None and not config.run.dry_run:
-        sys.exit(supervise(argv, config))
+    supervise_if_asked(config.run, __file__, argv)
     log_start(__file__)
-    from train.run import prepare_run, print_plan, train_and_export  # transformers and datasets, not for --help
+    from train import run as stages  # transformers, not for --help
 
-    run = prepare_run(config)
+    run = stages.prepare_run(config)
     if config.run.dry_run:
-        print_plan(run)
+        stages.print_plan(run)
         return
-    train_and_export(run)
+    from train.trainer import build_trainer  # TensorFlow, not for bad input
 
-
-def supervise(argv: Sequence[str] | None, config: TrainingConfig) -> int:
-    """Run this command in processes of its own until it has come to its end, and return its exit status."""
-    command_line = [sys.executable, str(Path(__file__).resolve()), *(sys.argv[1:] if argv is None else argv)]
-    return Supervisor(
-        command_line,
-        stall_seconds=config.run.stall_minutes * 60,
-        max_retries=config.run.max_retries,
-        retry_seconds=config.run.retry_seconds,
-    ).run()
+    strategy = stages.connect(run)
+    with stages.explained_and_stoppable(run, strategy) as stop:
+        plan = run.plan(strategy.num_replicas_in_sync)
+        record = stages.record_run(run, plan, strategy)
+        trainer = build_trainer(run, plan, strategy)
+        trainer.restore()
+        publisher = stages.build_publisher(run, record)
+        if publisher is not None:
+            trainer.print_start()
+        with stages.push_while_training(run, plan, publisher, trainer.log) as pushing:
+            figures = trainer.fit(stop, pushing)
+    if publisher is not None:
+        trainer.publish(publisher, figures)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import tf_keras
 from train.model.random_bits import row_keys
 from train.model.stateless_dropout import dropping_out_by, key_dropout
 from train.optimizer import clipping_factor
+from train.runtime.hooks import WAIT_NAME
 from train.tasks.task import Task
 
 # Keep the random numbers of the task apart from those of dropout.
@@ -77,9 +78,9 @@ class PretrainingModel(tf_keras.Model):
         return {"loss": loss * scale}
 
     def make_train_function(self, force: bool = False) -> Any:
-        """Build what `fit` calls for each launch; see `build_launch`."""
+        """Build what `fit` calls for each execution; see `build_train_function`."""
         if self.train_function is None or force:
-            self.train_function: Any = build_launch(self)
+            self.train_function: Any = build_train_function(self)
         return self.train_function
 
     def prepare_batch(
@@ -137,14 +138,11 @@ def _num_rows(batch: dict[str, tf.Tensor]) -> int:
     return next(iter(batch.values())).shape[0]
 
 
-WAIT_NAME = "input_wait_seconds"
-
-
-def build_launch(model: tf_keras.Model) -> Callable[[Any], dict[str, tf.Tensor]]:
-    """Return what `fit` calls with an iterator of global batches: it runs `model.train_step` on all replicas.
+def build_train_function(model: tf_keras.Model) -> Callable[[Any], dict[str, tf.Tensor]]:
+    """Build what `fit` calls with an iterator of global batches: it runs `model.train_step` on all replicas.
 
     As tf_keras' own `Model.make_train_function`, with a clock around the iterator. The answer holds, under `WAIT_NAME`,
-    the seconds in which the host had no batch to hand out, float64. On a TPU the updates handed out before may still be
+    the seconds in which the host had no batch to hand out, float64. On a TPU the steps handed out before may still be
     computed in that time, so the device was idle for at most as long.
     """
     strategy = model.distribute_strategy
@@ -152,7 +150,7 @@ def build_launch(model: tf_keras.Model) -> Callable[[Any], dict[str, tf.Tensor]]
     if model.jit_compile:
         train_step = tf.function(train_step, jit_compile=True, reduce_retracing=True)
 
-    def update(iterator: Any) -> tf.Tensor:
+    def one_step(iterator: Any) -> tf.Tensor:
         asked_seconds = tf.timestamp()
         with tf.control_dependencies([asked_seconds]):
             batch = next(iterator)
@@ -161,16 +159,16 @@ def build_launch(model: tf_keras.Model) -> Callable[[Any], dict[str, tf.Tensor]]
         strategy.run(train_step, args=(batch,))
         return answered_seconds - asked_seconds
 
-    # tf_keras' variable: its `fit` counts by it, and reads it anew for each launch.
+    # tf_keras' variable: its `fit` counts by it, and reads it anew for each execution.
     num_steps = model._steps_per_execution
 
-    def launch(iterator: Any) -> dict[str, tf.Tensor]:
+    def execute_many(iterator: Any) -> dict[str, tf.Tensor]:
         wait_seconds = tf.constant(0.0, tf.float64)
         for _ in tf.range(num_steps):
-            wait_seconds += update(iterator)
+            wait_seconds += one_step(iterator)
         return {WAIT_NAME: wait_seconds}
 
-    def launch_one(iterator: Any) -> dict[str, tf.Tensor]:
-        return {WAIT_NAME: update(iterator)}
+    def execute_one(iterator: Any) -> dict[str, tf.Tensor]:
+        return {WAIT_NAME: one_step(iterator)}
 
-    return tf.function(launch if num_steps.numpy() > 1 else launch_one, reduce_retracing=True)
+    return tf.function(execute_many if num_steps.numpy() > 1 else execute_one, reduce_retracing=True)

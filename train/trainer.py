@@ -1,21 +1,28 @@
-"""One run of training: model, optimizer, batches, evaluation, log and checkpoints, put together."""
+"""The loop: a model is built and restored, fitted with what is due between its steps, rolled back and published."""
 
 import functools
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
 from transformers import PretrainedConfig
 
+from mlm_common.hub.push import HubPushError
 from mlm_common.storage import open_folder
 from tokenizer_training.tokenizer import vocabulary_size
-from train.checkpoints.fingerprint import fingerprint, fingerprint_sha256
 from train.checkpoints.manager import Checkpoints
-from train.checkpoints.resume import ResumePoint, check_checkpoint, installed_versions, resume_point
+from train.checkpoints.resume import (
+    ResumePoint,
+    check_checkpoint,
+    describe_resume_point,
+    installed_versions,
+    resume_point,
+)
 from train.checkpoints.state import TrainingState
 from train.checkpoints.store import Arrays, CheckpointRecord, SkippedRows
 from train.config import TrainingConfig
@@ -26,235 +33,120 @@ from train.metrics.evaluation import Evaluator, build_evaluator
 from train.metrics.log import ROLLBACK, VALIDATION, MetricsLog
 from train.metrics.profiler import Profile
 from train.metrics.throughput import Throughput
-from train.metrics.training_log import EverySteps, TrainingDivergedError, TrainingLog
+from train.metrics.training_log import TrainingDivergedError, TrainingLog
 from train.model.build import build_network
 from train.model.flops import full_speed_step_seconds
 from train.model.init_from import load_initial_weights
 from train.optimizer import build_optimizer
-from train.publishing.push_to_hub import PushToHubCallback
+from train.publishing.publisher import Publisher
+from train.publishing.push_to_hub import PushToHub
+from train.run import Run, print_result, print_table
 from train.runtime import heartbeat
+from train.runtime.collectives import check_agreement
+from train.runtime.hooks import Hook, StepsPerExecution
 from train.runtime.plan import Plan
 from train.runtime.preemption import RunStoppedError, StopRequest
 from train.runtime.run_folder import TENSORBOARD_FOLDER
-from train.runtime.steps_per_execution import Launches
 from train.runtime.strategy import compiles_with_xla, computes_as_suits_tpu, distribute_batches
 from train.tasks.task import Task
 from train.train_step import PretrainingModel
 
-
-class Fitting:
-    """One call of `fit`, with what is logged, evaluated and saved between its launches."""
-
-    def __init__(
-        self, trainer: "Trainer", start: ResumePoint, stop: StopRequest, pushing: PushToHubCallback | None = None
-    ):
-        self._trainer = trainer
-        self._plan = trainer.plan
-        self._start = start
-        self._stop = stop
-        self._pushing = pushing
-        self._evaluation: tuple[int, dict[str, float]] | None = None
-        self._saved_seconds = time.monotonic()
-        self._launches = self._build_launches()
-        self._throughput = Throughput(trainer.plan, trainer.full_speed_step_seconds)
-        self._log = TrainingLog(
-            *(trainer.model, trainer.log, trainer.plan),
-            start_step=start.step,
-            logged_step=start.logged_step,
-            num_skipped_rows=start.num_skipped_rows,
-            launches=self._launches,
-            throughput=self._throughput,
-            max_loss_rise=trainer.config.run.max_loss_rise,
-        )
-
-    def run(self) -> dict[str, float] | None:
-        """Train to the end; return the figures of the last evaluation, None without validation rows.
-
-        Raises:
-            RunStoppedError: there was a request to stop; all is saved.
-        """
-        plan, model, start_step = self._plan, self._trainer.model, self._start.step
-        profile = self._build_profile()
-        actions = (
-            (self._trainer.config.run.log_steps, self._log.write_train),
-            (plan.eval_steps, self._evaluate),
-            (1, self._after_launch),
-        )
-        every_steps = [
-            EverySteps(interval_steps, action, start_step=start_step, num_steps=plan.num_steps)
-            for interval_steps, action in actions
-        ]
-        try:
-            self._catch_up()
-            remaining_steps = plan.num_steps - start_step
-            if remaining_steps > 0:
-                batches = distribute_batches(model.distribute_strategy, self._trainer.batches_from(self._start))
-                callbacks = [self._launches, profile, *every_steps]
-                if self._pushing is not None:
-                    callbacks.append(self._pushing.counting_from(start_step))
-                model.fit(batches, steps_per_epoch=remaining_steps, verbose=0, callbacks=callbacks)
-            self._trainer.checkpoints.wait()
-        finally:
-            profile.close()
-            self._log.close()
-        return self._evaluation[1] if self._evaluation else None
-
-    def _catch_up(self) -> None:
-        """Do what is due at the start and was not done, and see to it that there is something to roll back to."""
-        step = self._start.step
-        line = self._trainer.log.find(step, VALIDATION)
-        if line is not None:
-            self._evaluation = step, {name: value for name, value in line.items() if name not in ("step", "split")}
-        elif step > 0 and (step % self._plan.eval_steps == 0 or step == self._plan.num_steps):
-            self._evaluate(step)
-        if self._trainer.can_roll_back and self._start.checkpoint is None:
-            self._save(step)
-
-    def _evaluate(self, step: int) -> None:
-        if self._trainer.evaluate is None:
-            return
-        with self._throughput.clock_stopped():
-            evaluation = self._trainer.evaluate(lambda: self._stop.may_interrupt)
-            if evaluation is not None:  # else it is made up for at the next start
-                self._evaluation = step, evaluation
-                self._log.write_evaluation(step, evaluation)
-
-    def _after_launch(self, step: int) -> None:
-        """Save where it is due, and stop if asked to."""
-        heartbeat.report("train", step)
-        checkpoints = self._trainer.checkpoints
-        checkpoints.check()
-        is_end = step == self._plan.num_steps
-        stops = not is_end and self._stop.is_due(step)
-        if stops or is_end or step % self._plan.save_steps == 0 or self._is_time_to_save():
-            self._save(step)
-        if stops:
-            checkpoints.wait()
-            raise RunStoppedError(
-                f"The run was asked to stop ({self._stop.reason or 'on another worker'}) and has, after step {step:,} "
-                f"of {self._plan.num_steps:,}, which is saved. Give the same command again: it resumes from there."
-            )
-
-    def _is_time_to_save(self) -> bool:
-        minutes = self._trainer.config.run.save_minutes
-        return minutes is not None and time.monotonic() - self._saved_seconds >= minutes * 60
-
-    def _save(self, step: int) -> None:
-        self._log.check_finite()  # a checkpoint of a run that diverged is no place to resume from
-        self._saved_seconds = time.monotonic()
-        with self._throughput.clock_stopped():
-            self._trainer.checkpoints.save(lambda: (self._record(step), self._trainer.state.read()))
-
-    def _record(self, step: int) -> CheckpointRecord:
-        is_evaluated = self._evaluation is not None and self._evaluation[0] == step
-        return CheckpointRecord(
-            step=step,
-            row=self._plan.row_after(step, self._start.num_skipped_rows),
-            fingerprint_sha256=self._trainer.fingerprint_sha256,
-            plan=asdict(self._plan),
-            settings=self._trainer.config.as_dict(),
-            versions=self._trainer.versions,
-            logged_step=self._log.logged_step,
-            validation_loss=self._evaluation[1]["loss"] if self._evaluation and is_evaluated else None,
-            skipped=self._start.skipped,
-        )
-
-    def _build_launches(self) -> Launches:
-        run = self._trainer.config.run
-        intervals_steps: tuple[int, ...] = (run.log_steps, self._plan.eval_steps, self._plan.save_steps)
-        if self._stop.interval_steps > 1:
-            intervals_steps += (self._stop.interval_steps,)
-        return Launches(
-            intervals_steps,
-            (*(run.profiled_steps or ()), *(self._pushing.steps if self._pushing else ())),
-            start_step=self._start.step,
-            num_steps=self._plan.num_steps,
-            max_steps=self._trainer.config.hardware.max_steps_per_execution,
-        )
-
-    def _build_profile(self) -> Profile:
-        run = self._trainer.config.run
-        # Launches end at these steps on all workers, and one of them writes the trace.
-        steps = run.profiled_steps if self._trainer.log.is_chief else None
-        return Profile(open_folder(str(run.output_dir)).path_of(TENSORBOARD_FOLDER), steps, start_step=self._start.step)
-
-
 logger = logging.getLogger(__name__)
 
 
-def roll_back(trainer: "Trainer", start: ResumePoint, error: TrainingDivergedError, stop: StopRequest) -> ResumePoint:
-    """Restore the last checkpoint before a blow-up, and return the start that leaves out the rows since then.
-
-    Which checkpoint that is follows from steps alone: a run that was killed meanwhile comes to the same rows.
-
-    Args:
-        trainer: whose state and log are set back.
-        start: of the fitting that blew up.
-        error: the blow-up.
-        stop: by which several workers meet.
-
-    Raises:
-        TrainingDivergedError: the same, where rolling back is not asked for, was done too often, or has nowhere to go.
-    """
-    if not trainer.can_roll_back or len(start.skipped) >= trainer.config.run.max_rollbacks:
-        raise error
-    trainer.checkpoints.wait()
-    stop.meet()  # the others read what the chief has written
-    record = _restore(trainer, error)
-    stop.meet()
-    trainer.checkpoints.discard_after(record.step)
-    trainer.model.optimizer.resume()
-    num_rows = (error.step - record.step) * trainer.plan.global_batch_rows
-    earlier = [rows for rows in start.skipped if rows.after_step <= record.step]
-    trainer.log.rewind_to(record.step, len(earlier))
-    trainer.log.add(
-        error.step, ROLLBACK, {"reason": error.reason, "to_step": record.step, "num_skipped_rows": num_rows}
-    )
-    trainer.log.flush()
-    logger.warning("%s Back to step %d, and on without the %d rows since then.", error, record.step, num_rows)
-    skipped = (*earlier, SkippedRows(record.step, num_rows))
-    return ResumePoint(record.step, record.logged_step, skipped, record)
-
-
-def _restore(trainer: "Trainer", error: TrainingDivergedError) -> CheckpointRecord:
-    """Restore the newest regular checkpoint from before the blow-up; another one where there is none."""
-
-    def use(_: CheckpointRecord, arrays: Arrays) -> None:
-        trainer.state.write(arrays)
-
-    for interval_steps in (trainer.plan.save_steps, 1):
-        record = trainer.checkpoints.restore_newest(
-            trainer.fingerprint_sha256, use, up_to=error.good_step, interval_steps=interval_steps
-        )
-        if record is not None:
-            return record
-    raise error
-
-
-@dataclass(frozen=True)
+@dataclass
 class Trainer:
-    """A model that is compiled and restored, and what it is fitted with; `fit` runs it to the plan's last step."""
+    """A compiled model and what it is fitted with: `restore` it, `fit` it to the plan's last step, `publish` it."""
 
+    run: Run
     model: PretrainingModel
     plan: Plan
-    start: ResumePoint
     order: SampleOrder
     evaluate: Evaluator | None
     log: MetricsLog
     state: TrainingState
     checkpoints: Checkpoints
-    config: TrainingConfig
-    fingerprint_sha256: str
-    versions: dict[str, str]
     full_speed_step_seconds: float | None
+    start: ResumePoint = field(default_factory=ResumePoint)
+    versions: dict[str, str] = field(default_factory=installed_versions)
 
     @property
     def can_roll_back(self) -> bool:
         """Whether a blow-up leads back to a checkpoint, and not to the end of the run."""
-        return self.config.run.on_nonfinite == "skip"
+        return self.run.config.run.on_nonfinite == "skip"
+
+    def restore(self) -> None:
+        """Restore the newest checkpoint; where there is none, load the weights of `--init-from` if it is given.
+
+        Raises:
+            InputError: the run cannot resume from there with this plan, no checkpoint is whole, or the workers of a run
+                found different ones.
+        """
+        run, init_from = self.run, self.run.config.model.init_from
+
+        def use(record: CheckpointRecord, arrays: Arrays) -> None:
+            check_checkpoint(record, self.plan)
+            self.state.write(arrays)
+
+        self.start = resume_point(self.checkpoints.restore_newest(run.fingerprint_sha256, use))
+        if init_from is not None and self.start.checkpoint is None:
+            num_ids = vocabulary_size(run.inputs.tokenizer)
+            load_initial_weights(self.model.network, init_from, num_ids, run.task.model_class)
+        self.log.rewind_to(self.start.step, len(self.start.skipped))
+        rule = (
+            f"--output-dir must be one folder that all workers see; they found other checkpoints in {run.output_dir}."
+        )
+        check_agreement(self.model.distribute_strategy, run.cluster, {"newest step": self.start.step}, rule=rule)
+
+    def print_start(self) -> None:
+        """Print the plan, where training begins or resumes, and a first row as the model sees it."""
+        path = self.checkpoints.path(self.start.step)
+        start = describe_resume_point(self.start, self.plan, self.run.config, self.versions, path)
+        print_table({**self.plan.describe(self.model.network.count_params()), "start": "\n".join(start)})
+        for title, text in self.run.task.describe_row(self.first_rows(), self.run.inputs.tokenizer).items():
+            logger.info("%s: %s", title, text)
+
+    def fit(self, stop: StopRequest | None = None, pushing: PushToHub | None = None) -> dict[str, float] | None:
+        """Train, log, evaluate, save and push; return the figures of the last evaluation, None without validation rows.
+
+        Raises:
+            RunStoppedError: `stop` was requested; all is saved.
+            RunFailedError: training diverged, or a checkpoint could not be written.
+        """
+        stop = stop or StopRequest()
+        while True:
+            try:
+                with closing(TrainingHooks(self, stop, pushing)) as hooks:
+                    hooks.catch_up()
+                    if num_steps := self.plan.num_steps - self.start.step:
+                        batches = distribute_batches(self.model.distribute_strategy, self.batches_from(self.start))
+                        self.model.fit(
+                            batches, steps_per_epoch=num_steps, verbose=0, callbacks=[hooks.steps_per_execution]
+                        )
+                    self.checkpoints.wait()
+                self.log.draw()
+                return hooks.figures
+            except TrainingDivergedError as error:
+                self.start = roll_back(self, error, stop)
+
+    def publish(self, publisher: Publisher, figures: dict[str, float] | None) -> None:
+        """Export the model, push it if asked to, and print where all is, with the figures of the last evaluation.
+
+        Raises:
+            HubPushError: the push did not succeed; the export is complete.
+        """
+        heartbeat.report("export", self.plan.num_steps)
+        last = publisher.take(self.model.network, self.plan.num_steps, self.log.lines)
+        where = {"checkpoints": self.checkpoints.describe(), "model": publisher.export_folder}
+        try:
+            publisher.publish(last, f"Pretrained for {last.step:,} steps")
+        except HubPushError:
+            print_result(self.run, figures, where)
+            raise
+        print_result(self.run, figures, where)
 
     def batches_from(self, start: ResumePoint) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
-        """Return what makes the batches of one input pipeline, from a start on."""
+        """Prepare what makes the batches of one input pipeline, from a step on."""
         return functools.partial(
             training_batches,
             self.order,
@@ -270,22 +162,172 @@ class Trainer:
         batch = next(iter(self.batches_from(self.start)(ONE_PIPELINE).take(1)))
         return self.model.prepare_batch(batch, self.start.step)
 
-    def fit(self, stop: StopRequest | None = None, pushing: PushToHubCallback | None = None) -> dict[str, float] | None:
-        """Train, log, evaluate, save and push; return the figures of the last evaluation, None without validation rows.
 
-        Raises:
-            RunStoppedError: `stop` was requested; all is saved.
-            RunFailedError: training diverged, or a checkpoint could not be written.
-        """
-        start, stop = self.start, stop or StopRequest()
-        while True:
-            try:
-                evaluation = Fitting(self, start, stop, pushing).run()
-                break
-            except TrainingDivergedError as error:
-                start = roll_back(self, start, error, stop)
-        self.log.draw()
-        return evaluation
+class TrainingHooks:
+    """What is done between the steps of one `fit`: figures are logged, the model is evaluated, saved and pushed.
+
+    figures: of the last evaluation.
+    steps_per_execution: the callback of `fit` that does it.
+    """
+
+    def __init__(self, trainer: Trainer, stop: StopRequest, pushing: PushToHub | None):
+        self.figures: dict[str, float] | None = None
+        self._trainer = trainer
+        self._plan = trainer.plan
+        self._start = trainer.start
+        self._stop = stop
+        self._evaluated_step = self._saved_step = -1
+        self._saved_seconds = time.monotonic()
+        config = trainer.run.config
+        self._save_minutes = config.run.save_minutes
+        self._throughput = Throughput(trainer.plan, trainer.full_speed_step_seconds)
+        self._log = TrainingLog(
+            *(trainer.model, trainer.log, trainer.plan),
+            start_step=self._start.step,
+            logged_step=self._start.logged_step,
+            num_skipped_rows=self._start.num_skipped_rows,
+            take_wait_seconds=lambda: self.steps_per_execution.take_wait_seconds(),
+            throughput=self._throughput,
+            max_loss_rise=config.run.max_loss_rise,
+        )
+        self._profile = Profile(
+            open_folder(trainer.run.output_dir).path_of(TENSORBOARD_FOLDER),
+            config.run.profiled_steps if trainer.log.is_chief else None,
+            wait_for_device=lambda: trainer.model.optimizer.iterations.numpy(),
+        )
+        # In the order in which they are called. On all workers the same steps, though one alone pushes and profiles.
+        hooks = [
+            Hook(self._profile.begin_or_end, at_steps=config.run.profiled_steps or ()),
+            Hook(self._log.write_train, every_steps=config.run.log_steps),
+            Hook(self._evaluate, every_steps=self._plan.eval_steps),
+            Hook(self._report),
+            Hook(self._save, every_steps=self._plan.save_steps),
+            Hook(self._save_by_the_clock),
+            Hook(self._stop_if_asked, every_steps=stop.interval_steps),
+        ]
+        if pushing is not None:
+            hooks.append(Hook(functools.partial(pushing.push, trainer.model), at_steps=pushing.steps))
+        self.steps_per_execution = StepsPerExecution(
+            hooks,
+            start_step=self._start.step,
+            num_steps=self._plan.num_steps,
+            max_steps=config.hardware.max_steps_per_execution,
+        )
+
+    def catch_up(self) -> None:
+        """Do what is due at the start and was not done, and see to it that there is something to roll back to."""
+        step = self._start.step
+        line = self._trainer.log.find(step, VALIDATION)
+        if line is not None:
+            self.figures = {name: value for name, value in line.items() if name not in ("step", "split")}
+            self._evaluated_step = step
+        elif step > 0 and (step % self._plan.eval_steps == 0 or step == self._plan.num_steps):
+            self._evaluate(step)
+        if self._trainer.can_roll_back and self._start.checkpoint is None:
+            self._save(step)
+        self._profile.begin_or_end(step)
+
+    def close(self) -> None:
+        """End the profile and the progress bar."""
+        self._profile.close()
+        self._log.close()
+
+    def _report(self, step: int) -> None:
+        heartbeat.report("train", step)
+        self._trainer.checkpoints.check()
+
+    def _evaluate(self, step: int) -> None:
+        if self._trainer.evaluate is None:
+            return
+        with self._throughput.clock_stopped():
+            figures = self._trainer.evaluate(lambda: self._stop.may_interrupt)
+            if figures is not None:  # else it is made up for at the next start
+                self.figures, self._evaluated_step = figures, step
+                self._log.write_evaluation(step, figures)
+
+    def _save_by_the_clock(self, step: int) -> None:
+        if self._save_minutes is not None and time.monotonic() - self._saved_seconds >= self._save_minutes * 60:
+            self._save(step)
+
+    def _save(self, step: int) -> None:
+        if step == self._saved_step:
+            return
+        self._log.check_finite()  # a checkpoint of a run that diverged is no place to resume from
+        self._saved_step, self._saved_seconds = step, time.monotonic()
+        with self._throughput.clock_stopped():
+            self._trainer.checkpoints.save(lambda: (self._record(step), self._trainer.state.read()))
+
+    def _stop_if_asked(self, step: int) -> None:
+        if step == self._plan.num_steps or not self._stop.is_due(step):
+            return
+        self._save(step)
+        self._trainer.checkpoints.wait()
+        raise RunStoppedError(
+            f"The run was asked to stop ({self._stop.reason or 'on another worker'}) and has, after step {step:,} of "
+            f"{self._plan.num_steps:,}, which is saved. Give the same command again: it resumes from there."
+        )
+
+    def _record(self, step: int) -> CheckpointRecord:
+        is_evaluated = self.figures is not None and self._evaluated_step == step
+        return CheckpointRecord(
+            step=step,
+            row=self._plan.row_after(step, self._start.num_skipped_rows),
+            fingerprint_sha256=self._trainer.run.fingerprint_sha256,
+            plan=asdict(self._plan),
+            settings=self._trainer.run.config.as_dict(),
+            versions=self._trainer.versions,
+            logged_step=self._log.logged_step,
+            validation_loss=self.figures["loss"] if self.figures and is_evaluated else None,
+            skipped=self._start.skipped,
+        )
+
+
+def roll_back(trainer: Trainer, error: TrainingDivergedError, stop: StopRequest) -> ResumePoint:
+    """Restore the last checkpoint before a blow-up, and return the point to resume at without the rows since then.
+
+    Which checkpoint that is follows from steps alone: a run that was killed meanwhile comes to the same rows.
+
+    Args:
+        trainer: whose state and log are set back.
+        error: the blow-up.
+        stop: by which several workers meet.
+
+    Raises:
+        TrainingDivergedError: the same, where rolling back is not asked for, was done too often, or has nowhere to go.
+    """
+    if not trainer.can_roll_back or len(trainer.start.skipped) >= trainer.run.config.run.max_rollbacks:
+        raise error
+    trainer.checkpoints.wait()
+    stop.meet()  # the others read what the chief has written
+    record = _restore(trainer, error)
+    stop.meet()
+    trainer.checkpoints.discard_after(record.step)
+    trainer.model.optimizer.resume()
+    num_rows = (error.step - record.step) * trainer.plan.global_batch_rows
+    earlier = [rows for rows in trainer.start.skipped if rows.after_step <= record.step]
+    trainer.log.rewind_to(record.step, len(earlier))
+    trainer.log.add(
+        error.step, ROLLBACK, {"reason": error.reason, "to_step": record.step, "num_skipped_rows": num_rows}
+    )
+    trainer.log.flush()
+    logger.warning("%s Back to step %d, and on without the %d rows since then.", error, record.step, num_rows)
+    skipped = (*earlier, SkippedRows(record.step, num_rows))
+    return ResumePoint(record.step, record.logged_step, skipped, record)
+
+
+def _restore(trainer: Trainer, error: TrainingDivergedError) -> CheckpointRecord:
+    """Restore the newest regular checkpoint from before the blow-up; another one where there is none."""
+
+    def use(_: CheckpointRecord, arrays: Arrays) -> None:
+        trainer.state.write(arrays)
+
+    for interval_steps in (trainer.plan.save_steps, 1):
+        record = trainer.checkpoints.restore_newest(
+            trainer.run.fingerprint_sha256, use, up_to=error.good_step, interval_steps=interval_steps
+        )
+        if record is not None:
+            return record
+    raise error
 
 
 def build_model(
@@ -296,7 +338,7 @@ def build_model(
     plan: Plan,
     strategy: tf.distribute.Strategy,
 ) -> PretrainingModel:
-    """Return the model of a run with its optimizer, compiled, with fresh weights."""
+    """Build the model of a run with its optimizer, compiled, with fresh weights."""
     tf_keras.mixed_precision.set_global_policy("mixed_bfloat16" if config.hardware.bfloat16 else "float32")
     jit_compile = compiles_with_xla(config.hardware)
     with strategy.scope():
@@ -327,60 +369,36 @@ def build_model(
     return model
 
 
-def build_trainer(
-    config: TrainingConfig,
-    inputs: TrainingInputs,
-    task: Task,
-    model_config: PretrainedConfig,
-    plan: Plan,
-    strategy: tf.distribute.Strategy,
-) -> Trainer:
-    """Return the trainer of a run, restored from its newest checkpoint where there is one.
-
-    Raises:
-        InputError: it cannot go on from there with this plan, or no checkpoint is whole.
-    """
-    model = build_model(config, inputs, task, model_config, plan, strategy)
-    output_dir = str(config.run.output_dir)
+def build_trainer(run: Run, plan: Plan, strategy: tf.distribute.Strategy) -> Trainer:
+    """Build the trainer of a run, with fresh weights."""
+    config, inputs = run.config, run.inputs
+    model = build_model(config, inputs, run.task, run.model_config, plan, strategy)
     is_chief = strategy.extended.should_checkpoint
-    state = TrainingState(model)
-    checkpoints = Checkpoints(
-        output_dir,
-        num_kept=config.run.keep_checkpoints,
-        kept_interval_steps=plan.save_steps if config.run.on_nonfinite == "skip" else 0,
-        is_chief=is_chief,
-    )
-    sha256 = fingerprint_sha256(fingerprint(config, inputs, model_config.to_diff_dict()))
-
-    def restore(record: CheckpointRecord, arrays: Arrays) -> None:
-        check_checkpoint(record, plan)
-        state.write(arrays)
-
-    start = resume_point(checkpoints.restore_newest(sha256, restore))
-    if config.model.init_from is not None and start.checkpoint is None:
-        num_ids = vocabulary_size(inputs.tokenizer)
-        load_initial_weights(model.network, config.model.init_from, num_ids, task.model_class)
     manifest = inputs.eval_shards.manifest if inputs.eval_shards else None
-    log = MetricsLog(output_dir, manifest.unigram_entropy_nats if manifest else None, is_chief=is_chief)
-    log.rewind_to(start.step, len(start.skipped))
-    shards, data = inputs.train_shards, config.data
     return Trainer(
+        run=run,
         model=model,
         plan=plan,
-        start=start,
-        order=SampleOrder(shards.paths, shards.num_rows_per_shard, config.run.seed, data.shuffle_buffer_size),
+        order=SampleOrder(
+            inputs.train_shards.paths,
+            inputs.train_shards.num_rows_per_shard,
+            config.run.seed,
+            config.data.shuffle_buffer_size,
+        ),
         evaluate=_evaluator(inputs, model, plan, strategy, compiles_with_xla(config.hardware)),
-        log=log,
-        state=state,
-        checkpoints=checkpoints,
-        config=config,
-        fingerprint_sha256=sha256,
-        versions=installed_versions(),
+        log=MetricsLog(run.output_dir, manifest.unigram_entropy_nats if manifest else None, is_chief=is_chief),
+        state=TrainingState(model),
+        checkpoints=Checkpoints(
+            run.output_dir,
+            num_kept=config.run.keep_checkpoints,
+            kept_interval_steps=plan.save_steps if config.run.on_nonfinite == "skip" else 0,
+            is_chief=is_chief,
+        ),
         full_speed_step_seconds=full_speed_step_seconds(
             config,
-            model_config,
+            run.model_config,
             plan,
-            task.num_predictions(config.optimization.per_replica_batch_size * plan.max_length),
+            run.task.num_predictions(config.optimization.per_replica_batch_size * plan.max_length),
         ),
     )
 

@@ -83,8 +83,7 @@ def ours(folder: str, settings: dict[str, Any], rounds: Rounds, flags: list[str]
 def our_trainer(run: Run) -> Trainer:
     """Build the trainer of a run."""
     strategy = connect(run.config.hardware, run.cluster)
-    plan = run.plan(strategy.num_replicas_in_sync)
-    return build_trainer(run.config, run.inputs, run.task, run.model_config, plan, strategy)
+    return build_trainer(run, run.plan(strategy.num_replicas_in_sync), strategy)
 
 
 def fit_in_rounds(trainer: Trainer, rounds: Rounds) -> None:

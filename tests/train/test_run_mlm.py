@@ -105,13 +105,13 @@ def test_options_of_the_step_in_a_folder_that_is_overwritten(finished_run, shard
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
     assert losses(tmp_path / "run", "train") != losses(finished_run, "train")
     lines = read_metrics(str(tmp_path / "run"))
-    # Launches of up to four steps end where something is due.
+    # Executions of up to four steps end where something is due.
     assert [(line["step"], line["split"]) for line in lines] == [
         (2, "train"), (3, "validation"), (4, "train"), (6, "train"), (6, "validation"),
     ]  # fmt: skip
     assert (tmp_path / "run" / "export" / "model.safetensors").exists()
     (trace,) = (tmp_path / "run" / "tensorboard" / "plugins" / "profile").glob("*/*.xplane.pb")
-    assert host_events(trace).count("train") == 3  # launches of steps 2, 3, and 4 to 5
+    assert host_events(trace).count("train") == 3  # executions of steps 2, 3, and 4 to 5
 
 
 def test_a_run_that_diverges_says_so_and_exports_nothing(shards, tmp_path, capsys):

@@ -1,17 +1,14 @@
-"""What happens between updates, at intervals of steps: figures are logged, the model is evaluated and saved."""
+"""The figures of training, step by step: read from the device, checked, logged, and shown in a progress bar."""
 
 import statistics
 from collections.abc import Callable
-from typing import Any
 
-import tf_keras
 from tqdm import tqdm
 
 from mlm_common.errors import RunFailedError
 from train.metrics.log import TRAIN, VALIDATION, MetricsLog
 from train.metrics.throughput import Throughput
 from train.runtime.plan import Plan
-from train.runtime.steps_per_execution import Launches
 from train.train_step import PretrainingModel
 
 # {figure: (title in the progress bar, format)}
@@ -44,30 +41,6 @@ class TrainingDivergedError(RunFailedError):
         self.reason, self.step, self.good_step = reason, step, good_step
 
 
-class EverySteps(tf_keras.callbacks.Callback):
-    """Calls `action(step)` every `interval_steps` updates of the whole run, and after its last one.
-
-    Launches must end at those steps (see `Launches`). The step is counted on the host, since reading it from the device
-    would wait for the update.
-    """
-
-    # Without it Keras reads the logs of every update from the device.
-    _supports_tf_logs = True
-
-    def __init__(self, interval_steps: int, action: Callable[[int], None], *, start_step: int, num_steps: int):
-        super().__init__()
-        self.interval_steps = interval_steps
-        self.action = action
-        self.start_step = start_step
-        self.num_steps = num_steps
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
-        """Act if this launch ended at a multiple of the interval, or at the end."""
-        step = self.start_step + batch + 1
-        if step % self.interval_steps == 0 or step == self.num_steps:
-            self.action(step)
-
-
 class TrainingLog:
     """Reads the figures of an interval of updates from the device and writes them, with the progress bar."""
 
@@ -80,7 +53,7 @@ class TrainingLog:
         start_step: int,
         logged_step: int,
         num_skipped_rows: int,
-        launches: Launches,
+        take_wait_seconds: Callable[[], float],
         throughput: Throughput,
         max_loss_rise: float | None = None,
     ):
@@ -90,7 +63,7 @@ class TrainingLog:
         self._plan = plan
         self._start_step = start_step
         self._num_skipped_rows = num_skipped_rows
-        self._launches = launches
+        self._take_wait_seconds = take_wait_seconds
         self._throughput = throughput
         self._max_loss_rise = max_loss_rise
         self._bar = tqdm(
@@ -151,7 +124,7 @@ class TrainingLog:
         figures |= self._model.task.derived_figures(figures)
         figures["learning_rate"] = float(self._model.optimizer.learning_rate.numpy())
         figures["epoch"] = round(self._plan.row_after(step, self._num_skipped_rows) / self._plan.num_rows, 4)
-        wait_seconds = self._launches.take_wait_seconds()
+        wait_seconds = self._take_wait_seconds()
         # Of the updates since the last line, those before the start are not on this clock.
         figures |= self._throughput.figures(step - max(self.logged_step, self._start_step), wait_seconds)
         self._log.add(step, TRAIN, figures)

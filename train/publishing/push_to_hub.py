@@ -8,8 +8,6 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-import tf_keras
-
 from mlm_common.errors import RunFailedError
 from mlm_common.hub.push import HubRepository
 from mlm_common.hub.retries import Interruption
@@ -33,8 +31,8 @@ def steps_of_pushes(config: HubConfig, plan: Plan) -> tuple[int, ...]:
     return tuple(step for step in ends if step < plan.num_steps)
 
 
-class PushToHubCallback(tf_keras.callbacks.Callback):
-    """Pushes the model after the given steps, which must be the last of their executions (see `Launches`).
+class PushToHub:
+    """Pushes the model while it is trained, without holding up or ending the training.
 
     The weights are copied on the training thread; export and upload are the work of one other thread. A push that is
     still running lets the next one wait, and of those that wait only the newest is kept. A push that fails is a
@@ -42,31 +40,21 @@ class PushToHubCallback(tf_keras.callbacks.Callback):
     for the one that waits, both together at most `GRACE_SECONDS`. The last state is not pushed here.
 
     Args:
-        publisher: exports and pushes; None on a worker that is not to, whose executions end at the same steps.
-        steps: those of the whole run after which to push.
+        publisher: exports and pushes; None on a worker that is not to.
+        steps: those of the whole run after which to push; on all workers the same.
         metrics: returns the lines of `metrics.jsonl` so far.
     """
 
-    # Without it Keras reads the logs of every step from the device.
-    _supports_tf_logs = True
-
     def __init__(
-        self,
-        publisher: Publisher | None,
-        steps: tuple[int, ...],
-        *,
-        metrics: Callable[[], list[dict[str, Any]]],
+        self, publisher: Publisher | None, steps: tuple[int, ...], *, metrics: Callable[[], list[dict[str, Any]]]
     ):
-        super().__init__()
         self.steps = steps
-        self._due = frozenset(steps)
         self._publisher = publisher and replace(publisher, repository=_untagged(publisher))
-        self._start_step = 0
         self._metrics = metrics
         self._pushes: LatestItemWorker[Publication] = LatestItemWorker(self._push)
         self._interruption = Interruption(hurry=self._pushes.newer_waits)
 
-    def __enter__(self) -> "PushToHubCallback":
+    def __enter__(self) -> "PushToHub":
         if self.steps:
             from huggingface_hub.utils import disable_progress_bars
 
@@ -84,19 +72,13 @@ class PushToHubCallback(tf_keras.callbacks.Callback):
             self._interruption.stop.set()
             logger.warning("the last push to the Hub was given up: it did not end within %.0f s", GRACE_SECONDS)
 
-    def counting_from(self, start_step: int) -> "PushToHubCallback":
-        """Prepare for a `fit` that begins after so many steps; returns the callback."""
-        self._start_step = start_step
-        return self
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
-        """Copy the weights and hand them to the other thread, if a push is due."""
-        step = self._start_step + batch + 1
+    def push(self, model: Any, step: int) -> None:
+        """Copy the weights of a model under training, and hand them to the other thread."""
         # After a step that was not finite no weights change any more, and the run is about to end.
-        if self._publisher is None or step not in self._due or self.model.optimizer.is_stopped:
+        if self._publisher is None or model.optimizer.is_stopped:
             return
         started_seconds = time.perf_counter()
-        self._pushes.submit(self._publisher.take(self.model.network, step, self._metrics()))
+        self._pushes.submit(self._publisher.take(model.network, step, self._metrics()))
         logger.info("step %d goes to the Hub; copied in %.3f s", step, time.perf_counter() - started_seconds)
 
     def _push(self, publication: Publication) -> None:

@@ -20,18 +20,17 @@ logger = logging.getLogger(__name__)
 # Value -> what it is when nothing is to come.
 NOTICES = {"instance/maintenance-event": "NONE", "instance/preempted": "FALSE"}
 POLL_SECONDS = 5.0
-# Several workers ask each other at every so many updates.
 AGREEMENT_STEPS = 10
 
 
 class RunStoppedError(RunFailedError):
-    """The run was asked to stop, has saved, and goes on when the same command is given again."""
+    """The run was asked to stop, has saved, and resumes when the same command is given again."""
 
     exit_status = EXIT_STOPPED
 
 
 class StopRequest:
-    """Whether the run is to stop at the end of a launch.
+    """Whether the run is to stop at the end of an execution.
 
     Args:
         agree: tells whether any worker's argument is true, the same on all workers; None for one worker.
@@ -40,8 +39,8 @@ class StopRequest:
     def __init__(self, agree: Callable[[bool], bool] | None = None):
         self.reason: str | None = None
         self._agree = agree
-        # A launch ends at the multiples of it.
-        self.interval_steps = 1 if agree is None else AGREEMENT_STEPS
+        # Several workers ask each other at the multiples of it; one worker itself after each execution.
+        self.interval_steps = None if agree is None else AGREEMENT_STEPS
 
     def make(self, reason: str) -> None:
         """Ask for a stop; the first reason counts."""
@@ -61,20 +60,20 @@ class StopRequest:
         return self._agree is None and self.is_made
 
     def is_due(self, step: int) -> bool:
-        """Return whether all workers are to stop after update `step`."""
+        """Tell whether all workers are to stop after `step`."""
         if self._agree is None:
             return self.is_made
-        return step % self.interval_steps == 0 and self._agree(self.is_made)
+        return step % AGREEMENT_STEPS == 0 and self._agree(self.is_made)
 
     def meet(self) -> None:
-        """Return once all workers have called this."""
+        """Wait until all workers have called this."""
         if self._agree is not None:
             self._agree(False)
 
 
 @contextlib.contextmanager
 def listening(request: StopRequest, *, on_cloud_machine: bool) -> Iterator[None]:
-    """Within it, what asks this process to stop makes the request.
+    """Listen, within it, to what asks this process to stop, and make the request.
 
     Args:
         request: that is made.
@@ -96,7 +95,7 @@ def listening(request: StopRequest, *, on_cloud_machine: bool) -> Iterator[None]
 
 
 def _watch_metadata(request: StopRequest, ended: threading.Event) -> None:
-    """Make the request when a notice appears; one that stands already does not count, or no run could ever go on."""
+    """Make the request when a notice appears; one that stands already does not count, or no run could ever resume."""
     seen = {name: read_metadata(name) or quiet for name, quiet in NOTICES.items()}
     while not ended.wait(POLL_SECONDS):
         for name, quiet in NOTICES.items():

@@ -8,12 +8,15 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 
 from mlm_common.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
+from train.config import RunConfig
 from train.runtime import heartbeat
 
 logger = logging.getLogger(__name__)
@@ -25,8 +28,28 @@ POLL_SECONDS = 1.0
 
 
 def supervision() -> str | None:
-    """Return what names the supervision that started this process; None without one."""
+    """Name the supervision that started this process; None without one."""
     return os.environ.get(VARIABLE)
+
+
+def supervise_if_asked(config: RunConfig, command_file: str, argv: Sequence[str] | None) -> None:
+    """Run the command in processes of its own to its end, and exit with its status, if that is asked for.
+
+    Args:
+        config: of the run.
+        command_file: that is run.
+        argv: its arguments; by default those of this process.
+    """
+    if not config.supervise or config.dry_run or supervision() is not None:
+        return
+    arguments = sys.argv[1:] if argv is None else argv
+    supervisor = Supervisor(
+        [sys.executable, str(Path(command_file).resolve()), *arguments],
+        stall_seconds=config.stall_minutes * 60,
+        max_retries=config.max_retries,
+        retry_seconds=config.retry_seconds,
+    )
+    sys.exit(supervisor.run())
 
 
 class Supervisor:

@@ -1,0 +1,110 @@
+import time
+
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from train.runtime.hooks import Hook, StepsPerExecution
+from train.runtime.strategy import mirrored_strategy
+from train.train_step import build_train_function
+
+
+class Counter(tf_keras.Model):
+    """Sums what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.total = self.add_weight("total", (), initializer="zeros", aggregation=tf.VariableAggregation.SUM)
+
+    def train_step(self, data):
+        self.total.assign_add(tf.reduce_sum(data))
+        return {}
+
+    def make_train_function(self, force=False):  # noqa: ARG002
+        self.train_function = build_train_function(self)
+        return self.train_function
+
+
+def steps_per_execution(start_step=0, num_steps=20, max_steps=8, every=(5, 7), at_steps=(), calls=None):
+    """Note what is called as (name, step)."""
+    calls = [] if calls is None else calls
+
+    def noting(name):
+        return lambda step: calls.append((name, step))
+
+    hooks = [Hook(noting(f"every {number}"), every_steps=number) for number in every]
+    hooks += [Hook(noting("at"), at_steps=at_steps), Hook(noting("execution"))]
+    return StepsPerExecution(hooks, start_step=start_step, num_steps=num_steps, max_steps=max_steps)
+
+
+def fit(strategy, max_steps=8, input_seconds=0.0, num_steps=20):
+    def wait(value):
+        time.sleep(input_seconds)
+        return value
+
+    numbers = tf.data.Dataset.range(1, num_steps + 1).map(lambda number: tf.fill((2,), tf.cast(number, tf.float32)))
+    if input_seconds:
+        numbers = numbers.map(lambda value: tf.ensure_shape(tf.numpy_function(wait, [value], tf.float32), (2,)))
+    with strategy.scope():
+        model = Counter()
+        model.compile(steps_per_execution=max_steps)
+    calls = []
+    callback = steps_per_execution(max_steps=max_steps, num_steps=num_steps, calls=calls)
+    started_seconds = time.perf_counter()
+    model.fit(numbers, steps_per_epoch=num_steps, verbose=0, callbacks=[callback])
+    return float(model.total.numpy()), calls, callback.take_wait_seconds(), time.perf_counter() - started_seconds
+
+
+def one_cpu():
+    return tf.distribute.OneDeviceStrategy("/device:CPU:0")
+
+
+def two_cpus():
+    return mirrored_strategy(tuple(device.name for device in tf.config.list_logical_devices("CPU")))
+
+
+def test_executions_end_where_a_hook_is_due():
+    callback = steps_per_execution(start_step=3, at_steps=(17, 2))
+    step, steps = 3, []
+    while step < 20:
+        step += callback.length_after(step)
+        steps.append(step)
+    assert steps == [5, 7, 10, 14, 15, 17, 20]
+    assert steps_per_execution(max_steps=2).length_after(0) == 2
+    assert steps_per_execution(every=()).length_after(18) == 2, "the run's last step ends one, too"
+
+
+def test_hooks_are_called_where_they_are_due_in_their_order():
+    calls = []
+    callback = steps_per_execution(start_step=3, at_steps=(7,), max_steps=1, calls=calls)
+    for step in (4, 5, 7, 20):
+        callback.on_train_batch_end(step - 4, {"input_wait_seconds": 0.0})
+    assert calls == [
+        ("execution", 4), ("every 5", 5), ("execution", 5), ("every 7", 7), ("at", 7), ("execution", 7),
+        ("every 5", 20), ("every 7", 20), ("execution", 20),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", [one_cpu, two_cpus])
+@pytest.mark.parametrize(("max_steps", "steps"), [(8, [5, 7, 10, 14, 15, 20]), (1, list(range(1, 21)))])
+def test_fit_makes_every_step_in_executions_of_these_lengths(strategy, max_steps, steps):
+    total, calls, _, _ = fit(strategy(), max_steps)
+    assert total == 2 * sum(range(21))
+    assert [step for name, step in calls if name == "execution"] == steps
+
+
+@pytest.mark.parametrize("max_steps", [1, 8])
+def test_waiting_for_input_is_measured(max_steps):
+    """A batch takes 20 ms to make and no time to use, so that nearly all the time is spent waiting."""
+    _, _, wait_seconds, seconds = fit(one_cpu(), max_steps, input_seconds=0.02)
+    assert 0.8 * 20 * 0.02 < wait_seconds < seconds
+
+
+def test_the_wait_is_read_once():
+    callback = steps_per_execution()
+    callback.set_model(Counter())
+    callback.model.compile(steps_per_execution=8)
+    for end, wait in ((4, 0.5), (6, 0.25)):
+        callback.on_train_batch_end(end, {"input_wait_seconds": tf.constant(wait, tf.float64)})
+    assert callback.take_wait_seconds() == 0.75
+    assert callback.take_wait_seconds() == 0

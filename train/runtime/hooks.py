@@ -1,0 +1,94 @@
+"""What is done between the steps of a run: one list of hooks, from which the length of each execution follows.
+
+An execution, in Keras's word, is one call from Python, which makes several steps. None goes past a step at which a hook
+is due.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+# Under which a train function returns the seconds that it waited for input.
+WAIT_NAME = "input_wait_seconds"
+
+
+@dataclass(frozen=True)
+class Hook:
+    """An action, called with the number of steps made so far.
+
+    every_steps: it is due at the multiples, and after the last step of the run.
+    at_steps: it is due at these steps.
+
+    Without both it is called after each execution, wherever that ends.
+    """
+
+    action: Callable[[int], None]
+    every_steps: int | None = None
+    at_steps: Collection[int] | None = None
+
+    def is_due(self, step: int, num_steps: int) -> bool:
+        """Tell whether to act after `step`, where an execution of a run of `num_steps` ended."""
+        if self.every_steps is not None:
+            return step % self.every_steps == 0 or step == num_steps
+        return self.at_steps is None or step in self.at_steps
+
+    def next_steps(self, step: int) -> Iterable[int]:
+        """List the steps after `step` that no execution may go past."""
+        if self.every_steps is not None:
+            return (step - step % self.every_steps + self.every_steps,)
+        return (at for at in self.at_steps or () if at > step)
+
+
+class StepsPerExecution(tf_keras.callbacks.Callback):
+    """Calls the hooks that are due, in their order, and sets the length of the next execution.
+
+    The step is counted on the host, since reading it from the device would wait for it.
+
+    Args:
+        hooks: of the run.
+        start_step: steps made before `fit`.
+        num_steps: steps of the whole run.
+        max_steps: steps of the longest execution.
+    """
+
+    # Without it Keras reads the logs of every execution from the device.
+    _supports_tf_logs = True
+
+    def __init__(self, hooks: Iterable[Hook], *, start_step: int, num_steps: int, max_steps: int):
+        super().__init__()
+        self._hooks = tuple(hooks)
+        self._start_step = start_step
+        self._num_steps = num_steps
+        self._max_steps = max_steps
+        self._waits: list[tf.Tensor] = []
+
+    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
+        """Set the length of the first execution."""
+        self._set_length(self._start_step)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Act where an execution ended, and set the length of the next."""
+        step = self._start_step + batch + 1
+        self._waits.append(logs[WAIT_NAME])
+        for hook in self._hooks:
+            if hook.is_due(step, self._num_steps):
+                hook.action(step)
+        self._set_length(step)
+
+    def length_after(self, step: int) -> int:
+        """Count the steps of the execution that begins after `step`; at least 1."""
+        ends = (end for hook in self._hooks for end in hook.next_steps(step))
+        return min(step + self._max_steps, self._num_steps, *ends) - step or 1
+
+    def take_wait_seconds(self) -> float:
+        """Sum the seconds that the executions since the last call waited for input; waits for the device."""
+        seconds = sum(float(wait) for wait in self._waits)
+        self._waits.clear()
+        return seconds
+
+    def _set_length(self, step: int) -> None:
+        if self._max_steps > 1:
+            self.model._steps_per_execution.assign(self.length_after(step))
