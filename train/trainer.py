@@ -295,9 +295,9 @@ def roll_back(trainer: Trainer, error: TrainingDivergedError, stop: StopRequest)
     Raises:
         TrainingDivergedError: the same, where rolling back is not asked for, was done too often, or has nowhere to go.
     """
+    trainer.checkpoints.wait()
     if not trainer.can_roll_back or len(trainer.start.skipped) >= trainer.run.config.run.max_rollbacks:
         raise error
-    trainer.checkpoints.wait()
     stop.meet()  # the others read what the chief has written
     record = _restore(trainer, error)
     stop.meet()
