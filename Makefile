@@ -30,6 +30,7 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 $(VENV)/installed: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "error: Python 3.10, 3.11 or 3.12 is needed; name it by PYTHON=…" >&2; exit 1; }

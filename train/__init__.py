@@ -2,7 +2,7 @@
 
     run_mlm.py      the command, which reads as a table of contents: what is done, one call a line
     config.py       all settings of a run
-    runtime/        what a run runs on: plan, strategy, devices, workers, and how it stops
+    runtime/        what a run runs on: plan, strategy, devices, workers, hooks between steps, and how it stops
     data/           shards to batches: opened and checked, shuffled by arithmetic, read as tf.data
     model/          the model: configuration, presets, architectures, layers that suit the TPU, weights to start from
     tasks/          what is learned: the masked language model, its masks and its loss
@@ -11,8 +11,8 @@
     checkpoints/    written by a thread, checked when read, and the rules of resuming from them
     metrics/        what is measured: log, pictures, evaluation, throughput, profiles
     publishing/     the export in PyTorch layout, the model card, and pushes to the Hub
-    trainer.py      the loop: all of these put together, and what happens at which step
-    run.py          a run from its settings to its export
+    run.py          a run around its training: checked, planned, connected, recorded, published
+    trainer.py      the loop: all of these put together, and what is done at which step
     checks/         what is checked before a TPU is paid for, for the commands doctor.py and tpu_preflight.py
 
 The other commands are export.py, fill_mask.py and compare_runs.py.
