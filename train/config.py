@@ -339,7 +339,7 @@ class HubConfig:
     hub_strategy: Literal["end", "epoch", "steps", "checkpoint"] = changeable(
         "end",
         "When to push: after the last step; also after each pass over the rows; also every --push-steps steps; or "
-        "with each of these the newest checkpoint of the training, too, to the branch `checkpoints`. Training goes on "
+        "with each of these the newest checkpoint of the training, too, to the branch `checkpoints`. Training runs on "
         "meanwhile, and a push that is late is skipped for a newer one.",
     )
     push_steps: int | None = changeable(

@@ -1,4 +1,4 @@
-"""AdamW and LAMB, whose updates stop for good, with nothing changed, at the first gradient that is not finite."""
+"""The learning rate over a run; AdamW and LAMB, which stop at the first gradient that is not finite."""
 
 import math
 from collections.abc import Callable
@@ -16,9 +16,9 @@ class WarmupSchedule(tf_keras.optimizers.schedules.LearningRateSchedule):
     Args:
         shape: a name in `SHAPES`.
         peak: the rate after the warmup.
-        num_warmup_steps: updates of the warmup; 0 starts at the peak.
-        num_steps: updates of the run.
-        num_decay_steps: last updates, over which `wsd` falls.
+        num_warmup_steps: steps of the warmup; 0 starts at the peak.
+        num_steps: steps of the run.
+        num_decay_steps: last steps, over which `wsd` falls.
         min_ratio: share of the peak below which the rate does not fall; `linear`, `cosine` and `wsd` end at it.
     """
 
@@ -40,20 +40,20 @@ class WarmupSchedule(tf_keras.optimizers.schedules.LearningRateSchedule):
         self.min_ratio = min_ratio
 
     def __call__(self, step: tf.Tensor) -> tf.Tensor:
-        """Return the learning rate of update `step` (from 0), a float32 scalar."""
+        """Compute the learning rate of step `step` (from 0), a float32 scalar."""
         step = tf.cast(step, tf.float32)
-        # The first update counts as 1, or it would be made with a rate of 0.
+        # The first step counts as 1, or it would be made with a rate of 0.
         rising = (step + 1) / max(1, self.num_warmup_steps)
         falling = self.min_ratio + (1 - self.min_ratio) * SHAPES[self.shape](self, step)
         return self.peak * tf.clip_by_value(tf.minimum(rising, falling), 0.0, 1.0)
 
     def get_config(self) -> dict[str, float | str]:
-        """Return the arguments of the constructor."""
+        """Collect the arguments of the constructor."""
         return dict(vars(self))
 
 
 def _remaining(schedule: WarmupSchedule, step: tf.Tensor, num_last_steps: int) -> tf.Tensor:
-    """Return the share of the last `num_last_steps` updates that is still to come: above 1 before they begin."""
+    """Compute the share of the last `num_last_steps` steps that is still to come: above 1 before they begin."""
     return tf.maximum(0.0, (schedule.num_steps - step) / max(1, num_last_steps))
 
 
@@ -95,16 +95,16 @@ NO_WEIGHT_DECAY = ["bias", "LayerNorm", "layer_norm", "layernorm"]
 
 
 class GuardedAdamW(tf_keras.optimizers.AdamW):
-    """AdamW (Loshchilov & Hutter 2017), with the numbers of tf_keras', that makes no update any more after a bad one.
+    """AdamW (Loshchilov & Hutter 2017), with the numbers of tf_keras', that makes no step any more after a bad one.
 
-    From the first update that is not finite on, the gradients are taken as 0 and so are the rates by which moments,
+    From the first step that is not finite on, the gradients are taken as 0 and so are the rates by which moments,
     weights and step move, so all keep their exact values. It costs no pass over the weights, no branch in the compiled
     program, which would keep XLA from joining the updates with what is around them, and no wait for the device.
     """
 
     def __init__(self, **arguments: object):
         super().__init__(**arguments)
-        # 1 until the first bad update, then 0. Of each replica, so that none waits for another; not in checkpoints.
+        # 1 until the first bad step, then 0. Of each replica, so that none waits for another; not in checkpoints.
         self._going = self._no_dependency(
             tf.Variable(
                 1.0,
@@ -117,11 +117,11 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether an update was not finite: it would have been number `iterations` + 1. Waits for the device."""
+        """Whether a step was not finite: it would have been number `iterations` + 1. Waits for the device."""
         return not float(self._going.read_value())
 
     def state_of(self, names: list[str]) -> dict[str, tf.Variable]:
-        """Return what the optimizer remembers, by name: the step, and two moments of each trained variable.
+        """Collect what the optimizer remembers, by name: the step, and two moments of each trained variable.
 
         Args:
             names: of the variables that it was built for, in their order.
@@ -132,20 +132,20 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         return state
 
     def resume(self) -> None:
-        """Make updates again after one that was not finite; for a state that was restored from before it."""
+        """Make steps again after one that was not finite; for a state that was restored from before it."""
         self._going.assign(1.0)
 
     @named("optimizer")
     def apply_scaled(
         self, gradients: list[tf.Tensor], variables: list[tf.Variable], *, factor: tf.Tensor, is_finite: tf.Tensor
     ) -> None:
-        """Make one update with `gradients` times `factor`, the same on all replicas, unless there was a bad one.
+        """Make one step with `gradients` times `factor`, the same on all replicas, unless there was a bad one.
 
         Args:
             gradients: dense, summed over the replicas.
             variables: one for each gradient.
             factor: float32 scalar, for the scale of the loss and for clipping.
-            is_finite: bool scalar; false stops this update and all further ones.
+            is_finite: bool scalar; false stops this step and all further ones.
         """
         going = self._going.assign(self._going * tf.cast(is_finite, tf.float32))
         factor = tf.where(going > 0, factor, 0.0)
@@ -165,11 +165,11 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         variable.assign_sub(first * alpha / (tf.sqrt(second) + self.epsilon))
 
     def decays(self, variable: tf.Variable) -> bool:
-        """Return whether weight decay applies to the variable, whatever its rate."""
+        """Tell whether weight decay applies to the variable, whatever its rate."""
         return bool(self._use_weight_decay(variable))
 
     def _update_moments(self, gradient: tf.Tensor, variable: tf.Variable) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the first and the second moment with this gradient in them."""
+        """Update the first and the second moment with this gradient in them."""
         index = self._index_dict[self._var_key(variable)]
         first, second = self._momentums[index], self._velocities[index]
         first.assign_add((gradient - first) * ((1 - self.beta_1) * self._going))
@@ -177,9 +177,9 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         return first, second
 
     def _bias_corrections(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return what the moments, which start at 0, are too small by."""
-        update = tf.cast(self.iterations + 1, tf.float32)
-        return 1 - tf.pow(self.beta_1, update), 1 - tf.pow(self.beta_2, update)
+        """Compute what the moments, which start at 0, are too small by."""
+        num_steps = tf.cast(self.iterations + 1, tf.float32)
+        return 1 - tf.pow(self.beta_1, num_steps), 1 - tf.pow(self.beta_2, num_steps)
 
     def _apply_weight_decay(self, variables: list[tf.Variable]) -> None:
         """Do nothing: decay is a part of `update_step`."""
@@ -205,7 +205,7 @@ class GuardedLamb(GuardedAdamW):
 
 
 def clipping_factor(norm: tf.Tensor, max_norm: float) -> tf.Tensor:
-    """Return what brings a gradient of this norm down to `max_norm`, 1 where it is smaller or `max_norm` is 0."""
+    """Compute what brings a gradient of this norm down to `max_norm`, 1 where it is smaller or `max_norm` is 0."""
     return tf.minimum(1.0, max_norm / norm) if max_norm else tf.ones_like(norm)
 
 
@@ -215,7 +215,7 @@ OPTIMIZERS = {"adamw": GuardedAdamW, "lamb": GuardedLamb}
 def build_schedule(
     config: OptimizationConfig, *, num_steps: int, num_warmup_steps: int, num_decay_steps: int = 0
 ) -> WarmupSchedule:
-    """Return the learning rate over a run."""
+    """Build the learning rate over a run."""
     return WarmupSchedule(
         config.schedule,
         peak=config.learning_rate,
@@ -227,11 +227,11 @@ def build_schedule(
 
 
 def build_optimizer(config: OptimizationConfig, **numbers: int) -> GuardedAdamW:
-    """Return the optimizer of a run; clipping is the train step's, over the gradients of all replicas.
+    """Build the optimizer of a run; clipping is the train step's, over the gradients of all replicas.
 
     Args:
         config: of the run.
-        numbers: of updates, as `build_schedule` takes them.
+        numbers: of steps, as `build_schedule` takes them.
     """
     optimizer = OPTIMIZERS[config.optimizer](
         learning_rate=build_schedule(config, **numbers),

@@ -3,16 +3,12 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from train.runtime.plan import Plan
 
-if TYPE_CHECKING:
-    pass
-
 
 class Throughput:
-    """A clock over training alone, and the rates of intervals of updates.
+    """A clock over training alone, and the rates of intervals of steps.
 
     Args:
         plan: of the run.
@@ -22,7 +18,7 @@ class Throughput:
 
     def __init__(self, plan: Plan, full_speed_step_seconds: float | None):
         self._plan = plan
-        self._full_speed_update_seconds = full_speed_step_seconds
+        self._full_speed_step_seconds = full_speed_step_seconds
         self._since_seconds = time.perf_counter()
         self._excluded_seconds = 0.0
 
@@ -34,7 +30,7 @@ class Throughput:
         self._excluded_seconds += time.perf_counter() - started_seconds
 
     def figures(self, num_steps: int, wait_seconds: float) -> dict[str, float]:
-        """Return the rates of the `num_steps` updates since the last call, in which so long was waited for input."""
+        """Compute the rates of the `num_steps` steps since the last call, in which so long was waited for input."""
         now_seconds = time.perf_counter()
         seconds = now_seconds - self._since_seconds - self._excluded_seconds
         self._since_seconds, self._excluded_seconds = now_seconds, 0.0
@@ -44,6 +40,6 @@ class Throughput:
             "tokens_per_second": round(self._plan.global_batch_rows * self._plan.max_length / step_seconds, 1),
             "input_wait_share": round(min(1.0, wait_seconds / seconds), 4),
         }
-        if self._full_speed_update_seconds is not None:
-            figures["mfu"] = round(self._full_speed_update_seconds / step_seconds, 4)
+        if self._full_speed_step_seconds is not None:
+            figures["mfu"] = round(self._full_speed_step_seconds / step_seconds, 4)
         return figures

@@ -32,7 +32,7 @@ class TrainingDivergedError(RunFailedError):
     Args:
         message: for people.
         reason: `nonfinite` or `spike`.
-        step: the last update to blame.
+        step: the last step to blame.
         good_step: the last one that is above suspicion.
     """
 
@@ -42,7 +42,7 @@ class TrainingDivergedError(RunFailedError):
 
 
 class TrainingLog:
-    """Reads the figures of an interval of updates from the device and writes them, with the progress bar."""
+    """Reads the figures of an interval of steps from the device and writes them, with the progress bar."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class TrainingLog:
         )
 
     def check_finite(self) -> None:
-        """Check that all updates so far were made.
+        """Check that all steps so far were made.
 
         Raises:
             TrainingDivergedError: loss or gradient of one were not finite; it and those after it were not made.
@@ -83,7 +83,7 @@ class TrainingLog:
         means = ", ".join(f"{metric.name} {float(metric.result()):g}" for metric in self._model.metrics)
         raise TrainingDivergedError(
             f"Loss and gradients must stay finite; those of step {step:,} were not ({means}, over the steps since "
-            f"{self.logged_step:,}). That update was not made, and nothing was saved after it. Start a new run with a "
+            f"{self.logged_step:,}). That step was not made, and nothing was saved after it. Start a new run with a "
             "lower --learning-rate or a longer warmup, or resume with --on-nonfinite skip.",
             reason="nonfinite",
             step=step,
@@ -112,10 +112,10 @@ class TrainingLog:
             )
 
     def write_train(self, step: int) -> None:
-        """Write the means over the updates since the last call, and the progress bar.
+        """Write the means over the steps since the last call, and the progress bar.
 
         Raises:
-            TrainingDivergedError: an update was not finite, or the loss rose too far.
+            TrainingDivergedError: a step was not finite, or the loss rose too far.
         """
         self.check_finite()
         figures = {metric.name: float(metric.result()) for metric in self._model.metrics}
@@ -125,7 +125,7 @@ class TrainingLog:
         figures["learning_rate"] = float(self._model.optimizer.learning_rate.numpy())
         figures["epoch"] = round(self._plan.row_after(step, self._num_skipped_rows) / self._plan.num_rows, 4)
         wait_seconds = self._take_wait_seconds()
-        # Of the updates since the last line, those before the start are not on this clock.
+        # Of the steps since the last line, those before the start are not on this clock.
         figures |= self._throughput.figures(step - max(self.logged_step, self._start_step), wait_seconds)
         self._log.add(step, TRAIN, figures)
         self._log.flush()

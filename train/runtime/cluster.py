@@ -35,7 +35,7 @@ class Cluster:
 
 
 def read_cluster() -> Cluster:
-    """Return the cluster of TF_CONFIG, one worker where the variable is not set.
+    """Read the cluster of TF_CONFIG: one worker where the variable is not set.
 
     Raises:
         InputError: the variable is not the JSON that TensorFlow expects, or its task is not in its cluster.
@@ -57,7 +57,7 @@ def read_cluster() -> Cluster:
 
 
 def _addresses(jobs: Any) -> tuple[str, ...]:
-    """Return the address of each worker, chief first."""
+    """Check and list the address of each worker, chief first."""
     if not isinstance(jobs, dict) or not set(jobs) <= {CHIEF, WORKER}:
         raise _malformed(f"its cluster may have the jobs chief and worker only; received {_shown(jobs)}")
     for job, addresses in jobs.items():
@@ -76,7 +76,7 @@ def _addresses(jobs: Any) -> tuple[str, ...]:
 
 
 def _index(task: Any, jobs: dict[str, list[str]]) -> int:
-    """Return the place of this process among the workers, the chief first."""
+    """Find the place of this process among the workers, the chief first."""
     job, index = (task.get("type"), task.get("index")) if isinstance(task, dict) else (None, None)
     if job not in jobs or not str(index).isdecimal() or int(str(index)) >= len(jobs[job]):
         raise _malformed(

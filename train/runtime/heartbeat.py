@@ -25,5 +25,5 @@ def report(phase: str, step: int = 0) -> None:
 
 
 def is_supervisor_lost() -> bool:
-    """Return whether there was a supervisor, and it has ended."""
+    """Tell whether there was a supervisor, and it has ended."""
     return _lost.is_set()

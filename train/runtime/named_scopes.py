@@ -13,7 +13,7 @@ RARELY = "rarely"
 
 
 def named(scope: str) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
-    """Return a decorator by which a function's operations bear the name `scope/…`; their values stay the same."""
+    """Decorate a function so that its operations bear the name `scope/…`; their values stay the same."""
 
     def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         @functools.wraps(function)
@@ -27,7 +27,7 @@ def named(scope: str) -> Callable[[Callable[Parameters, Result]], Callable[Param
 
 
 def custom_gradient(function: Callable[..., tuple[Any, Callable]]) -> Callable[..., Any]:
-    """Return `tf.custom_gradient` of the function, its gradient's operations named after the place of its call."""
+    """Apply `tf.custom_gradient`, with the gradient's operations named after the place of the call."""
 
     @functools.wraps(function)
     def with_named_gradient(*args: Any) -> tuple[Any, Callable]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from mlm_common.errors import EXIT_STOPPED, RunFailedError
 from train.runtime import heartbeat
-from train.runtime.tpu import HOST_VARIABLE, read_metadata
+from train.runtime.tpu import METADATA_HOST_VARIABLE, read_metadata
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def listening(request: StopRequest, *, on_cloud_machine: bool) -> Iterator[None]
             names its address.
     """
     ended = threading.Event()
-    if on_cloud_machine or os.environ.get(HOST_VARIABLE):
+    if on_cloud_machine or os.environ.get(METADATA_HOST_VARIABLE):
         threading.Thread(target=_watch_metadata, args=(request, ended), daemon=True).start()
     in_main_thread = threading.current_thread() is threading.main_thread()  # the only one that may handle signals
     if in_main_thread:

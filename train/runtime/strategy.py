@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def connect(config: HardwareConfig, cluster: Cluster) -> tf.distribute.Strategy:
-    """Return the strategy: its TPU claimed and initialised, or all workers of the cluster there.
+    """Connect to the devices: the TPU claimed and initialised, or all workers of the cluster there.
 
     Raises:
         InputError: the TPU that is named cannot be found or reached, or this is not the machine that TF_CONFIG says.
@@ -38,14 +38,14 @@ def connect(config: HardwareConfig, cluster: Cluster) -> tf.distribute.Strategy:
 
 @functools.cache
 def mirrored_strategy(device_names: tuple[str, ...]) -> tf.distribute.MirroredStrategy:
-    """Return the one strategy over these devices: in a process, the collectives of a second one clash with its own."""
+    """Make the one strategy over these devices: in a process, the collectives of a second one clash with its own."""
     return tf.distribute.MirroredStrategy(list(device_names))
 
 
 def distribute_batches(
     strategy: tf.distribute.Strategy, batches: Callable[[tf.distribute.InputContext], tf.data.Dataset]
 ) -> Any:
-    """Return a distributed data set in which each input pipeline reads the batches of its own replicas.
+    """Distribute a data set of which each input pipeline reads the batches of its own replicas.
 
     `experimental_distribute_dataset` would give every host the same rows, unless there were as many files as hosts.
 
@@ -94,7 +94,7 @@ def _connect_workers(cluster: Cluster) -> tf.distribute.Strategy:
 
 
 def compiles_with_xla(config: HardwareConfig) -> bool:
-    """Return whether the step is to be wrapped in `jit_compile`: TPUStrategy compiles by itself."""
+    """Tell whether the step is to be wrapped in `jit_compile`: TPUStrategy compiles by itself."""
     if config.wants_tpu:
         return False
     if config.jit_compile is None:
@@ -103,7 +103,7 @@ def compiles_with_xla(config: HardwareConfig) -> bool:
 
 
 def computes_as_suits_tpu(config: HardwareConfig) -> bool:
-    """Return whether attention is computed as suits XLA on a TPU.
+    """Tell whether attention is computed as suits XLA on a TPU.
 
     Raises:
         InputError: it is asked for where XLA does not compile the step.

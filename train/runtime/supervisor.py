@@ -73,7 +73,7 @@ class Supervisor:
         self._is_asked_to_stop = False
 
     def run(self) -> int:
-        """Return the exit status: that of the last process, or 1 where retries are used up."""
+        """Run until there is an end; return the exit status of the last process, or 1 where retries are used up."""
         before = {number: signal.signal(number, self._pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             return self._run_until_done()

@@ -1,4 +1,6 @@
-"""The TPU generations by replica of TensorFlow's TPUStrategy: a core up to v3, a whole chip from v4 on.
+"""TPUs: the generations, this machine's own, and what its metadata server says; no TensorFlow.
+
+A chip is counted by replica of TPUStrategy: a core up to v3, a whole chip from v4 on.
 
 Peaks, memory and bandwidth are those of Google's documentation (cloud.google.com/tpu/docs/v3 to v6e), halved for a core
 of v3. v2's, and the clocks of v2 and v3, are of Jouppi et al. 2020, "A Domain-Specific Supercomputer for Training Deep
@@ -19,8 +21,16 @@ from mlm_common.storage import open_folder
 from train.config import HardwareConfig, TrainingConfig
 from train.runtime.cluster import Cluster
 
+logger = logging.getLogger(__name__)
+
 GIB = 2**30
 ACCELERATOR_TYPE_VARIABLE = "TPU_ACCELERATOR_TYPE"
+METADATA_HOST_VARIABLE = "GCE_METADATA_HOST"
+METADATA_HOST = "metadata.google.internal"
+# What the kernel drivers of TPU VMs offer: up to v4, and from v5e on.
+TPU_DEVICE_PATTERNS = ("accel*", "vfio/[0-9]*")
+# Where nothing tells the size of the TPU; a v2-8, v3-8 or v5e-8 has as many.
+ASSUMED_TPU_REPLICAS = 8
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,7 @@ NAME = re.compile(r"(?:TPU )?(?P<generation>v\d+(?: ?lite(?:pod)?|[ep])?)(?:-(?P
 
 
 def chip_of(name: str | None) -> Chip | None:
-    """Return the chip of an accelerator type (`v3-8`, `v5litepod-8`, `v5e-8`) or device kind (`TPU v5 lite`).
+    """Find the chip of an accelerator type (`v3-8`, `v5litepod-8`, `v5e-8`) or device kind (`TPU v5 lite`).
 
     None for a CPU, a GPU, a generation not in the table, or None.
     """
@@ -70,7 +80,7 @@ def chip_of(name: str | None) -> Chip | None:
 
 
 def num_replicas_of(accelerator_type: str) -> int | None:
-    """Return the replicas of TPUStrategy on an accelerator type: 8 on `v3-8` and `v5e-8`, 4 on `v4-8`.
+    """Count the replicas of TPUStrategy on an accelerator type: 8 on `v3-8` and `v5e-8`, 4 on `v4-8`.
 
     None where type or count is not known.
     """
@@ -82,21 +92,15 @@ def num_replicas_of(accelerator_type: str) -> int | None:
 
 
 def local_accelerator_type(timeout_seconds: float = 2.0) -> str | None:
-    """Return the accelerator type of the TPU VM this runs on, from environment or metadata server; None elsewhere."""
+    """Find the accelerator type of the TPU VM this runs on, from environment or metadata server; None elsewhere."""
     named = os.environ.get(ACCELERATOR_TYPE_VARIABLE)
     if named:
         return named
     return read_metadata("instance/attributes/accelerator-type", timeout_seconds) or None
 
 
-# What the kernel drivers of TPU VMs offer: up to v4, and from v5e on.
-TPU_DEVICE_PATTERNS = ("accel*", "vfio/[0-9]*")
-# Where nothing tells the size of the TPU; a v2-8, v3-8 or v5e-8 has as many.
-ASSUMED_TPU_REPLICAS = 8
-
-
 def tpu_devices(devices: Path = Path("/dev")) -> list[Path]:
-    """Return the device files of this machine's TPU, none on a machine without one."""
+    """List the device files of this machine's TPU, none on a machine without one."""
     return sorted(path for pattern in TPU_DEVICE_PATTERNS for path in devices.glob(pattern))
 
 
@@ -145,21 +149,15 @@ def check_tpu_use(config: TrainingConfig, cluster: Cluster) -> None:
 
 
 def expected_num_replicas(config: HardwareConfig, cluster: Cluster) -> int:
-    """Return on how many replicas a run will probably be, without claiming its TPU, which may be in use."""
+    """Estimate on how many replicas a run will be, without claiming its TPU, which may be in use."""
     if not config.wants_tpu:
         return cluster.num_workers
     return num_replicas_of(local_accelerator_type() or "") or ASSUMED_TPU_REPLICAS
 
 
-logger = logging.getLogger(__name__)
-
-HOST_VARIABLE = "GCE_METADATA_HOST"
-HOST = "metadata.google.internal"
-
-
 def read_metadata(name: str, timeout_seconds: float = 5.0) -> str | None:
-    """Return a value such as `instance/zone`, None where there is none or no server answers."""
-    url = f"http://{os.environ.get(HOST_VARIABLE) or HOST}/computeMetadata/v1/{name}"
+    """Read a value such as `instance/zone`, None where there is none or no server answers."""
+    url = f"http://{os.environ.get(METADATA_HOST_VARIABLE) or METADATA_HOST}/computeMetadata/v1/{name}"
     # The metadata server is on the machine itself, so no proxy reaches it.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
