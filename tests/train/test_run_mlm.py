@@ -114,6 +114,7 @@ def test_options_of_the_step_in_a_folder_that_is_overwritten(finished_run, shard
     assert host_events(trace).count("train") == 3  # executions of steps 2, 3, and 4 to 5
 
 
+@pytest.mark.usefixtures("one_device")
 def test_a_run_that_diverges_says_so_and_exports_nothing(shards, tmp_path, capsys):
     flags = ("--learning-rate", "1e38", "--max-grad-norm", "0", "--warmup-steps", "0", "--save-steps", "1")
     assert main(run_flags(shards, tmp_path / "run", *flags)) == 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.fixtures.other_environments import output_of
-from tests.fixtures.tiny_run import run_flags, write_shards
+from tests.fixtures.tiny_run import run_flags
 from tests.servers.fixtures import HubHandle
 from train.model.from_pretrained import load_model
 from train.run_mlm import main
@@ -44,14 +44,14 @@ print(json.dumps({
 
 
 @pytest.fixture
-def pushed(hub_here: HubHandle, tmp_path: Path) -> tuple[HubHandle, Path]:
+def pushed(hub_here: HubHandle, shards: Path, tmp_path: Path) -> tuple[HubHandle, Path]:
     """A run that pushed to a branch of a private repository, and its folder."""
-    shards = write_shards(tmp_path)
     more = ("--hub-model-id", REPO, "--hub-private", "--hub-revision", BRANCH, "--hub-example", EXAMPLE)
     assert main(run_flags(shards, tmp_path / "run", *more)) == 0
     return hub_here, tmp_path / "run"
 
 
+@pytest.mark.usefixtures("one_device")
 def test_what_was_pushed_is_read_back(python: Path, pushed: tuple[HubHandle, Path]) -> None:
     server, folder = pushed
     rows = np.random.default_rng(0).integers(5, 48, (3, 16))
