@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with output.staging() as local_folder:
         _write(saved, local_folder, repository)
         if "tf" in formats:
-            _write_tf_weights(local_folder)
+            _write_tf_weights(local_folder, saved.model_class)
         output.upload_folder(local_folder)
         if repository is not None:
             push_folder(local_folder, repository, commit_message="Export", kept_in=arguments.output)
@@ -108,12 +108,12 @@ def _write(saved: "SavedModel", folder: str, repository: HubRepository | None) -
     publisher.publish(saved.publication, "")
 
 
-def _write_tf_weights(folder: str) -> None:
+def _write_tf_weights(folder: str, model_class: str) -> None:
     """Write the weights of the export in TensorFlow's format, from those of the other, so that they cannot differ."""
     from train.model.from_pretrained import load_model
 
     with tempfile.TemporaryDirectory(dir=folder, suffix=PARTIAL_SUFFIX) as staging:
-        load_model(folder).save_pretrained(staging)
+        load_model(folder, model_class).save_pretrained(staging)
         Path(staging, TF_WEIGHTS_NAME).replace(Path(folder, TF_WEIGHTS_NAME))
 
 

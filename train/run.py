@@ -205,7 +205,7 @@ def print_result(run: Run, figures: dict[str, float] | None, where: dict[str, st
     """Print the figures of the last evaluation beside what frequencies alone would give, and where everything is."""
     rows = {**(run.task.describe(figures) if figures else {}), **where}
     manifest = run.inputs.eval_shards.manifest if run.inputs.eval_shards else None
-    if manifest is not None:
+    if manifest is not None and run.task.card.predicts_tokens:
         entropy = f"{manifest.unigram_entropy_nats:.4f} nats: the best loss of a guess from frequencies alone"
         rows = {"unigram entropy": entropy, **rows}
     print()
@@ -229,6 +229,7 @@ def describe_run(run: Run, plan: Plan, strategy: "tf.distribute.Strategy") -> di
         "hub_revision": getattr(run.model_config, "_commit_hash", None),
         "model_config": json.loads(run.model_config.to_json_string(use_diff=False)),
         "tokenizer": run.inputs.tokenizer_source,
+        "task": run.task.record(),
         "plan": dataclasses.asdict(plan),
         "train_data": describe_shards(run.inputs.train_shards),
         "eval_data": describe_shards(run.inputs.eval_shards),

@@ -386,7 +386,13 @@ def build_trainer(run: Run, plan: Plan, strategy: tf.distribute.Strategy) -> Tra
             config.data.shuffle_buffer_size,
         ),
         evaluate=_evaluator(inputs, model, plan, strategy, compiles_with_xla(config.hardware)),
-        log=MetricsLog(run.output_dir, manifest.unigram_entropy_nats if manifest else None, is_chief=is_chief),
+        log=MetricsLog(
+            run.output_dir,
+            manifest.unigram_entropy_nats if manifest and run.task.card.predicts_tokens else None,
+            title=run.task.card.model_kind.capitalize(),
+            loss_unit=run.task.card.loss_unit,
+            is_chief=is_chief,
+        ),
         state=TrainingState(model),
         checkpoints=Checkpoints(
             run.output_dir,

@@ -20,14 +20,30 @@ class MetricsLog:
     """Lines of `metrics.jsonl`, {"step": …, "split": …, figures …}, also sent to TensorBoard.
 
     Only the chief of several workers writes.
+
+    Args:
+        output_dir: of the run.
+        unigram_entropy_nats: the loss of the best guess from frequencies alone, None where it says nothing.
+        title: of the picture.
+        loss_unit: beside its axis.
+        is_chief: whether this worker writes.
     """
 
-    def __init__(self, output_dir: str, unigram_entropy_nats: float | None, *, is_chief: bool = True):
+    def __init__(
+        self,
+        output_dir: str,
+        unigram_entropy_nats: float | None,
+        *,
+        title: str,
+        loss_unit: str,
+        is_chief: bool = True,
+    ):
         self.is_chief = is_chief
         self._folder = open_folder(output_dir)
         self.path = self._folder.path_of(METRICS_NAME)
         self.curve_path = self._folder.path_of(LOSS_CURVE_NAME)
-        self.unigram_entropy_nats = unigram_entropy_nats
+        self._unigram_entropy_nats = unigram_entropy_nats
+        self._title, self._loss_unit = title, loss_unit
         self.lines: list[dict[str, Any]] = []
         self._num_written = 0
         self._tensorboard = TensorBoardFiles(self._folder.subfolder(TENSORBOARD_FOLDER)) if is_chief else None
@@ -81,7 +97,9 @@ class MetricsLog:
             return
         with tempfile.TemporaryDirectory() as folder:
             picture = Path(folder) / LOSS_CURVE_NAME
-            draw_loss_curve(self.lines, picture, self.unigram_entropy_nats)
+            draw_loss_curve(
+                self.lines, picture, self._unigram_entropy_nats, title=self._title, loss_unit=self._loss_unit
+            )
             self._folder.write_bytes(LOSS_CURVE_NAME, picture.read_bytes())
 
 
@@ -131,7 +149,9 @@ def read_metrics(run_folder: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in open_folder(run_folder).read_text(METRICS_NAME).splitlines()]
 
 
-def draw_loss_curve(lines: list[dict[str, Any]], picture: Path, unigram_entropy_nats: float | None) -> None:
+def draw_loss_curve(
+    lines: list[dict[str, Any]], picture: Path, unigram_entropy_nats: float | None, *, title: str, loss_unit: str
+) -> None:
     """Draw training and validation loss over steps, and the loss of the best guess from frequencies alone."""
     with new_figure(figsize=(8, 4.5)) as figure:
         axes = figure.subplots()
@@ -143,7 +163,7 @@ def draw_loss_curve(lines: list[dict[str, Any]], picture: Path, unigram_entropy_
             axes.axhline(
                 unigram_entropy_nats, linestyle=":", color="gray", label="unigram entropy (token frequencies only)"
             )
-        axes.set(xlabel="step", ylabel="nats per masked token", title="Masked language model")
+        axes.set(xlabel="step", ylabel=loss_unit, title=title)
         axes.legend()
         axes.grid(alpha=0.3)
         figure.savefig(picture, dpi=120)

@@ -119,6 +119,7 @@ def _figures(run: RunCurves) -> tuple[str, ...]:
     train, validation = run.of_split(TRAIN), run.of_split(VALIDATION)
     step = run.lines[-1]["step"]
     rate = run.tokens_per_second
+    accuracy = validation[-1].get("masked_accuracy") if validation else None
     return (
         run.name,
         f"{step:,}",
@@ -129,7 +130,7 @@ def _figures(run: RunCurves) -> tuple[str, ...]:
         f"{train[-1]['loss']:.4f}" if train else NOT_KNOWN,
         f"{validation[-1]['loss']:.4f}" if validation else NOT_KNOWN,
         f"{min(line['loss'] for line in validation):.4f}" if validation else NOT_KNOWN,
-        f"{validation[-1]['masked_accuracy']:.1%}" if validation else NOT_KNOWN,
+        NOT_KNOWN if accuracy is None else f"{accuracy:.1%}",
     )
 
 

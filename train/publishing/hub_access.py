@@ -19,5 +19,5 @@ def preliminary_card(config: HubConfig) -> str:
     """Make a card of what the settings say: the part of the metadata that the Hub could refuse."""
     from huggingface_hub import ModelCardData
 
-    data = ModelCardData(license=config.hub_license, language=config.hub_language or None, pipeline_tag="fill-mask")
+    data = ModelCardData(library_name="transformers", license=config.hub_license, language=config.hub_language or None)
     return f"---\n{data.to_yaml()}\n---\n"

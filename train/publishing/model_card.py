@@ -18,24 +18,29 @@ from train.config import MASK
 from train.publishing.publisher import Publication
 from train.publishing.pytorch_format import num_parameters
 from train.runtime.run_folder import LOSS_CURVE_NAME
+from train.tasks.masked_lm import MaskedLanguageModeling
+from train.tasks.task import TaskCard
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # Newest evaluations that are shown.
 MAX_EVALUATIONS = 10
-TAGS = ["fill-mask", "masked-lm", "tensorboard"]
 
-USAGE = """```python
-from transformers import pipeline
+# Of a task that has no usage of its own.
+LOADING = """```python
+from transformers import {auto_class}, AutoTokenizer
 
-fill_mask = pipeline("fill-mask", model={model}{revision})
-for prediction in fill_mask({sentence}):
-    print(round(prediction["score"], 3), prediction["sequence"])
+tokenizer = AutoTokenizer.from_pretrained({model}{revision})
+model = {auto_class}.from_pretrained({model}{revision})
 ```"""
 
-LIMITS = """- It predicts single masked tokens, in texts of at most {max_length} tokens. To other uses it
-  must be trained further.
+LIMITS = """- {limits}
 - It knows what its corpus holds, and repeats what is wrong or unfair there.
 - Nothing but the figures above was measured: neither tasks built on it, nor texts of another kind."""
+
+
+def recorded_task(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Read from a `run.json` what `Task.record` tells; one without it is of masked language modelling."""
+    return record.get("task") or MaskedLanguageModeling.record()
 
 
 def model_card(
@@ -50,6 +55,7 @@ def model_card(
         has_picture: whether the picture of the loss lies beside the card.
     """
     hub, config = record["settings"]["hub"], publication.model.config
+    task = TaskCard.from_record(recorded_task(record)["card"])
     num_weights = num_parameters(publication.model, vocabulary_size(tokenizer))
     evaluations = [line for line in publication.metrics if line["split"] == "validation"]
     about = {
@@ -61,19 +67,21 @@ def model_card(
         "license": hub["hub_license"] or "not stated",
     }
     sections = {
-        "Use": _usage(hub, tokenizer),
+        "Use": _usage(record, task, tokenizer),
         "Corpus": markdown_table(corpus_table(record)),
-        "Training": markdown_table(procedure_table(record, publication.step)),
-        "Evaluation": evaluation_table(record, evaluations)
+        "Training": markdown_table(procedure_table(record, task, publication.step)),
+        "Evaluation": evaluation_table(record, task, evaluations)
         + (f"\n\n![Loss over the steps]({LOSS_CURVE_NAME})" if has_picture else ""),
-        "Limits": LIMITS.format(max_length=record["plan"]["max_length"]),
+        "Limits": LIMITS.format(limits=task.limits.format(max_length=record["plan"]["max_length"])),
     }
-    text = [f"# {_name(hub)}", _opening(record, publication.step), markdown_table(about)]
+    text = [f"# {_name(hub, task)}", _opening(record, task, publication.step), markdown_table(about)]
     text += [f"## {title}\n\n{content}" for title, content in sections.items()]
-    return f"---\n{metadata(record, tokenizer, evaluations)}\n---\n\n" + "\n\n".join(text) + "\n"
+    return f"---\n{metadata(record, task, tokenizer, evaluations)}\n---\n\n" + "\n\n".join(text) + "\n"
 
 
-def metadata(record: dict[str, Any], tokenizer: PreTrainedTokenizerFast, evaluations: list[dict[str, Any]]) -> str:
+def metadata(
+    record: dict[str, Any], task: TaskCard, tokenizer: PreTrainedTokenizerFast, evaluations: list[dict[str, Any]]
+) -> str:
     """Write the YAML by which the Hub finds and shows the model.
 
     Without `base_model`: the Hub would call a model with one a fine-tune of it.
@@ -84,15 +92,15 @@ def metadata(record: dict[str, Any], tokenizer: PreTrainedTokenizerFast, evaluat
     dataset = hub_dataset(record)
     data = ModelCardData(
         library_name="transformers",
-        pipeline_tag="fill-mask",
+        pipeline_tag=task.pipeline_tag,
         language=hub["hub_language"] or None,
         license=hub["hub_license"],
         datasets=[dataset] if dataset else None,
-        tags=TAGS,
+        tags=[*task.tags, "tensorboard"],
         mask_token=tokenizer.mask_token,
-        widget=[{"text": _example(hub, tokenizer)}],
-        model_name=_name(hub),
-        eval_results=_eval_results(record, evaluations[-1]) if evaluations else None,
+        widget=[{"text": _example(hub, tokenizer)}] if task.usage else None,
+        model_name=_name(hub, task),
+        eval_results=_eval_results(record, task, evaluations[-1]) if evaluations else None,
     )
     if not evaluations:
         data.pop("model_name")
@@ -107,37 +115,37 @@ def hub_dataset(record: dict[str, Any]) -> str | None:
     return name if is_on_hub else None
 
 
-def _eval_results(record: dict[str, Any], evaluation: dict[str, Any]) -> list[Any]:
+def _eval_results(record: dict[str, Any], task: TaskCard, evaluation: dict[str, Any]) -> list[Any]:
     from huggingface_hub import EvalResult
 
     settings = record["eval_data"].get("corpus", {}).get("settings", {})
     dataset = hub_dataset(record)
     about = {
-        "task_type": "fill-mask",
-        "task_name": "Masked language modeling",
+        "task_type": task.pipeline_tag,
+        "task_name": task.task_name,
         "dataset_type": dataset or "text",
         "dataset_name": dataset or "held-out part of the corpus",
         "dataset_config": settings.get("dataset_config") if dataset else None,
         "dataset_split": record["eval_data"].get("split"),
         "dataset_revision": settings.get("dataset_revision") if dataset else None,
     }
-    figures = {
-        "loss": ("Loss (nats per masked token)", evaluation["loss"]),
-        "perplexity": ("Perplexity of masked tokens", evaluation["perplexity"]),
-        "accuracy": ("Accuracy at masked tokens", evaluation["masked_accuracy"]),
-    }
     return [
-        EvalResult(**about, metric_type=kind, metric_name=name, metric_value=round(value, 4))
-        for kind, (name, value) in figures.items()
-        if math.isfinite(value)
+        EvalResult(
+            **about,
+            metric_type=figure.metric_type,
+            metric_name=figure.metric_name,
+            metric_value=round(evaluation[figure.name], 4),
+        )
+        for figure in task.figures
+        if math.isfinite(evaluation[figure.name])
     ]
 
 
-def _name(hub: dict[str, Any]) -> str:
-    return hub["hub_model_id"].partition("/")[2] if hub["hub_model_id"] else "Masked language model"
+def _name(hub: dict[str, Any], task: TaskCard) -> str:
+    return hub["hub_model_id"].partition("/")[2] if hub["hub_model_id"] else task.model_kind.capitalize()
 
 
-def _opening(record: dict[str, Any], step: int) -> str:
+def _opening(record: dict[str, Any], task: TaskCard, step: int) -> str:
     init_from, num_steps = record["settings"]["model"]["init_from"], record["plan"]["num_steps"]
     start = "from scratch"
     if init_from is not None:
@@ -146,21 +154,25 @@ def _opening(record: dict[str, Any], step: int) -> str:
         # The path of a folder is nobody's business but its owner's.
         start = f"continued from {f'`{init_from}`' if is_on_hub else 'a checkpoint of its author'}{revision}"
     unfinished = "" if step == num_steps else f" **Training is not finished: step {step:,} of {num_steps:,}.**"
-    return f"A masked language model, pretrained {start}.{unfinished}"
+    return f"A {task.model_kind}, pretrained {start}.{unfinished}"
 
 
 def _example(hub: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> str:
     return hub["hub_example"].replace(MASK, tokenizer.mask_token)
 
 
-def _usage(hub: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> str:
+def _usage(record: dict[str, Any], task: TaskCard, tokenizer: PreTrainedTokenizerFast) -> str:
     """Write lines that work with PyTorch, for the model on the Hub, or else for the folder of the card."""
+    hub = record["settings"]["hub"]
     # JSON's strings are Python's, with the quotes that people write.
     model, sentence = (
         json.dumps(text, ensure_ascii=False) for text in (hub["hub_model_id"] or ".", _example(hub, tokenizer))
     )
     revision = f", revision={json.dumps(hub['hub_revision'])}" if hub["hub_revision"] else ""
-    return USAGE.format(model=model, revision=revision, sentence=sentence)
+    if task.usage is not None:
+        return task.usage.format(model=model, revision=revision, sentence=sentence)
+    auto_class = recorded_task(record)["model_class"].removeprefix("TF")
+    return LOADING.format(auto_class=auto_class, model=model, revision=revision)
 
 
 def markdown_table(rows: Mapping[str, str]) -> str:
@@ -186,18 +198,17 @@ def corpus_table(record: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def procedure_table(record: dict[str, Any], step: int) -> dict[str, str]:
+def procedure_table(record: dict[str, Any], task: TaskCard, step: int) -> dict[str, str]:
     """Describe how the model was trained, up to `step`."""
     plan, settings = record["plan"], record["settings"]
-    optimization, masking = settings["optimization"], settings["masking"]
+    optimization = settings["optimization"]
     batch_tokens = plan["global_batch_rows"] * plan["max_length"]
     return {
         "steps": f"{step:,}",
         "tokens seen": f"{step * batch_tokens:,}, padding included",
         "epochs": f"{step * plan['global_batch_rows'] / plan['num_rows']:.2f}",
         "batch": f"{plan['global_batch_rows']:,} rows = {batch_tokens:,} tokens a step",
-        "masking": f"{masking['masking']}, {masking['mlm_probability']:.0%} of the tokens: "
-        f"{masking['mask_token_rate']:.0%} masked, {masking['random_token_rate']:.0%} random, the rest kept",
+        **{title: text.format(**settings) for title, text in task.procedure.items()},
         "optimizer": f"{optimization['optimizer']}, beta1 {optimization['adam_beta1']}, beta2 "
         f"{optimization['adam_beta2']}, epsilon {optimization['adam_epsilon']}, weight decay "
         f"{optimization['weight_decay_rate']}, gradients clipped to norm {optimization['max_grad_norm']}",
@@ -210,24 +221,18 @@ def procedure_table(record: dict[str, Any], step: int) -> dict[str, str]:
     }
 
 
-def evaluation_table(record: dict[str, Any], evaluations: Sequence[dict[str, Any]]) -> str:
+def evaluation_table(record: dict[str, Any], task: TaskCard, evaluations: Sequence[dict[str, Any]]) -> str:
     """Write the figures of the newest evaluations and what they are."""
     if not evaluations:
         return "The model was not evaluated."
     rows = [
-        (
-            f"{line['step']:,}",
-            f"{line['loss']:.4f}",
-            f"{line['perplexity']:.2f}",
-            f"{line['masked_accuracy']:.4f}",
-        )
+        (f"{line['step']:,}", *(f"{line[figure.name]:.{figure.num_decimals}f}" for figure in task.figures))
         for line in evaluations[-MAX_EVALUATIONS:]
     ]
-    table = _table(("step", "loss (nats)", "perplexity", "accuracy"), rows)
-    num_masked = evaluations[-1]["num_masked_tokens"]
-    text = f"Over {num_masked:,} masked tokens of rows that were not trained on, 15 % of each row, always the same."
+    table = _table(("step", *(figure.title for figure in task.figures)), rows)
+    text = task.evaluation.format(**evaluations[-1])
     entropy = record["eval_data"].get("unigram_entropy_nats")
-    if entropy is not None:
+    if entropy is not None and task.predicts_tokens:
         text += f" Knowing the frequencies of the tokens only gives a loss of {entropy:.4f}."
     return f"{text}\n\n{table}"
 

@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+import transformers
 from transformers import PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_tf_auto import TF_MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from mlm_common.errors import InputError
 from mlm_common.storage import local_or_hub, open_folder
@@ -15,9 +15,11 @@ from train.checkpoints.store import CheckpointStore, DamagedCheckpointError
 from train.metrics.log import read_metrics
 from train.model.architectures import max_positions
 from train.model.from_pretrained import load_model
+from train.publishing.model_card import recorded_task
 from train.publishing.publisher import Publication
 from train.publishing.pytorch_format import ModelSnapshot, take_snapshot
 from train.runtime.run_folder import CHECKPOINTS_FOLDER, RECORD_NAME, read_run_record
+from train.tasks.masked_lm import MaskedLanguageModeling
 
 CHECKPOINT_NAME = re.compile(r"step-(\d+)(\.safetensors|\.json)?")
 # What a name in a checkpoint begins with when it is a weight, and no moment or mean.
@@ -28,12 +30,14 @@ WEIGHTS_PREFIX = "model/"
 class SavedModel:
     """A saved model with what is known of it.
 
+    model_class: the auto class of transformers that has its head.
     run_folder, record: of the run that made it, and its `run.json`; None for a folder in transformers' formats.
     """
 
     publication: Publication
     tokenizer: PreTrainedTokenizerFast
     model_max_length: int
+    model_class: str = MaskedLanguageModeling.model_class
     run_folder: str | None = None
     record: dict[str, Any] | None = None
 
@@ -75,12 +79,15 @@ def _read_checkpoint(run_folder: str, step: int | None, tokenizer_name: str | No
     record = read_run_record(run_folder)
     config = CONFIG_MAPPING[record["model_config"]["model_type"]].from_dict(record["model_config"])
     weights = {name: array for name, array in arrays.items() if name.startswith(WEIGHTS_PREFIX)}
-    snapshot = ModelSnapshot(TF_MODEL_FOR_MASKED_LM_MAPPING_NAMES[config.model_type], config, weights)
+    model_class = recorded_task(record)["model_class"]
+    class_name = getattr(transformers, model_class)._model_mapping[type(config)].__name__
+    snapshot = ModelSnapshot(class_name, config, weights)
     metrics = [line for line in read_metrics(run_folder) if line["step"] <= checkpoint.step]
     return SavedModel(
         Publication(checkpoint.step, snapshot, metrics),
         load_tokenizer(tokenizer_name or record["tokenizer"]),
         record["plan"]["max_length"],
+        model_class,
         run_folder,
         record,
     )

@@ -13,13 +13,30 @@ from train.config import MaskingConfig
 from train.data.features import Feature
 from train.data.shards import TrainingInputs
 from train.tasks.masking_rule import EVALUATION_MLM_PROBABILITY, MaskingRule
-from train.tasks.task import Mean, Task
+from train.tasks.task import CardFigure, Mean, Task, TaskCard
 
 if TYPE_CHECKING:
     import tensorflow as tf
     from transformers import PreTrainedTokenizerFast
 
     from train.tasks.masking import MaskedRows
+
+USAGE = """```python
+from transformers import pipeline
+
+fill_mask = pipeline("fill-mask", model={model}{revision})
+for prediction in fill_mask({sentence}):
+    print(round(prediction["score"], 3), prediction["sequence"])
+```"""
+MASKING = (
+    "{masking[masking]}, {masking[mlm_probability]:.0%} of the tokens: {masking[mask_token_rate]:.0%} masked, "
+    "{masking[random_token_rate]:.0%} random, the rest kept"
+)
+EVALUATION = (
+    "Over {num_masked_tokens:,} masked tokens of rows that were not trained on, 15 % of each row, always the same."
+)
+LIMITS = """It predicts single masked tokens, in texts of at most {max_length} tokens. To other uses it
+  must be trained further."""
 
 
 class MaskedLanguageModeling(Task):
@@ -30,6 +47,23 @@ class MaskedLanguageModeling(Task):
 
     model_class = "TFAutoModelForMaskedLM"
     means = (Mean("loss", "loss", "num_masked"), Mean("masked_accuracy", "num_correct", "num_masked"))
+    card = TaskCard(
+        model_kind="masked language model",
+        task_name="Masked language modeling",
+        pipeline_tag="fill-mask",
+        figures=(
+            CardFigure("loss", "loss (nats)", "loss", "Loss (nats per masked token)"),
+            CardFigure("perplexity", "perplexity", "perplexity", "Perplexity of masked tokens", num_decimals=2),
+            CardFigure("masked_accuracy", "accuracy", "accuracy", "Accuracy at masked tokens"),
+        ),
+        loss_unit="nats per masked token",
+        predicts_tokens=True,
+        tags=("fill-mask", "masked-lm"),
+        usage=USAGE,
+        procedure={"masking": MASKING},
+        evaluation=EVALUATION,
+        limits=LIMITS,
+    )
 
     def __init__(self, rule: MaskingRule, pad_token_id: int):
         self.rule = rule

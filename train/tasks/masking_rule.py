@@ -39,12 +39,12 @@ class MaskingRule:
     word_starts: NDArray[np.bool_] | None = field(default=None, repr=False, compare=False)
 
     def num_prediction_slots(self, num_tokens: int) -> int:
-        """Return the slots for predicted tokens in a batch of `num_tokens`: a fixed number, as XLA needs."""
+        """Count the slots for predicted tokens in a batch of `num_tokens`: a fixed number, as XLA needs."""
         return num_prediction_slots(num_tokens, self.mlm_probability, MAX_UNIT_TOKENS[self.masking])
 
 
 def num_prediction_slots(num_tokens: int, mlm_probability: float, max_unit_tokens: int = 1) -> int:
-    """Return the slots for predicted tokens in a batch of `num_tokens` that are masked in units.
+    """Count the slots for predicted tokens in a batch of `num_tokens` that are masked in units.
 
     The variance is that of the worst case, where all units are as long as they may be; in any text it is less.
     """

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from train.data.features import Feature
@@ -24,18 +25,80 @@ class Mean(NamedTuple):
     weight: str
 
 
+class CardFigure(NamedTuple):
+    """A figure of evaluations, as the card of a model shows it.
+
+    name: of the figure.
+    title: of its column.
+    metric_type: the Hub's word for it.
+    metric_name: its title on the Hub.
+    num_decimals: shown.
+    """
+
+    name: str
+    title: str
+    metric_type: str
+    metric_name: str
+    num_decimals: int = 4
+
+
+@dataclass(frozen=True)
+class TaskCard:
+    """What the card of a model says of its task. Plain data: `run.json` records it, and export needs no task.
+
+    Texts are templates of `str.format`.
+
+    model_kind: what the model is, as within a sentence.
+    task_name: of the task, as a title.
+    pipeline_tag: the Hub's word for the task: https://huggingface.co/tasks.
+    figures: of the evaluations.
+    loss_unit: of the loss.
+    predicts_tokens: the loss compares with that of a guess from the frequencies of the tokens.
+    tags: by which the Hub finds the model.
+    usage: lines that use the {model}, at its {revision}, on the {sentence} of `--hub-example`; without them the card
+        has lines that load it.
+    procedure: {title: text} of the training, of {the sections of the settings}.
+    evaluation: what was evaluated, of {the figures}.
+    limits: what the model is not for, of {max_length}.
+    """
+
+    model_kind: str
+    task_name: str
+    pipeline_tag: str
+    figures: tuple[CardFigure, ...]
+    loss_unit: str = "nats"
+    predicts_tokens: bool = False
+    tags: tuple[str, ...] = ()
+    usage: str | None = None
+    procedure: dict[str, str] = field(default_factory=dict)
+    evaluation: str = "Over rows that were not trained on."
+    limits: str = "It takes texts of at most {max_length} tokens."
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "TaskCard":
+        """Read one of `Task.record`, as it was or from JSON."""
+        return cls(**{**record, "figures": tuple(CardFigure(*figure) for figure in record["figures"])})
+
+
 class Task(ABC):
-    """An objective: its features, class of model, losses and figures.
+    """An objective: its features, class of model, losses and figures, and what a model's card says of it.
 
     A run is checked before TensorFlow starts, so methods that compute import it themselves.
 
     model_class: the class of transformers that is built, by name.
     means: figures of training and evaluation. The first is the loss that is minimised: its total, summed over the
         rows of the whole global batch, divided by its weight.
+    card: the task for the readers of a model's card.
     """
 
     model_class: str
     means: tuple[Mean, ...]
+    card: TaskCard
+
+    @classmethod
+    def record(cls) -> dict[str, Any]:
+        """Collect what `run.json` says of the task: all that is needed to export a checkpoint."""
+        return {"model_class": cls.model_class, "card": asdict(cls.card)}
 
     @abstractmethod
     def features(self, length: int) -> dict[str, Feature]:

@@ -1,4 +1,5 @@
 import copy
+import json
 import re
 from typing import Any
 
@@ -23,6 +24,7 @@ from train.config import (
 from train.publishing.model_card import model_card
 from train.publishing.publisher import Publication
 from train.publishing.pytorch_format import ModelSnapshot
+from train.tasks.masked_lm import MaskedLanguageModeling
 
 HUB = HubConfig(hub_model_id="alice/tiny", hub_license="apache-2.0", hub_language=["en", "de"])
 TOTALS = {
@@ -139,6 +141,20 @@ def test_what_a_card_says(name: str, says: list[str]) -> None:
     ]  # fmt: skip
     for words in [*always, *says]:
         assert words in text, words
+
+
+def test_the_task_is_read_from_the_record() -> None:
+    of = record()
+    assert "| masking | token, 15% of the tokens: 80% masked, 10% random, the rest kept |" in card(of)
+    assert "Knowing the frequencies of the tokens only gives a loss of 4.2000." in card(of)
+    task = json.loads(json.dumps(MaskedLanguageModeling.record()))
+    assert card(of | {"task": task}) == card(of)
+    task["card"] |= {"predicts_tokens": False, "usage": None, "procedure": {}, "pipeline_tag": "other"}
+    text = card(of | {"task": task})
+    assert ModelCard(text).data.pipeline_tag == "other"
+    assert 'AutoModelForMaskedLM.from_pretrained("alice/tiny")' in text
+    for words in ("| masking |", "frequencies", "widget"):
+        assert words not in text
 
 
 def test_of_a_run_that_goes_on_and_without_evaluation_or_picture() -> None:

@@ -1,22 +1,26 @@
-"""A task of its own, written here, through the loop of training and the export: nothing there knows the objective."""
+"""A task of its own, written here, from training to the Hub's card: nothing on the way knows the objective."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from huggingface_hub import ModelCard
+from transformers import TFAutoModelForSequenceClassification
 
 from tests.fixtures.tiny_run import run_flags
 from train.config import parse_training_config
 from train.data.features import Feature
+from train.export import main as export
 from train.metrics.log import read_metrics
+from train.metrics.run_curves import comparison_table, read_runs
 from train.model.from_pretrained import load_model
 from train.model.random_bits import draw_bits, fall_under
-from train.publishing.pytorch_format import export_model
-from train.run import Run, prepare_run
-from train.tasks.task import Mean, Task
+from train.run import Run, build_publisher, prepare_run, record_run
+from train.tasks.task import CardFigure, Mean, Task, TaskCard
 from train.trainer import Trainer, build_trainer
 
 LENGTH, NUM_IDS, FIRST_ID, PAD = 16, 48, 5, 1
@@ -28,6 +32,12 @@ class RowClassification(Task):
 
     model_class = "TFAutoModelForSequenceClassification"
     means = (Mean("loss", "loss", "num_rows"), Mean("accuracy", "num_correct", "num_rows"))
+    card = TaskCard(
+        model_kind="classifier of rows",
+        task_name="Text classification",
+        pipeline_tag="text-classification",
+        figures=(CardFigure("loss", "loss", "loss", "Loss"), CardFigure("accuracy", "share", "accuracy", "Accuracy")),
+    )
 
     def features(self, length: int) -> dict[str, Feature]:
         return {"input_ids": Feature((length,), padding=PAD), "label": Feature(padding=-1)}
@@ -70,8 +80,9 @@ def write_rows(folder: Path, num_rows: int, seed: int) -> None:
 
 
 def trainer_of(run: Run) -> Trainer:
-    strategy = tf.distribute.OneDeviceStrategy("/device:CPU:0")
-    return build_trainer(run.config, run.inputs, run.task, run.model_config, run.plan(1), strategy)
+    trainer = build_trainer(run, run.plan(1), tf.distribute.OneDeviceStrategy("/device:CPU:0"))
+    trainer.restore()
+    return trainer
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +101,14 @@ def run(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def trained(run: Run) -> tuple[Trainer, dict[str, float]]:
+    """Train, export and publish it as the command does."""
+    record = record_run(run, run.plan(1), tf.distribute.OneDeviceStrategy("/device:CPU:0"))
     trainer = trainer_of(run)
     figures = trainer.fit()
     assert figures is not None
+    publisher = build_publisher(run, record)
+    assert publisher is not None
+    trainer.publish(publisher, figures)
     return trainer, figures
 
 
@@ -121,10 +137,43 @@ def test_it_is_trained_evaluated_and_resumed(run: Run, trained: tuple[Trainer, d
 
 
 def test_it_is_exported(run: Run, trained: tuple[Trainer, dict[str, float]], tmp_path: Path) -> None:
+    """By the run, and from its checkpoint by one who knows nothing of the task; transformers loads it either way."""
+    assert (
+        export(
+            [str(Path(run.output_dir, "checkpoints", f"step-{NUM_STEPS:08d}")), str(tmp_path), "--formats=pytorch,tf"]
+        )
+        == 0
+    )
+    by_the_run = Path(run.output_dir, "export")
+    for path in by_the_run.rglob("*"):
+        assert path.is_dir() or (tmp_path / path.relative_to(by_the_run)).read_bytes() == path.read_bytes()
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["architectures"] == ["RobertaForSequenceClassification"]
+
     network = trained[0].model.network
-    export_model(network, run.inputs.tokenizer, str(tmp_path), model_max_length=LENGTH, vocabulary_size=NUM_IDS)
-    loaded = load_model(str(tmp_path), RowClassification.model_class)
-    assert loaded.config.architectures == ["RobertaForSequenceClassification"]
     ids = np.random.default_rng(2).integers(FIRST_ID, NUM_IDS, (3, LENGTH), dtype=np.int32)
     inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    loaded = load_model(str(by_the_run), RowClassification.model_class)
     np.testing.assert_allclose(loaded(inputs).logits, network(inputs).logits, atol=1e-6)
+    (tmp_path / "model.safetensors").unlink()
+    loaded = TFAutoModelForSequenceClassification.from_pretrained(tmp_path)
+    np.testing.assert_allclose(loaded(inputs).logits, network(inputs).logits, atol=1e-6)
+
+
+def test_its_card_says_what_the_task_says(run: Run, trained: tuple[Trainer, dict[str, float]]) -> None:
+    card = ModelCard.load(Path(run.output_dir, "export", "README.md"))
+    about = card.data.to_dict()
+    assert (about["pipeline_tag"], about["tags"]) == ("text-classification", ["tensorboard"])
+    assert "widget" not in about
+    results = {result.metric_name: result.metric_value for result in card.data.eval_results}
+    assert results == {name: round(trained[1][name.lower()], 4) for name in ("Loss", "Accuracy")}
+    assert {result.task_type for result in card.data.eval_results} == {"text-classification"}
+    assert "# Classifier of rows\n\nA classifier of rows, pretrained from scratch." in card.text
+    assert 'AutoModelForSequenceClassification.from_pretrained(".")' in card.text
+    assert f"| {NUM_STEPS} | {trained[1]['loss']:.4f} | {trained[1]['accuracy']:.4f} |" in card.text
+    for word in ("masked", "masking", "fill"):
+        assert word not in card.text.lower()
+
+
+def test_its_run_is_compared(run: Run, trained: tuple[Trainer, dict[str, float]]) -> None:
+    assert f"{trained[1]['loss']:.4f}" in comparison_table(read_runs([run.output_dir]))
