@@ -137,7 +137,7 @@ def plain_text_tokenizer_json(tokenizer_json: str) -> str:
     """Make a `tokenizer.json` with the same ids, whose special tokens no text can produce.
 
     `encode_special_tokens` of the library does less: a unigram model holds its special tokens among its pieces, and
-    goes on finding them in text. Here they get names that text does not contain.
+    still finds them in text. Here they get names that text does not contain.
     """
     settings = json.loads(tokenizer_json)
     special_tokens = {token["content"] for token in settings["added_tokens"] if token["special"]}

@@ -22,8 +22,8 @@ class PretrainingModel(tf_keras.Model):
     """Owns `train_step`: the task's sums, accumulation, gradients of the global batch, clipping, metrics.
 
     A step takes `global_batch_rows` rows, of which each replica gets an equal share and goes through it in
-    `num_micro_batches` parts. The loss is summed and divided by its weight in the whole global batch, so it does not
-    depend on how the batch is cut.
+    `num_micro_batches` micro-batches. The loss is summed and divided by its weight in the whole global batch, so it
+    does not depend on how the batch is cut.
     """
 
     def __init__(self, network: Any, task: Task, *, seed: int, num_micro_batches: int = 1, max_grad_norm: float = 0.0):

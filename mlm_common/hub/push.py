@@ -104,7 +104,7 @@ def push_folder(
         )
         if repository.tag is not None:
             target: dict[str, Any] = {"repo_id": repository.repo_id, "repo_type": repository.kind}
-            # The id of the commit, since the branch may have gone on.
+            # The id of the commit, since the branch may have moved on.
             api.create_tag(**target, tag=repository.tag, revision=commit.oid, exist_ok=True)
         return str(commit.commit_url)
 

@@ -193,7 +193,7 @@ def finished_files(folder: Path) -> list[Path]:
 def for_all(function: Callable[[Any], None], items: Iterable[Any]) -> None:
     """Call `function` on all items, several at once; the first failure is raised, and cancels those not begun.
 
-    The `transfer_manager` of google-cloud-storage goes on after a failure, and gives all uploads one precondition.
+    The `transfer_manager` of google-cloud-storage continues after a failure, and gives all uploads one precondition.
     """
     with ThreadPoolExecutor(NUM_TRANSFERS) as pool:
         for _ in pool.map(function, items):

@@ -33,7 +33,7 @@ from mlm_common.storage.gcs_client import (
 
 PROBE_NAME = ".writable"
 NUM_TRIES_DAMAGED = 3
-PIECE_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 20
 
 
 class GcsFolder(Folder):
@@ -91,7 +91,7 @@ class GcsFolder(Folder):
             content_type = mimetypes.guess_type(path)[0]
             blob.upload_from_file(file, size=size, content_type=content_type, rewind=True, **conditions)
 
-        _upload(path, _pieces(file), send)
+        _upload(path, _blocks(file), send)
 
     def _publish(self, local_folder: str, last: str) -> None:
         self.delete_files([last])
@@ -171,11 +171,11 @@ class _NewObject(NewFile):
         self._folder.upload_open_file(self._file, name)
 
 
-def _upload(path: str, pieces: Iterable[bytes], send: Callable[..., None]) -> None:
-    """Upload one object: `send(blob, if_generation_match=…)` transfers the bytes that `pieces` is made of."""
+def _upload(path: str, blocks: Iterable[bytes], send: Callable[..., None]) -> None:
+    """Upload one object: `send(blob, if_generation_match=…)` transfers the bytes that `blocks` is made of."""
     from google.api_core.exceptions import PreconditionFailed
 
-    crc32c = _crc32c(pieces)
+    crc32c = _crc32c(blocks)
     with explained_errors(path):
         replaced = find_blob(path)
         if replaced and replaced.crc32c == crc32c:
@@ -200,20 +200,20 @@ def _is_damaged(error: Exception) -> bool:
     return isinstance(error, BadRequest) and "crc32c" in str(error)
 
 
-def _crc32c(pieces: Iterable[bytes]) -> str:
+def _crc32c(blocks: Iterable[bytes]) -> str:
     """Compute the checksum as Cloud Storage spells it: base64 of the big-endian CRC32C."""
     import google_crc32c
 
     checksum = google_crc32c.Checksum()
-    for piece in pieces:
-        checksum.update(piece)
+    for block in blocks:
+        checksum.update(block)
     return base64.b64encode(checksum.digest()).decode()
 
 
-def _pieces(file: BinaryIO) -> Iterator[bytes]:
+def _blocks(file: BinaryIO) -> Iterator[bytes]:
     file.seek(0)
-    while piece := file.read(PIECE_BYTES):
-        yield piece
+    while block := file.read(BLOCK_BYTES):
+        yield block
 
 
 def _list_objects(folder: str, **options: Any) -> Iterator[Any]:

@@ -224,13 +224,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def read_body(self, limit: int | None = None) -> bytes:
         body = bytearray()
-        for piece in () if limit == 0 else self.body_pieces():
-            body += piece
+        for block in () if limit == 0 else self.body_blocks():
+            body += block
             if limit is not None and len(body) >= limit:
                 break
         return bytes(body[:limit])
 
-    def body_pieces(self) -> Iterator[bytes]:
+    def body_blocks(self) -> Iterator[bytes]:
         # TensorFlow's client sends both headers on an upload; the encoding is the one that counts.
         if "chunked" in (self.headers.get("Transfer-Encoding") or "").lower():
             while num_bytes := int(self.rfile.readline().split(b";")[0] or b"0", 16):
@@ -239,9 +239,9 @@ class Handler(BaseHTTPRequestHandler):
             self.rfile.readline()
             return
         num_left = int(self.headers.get("Content-Length") or 0)
-        while num_left > 0 and (piece := self.rfile.read(min(num_left, 1 << 16))):
-            num_left -= len(piece)
-            yield piece
+        while num_left > 0 and (block := self.rfile.read(min(num_left, 1 << 16))):
+            num_left -= len(block)
+            yield block
 
     def send(self, response: Response, fault: Fault | None = None) -> None:
         self.send_response_only(response.status)

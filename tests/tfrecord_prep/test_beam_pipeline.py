@@ -72,7 +72,7 @@ def test_cloud_storage_in_and_out(source: Path, tmp_path: Path, cloud: CloudStor
 
 
 @needs_beam
-def test_a_row_that_cannot_be_read_is_one_line_and_the_next_run_goes_on(
+def test_a_row_that_cannot_be_read_is_one_line_and_the_next_run_resumes(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -115,7 +115,7 @@ def test_few_documents_go_with_the_pipeline(tmp_path: Path) -> None:
 
 
 @needs_beam
-def test_a_failure_that_is_no_bad_input_says_how_to_go_on(tmp_path: Path) -> None:
+def test_a_failure_that_is_no_bad_input_says_how_to_resume(tmp_path: Path) -> None:
     corpus = CorpusConfig(dataset_name="builtin")
     work = SplitWork(corpus, "train", partition_settings(tmp_path, chunking="none such"))
     options = check_beam(in_memory_config(tmp_path), open_corpus(corpus))

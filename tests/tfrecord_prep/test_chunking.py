@@ -42,10 +42,10 @@ def cut(chunking: str, batches: list[TokenBatch], max_length: int) -> list[Rows]
     return list(CHUNKINGS[chunking](batches, FRAMING, max_length))
 
 
-def tokens_of(pieces: list[Rows], max_length: int) -> list[list[int]]:
+def tokens_of(batches: list[Rows], max_length: int) -> list[list[int]]:
     """Return the rows without their padding, having checked their form."""
     tokens = []
-    for rows in pieces:
+    for rows in batches:
         assert rows.input_ids.dtype == np.int32
         assert rows.input_ids.shape == (len(rows.num_tokens_per_row), max_length)
         is_padding = np.arange(max_length) >= rows.num_tokens_per_row[:, None]
@@ -114,7 +114,7 @@ def test_a_long_document_is_cut_as_it_comes() -> None:
     for chunking in CHUNKINGS:
         rows = CHUNKINGS[chunking](iter([*batches, end]), FRAMING, 12)
         assert len(next(rows).input_ids) in range(8, 11)  # of the first hundred ids
-        assert sum(len(piece.input_ids) for piece in rows) > 70
+        assert sum(len(batch.input_ids) for batch in rows) > 70
 
 
 def test_worked_rows() -> None:

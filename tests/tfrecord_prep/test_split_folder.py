@@ -147,7 +147,7 @@ def test_a_byte_that_is_not_utf_8_is_named(source: Path, tmp_path: Path, capsys:
     assert f"{corpus} must be UTF-8 text; byte 9600 is 0xff" in error_line(capsys)
 
 
-def test_overwrite_that_was_stopped_goes_on(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_overwrite_that_was_stopped_resumes(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     arguments, _ = unfinished(source, tmp_path, capsys)
     first = next((tmp_path / "out" / "train").glob("dataset-00000-*"))
     before = first.stat().st_mtime_ns

@@ -137,7 +137,7 @@ CASES = {
         "a roformer as configured has none. Give --position-init random",
     ),
     "dropout": (lambda _: None, ["--dropout", "1"], "--dropout must be at least 0 and below 1; received 1.0"),
-    "recomputed dropout": (
+    "dropout under gradient checkpointing": (
         model_folder(model_type="deberta-v2"),
         ["--pretrained-model-config", "{}/model", "--config-overrides", "num_hidden_layers=1", "--recompute"],
         "those of a deberta-v2 do not. Give --dropout 0",
@@ -151,7 +151,7 @@ CASES = {
         lambda _: None, ["--config-overrides", "tie_word_embeddings=false"], "tie_word_embeddings of a roberta must be",
     ),
     "another run": (another_run, ["--output-dir", "{}/run"], "hardware.bfloat16: None there, False now"),
-    "nothing to go on from": (lambda _: None, ["--resume", "must"], "--resume must needs a run with a checkpoint"),
+    "nothing to resume from": (lambda _: None, ["--resume", "must"], "--resume must needs a run with a checkpoint"),
     "a run where none must be": (
         another_run, ["--output-dir", "{}/run", "--resume", "never"], "--resume never needs a folder without a run",
     ),

@@ -102,7 +102,7 @@ def test_biases_and_layer_norms_do_not_decay(name):
 
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_nothing_changes_from_the_first_bad_update_on(name, jit_compile):
+def test_nothing_changes_from_the_first_bad_step_on(name, jit_compile):
     variables = new_variables()
     optimizer = build(name, variables)
     step = tf.function(
@@ -153,11 +153,11 @@ def rates(shape, num_steps=12, num_warmup_steps=4, **more):
     return schedule(tf.range(num_steps + 1)).numpy().tolist()
 
 
-# The rates of updates 1 to 12, and of the one that is not made any more.
+# The rates of steps 1 to 12, and of the one that is not made any more.
 PINNED = {
     "linear": [0.25, 0.5, 0.75, 1, 1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0],
     "cosine": [0.25, 0.5, 0.75, 1, *(0.5 + 0.5 * math.cos(math.pi * part / 8) for part in range(9))],
-    "inverse_sqrt": [0.25, 0.5, 0.75, 1, *(math.sqrt(4 / update) for update in range(5, 14))],
+    "inverse_sqrt": [0.25, 0.5, 0.75, 1, *(math.sqrt(4 / step) for step in range(5, 14))],
     "wsd": [0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 1, *(1 - math.sqrt(part / 4) for part in range(1, 5))],
     "constant": [0.25, 0.5, 0.75, *[1] * 10],
 }
@@ -169,7 +169,7 @@ def test_rates_are_pinned(shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_without_warmup_the_first_update_has_the_peak(shape):
+def test_without_warmup_the_first_step_has_the_peak(shape):
     assert rates(shape, num_warmup_steps=0)[0] == 1.0
 
 
@@ -187,7 +187,7 @@ def test_the_end_may_be_above_0(shape):
     num_warmup_steps=st.integers(0, 399),
     num_decay_steps=st.integers(0, 400),
 )
-def test_every_update_has_a_rate_up_to_the_peak(shape, num_steps, num_warmup_steps, num_decay_steps):
+def test_every_step_has_a_rate_up_to_the_peak(shape, num_steps, num_warmup_steps, num_decay_steps):
     num_warmup_steps = min(num_warmup_steps, num_steps - 1)
     num_decay_steps = min(num_decay_steps, num_steps - num_warmup_steps)
     values = rates(shape, num_steps, num_warmup_steps, num_decay_steps=num_decay_steps)[:-1]

@@ -1,4 +1,4 @@
-"""A run that is killed, asked to stop or blows up, and goes on: against one that was not, bit for bit."""
+"""A run that is killed, asked to stop or blows up, and resumes: against one that was not, bit for bit."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from train.metrics.log import read_metrics
 from train.run_mlm import main
 
 NUM_STEPS = 14
-# Dropout, windows of a few shards, two rows a device in each of two parts of an update.
+# Dropout, windows of a few shards, two rows a device in each of two micro-batches of a step.
 FLAGS = [
     *("--config-overrides", f"{MODEL},hidden_dropout_prob=0.1,attention_probs_dropout_prob=0.1"),
     *("--shuffle-buffer-size", "12", "--per-replica-batch-size", "2", "--gradient-accumulation-steps", "2"),
@@ -93,7 +93,7 @@ def test_killed_with_checkpoints_in_cloud_storage(whole_run, shards, cloud_stora
 
 
 @pytest.mark.slow
-def test_sigterm_saves_and_the_run_goes_on(runs, whole_run, shards, tmp_path):
+def test_sigterm_saves_and_the_run_resumes(runs, whole_run, shards, tmp_path):
     """Once in an evaluation, which is made up for, and once in the middle of an epoch."""
     flags = run_flags(shards, tmp_path / "run", *FLAGS, "--save-steps", "100")
     assert runs.run_and_signal(flags, "evaluate", 1, signal.SIGTERM, 0.0) == EXIT_STOPPED
@@ -157,7 +157,7 @@ def test_rollbacks_are_bounded(shards, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_more_steps_go_on_with_the_new_schedule(shards, tmp_path, capsys):
+def test_more_steps_resume_with_the_new_schedule(shards, tmp_path, capsys):
     assert main(run_flags(shards, tmp_path / "run")) == 0
     assert main(run_flags(shards, tmp_path / "run", "--max-steps", "8")) == 0
     printed = capsys.readouterr().out
@@ -170,7 +170,7 @@ def test_more_steps_go_on_with_the_new_schedule(shards, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_another_number_of_replicas_goes_on_with_the_same_batch(runs, whole_run, shards, tmp_path, capsys):
+def test_another_number_of_replicas_resumes_with_the_same_batch(runs, whole_run, shards, tmp_path, capsys):
     """Two devices before, one from step 8 on."""
     flags = run_flags(shards, tmp_path / "run", *FLAGS)
     assert runs.run_and_signal(flags, "train", 8, signal.SIGTERM, 0.0) == EXIT_STOPPED

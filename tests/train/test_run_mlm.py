@@ -81,7 +81,7 @@ def test_the_export_gives_the_logits_of_the_checkpoint(finished_run):
     assert not table[48:].any()
 
 
-def test_a_stopped_run_goes_on_to_the_same_end(finished_run, shards, tmp_path):
+def test_a_stopped_run_resumes_to_the_same_end(finished_run, shards, tmp_path):
     shutil.copytree(finished_run, tmp_path / "run")
     forget_checkpoint(tmp_path / "run", NUM_STEPS)
     assert main(run_flags(shards, tmp_path / "run")) == 0

@@ -30,13 +30,13 @@ def test_loss_of_the_gathered_head_is_that_of_the_full_head():
 
 @pytest.fixture(scope="module")
 def trained_plainly():
-    """Figures and weights after three updates of one replica, not compiled and without accumulation."""
+    """Figures and weights after three steps of one replica, not compiled and without accumulation."""
     model = build(one_cpu())
     return train(model, token_rows(num_rows=32)), weights(model)
 
 
-class BadAtFourthUpdate(PretrainingModel):
-    """The gradient of one variable, on one replica, is not finite at update 4."""
+class BadAtFourthStep(PretrainingModel):
+    """The gradient of one variable, on one replica, is not finite at step 4."""
 
     def _gradients(self, batch, row_keys):
         gradients, sums = super()._gradients(batch, row_keys)
@@ -46,17 +46,17 @@ class BadAtFourthUpdate(PretrainingModel):
 
 
 @pytest.mark.parametrize(("strategy", "num_micro_batches", "jit_compile"), [(two_cpus, 1, False), (one_cpu, 2, True)])
-def test_the_same_global_batch_gives_the_same_update(trained_plainly, strategy, num_micro_batches, jit_compile):
+def test_the_same_global_batch_gives_the_same_step(trained_plainly, strategy, num_micro_batches, jit_compile):
     expected_figures, expected_weights = trained_plainly
     rows = token_rows(num_rows=32)
     settings = {"num_micro_batches": num_micro_batches, "jit_compile": jit_compile, "steps_per_execution": 4}
-    model = build(strategy(), model_type=BadAtFourthUpdate, **settings)
+    model = build(strategy(), model_type=BadAtFourthStep, **settings)
     assert train(model, rows) == pytest.approx(expected_figures, rel=1e-4)
     np.testing.assert_allclose(weights(model), expected_weights, atol=2e-5)
 
     assert not model.optimizer.is_stopped
     before = [value.numpy() for value in (*model.network.trainable_variables, *model.optimizer.variables)]
-    figures = train(model, rows, num_steps=6)  # launches of 4 and of 2 updates
+    figures = train(model, rows, num_steps=6)  # executions of 4 and of 2 steps
     assert model.optimizer.is_stopped
     assert not np.isfinite(figures["grad_norm"])
     assert int(model.optimizer.iterations.numpy()) == 3

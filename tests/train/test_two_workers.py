@@ -14,13 +14,13 @@ from tests.fixtures.two_workers import finish, start_workers
 from tests.servers.fixtures import HubHandle
 from train.metrics.log import read_metrics
 from train.run_mlm import main
-from train.runtime.preemption import AGREEMENT_STEPS
+from train.runtime.preemption import STOP_CHECK_STEPS
 
 pytestmark = pytest.mark.slow
 
 # With dropout, whose draws depend on the row and not on the replica.
 WITH_DROPOUT = f"{MODEL},hidden_dropout_prob=0.1,attention_probs_dropout_prob=0.1"
-# Two workers of 2 rows, twice an update, or one process of 8 rows.
+# Two workers of 2 rows, twice a step, or one process of 8 rows.
 SHARED = ("--config-overrides", WITH_DROPOUT, "--max-grad-norm", "0.5", "--warmup-steps", "2")
 OF_WORKERS = (*SHARED, "--per-replica-batch-size", "2", "--gradient-accumulation-steps", "2")
 
@@ -94,8 +94,8 @@ def test_only_the_chief_writes_and_prints(folder_of_two, folder_of_one):
     assert len(list((folder / "tensorboard").iterdir())) == 1
 
 
-def test_two_workers_go_on_after_one_was_killed(folder_of_two, shards, tmp_path):
-    """Workers that are left end by themselves; all go on from the checkpoint, to the weights of a run never killed."""
+def test_two_workers_resume_after_one_was_killed(folder_of_two, shards, tmp_path):
+    """Workers that are left end by themselves; all resume from the checkpoint, to the weights of a run never killed."""
     flags = run_flags(shards, tmp_path / "run", *OF_WORKERS, "--max-steps", "300", "--save-steps", "1")
     workers = start_workers(flags, flags)
     while not list((tmp_path / "run").glob("checkpoints/step-00000002.json")):
@@ -116,7 +116,7 @@ def test_two_workers_go_on_after_one_was_killed(folder_of_two, shards, tmp_path)
     np.testing.assert_allclose(weights(tmp_path / "run"), weights(folder_of_two[0]), atol=1e-6)
 
 
-def test_two_workers_stop_together_and_go_on(shards, tmp_path):
+def test_two_workers_stop_together_and_resume(shards, tmp_path):
     """SIGTERM comes to one of them, which is not the chief."""
     more = ("--max-steps", "300", "--save-steps", "100", "--eval-steps", "100")
     flags = run_flags(shards, tmp_path / "run", *OF_WORKERS, *more)
@@ -130,7 +130,7 @@ def test_two_workers_stop_together_and_go_on(shards, tmp_path):
         assert "error: The run was asked to stop" in errors
     (record,) = (tmp_path / "run" / "checkpoints").glob("*.json")
     step = json.loads(record.read_text())["step"]
-    assert step % AGREEMENT_STEPS == 0
+    assert step % STOP_CHECK_STEPS == 0
     flags = run_flags(shards, tmp_path / "run", *OF_WORKERS, *more, "--max-steps", str(step + 3), "--resume", "must")
     assert [status for status, _, _ in finish(start_workers(flags, flags))] == [0, 0]
 

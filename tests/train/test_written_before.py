@@ -1,4 +1,4 @@
-"""Shards and two runs that version 0.2.0 wrote, stopped after steps 8 and 12 of 12: this version goes on with them.
+"""Shards and two runs that version 0.2.0 wrote, stopped after steps 8 and 12 of 12: this version resumes them.
 
 tests/fixtures/record_run.py recorded them. They are read by the commands alone, whatever modules are behind these.
 """
@@ -34,7 +34,7 @@ VALIDATION_LOSS_OF_RECORDED_WEIGHTS = 3.634633779525757
 
 class Resumed(NamedTuple):
     folder: Path
-    start: list[str]  # what was printed of where training goes on
+    start: list[str]  # what was printed of where training resumes
     lines: list[dict[str, Any]]  # of metrics.jsonl
 
 
@@ -42,11 +42,11 @@ def read_lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def go_on(written: Path, folder: Path, name: str) -> Resumed:
+def resume(written: Path, folder: Path, name: str) -> Resumed:
     """Give the recorded command again, in a copy of all that was written."""
     shutil.copytree(written, folder, dirs_exist_ok=True)
     if (transformers := version("transformers")) != (recorded := recorded_versions(written / name)["transformers"]):
-        pytest.skip(f"a run goes on with the transformers it began with: {recorded}, not {transformers}")
+        pytest.skip(f"a run resumes with the transformers it began with: {recorded}, not {transformers}")
     with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert main(RECORDED["runs"][name]["flags"]) == 0
@@ -66,7 +66,7 @@ def recorded_versions(run: Path) -> dict[str, str]:
 
 
 def assert_nothing_changed(start: list[str], run: Path) -> None:
-    """Assert that nothing is said but where the run goes on; that libraries are not the recorded ones may be."""
+    """Assert that nothing is said but where the run resumes; that libraries are not the recorded ones may be."""
     changes = start[1:]
     recorded = recorded_versions(run)
     if any(version(name) != recorded[name] for name in ("tensorflow", "tf-keras")):
@@ -85,7 +85,7 @@ def written(tmp_path_factory):
 @pytest.fixture(scope="module")
 def resumed(written, tmp_path_factory):
     """The run that was stopped in the middle, at its end."""
-    return go_on(written, tmp_path_factory.mktemp("resumed"), "run")
+    return resume(written, tmp_path_factory.mktemp("resumed"), "run")
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def evaluated(written, tmp_path_factory):
     *others, last = metrics.read_text().splitlines(keepends=True)
     assert (json.loads(last)["step"], json.loads(last)["split"]) == (NUM_STEPS, "validation")
     metrics.write_text("".join(others))
-    return go_on(folder / "copy", folder, "recomputed")
+    return resume(folder / "copy", folder, "recomputed")
 
 
 def test_shards_are_verified(written, capsys, monkeypatch):
@@ -108,7 +108,7 @@ def test_shards_are_verified(written, capsys, monkeypatch):
     assert "shards/validation: right. Checked 2 shards" in printed
 
 
-def test_goes_on_from_the_recorded_step(resumed, written):
+def test_resumes_from_the_recorded_step(resumed, written):
     checkpoint = f"run/checkpoints/step-{STEP:08d}.safetensors"
     assert resumed.start[0].startswith(f"after step {STEP} of {NUM_STEPS}, from {checkpoint}, at row 64 ")
     assert_nothing_changed(resumed.start, written / "run")
@@ -165,7 +165,7 @@ def test_validation_loss_of_the_recorded_weights(evaluated):
     assert line["loss"] == pytest.approx(VALIDATION_LOSS_OF_RECORDED_WEIGHTS, rel=1e-5)
 
 
-def test_losses_go_on_as_they_did(resumed):
+def test_losses_continue_as_they_did(resumed):
     *train, validation = (line["loss"] for line in resumed.lines[-3:])
     assert train == pytest.approx(TRAIN_LOSSES_TO_THE_END, rel=1e-4)
     assert validation == pytest.approx(VALIDATION_LOSS_AT_THE_END, rel=1e-4)

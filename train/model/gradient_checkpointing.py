@@ -23,7 +23,7 @@ def enable_gradient_checkpointing(model: Any) -> None:
     Results stay the same: so does what a layer drops, provided that it drops by keys (`train.model.stateless_dropout`).
     """
     for layer in encoder_layers(model):
-        layer.call = _recomputed(layer.call)
+        layer.call = _checkpointed(layer.call)
 
 
 def encoder_layers(model: Any) -> list[Any]:
@@ -40,7 +40,7 @@ def encoder_layers(model: Any) -> list[Any]:
     return list(lists[0])
 
 
-def _recomputed(call: Callable[..., Any]) -> Callable[..., Any]:
+def _checkpointed(call: Callable[..., Any]) -> Callable[..., Any]:
     """Make of a layer's `call` one that keeps only its tensor arguments for the backward pass.
 
     It returns the new hidden states alone, (hidden_states,): attentions are not for training.

@@ -1,7 +1,7 @@
 """Dropout as a pure function of keys of the rows: the same bits on every device, however the batch is cut.
 
-What falls out follows from (key of the row, layer, which call of the layer, position), so a recomputed layer drops what
-it did before.
+What falls out follows from (key of the row, layer, which call of the layer, position), so a layer that
+is called again under gradient checkpointing drops what it did before.
 """
 
 import functools

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 # Value -> what it is when nothing is to come.
 NOTICES = {"instance/maintenance-event": "NONE", "instance/preempted": "FALSE"}
 POLL_SECONDS = 5.0
-AGREEMENT_STEPS = 10
+STOP_CHECK_STEPS = 10
 
 
 class RunStoppedError(RunFailedError):
@@ -40,7 +40,7 @@ class StopRequest:
         self.reason: str | None = None
         self._agree = agree
         # Several workers ask each other at the multiples of it; one worker itself after each execution.
-        self.interval_steps = None if agree is None else AGREEMENT_STEPS
+        self.interval_steps = None if agree is None else STOP_CHECK_STEPS
 
     def make(self, reason: str) -> None:
         """Ask for a stop; the first reason counts."""
@@ -63,7 +63,7 @@ class StopRequest:
         """Tell whether all workers are to stop after `step`."""
         if self._agree is None:
             return self.is_made
-        return step % AGREEMENT_STEPS == 0 and self._agree(self.is_made)
+        return step % STOP_CHECK_STEPS == 0 and self._agree(self.is_made)
 
     def meet(self) -> None:
         """Wait until all workers have called this."""

@@ -14,7 +14,7 @@ EVALUATION_MLM_PROBABILITY = 0.15
 SLOT_DEVIATIONS = 6
 # Slots more, in units less a token: of long units a batch draws few, and few reach further than the normal.
 SPARE_UNITS = 2
-# Longer words and spans are masked in pieces: so the number of masked tokens varies little, whatever the text.
+# Longer words and spans are masked in several units: so the number of masked tokens varies little, whatever the text.
 MAX_WORD_TOKENS = 8
 MAX_SPAN_TOKENS = 20
 

@@ -81,7 +81,7 @@ class TaskCard:
 
 
 class Task(ABC):
-    """An objective: its features, class of model, losses and figures, and what a model's card says of it.
+    """What is learned: its features, class of model, losses and figures, and what a model's card says of it.
 
     A run is checked before TensorFlow starts, so methods that compute import it themselves.
 

@@ -101,9 +101,9 @@ class CountingFile(io.BytesIO):
     num_bytes_read = 0
 
     def read(self, size: int | None = -1) -> bytes:
-        piece = super().read(size)
-        self.num_bytes_read += len(piece)
-        return piece
+        block = super().read(size)
+        self.num_bytes_read += len(block)
+        return block
 
 
 def test_one_huge_row_is_not_read_once_a_range() -> None:

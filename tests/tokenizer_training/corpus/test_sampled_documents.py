@@ -30,7 +30,7 @@ def corpus(tmp_path: Path) -> Corpus:
 
 @pytest.fixture
 def ranges_read(monkeypatch: pytest.MonkeyPatch) -> list[ByteRange]:
-    """What has been read, as it goes on."""
+    """What has been read so far."""
     byte_ranges: list[ByteRange] = []
 
     def noting(byte_range: ByteRange, text_column: str, sample_by: str) -> Iterator[str]:

@@ -46,7 +46,7 @@ def save(checkpoints, *steps, validation_losses=()):
 
 
 def restored(folder, **arguments):
-    """Return (step, variables) of what a new process would go on from."""
+    """Restore (step, variables) as a new process would that resumes."""
     used = []
     checkpoints = Checkpoints(str(folder), num_kept=2)
     record = checkpoints.restore_newest("ab", lambda _, arrays: used.append(arrays), **arguments)
@@ -135,7 +135,7 @@ def test_rotation_keeps_the_newest_and_the_best(tmp_path):
     checkpoints = Checkpoints(str(tmp_path), num_kept=2)
     save(checkpoints, 1, 2, 3, 4, 5, validation_losses=(4.0, 3.0, 3.5, 3.5, 3.2))
     assert CheckpointStore(open_folder(str(tmp_path / "checkpoints"))).steps() == [2, 4, 5]
-    # A process that goes on knows them.
+    # A process that resumes knows them.
     checkpoints = Checkpoints(str(tmp_path), num_kept=1)
     checkpoints.restore_newest("ab", lambda *_: None)
     save(checkpoints, 6)

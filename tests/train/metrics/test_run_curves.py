@@ -31,7 +31,7 @@ def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
     assert comparison_table(read_runs([str(only_evaluated)])).splitlines()[1].split()[4:7] == ["-", "0.00", "-"]
 
 
-def test_the_time_of_training_is_that_of_the_updates(tmp_path: Path) -> None:
+def test_the_time_of_training_is_that_of_the_steps(tmp_path: Path) -> None:
     (run,) = read_runs([str(write_run(tmp_path / "run"))])
     assert [run.training_seconds(step) for step in (0, 5, 10, 20, 25, 30)] == [0, 10, 20, 30, 35, 40]
     assert run.step_tokens == 8 * LENGTH

@@ -1,4 +1,4 @@
-"""The count of an update's operations, against the matrix products in TensorFlow's graph of loss and gradients."""
+"""The count of a step's operations, against the matrix products in TensorFlow's graph of loss and gradients."""
 
 import math
 

@@ -90,7 +90,7 @@ def pretraining_model(strategy: tf.distribute.Strategy, num_micro_batches: int, 
 
 
 @pytest.mark.slow
-def test_replicas_and_accumulation_give_the_same_updates() -> None:
+def test_replicas_and_accumulation_give_the_same_steps() -> None:
     expected = pretraining_model(one_cpu(), 1, checkpoints=False)
     model = pretraining_model(two_cpus(), 2, checkpoints=True)
     figures = [train(one, token_rows(), num_steps=2) for one in (expected, model)]

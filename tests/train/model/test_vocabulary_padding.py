@@ -103,7 +103,7 @@ def pretraining_model(vocabulary_size: int) -> PretrainingModel:
 
 
 @pytest.mark.slow
-def test_updates_are_those_without_padding() -> None:
+def test_steps_are_those_without_padding() -> None:
     rows = np.random.default_rng(0).integers(5, VOCABULARY, (8, 16), dtype=np.int32)
     rows[-1, 10:] = PAD
     models = pretraining_model(VOCABULARY), pretraining_model(PADDED)

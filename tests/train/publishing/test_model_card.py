@@ -157,7 +157,7 @@ def test_the_task_is_read_from_the_record() -> None:
         assert words not in text
 
 
-def test_of_a_run_that_goes_on_and_without_evaluation_or_picture() -> None:
+def test_of_an_unfinished_run_without_evaluation_or_picture() -> None:
     text = card(RECORDS["files"], step=3, metrics=[], has_picture=False)
     assert "**Training is not finished: step 3 of 6.**" in text
     assert "The model was not evaluated." in text

@@ -82,7 +82,7 @@ def test_pushes_every_few_steps_and_at_the_end(hub_here: HubHandle, shards: Path
     ],
 )
 def test_when_to_push(config: HubConfig, expected: tuple[int, ...]) -> None:
-    """130 rows in batches of 16, and 35 updates."""
+    """130 rows in batches of 16, and 35 steps."""
     optimization = OptimizationConfig(per_replica_batch_size=16, max_steps=35)
     plan = make_plan(optimization, RunConfig(save_steps=10), num_rows=130, max_length=16, num_replicas=1)
     assert steps_of_pushes(config, plan) == expected
@@ -97,7 +97,7 @@ def test_a_slow_upload_holds_up_nothing_and_the_newest_wins(
     hub_here.fault(UPLOAD, mode="delay", method="PUT", delay_seconds=2, times=1)
     assert train(shards, tmp_path, *EVERY_STEP, *NO_EVALUATION, "--max-steps", "12") == 0
     copied = [record for record in caplog.records if "goes to the Hub" in record.message]
-    assert len(copied) == 11, "training went on"
+    assert len(copied) == 11, "training continued"
     assert titles(hub_here)[0] == "Step 1"
     assert titles(hub_here)[-1] == "Pretrained for 12 steps"
     assert len(titles(hub_here)) < 11, "pushes that were late were skipped"
@@ -160,9 +160,9 @@ def test_a_newer_state_does_not_wait_for_the_tries_of_an_older_one(
 def test_a_run_that_fails_publishes_what_it_has(
     hub_here: HubHandle, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first upload is slow, so the copy of update 3 waits when update 4 fails."""
+    """The first upload is slow, so the copy of step 3 waits when step 4 fails."""
     hub_here.fault(UPLOAD, mode="delay", method="PUT", delay_seconds=3)
-    monkeypatch.setattr(TrainingLog, "write_train", failing_at_update_4)
+    monkeypatch.setattr(TrainingLog, "write_train", failing_at_step_4)
     with pytest.raises(ZeroDivisionError):
         train(shards, tmp_path, *EVERY_STEP, *NO_EVALUATION)
     assert titles(hub_here) == ["Step 1", "Step 3"]
@@ -170,7 +170,7 @@ def test_a_run_that_fails_publishes_what_it_has(
     assert "Training is not finished: step 3 of 6" in published(hub_here)["README.md"].decode()
 
 
-def failing_at_update_4(_: TrainingLog, step: int) -> None:
+def failing_at_step_4(_: TrainingLog, step: int) -> None:
     if step == 4:
         raise ZeroDivisionError
 
@@ -200,12 +200,12 @@ def test_a_run_that_is_to_stop_saves_publishes_and_says_so(
 
 
 @pytest.mark.slow
-def test_going_on_from_the_hub_on_another_machine(
+def test_resuming_from_the_hub_on_another_machine(
     hub_here: HubHandle, shards: Path, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_checkpoint = ("--hub-strategy", "checkpoint", "--save-steps", "2")
     with monkeypatch.context() as patch:
-        patch.setattr(TrainingLog, "write_train", failing_at_update_4)
+        patch.setattr(TrainingLog, "write_train", failing_at_step_4)
         with pytest.raises(ZeroDivisionError):
             train(shards, tmp_path / "first", *by_checkpoint, "--push-steps", "3")
     (step,) = {path[17:25] for path in hub_here.files(REPO, revision="checkpoints") if path.startswith("checkpoints/")}
@@ -222,7 +222,7 @@ def test_going_on_from_the_hub_on_another_machine(
     }  # fmt: skip
 
 
-def test_there_must_be_something_to_go_on_from(
+def test_there_must_be_something_to_resume_from(
     hub_here: HubHandle, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(shards, tmp_path / "run", "--resume-from-hub") == 2

@@ -199,7 +199,7 @@ def test_words_are_masked_as_a_whole(masking):
     inside_word = (rows[:, 1:] % 3 != 0) & (rows[:, 1:] != 0)
     differs = is_masked[:, 1:] != is_masked[:, :-1]
     assert inside_word.mean() > 0.5
-    # Only words of more than eight tokens, and spans of more than twenty, are masked in pieces.
+    # Only words of more than eight tokens, and spans of more than twenty, are masked in several units.
     assert differs[inside_word].mean() < 0.01
     assert differs[~inside_word].mean() > 0.1
 

@@ -1,4 +1,4 @@
-"""A task of its own, written here, from training to the Hub's card: nothing on the way knows the objective."""
+"""A task of its own, written here, from training to the Hub's card: nothing on the way knows the task."""
 
 import dataclasses
 import json

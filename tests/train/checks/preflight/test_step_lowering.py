@@ -32,7 +32,7 @@ def test_the_lowered_step_sums_over_replicas_and_updates_variables_in_place(mode
     assert set(re.findall(r"replica_groups = dense<(.*?)>", text)) == {"[[0, 1, 2, 3, 4, 5, 6, 7]]"}
     assert re.search(r"func\.func @main\(%arg0: tensor<4x16xi32>", text)
     assert "mhlo.copy" not in text
-    num_assigned = 3 * num_trained + 1  # weights, two moments of each, and the number of the update
+    num_assigned = 3 * num_trained + 1  # weights, two moments of each, and the number of the step
     num_assigned += sum(len(metric.variables) for metric in model.metrics)
     assert text.count("parameter_number") >= num_assigned
     for variable, values in zip(model.network.trainable_variables, before, strict=True):

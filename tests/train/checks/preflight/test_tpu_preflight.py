@@ -144,7 +144,7 @@ def test_bad_input_is_refused(compiler, capsys, more, message):
     assert message in capsys.readouterr().err
 
 
-def test_assumed_inputs_have_the_projects_special_ids():
+def test_synthetic_inputs_have_the_projects_special_ids():
     inputs = synthetic_inputs(max_length=32, vocab_size=50)
     rule = MaskedLanguageModeling.of(inputs, MaskingConfig()).evaluation_rule
     assert (rule.vocabulary_size, rule.mask_token_id, rule.special_ids) == (50, 4, (0, 1, 2, 3, 4))
