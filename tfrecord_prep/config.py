@@ -1,9 +1,10 @@
 """The settings of stage 2 beside those of the corpus."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from mlm_common.errors import InputError
+from mlm_common.settings import flag
 from mlm_common.storage import open_folder
 from mlm_common.worker_pool import num_cores
 from tfrecord_prep.chunking import check_chunking
@@ -21,74 +22,49 @@ class PrepareConfig:
         InputError: a setting is missing or out of its range.
     """
 
-    tokenizer_name_or_path: str | None = field(
-        default=None,
-        metadata={"help": "Folder of train-unigram (local or gs://), or model on the Hugging Face Hub. Required."},
+    tokenizer_name_or_path: str | None = flag(
+        None, "Folder of train-unigram (local or gs://), or model on the Hugging Face Hub. Required."
     )
-    output_dir: str | None = field(
-        default=None,
-        metadata={"help": "Local or gs:// folder; each split of the corpus gets a folder in it. Required."},
+    output_dir: str | None = flag(
+        None, "Local or gs:// folder; each split of the corpus gets a folder in it. Required."
     )
-    max_length: int = field(
-        default=512, metadata={"help": "Tokens a row, framing included. Default: the length BERT and RoBERTa end at."}
+    max_length: int = flag(512, "Tokens a row, framing included. Default: the length BERT and RoBERTa end at.")
+    chunking: Literal["concat", "full_sentences", "documents"] = flag(
+        "concat",
+        "`concat`: documents framed by [CLS] and [SEP] one after the other, cut every --max-length tokens. "
+        "`full_sentences`: as RoBERTa, each row framed, [SEP] between documents. `documents`: as many whole "
+        "documents as fit, each framed, then padding; only a document longer than a row is cut.",
     )
-    chunking: Literal["concat", "full_sentences", "documents"] = field(
-        default="concat",
-        metadata={
-            "help": "`concat`: documents framed by [CLS] and [SEP] one after the other, cut every --max-length tokens. "
-            "`full_sentences`: as RoBERTa, each row framed, [SEP] between documents. `documents`: as many whole "
-            "documents as fit, each framed, then padding; only a document longer than a row is cut."
-        },
+    shard_size: int = flag(
+        16384, "Rows a shard, at most. Default: under 30 MB at --max-length 512, so that several fit in memory."
     )
-    shard_size: int = field(
-        default=16384,
-        metadata={
-            "help": "Rows a shard, at most. Default: under 30 MB at --max-length 512, so that several fit in memory."
-        },
+    partition_bytes: int | None = flag(
+        None,
+        "Bytes of the corpus, as stored, that make a partition: a unit of work, which a run that is "
+        "resumed does not repeat, and whose last row is padded. Default: by the size of the corpus, 1 to 64 MiB. "
+        "A file that cannot be cut (.gz, .csv, .json, .parquet) is in one partition, unless there are so few that "
+        "the main process reads them and cuts the text.",
     )
-    partition_bytes: int | None = field(
-        default=None,
-        metadata={
-            "help": "Bytes of the corpus, as stored, that make a partition: a unit of work, which a run that is "
-            "resumed does not repeat, and whose last row is padded. Default: by the size of the corpus, 1 to 64 MiB. "
-            "A file that cannot be cut (.gz, .csv, .json, .parquet) is in one partition, unless there are so few that "
-            "the main process reads them and cuts the text."
-        },
+    num_workers: int | None = flag(None, "Processes. The shards are the same for any number. Default: one per core.")
+    runner: Literal["local", "DirectRunner", "DataflowRunner"] = flag(
+        "local",
+        "What does the work. `local`: processes of this machine. Apache Beam, which needs "
+        "`pip install -e '.[beam]'`: `DirectRunner` on this machine, `DataflowRunner` on Google's. The shards are "
+        "the same.",
     )
-    num_workers: int | None = field(
-        default=None, metadata={"help": "Processes. The shards are the same for any number. Default: one per core."}
+    beam_options: str = flag(
+        "",
+        "Options of Apache Beam for --runner, as one argument: "
+        "--beam-options='--project=… --region=… --temp_location=gs://…'.",
     )
-    runner: Literal["local", "DirectRunner", "DataflowRunner"] = field(
-        default="local",
-        metadata={
-            "help": "What does the work. `local`: processes of this machine. Apache Beam, which needs "
-            "`pip install -e '.[beam]'`: `DirectRunner` on this machine, `DataflowRunner` on Google's. The shards are "
-            "the same."
-        },
-    )
-    beam_options: str = field(
-        default="",
-        metadata={
-            "help": "Options of Apache Beam for --runner, as one argument: "
-            "--beam-options='--project=… --region=… --temp_location=gs://…'."
-        },
-    )
-    overwrite: bool = field(
-        default=False, metadata={"help": "Delete shards of other settings that stand in the output folder."}
-    )
-    push_to_hub: str | None = field(
-        default=None, metadata={"help": "Also push the shards to this data set repository on the Hub (USER/NAME)."}
-    )
-    hub_private: bool = field(
-        default=False, metadata={"help": "Make the repository of --push-to-hub private when it is created."}
-    )
-    dry_run: bool = field(default=False, metadata={"help": "Check everything, print the plan, and stop."})
-    verify: bool = field(
-        default=False,
-        metadata={
-            "help": "Write nothing: read all shards in --output-dir again, check every record, row and sum against the "
-            "manifests, and stop at the first difference. Needs no other flag."
-        },
+    overwrite: bool = flag(False, "Delete shards of other settings that stand in the output folder.")
+    push_to_hub: str | None = flag(None, "Also push the shards to this data set repository on the Hub (USER/NAME).")
+    hub_private: bool = flag(False, "Make the repository of --push-to-hub private when it is created.")
+    dry_run: bool = flag(False, "Check everything, print the plan, and stop.")
+    verify: bool = flag(
+        False,
+        "Write nothing: read all shards in --output-dir again, check every record, row and sum against the "
+        "manifests, and stop at the first difference. Needs no other flag.",
     )
 
     def __post_init__(self) -> None:

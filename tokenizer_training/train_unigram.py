@@ -6,7 +6,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from mlm_common.command_line import command, log_start, parse_arguments
 from mlm_common.errors import InputError
 from mlm_common.hub.push import HubRepository, push_folder
 from mlm_common.progress import progress_bar
+from mlm_common.settings import flag
 from mlm_common.storage import open_folder
 from mlm_common.worker_pool import num_cores
 from tokenizer_training.corpus.config import VALIDATION, CorpusConfig
@@ -54,31 +55,20 @@ class OutputConfig:
         InputError: no output folder, or a setting out of its range.
     """
 
-    output_dir: str = field(default="", metadata={"help": "Folder of the tokenizer, local or gs://. Required."})
-    overwrite: bool = field(
-        default=False, metadata={"help": "Replace a tokenizer in --output-dir that was made otherwise."}
+    output_dir: str = flag("", "Folder of the tokenizer, local or gs://. Required.")
+    overwrite: bool = flag(False, "Replace a tokenizer in --output-dir that was made otherwise.")
+    num_workers: int | None = flag(
+        None,
+        "Processes that count words. The tokenizer is the same for any number. Default: one per core, at "
+        f"most {MAX_COUNTING_PROCESSES}.",
     )
-    num_workers: int | None = field(
-        default=None,
-        metadata={
-            "help": "Processes that count words. The tokenizer is the same for any number. Default: one per core, at "
-            f"most {MAX_COUNTING_PROCESSES}."
-        },
+    batch_size: int | None = flag(None, "Accepted and without effect: text is counted in blocks of 4 MiB.")
+    push_to_hub: str | None = flag(None, "Also push the folder to this repository on the Hub (USER/NAME).")
+    export_to_hub: bool = flag(
+        False, f"Also push the folder to the repository {TUTORIAL_REPOSITORY} of the user logged in."
     )
-    batch_size: int | None = field(
-        default=None, metadata={"help": "Accepted and without effect: text is counted in blocks of 4 MiB."}
-    )
-    push_to_hub: str | None = field(
-        default=None, metadata={"help": "Also push the folder to this repository on the Hub (USER/NAME)."}
-    )
-    export_to_hub: bool = field(
-        default=False,
-        metadata={"help": f"Also push the folder to the repository {TUTORIAL_REPOSITORY} of the user logged in."},
-    )
-    hub_private: bool = field(
-        default=False, metadata={"help": "Make the repository that is pushed to private when it is created."}
-    )
-    dry_run: bool = field(default=False, metadata={"help": "Stop after all checks, with the plan printed."})
+    hub_private: bool = flag(False, "Make the repository that is pushed to private when it is created.")
+    dry_run: bool = flag(False, "Stop after all checks, with the plan printed.")
 
     def __post_init__(self) -> None:
         if not self.output_dir:

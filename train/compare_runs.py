@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from mlm_common.command_line import command, log_start, parse_arguments
 from mlm_common.errors import InputError
+from mlm_common.settings import flag
 from mlm_common.storage import folder_and_name
 from train.metrics.run_curves import comparison_table, draw_runs, read_runs
 
@@ -15,7 +16,7 @@ class CompareConfig:
     """Which runs are compared."""
 
     runs: list[str] = field(metadata={"help": "Output folders of run_mlm.py, local or gs://; also of runs under way."})
-    picture: str | None = field(default=None, metadata={"help": "PNG file to draw the loss to, local or gs://."})
+    picture: str | None = flag(None, "PNG file to draw the loss to, local or gs://.")
 
     def __post_init__(self) -> None:
         if self.picture is not None and not self.picture.endswith(".png"):

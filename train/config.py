@@ -1,7 +1,7 @@
 """Settings of stage 3, one frozen dataclass per subject; every field is a flag of `run_mlm.py`."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -9,8 +9,8 @@ from typing import Any, Literal
 import yaml
 
 from mlm_common.command_line import parse_arguments, under_current_names
-from mlm_common.errors import InputError
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
+from mlm_common.settings import flag, require, require_each, spelled
 
 # Marks of a setting. A resumed run may be given another value; each worker of a run may; another value changes how sums
 # are rounded, and nothing else.
@@ -22,50 +22,9 @@ MASK = "[MASK]"
 PRESETS_FOLDER = Path(__file__).resolve().parent / "model" / "presets"
 
 
-def flag(default: Any, help_text: str, *marks: str, former_name: str | None = None) -> Any:
-    """Make a dataclass field that is a flag; without `MAY_CHANGE` its value is a part of what makes a run this run.
-
-    Args:
-        default: of the field.
-        help_text: of the flag.
-        marks: of the setting.
-        former_name: under which it is read, too.
-    """
-    metadata: dict[str, Any] = {"help": help_text.replace("%", "%%"), "marks": marks}  # argparse formats its help
-    if former_name is not None:
-        metadata["aliases"] = [f"--{former_name}"]
-    return field(default=default, metadata=metadata)
-
-
 def changeable(default: Any, help_text: str, *marks: str, former_name: str | None = None) -> Any:
     """Make a flag of which a resumed run may be given another value."""
     return flag(default, help_text, MAY_CHANGE, *marks, former_name=former_name)
-
-
-def require(holds: bool, rule: str, flag_name: str, received: object) -> None:
-    """Refuse a setting whose rule does not hold.
-
-    Raises:
-        InputError: names the flag, the rule and what was received.
-    """
-    if not holds:
-        raise InputError(f"{flag_name} {rule}; received {received}.")
-
-
-def require_each(config: Any, names: str, holds: Callable[[Any], bool], rule: str) -> None:
-    """Refuse the first setting among `names` that is given and whose rule does not hold.
-
-    Raises:
-        InputError: names the flag, the rule and what was received.
-    """
-    for name in names.split():
-        value = getattr(config, name)
-        require(value is None or holds(value), rule, spelled(name), value)
-
-
-def spelled(name: str) -> str:
-    """Spell a field's name as its flag."""
-    return f"--{name.replace('_', '-')}"
 
 
 @dataclass(frozen=True)
@@ -352,12 +311,8 @@ class HubConfig:
     hub_license: str | None = changeable(
         None, "License of the model, for its card, as the Hub calls it: apache-2.0, mit, cc-by-4.0 …"
     )
-    hub_language: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Languages of the corpus, for the card: ISO 639 codes such as en de, or multilingual.",
-            "marks": (MAY_CHANGE,),
-        },
+    hub_language: list[str] = changeable(
+        list, "Languages of the corpus, for the card: ISO 639 codes such as en de, or multilingual."
     )
     hub_example: str = changeable(
         f"The capital of France is {MASK}.", f"Sentence in the card's lines of code, with {MASK} for the mask token."

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Before transformers is imported.
 from mlm_common.command_line import command, log_start, parse_arguments
 from mlm_common.errors import InputError
+
+# Before transformers is imported.
+from mlm_common.settings import flag
 from mlm_common.storage import open_folder
 from train.config import MASK
 
@@ -32,7 +34,7 @@ class FillMaskConfig:
         default_factory=lambda: list(DEFAULT_SENTENCES),
         metadata={"help": "Sentences with one [MASK] each; by default three that suit a model of technical English."},
     )
-    top_k: int = field(default=5, metadata={"help": "Predictions shown for each sentence, the likeliest first."})
+    top_k: int = flag(5, "Predictions shown for each sentence, the likeliest first.")
 
     def __post_init__(self) -> None:
         if self.top_k < 1:

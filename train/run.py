@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 from transformers import PretrainedConfig
 
 from mlm_common.command_line import commit
+from mlm_common.hub.access import check_hub_access
 from mlm_common.storage import open_folder
 from tfrecord_prep.manifest import ShardSet
 from tokenizer_training.tokenizer import vocabulary_size
 from train.checkpoints.fingerprint import fingerprint, fingerprint_sha256
 from train.checkpoints.resume import installed_versions
-from train.config import HardwareConfig, TrainingConfig
+from train.config import HardwareConfig, HubConfig, TrainingConfig
 from train.data.shards import TrainingInputs, open_inputs
 from train.model.config import resolve_model_config
-from train.publishing.hub_access import check_can_push
 from train.runtime import heartbeat
 from train.runtime.cluster import Cluster, read_cluster
 from train.runtime.plan import Plan, make_plan
@@ -112,6 +112,23 @@ def prepare_run(config: TrainingConfig) -> Run:
         check_can_push(config.hub)
     check_tpu_devices(config.hardware)
     return run
+
+
+def check_can_push(config: HubConfig) -> None:
+    """Check, where a repository is named, that the token may write to it and that the Hub accepts the card's metadata.
+
+    Raises:
+        InputError: it may not, or the Hub does not.
+    """
+    from huggingface_hub import ModelCardData
+
+    repository = config.repository()
+    if repository is not None:
+        # Of the card's metadata, what the settings say: that could be refused.
+        data = ModelCardData(
+            library_name="transformers", license=config.hub_license, language=config.hub_language or None
+        )
+        check_hub_access(repository, card=f"---\n{data.to_yaml()}\n---\n")
 
 
 def connect(run: Run) -> "tf.distribute.Strategy":

@@ -5,10 +5,11 @@ Takes all flags of run_mlm.py; what it prints is modelled by the compiler, not m
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mlm_common.command_line import command, log_start, parse_arguments
 from mlm_common.errors import InputError
+from mlm_common.settings import flag
 from train.config import SUBJECTS, TrainingConfig, preset_settings
 
 
@@ -16,21 +17,12 @@ from train.config import SUBJECTS, TrainingConfig, preset_settings
 class PreflightConfig:
     """What the compiler is asked."""
 
-    topology: str | None = field(
-        default=None, metadata={"help": "Slice to compile for: v2-8, v3-8, v4-8, v5e-8, v5p-8, v6e-8, v3-32 …"}
+    topology: str | None = flag(None, "Slice to compile for: v2-8, v3-8, v4-8, v5e-8, v5p-8, v6e-8, v3-32 …")
+    find_batch_size: bool = flag(
+        False, "Search the largest --per-replica-batch-size that fits, in multiples of 8 rows."
     )
-    find_batch_size: bool = field(
-        default=False,
-        metadata={"help": "Search the largest --per-replica-batch-size that fits, in multiples of 8 rows."},
-    )
-    vocab_size: int | None = field(
-        default=None,
-        metadata={"help": "Size of the vocabulary; with --max-length in the place of --train-dataset."},
-    )
-    compiler_python: str = field(
-        default=sys.executable,
-        metadata={"help": "Interpreter that has jax and libtpu, where this environment has not."},
-    )
+    vocab_size: int | None = flag(None, "Size of the vocabulary; with --max-length in the place of --train-dataset.")
+    compiler_python: str = flag(sys.executable, "Interpreter that has jax and libtpu, where this environment has not.")
 
     def __post_init__(self) -> None:
         if not self.topology:

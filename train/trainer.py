@@ -32,8 +32,7 @@ from train.data.shuffle import SampleOrder
 from train.metrics.evaluation import Evaluator, build_evaluator
 from train.metrics.log import ROLLBACK, VALIDATION, MetricsLog
 from train.metrics.profiler import Profile
-from train.metrics.throughput import Throughput
-from train.metrics.training_log import TrainingDivergedError, TrainingLog
+from train.metrics.training_log import Throughput, TrainingDivergedError, TrainingLog
 from train.model.build import build_network
 from train.model.flops import full_speed_step_seconds
 from train.model.init_from import load_initial_weights

@@ -5,13 +5,14 @@ read by name or glob, from any byte on, are in `reading.py`.
 """
 
 import os.path
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mlm_common.errors import InputError
 from mlm_common.storage.folder import PARTIAL_SUFFIX, PROBE_PREFIX, Folder, NewFile
 from mlm_common.storage.gcs import GcsFolder
-from mlm_common.storage.gcs_client import CloudStorageError, bucket_and_name, is_gcs
+from mlm_common.storage.gcs_client import PREFIX, CloudStorageError
 from mlm_common.storage.local import LocalFolder
 
 __all__ = [
@@ -21,10 +22,25 @@ __all__ = [
     "Folder",
     "NewFile",
     "folder_and_name",
+    "is_gcs",
     "local_or_hub",
     "open_folder",
     "read_file",
 ]
+
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # at least two letters, which spares the drives of Windows
+
+
+def is_gcs(path: str) -> bool:
+    """Ask whether the path is one of Cloud Storage.
+
+    Raises:
+        InputError: it is neither a local one nor one of `gs://`.
+    """
+    if not path.startswith(PREFIX) and _SCHEME.match(path):
+        raise InputError(f"A path must be local or gs://BUCKET/NAME; received {path!r}.")
+    return path.startswith(PREFIX)
 
 
 def open_folder(path: str) -> Folder:
@@ -42,9 +58,9 @@ def folder_and_name(path: str) -> tuple[Folder, str]:
     Raises:
         InputError: the path is neither a local one nor `gs://BUCKET/NAME`.
     """
-    if is_gcs(path) and not bucket_and_name(path)[1]:
-        raise InputError(f"The path of a file in Cloud Storage must be gs://BUCKET/NAME; received {path!r}.")
     folder, name = os.path.split(path)
+    if is_gcs(path) and (not name or len(folder) < len(PREFIX)):
+        raise InputError(f"The path of a file in Cloud Storage must be gs://BUCKET/NAME; received {path!r}.")
     return open_folder(folder), name
 
 

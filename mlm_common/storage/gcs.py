@@ -15,6 +15,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,6 +37,7 @@ NUM_TRIES_DAMAGED = 3
 BLOCK_BYTES = 1 << 20
 
 
+@dataclass(frozen=True)
 class GcsFolder(Folder):
     """A bucket, or what in it has names that begin with those of the folder."""
 

@@ -18,22 +18,7 @@ class CloudStorageError(RunFailedError):
     """Cloud Storage did not answer for two minutes of repeated tries, or bytes were changed on their way."""
 
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # at least two letters, which spares the drives of Windows
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
-
-
-def is_gcs(path: str) -> bool:
-    """Ask whether the path is one of Cloud Storage.
-
-    Raises:
-        InputError: it is neither a local one nor `gs://BUCKET/NAME`.
-    """
-    if path.startswith(PREFIX):
-        bucket_and_name(path)
-        return True
-    if _SCHEME.match(path):
-        raise InputError(f"A path must be local or gs://BUCKET/NAME; received {path!r}.")
-    return False
 
 
 def bucket_and_name(path: str) -> tuple[str, str]:

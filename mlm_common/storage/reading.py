@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from mlm_common.errors import InputError
+from mlm_common.storage import is_gcs
 from mlm_common.storage.gcs_client import (
     PREFIX,
     blob_at,
     bucket_and_name,
     explained_errors,
     find_blob,
-    is_gcs,
     is_missing_bucket,
     list_blobs,
 )

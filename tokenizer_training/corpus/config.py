@@ -2,10 +2,11 @@
 
 import dataclasses
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from mlm_common.errors import InputError
+from mlm_common.settings import flag
 
 BUILTIN = "builtin"
 VALIDATION = "validation"
@@ -23,80 +24,49 @@ class CorpusConfig:
         InputError: two settings contradict each other, or one is out of its range.
     """
 
-    dataset_name: str | None = field(
-        default=None,
-        metadata={
-            "help": "Data set on the Hugging Face Hub (USER/NAME), or a folder that `datasets` can load. `builtin` "
-            "needs no download: the docstrings of Python's standard library and of the installed packages, about 25 MB."
-        },
+    dataset_name: str | None = flag(
+        None,
+        "Data set on the Hugging Face Hub (USER/NAME), or a folder that `datasets` can load. `builtin` "
+        "needs no download: the docstrings of Python's standard library and of the installed packages, about 25 MB.",
     )
-    dataset_config: str | None = field(
-        default=None, metadata={"help": "Configuration of the Hub data set, for one that has several."}
+    dataset_config: str | None = flag(None, "Configuration of the Hub data set, for one that has several.")
+    dataset_revision: str | None = flag(
+        None, "Commit, tag or branch of the Hub data set. Default: its main branch, which may change."
     )
-    dataset_revision: str | None = field(
-        default=None,
-        metadata={"help": "Commit, tag or branch of the Hub data set. Default: its main branch, which may change."},
+    data_files: list[str] = flag(
+        list,
+        "Files or quoted globs (*, ?, **), local or gs://, in place of --dataset-name: .txt, .jsonl, "
+        ".json, .csv, .parquet; all but the last also with .gz. Each glob's matches are read in sorted order.",
     )
-    data_files: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Files or quoted globs (*, ?, **), local or gs://, in place of --dataset-name: .txt, .jsonl, "
-            ".json, .csv, .parquet; all but the last also with .gz. Each glob's matches are read in sorted order."
-        },
+    validation_files: list[str] = flag(list, "Files or globs of the split `validation`, local or gs://.")
+    test_files: list[str] = flag(list, "Files or globs of the split `test`, local or gs://.")
+    text_column: str = flag("text", "Column or JSON key that holds the text.")
+    sample_by: SampleBy = flag(
+        "line",
+        "What is one document of a .txt file: a line (default, as in `datasets`), a paragraph (between "
+        "blank lines), or the whole file (document).",
     )
-    validation_files: list[str] = field(
-        default_factory=list, metadata={"help": "Files or globs of the split `validation`, local or gs://."}
+    split: str = flag("train", "Split of the Hub data set to read; for other corpora the name given to what is read.")
+    validation_split: str | None = flag(None, "Split of the Hub data set that becomes the split `validation`.")
+    test_split: str | None = flag(None, "Split of the Hub data set that becomes the split `test`.")
+    streaming: bool = flag(False, "Stream the Hub data set, without a copy on disk. Local files are always streamed.")
+    limit: int | None = flag(
+        None,
+        "Read only the first so many documents of --split, for trying things out. Splits drawn by "
+        "--validation-percent and --test-percent come from the same documents. Default: all.",
     )
-    test_files: list[str] = field(
-        default_factory=list, metadata={"help": "Files or globs of the split `test`, local or gs://."}
+    validation_percent: float = flag(
+        0.0,
+        "Percentage of the documents set apart as the split `validation`, for a corpus without one. Drawn "
+        "by a hash of seed and text, so equal documents are never on both sides. Default: none.",
     )
-    text_column: str = field(default="text", metadata={"help": "Column or JSON key that holds the text."})
-    sample_by: SampleBy = field(
-        default="line",
-        metadata={
-            "help": "What is one document of a .txt file: a line (default, as in `datasets`), a paragraph (between "
-            "blank lines), or the whole file (document)."
-        },
+    test_percent: float = flag(
+        0.0,
+        "Percentage of the documents set apart as the split `test`, by the same draw; --validation-percent "
+        "draws the same documents with it and without. Default: none.",
     )
-    split: str = field(
-        default="train",
-        metadata={"help": "Split of the Hub data set to read; for other corpora the name given to what is read."},
-    )
-    validation_split: str | None = field(
-        default=None, metadata={"help": "Split of the Hub data set that becomes the split `validation`."}
-    )
-    test_split: str | None = field(
-        default=None, metadata={"help": "Split of the Hub data set that becomes the split `test`."}
-    )
-    streaming: bool = field(
-        default=False,
-        metadata={"help": "Stream the Hub data set, without a copy on disk. Local files are always streamed."},
-    )
-    limit: int | None = field(
-        default=None,
-        metadata={
-            "help": "Read only the first so many documents of --split, for trying things out. Splits drawn by "
-            "--validation-percent and --test-percent come from the same documents. Default: all."
-        },
-    )
-    validation_percent: float = field(
-        default=0.0,
-        metadata={
-            "help": "Percentage of the documents set apart as the split `validation`, for a corpus without one. Drawn "
-            "by a hash of seed and text, so equal documents are never on both sides. Default: none."
-        },
-    )
-    test_percent: float = field(
-        default=0.0,
-        metadata={
-            "help": "Percentage of the documents set apart as the split `test`, by the same draw; --validation-percent "
-            "draws the same documents with it and without. Default: none."
-        },
-    )
-    trust_remote_code: bool = field(
-        default=False, metadata={"help": "Accepted and without effect: data sets are never run as code."}
-    )
-    seed: int = field(default=0, metadata={"help": "Seed of the draws from the corpus, such as --validation-percent."})
+    trust_remote_code: bool = flag(False, "Accepted and without effect: data sets are never run as code.")
+    seed: int = flag(0, "Seed of the draws from the corpus, such as --validation-percent.")
 
     def __post_init__(self) -> None:
         if self.dataset_name and self.data_files:
@@ -109,9 +79,9 @@ class CorpusConfig:
         if self.sample_by not in get_args(SampleBy):
             raise InputError(f"--sample-by is one of {', '.join(get_args(SampleBy))}; got {self.sample_by!r}.")
         flags = {"--split": self.split} | {f"--{split}-split": self.hub_split_of(split) for split in HELD_OUT_SPLITS}
-        for flag, name in flags.items():
+        for flag_name, name in flags.items():
             if name is not None and not re.fullmatch(r"\w+([.-]\w+)*", name):
-                raise InputError(f"{flag} must be a plain name (for a part of it, --limit); got {name!r}.")
+                raise InputError(f"{flag_name} must be a plain name (for a part of it, --limit); got {name!r}.")
         if self.limit is not None and self.limit < 1:
             raise InputError(f"--limit must be 1 or more documents; got {self.limit}.")
         self._check_held_out_splits()

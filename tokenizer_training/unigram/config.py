@@ -1,8 +1,9 @@
 """What decides a unigram tokenizer, beside the corpus and the normalization."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mlm_common.errors import InputError
+from mlm_common.settings import flag
 from tokenizer_training.tokenizer import BYTE_PIECES, SPECIAL_TOKENS, UNUSED_PIECE
 
 MIN_BYTES = 1_000_000
@@ -21,43 +22,33 @@ class UnigramConfig:
         InputError: a setting is out of its range.
     """
 
-    vocab_size: int | None = field(
-        default=None,
-        metadata={
-            "help": "Pieces in the vocabulary, special tokens and bytes included. Default: 32,000 for 400 MB of text "
-            "or more, fewer for less, in proportion to the square root of its size (8,576 for 25 MB), and at least "
-            "twice its characters; a multiple of 128, the width of a TPU's matrix unit."
-        },
+    vocab_size: int | None = flag(
+        None,
+        "Pieces in the vocabulary, special tokens and bytes included. Default: 32,000 for 400 MB of text "
+        "or more, fewer for less, in proportion to the square root of its size (8,576 for 25 MB), and at least "
+        "twice its characters; a multiple of 128, the width of a TPU's matrix unit.",
     )
-    character_coverage: float = field(
-        default=0.9995,
-        metadata={
-            "help": "Share of the text's characters that get a piece of their own; the rarest others become bytes, or "
-            "<unk>, unless they are ASCII or letters of a small alphabet. 0.9995 is SentencePiece's default and keeps "
-            "rare scripts and emoji out of the vocabulary."
-        },
+    character_coverage: float = flag(
+        0.9995,
+        "Share of the text's characters that get a piece of their own; the rarest others become bytes, or "
+        "<unk>, unless they are ASCII or letters of a small alphabet. 0.9995 is SentencePiece's default and keeps "
+        "rare scripts and emoji out of the vocabulary.",
     )
-    byte_fallback: bool = field(
-        default=True,
-        metadata={
-            "help": "Spell characters without a piece as their UTF-8 bytes, with 256 pieces for these, so that no text "
-            "becomes <unk>. Off: the 256 pieces go to text, and such characters are lost."
-        },
+    byte_fallback: bool = flag(
+        True,
+        "Spell characters without a piece as their UTF-8 bytes, with 256 pieces for these, so that no text "
+        "becomes <unk>. Off: the 256 pieces go to text, and such characters are lost.",
     )
-    extra_special_tokens: list[str] = field(
-        default_factory=list,
-        metadata={"help": "More special tokens, such as [ENT]; they get the ids from 5 on, in the order given."},
+    extra_special_tokens: list[str] = flag(
+        list, "More special tokens, such as [ENT]; they get the ids from 5 on, in the order given."
     )
-    pad_vocab_to_multiple_of: int | None = field(
-        default=None,
-        metadata={"help": "Fill the vocabulary up with <unused0>, <unused1>, … to a multiple of this, such as 128."},
+    pad_vocab_to_multiple_of: int | None = flag(
+        None, "Fill the vocabulary up with <unused0>, <unused1>, … to a multiple of this, such as 128."
     )
-    max_bytes: int = field(
-        default=1_000_000_000,
-        metadata={
-            "help": "Bytes of text to train on, at most: a seeded sample of half, a quarter, … of all of it. More "
-            "text than the default, 1 GB, hardly changes which pieces are best."
-        },
+    max_bytes: int = flag(
+        1_000_000_000,
+        "Bytes of text to train on, at most: a seeded sample of half, a quarter, … of all of it. More "
+        "text than the default, 1 GB, hardly changes which pieces are best.",
     )
 
     def __post_init__(self) -> None:

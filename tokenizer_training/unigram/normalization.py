@@ -1,9 +1,10 @@
 """What happens to text before it is cut into pieces. All of it is kept in `tokenizer.json`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from mlm_common.errors import InputError
+from mlm_common.settings import flag
 
 if TYPE_CHECKING:
     from tokenizers import normalizers, pre_tokenizers
@@ -23,27 +24,20 @@ class NormalizationConfig:
         InputError: an unknown form.
     """
 
-    normalization: UnicodeForm = field(
-        default="nfkc",
-        metadata={
-            "help": "`nfkc` (default, as in SentencePiece, ALBERT and XLM-RoBERTa): one form for full-width letters, "
-            "ligatures and the like; `none`: characters as they are. Runs of white space become one space in either."
-        },
+    normalization: UnicodeForm = flag(
+        "nfkc",
+        "`nfkc` (default, as in SentencePiece, ALBERT and XLM-RoBERTa): one form for full-width letters, "
+        "ligatures and the like; `none`: characters as they are. Runs of white space become one space in either.",
     )
-    lowercase: bool = field(
-        default=False, metadata={"help": "Make all letters small. Default: they stay, as in RoBERTa and cased BERT."}
+    lowercase: bool = flag(False, "Make all letters small. Default: they stay, as in RoBERTa and cased BERT.")
+    strip_accents: bool = flag(
+        False, "Remove accents and other combining marks. Default: they stay; many languages need them."
     )
-    strip_accents: bool = field(
-        default=False,
-        metadata={"help": "Remove accents and other combining marks. Default: they stay; many languages need them."},
+    replace_quotes: bool = flag(
+        True, "Replace `` and '' by \", as in transformers' TPU tutorial: the quotes of WikiText."
     )
-    replace_quotes: bool = field(
-        default=True,
-        metadata={"help": "Replace `` and '' by \", as in transformers' TPU tutorial: the quotes of WikiText."},
-    )
-    split_digits: bool = field(
-        default=False,
-        metadata={"help": "Make each digit a piece of its own. Default: frequent numbers such as 2010 are one piece."},
+    split_digits: bool = flag(
+        False, "Make each digit a piece of its own. Default: frequent numbers such as 2010 are one piece."
     )
 
     def __post_init__(self) -> None:

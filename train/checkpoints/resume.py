@@ -7,8 +7,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from mlm_common.errors import InputError
+from mlm_common.settings import spelled
 from train.checkpoints.store import CheckpointRecord, SkippedRows
-from train.config import ROUNDING, TrainingConfig, current_settings, settings_marked, spelled
+from train.config import ROUNDING, TrainingConfig, current_settings, settings_marked
 from train.runtime.plan import Plan
 
 LIBRARIES = ("tensorflow", "tensorflow-tpu", "tf-keras", "transformers", "tokenizers", "numpy")

@@ -10,7 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from mlm_common.errors import InputError, RunFailedError
-from train.config import PER_WORKER, TrainingConfig, spelled
+from mlm_common.settings import spelled
+from train.config import PER_WORKER, TrainingConfig
 from train.runtime.cluster import Cluster
 
 # What TensorFlow says before and after the reason why workers cannot continue together.

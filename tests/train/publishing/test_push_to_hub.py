@@ -271,7 +271,7 @@ def test_a_network_that_goes_away_costs_the_push_alone(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    check = "train.publishing.hub_access.check_hub_access"
+    check = "train.run.check_hub_access"
     monkeypatch.setattr(check, lambda *_, **__: monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9"))
     assert train(shards, tmp_path) == 1
     assert "push them by hand" in capsys.readouterr().err.splitlines()[-1]

@@ -14,8 +14,7 @@ from train.checks.doctor.machine import check_disk, check_memory
 from train.config import DataConfig, TrainingConfig
 from train.data.shards import TrainingInputs, open_inputs
 from train.model.config import resolve_model_config
-from train.publishing.hub_access import check_can_push
-from train.run import Run
+from train.run import Run, check_can_push
 from train.runtime.cluster import read_cluster
 from train.runtime.run_folder import claim_run_folder
 from train.runtime.tpu import expected_num_replicas

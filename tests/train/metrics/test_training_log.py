@@ -12,7 +12,7 @@ from train.config import (
     RunConfig,
     TrainingConfig,
 )
-from train.metrics.throughput import Throughput
+from train.metrics.training_log import Throughput
 from train.model.flops import full_speed_step_seconds, step_flops
 from train.runtime.plan import make_plan
 from train.runtime.tpu import ACCELERATOR_TYPE_VARIABLE, CHIPS
