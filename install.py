@@ -31,14 +31,14 @@ FOREIGN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "UV_SYSTEM_PYTHON", "UV_CONSTRA
 
 
 def find_place(environment: Mapping[str, str] = os.environ) -> str:
-    """Return `Colab`, `Kaggle` or `this machine`, by the variables that the services set."""
+    """Tell `Colab`, `Kaggle` or `this machine` by the variables that the services set."""
     if "COLAB_RELEASE_TAG" in environment:
         return "Colab"
     return "Kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in environment else "this machine"
 
 
 def find_extra(devices: Path = Path("/dev")) -> str:
-    """Return what `MLM_EXTRA` says, else `tpu`, `gpu` or `cpu`, by the device files of the kernel's drivers."""
+    """Choose what `MLM_EXTRA` says, else `tpu`, `gpu` or `cpu`, by the device files of the kernel's drivers."""
     if EXTRA_VARIABLE in os.environ:
         return os.environ[EXTRA_VARIABLE]
     if any(path for pattern in TPU_DEVICE_PATTERNS for path in devices.glob(pattern)):
@@ -47,7 +47,7 @@ def find_extra(devices: Path = Path("/dev")) -> str:
 
 
 def is_environment_of_the_project() -> bool:
-    """Return whether the interpreter that runs this has the project installed."""
+    """Tell whether the interpreter that runs this has the project installed."""
     try:
         importlib.metadata.distribution(PROJECT_NAME)
     except importlib.metadata.PackageNotFoundError:
@@ -92,12 +92,12 @@ def install(extra: str | None = None, environment: str | Path | None = None) -> 
 
 
 def default_environment(extra: str) -> str:
-    """Return the name of an extra's environment: they differ, since those of two extras may exclude each other."""
+    """Name an extra's environment: they differ, since those of two extras may exclude each other."""
     return f".venv-{extra}"
 
 
 def _find_uv() -> str:
-    """Return the path of uv, which makes environments where Python's own `venv` cannot, as on Colab."""
+    """Find the path of uv, which makes environments where Python's own `venv` cannot, as on Colab."""
     found = shutil.which("uv") or shutil.which("uv", path=str(UV_FOLDER / "bin"))
     if found is None:
         # Into a folder of its own: also allowed where the system's Python may not be changed.
@@ -111,7 +111,7 @@ def _run(*command: str | Path) -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
+    """Build the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--extra", choices=EXTRAS, help="What to install; by default what suits the machine.")
     parser.add_argument("--environment", help="Folder of the environment; by default .venv- and the extra.")

@@ -39,7 +39,7 @@ class Figures:
 
 
 def figures(run: MeasuredRun) -> Figures:
-    """Return what a run that ended well measured."""
+    """Read what a run that ended well measured."""
     read = json.loads(run.lines[-1][1])
     start_seconds = run.seconds_of_line(START_LINE)
     before = max(sample.num_bytes for sample in run.samples if sample.seconds < start_seconds)
@@ -49,7 +49,7 @@ def figures(run: MeasuredRun) -> Figures:
 
 
 def compare(folder: str, arguments: argparse.Namespace) -> dict[str, list[Figures]]:
-    """Return the figures of each contender's runs, which take turns."""
+    """Measure runs of each contender, which take turns."""
     results: dict[str, list[Figures]] = {name: [] for name in arguments.contenders}
     flags = [f"--length={arguments.length}", f"--batch-rows={arguments.batch_rows}"]
     for _ in range(arguments.repeats):
@@ -63,7 +63,7 @@ def compare(folder: str, arguments: argparse.Namespace) -> dict[str, list[Figure
 
 
 def row(name: str, runs: Sequence[Figures]) -> list[str]:
-    """Return the cells of a contender's line."""
+    """Make the cells of a contender's line."""
     rates = [run.rows_per_second for run in runs]
     return [
         name,

@@ -47,7 +47,7 @@ class MeasuredRun:
         return "\n".join(line for _, line in self.lines)
 
     def seconds_of_line(self, pattern: str) -> float:
-        """Return when the command wrote the first line in which the pattern is found; its end if there is none."""
+        """Find when the command wrote the first line in which the pattern is found; its end if there is none."""
         return next((seconds for seconds, line in self.lines if re.search(pattern, line)), self.seconds)
 
 
@@ -97,7 +97,7 @@ def run_and_tell(label: str, command: Sequence[str]) -> MeasuredRun:
 
 
 def _family(pid: int) -> list[int]:
-    """Return the process and all its descendants, parents before children."""
+    """List the process and all its descendants, parents before children."""
     try:
         children = [
             int(child)

@@ -19,7 +19,7 @@ STARTS = ("random", "sinusoidal")
 
 
 def validation_losses(shards: str, start: str, num_steps: int) -> dict[int, float]:
-    """Return {step: validation loss, nats} of one run."""
+    """Train one run and read its {step: validation loss, nats}."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
         datasets = ["--train-dataset", f"{shards}/train", "--eval-dataset", f"{shards}/validation"]

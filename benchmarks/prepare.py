@@ -40,7 +40,7 @@ def measure(label: str, command: Sequence[str]) -> MeasuredRun:
 
 
 def our_command(text_file: str, tokenizer: str, output: str, arguments: argparse.Namespace) -> list[str]:
-    """Return the command of stage 2."""
+    """Make the command of stage 2."""
     flags = ["--data-files", text_file, "--tokenizer-name-or-path", tokenizer, "--output-dir", output]
     return [*PREPARE_COMMAND, *flags, f"--max-length={arguments.length}", f"--num-workers={NUM_PROCESSES}"]
 
@@ -62,7 +62,7 @@ def compare_speed(tokenizer: str, arguments: argparse.Namespace) -> None:
 
 
 def speed_row(name: str, runs: Sequence[MeasuredRun]) -> list[str]:
-    """Return the cells of a method's line."""
+    """Make the cells of a method's line."""
     seconds = [run.seconds for run in runs]
     peak_bytes = statistics.median(run.peak.num_bytes for run in runs)
     return [name, str(len(runs)), *median_and_range(seconds, ".2f"), f"{peak_bytes / 1e6:,.0f}"]
@@ -88,7 +88,7 @@ def show_growth(tokenizer: str | None, arguments: argparse.Namespace) -> None:
 
 
 def growth_row(num_megabytes: float, run: MeasuredRun, first: MeasuredRun) -> list[str]:
-    """Return the cells of a line: throughput of the whole command, and from the plan that it prints to its end."""
+    """Make the cells of a line: throughput of the whole command, and from the plan that it prints to its end."""
     working_seconds = run.seconds - run.seconds_of_line(r"^workers ")
     rates = [f"{num_megabytes / NUM_PROCESSES / seconds:.2f}" for seconds in (run.seconds, working_seconds)]
     peak = f"{run.peak.num_bytes / 1e6:,.0f}"
@@ -98,7 +98,7 @@ def growth_row(num_megabytes: float, run: MeasuredRun, first: MeasuredRun) -> li
 
 
 def train_tokenizer(text_file: str, folder: str, vocab_size: int) -> str:
-    """Return the folder of a tokenizer trained on the file."""
+    """Train a tokenizer on the file, and return its folder."""
     output = f"{folder}/tokenizer"
     flags = ["--data-files", text_file, "--vocab-size", str(vocab_size), "--output-dir", output]
     measure("training the tokenizer", [*TRAIN_COMMAND, *flags])

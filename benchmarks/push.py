@@ -40,7 +40,7 @@ def reach(server: ServerProcess, folder: str) -> None:
 
 
 def build(folder: str, arguments: argparse.Namespace) -> tuple[Any, Any]:
-    """Return a trainer of the model, and the callback that pushes it after every step."""
+    """Build a trainer of the model, and the callback that pushes it after every step."""
     from benchmarks.peers.train_step_contenders import our_trainer
     from mlm_common.hub.push import HubRepository
     from train.config import parse_training_config
@@ -84,7 +84,7 @@ class Steps:
         return time.perf_counter() - started_seconds
 
     def copy(self) -> float:
-        """Return the seconds of reading all weights."""
+        """Measure the seconds of reading all weights."""
         started_seconds = time.perf_counter()
         arrays = [variable.numpy() for variable in self.trainer.model.network.weights]
         assert sum(array.nbytes for array in arrays) > 0
@@ -92,7 +92,7 @@ class Steps:
 
 
 def measure(steps: Steps, pushing: Any, num_rounds: int, steps_per_round: int) -> dict[str, list[float]]:
-    """Return {what: seconds} of all rounds."""
+    """Measure {what: seconds} of all rounds."""
     figures: dict[str, list[float]] = {name: [] for name in ("plain", "pushing", "stall", "copy", "push CPU")}
     for number in range(num_rounds):
         plain_start = Times.now()

@@ -56,7 +56,7 @@ def training(flags: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], Iterat
 
 
 def seconds_to_first_step(flags: list[str], step: int) -> float:
-    """Return how long a process takes from its start to the end of its first step, which must be after `step`."""
+    """Measure how long a process takes from its start to the end of its first step, which must be after `step`."""
     start_seconds = time.perf_counter()
     with training(flags) as (_, reports):
         for report in reports:
@@ -67,7 +67,7 @@ def seconds_to_first_step(flags: list[str], step: int) -> float:
 
 
 def prepare_runs(folder: Path, flags_of: Callable[[Path], list[str]], late_step: int) -> dict[int, Path]:
-    """Return the folders of two runs that were stopped at an early and at a late step: {step: folder}."""
+    """Make two runs, stopped at an early and at a late step: {step: folder}."""
     from mlm_common.storage import open_folder
     from train.checkpoints.store import CheckpointStore
 

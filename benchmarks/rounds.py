@@ -23,7 +23,7 @@ class Times(NamedTuple):
 
     @staticmethod
     def now() -> "Times":
-        """Return the clocks of this process."""
+        """Read the clocks of this process."""
         return Times(time.perf_counter(), time.process_time())
 
 
@@ -63,7 +63,7 @@ class MeasuredProgram:
         )
 
     def wait(self) -> Times:
-        """Return the times of the round that runs, at first of the warmup; its figures are in `figures`."""
+        """Wait for the end of the round that runs, at first the warmup, for its times; its figures are in `figures`."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith('{"' + READY):

@@ -38,7 +38,7 @@ def start(
 
 
 def step_seconds(arguments: argparse.Namespace) -> dict[str, float]:
-    """Return the median seconds of a step of each recipe, measured in turns."""
+    """Measure the median seconds of a step of each recipe, in turns."""
     programs = [start(recipe, arguments, 10**6, STEPS_PER_SPEED_ROUND, evaluates=False) for recipe in arguments.recipes]
     try:
         rounds = [[program.run_round().seconds for program in programs] for _ in range(NUM_SPEED_ROUNDS)]
@@ -50,7 +50,7 @@ def step_seconds(arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def losses_over_time(arguments: argparse.Namespace, num_steps: dict[str, int]) -> dict[str, list[tuple[float, float]]]:
-    """Return for each recipe, after each round, the seconds trained and the validation loss in nats."""
+    """Measure for each recipe, after each round, the seconds trained and the validation loss in nats."""
     programs = []
     curves: dict[str, list[tuple[float, float]]] = {recipe: [] for recipe in num_steps}
     try:
@@ -71,7 +71,7 @@ def losses_over_time(arguments: argparse.Namespace, num_steps: dict[str, int]) -
 
 
 def seconds_to(loss: float, curve: list[tuple[float, float]]) -> float | None:
-    """Return when a curve first comes to a loss, between rounds by a straight line; None if it never does."""
+    """Find when a curve first comes to a loss, between rounds by a straight line; None if it never does."""
     before: tuple[float, float] | None = None
     for at_seconds, at_loss in curve:
         if at_loss <= loss:

@@ -94,7 +94,7 @@ def compare_with_peers(arguments: argparse.Namespace) -> None:
 def run_in_turns(
     by_size: dict[int, list[Contender]], texts: Sequence[str], folder: str
 ) -> dict[int, dict[str, Result]]:
-    """Return the results by vocabulary size and contender, with the quality on the texts; outputs go to the folder."""
+    """Measure the results by vocabulary size and contender, with the quality on the texts; outputs go to the folder."""
     results = {size: {each.name: Result() for each in each_size} for size, each_size in by_size.items()}
     turns = [(size, each) for size, each_size in by_size.items() for each in each_size]
     for repeat in range(max(each.num_repeats for _, each in turns)):
@@ -131,7 +131,7 @@ def print_peers(results: dict[str, Result]) -> None:
 
 
 def peer_row(name: str, result: Result) -> list[str]:
-    """Return the cells of a contender's line."""
+    """Make the cells of a contender's line."""
     seconds = [run.seconds for run in result.runs]
     measured = [str(len(seconds)), *median_and_range(seconds, ".1f")]
     quality = ["-"] * 5
@@ -162,7 +162,7 @@ def show_memory(arguments: argparse.Namespace) -> None:
 
 
 def memory_row(num_megabytes: float, run: MeasuredRun, first_peak_bytes: int) -> list[str]:
-    """Return the cells of a line: seconds and peak memory of each phase, and the processes at the highest peak."""
+    """Make the cells of a line: seconds and peak memory of each phase, and the processes at the highest peak."""
     reading, training = run.seconds_of_line(r"Reading and counting\.$"), run.seconds_of_line(r"Training\.$")
     peaks = [
         max((sample.num_bytes for sample in run.samples if start <= sample.seconds < end), default=0)

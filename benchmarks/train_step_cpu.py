@@ -83,7 +83,7 @@ def start(name: str, folder: Path, settings: dict[str, Any], torch_python: str) 
 def measure(
     folder: Path, settings: dict[str, Any], torch_python: str, names: list[str], num_rounds: int
 ) -> dict[str, list[Times]]:
-    """Return {contender: times of each round}."""
+    """Measure {contender: times of each round}."""
     programs = []
     try:
         for name in names:

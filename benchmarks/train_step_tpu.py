@@ -35,7 +35,7 @@ Compiled = tuple[CompiledStep, StepCosts]
 
 
 def compiled(name: str, rows: int, tpu: TpuSlice, arguments: argparse.Namespace) -> CompiledStep:
-    """Return what the compiler makes of a contender's step.
+    """Compile a contender's step.
 
     Raises:
         DoesNotFitError: it needs more memory than the chip has.
@@ -54,7 +54,7 @@ def compiled(name: str, rows: int, tpu: TpuSlice, arguments: argparse.Namespace)
 
 
 def compiled_at(tpu: TpuSlice, arguments: argparse.Namespace) -> dict[str, Compiled]:
-    """Return what the compiler says of each contender at the rows asked for; those that do not fit are left out."""
+    """Ask what the compiler says of each contender at the rows asked for; those that do not fit are left out."""
     results: dict[str, Compiled] = {}
     for name in arguments.contenders:
         try:
@@ -100,7 +100,7 @@ def print_kinds(results: Mapping[str, Compiled]) -> None:
 
 
 def largest_batch(name: str, step: CompiledStep, tpu: TpuSlice, arguments: argparse.Namespace) -> int | None:
-    """Return the largest multiple of 8 rows that fits; the step already compiled tells what does not grow with them."""
+    """Find the largest multiple of 8 rows that fits; the step already compiled tells what does not grow with them."""
 
     def measure(rows: int) -> MemoryUse:
         limit_bytes = tpu.chip.usable_memory_bytes

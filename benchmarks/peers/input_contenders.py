@@ -31,7 +31,7 @@ CLS_ID, PAD_ID, SEP_ID, UNK_ID, MASK_ID = range(5)
 def tutorial_batches(
     shards: "ShardSet", length: int, batch_rows: int, vocab_size: int, is_masked: bool = True
 ) -> "tf.data.Dataset":
-    """Return one epoch of dictionaries with `input_ids` and `labels`, int64 (batch_rows, length)."""
+    """Build one epoch of dictionaries with `input_ids` and `labels`, int64 (batch_rows, length)."""
     import tensorflow as tf
     from tokenizers import Tokenizer, models
     from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
@@ -63,7 +63,7 @@ def tutorial_batches(
 def our_batches(
     shards: "ShardSet", length: int, batch_rows: int, vocab_size: int, is_masked: bool
 ) -> "tf.data.Dataset":
-    """Return one epoch of batches of run-mlm's defaults, as `MaskedRows` where masked on the host."""
+    """Build one epoch of batches of run-mlm's defaults, as `MaskedRows` where masked on the host."""
     import tensorflow as tf
 
     from train.config import DataConfig
@@ -93,7 +93,7 @@ def our_batches(
 
 
 def default_of(config: type, name: str) -> Any:
-    """Return the default of a dataclass's field."""
+    """Look up the default of a dataclass's field."""
     return config.__dataclass_fields__[name].default  # type: ignore[attr-defined]
 
 

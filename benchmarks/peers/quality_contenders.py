@@ -41,14 +41,14 @@ TUTORIAL_STEPS_PER_WARMUP_STEP = 20
 
 
 def our_config(shards: str, preset: str, num_steps: int, output_dir: str) -> TrainingConfig:
-    """Return the settings of `run_mlm.py` on a folder with train/ and validation/."""
+    """Make the settings of `run_mlm.py` on a folder with train/ and validation/."""
     datasets = ["--train-dataset", f"{shards}/train", "--eval-dataset", f"{shards}/validation"]
     run = ["--preset", preset, "--max-steps", str(num_steps), "--output-dir", f"{output_dir}/run"]
     return parse_training_config([*datasets, *run], "")
 
 
 def rounds_of(trainer: Trainer, settings: dict[str, Any]) -> Rounds:
-    """Return rounds that end with an evaluation of the trainer's model if the settings ask for it."""
+    """Make rounds that end with an evaluation of the trainer's model if the settings ask for it."""
 
     def figures() -> dict[str, float]:
         evaluation = trainer.evaluate(lambda: False) if settings["evaluates"] and trainer.evaluate else None
@@ -85,7 +85,7 @@ def tutorial(run: Run, settings: dict[str, Any], *, is_tuned: bool = False) -> N
 
 
 def stock_config(preset: PretrainedConfig) -> PretrainedConfig:
-    """Return a configuration with the sizes and ids of the preset's, and transformers' defaults for the rest."""
+    """Make a configuration with the sizes and ids of the preset's, and transformers' defaults for the rest."""
     names = [*SIZES, *(name for name in preset.to_dict() if name.endswith("_token_id"))]
     return type(preset)(**{name: getattr(preset, name) for name in names})
 

@@ -31,7 +31,7 @@ class Contender:
 
 
 def our_command(files: Iterable[str], valid_files: Iterable[str], vocab_size: int, output: str) -> list[str]:
-    """Return the command of stage 1."""
+    """Make the command of stage 1."""
     flags = ["--data-files", *files, "--vocab-size", str(vocab_size), "--output-dir", output]
     return [sys.executable, OUR_COMMAND, *flags, *(f"--validation-files={file}" for file in valid_files)]
 
@@ -39,7 +39,7 @@ def our_command(files: Iterable[str], valid_files: Iterable[str], vocab_size: in
 def contenders(
     train_file: str, valid_file: str, text_file: str, num_repeats: int, num_trainer_repeats: int
 ) -> list[Contender]:
-    """Return ours, which reads the corpus, and its peers, which read its paragraphs in a text file."""
+    """List ours, which reads the corpus, and its peers, which read its paragraphs in a text file."""
     ours = partial(our_command, [train_file], [valid_file])
 
     def peer(name: str) -> Callable[[int, str], list[str]]:
@@ -56,14 +56,14 @@ def contenders(
 
 
 def load_backend(path: str) -> "PreTrainedTokenizerFast":
-    """Return the tokenizer in a `tokenizer.json`."""
+    """Load the tokenizer in a `tokenizer.json`."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(tokenizer_file=path, unk_token="<unk>")
 
 
 def load_sentencepiece(path: str) -> "PreTrainedTokenizerFast":
-    """Return the pieces of a SentencePiece model in a tokenizer that cuts text into words as ours does."""
+    """Load the pieces of a SentencePiece model in a tokenizer that cuts text into words as ours does."""
     from sentencepiece import SentencePieceProcessor
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast

@@ -32,7 +32,7 @@ CONTENDERS = (*TUTORIAL, *OURS)
 
 
 def lower_tutorial(policy: str, sizes: argparse.Namespace) -> str:
-    """Return the tutorial's step for RoBERTa-base as StableHLO, with its dropout of 0.1."""
+    """Lower the tutorial's step for RoBERTa-base to StableHLO, with its dropout of 0.1."""
     import tensorflow as tf
     import tf_keras
     from transformers import RobertaConfig, TFAutoModelForMaskedLM, create_optimizer
@@ -63,7 +63,7 @@ def lower_tutorial(policy: str, sizes: argparse.Namespace) -> str:
 
 
 def lower_ours(flags: tuple[str, ...], sizes: argparse.Namespace) -> str:
-    """Return the step that run_mlm.py runs with these flags as StableHLO."""
+    """Lower the step that run_mlm.py runs with these flags to StableHLO."""
     import tensorflow as tf
 
     from train.checks.preflight.step_lowering import lower_train_step

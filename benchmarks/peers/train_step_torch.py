@@ -26,7 +26,7 @@ IGNORED = -100
 
 
 def masked(rows: torch.Tensor, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return inputs and labels, int64 (rows, length), as DataCollatorForLanguageModeling draws them."""
+    """Make inputs and labels, int64 (rows, length), as DataCollatorForLanguageModeling draws them."""
     labels, inputs = rows.clone(), rows.clone()
     probability = torch.full(labels.shape, 0.15)
     probability.masked_fill_(rows < MASK_ID, 0.0)
@@ -42,7 +42,7 @@ def masked(rows: torch.Tensor, vocab_size: int) -> tuple[torch.Tensor, torch.Ten
 def gathered_loss(
     model: RobertaForMaskedLM, inputs: torch.Tensor, attended: torch.Tensor, labels: torch.Tensor
 ) -> torch.Tensor:
-    """Return the loss with the head over the masked positions only."""
+    """Compute the loss with the head over the masked positions only."""
     hidden = model.roberta(input_ids=inputs, attention_mask=attended).last_hidden_state  # (rows, length, hidden)
     is_masked = labels != IGNORED
     return torch.nn.functional.cross_entropy(model.lm_head(hidden[is_masked]), labels[is_masked])

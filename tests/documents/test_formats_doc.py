@@ -69,7 +69,7 @@ def test_worked_record(encoded: list[TokenBatch]) -> None:
 
 
 def field_names(of: type, prefix: str = "") -> list[str]:
-    """Return the dotted names of a dataclass's fields, of nested ones too; `[]` marks a list."""
+    """List the dotted names of a dataclass's fields, of nested ones too; `[]` marks a list."""
     names = []
     for field in dataclasses.fields(of):
         kind = get_type_hints(of)[field.name]

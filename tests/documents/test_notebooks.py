@@ -22,7 +22,7 @@ REPO = "alice/walkthrough"
 
 
 def run_notebook(path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Return the cells, by id, after all of them ran in a kernel of their own."""
+    """Run all cells in a kernel of their own, and return them by id."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     notebook = nbformat.read(path, as_version=4)
@@ -52,7 +52,7 @@ def test_notebooks_are_valid_and_stripped(path: Path) -> None:
 
 
 def walkthrough_settings(quick: bool, tpu_name: str) -> dict[str, Any]:
-    """Return the variables of the walkthrough's own settings, computed by its cells."""
+    """Compute the variables of the walkthrough's own settings by its cells."""
     cells = code_cells(WALKTHROUGH)
     variables: dict[str, Any] = {"PYTHON": "python", "COMPILER_PYTHON": "python", "printed": "8\n"}
     exec(cells["settings"], variables)

@@ -20,7 +20,7 @@ PERCENT_FORMAT = re.compile(r"%[.\d]*[sdfg]")
 
 
 def rendered(node: ast.AST) -> str:
-    """Return a string of the code as people see it, with an ellipsis for what is put in."""
+    """Render a string of the code as people see it, with an ellipsis for what is put in."""
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):

@@ -87,7 +87,7 @@ class Buckets:
         del self.by_name[bucket][name]
 
     def list(self, bucket: str, query: Mapping[str, str]) -> dict[str, Any]:
-        """Return one page of names after `pageToken`, those with a delimiter after the prefix cut and grouped."""
+        """List one page of names after `pageToken`, those with a delimiter after the prefix cut and grouped."""
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         entries: dict[str, dict[str, Any] | None] = {}
         for name, stored in sorted(self.objects(bucket).items()):
@@ -106,7 +106,7 @@ class Buckets:
     def begin_upload(
         self, bucket: str, name: str, conditions: Mapping[str, str], metadata: dict[str, Any]
     ) -> tuple[str, UploadSession]:
-        """Return the id of a new resumable upload, and the upload."""
+        """Begin a resumable upload, and return its id and the upload."""
         check_conditions(self.objects(bucket).get(name), conditions)
         session_id = f"session-{len(self.sessions) + 1}"
         self.sessions[session_id] = UploadSession(bucket, name, conditions, metadata)

@@ -193,13 +193,13 @@ class CloudStorage(Application):
 
 
 def permission_needed(request: Request) -> str:
-    """Return the permission for a request to an object, one that does not replace another."""
+    """Name the permission for a request to an object, one that does not replace another."""
     reading = "get" if "/o/" in request.path else "list"
     return "storage.objects." + {"DELETE": "delete", "POST": "create", "PUT": "create"}.get(request.method, reading)
 
 
 def object_response(request: Request, stored: StoredObject) -> Response:
-    """Return the object's bytes, or those that the `Range` header asks for."""
+    """Answer with the object's bytes, or those that the `Range` header asks for."""
     metadata = stored.metadata
     headers = {
         "Content-Type": metadata["contentType"],
@@ -212,7 +212,7 @@ def object_response(request: Request, stored: StoredObject) -> Response:
 
 
 def multipart_parts(request: Request) -> tuple[dict[str, Any], bytes]:
-    """Return the metadata and the content of a multipart upload."""
+    """Read the metadata and the content of a multipart upload."""
     boundary = re.search(r"boundary=[\"']?([^\"';]+)", request.headers["Content-Type"])
     assert boundary
     parts = (b"\r\n" + request.body).split(b"\r\n--" + boundary[1].encode())
@@ -221,7 +221,7 @@ def multipart_parts(request: Request) -> tuple[dict[str, Any], bytes]:
 
 
 def hash_header(request: Request) -> dict[str, str]:
-    """Return the checksums that a resumable upload announces, under the names of the object's fields."""
+    """Read the checksums that a resumable upload announces, under the names of the object's fields."""
     pairs = (part.strip().partition("=") for part in (request.headers.get("X-Goog-Hash") or "").split(","))
     return {{"md5": "md5Hash"}.get(name, name): value for name, _, value in pairs if name}
 

@@ -41,7 +41,7 @@ class CloudStorageHandle(ServerHandle):
         self._process.control("make_bucket", bucket=bucket)
 
     def objects(self, bucket: str = BUCKET) -> dict[str, bytes]:
-        """Return name -> content of all objects."""
+        """Read name -> content of all objects."""
         stored = self._process.control("objects", bucket=bucket)
         return {name: base64.b64decode(content) for name, content in stored.items()}
 
@@ -65,7 +65,7 @@ class CloudStorageHandle(ServerHandle):
 
 
 def cloud_environment(port: int, folder: Path) -> dict[str, str]:
-    """Return the variables that lead google-cloud-storage and TensorFlow's client to the stand-in.
+    """Make the variables that lead google-cloud-storage and TensorFlow's client to the stand-in.
 
     TensorFlow's are read once, when its library is loaded.
     """
@@ -119,14 +119,14 @@ class HubHandle(ServerHandle):
         self.reset()
 
     def repository(self, repo_id: str, kind: str = "models", revision: str = "main") -> dict[str, Any] | None:
-        """Return `private`, `branches`, `tags` with the titles of their commits, and `commits`; None if not there.
+        """Read `private`, `branches`, `tags` with the titles of their commits, and `commits`; None if not there.
 
         `commits` are the titles of a branch's commits in order, the Hub's initial one first.
         """
         return self._process.control("repository", repo_id=repo_id, kind=kind, revision=revision)
 
     def files(self, repo_id: str, kind: str = "models", revision: str = "main") -> dict[str, bytes]:
-        """Return path -> content of a branch's newest commit; `kind` is `models` or `datasets`."""
+        """Read path -> content of a branch's newest commit; `kind` is `models` or `datasets`."""
         repository = self.repository(repo_id, kind, revision)
         assert repository, f"no repository {repo_id}"
         return {path: base64.b64decode(content) for path, content in repository["files"].items()}

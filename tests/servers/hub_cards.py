@@ -9,7 +9,7 @@ LICENSES = ("apache-2.0", "mit", "cc-by-4.0", "cc-by-sa-4.0", "cc0-1.0", "other"
 
 
 def metadata_errors(text: str, repo_type: str) -> list[str]:
-    """Return what the Hub would object to in the metadata of a card, as far as huggingface_hub's own classes know."""
+    """List what the Hub would object to in the metadata of a card, as far as huggingface_hub's own classes know."""
     from huggingface_hub import DatasetCardData, ModelCardData  # slow to import; many want the server's tokens only
 
     try:

@@ -122,7 +122,7 @@ def is_lfs_path(path: str, num_bytes: int) -> bool:
 
 
 def describe_file(path: str, file: HubFile) -> dict[str, Any]:
-    """Return a file as a listing shows it."""
+    """Describe a file as a listing shows it."""
     entry: dict[str, Any] = {"type": "file", "path": path, "oid": file.git_oid, "size": len(file.content)}
     if file.is_lfs:
         entry["lfs"] = {"oid": file.sha256, "size": len(file.content), "pointerSize": 134}

@@ -96,11 +96,11 @@ class Application(abc.ABC):
 
     @abc.abstractmethod
     def respond(self, request: Request) -> Response:
-        """Return the answer, or raise an `HttpError`."""
+        """Make the answer, or raise an `HttpError`."""
 
     @abc.abstractmethod
     def error_response(self, request: Request, error: HttpError) -> Response:
-        """Return the answer that tells of an error."""
+        """Make the answer that tells of an error."""
 
     def interrupted(self, request: Request) -> None:
         """Take note of a request whose connection broke; its body is what had come."""
@@ -264,5 +264,5 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def flipped(content: bytes, position: int) -> bytes:
-    """Return the content with all bits of one byte inverted."""
+    """Invert all bits of one byte of the content."""
     return content[:position] + bytes([content[position] ^ 0xFF]) + content[position + 1 :] if content else content

@@ -32,7 +32,7 @@ class ServerProcess:
         self._process.communicate(timeout=10)
 
     def control(self, action: str, **argument: Any) -> Any:
-        """Return the answer of `POST /_control/ACTION`."""
+        """Ask for the answer of `POST /_control/ACTION`."""
         request = urllib.request.Request(f"{self.url}/_control/{action}", json.dumps(argument).encode(), method="POST")
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as answer:
             return json.load(answer)
@@ -53,6 +53,6 @@ class ServerHandle:
         self._process.control("fault", path=path, **options)
 
     def requests(self, method: str = "", path: str = "") -> list[dict[str, Any]]:
-        """Return the logged requests of that method, with that text in their path; all of them by default."""
+        """List the logged requests of that method, with that text in their path; all of them by default."""
         log = self._process.control("log")
         return [entry for entry in log if method in ("", entry["method"]) and path in entry["path"]]

@@ -6,7 +6,7 @@ from tests.servers.loopback import HttpError, Request, Response
 
 
 def content_response(request: Request, content: bytes, headers: dict[str, str]) -> Response:
-    """Return all of the content, or the bytes asked for.
+    """Answer with all of the content, or the bytes asked for.
 
     Raises:
         HttpError: they begin past the end.

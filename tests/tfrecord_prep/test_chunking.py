@@ -43,7 +43,7 @@ def cut(chunking: str, batches: list[TokenBatch], max_length: int) -> list[Rows]
 
 
 def tokens_of(batches: list[Rows], max_length: int) -> list[list[int]]:
-    """Return the rows without their padding, having checked their form."""
+    """Read the rows without their padding, and check their form."""
     tokens = []
     for rows in batches:
         assert rows.input_ids.dtype == np.int32

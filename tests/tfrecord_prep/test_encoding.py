@@ -24,7 +24,7 @@ texts_strategy = st.lists(st.sampled_from(PARTS), max_size=30).map("".join)
 
 
 def documents_of(name: str, documents: Sequence[str]) -> list[list[int]]:
-    """Return the ids of each document that has any, put together from all batches."""
+    """Encode the documents, and put the ids of each that has any together from all batches."""
     found: list[list[int]] = [[]]
     num_documents = 0
     for batch in encode_documents(PLAIN_JSON[name], documents):

@@ -29,7 +29,7 @@ PROJECT = Path(__file__).parents[2]
 
 
 def rows_of(folder: Path, result: PartitionResult) -> list[list[int]]:
-    """Return the rows of the shards, without padding."""
+    """Read the rows of the shards, without padding."""
     rows = []
     for shard in result.shards:
         for record in read_records((folder / shard.name).read_bytes()):

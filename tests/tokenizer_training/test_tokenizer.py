@@ -184,7 +184,7 @@ def bpe(*pieces: str, **settings: Any) -> models.BPE:
 
 
 def starting(tokenizer: PreTrainedTokenizerFast) -> set[str]:
-    """Return the pieces that begin a word, the special tokens left out."""
+    """Find the pieces that begin a word, the special tokens left out."""
     starts = word_starts(tokenizer)
     assert starts is not None
     assert (starts.dtype, starts.shape) == (np.bool_, (vocabulary_size(tokenizer),))
@@ -256,7 +256,7 @@ def test_special_tokens_and_ids_without_a_token() -> None:
 
 
 def marked_tokenizer(byte_fallback: bool, split_digits: bool) -> PreTrainedTokenizerFast:
-    """Return a tokenizer with one space between words, which are marked at their begin, as stage 1 makes them."""
+    """Make a tokenizer with one space between words, which are marked at their begin, as stage 1 makes them."""
     characters = sorted(set("".join(SPECIALS)) | set("▁abcdeé12的"))  # special tokens in plain text can be spelled
     pieces = [*characters, "▁a", "▁b", "cd", "▁abc", "12", "中的", *(BYTE_PIECES if byte_fallback else ())]
     metaspace = pre_tokenizers.Metaspace(prepend_scheme="first")

@@ -162,7 +162,7 @@ COUNTING, TRAINING = ("Reading and counting", 30), ("Training", 1)
 
 
 def processes_of_group(group: int) -> dict[int, str]:
-    """Return the command lines of the processes of a group that have not ended."""
+    """List the command lines of the processes of a group that have not ended."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -24,7 +24,7 @@ def losses(folder, split):
 
 
 def host_events(trace):
-    """Return the names of what happened on the host in a trace of TensorFlow's profiler."""
+    """List the names of what happened on the host in a trace of TensorFlow's profiler."""
     space = xplane_pb2.XSpace.FromString(trace.read_bytes())
     planes = [plane for plane in space.planes if plane.name.startswith("/host:CPU")]
     return [

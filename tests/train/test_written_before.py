@@ -54,7 +54,7 @@ def resume(written: Path, folder: Path, name: str) -> Resumed:
 
 
 def start_of(printed: str) -> list[str]:
-    """Return what is printed beside the title `start`, line by line."""
+    """Read what is printed beside the title `start`, line by line."""
     _, _, after = printed.partition("\nstart ")
     first, *others = after.splitlines()
     num_others = next((index for index, line in enumerate(others) if not line.startswith(" " * 20)), len(others))

@@ -38,7 +38,7 @@ class SampleOrder:
         return sum(self.num_rows_per_shard)
 
     def windows(self, epoch: int) -> list[Window]:
-        """Return the windows of one epoch, in the order they are read."""
+        """Make the windows of one epoch, in the order they are read."""
         names = [posixpath.basename(path) for path in self.shard_paths]
         order = sorted(range(len(names)), key=lambda index: self._digest(epoch, names[index]))
         windows: list[Window] = []

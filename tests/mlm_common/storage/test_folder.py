@@ -40,7 +40,7 @@ def shards(tmp_path: Path) -> Path:
 
 
 def uploads(cloud: CloudStorageHandle) -> list[str]:
-    """Return the method and the status of every request that carried an upload."""
+    """List the method and the status of every request that carried an upload."""
     return [f"{entry['method']} {entry['status']} {entry['fault']}" for entry in cloud.requests(path=UPLOAD)]
 
 
@@ -257,7 +257,7 @@ def test_no_answer_is_one_error(
 
 
 def calls(path: str, local_folder: str) -> dict[str, Callable[[], object]]:
-    """Return every function that goes to Cloud Storage, as a call."""
+    """List every function that goes to Cloud Storage, as a call."""
     return {
         "exists": lambda: open_folder(path).exists(),
         "list_files": lambda: open_folder(path).list_files(),

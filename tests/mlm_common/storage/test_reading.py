@@ -64,7 +64,7 @@ def read_object(name: str, *bounds: int) -> list[str]:
 
 
 def downloads(cloud: CloudStorageHandle) -> list[str]:
-    """Return the ranges that were asked for."""
+    """List the ranges that were asked for."""
     return [entry["range"] for entry in cloud.requests() if entry["query"].get("alt") == "media"]
 
 

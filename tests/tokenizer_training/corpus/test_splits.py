@@ -32,7 +32,7 @@ def write_rows(path: Path, texts: list[str]) -> str:
 
 
 def in_partitions(corpus: Corpus, split: str, partition_bytes: int) -> list[str]:
-    """Return the documents of all partitions, read from what a worker is sent."""
+    """Read the documents of all partitions, read from what a worker is sent."""
     config, partitions = pickle.loads(pickle.dumps((corpus.config, list(corpus.partitions(split, partition_bytes)))))
     return [text for partition in partitions for text in read_partition(config, split, partition)]
 

@@ -32,7 +32,7 @@ TENTHS = [f"tenth{chr(ord('a') + number)}" for number in range(10)]
 
 
 def marked_documents(num_documents: int = 3000) -> list[str]:
-    """Return documents of 20 words; the first of each says in which tenth of the text it is."""
+    """Make documents of 20 words; the first of each says in which tenth of the text it is."""
     draw = random.Random(0)
     return [
         " ".join([TENTHS[10 * index // num_documents], *draw.choices(WORDS, k=19)]) for index in range(num_documents)

@@ -42,7 +42,7 @@ def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def children() -> set[int]:
-    """Return the processes that train for this one."""
+    """List the processes that train for this one."""
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -176,7 +176,7 @@ SEGMENTS = st.dictionaries(
 
 
 def counted_one_by_one(segments: dict[str, int]) -> dict[str, int]:
-    """Return the count of each substring of 2 to 16 characters that occurs twice and is not always followed alike."""
+    """Count each substring of 2 to 16 characters that occurs twice and is not always followed alike."""
     counts: Counter[str] = Counter()
     for segment, count in segments.items():
         for start in range(len(segment)):

@@ -18,7 +18,7 @@ NAMES = ["roberta", *(pytest.param(name, marks=pytest.mark.slow) for name in REP
 
 
 def attended_logits_and_gradients(model, inputs, attended, jit_compile):
-    """Return logits and gradients of the attended positions alone: at the others the model may give anything."""
+    """Compute logits and gradients of the attended positions alone: at the others the model may give anything."""
     weights = tf.cast(attended, tf.float32)
 
     def compute():

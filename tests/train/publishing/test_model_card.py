@@ -51,7 +51,7 @@ def corpus(**settings: Any) -> dict[str, Any]:
 
 
 def record(hub: HubConfig = HUB, init_from: str | None = None, **corpus_settings: Any) -> dict[str, Any]:
-    """Return the `run.json` of a run of 6 steps of 8 rows of 16 tokens."""
+    """Make the `run.json` of a run of 6 steps of 8 rows of 16 tokens."""
     data = DataConfig(train_dataset="/home/alice/private/shards/train")
     model = ModelConfig(init_from=init_from)
     run = RunConfig(output_dir="/home/alice/private/run")

@@ -8,7 +8,7 @@ LIMIT = 1000
 
 
 def search(fixed, per_row, first_rows, saved_above=None):
-    """Return (answer, the batches measured) where memory is affine, but past `saved_above` rows grows at a tenth."""
+    """Find (answer, the batches measured) where memory is affine, but past `saved_above` rows grows at a tenth."""
     measured = []
 
     def used(rows):

@@ -32,7 +32,7 @@ TOO_LARGE_BEFORE = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. U
 
 @pytest.fixture
 def interpreter(tmp_path):
-    """Return a function that makes an `interpreter` of a shell script; $6 is the folder it answers in."""
+    """Make a function that makes an `interpreter` of a shell script; $6 is the folder it answers in."""
 
     def make(script):
         path = tmp_path / "python"
