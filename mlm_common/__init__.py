@@ -1,1 +1,1 @@
-"""What all stages stand on: errors, command line, storage, the Hub's client, worker processes, progress, figures."""
+"""What all stages stand on: errors, settings, command line, storage, the Hub, worker processes, progress, figures."""
