@@ -1,5 +1,6 @@
 """Settings and fixtures of all tests: two logical CPU devices and the servers on loopback."""
 
+import gc
 import os
 import signal
 
@@ -9,9 +10,6 @@ import pytest
 
 import train  # noqa: F401  (before TensorFlow)
 
-import tensorflow as tf  # isort: skip
-import tf_keras
-
 pytest_plugins = ["tests.servers.fixtures", "tests.fixtures.other_environments", "tests.fixtures.tiny_run"]
 
 # Files that take longest, of which a process that begins one at the end keeps all others waiting.
@@ -19,18 +17,33 @@ FIRST = ("test_resume.py", "test_run_mlm.py", "test_train_step.py")
 
 # What a shell starts in the background ignores Ctrl-C, and hands that on to all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# Before any test module makes a tensor. A single device is taken by name where one replica is meant.
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Set up TensorFlow, unless this process only hands out the tests to those of pytest-xdist."""
+    if config.getoption("tx", None) and not hasattr(config, "workerinput"):
+        return
+    import tensorflow as tf
+
+    # Before any test module makes a tensor. A single device is taken by name where one replica is meant.
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in FIRST)
+
+
+def pytest_collection_finish() -> None:
+    """Spare the collector of garbage all that was imported."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def _float32_again():
     """A run in bfloat16 sets the policy of its whole process."""
     yield
+    import tf_keras
+
     tf_keras.mixed_precision.set_global_policy("float32")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in FIRST)
