@@ -17,6 +17,7 @@ from tests.servers.fixtures import CloudStorageHandle
 from tfrecord_prep.prepare_tfrecord_shards import main
 
 SCRIPT = Path(__file__).parents[2] / "tfrecord_prep" / "prepare_tfrecord_shards.py"
+NUM_KILLS = 20
 SIZES = ["--partition-bytes", "1024", "--shard-size", "20", "--num-workers", "2", "--validation-percent", "20"]
 
 
@@ -58,15 +59,15 @@ def kill(process: subprocess.Popen, with_workers: bool) -> bool:
     return process.returncode != 0
 
 
-@pytest.mark.parametrize("num_kills", [2, pytest.param(20, marks=pytest.mark.slow)])
-def test_killed_and_resumed(source: Path, tmp_path: Path, num_kills: int) -> None:
+@pytest.mark.slow
+def test_killed_and_resumed(source: Path, tmp_path: Path) -> None:
     """Killed once there are so many files, all of them but for one kill in four with its workers."""
     assert main([*arguments_for(source, tmp_path / "never-killed"), "--num-workers", "1"]) == 0
     expected = contents(tmp_path / "never-killed")
     assert len(expected) > 150
-    generator = random.Random(num_kills)
+    generator = random.Random(NUM_KILLS)
     out = tmp_path / "out"
-    for number, share in enumerate(sorted(generator.uniform(0, 1.6) for _ in range(num_kills))):
+    for number, share in enumerate(sorted(generator.uniform(0, 1.6) for _ in range(NUM_KILLS))):
         process = start(arguments_for(source, out))
         # With the sidecars of partitions there are more files on the way than at the end.
         wait_for(lambda: process.poll() is not None or num_files(out) >= share * len(expected))  # noqa: B023

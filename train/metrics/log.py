@@ -45,6 +45,7 @@ class MetricsLog:
         self._unigram_entropy_nats = unigram_entropy_nats
         self._title, self._loss_unit = title, loss_unit
         self.lines: list[dict[str, Any]] = []
+        self._drawn_line: list[dict[str, Any]] | None = None
         self._num_written = 0
         self._tensorboard = TensorBoardFiles(self._folder.subfolder(TENSORBOARD_FOLDER)) if is_chief else None
 
@@ -92,9 +93,10 @@ class MetricsLog:
             self._tensorboard.flush()
 
     def draw(self) -> None:
-        """Write the picture of the loss so far."""
-        if not self.is_chief:
+        """Write the picture of the loss so far, unless it was drawn of the same lines before."""
+        if not self.is_chief or self._drawn_line == self.lines[-1:]:
             return
+        self._drawn_line = self.lines[-1:]
         with tempfile.TemporaryDirectory() as folder:
             picture = Path(folder) / LOSS_CURVE_NAME
             draw_loss_curve(
