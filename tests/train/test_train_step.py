@@ -45,7 +45,10 @@ class BadAtFourthStep(PretrainingModel):
         return [gradients[0] + bad, *gradients[1:]], sums
 
 
-@pytest.mark.parametrize(("strategy", "num_micro_batches", "jit_compile"), [(two_cpus, 1, False), (one_cpu, 2, True)])
+@pytest.mark.parametrize(
+    ("strategy", "num_micro_batches", "jit_compile"),
+    [(two_cpus, 1, False), (one_cpu, 2, False), pytest.param(one_cpu, 2, True, marks=pytest.mark.slow)],
+)
 def test_the_same_global_batch_gives_the_same_step(trained_plainly, strategy, num_micro_batches, jit_compile):
     _, expected_figures, expected_weights = trained_plainly
     rows = token_rows(num_rows=32)

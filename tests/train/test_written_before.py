@@ -21,7 +21,9 @@ from train.export import main as export
 from train.fill_mask import main as fill_mask
 from train.run_mlm import main
 
-RECORDED = json.loads((Path(__file__).parent.parent / "fixtures" / "written_by_0_2_0.json").read_text())
+pytestmark = pytest.mark.slow
+
+RECORDED = json.loads((Path(__file__).parents[1] / "fixtures" / "written_by_0_2_0.json").read_text())
 STEP, NUM_STEPS = 8, 12
 ADAM_BETA2 = 0.98  # the default, with which the runs were made
 

@@ -187,6 +187,7 @@ def test_an_interrupted_run_ends_in_bounded_time(
     assert titles(hub_here) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_a_run_that_is_to_stop_saves_publishes_and_says_so(
     hub_here: HubHandle, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
