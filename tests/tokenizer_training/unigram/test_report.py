@@ -173,6 +173,7 @@ def test_rendered_report_is_short_aligned_and_printable() -> None:
     assert sum(2 if character == "的" else 1 for character in wide) <= LINE_COLUMNS
 
 
+@pytest.mark.slow
 def test_report_and_picture_are_the_same_bytes_in_another_process(tmp_path: Path) -> None:
     tokenizer = make_tokenizer(byte_fallback=True)
     with warnings.catch_warnings():
