@@ -8,7 +8,7 @@ from typing import Any
 
 from mlm_common.errors import InputError
 from mlm_common.settings import spelled
-from train.checkpoints.store import CheckpointRecord, SkippedRows
+from train.checkpoints.store import GENERATOR, CheckpointRecord, SkippedRows
 from train.config import ROUNDING, TrainingConfig, current_settings, settings_marked
 from train.runtime.plan import Plan
 
@@ -87,10 +87,16 @@ def describe_resume_point(
     for name in ROUNDING_LIBRARIES:
         if checkpoint.versions.get(name) != versions.get(name):
             inexact.append(f"{name} {checkpoint.versions.get(name)} -> {versions.get(name)}")
+    is_drawn_alike = checkpoint.generator == GENERATOR
+    if not is_drawn_alike:
+        yield (
+            "not the run it would have been: from here on masks and dropout are drawn by another generator, since the "
+            "checkpoint is of a version before 0.3.0. Rows are the same"
+        )
     if inexact:
         yield (
             f"not bit for bit the run it would have been, because of {', '.join(inexact)}: sums are rounded in "
-            "another order. Rows, masks and dropout are the same"
+            f"another order. {'Rows, masks and dropout' if is_drawn_alike else 'Rows'} are the same"
         )
 
 

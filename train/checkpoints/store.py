@@ -26,6 +26,8 @@ FORMAT_VERSION = 1
 CHECKSUM_FIELD = "record_crc32c"
 RECORD_SUFFIX, DATA_SUFFIX = ".json", ".safetensors"
 BLOCK_BYTES = 1 << 20
+# What draws masks and dropout: `train.model.random_bits`. In records that name none it was TensorFlow's Philox.
+GENERATOR, GENERATOR_BEFORE = "keyed mixer", "philox"
 
 _NAME = re.compile(r"step-(\d{8,})(\.json|\.safetensors)")
 
@@ -58,6 +60,7 @@ class CheckpointRecord:
         skipped: rows that were left out, in the order in which that was decided.
         num_bytes: size of the data file.
         crc32c: checksum of the data file, eight hexadecimal digits.
+        generator: what drew masks and dropout.
     """
 
     step: int
@@ -72,6 +75,7 @@ class CheckpointRecord:
     num_bytes: int = 0
     crc32c: str = ""
     format_version: int = FORMAT_VERSION
+    generator: str = GENERATOR
 
     def to_json(self) -> str:
         """Write the record as text, with a checksum of its own."""
@@ -96,7 +100,7 @@ def parse_record(text: str) -> CheckpointRecord:
     if version != FORMAT_VERSION:
         raise DamagedCheckpointError(f"its format is {version}, which this version does not know")
     skipped = tuple(SkippedRows(**rows) for rows in content.pop("skipped"))
-    return CheckpointRecord(skipped=skipped, **content)
+    return CheckpointRecord(skipped=skipped, **{"generator": GENERATOR_BEFORE, **content})
 
 
 def _content_checksum(content: dict[str, Any]) -> str:
