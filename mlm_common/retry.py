@@ -7,9 +7,9 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 
-def growing_delays(first_seconds: float, num_delays: int, *, factor: float = 2.0) -> tuple[float, ...]:
-    """Compute waits of which each is `factor` times the one before."""
-    return tuple(first_seconds * factor**number for number in range(num_delays))
+def growing_delays(first_seconds: float, num_delays: int) -> tuple[float, ...]:
+    """Compute waits of which each is twice the one before."""
+    return tuple(first_seconds * 2.0**number for number in range(num_delays))
 
 
 def call_repeatedly(

@@ -1,10 +1,12 @@
 """Settings as fields of dataclasses: each is a flag with its help, and the rules that it must meet."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import field
 from typing import Any
 
 from mlm_common.errors import InputError
+
+NUM_DIFFERENCES_SHOWN = 5
 
 
 def flag(default: Any, help_text: str, *marks: str, former_name: str | None = None) -> Any:
@@ -48,3 +50,27 @@ def require_each(config: Any, names: str, holds: Callable[[Any], bool], rule: st
 def spelled(name: str) -> str:
     """Spell a field's name as its flag."""
     return f"--{name.replace('_', '-')}"
+
+
+def describe_differences(found: dict[str, Any], asked: dict[str, Any]) -> str:
+    """Name the first settings of `asked`, as JSON knows them, that `found` has not so; empty where all are the same."""
+    found_leaves, asked_leaves = dict(_leaves({key: found.get(key) for key in asked})), dict(_leaves(asked))
+    different = [
+        f"{name} is {found_leaves.get(name)!r} there, {asked_leaves.get(name)!r} is asked for"
+        for name in sorted(found_leaves.keys() | asked_leaves.keys())
+        if found_leaves.get(name) != asked_leaves.get(name)
+    ]
+    num_more = len(different) - NUM_DIFFERENCES_SHOWN
+    return "; ".join(different[:NUM_DIFFERENCES_SHOWN] + [f"and {num_more:,} more"] * (num_more > 0))
+
+
+def _leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested mappings and lists by their dotted names."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _leaves(value, f"{name}.{key}".lstrip("."))
+    elif isinstance(tree, list | tuple) and tree:
+        for number, value in enumerate(tree):
+            yield from _leaves(value, f"{name}[{number}]")
+    else:
+        yield name, tree

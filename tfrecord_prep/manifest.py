@@ -91,8 +91,7 @@ class ShardSet:
 
 def write_manifest(folder: str, manifest: Manifest) -> None:
     """Write `folder/manifest.json`, which declares the folder complete: the last file to be written."""
-    text = json.dumps(dataclasses.asdict(manifest), indent=2, ensure_ascii=False)
-    open_folder(folder).write_text(MANIFEST_NAME, text + "\n")
+    open_folder(folder).write_json(MANIFEST_NAME, dataclasses.asdict(manifest))
 
 
 def read_manifest(folder: str) -> Manifest:

@@ -12,6 +12,8 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from mlm_common.storage import read_file
+
 _LENGTH_DELIMITED = 2
 _CRC_MASK_DELTA = 0xA282EAD8
 
@@ -60,6 +62,11 @@ def decode_feature(example: bytes, key: str) -> NDArray[np.int64]:
         KeyError: the example has no such feature.
     """
     return _unpacked_varints(_packed_feature(example, key))
+
+
+def first_row_ids(path: str) -> NDArray[np.int64]:
+    """Read the `input_ids` of the first row of a shard, local or `gs://`; (max_length,)."""
+    return decode_feature(next(read_records(read_file(path))), "input_ids")
 
 
 def decode_rows(examples: Sequence[bytes], key: str, max_length: int) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlm_common.errors import InputError, RunFailedError
-from mlm_common.storage import CloudStorageError, open_folder, read_file
+from mlm_common.storage import CloudStorageError, open_folder
 from tfrecord_prep.config import PrepareConfig
 from tfrecord_prep.encoding import plain_text_tokenizer_json
 from tfrecord_prep.manifest import (
@@ -27,7 +27,7 @@ from tfrecord_prep.manifest import (
     write_manifest,
 )
 from tfrecord_prep.partition import PartitionSettings, SplitWork
-from tfrecord_prep.records import decode_feature, read_records
+from tfrecord_prep.records import first_row_ids
 from tfrecord_prep.split_folder import (
     PartitionResult,
     begin_folder,
@@ -167,8 +167,7 @@ def _explained_errors(folder: str) -> Iterator[None]:
 
 def log_first_row(folder: str, tokenizer: "PreTrainedTokenizerFast") -> None:
     """Log the begin of a split's first row, as it stands in its file, decoded."""
-    data = read_file(open_shards(folder).paths[0])
-    input_ids = decode_feature(next(read_records(data)), "input_ids").tolist()
+    input_ids = first_row_ids(open_shards(folder).paths[0]).tolist()
     text = tokenizer.decode(input_ids, clean_up_tokenization_spaces=False)
     shortened = text[:SHOWN_CHARACTERS] + "…" * (len(text) > SHOWN_CHARACTERS)
     logger.info("first row of %s: %s … reads: %s", folder, input_ids[:16], shortened)

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlm_common.errors import InputError
+from mlm_common.settings import describe_differences
 from mlm_common.storage import PROBE_PREFIX, folder_and_name, open_folder
 from tfrecord_prep.manifest import (
     MANIFEST_NAME,
@@ -38,7 +39,6 @@ logger = logging.getLogger(__name__)
 
 SIDECAR_NAME = re.compile(r"^partition-(\d{5,})\.json$")
 NUM_READERS = 8
-NUM_SHOWN = 5  # differences
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def begin_folder(folder: str, plan: dict[str, Any]) -> set[int]:
     sizes_bytes = files.list_files()
     if MANIFEST_NAME in sizes_bytes or PLAN_NAME not in sizes_bytes or _read_plan(folder) != plan:
         clear_folder(folder)
-        files.write_text(PLAN_NAME, json.dumps(plan, indent=2, ensure_ascii=False) + "\n")
+        files.write_json(PLAN_NAME, plan)
         return set()
     complete = [
         result
@@ -192,24 +192,5 @@ def _delete_partials(folder: str) -> None:
 
 
 def _check_same(found: dict[str, Any], asked: dict[str, Any], problem: str, cure: str) -> None:
-    found_leaves, asked_leaves = dict(_leaves({key: found.get(key) for key in asked})), dict(_leaves(asked))
-    different = [
-        f"{name} is {found_leaves.get(name)!r} there, {asked_leaves.get(name)!r} is asked for"
-        for name in sorted(found_leaves.keys() | asked_leaves.keys())
-        if found_leaves.get(name) != asked_leaves.get(name)
-    ]
-    if different:
-        more = f"; and {len(different) - NUM_SHOWN:,} more" if len(different) > NUM_SHOWN else ""
-        raise InputError(f"{problem}: {'; '.join(different[:NUM_SHOWN])}{more}. {cure}")
-
-
-def _leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of nested mappings and lists by their dotted names."""
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from _leaves(value, f"{name}.{key}".lstrip("."))
-    elif isinstance(tree, list | tuple) and tree:
-        for number, value in enumerate(tree):
-            yield from _leaves(value, f"{name}[{number}]")
-    else:
-        yield name, tree
+    if differences := describe_differences(found, asked):
+        raise InputError(f"{problem}: {differences}. {cure}")

@@ -135,7 +135,7 @@ def word_starts(tokenizer: "PreTrainedTokenizerFast") -> NDArray[np.bool_] | Non
     settings = json.loads(tokenizer.backend_tokenizer.to_str())
     vocabulary = tokenizer.get_vocab()
     marks = _marks(settings)
-    begins_word = _begins_with(marks) if marks else _lacks_prefix(settings["model"])
+    begins_word = (lambda piece: piece.startswith(tuple(marks))) if marks else _lacks_prefix(settings["model"])
     if begins_word is None:
         return None
     starts = np.zeros(max(vocabulary.values()) + 1, np.bool_)
@@ -189,10 +189,6 @@ def _byte_level_white_space() -> str:
 
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return "".join(piece for piece, _ in byte_level.pre_tokenize_str(WHITE_SPACE))
-
-
-def _begins_with(marks: str) -> Callable[[str], bool]:
-    return lambda piece: piece.startswith(tuple(marks))
 
 
 def _lacks_prefix(model: dict[str, Any]) -> Callable[[str], bool] | None:

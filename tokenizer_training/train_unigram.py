@@ -14,7 +14,7 @@ from mlm_common.command_line import command, log_start, parse_arguments
 from mlm_common.errors import InputError
 from mlm_common.hub.push import HubRepository, push_folder
 from mlm_common.progress import progress_bar
-from mlm_common.settings import flag
+from mlm_common.settings import describe_differences, flag
 from mlm_common.storage import open_folder
 from mlm_common.worker_pool import num_cores
 from tokenizer_training.corpus.config import VALIDATION, CorpusConfig
@@ -115,24 +115,10 @@ def check_output_folder(folder: str, settings: dict[str, Any], overwrite: bool) 
     cure = "Give another --output-dir, or --overwrite."
     if RECORD_FILE not in files:
         raise InputError(f"--output-dir {folder} holds a {TOKENIZER_FILE} without a {RECORD_FILE}. {cure}")
-    recorded = _leaves(json.loads(there.read_text(RECORD_FILE)))
-    wanted = _leaves(json.loads(json.dumps(settings)))
-    differing = [
-        f"{name} {recorded.get(name)!r:.80}, not {value!r:.80}"
-        for name, value in wanted.items()
-        if recorded.get(name) != value
-    ]
-    if differing:
-        raise InputError(f"--output-dir {folder} holds a tokenizer made with {'; '.join(differing)}. {cure}")
+    differences = describe_differences(json.loads(there.read_text(RECORD_FILE)), json.loads(json.dumps(settings)))
+    if differences:
+        raise InputError(f"--output-dir {folder} holds a tokenizer of other settings: {differences}. {cure}")
     logger.info("%s holds a tokenizer made with the same settings; it will be made again.", folder)
-
-
-def _leaves(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested mappings: their values under dotted names."""
-    leaves: dict[str, Any] = {}
-    for name, value in record.items():
-        leaves |= _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return leaves
 
 
 def find_repository(output: OutputConfig) -> HubRepository | None:
@@ -247,15 +233,11 @@ def save_with_record(
     with tempfile.TemporaryDirectory(prefix="tokenizer-") as built:
         save_tokenizer(tokenizer, built)
         files = open_folder(built)
-        files.write_text(REPORT_FILE, _as_json(report))
+        files.write_json(REPORT_FILE, report)
         files.write_bytes(PICTURE_FILE, picture)
-        files.write_text(RECORD_FILE, _as_json(record))
+        files.write_json(RECORD_FILE, record)
         open_folder(folder).publish(built, last=RECORD_FILE)
     logger.info("Saved the tokenizer in %s.", folder)
-
-
-def _as_json(record: dict[str, Any]) -> str:
-    return json.dumps(record, indent=2, ensure_ascii=False) + "\n"
 
 
 def push(folder: str, repository: HubRepository) -> None:

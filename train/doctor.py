@@ -4,7 +4,6 @@ Takes all flags of run_mlm.py, so give it the same command line. Without flags i
 Each line is ok, warning or error, with what cures it; the exit status is 1 with an error, 2 for bad flags.
 """
 
-import functools
 import importlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +12,7 @@ try:
     from mlm_common.command_line import command, parse_arguments
     from mlm_common.errors import RunFailedError
     from train.checks.doctor import packages
-    from train.checks.doctor.findings import Check, Finding
+    from train.checks.doctor.findings import Finding, findings_of
     from train.config import SUBJECTS, TrainingConfig, preset_settings
 except ModuleNotFoundError as missing:
     print(f"error    Python         {missing}. Install the project in its checkout: pip install -e '.[cpu]'")
@@ -46,7 +45,7 @@ def of_packages(installed: dict) -> Iterator[Finding]:
         ("TensorFlow", packages.check_companions),
         ("tf-keras", packages.check_tf_keras),
     ):
-        yield from Check(subject, functools.partial(check, installed)).findings()
+        yield from findings_of(subject, check, installed)
 
 
 def of_machine(config: TrainingConfig, installed: dict) -> Iterator[Finding]:
@@ -88,11 +87,11 @@ def print_all(*groups: Iterable[Finding]) -> None:
 def _findings(subject: str, name: str, *arguments: object) -> Iterator[Finding]:
     """Yield the findings of a check whose module is imported only now, since that may fail, too."""
 
-    def run() -> Iterable[Finding]:
+    def check() -> Iterable[Finding]:
         module, _, function = name.partition(".")
         return getattr(importlib.import_module(f"train.checks.doctor.{module}"), function)(*arguments)
 
-    yield from Check(subject, run).findings()
+    return findings_of(subject, check)
 
 
 if __name__ == "__main__":

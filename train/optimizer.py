@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import tensorflow as tf
 import tf_keras
@@ -10,6 +11,7 @@ from train.config import OptimizationConfig
 from train.runtime.named_scopes import named
 
 
+@dataclass(frozen=True)
 class WarmupSchedule(tf_keras.optimizers.schedules.LearningRateSchedule):
     """Rises linearly to `peak` over the warmup; after it the rate is `peak` times the share that its shape gives.
 
@@ -22,22 +24,12 @@ class WarmupSchedule(tf_keras.optimizers.schedules.LearningRateSchedule):
         min_ratio: share of the peak below which the rate does not fall; `linear`, `cosine` and `wsd` end at it.
     """
 
-    def __init__(
-        self,
-        shape: str,
-        *,
-        peak: float,
-        num_warmup_steps: int,
-        num_steps: int,
-        num_decay_steps: int = 0,
-        min_ratio: float = 0.0,
-    ):
-        self.shape = shape
-        self.peak = peak
-        self.num_warmup_steps = num_warmup_steps
-        self.num_steps = num_steps
-        self.num_decay_steps = num_decay_steps
-        self.min_ratio = min_ratio
+    shape: str
+    peak: float
+    num_warmup_steps: int
+    num_steps: int
+    num_decay_steps: int = 0
+    min_ratio: float = 0.0
 
     def __call__(self, step: tf.Tensor) -> tf.Tensor:
         """Compute the learning rate of step `step` (from 0), a float32 scalar."""
@@ -217,7 +209,7 @@ def build_schedule(
 ) -> WarmupSchedule:
     """Build the learning rate over a run."""
     return WarmupSchedule(
-        config.schedule,
+        shape=config.schedule,
         peak=config.learning_rate,
         num_warmup_steps=num_warmup_steps,
         num_steps=num_steps,

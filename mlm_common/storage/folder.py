@@ -6,6 +6,7 @@ writing the same object), and `CloudStorageError` where Cloud Storage did not an
 """
 
 import errno
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -66,6 +67,10 @@ class Folder(ABC):
     def write_text(self, name: str, text: str) -> None:
         """Write a UTF-8 file, all or nothing, replacing what was there; missing folders are made."""
         self.write_bytes(name, text.encode("utf-8"))
+
+    def write_json(self, name: str, record: Any) -> None:
+        """Write a UTF-8 file of JSON for people to read, too, as `write_text` does."""
+        self.write_text(name, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
     @abstractmethod
     def append_text(self, name: str, text: str, *, before: str) -> None:

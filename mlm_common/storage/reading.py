@@ -175,15 +175,12 @@ def _find_objects(pattern: str) -> list[StoredFile]:
             # Not by `match_glob`, for which braces are special, hidden names are like others, and `**` is other than
             # in a local glob; nor does it prefer the object of that very name.
             blobs = {blob.name: blob for blob in list_blobs(bucket, name[: magic.start()])}
-            names = [name] if name in blobs else [found for found in sorted(blobs) if _matches(found, name)]
+            parts = name.split("/")
+            names = [name] if name in blobs else [one for one in sorted(blobs) if _parts_match(one.split("/"), parts)]
             found = [blobs[name] for name in names]
         else:
             found = [blob for blob in [find_blob(pattern) if name else None] if blob]
         return [StoredFile(f"{PREFIX}{bucket}/{blob.name}", blob.size, blob.generation, blob.crc32c) for blob in found]
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return _parts_match(name.split("/"), pattern.split("/"))
 
 
 def _parts_match(names: Sequence[str], patterns: Sequence[str]) -> bool:

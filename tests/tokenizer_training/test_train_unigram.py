@@ -212,7 +212,7 @@ def test_tokenizer_made_otherwise_is_not_replaced(
     other = arguments(corpus_file, folder, "--character-coverage", "0.99", "--seed", "3", "--lowercase")
     assert main(other) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert "corpus.settings.seed 0, not 3; normalization.lowercase False, not True; unigram.character_cov" in error
+    assert "corpus.settings.seed is 0 there, 3 is asked for; normalization.lowercase is False there, True is" in error
     assert "--overwrite" in error
     assert contents(folder) == contents(trained_folder)
 

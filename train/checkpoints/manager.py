@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from mlm_common.errors import InputError, RunFailedError
-from mlm_common.retry import call_repeatedly, growing_delays
+from mlm_common.retry import call_repeatedly
 from mlm_common.storage import open_folder
 from train.checkpoints.store import Arrays, CheckpointRecord, CheckpointStore, DamagedCheckpointError
 from train.runtime import heartbeat
@@ -16,7 +16,7 @@ from train.runtime.run_folder import CHECKPOINTS_FOLDER
 logger = logging.getLogger(__name__)
 
 # Waits before the second and the third try to write; what Cloud Storage's client repeats by itself is one try.
-RETRY_SECONDS = growing_delays(0.5, 2, factor=4.0)
+RETRY_SECONDS = (0.5, 2.0)
 
 
 class Checkpoints:
@@ -65,7 +65,7 @@ class Checkpoints:
         steps = [step for step in self._store.steps() if step % interval_steps == 0]
         steps = [step for step in steps if up_to is None or step <= up_to]
         if self._is_chief:
-            self._store.delete_partial_files()
+            self._store.folder.delete_partial_files("step-")
         for step in reversed(steps):
             try:
                 record = self._store.read_record(step)

@@ -171,10 +171,6 @@ class CheckpointStore:
         for suffix in (RECORD_SUFFIX, DATA_SUFFIX):
             self._delete([file for file in files if file[1] == suffix])
 
-    def delete_partial_files(self) -> None:
-        """Delete what killed writes left of files that never came to be."""
-        self.folder.delete_partial_files("step-")
-
     def _names(self) -> list[tuple[int, str]]:
         matches = map(_NAME.fullmatch, self.folder.list_files())
         return [(int(match[1]), match[2]) for match in matches if match]

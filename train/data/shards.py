@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerFast
 
 from mlm_common.errors import InputError
-from mlm_common.storage import read_file
 from tfrecord_prep.manifest import ShardSet, open_shards
-from tfrecord_prep.records import decode_feature, read_records
+from tfrecord_prep.records import first_row_ids
 from tokenizer_training.tokenizer import load_tokenizer, tokenizer_sha256
 from train.config import DataConfig
 
@@ -50,11 +49,7 @@ def _tokenizer_source(config: DataConfig, shards: ShardSet) -> str:
 
 def _row_length(config: DataConfig, shards: ShardSet) -> int:
     """Read the tokens of a row: the manifest's, or for shards without one those of the first row."""
-    if shards.manifest is not None:
-        length = shards.manifest.max_length
-    else:
-        first_record = next(read_records(read_file(shards.paths[0])))
-        length = len(decode_feature(first_record, "input_ids"))
+    length = shards.manifest.max_length if shards.manifest else len(first_row_ids(shards.paths[0]))
     if config.max_length not in (None, length):
         raise InputError(
             f"--max-length must be the shards' {length} ({shards.folder}); received {config.max_length}. Leave it out, "

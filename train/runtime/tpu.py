@@ -2,7 +2,7 @@
 
 A chip is counted by replica of TPUStrategy: a core up to v3, a whole chip from v4 on.
 
-Peaks, memory and bandwidth are those of Google's documentation (cloud.google.com/tpu/docs/v3 to v6e), halved for a core
+Peaks and memory are those of Google's documentation (cloud.google.com/tpu/docs/v3 to v6e), halved for a core
 of v3. v2's, and the clocks of v2 and v3, are of Jouppi et al. 2020, "A Domain-Specific Supercomputer for Training Deep
 Neural Networks"; v4's clock is of Jouppi et al. 2023 (arXiv 2304.01433). The other clocks follow from the peak and the
 matrix units. `usable_memory_bytes` is what the TPU compiler (libtpu 0.0.42) leaves to a program: it names the figure
@@ -45,7 +45,6 @@ class Chip:
     peak_flops_per_second: float  # bfloat16
     memory_bytes: int
     usable_memory_bytes: int
-    memory_bytes_per_second: float
     clock_hertz: float
     cores_per_replica: int
     names_count_cores: bool
@@ -54,12 +53,12 @@ class Chip:
 CHIPS = {
     chip.generation: chip
     for chip in (
-        Chip("v2", 23e12, 8 * GIB, int(7.48 * GIB), 350e9, 0.70e9, 1, True),
-        Chip("v3", 61.5e12, 16 * GIB, int(15.48 * GIB), 450e9, 0.94e9, 1, True),
-        Chip("v4", 275e12, 32 * GIB, int(30.75 * GIB), 1200e9, 1.05e9, 2, True),
-        Chip("v5e", 197e12, 16 * GIB, int(15.75 * GIB), 819e9, 1.50e9, 1, False),
-        Chip("v5p", 459e12, 96 * GIB, int(95.73 * GIB), 2765e9, 1.75e9, 2, True),
-        Chip("v6e", 918e12, 32 * GIB, int(31.25 * GIB), 1640e9, 1.75e9, 1, False),
+        Chip("v2", 23e12, 8 * GIB, int(7.48 * GIB), 0.70e9, 1, True),
+        Chip("v3", 61.5e12, 16 * GIB, int(15.48 * GIB), 0.94e9, 1, True),
+        Chip("v4", 275e12, 32 * GIB, int(30.75 * GIB), 1.05e9, 2, True),
+        Chip("v5e", 197e12, 16 * GIB, int(15.75 * GIB), 1.50e9, 1, False),
+        Chip("v5p", 459e12, 96 * GIB, int(95.73 * GIB), 1.75e9, 2, True),
+        Chip("v6e", 918e12, 32 * GIB, int(31.25 * GIB), 1.75e9, 1, False),
     )
 }
 # What the TPU runtime and the TPU API call them besides.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from mlm_common.errors import InputError, RunFailedError
 
@@ -21,22 +21,15 @@ class Finding:
         return f"{self.status:<8} {self.subject:<14} {' '.join(self.text.split())}"
 
 
-@dataclass(frozen=True)
-class Check:
-    """A function that yields findings about a subject; an InputError that it raises is one, too."""
-
-    subject: str
-    function: Callable[[], Iterable[Finding]]
-
-    def findings(self) -> Iterator[Finding]:
-        """Yield what the function finds; whatever it raises is an error, and the end of this check alone."""
-        try:
-            yield from self.function()
-        except (InputError, RunFailedError) as error:  # messages that name the cure
-            yield Finding("error", self.subject, str(error))
-        except Exception as error:
-            text = f"could not be checked: {type(error).__name__}: {error}. Cure the errors above first."
-            yield Finding("error", self.subject, text)
+def findings_of(subject: str, check: Callable[..., Iterable[Finding]], *arguments: Any) -> Iterator[Finding]:
+    """Yield what a check finds; whatever it raises is an error of the subject, and the end of this check alone."""
+    try:
+        yield from check(*arguments)
+    except (InputError, RunFailedError) as error:  # messages that name the cure
+        yield Finding("error", subject, str(error))
+    except Exception as error:
+        text = f"could not be checked: {type(error).__name__}: {error}. Cure the errors above first."
+        yield Finding("error", subject, text)
 
 
 def ok(subject: str, text: str) -> Finding:

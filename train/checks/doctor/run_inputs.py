@@ -4,9 +4,8 @@ import functools
 from collections.abc import Iterator
 
 from mlm_common.errors import InputError
-from mlm_common.storage import open_folder, read_file
-from tfrecord_prep.manifest import ShardSet
-from tfrecord_prep.records import decode_feature, read_records
+from mlm_common.storage import open_folder
+from tfrecord_prep.records import first_row_ids
 from tokenizer_training.tokenizer import vocabulary_size
 from train.checks.doctor.findings import Finding, error, ok
 from train.checks.doctor.libraries import IMPORT_SECONDS, ProcessFailedError, ask_tensorflow
@@ -34,7 +33,7 @@ def check_data(config: TrainingConfig) -> Iterator[Finding]:
     for flag, shards in (("--train-dataset", inputs.train_shards), ("--eval-dataset", inputs.eval_shards)):
         if shards is None:
             continue
-        largest_id, num_ids = _largest_id(shards), vocabulary_size(inputs.tokenizer)
+        largest_id, num_ids = first_row_ids(shards.paths[0]).max(), vocabulary_size(inputs.tokenizer)
         if largest_id >= num_ids:
             text = f"the first row of {shards.folder} has the id {largest_id}; the tokenizer has {num_ids}."
             yield error("data", text, "Name the tokenizer that the shards were made with by --tokenizer.")
@@ -79,8 +78,3 @@ def check_hub(config: TrainingConfig) -> Iterator[Finding]:
     if repository is not None:
         check_can_push(config.hub)
         yield ok("Hub", f"the token may write to {repository.repo_id}")
-
-
-def _largest_id(shards: ShardSet) -> int:
-    first_record = next(read_records(read_file(shards.paths[0])))
-    return int(decode_feature(first_record, "input_ids").max())

@@ -12,13 +12,11 @@ import sys
 from typing import Any
 
 from mlm_common.errors import InputError
-from train.config import TrainingConfig
+from train.config import TrainingConfig  # so train comes before TensorFlow, as it must
 
 
 def import_libraries(_config: TrainingConfig) -> dict[str, Any]:
     """Import what a run imports, and return what it is; no device is looked for, which might claim a TPU."""
-    import train  # noqa: F401  (before TensorFlow)
-
     spec = importlib.util.find_spec("tensorflow")
     if spec is not None and spec.origin is None:
         raise ImportError(f"only remains of a TensorFlow that was uninstalled: {spec.submodule_search_locations}")
@@ -36,16 +34,13 @@ def import_libraries(_config: TrainingConfig) -> dict[str, Any]:
 
 def list_gpus(_config: TrainingConfig) -> dict[str, Any]:
     """List the GPUs that TensorFlow sees."""
-    import train  # noqa: F401  (before TensorFlow)
-
-    import tensorflow as tf  # isort: skip
+    import tensorflow as tf
 
     return {"gpus": [device.name for device in tf.config.list_physical_devices("GPU")]}
 
 
 def connect_tpu(config: TrainingConfig) -> dict[str, Any]:
     """Claim the TPU as a run does, for as long as this process lives."""
-    import train  # noqa: F401  (before TensorFlow)
     from train.runtime.cluster import Cluster
     from train.runtime.strategy import connect
 
@@ -54,9 +49,8 @@ def connect_tpu(config: TrainingConfig) -> dict[str, Any]:
 
 def read_shard(config: TrainingConfig) -> dict[str, Any]:
     """Read of a shard with TensorFlow's own client, which finds credentials in its own way."""
-    import train  # noqa: F401  (before TensorFlow)
+    import tensorflow as tf
 
-    import tensorflow as tf  # isort: skip
     from train.data.shards import open_inputs
 
     path = open_inputs(config.data).train_shards.paths[0]
@@ -73,9 +67,8 @@ def read_shard(config: TrainingConfig) -> dict[str, Any]:
 
 def count_parameters(config: TrainingConfig) -> dict[str, Any]:
     """Build the model on the CPU."""
-    import train  # noqa: F401  (before TensorFlow)
+    import tensorflow as tf
 
-    import tensorflow as tf  # isort: skip
     from tokenizer_training.tokenizer import vocabulary_size
     from train.data.shards import open_inputs
     from train.model.build import build_network

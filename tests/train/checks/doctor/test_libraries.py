@@ -9,7 +9,7 @@ import yaml
 
 from tests.fixtures.doctor_cases import config_of, modules
 from train.checks.doctor import libraries
-from train.checks.doctor.findings import Check
+from train.checks.doctor.findings import findings_of
 
 CONFIG = config_of()
 
@@ -55,7 +55,7 @@ def test_a_check_that_breaks_is_an_error_and_ends_alone() -> None:
         raise RuntimeError("no such device")
         yield
 
-    (found,) = Check("GPU", broken).findings()
+    (found,) = findings_of("GPU", broken)
     assert (found.status, found.subject) == ("error", "GPU")
     assert "could not be checked: RuntimeError: no such device" in found.text
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures.doctor_cases import install
+from tests.fixtures.doctor_cases import found, install
 from train.checks.doctor import packages
-from train.checks.doctor.findings import Check
 
 CHECKS = (
     packages.check_python,
@@ -43,7 +42,7 @@ def site(tmp_path: Path) -> Path:
 
 def findings_of(site: Path) -> list[str]:
     installed = packages.installed_packages([str(site)])
-    return [str(found) for check in CHECKS for found in Check("x", lambda check=check: check(installed)).findings()]
+    return [str(line) for check in CHECKS for line in found(check, installed)]
 
 
 def errors_of(site: Path, status: str = "error") -> list[str]:
