@@ -7,7 +7,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
@@ -18,6 +18,8 @@ Result = TypeVar("Result")
 
 # One item being worked on and one waiting: a worker never waits for the reader, unless reading is the slower part.
 ITEMS_PER_WORKER = 2
+# The longest that Ctrl-C waits for a result.
+POLL_SECONDS = 0.5
 
 
 def num_cores() -> int:
@@ -57,17 +59,25 @@ def _map_in_pool(
     try:
         for item in items:
             if len(in_flight) == ITEMS_PER_WORKER * num_processes:
-                yield in_flight.popleft().result()
+                yield _result(in_flight.popleft())
             with interrupts_put_off(), _interrupts_blocked():
                 in_flight.append(pool.submit(function, item))
         while in_flight:
-            yield in_flight.popleft().result()
+            yield _result(in_flight.popleft())
     except BrokenProcessPool as error:
         raise InputError(
             f"A worker was killed, most likely for want of memory, with {num_processes} at work. {cure}"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _result(future: Future[Result]) -> Result:
+    """Wait for a result; Ctrl-C takes effect between two waits: within one it would leave a lock of Python's broken."""
+    while not future.done():
+        with interrupts_put_off():
+            wait([future], timeout=POLL_SECONDS)
+    return future.result()
 
 
 def _begin_worker() -> None:
