@@ -4,8 +4,11 @@ import signal
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
+EXIT_PERMANENT = 3
 EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: asked to stop, and the same command resumes
 EXIT_INTERRUPTED = 128 + signal.SIGINT  # as shells say it
+# The same command would end in the same way, or was ended by a person.
+FINAL_STATUSES = frozenset({0, EXIT_BAD_INPUT, EXIT_PERMANENT, EXIT_INTERRUPTED})
 
 
 class InputError(ValueError):
@@ -15,6 +18,15 @@ class InputError(ValueError):
 
 
 class RunFailedError(RuntimeError):
-    """The run came to a stop that its message explains: what happened, what is kept, how to resume."""
+    """The run came to a stop that its message explains: what happened, what is kept, how to resume.
+
+    Another try may succeed.
+    """
 
     exit_status = EXIT_FAILED
+
+
+class PermanentError(RunFailedError):
+    """The run came to a stop that the same command would come to again, until a person has changed something."""
+
+    exit_status = EXIT_PERMANENT

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlm_common.command_line import command
-from mlm_common.errors import InputError, RunFailedError
+from mlm_common.errors import InputError, PermanentError, RunFailedError
 
 PROJECT_FOLDER = Path(__file__).parents[2]
 
@@ -80,6 +80,7 @@ def test_interrupted_command_says_so_and_no_more(program: str, tmp_path: Path) -
     [
         (InputError("--flag must be 1; got 2."), 2, "error: --flag must be 1; got 2.\n"),
         (RunFailedError("stopped at step 3"), 1, "error: stopped at step 3\n"),
+        (PermanentError("diverged at step 3"), 3, "error: diverged at step 3\n"),
         (None, 0, ""),
     ],
 )

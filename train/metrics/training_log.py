@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from tqdm import tqdm
 
-from mlm_common.errors import RunFailedError
+from mlm_common.errors import PermanentError
 from train.metrics.log import TRAIN, VALIDATION, MetricsLog
 from train.runtime.plan import Plan
 from train.train_step import PretrainingModel
@@ -27,7 +27,7 @@ SHOWN = {
 NUM_LOSSES_BEFORE = 5
 
 
-class TrainingDivergedError(RunFailedError):
+class TrainingDivergedError(PermanentError):
     """Loss or gradients are not finite, or the loss has risen too far.
 
     Args:

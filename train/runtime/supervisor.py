@@ -1,4 +1,4 @@
-"""Starts the training command again after a crash, a lost TPU or a stop, until it ends well or gets no further.
+"""Starts the training command again after a crash, a lost TPU or a stop, while another try can help.
 
 Nothing of TensorFlow is imported here, so what makes a training process crash or hang does not reach its supervisor.
 """
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from mlm_common.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
+from mlm_common.errors import EXIT_FAILED, FINAL_STATUSES
 from train.config import RunConfig
 from train.runtime import heartbeat
 
@@ -53,7 +53,7 @@ def supervise_if_asked(config: RunConfig, command_file: str, argv: Sequence[str]
 
 
 class Supervisor:
-    """Runs a command until it ends well, asks for a person, or fails too often without getting further.
+    """Runs a command until it ends well, cannot be cured by another try, or fails too often without getting further.
 
     Args:
         command: the training command, whose processes report what they do; see `heartbeat`.
@@ -86,11 +86,8 @@ class Supervisor:
         while True:
             furthest_step = self._furthest_step
             status = self._run_once()
-            if status in (0, EXIT_INTERRUPTED) or self._is_asked_to_stop:
+            if status in FINAL_STATUSES or self._is_asked_to_stop:
                 return status if status >= 0 else 128 - status  # as shells say it
-            # Input that was accepted once is not what is bad.
-            if status == EXIT_BAD_INPUT and self._furthest_step < 0:
-                return status
             num_failures = 1 if self._furthest_step > furthest_step else num_failures + 1
             if num_failures > self._max_retries:
                 logger.error(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mlm_common.errors import FINAL_STATUSES
 from train.runtime.supervisor import Supervisor
 
 PROJECT = Path(__file__).parents[3]
@@ -54,13 +55,9 @@ def test_progress_gives_new_tries(supervise):
     assert supervise("heartbeat.report('train', min(start, 5)); sys.exit(1)") == (1, 6 + 2)
 
 
-def test_bad_input_is_not_tried_again(supervise):
-    assert supervise("sys.exit(2)") == (2, 1)
-
-
-def test_input_that_was_good_before_is_tried_again(supervise):
-    """As when a TPU is being made anew, and cannot be connected to for a while."""
-    assert supervise("start or heartbeat.report('train', 3); sys.exit((1, 2, 0)[start])") == (0, 3)
+@pytest.mark.parametrize("status", sorted(FINAL_STATUSES - {0}))
+def test_what_a_retry_cannot_cure_is_not_tried_again_though_it_got_further(supervise, status):
+    assert supervise(f"heartbeat.report('train', start); sys.exit({status})") == (status, 1)
 
 
 def test_a_process_that_hangs_is_killed(supervise, caplog):
