@@ -121,8 +121,7 @@ def show_saves(folder: Path, arguments: argparse.Namespace) -> None:
     import tensorflow as tf
     from transformers import AutoConfig
 
-    from train.checkpoints.manager import Checkpoints
-    from train.checkpoints.state import TrainingState
+    from train.checkpoints.manager import Checkpoints, TrainingState
     from train.checkpoints.store import CheckpointRecord
     from train.config import ModelConfig, OptimizationConfig
     from train.model.build import build_network

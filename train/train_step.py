@@ -1,14 +1,17 @@
-"""The model that `fit` trains: a transformers model with the step around it, whatever its task."""
+"""The model that is trained and evaluated: a transformers model with the steps around it, whatever its task."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tf_keras
 
 from train.model.random_bits import row_keys
 from train.model.stateless_dropout import dropping_out_by, key_dropout
 from train.optimizer import clipping_factor
+from train.runtime import heartbeat
 from train.runtime.hooks import WAIT_NAME
 from train.tasks.task import Task
 
@@ -16,6 +19,8 @@ from train.tasks.task import Task
 TASK_STREAM, DROPOUT_STREAM = 0, 1
 
 Sums = dict[str, tf.Tensor]
+# The figures of an evaluation, or None where it gave up.
+Evaluator = Callable[[Callable[[], bool]], dict[str, float] | None]
 
 
 class PretrainingModel(tf_keras.Model):
@@ -172,3 +177,37 @@ def build_train_function(model: tf_keras.Model) -> Callable[[Any], dict[str, tf.
         return {WAIT_NAME: one_step(iterator)}
 
     return tf.function(execute_many if num_steps.numpy() > 1 else execute_one, reduce_retracing=True)
+
+
+def build_evaluator(
+    model: PretrainingModel, batches: Any, num_batches: int, strategy: tf.distribute.Strategy, *, jit_compile: bool
+) -> Evaluator:
+    """Build a function that evaluates the model as it is when called, on every validation row once.
+
+    It is called with one that tells whether to give up, which is asked before each batch; it returns None then.
+
+    Args:
+        batches: of `evaluation_batches`, distributed by `distribute_batches`; read anew at each call.
+        num_batches: how many there are for each replica.
+    """
+    evaluation_step = model.evaluation_step
+    if jit_compile:
+        evaluation_step = tf.function(evaluation_step, jit_compile=True)
+
+    @tf.function
+    def step(rows: Any) -> Sums:
+        sums = strategy.run(evaluation_step, args=(rows,))
+        # Every replica holds the global sums.
+        return {name: strategy.experimental_local_results(value)[0] for name, value in sums.items()}
+
+    def evaluate(gives_up: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
+        # Reading a figure from the device waits for it, so all are read at the end.
+        sums: list[Sums] = []
+        for rows in itertools.islice(batches, num_batches):
+            if gives_up():
+                return None
+            heartbeat.report("evaluate", len(sums))
+            sums.append(step(rows))
+        return model.task.figures({name: sum(np.asarray(one[name], np.float64) for one in sums) for name in sums[0]})
+
+    return evaluate

@@ -15,7 +15,7 @@ from transformers import PretrainedConfig
 from mlm_common.hub.push import HubPushError
 from mlm_common.storage import open_folder
 from tokenizer_training.tokenizer import vocabulary_size
-from train.checkpoints.manager import Checkpoints
+from train.checkpoints.manager import Checkpoints, TrainingState
 from train.checkpoints.resume import (
     ResumePoint,
     check_checkpoint,
@@ -23,32 +23,29 @@ from train.checkpoints.resume import (
     installed_versions,
     resume_point,
 )
-from train.checkpoints.state import TrainingState
 from train.checkpoints.store import Arrays, CheckpointRecord, SkippedRows
 from train.config import TrainingConfig
 from train.data.pipeline import ONE_PIPELINE, evaluation_batches, num_evaluation_batches, training_batches
 from train.data.shards import TrainingInputs
 from train.data.shuffle import SampleOrder
-from train.metrics.evaluation import Evaluator, build_evaluator
 from train.metrics.log import ROLLBACK, VALIDATION, MetricsLog
-from train.metrics.profiler import Profile
 from train.metrics.training_log import Throughput, TrainingDivergedError, TrainingLog
 from train.model.build import build_network
 from train.model.flops import full_speed_step_seconds
-from train.model.init_from import load_initial_weights
+from train.model.from_pretrained import load_initial_weights
 from train.optimizer import build_optimizer
 from train.publishing.publisher import Publisher
 from train.publishing.push_to_hub import PushToHub
 from train.run import Run, print_result, print_table
 from train.runtime import heartbeat
 from train.runtime.collectives import check_agreement
-from train.runtime.hooks import Hook, StepsPerExecution
+from train.runtime.hooks import Hook, Profile, StepsPerExecution
 from train.runtime.plan import Plan
 from train.runtime.preemption import RunStoppedError, StopRequest
 from train.runtime.run_folder import TENSORBOARD_FOLDER
 from train.runtime.strategy import compiles_with_xla, computes_as_suits_tpu, distribute_batches
 from train.tasks.task import Task
-from train.train_step import PretrainingModel
+from train.train_step import Evaluator, PretrainingModel, build_evaluator
 
 logger = logging.getLogger(__name__)
 

@@ -4,9 +4,12 @@ An architecture is supported when three things are proven by tests: its weights 
 class, its head can be computed at the masked positions alone, and its training step compiles under XLA.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from mlm_common.errors import InputError
 
@@ -126,6 +129,11 @@ ACTIVATIONS = (
     "gelu", "gelu_10", "gelu_fast", "gelu_new", "mish", "quick_gelu", "relu", "sigmoid", "silu", "swish", "tanh",
 )  # fmt: skip
 
+# Weights with one entry per id, by the end of their name in the TF or in the PyTorch class.
+VOCABULARY_WEIGHT = re.compile(
+    r"(word_embeddings[./]weight|(predictions|lm_head|vocab_projector)([./]decoder)?[./](bias|weight))(:0)?$"
+)
+
 REASONS_AGAINST = {
     "deberta": "the gradient of its TF class does not compile under XLA (deberta-v2 does)",
     "esm": "its TF class makes the input embedding and the head two variables of one name",
@@ -212,3 +220,16 @@ def align_padding_positions(model: Any) -> None:
     if architecture_of(model.config).counts_positions:
         encoder = getattr(model, model.base_model_prefix)
         encoder.embeddings.padding_idx = model.config.pad_token_id
+
+
+def vocabulary_axis(name: str, model_type: str) -> int | None:
+    """Find the axis of a weight that runs over the ids, or None; `name` is that in the TF or the PyTorch class."""
+    if VOCABULARY_WEIGHT.search(name):
+        return 0
+    transposed = ARCHITECTURES[model_type].transposed_vocabulary
+    return 1 if transposed and re.search(transposed, name) else None
+
+
+def cut_vocabulary(array: np.ndarray, axis: int | None, vocabulary_size: int) -> np.ndarray:
+    """Keep of an array the first `vocabulary_size` ids along `axis`; all of it where that is None."""
+    return array if axis is None else array.take(np.arange(vocabulary_size), axis)

@@ -8,10 +8,9 @@ import transformers
 from transformers import PretrainedConfig
 
 from train.config import ModelConfig
-from train.model.architectures import align_padding_positions
+from train.model.architectures import align_padding_positions, vocabulary_axis
 from train.model.gradient_checkpointing import enable_gradient_checkpointing
 from train.model.tpu_layers import use_tpu_layers
-from train.model.vocabulary_padding import clear_padding
 
 
 def build_network(
@@ -70,3 +69,15 @@ def sinusoids(num_positions: int, width: int) -> np.ndarray:
     frequencies = 10_000.0 ** (-np.arange(half) / half)
     angles = np.arange(num_positions)[:, np.newaxis] * frequencies  # (num_positions, half)
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)[:, :width].astype(np.float32)
+
+
+def clear_padding(model: Any, vocabulary_size: int) -> None:
+    """Set what a TF…ForMaskedLM holds for ids from `vocabulary_size` on to 0.
+
+    They get no gradient, so they stay 0 and add nothing to a norm, such as LAMB's of each weight.
+    """
+    for variable in model.weights:
+        axis = vocabulary_axis(variable.name, model.config.model_type)
+        if axis is not None and variable.shape[axis] > vocabulary_size:
+            is_real = np.arange(variable.shape[axis]) < vocabulary_size
+            variable.assign(variable.numpy() * np.expand_dims(is_real, tuple(set(range(variable.shape.rank)) - {axis})))

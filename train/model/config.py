@@ -14,9 +14,7 @@ from train.model.architectures import (
     max_positions,
     position_offset,
 )
-from train.model.from_pretrained import read_config
-from train.model.init_from import read_initial_config
-from train.model.vocabulary_padding import padded_vocabulary_size
+from train.model.from_pretrained import read_config, read_initial_config
 
 # Decided by tokenizer and shards; an override would make a model that does not fit them.
 DECIDED_BY_DATA = ("model_type", "vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "mask_token_id")
@@ -127,3 +125,13 @@ def _check_gradient_checkpointing(model_config: PretrainedConfig) -> None:
             "--gradient-checkpointing needs layers that drop the same twice, which those of a "
             f"{model_config.model_type} do not. Give --dropout 0, or leave out --gradient-checkpointing."
         )
+
+
+def padded_vocabulary_size(vocabulary_size: int, multiple: int) -> int:
+    """Round the size of a vocabulary up to a multiple, so that it divides evenly over lanes and cores of a TPU.
+
+    On one core the TPU's compiler fills up the last 128 lanes by itself, at the same modelled cost. No text holds the
+    ids added, their logits are pushed out of the softmax (`train.tasks.masked_lm_loss`), and they are cut off before a
+    model is saved; so results are those without them.
+    """
+    return -(-vocabulary_size // multiple) * multiple

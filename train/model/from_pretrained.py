@@ -1,4 +1,7 @@
-"""A saved model read into TensorFlow: an export, or any checkpoint of a folder or the Hub; torch is not needed."""
+"""A saved model read into TensorFlow, and `--init-from`, which starts a run with its configuration and weights.
+
+It is an export, or any checkpoint of a folder or the Hub; torch is not needed.
+"""
 
 import json
 import re
@@ -6,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import transformers
 from safetensors import safe_open
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerFast
 from transformers.utils import (
     SAFE_WEIGHTS_INDEX_NAME,
     SAFE_WEIGHTS_NAME,
@@ -18,9 +22,21 @@ from transformers.utils import (
 )
 
 from mlm_common.errors import InputError
-from train.model.architectures import align_padding_positions, architecture_of, check_architecture
+from mlm_common.storage import local_or_hub, open_folder
+from tokenizer_training.tokenizer import load_tokenizer, special_ids, vocabulary_size
+from train.model.architectures import (
+    ARCHITECTURES,
+    align_padding_positions,
+    architecture_of,
+    check_architecture,
+    cut_vocabulary,
+    vocabulary_axis,
+)
 
 WEIGHTS_NAMES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, TF2_WEIGHTS_NAME, TF2_WEIGHTS_INDEX_NAME)
+WEIGHTS_SUFFIXES = (".safetensors", ".h5", ".bin")
+# In the name of a table of positions.
+POSITION_TABLE = "position_embeddings"
 # In PyTorch checkpoints, besides what the TF classes themselves leave out: buffers, and the head's weights once more.
 NOT_IN_TENSORFLOW = re.compile(r"\.(position_ids|token_type_ids)$|\.decoder\.(weight|bias)$")
 
@@ -166,3 +182,112 @@ def _check_found(folder_or_hub_id: str, model: Any, found: dict[str, Any]) -> No
             f"The weights must be those of a {type(model).__name__.removeprefix('TF')}; in {folder_or_hub_id} are "
             + "; ".join(f"{kind}: {', '.join(names)}" for kind, names in wrong.items() if names)
         )
+
+
+def read_initial_config(folder_or_hub_id: str, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
+    """Read the configuration of the checkpoint of `--init-from`, and check that it suits the shards' tokenizer.
+
+    Raises:
+        InputError: it cannot be read, has no weights, or its rows of the embedding are not those of the tokenizer's
+            ids.
+    """
+    with local_or_hub(folder_or_hub_id, without=WEIGHTS_SUFFIXES) as name:
+        try:
+            config = read_config(name)
+        except InputError as error:
+            raise InputError(f"--init-from: {error}") from error
+        _check_vocabulary(folder_or_hub_id, load_tokenizer(name), tokenizer)
+    if config.vocab_size < vocabulary_size(tokenizer):
+        raise InputError(
+            f"--init-from must have an embedding for each of the tokenizer's {vocabulary_size(tokenizer)} ids; "
+            f"{folder_or_hub_id} has {config.vocab_size}. Use a checkpoint of the same vocabulary."
+        )
+    pad_id = special_ids(tokenizer)["pad"]
+    architecture = ARCHITECTURES.get(config.model_type)
+    if architecture and architecture.counts_positions and config.pad_token_id != pad_id:
+        raise InputError(
+            f"A {config.model_type} counts its positions from the padding id: --init-from must have the tokenizer's "
+            f"{pad_id}; {folder_or_hub_id} has pad_token_id {config.pad_token_id}."
+        )
+    _check_weights(folder_or_hub_id)
+    return config
+
+
+def _check_vocabulary(
+    folder_or_hub_id: str, theirs: PreTrainedTokenizerFast, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    rule = (
+        "--init-from must have the vocabulary that the shards were made with, since what was learned belongs to the "
+        f"ids; {folder_or_hub_id} "
+    )
+    cure = f"Prepare the shards with --tokenizer-name-or-path {folder_or_hub_id}."
+    ids, their_ids = ({index: token for token, index in one.get_vocab().items()} for one in (tokenizer, theirs))
+    differing = sorted(index for index in ids.keys() | their_ids.keys() if ids.get(index) != their_ids.get(index))
+    if differing:
+        first = differing[0]
+        raise InputError(
+            f"{rule}has {len(their_ids)} tokens and the shards' tokenizer {len(ids)}, of which {len(differing)} ids "
+            f"differ, the first {first}: {their_ids.get(first)!r} there, {ids.get(first)!r} here. {cure}"
+        )
+    if special_ids(theirs) != special_ids(tokenizer):
+        raise InputError(
+            f"{rule}has special ids {special_ids(theirs)}, the shards' tokenizer {special_ids(tokenizer)}. {cure}"
+        )
+
+
+def _check_weights(folder_or_hub_id: str) -> None:
+    folder = open_folder(folder_or_hub_id)
+    if folder.is_local:
+        find_weights(folder_or_hub_id)
+    elif not set(WEIGHTS_NAMES) & set(folder.list_files()):
+        raise InputError(f"--init-from must hold one of {', '.join(WEIGHTS_NAMES)}; {folder_or_hub_id} does not.")
+
+
+def load_initial_weights(
+    model: Any, folder_or_hub_id: str, vocabulary_size: int, model_class: str = "TFAutoModelForMaskedLM"
+) -> None:
+    """Give a built TF model the weights of a checkpoint in a local or `gs://` folder, or on the Hub.
+
+    The model may have more positions than the checkpoint; those keep the start they have. Of the vocabulary the first
+    `vocabulary_size` ids are taken, and the model's padding is 0. `model_class` is the auto class of both.
+
+    Raises:
+        InputError: the checkpoint cannot be read, or its weights are not those of this model.
+    """
+    with local_or_hub(folder_or_hub_id) as name:
+        source = load_model(name, model_class)
+    given, own = _by_name(source), _by_name(model)
+    differing = sorted(given.keys() ^ own.keys())
+    if differing:
+        raise _other_model(folder_or_hub_id, f"{differing[0]} is in one of the two only")
+    for weight_name, variable in own.items():
+        axis = vocabulary_axis(weight_name, model.config.model_type)
+        value = _fitted(given[weight_name].numpy(), variable, weight_name, axis, vocabulary_size)
+        if value.shape != tuple(variable.shape):
+            raise _other_model(folder_or_hub_id, f"{weight_name} is {value.shape}, here {tuple(variable.shape)}")
+        variable.assign(value)
+
+
+def _by_name(model: Any) -> dict[str, Any]:
+    """Map each variable's name within the model to the variable."""
+    return {
+        variable.name[variable.name.index(f"{model.name}/") + len(model.name) :]: variable for variable in model.weights
+    }
+
+
+def _fitted(value: np.ndarray, variable: Any, name: str, axis: int | None, vocabulary_size: int) -> np.ndarray:
+    """Fill a value up with the model's padding of the vocabulary, or with positions that it has more."""
+    if axis is not None:
+        value = cut_vocabulary(value, axis, vocabulary_size)
+        padding = [(0, variable.shape[at] - vocabulary_size if at == axis else 0) for at in range(value.ndim)]
+        return np.pad(value, padding)
+    if POSITION_TABLE in name and len(value) < variable.shape[0]:
+        return np.concatenate([value, variable.numpy()[len(value) :]])
+    return value
+
+
+def _other_model(folder_or_hub_id: str, difference: str) -> InputError:
+    return InputError(
+        f"The weights of --init-from must be those of the model that is trained; of {folder_or_hub_id} {difference}. "
+        "Leave out the --config-overrides that change the model's sizes."
+    )

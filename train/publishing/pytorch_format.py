@@ -18,8 +18,13 @@ from transformers.modeling_tf_pytorch_utils import apply_transpose, convert_tf_w
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
 
 from mlm_common.storage import PARTIAL_SUFFIX
-from train.model.architectures import architecture_of, check_architecture, uses_token_types
-from train.model.vocabulary_padding import cut_vocabulary, vocabulary_axis
+from train.model.architectures import (
+    architecture_of,
+    check_architecture,
+    cut_vocabulary,
+    uses_token_types,
+    vocabulary_axis,
+)
 
 
 @dataclass(frozen=True)

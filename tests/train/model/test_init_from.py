@@ -16,8 +16,7 @@ from train.config import ModelConfig
 from train.data.shards import TrainingInputs
 from train.model.build import build_network
 from train.model.config import resolve_model_config
-from train.model.from_pretrained import load_model
-from train.model.init_from import load_initial_weights
+from train.model.from_pretrained import load_initial_weights, load_model
 from train.publishing.pytorch_format import export_model
 
 PADDED = 256

@@ -10,10 +10,10 @@ from safetensors.numpy import load_file
 
 from tests.fixtures.tiny_models import MASK, PAD, VOCABULARY, padded_batch, tiny_config, tiny_model, tiny_tokenizer
 from train.config import ModelConfig, OptimizationConfig
-from train.model.architectures import ARCHITECTURES
-from train.model.build import build_network
+from train.model.architectures import ARCHITECTURES, vocabulary_axis
+from train.model.build import build_network, clear_padding
+from train.model.config import padded_vocabulary_size
 from train.model.from_pretrained import load_model
-from train.model.vocabulary_padding import clear_padding, padded_vocabulary_size, vocabulary_axis
 from train.optimizer import build_optimizer
 from train.publishing.pytorch_format import export_model
 from train.tasks.masked_lm import MaskedLanguageModeling

@@ -5,9 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from train.model.random_bits import draw_bits, row_keys
-from train.tasks.masking import is_special
+from train.tasks.masking import MAX_SPAN_WORDS, first_tokens_of_spans, first_tokens_of_words, is_special, span_lengths
 from train.tasks.masking_rule import MAX_SPAN_TOKENS, MAX_WORD_TOKENS
-from train.tasks.words_and_spans import MAX_SPAN_WORDS, first_tokens_of_spans, first_tokens_of_words, span_lengths
 
 SPECIAL_IDS = (0, 1, 2)
 SEED = (7, 118)
