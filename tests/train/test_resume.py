@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from mlm_common.errors import EXIT_STOPPED
+from mlm_common.errors import EXIT_PERMANENT, EXIT_STOPPED
 from tests.fixtures.killable_runs import PHASES, PROJECT, KillableRuns
 from tests.fixtures.same_run import assert_same_run, timeless_lines
 from tests.fixtures.tiny_run import MODEL, run_flags
@@ -150,7 +150,7 @@ def test_rollbacks_are_bounded(shards, tmp_path, capsys):
     """A rate at which every run diverges."""
     flags = ("--learning-rate", "1e38", "--max-grad-norm", "0", "--warmup-steps", "0", "--save-steps", "1")
     more = ("--on-nonfinite", "skip", "--max-rollbacks", "2")
-    assert main(run_flags(shards, tmp_path / "run", *flags, *more)) == 1
+    assert main(run_flags(shards, tmp_path / "run", *flags, *more)) == EXIT_PERMANENT
     assert "Loss and gradients must stay finite; those of step 2 were not" in capsys.readouterr().err
     lines = read_metrics(str(tmp_path / "run"))
     assert [(line["split"], line["reason"], line["to_step"]) for line in lines] == [("rollback", "nonfinite", 1)] * 2

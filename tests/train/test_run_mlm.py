@@ -12,6 +12,7 @@ import tensorflow as tf
 from safetensors.numpy import load_file
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
+from mlm_common.errors import EXIT_PERMANENT
 from tests.fixtures.same_run import assert_same_run
 from tests.fixtures.tiny_run import NUM_STEPS, forget_checkpoint, run_flags
 from train.metrics.log import read_metrics
@@ -117,7 +118,7 @@ def test_options_of_the_step_in_a_folder_that_is_overwritten(finished_run, shard
 @pytest.mark.usefixtures("one_device")
 def test_a_run_that_diverges_says_so_and_exports_nothing(shards, tmp_path, capsys):
     flags = ("--learning-rate", "1e38", "--max-grad-norm", "0", "--warmup-steps", "0", "--save-steps", "1")
-    assert main(run_flags(shards, tmp_path / "run", *flags)) == 1
+    assert main(run_flags(shards, tmp_path / "run", *flags)) == EXIT_PERMANENT
     assert "Loss and gradients must stay finite; those of step 2 were not" in capsys.readouterr().err
     assert not (tmp_path / "run" / "export").exists()
     # The first loss is still that of the weights at the start; after the next one nothing is saved any more.
