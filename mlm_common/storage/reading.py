@@ -2,8 +2,8 @@
 
 import fnmatch
 import glob
-import hashlib
 import io
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,8 +22,6 @@ from mlm_common.storage.gcs_client import (
     is_missing_bucket,
     list_blobs,
 )
-
-FINGERPRINT_BYTES = 1 << 16
 
 _MAGIC = re.compile(r"[*?[]")
 
@@ -109,50 +107,48 @@ class GcsReader(io.RawIOBase):
 class StoredFile:
     """A file that was found.
 
-    `generation` tells the states of one `gs://` object apart, and `crc32c` is its checksum in base64; local files have
-    neither.
+    `generation` tells the states of one `gs://` object apart; local files have none. `checksum`, of the whole content,
+    is `crc32c BASE64` for an object. A local file has it, and the time of its last change, once it was hashed.
     """
 
     name: str
     num_bytes: int
     generation: int | None = None
-    crc32c: str | None = None
+    checksum: str | None = None
+    modified_ns: int | None = None
 
     @property
     def is_local(self) -> bool:
         """Whether it is on this machine."""
         return self.generation is None
 
-    def fingerprint(self) -> str:
-        """Compute what tells the file from another one of its name and size, at the price of two short reads.
-
-        It goes by content, since copies of a file have different times: the CRC32C that Cloud Storage keeps of an
-        object, the BLAKE2b of a local file's first and last 64 KiB (all of a smaller one).
-        """
-        if self.crc32c is not None:
-            return f"crc32c {self.crc32c}"
-        digest = hashlib.blake2b(digest_size=16)
-        with Path(self.name).open("rb") as content:
-            digest.update(content.read(FINGERPRINT_BYTES))
-            content.seek(max(content.tell(), self.num_bytes - FINGERPRINT_BYTES))
-            digest.update(content.read(FINGERPRINT_BYTES))
-        return f"blake2b {digest.hexdigest()}"
-
     @contextmanager
     def open(self) -> Iterator[LocalReader | GcsReader]:
-        """Give the file, open for reading and seeking; an object as it was when it was found.
+        """Give the file, open for reading and seeking; as it was when it was found or, a local one, hashed.
 
         Raises:
             FileNotFoundError: there is no such file any more.
-            InputError: Cloud Storage refuses or, while reading, the object was replaced or deleted.
+            InputError: Cloud Storage refuses; or the file was replaced, changed or deleted, perhaps while it was read.
             CloudStorageError: Cloud Storage did not answer.
         """
         if self.generation is None:
             with LocalReader(self.name) as file:
+                self._check_unchanged(file)
                 yield file
+                self._check_unchanged(file)
         else:
             with explained_errors(self.name):
                 yield GcsReader(self.name, self.generation, self.num_bytes)
+
+    def _check_unchanged(self, file: LocalReader) -> None:
+        found = os.fstat(file.fileno())
+        if self.modified_ns is not None and (found.st_size, found.st_mtime_ns) != (self.num_bytes, self.modified_ns):
+            raise changed_file(self.name)
+
+
+def changed_file(path: str) -> InputError:
+    """Say that a file changed between two looks at it."""
+    return InputError(f"{path} must stay as it is while it is read; it was changed since. Start again.")
 
 
 def find_stored_files(pattern: str) -> list[StoredFile]:
@@ -180,7 +176,10 @@ def _find_objects(pattern: str) -> list[StoredFile]:
             found = [blobs[name] for name in names]
         else:
             found = [blob for blob in [find_blob(pattern) if name else None] if blob]
-        return [StoredFile(f"{PREFIX}{bucket}/{blob.name}", blob.size, blob.generation, blob.crc32c) for blob in found]
+        return [
+            StoredFile(f"{PREFIX}{bucket}/{blob.name}", blob.size, blob.generation, f"crc32c {blob.crc32c}")
+            for blob in found
+        ]
 
 
 def _parts_match(names: Sequence[str], patterns: Sequence[str]) -> bool:

@@ -76,7 +76,7 @@ def test_a_row_that_cannot_be_read_is_one_line_and_the_next_run_resumes(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "mlm_common.storage.reading.StoredFile.fingerprint", lambda file: file.name
+        "tokenizer_training.corpus.file_identity._sha256", lambda path: path
     )  # mended is not replaced here
     source = write_source(tmp_path)
     docs = source / "docs.jsonl"

@@ -129,15 +129,13 @@ def test_unfinished_folder_of_a_file_that_was_replaced(
     corpus.write_bytes(CORPUS.upper())
     assert main(arguments) == 2
     line = error_line(capsys)
-    assert re.search(
-        r"data_files\[0\]\.fingerprint is 'blake2b \w+' there, 'blake2b \w+' is asked for\. .*--over", line
-    )
+    assert re.search(r"data_files\[0\]\.checksum is 'sha256 \w+' there, 'sha256 \w+' is asked for\. .*--over", line)
     corpus.unlink()
     corpus.write_bytes(CORPUS)
     assert main(arguments) == 0
     corpus.write_bytes(CORPUS.upper())
     assert main(arguments) == 2
-    assert "holds shards of other settings: corpus.data_files[0].fingerprint" in error_line(capsys)
+    assert "holds shards of other settings: corpus.data_files[0].checksum" in error_line(capsys)
 
 
 def test_a_byte_that_is_not_utf_8_is_named(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -141,7 +141,7 @@ def test_record(trained_folder: Path, corpus_file: Path, tokenizer: PreTrainedTo
     assert record["normalization"]["normalization"] == "nfkc"
     assert corpus_config_from_record(record["corpus"]).data_files == [str(corpus_file)]
     (file,) = record["corpus"]["data_files"]
-    assert (file["name"], file["num_bytes"]) == (str(corpus_file), corpus_file.stat().st_size)
+    assert (file["path"], file["num_bytes"]) == (str(corpus_file), corpus_file.stat().st_size)
     assert {"python", "mlm-pretraining", "sentencepiece", "tokenizers"} <= set(record["versions"])
 
 

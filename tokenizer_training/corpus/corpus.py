@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mlm_common.errors import InputError
+from mlm_common.storage import is_gcs
 from mlm_common.storage.reading import StoredFile
 from tokenizer_training.corpus.byte_ranges import ByteRange, draw_byte_ranges, group_byte_ranges, is_for_few_workers
 from tokenizer_training.corpus.config import BUILTIN, HELD_OUT_SPLITS, CorpusConfig
@@ -35,7 +37,7 @@ class Source:
 class Corpus:
     """An opened corpus. Made by `open_corpus`.
 
-    `description` is a record, fit for JSON, of what is read: the settings, and the files with sizes and fingerprints.
+    `description` is a record, fit for JSON, of what is read: the settings, and the files with sizes and checksums.
     `sources` has the main split under `config.split`, and `validation` and `test` where they are not drawn from it.
     """
 
@@ -170,7 +172,9 @@ def _open_files(config: CorpusConfig, setting: str, description: dict[str, Any])
     patterns = getattr(config, setting)
     files = tuple(find_files(patterns, flag=f"--{setting.replace('_', '-')}"))
     description[setting] = [
-        {"name": file.name, "num_bytes": file.num_bytes, "fingerprint": file.fingerprint()} for file in files
+        {"path": _absolute(file.name), "num_bytes": file.num_bytes, "checksum": file.checksum}
+        | ({} if file.is_local else {"generation": file.generation})
+        for file in files
     ]
 
     def read() -> Iterator[str]:
@@ -179,6 +183,10 @@ def _open_files(config: CorpusConfig, setting: str, description: dict[str, Any])
 
     _check_not_blank(read(), " ".join(patterns))
     return Source(read, files)
+
+
+def _absolute(path: str) -> str:
+    return path if is_gcs(path) else os.path.abspath(path)  # noqa: PTH100 (a link keeps its name)
 
 
 def _open_hub_split(config: CorpusConfig, hub_split: str, flag: str) -> Source:

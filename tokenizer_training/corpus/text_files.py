@@ -18,6 +18,7 @@ from mlm_common.errors import InputError
 from mlm_common.storage.reading import StoredFile, find_stored_files
 from tokenizer_training.corpus import text_formats
 from tokenizer_training.corpus.byte_ranges import ByteRange
+from tokenizer_training.corpus.file_identity import with_checksums
 
 FORMAT_OF_ENDING = {".txt": "text", ".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 # The start of a file that is searched for what no text has (as `git` does).
@@ -29,7 +30,7 @@ _ROW_END = re.compile(rb"\r\n|\r(?!\Z)|\n")
 
 
 def find_files(patterns: list[str], flag: str) -> list[StoredFile]:
-    """Find the files that the patterns name, each once, in the patterns' order, each glob's sorted.
+    """Find the files that the patterns name, each once and with its checksum, in order, each glob's sorted.
 
     Raises:
         InputError: a pattern without a match, or a file whose ending is not one that can be read; names `flag`.
@@ -42,7 +43,7 @@ def find_files(patterns: list[str], flag: str) -> list[StoredFile]:
         for file in found:
             _format_of(file.name, flag)
             files[file.name] = file
-    return list(files.values())
+    return with_checksums(files.values())
 
 
 def read_byte_range(byte_range: ByteRange, text_column: str, sample_by: str) -> Iterator[str]:
@@ -109,8 +110,6 @@ def _open_rows(byte_range: ByteRange) -> Iterator[Any]:
             yield unzipped
         else:
             _check_start(file.name, raw.read(NUM_BYTES_CHECKED) or b"")
-            if file.generation is None and raw.seek(0, io.SEEK_END) < (byte_range.stop or 0):
-                raise InputError(f"{file.name} must stay as it is while it is read; it became shorter. Start again.")
             blocks = row_blocks(raw, byte_range.start, _stop(byte_range), raw.read_ahead_bytes)
             yield io.BufferedReader(_BlockReader(blocks))
 

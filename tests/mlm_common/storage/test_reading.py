@@ -76,8 +76,13 @@ def test_every_format(cloud: CloudStorageHandle, ending: str) -> None:
     assert list(corpus.documents("train")) == TEXTS
     name, num_bytes = f"{BUCKET}/texts/a.{ending}", len(CONTENTS[ending])
     checksum = google_crc32c.Checksum(CONTENTS[ending]).digest()
-    found = {"name": name, "num_bytes": num_bytes, "fingerprint": f"crc32c {base64.b64encode(checksum).decode()}"}
-    assert corpus.description["data_files"] == [found]
+    (found,) = corpus.description["data_files"]
+    assert isinstance(found.pop("generation"), int)
+    assert found == {
+        "path": name,
+        "num_bytes": num_bytes,
+        "checksum": f"crc32c {base64.b64encode(checksum).decode()}",
+    }
     partition_bytes = 300 if ending in ("txt", "jsonl") else num_bytes
     partitions = list(corpus.partitions("train", partition_bytes))
     assert len(partitions) == -(-num_bytes // partition_bytes)

@@ -154,13 +154,3 @@ def test_what_a_file_lacks_is_found_in_any_range_of_it(tmp_path: Path) -> None:
         read_range(utf_16, 9_000, 12_000)
     with pytest.raises(InputError, match=r"b\.jsonl has title, n, not 'text'"):
         read_range(other_column, 9_000, 12_000)
-
-
-def test_a_file_that_became_shorter(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"line\n" * 100)
-    byte_ranges = cut_file(local_file(path), "line", 100)
-    path.write_bytes(b"line\n" * 90)
-    assert len(list(read_byte_range(byte_ranges[0], "text", "line"))) == 20
-    with pytest.raises(InputError, match="must stay as it is while it is read"):
-        list(read_byte_range(byte_ranges[-1], "text", "line"))

@@ -13,8 +13,6 @@ import pytest
 
 from mlm_common.command_line import parse_arguments
 from mlm_common.errors import InputError
-from mlm_common.storage import reading
-from mlm_common.storage.reading import StoredFile
 from tokenizer_training.corpus.config import CorpusConfig, corpus_config_from_record
 from tokenizer_training.corpus.corpus import open_corpus
 
@@ -64,7 +62,8 @@ def test_every_format_gives_the_same_documents(ending: str, tmp_path: Path) -> N
     assert list(corpus.documents("train")) == TEXTS
     assert list(corpus.documents("train")) == TEXTS, "a second reading differs"
     (found,) = corpus.description["data_files"]
-    assert found == {"name": str(path), "num_bytes": path.stat().st_size, "fingerprint": found["fingerprint"]}
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert found == {"path": str(path), "num_bytes": path.stat().st_size, "checksum": f"sha256 {sha256}"}
 
 
 def test_local_files_are_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +81,7 @@ def test_files_are_read_in_the_order_given_and_globs_sorted(tmp_path: Path, monk
     (tmp_path / "folder.txt").mkdir()
     assert read(data_files=["z.jsonl", "?.txt", "part[1].txt"]) == ["z.jsonl", "a.txt", "b.txt", "c.txt", "part[1].txt"]
     assert read(data_files=["c.txt", "*.txt"]) == ["c.txt", "a.txt", "b.txt", "part[1].txt"]
-    assert open_corpus(CorpusConfig(data_files=["a.txt"])).description["data_files"][0]["name"] == "a.txt"
+    assert open_corpus(CorpusConfig(data_files=["a.txt"])).description["data_files"][0]["path"] == f"{tmp_path}/a.txt"
 
 
 def test_json_files_may_differ_in_their_other_keys(tmp_path: Path) -> None:
@@ -132,23 +131,6 @@ def test_validation_files(tmp_path: Path) -> None:
     assert corpus.split_names == ("train", "validation")
     assert list(corpus.documents("train")) == ["train"]
     assert list(corpus.documents("validation")) == ["held out"]
-
-
-@pytest.mark.parametrize("num_bytes", [1, 3, 6, 7, 20])
-def test_fingerprints(tmp_path: Path, num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "FINGERPRINT_BYTES", 3)
-
-    def fingerprint_of(content: bytes) -> str:
-        path = tmp_path / "a.txt"
-        path.write_bytes(content)
-        return StoredFile(str(path), len(content)).fingerprint()
-
-    content = bytes(range(num_bytes))
-    changed = [content[:place] + b"x" + content[place + 1 :] for place in range(num_bytes)]
-    noticed = [fingerprint_of(other) != fingerprint_of(content) for other in changed]
-    assert noticed == [place < 3 or place >= num_bytes - 3 for place in range(num_bytes)]
-    expected = hashlib.blake2b(content[:3] + content[3:][-3:], digest_size=16).hexdigest()
-    assert fingerprint_of(content) == f"blake2b {expected}"
 
 
 def test_record_gives_the_settings_back(tmp_path: Path) -> None:
