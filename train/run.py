@@ -145,13 +145,14 @@ def connect(run: Run) -> "tf.distribute.Strategy":
 
 @contextmanager
 def explained_and_stoppable(run: Run, strategy: "tf.distribute.Strategy") -> Iterator[StopRequest]:
-    """Explain, within it, lost devices, and give what is asked whether the run is to stop."""
-    from train.runtime.collectives import any_worker, explain_lost_devices
+    """Explain, within it, what TensorFlow fails by, and give what is asked whether the run is to stop."""
+    from train.runtime.collectives import any_worker
+    from train.runtime.failures import explained_failures
 
     hardware = run.config.hardware
     stop = StopRequest(functools.partial(any_worker, strategy) if run.cluster.num_workers > 1 else None)
     on_tpu_vm = hardware.wants_tpu and hardware.tpu_name == "local"
-    with explain_lost_devices(run.cluster, run.output_dir), listening(stop, on_cloud_machine=on_tpu_vm):
+    with explained_failures(run.cluster, run.output_dir), listening(stop, on_cloud_machine=on_tpu_vm):
         yield stop
 
 

@@ -1,23 +1,17 @@
-"""What the workers of a run compare with each other, so that they train one model, and what ends it if one is lost."""
+"""What the workers of a run compare with each other, so that they train one model."""
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from mlm_common.errors import InputError, RunFailedError
+from mlm_common.errors import InputError
 from mlm_common.settings import spelled
 from train.config import PER_WORKER, TrainingConfig
 from train.runtime.cluster import Cluster
-
-# What TensorFlow says before and after the reason why workers cannot continue together.
-ABORTED = "Collective ops is aborted by:"
-SOCKET_CLOSED = "Socket closed"
-ADVICE = "The error could be from a previous operation."
 
 
 def shared_settings(config: TrainingConfig, fingerprint: dict[str, Any]) -> dict[str, Any]:
@@ -62,35 +56,6 @@ def any_worker(strategy: tf.distribute.Strategy, value: bool) -> bool:
     number = tf.constant([value], tf.int32)  # truth values cannot be gathered from other workers
     values = strategy.experimental_distribute_values_from_function(lambda _: number)
     return bool(strategy.gather(values, axis=0).numpy().any())
-
-
-@contextmanager
-def explain_lost_devices(cluster: Cluster, output_dir: str) -> Iterator[None]:
-    """Explain, within it, the loss of another worker or of the TPU, upon which TensorFlow gives up.
-
-    TensorFlow's coordination service notices a lost worker by a closed connection, or after 10 seconds without a
-    heartbeat.
-
-    Raises:
-        RunFailedError: another worker ended or cannot be reached any more, or the TPU.
-    """
-    try:
-        yield
-    except tf.errors.OpError as error:
-        is_lost = isinstance(error, tf.errors.UnavailableError) or any(
-            sign in error.message for sign in (ABORTED, SOCKET_CLOSED)
-        )
-        if not is_lost:
-            raise
-        reason = " ".join(error.message.partition(ABORTED)[2].partition(ADVICE)[0].split()) or error.message
-        if cluster.num_workers == 1:
-            what, where = "The TPU was lost.", "Start the command again when it is back, or give --supervise:"
-        else:
-            what = "A worker was lost, so the others stop; see the error in its own output."
-            where = "Start the command again on all workers:"
-        raise RunFailedError(
-            f"{what} {where} it resumes from the newest checkpoint in {output_dir}. TensorFlow says: {reason[:400]}"
-        ) from error
 
 
 def _hash(value: Any) -> int:

@@ -1,4 +1,4 @@
-"""Requests to stop from signals and from a metadata server on loopback; devices that are lost."""
+"""Requests to stop from signals and from a metadata server on loopback."""
 
 import os
 import signal
@@ -7,12 +7,8 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-import tensorflow as tf
 
-from mlm_common.errors import RunFailedError
 from train.runtime import preemption
-from train.runtime.cluster import Cluster
-from train.runtime.collectives import explain_lost_devices
 from train.runtime.preemption import StopRequest, listening
 
 
@@ -97,21 +93,3 @@ def test_workers_stop_where_they_ask_each_other():
     assert asked == [False]
     request.make("a reason")
     assert not request.may_interrupt
-
-
-@pytest.mark.parametrize(
-    "error",
-    [tf.errors.UnavailableError(None, None, "failed to connect"), tf.errors.AbortedError(None, None, "Socket closed")],
-    ids=type,
-)
-def test_a_lost_tpu_is_explained(error):
-    with (
-        pytest.raises(RunFailedError, match=r"The TPU was lost.* from the newest checkpoint in gs://b/run"),
-        explain_lost_devices(Cluster(), "gs://b/run"),
-    ):
-        raise error
-
-
-def test_other_errors_stay_as_they_are():
-    with pytest.raises(tf.errors.InvalidArgumentError), explain_lost_devices(Cluster(), "run"):
-        raise tf.errors.InvalidArgumentError(None, None, "a bad shape")
