@@ -75,35 +75,66 @@ def is_missing_bucket(error: Exception) -> bool:
 @contextlib.contextmanager
 def explained_errors(path: str) -> Iterator[None]:
     """Turn the client's exceptions into those that `Folder` names, each with what cures it."""
+    from google.api_core.exceptions import GoogleAPICallError, RetryError
+    from google.auth.exceptions import GoogleAuthError
+    from google.cloud.storage.exceptions import DataCorruption
+    from requests import RequestException
+
+    try:
+        yield
+    except (GoogleAPICallError, RetryError, GoogleAuthError, RequestException, DataCorruption) as error:
+        raise _explain(path, error) from error
+
+
+def _explain(path: str, error: Exception) -> Exception:
+    """Make the exception of `Folder` for one of the client's; what is not known to be final may be tried again."""
     from google.api_core import exceptions as api_errors
     from google.auth import exceptions as auth_errors
     from google.cloud.storage.exceptions import DataCorruption
 
-    try:
-        yield
-    except (auth_errors.DefaultCredentialsError, auth_errors.RefreshError, api_errors.Unauthorized) as error:
-        raise InputError(
+    answer = textwrap.shorten(str(error), 300)
+    is_passing = getattr(error, "retryable", False) or isinstance(error, auth_errors.TransportError)
+    if isinstance(error, auth_errors.GoogleAuthError | api_errors.Unauthorized) and not is_passing:
+        return InputError(
             f"{path} needs Google credentials, and none were found or accepted. Run `gcloud auth application-default "
-            f"login`, or on a TPU VM give its service account access to the bucket. ({_one_line(error)})"
-        ) from error
-    except api_errors.Forbidden as error:
-        raise InputError(f"{path} needs permission. {_cure_of_forbidden(str(error))} ({_one_line(error)})") from error
-    except api_errors.NotFound as error:
-        if is_missing_bucket(error):
-            bucket = PREFIX + bucket_and_name(path)[0]
-            cure = f"Make it with `gcloud storage buckets create {bucket}`."
-            raise InputError(f"{path} needs an existing bucket; there is no {bucket}. {cure}") from error
-        raise FileNotFoundError(errno.ENOENT, "no such object", path) from error
-    except (api_errors.RetryError, api_errors.ServerError, auth_errors.TransportError) as error:
-        raise CloudStorageError(
-            f"{path}: Cloud Storage did not answer. ({_one_line(error)}) Run the same command again."
-        ) from error
-    except (api_errors.BadRequest, DataCorruption) as error:
-        message = f"{path}: the transfer failed. ({_one_line(error)}) Run the same command again."
-        raise CloudStorageError(message) from error
+            f"login`, or on a TPU VM give its service account access to the bucket. ({answer})"
+        )
+    if isinstance(error, api_errors.NotFound):
+        if not is_missing_bucket(error):
+            return FileNotFoundError(errno.ENOENT, "no such object", path)
+        bucket = PREFIX + bucket_and_name(path)[0]
+        return InputError(
+            f"{path} needs an existing bucket; there is no {bucket}. Make it with `gcloud storage buckets create "
+            f"{bucket}`."
+        )
+    if cure := _cure_of_refusal(error):
+        return InputError(f"{path} needs permission. {cure} ({answer})")
+    status = getattr(error, "code", None) or 0
+    is_answered = 400 <= status < 500 and status not in (408, 429)
+    if is_answered or isinstance(error, DataCorruption):
+        return CloudStorageError(f"{path}: the transfer failed. ({answer}) Run the same command again.")
+    return CloudStorageError(f"{path}: Cloud Storage did not answer. ({answer}) Run the same command again.")
 
 
-def _cure_of_forbidden(answer: str) -> str:
+def _cure_of_refusal(error: Exception) -> str | None:
+    """Tell what cures a refusal that another try would meet again; None for other errors."""
+    from google.api_core.exceptions import ClientError, Forbidden
+
+    answer = str(error)
+    if not isinstance(error, ClientError):
+        return None
+    if re.search("requester pays|[Uu]ser ?[Pp]roject", answer):
+        return (
+            "Its bucket lets readers pay (requester pays), which is not supported: copy what is needed to a bucket of "
+            "your own with `gcloud storage cp --recursive --billing-project=PROJECT`, or switch it off with `gcloud "
+            "storage buckets update --no-requester-pays`."
+        )
+    if not isinstance(error, Forbidden):
+        return None
+    if "billing" in answer:
+        return "The project of the bucket has no active billing account: see `gcloud billing projects describe`."
+    if re.search(r"retention policy|\bhold\b", answer):
+        return "Its bucket forbids to replace and delete objects (retention, holds): name a bucket without."
     if re.search(r"(authentication|OAuth2?|Provided) scope", answer):
         return (
             "The access scopes of this machine forbid it, whatever its account may do: they are set when it is made, "
@@ -114,7 +145,3 @@ def _cure_of_forbidden(answer: str) -> str:
         f"Grant the account in use{f', which lacks {lacking[0]},' if lacking else ''} the role Storage Object Admin "
         "(roles/storage.objectAdmin) on the bucket, or to read only Storage Object Viewer (roles/storage.objectViewer)."
     )
-
-
-def _one_line(error: Exception) -> str:
-    return textwrap.shorten(str(error), 300)

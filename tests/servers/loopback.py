@@ -67,10 +67,10 @@ class HttpError(Exception):
 class Fault:
     """What goes wrong with the next `times` requests whose `path?query` matches.
 
-    Modes: `status` answers that status and does nothing else; `delay` waits first; `reset` breaks the connection after
-    `num_bytes` of the request's body; `lost_answer` does what was asked and breaks the connection before the answer;
-    `truncate` breaks it after `num_bytes` of the answer; `corrupt` and `corrupt_upload` flip the byte number
-    `num_bytes` of the answer or of the request.
+    Modes: `status` answers that status with that message and does nothing else; `delay` waits first; `reset` breaks
+    the connection after `num_bytes` of the request's body; `lost_answer` does what was asked and breaks the connection
+    before the answer; `truncate` breaks it after `num_bytes` of the answer; `corrupt` and `corrupt_upload` flip the
+    byte number `num_bytes` of the answer or of the request.
     """
 
     path: str
@@ -78,6 +78,7 @@ class Fault:
     method: str = ".*"
     times: int = 1
     status: int = 503
+    message: str = "a fault that the test asked for"
     headers: dict[str, str] = dataclasses.field(default_factory=dict)
     num_bytes: int = 0
     delay_seconds: float = 0.0
@@ -195,7 +196,7 @@ class Handler(BaseHTTPRequestHandler):
         body = flipped(self.read_body(), fault.num_bytes) if fault.mode == "corrupt_upload" else self.read_body()
         request = dataclasses.replace(request, body=body)
         if fault.mode == "status":
-            error = HttpError(fault.status, "backendError", "a fault that the test asked for", fault.headers)
+            error = HttpError(fault.status, "backendError", fault.message, fault.headers)
             response = self.server.application.error_response(request, error)
         else:
             response = self.server.respond(request)

@@ -256,6 +256,41 @@ def test_no_answer_is_one_error(
         calls(f"{BUCKET}/data", str(shards))[function]()
 
 
+@pytest.mark.parametrize("function", ["exists", "list_files", "read_bytes", "write_bytes", "delete_files"])
+@pytest.mark.parametrize("status", [400, 402, 405, 409, 410, 412, 413, 423, 451])
+def test_any_refusal_is_one_error_that_may_be_tried_again(
+    function: str, status: int, cloud: CloudStorageHandle, shards: Path
+) -> None:
+    cloud.put("data/x", b"x")
+    cloud.fault("/o", status=status, times=1000)
+    with pytest.raises(CloudStorageError, match=rf"gs://test-bucket/data.*{status}.* Run the same command") as caught:
+        calls(f"{BUCKET}/data", str(shards))[function]()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "cure"),
+    [
+        (400, "Bucket is a requester pays bucket but no user project provided.", r"--billing-project=PROJECT"),
+        (403, "The billing account for the owning project is disabled in state absent", "no active billing account"),
+        (403, "Object 'b/x' is subject to bucket's retention policy and cannot be deleted", "name a bucket without"),
+        (
+            403,
+            "x@y does not have storage.objects.delete access to the object",
+            "lacks storage.objects.delete, the role",
+        ),
+    ],
+)
+def test_a_refusal_that_another_try_meets_again_names_its_cure(
+    status: int, message: str, cure: str, cloud: CloudStorageHandle, shards: Path
+) -> None:
+    cloud.put("data/x", b"x")
+    cloud.fault("/o", status=status, message=message, times=1000)
+    for function in calls(f"{BUCKET}/data", str(shards)).values():
+        with pytest.raises(InputError, match=cure):
+            function()
+
+
 def calls(path: str, local_folder: str) -> dict[str, Callable[[], object]]:
     """List every function that goes to Cloud Storage, as a call."""
     return {

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mlm_common.errors import InputError
-from mlm_common.storage import PARTIAL_SUFFIX, gcs_client, open_folder
+from mlm_common.storage import PARTIAL_SUFFIX, open_folder
 from tests.servers.fixtures import CloudStorageHandle
 
 BUCKET = CloudStorageHandle.bucket_url
@@ -110,15 +110,6 @@ def test_check_names_the_missing_bucket_and_credentials(cloud: CloudStorageHandl
     cloud.authorize(accepted_tokens=["another"])
     with pytest.raises(InputError, match="gcloud auth application-default login"):
         open_folder(f"{BUCKET}/data").check_writable()
-
-
-def test_access_scopes_are_told_from_permissions() -> None:
-    """Google's wordings of a machine that was made without the scope to write."""
-    upload = "403 POST https://storage.googleapis.com/upload/storage/v1/b/scopes/o: "
-    for answer in ("Request had insufficient authentication scopes.", "Provided scope(s) are not authorized"):
-        assert "--scopes=cloud-platform" in gcs_client._cure_of_forbidden(upload + answer)
-    denied = "a@b does not have storage.objects.create access to the Google Cloud Storage object."
-    assert "lacks storage.objects.create, the role" in gcs_client._cure_of_forbidden(upload + denied)
 
 
 @pytest.mark.parametrize("place", ["cloud", "missing", "missing/deeper", "empty", "there"])
