@@ -1,5 +1,6 @@
 """What the commands of all stages share: flags from dataclasses, one-line errors, the opening log line."""
 
+import argparse
 import dataclasses
 import functools
 import logging
@@ -15,6 +16,7 @@ from typing import Any
 import yaml
 
 from mlm_common.errors import EXIT_INTERRUPTED, InputError, RunFailedError
+from mlm_common.settings import spelled
 
 logger = logging.getLogger(__name__)
 
@@ -52,28 +54,35 @@ def parse_arguments(
     name -> {field: value}), `--config-file`, the command line.
 
     Raises:
-        InputError: an unknown key in a settings file, or a check of the dataclasses that failed.
+        InputError: an unknown key or a value of the wrong type in a settings file, or a check of the dataclasses that
+            failed.
         SystemExit: from argparse, for an unknown flag, a value of the wrong type, or `--help`.
     """
     # Costs half a second of `--help`, and importing it here spares those who only want InputError.
     from transformers.hf_argparser import HfArgumentParser
 
+    flags: dict[str, argparse.Action] = {}
+
     class Parser(HfArgumentParser):
         def add_argument(self, *names: str, marks: Sequence[str] = (), **settings: Any) -> Any:  # noqa: ARG002
-            return super().add_argument(*names, **settings)
+            action = super().add_argument(*names, **settings)
+            flags.setdefault(action.dest, action)  # the flag before its complement, --no-…
+            return action
 
     parser = Parser(dataclass_types, description=description, allow_abbrev=False)
     parser.add_argument("--config-file", "--config_file", help="YAML or JSON file of flag: value; flags win over it.")
 
     chosen, _ = parser.parse_known_args(argv)
     from_file = _read_settings_file(chosen.config_file) if chosen.config_file else {}
+    from_file = _known(from_file, dataclass_types, str(chosen.config_file))
+    from_file = {name: _typed(flags[name], value, chosen.config_file) for name, value in from_file.items()}
     preset = from_file.get("preset")
     if preset_settings is not None:
         parser.set_defaults(preset=preset or chosen.preset)
         preset_name = parser.parse_known_args(argv)[0].preset
         if preset_name:
             parser.set_defaults(**_known(preset_settings(preset_name), dataclass_types, f"preset {preset_name}"))
-    parser.set_defaults(**_known(from_file, dataclass_types, str(chosen.config_file)))
+    parser.set_defaults(**from_file)
     return parser.parse_args_into_dataclasses(_reject_unknown(parser, argv), look_for_args_file=False)[:-1]
 
 
@@ -95,6 +104,34 @@ def _known(settings: dict[str, Any], dataclass_types: Sequence[type], source: st
     if unknown:
         raise InputError(f"{source} may hold flags of this command only; unknown: {', '.join(unknown)}.")
     return settings
+
+
+def _typed(flag: argparse.Action, value: Any, source: str) -> Any:
+    """Convert a setting of a file as the command line converts the words that follow its flag.
+
+    Raises:
+        InputError: it is none that the flag takes.
+    """
+    if value is None and flag.default is None:
+        return None
+    if flag.nargs == "+":
+        return [_typed_item(flag, item, source) for item in (value if isinstance(value, list) else [value])]
+    return _typed_item(flag, value, source)
+
+
+def _typed_item(flag: argparse.Action, value: Any, source: str) -> Any:
+    convert = flag.type if callable(flag.type) else str
+    kinds: dict[Any, str] = {int: "a whole number", float: "a number", str: "text"}
+    try:
+        if value is None or isinstance(value, list | dict) or (isinstance(value, bool) and convert in kinds):
+            raise ValueError
+        converted = convert(str(value))
+        if flag.choices is not None and converted not in flag.choices:
+            raise ValueError
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        kind = f"one of {', '.join(map(str, flag.choices))}" if flag.choices else kinds.get(convert, "true or false")
+        raise InputError(f"{source} must give {spelled(flag.dest)} {kind}; received {value!r}.") from error
+    return converted
 
 
 def _reject_unknown(parser: Any, argv: Sequence[str] | None) -> list[str]:

@@ -4,11 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from mlm_common.command_line import command
+from mlm_common.command_line import command, parse_arguments
 from mlm_common.errors import InputError, PermanentError, RunFailedError
 
 PROJECT_FOLDER = Path(__file__).parents[2]
@@ -103,3 +105,47 @@ def test_mistakes_of_the_program_keep_their_traceback() -> None:
 
     with pytest.raises(ZeroDivisionError):
         main([])
+
+
+@dataclass
+class Settings:
+    files: list[str] = field(default_factory=list)
+    size: int | None = None
+    rate: float = 0.5
+    name: str = "a"
+    unit: Literal["line", "file"] = "line"
+    fast: bool = False
+    exact: bool | None = None
+
+
+def settings_of_file(folder: Path, text: str) -> Settings:
+    path = folder / "settings.yaml"
+    path.write_text(text)
+    (settings,) = parse_arguments([Settings], ["--config-file", str(path)], "")
+    return settings
+
+
+def test_settings_of_a_file_have_the_types_of_the_flags(tmp_path: Path) -> None:
+    text = "files: x.txt\nsize: 500\nrate: 1e-4\nname: 2020\nunit: file\nfast: true\nexact: no"
+    assert settings_of_file(tmp_path, text) == Settings(["x.txt"], 500, 1e-4, "2020", "file", True, False)
+    assert settings_of_file(tmp_path, "files: [x.txt, 1]\nsize:\nrate: 1") == Settings(["x.txt", "1"], None, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("size: 500.5", "--size a whole number; received 500.5"),
+        ("size: yes", "--size a whole number; received True"),
+        ("size: [1, 2]", r"--size a whole number; received \[1, 2\]"),
+        ("rate: much", "--rate a number; received 'much'"),
+        ("rate:", "--rate a number; received None"),
+        ("name: no", "--name text; received False"),
+        ("files: [[a]]", r"--files text; received \['a'\]"),
+        ("unit: word", "--unit one of line, file; received 'word'"),
+        ("fast: 2", "--fast true or false; received 2"),
+        ("exact: maybe", "--exact true or false; received 'maybe'"),
+    ],
+)
+def test_settings_of_a_file_that_no_flag_takes_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=rf"settings\.yaml must give {message}\."):
+        settings_of_file(tmp_path, text)
