@@ -1,6 +1,7 @@
 """Tokenize documents in bounded memory, however long they are, and each frequent word only once."""
 
 import functools
+import hashlib
 import json
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,10 +21,8 @@ MAX_CHARACTERS_WITHOUT_BOUNDARY = 1 << 20
 # more would be filled by large corpora only, whose workers would then take more memory than those of small ones.
 MAX_REMEMBERED_CHARACTERS = 6 << 20
 CHARACTERS_PER_ENTRY = 32  # what an entry takes besides its characters
-# Marks a document's first word, which has no space before it; no text holds this noncharacter of Unicode.
-_FIRST = "\U0010fffe"
-# A noncharacter of Unicode, which stands for nothing in text.
-_NOT_IN_TEXT = "\U0010ffff"
+# Marks a document's first word, which has no space before it. Half of a surrogate pair: no valid text holds it.
+_FIRST = "\ud800"
 
 
 @dataclass(frozen=True)
@@ -137,13 +136,14 @@ def plain_text_tokenizer_json(tokenizer_json: str) -> str:
     """Make a `tokenizer.json` with the same ids, whose special tokens no text can produce.
 
     `encode_special_tokens` of the library does less: a unigram model holds its special tokens among its pieces, and
-    still finds them in text. Here they get names that text does not contain.
+    still finds them in text. Here they get names that text does not contain: with a hash of the tokenizer in them.
     """
     settings = json.loads(tokenizer_json)
     special_tokens = {token["content"] for token in settings["added_tokens"] if token["special"]}
+    not_in_text = hashlib.sha256(tokenizer_json.encode()).hexdigest()
 
     def renamed(token: str) -> str:
-        return _NOT_IN_TEXT + token if token in special_tokens else token
+        return not_in_text + token if token in special_tokens else token
 
     for token in settings["added_tokens"]:
         token["content"] = renamed(token["content"])

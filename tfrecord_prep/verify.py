@@ -1,5 +1,6 @@
 """Read all shards of a preparation again and hold them against their manifests; nothing else is needed for it."""
 
+import dataclasses
 import glob
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -65,7 +66,8 @@ def verify_split(folder: str, num_processes: int) -> str:
     if tokenizer_sha256(tokenizer) != manifest.tokenizer.sha256:
         raise RunFailedError(f"{folder}/tokenizer is not the tokenizer of the manifest.")
     id_counts = np.zeros(manifest.tokenizer.vocabulary_size, np.int64)
-    check = partial(check_shard, folder, manifest)
+    without_lists = dataclasses.replace(manifest, shards=(), corpus={})  # sent to a worker with each shard
+    check = partial(check_shard, folder, without_lists)
     with progress_bar(f"Verifying {folder}", " shards", len(manifest.shards)) as bar:
         for counts in map_in_order(check, _shards_to_check(manifest), num_processes, "Give fewer --num-workers."):
             id_counts += counts

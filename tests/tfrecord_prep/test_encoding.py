@@ -148,6 +148,16 @@ def test_text_that_reads_like_a_special_token_is_text(make) -> None:
     assert not special_ids & set(ids)
 
 
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+def test_no_character_before_a_special_token_makes_it_one(make) -> None:
+    tokenizer = make()
+    special_ids = {tokenizer.token_to_id(token) for token in SPECIAL_TOKENS if token != "<unk>"}
+    plain = Tokenizer.from_str(plain_text_tokenizer_json(tokenizer.to_str()))
+    for noncharacter in ("\U0010ffff", "\U0010fffe", "\ufdd0", "\x00"):
+        ids = plain.encode(f"{noncharacter}[MASK] {noncharacter}<pad>", add_special_tokens=False).ids
+        assert not special_ids & set(ids)
+
+
 def test_nothing_is_truncated_padded_or_framed() -> None:
     tokenizer = KINDS["unigram"]()
     expected = tokenizer.encode("language model " * 30).ids
