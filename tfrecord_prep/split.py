@@ -14,7 +14,6 @@ import numpy as np
 from mlm_common.errors import InputError, RunFailedError
 from mlm_common.storage import CloudStorageError, open_folder
 from tfrecord_prep.config import PrepareConfig
-from tfrecord_prep.encoding import plain_text_tokenizer_json
 from tfrecord_prep.manifest import (
     FORMAT_VERSION,
     TOKENIZER_FOLDER_NAME,
@@ -39,7 +38,13 @@ from tfrecord_prep.split_folder import (
 )
 from tfrecord_prep.work_list import WorkList, default_partition_bytes, split_progress, total_bytes
 from tokenizer_training.corpus.corpus import Corpus, Partition
-from tokenizer_training.tokenizer import save_tokenizer, special_ids, tokenizer_sha256, vocabulary_size
+from tokenizer_training.tokenizer import (
+    plain_text_tokenizer_json,
+    save_tokenizer,
+    special_ids,
+    tokenizer_sha256,
+    vocabulary_size,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -74,6 +74,33 @@ def _tokenizer_class(name: str) -> Any:
     return AutoTokenizer
 
 
+def plain_text_tokenizer_json(tokenizer_json: str) -> str:
+    """Make a `tokenizer.json` with the same ids, whose special tokens no text can produce.
+
+    `encode_special_tokens` of the library does less: a unigram model holds its special tokens among its pieces, and
+    still finds them in text. Here they get names that text does not contain: with a hash of the tokenizer in them.
+    """
+    settings = json.loads(tokenizer_json)
+    special_tokens = {token["content"] for token in settings["added_tokens"] if token["special"]}
+    not_in_text = hashlib.sha256(tokenizer_json.encode()).hexdigest()
+
+    def renamed(token: str) -> str:
+        return not_in_text + token if token in special_tokens else token
+
+    for token in settings["added_tokens"]:
+        token["content"] = renamed(token["content"])
+    model = settings["model"]
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, dict):
+        model["vocab"] = {renamed(token): index for token, index in vocabulary.items()}
+    else:
+        model["vocab"] = [[renamed(token), score] for token, score in vocabulary]
+    if model.get("unk_token"):
+        model["unk_token"] = renamed(model["unk_token"])
+    settings["truncation"] = settings["padding"] = settings["post_processor"] = None
+    return json.dumps(settings, ensure_ascii=False)
+
+
 def special_ids(tokenizer: "PreTrainedTokenizerFast") -> dict[str, int]:
     """Look up the ids of the special tokens, with the keys cls, pad, sep, unk and mask."""
     return {name: getattr(tokenizer, f"{name}_token_id") for name in SPECIAL_TOKENS}

@@ -123,7 +123,7 @@ def test_memory_hardly_grows_with_a_document(tmp_path: Path, separator: str) -> 
     program = f"""
 import resource, sys
 from tests.fixtures.partitions import partition_settings
-from tfrecord_prep.encoding import plain_text_tokenizer_json
+from tokenizer_training.tokenizer import plain_text_tokenizer_json
 from tfrecord_prep.partition import build_partition
 from tests.fixtures.tiny_tokenizers import byte_level
 tokenizer_json = plain_text_tokenizer_json(byte_level().to_str())

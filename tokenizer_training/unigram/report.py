@@ -11,7 +11,13 @@ from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
 from mlm_common.figures import new_figure
-from tokenizer_training.tokenizer import BYTE_PIECES, UNUSED_PIECE, special_token_ids, vocabulary_size
+from tokenizer_training.tokenizer import (
+    BYTE_PIECES,
+    UNUSED_PIECE,
+    plain_text_tokenizer_json,
+    special_token_ids,
+    vocabulary_size,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -298,9 +304,4 @@ def plain_text_backend(tokenizer: "PreTrainedTokenizerFast") -> "Tokenizer":
     """Copy the tokenizer, for text as it is: no special tokens found or added, nothing cut or filled."""
     from tokenizers import Tokenizer
 
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    backend.no_truncation()
-    backend.no_padding()
-    backend.post_processor = None
-    backend.encode_special_tokens = True
-    return backend
+    return Tokenizer.from_str(plain_text_tokenizer_json(tokenizer.backend_tokenizer.to_str()))
