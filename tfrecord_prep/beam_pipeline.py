@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from mlm_common.errors import InputError, RunFailedError
 from tfrecord_prep.config import DATAFLOW_RUNNER, PrepareConfig
-from tfrecord_prep.partition import SplitWork, work_on_partition
+from tfrecord_prep.partition import NumberedPartition, SplitWork, work_on_partition
 from tfrecord_prep.split_folder import PartitionResult, read_sidecar, sidecar_name
 from tokenizer_training.corpus.byte_ranges import ByteRange
-from tokenizer_training.corpus.corpus import Corpus, Partition
+from tokenizer_training.corpus.corpus import Corpus
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -68,7 +68,7 @@ def check_beam(config: PrepareConfig, corpus: Corpus) -> "PipelineOptions":
 
 
 def work_with_beam(
-    work: SplitWork, partitions: Iterable[tuple[int, Partition]], options: "PipelineOptions"
+    work: SplitWork, partitions: Iterable[NumberedPartition], options: "PipelineOptions"
 ) -> Iterator[PartitionResult]:
     """Yield the result of each numbered partition, in order, once all of them are complete.
 
@@ -83,14 +83,14 @@ def work_with_beam(
     read = partial(_result, work)
     with ThreadPoolExecutor(NUM_READERS) as pool:
         for start in range(0, len(numbered), NUM_READERS):  # few at a time, since each has the counts of all ids
-            yield from pool.map(read, [index for index, _ in numbered[start : start + NUM_READERS]])
+            yield from pool.map(read, numbered[start : start + NUM_READERS])
 
 
-def work_in_worker(numbered_partition: tuple[int, Partition], work: SplitWork) -> None:
+def work_in_worker(numbered: NumberedPartition, work: SplitWork) -> None:
     """Work on one partition in a process of Beam's; what came of it is in the partition's sidecar."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # Beam has a process per core already
     with _one_at_a_time:
-        work_on_partition(work, numbered_partition)
+        work_on_partition(work, numbered)
 
 
 def _pipeline_options(config: PrepareConfig, *more: str) -> "PipelineOptions":
@@ -107,19 +107,19 @@ def _pipeline_options(config: PrepareConfig, *more: str) -> "PipelineOptions":
     return options
 
 
-def _without_much_text(partitions: Iterable[tuple[int, Partition]]) -> Iterator[tuple[int, Partition]]:
+def _without_much_text(partitions: Iterable[NumberedPartition]) -> Iterator[NumberedPartition]:
     num_bytes = 0
-    for index, partition in partitions:
-        num_bytes += sum(len(item.encode()) for item in partition if not isinstance(item, ByteRange))
+    for numbered in partitions:
+        num_bytes += sum(len(item.encode()) for item in numbered.partition if not isinstance(item, ByteRange))
         if num_bytes > MAX_INLINE_BYTES:
             raise InputError(
                 f"Beam's workers read files by themselves, and take at most {MAX_INLINE_BYTES:,} bytes of documents "
                 "from elsewhere: give --data-files without --limit, or --runner local."
             )
-        yield index, partition
+        yield numbered
 
 
-def _run_pipeline(work: SplitWork, numbered: list[tuple[int, Partition]], options: "PipelineOptions") -> None:
+def _run_pipeline(work: SplitWork, numbered: list[NumberedPartition], options: "PipelineOptions") -> None:
     import apache_beam as beam
     from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
@@ -144,14 +144,16 @@ def _run_pipeline(work: SplitWork, numbered: list[tuple[int, Partition]], option
         raise RunFailedError(f"{runner_name} ended in the state {state}. {_how_to_resume(work)}")
 
 
-def _result(work: SplitWork, index: int) -> PartitionResult:
+def _result(work: SplitWork, numbered: NumberedPartition) -> PartitionResult:
     folder = work.settings.folder
     try:
-        result = read_sidecar(folder, sidecar_name(index), work.settings.plan_sha256)
+        result = read_sidecar(folder, sidecar_name(numbered.index))
     except FileNotFoundError:
         result = None
-    if result is None:
-        raise RunFailedError(f"The pipeline ended, but {folder} lacks partition {index:,}. {_how_to_resume(work)}")
+    if result is None or result.sha256 != numbered.sha256:
+        raise RunFailedError(
+            f"The pipeline ended, but {folder} lacks partition {numbered.index:,}. {_how_to_resume(work)}"
+        )
     return result
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mlm_common.errors import InputError
 from mlm_common.storage import Folder, open_folder
+from tokenizer_training.corpus.bad_rows import BadRows, bad_rows_from_record
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -61,7 +62,10 @@ class Totals:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a split's folder holds and how it was made: equal settings and corpus make an equal manifest."""
+    """What a split's folder holds and how it was made: equal settings and corpus make an equal manifest.
+
+    `bad_rows` are those of the corpus that were left out, None where the version that wrote it did not tell.
+    """
 
     format_version: int = FORMAT_VERSION
     split: str
@@ -73,6 +77,7 @@ class Manifest:
     corpus: dict[str, Any]
     shards: tuple[ShardRecord, ...]
     totals: Totals
+    bad_rows: BadRows | None = None
     unigram_entropy_nats: float
     versions: dict[str, str]
 
@@ -114,6 +119,8 @@ def read_manifest(folder: str) -> Manifest:
         fields["tokenizer"] = TokenizerRecord(**fields["tokenizer"])
         fields["shards"] = tuple(ShardRecord(**shard) for shard in fields["shards"])
         fields["totals"] = Totals(**fields["totals"])
+        if fields.get("bad_rows"):
+            fields["bad_rows"] = bad_rows_from_record(fields["bad_rows"])
         return Manifest(**fields)
     except (KeyError, TypeError) as error:
         raise InputError(f"A manifest must have the fields of docs/formats.md; {path}: {error}. {cure}") from error

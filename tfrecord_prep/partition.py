@@ -16,6 +16,7 @@ from tfrecord_prep.encoding import TokenBatch, encode_documents
 from tfrecord_prep.manifest import ShardRecord, Totals
 from tfrecord_prep.records import encode_rows
 from tfrecord_prep.split_folder import PartitionResult, write_sidecar
+from tokenizer_training.corpus.bad_rows import BadRows
 from tokenizer_training.corpus.config import CorpusConfig
 from tokenizer_training.corpus.corpus import Partition, read_partition
 
@@ -25,13 +26,21 @@ class PartitionSettings:
     """What all partitions of a split share; `tokenizer_json` is that of `plain_text_tokenizer_json`."""
 
     folder: str
-    plan_sha256: str
     tokenizer_json: str
     vocabulary_size: int
     special_ids: dict[str, int]
     chunking: str
     max_length: int
     shard_size: int
+
+
+@dataclass(frozen=True)
+class NumberedPartition:
+    """A partition with its number in the split, and what `partition_sha256` says of it."""
+
+    index: int
+    sha256: str
+    partition: Partition
 
 
 @dataclass(frozen=True)
@@ -72,20 +81,24 @@ class TokenTally:
         return counts
 
 
-def work_on_partition(work: SplitWork, numbered_partition: tuple[int, Partition]) -> PartitionResult:
-    """Read, tokenize, cut and write one partition, given with its number.
+def work_on_partition(work: SplitWork, numbered: NumberedPartition) -> PartitionResult:
+    """Read, tokenize, cut and write one partition.
 
     Raises:
         InputError: its documents cannot be read, or the tokenizer turned text into a special token.
     """
-    index, partition = numbered_partition
-    return build_partition(index, read_partition(work.corpus, work.split_name, partition), work.settings)
+    bad_rows = BadRows()
+    documents = read_partition(work.corpus, work.split_name, numbered.partition, bad_rows)
+    return build_partition(numbered, documents, work.settings, bad_rows)
 
 
-def build_partition(index: int, documents: Iterable[str], settings: PartitionSettings) -> PartitionResult:
-    """Tokenize, cut and write the documents of partition number `index`, its sidecar last, and return what was written.
+def build_partition(
+    numbered: NumberedPartition, documents: Iterable[str], settings: PartitionSettings, bad_rows: BadRows
+) -> PartitionResult:
+    """Tokenize, cut and write the documents of a partition, its sidecar last, and return what was written.
 
     The memory this takes does not depend on the number of documents, and a document takes no more than its text.
+    `bad_rows` are those that were left out while the documents were read.
 
     Raises:
         InputError: the tokenizer turned text into a special token.
@@ -94,9 +107,10 @@ def build_partition(index: int, documents: Iterable[str], settings: PartitionSet
     framing = Framing(cls_id=special_ids["cls"], sep_id=special_ids["sep"], pad_id=special_ids["pad"])
     tally = TokenTally(encode_documents(settings.tokenizer_json, documents), settings)
     rows = CHUNKINGS[settings.chunking](tally, framing, settings.max_length)
-    shards = write_shards(settings.folder, index, rows, settings.shard_size)
-    result = PartitionResult(index, shards, _totals(tally, shards, settings.max_length), tally.id_counts)
-    write_sidecar(settings.folder, settings.plan_sha256, result)
+    shards = write_shards(settings.folder, numbered.index, rows, settings.shard_size)
+    totals = _totals(tally, shards, settings.max_length)
+    result = PartitionResult(numbered.index, numbered.sha256, shards, totals, bad_rows, tally.id_counts)
+    write_sidecar(settings.folder, result)
     return result
 
 

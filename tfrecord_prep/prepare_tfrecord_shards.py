@@ -18,16 +18,18 @@ from mlm_common.storage import open_folder
 from mlm_common.worker_pool import map_in_order
 from tfrecord_prep.config import DATAFLOW_RUNNER, LOCAL_RUNNER, PrepareConfig
 from tfrecord_prep.manifest import Manifest, read_manifest
-from tfrecord_prep.partition import SplitWork, work_on_partition
+from tfrecord_prep.partition import NumberedPartition, SplitWork, work_on_partition
 from tfrecord_prep.push_to_hub import push_shards
 from tfrecord_prep.split import Engine, SplitPlan, log_first_row, plan_splits, prepare_split
 from tfrecord_prep.split_folder import PartitionResult
 from tfrecord_prep.verify import verify_folder
 from tokenizer_training.corpus.config import HELD_OUT_SPLITS, CorpusConfig, corpus_config_from_record
-from tokenizer_training.corpus.corpus import Corpus, Partition, open_corpus
+from tokenizer_training.corpus.corpus import Corpus, open_corpus
 from tokenizer_training.tokenizer import RECORD_FILE, load_tokenizer
 
 logger = logging.getLogger(__name__)
+
+NUM_BAD_ROWS_SHOWN = 5
 
 
 @command
@@ -139,7 +141,7 @@ def choose_engine(config: PrepareConfig, corpus: Corpus) -> Engine:
 
 
 def work_locally(
-    work: SplitWork, partitions: Iterable[tuple[int, Partition]], num_processes: int
+    work: SplitWork, partitions: Iterable[NumberedPartition], num_processes: int
 ) -> Iterator[PartitionResult]:
     """Work on numbered partitions in processes of this machine, and yield their results in order.
 
@@ -183,11 +185,17 @@ def describe_plan(config: PrepareConfig, plans: Sequence[SplitPlan]) -> str:
 def describe_split(folder: str, manifest: Manifest) -> str:
     """Render a split's counts as text."""
     totals = manifest.totals
+    bad_rows = (
+        [f"  bad rows         {manifest.bad_rows.describe(NUM_BAD_ROWS_SHOWN)}"]
+        if manifest.bad_rows and manifest.bad_rows.num_rows
+        else []
+    )
     padding_percent = 100 * totals.num_padding_tokens / (totals.num_rows * manifest.max_length)
     return "\n".join(
         [
             f"{manifest.split}: {folder}",
             f"  documents        {totals.num_documents:,}, of which {totals.num_blank_documents:,} blank and skipped",
+            *bad_rows,
             f"  tokens           {totals.num_tokens:,}",
             f"  rows             {totals.num_rows:,} of {manifest.max_length} tokens",
             f"  padding          {totals.num_padding_tokens:,} tokens, {padding_percent:.3f} %",

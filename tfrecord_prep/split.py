@@ -4,8 +4,9 @@ import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from tfrecord_prep.manifest import (
     open_shards,
     write_manifest,
 )
-from tfrecord_prep.partition import PartitionSettings, SplitWork
+from tfrecord_prep.partition import NumberedPartition, PartitionSettings, SplitWork
 from tfrecord_prep.records import first_row_ids
 from tfrecord_prep.split_folder import (
     PartitionResult,
@@ -33,11 +34,13 @@ from tfrecord_prep.split_folder import (
     check_folder,
     clear_folder,
     finish_folder,
-    plan_sha256,
+    partition_bytes_of,
+    partition_sha256,
     read_results,
 )
 from tfrecord_prep.work_list import WorkList, default_partition_bytes, split_progress, total_bytes
-from tokenizer_training.corpus.corpus import Corpus, Partition
+from tokenizer_training.corpus.bad_rows import BadRows
+from tokenizer_training.corpus.corpus import Corpus
 from tokenizer_training.tokenizer import (
     plain_text_tokenizer_json,
     save_tokenizer,
@@ -55,7 +58,7 @@ LIBRARIES = ("mlm-pretraining", "tokenizers", "transformers", "datasets", "numpy
 SHOWN_CHARACTERS = 400
 
 # Works on numbered partitions, each by `work_on_partition`, and yields the results as they come.
-Engine = Callable[[SplitWork, Iterable[tuple[int, Partition]]], Iterable[PartitionResult]]
+Engine = Callable[[SplitWork, Iterable[NumberedPartition]], Iterable[PartitionResult]]
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,14 @@ def plan_splits(config: PrepareConfig, tokenizer: "PreTrainedTokenizerFast", cor
     Raises:
         InputError: a folder holds other shards, or damaged ones, and --overwrite is not given.
     """
+    main_folder = open_folder(str(config.output_dir)).path_of(corpus.config.split)
+    before = None if config.overwrite else partition_bytes_of(main_folder)
     shared = {
         "format_version": FORMAT_VERSION,
         "max_length": config.max_length,
         "chunking": config.chunking,
         "shard_size": config.shard_size,
-        "partition_bytes": config.partition_bytes or default_partition_bytes(corpus),
+        "partition_bytes": config.partition_bytes or before or default_partition_bytes(corpus),
         "tokenizer": dataclasses.asdict(
             TokenizerRecord(tokenizer_sha256(tokenizer), vocabulary_size(tokenizer), special_ids(tokenizer))
         ),
@@ -111,18 +116,20 @@ def prepare_split(plan: SplitPlan, corpus: Corpus, tokenizer: "PreTrainedTokeniz
         save_tokenizer(tokenizer, open_folder(plan.folder).path_of(TOKENIZER_FOLDER_NAME))
         settings = _partition_settings(plan, tokenizer)
         partition_bytes = plan.fields["partition_bytes"]
+        bad_rows = BadRows()  # of what this process reads; those of byte ranges are in the sidecars
+        partitions = corpus.partitions(plan.split_name, partition_bytes, bad_rows)
         with split_progress(plan.split_name, total_bytes(corpus, plan.split_name, partition_bytes)) as progress:
-            work_list = WorkList(corpus, plan.split_name, partition_bytes, complete, progress)
+            work_list = WorkList(partitions, partial(partition_sha256, plan.fields), complete, progress)
             for result in engine(SplitWork(corpus.config, plan.split_name, settings), work_list):
                 work_list.finish(result.index, result.totals.num_tokens)
-        write_manifest(plan.folder, _sum_up(plan, work_list.num_partitions))
+        complete.delete_others()
+        write_manifest(plan.folder, _sum_up(plan, work_list.sha256, bad_rows))
         finish_folder(plan.folder)
 
 
 def _partition_settings(plan: SplitPlan, tokenizer: "PreTrainedTokenizerFast") -> PartitionSettings:
     return PartitionSettings(
         folder=plan.folder,
-        plan_sha256=plan_sha256(plan.fields),
         tokenizer_json=plain_text_tokenizer_json(tokenizer.backend_tokenizer.to_str()),
         vocabulary_size=plan.fields["tokenizer"]["vocabulary_size"],
         special_ids=plan.fields["tokenizer"]["special_ids"],
@@ -132,20 +139,29 @@ def _partition_settings(plan: SplitPlan, tokenizer: "PreTrainedTokenizerFast") -
     )
 
 
-def _sum_up(plan: SplitPlan, num_partitions: int) -> Manifest:
-    """Sum up all partitions in the manifest; where they hold no text at all, the folder is cleared."""
+def _sum_up(plan: SplitPlan, sha256: Mapping[int, str], bad_rows: BadRows) -> Manifest:
+    """Sum up all partitions in the manifest; where they hold no text at all, the folder is cleared.
+
+    Args:
+        plan: of the split.
+        sha256: of the partitions, by number.
+        bad_rows: to which those of the partitions are added.
+    """
     shards: list[ShardRecord] = []
     totals = Totals(0, 0, 0, 0, 0)
     id_counts = np.zeros(plan.fields["tokenizer"]["vocabulary_size"], np.int64)
     num_complete = 0
-    for result in read_results(plan.folder, plan.fields):
+    for result in read_results(plan.folder):
+        if result.sha256 != sha256.get(result.index):
+            continue
+        bad_rows.add(result.bad_rows.num_rows, result.bad_rows.listed)
         shards += result.shards
         totals += result.totals
         id_counts += result.id_counts
         num_complete += 1
-    if num_complete != num_partitions:
+    if num_complete != len(sha256):
         raise RunFailedError(
-            f"{plan.folder} has {num_complete:,} complete partitions of {num_partitions:,}: another program changed "
+            f"{plan.folder} has {num_complete:,} complete partitions of {len(sha256):,}: another program changed "
             "the folder meanwhile. Run the same command again."
         )
     if not id_counts.any():
@@ -155,7 +171,8 @@ def _sum_up(plan: SplitPlan, num_partitions: int) -> Manifest:
             "a token that the tokenizer knows (see --text-column, --limit, --validation-percent, --test-percent)."
         )
     known = plan.fields | {"tokenizer": TokenizerRecord(**plan.fields["tokenizer"])}
-    return Manifest(**known, shards=tuple(shards), totals=totals, unigram_entropy_nats=entropy_nats(id_counts))
+    entropy = entropy_nats(id_counts)
+    return Manifest(**known, shards=tuple(shards), totals=totals, bad_rows=bad_rows, unigram_entropy_nats=entropy)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,8 @@
 
 While it is made it holds `plan.json`, written first, then shards, and a sidecar for each partition that is complete. At
 the end `manifest.json` is written; then plan and sidecars are deleted. So a kill at any moment leaves a folder that
-does not look complete, and of which the next run knows what is done.
+does not look complete, and of which the next run knows what is done. A sidecar has a hash of what its partition was
+made of: of a file that was mended meanwhile its own partitions are made again, and no others.
 """
 
 import base64
@@ -12,10 +13,11 @@ import json
 import logging
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -34,30 +36,40 @@ from tfrecord_prep.manifest import (
     open_shards,
     read_manifest,
 )
+from tokenizer_training.corpus.bad_rows import BadRows, bad_rows_from_record
+from tokenizer_training.corpus.byte_ranges import ByteRange
+from tokenizer_training.corpus.corpus import Partition
 
 logger = logging.getLogger(__name__)
 
 SIDECAR_NAME = re.compile(r"^partition-(\d{5,})\.json$")
 NUM_READERS = 8
+# Lists, in the record of a corpus, of the files of its splits.
+FILES_OF_CORPUS = ("data_files", "validation_files", "test_files")
 
 
 @dataclass(frozen=True)
 class PartitionResult:
-    """What became of partition number `index`; `id_counts` is of the text, without framing and unknown tokens."""
+    """What became of partition number `index`, made of what `sha256` says.
+
+    `id_counts` is of the text, without framing and unknown tokens.
+    """
 
     index: int
+    sha256: str
     shards: tuple[ShardRecord, ...]
     totals: Totals
+    bad_rows: BadRows
     id_counts: NDArray[np.int64]  # (vocabulary_size,)
 
 
 def check_folder(folder: str, plan: dict[str, Any]) -> bool:
-    """Tell whether the folder is complete; an unfinished one must have this very plan.
+    """Tell whether the folder is complete; an unfinished one must have a plan of these settings.
 
     Args:
         folder: of one split.
         plan: the fields of its manifest that are known beforehand, as JSON knows them. A complete folder may have been
-            made with other versions.
+            made with other versions; of an unfinished one the corpus's files may have changed.
 
     Raises:
         InputError: it holds shards of other settings, of unknown origin, or damaged ones.
@@ -65,47 +77,118 @@ def check_folder(folder: str, plan: dict[str, Any]) -> bool:
     names = open_folder(folder).list_files()
     cure = "Give another --output-dir, or --overwrite to replace them."
     if MANIFEST_NAME in names:
-        found = dataclasses.asdict(read_manifest(folder)) | {"versions": plan["versions"]}
+        manifest = read_manifest(folder)
+        found = dataclasses.asdict(manifest) | {"versions": plan["versions"]}
+        if not (manifest.bad_rows and manifest.bad_rows.num_rows):
+            found, plan = _without_on_bad_row(found), _without_on_bad_row(plan)
         _check_same(found, plan, f"{folder} holds shards of other settings", cure)
         open_shards(folder)
         return True
     if PLAN_NAME in names:
-        _check_same(_read_plan(folder), plan, f"{folder} holds unfinished shards of other settings", cure)
+        found, asked = _settings(_read_plan(folder)), _settings(plan)
+        _check_same(found, asked, f"{folder} holds unfinished shards of other settings", cure)
     foreign = [name for name in names if name.endswith(".tfrecord") and not OWN_SHARD_NAME.match(name)]
     if foreign:
         raise InputError(f"{folder} holds shards that this command did not write, such as {foreign[0]}. {cure}")
     return False
 
 
-def plan_sha256(plan: dict[str, Any]) -> str:
-    """Hash what tells this plan from any other."""
-    return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
+def partition_bytes_of(folder: str) -> int | None:
+    """Look up the size of the partitions of a folder, complete or not; None where it has no shards."""
+    names = open_folder(folder).list_files()
+    if MANIFEST_NAME in names:
+        return read_manifest(folder).partition_bytes
+    return _read_plan(folder).get("partition_bytes") if PLAN_NAME in names else None
 
 
-def begin_folder(folder: str, plan: dict[str, Any]) -> set[int]:
-    """Make the folder ready for the shards of a plan, and return the numbers of the partitions that are complete.
+def partition_sha256(plan: dict[str, Any], partition: Partition) -> str:
+    """Hash what a partition is made of: the plan's settings, and the content of its byte ranges, or its documents."""
+    digest = hashlib.sha256(json.dumps(_settings(plan), sort_keys=True).encode())
+    for item in partition:
+        if isinstance(item, ByteRange):
+            file = item.file
+            content = json.dumps([PurePath(file.name).name, file.num_bytes, file.checksum, item.start, item.stop])
+        else:
+            content = item
+        digest.update(len(content).to_bytes(8, "little") + content.encode())
+    return digest.hexdigest()
 
-    Of an unfinished folder of the same plan the complete partitions stay; everything else is deleted.
+
+def _settings(plan: dict[str, Any]) -> dict[str, Any]:
+    """Leave out of a plan the states of the files, and what becomes of bad rows: partitions without any are the same."""
+    corpus = {name: value for name, value in plan["corpus"].items() if name not in FILES_OF_CORPUS}
+    return _without_on_bad_row(plan | {"corpus": corpus})
+
+
+def _without_on_bad_row(plan: dict[str, Any]) -> dict[str, Any]:
+    settings = {name: value for name, value in plan["corpus"].get("settings", {}).items() if name != "on_bad_row"}
+    return plan | {"corpus": plan["corpus"] | {"settings": settings}}
+
+
+class CompletePartitions:
+    """The partitions of an unfinished folder that are complete; each is asked for once."""
+
+    def __init__(self, folder: str, results: Iterable[PartitionResult]) -> None:
+        self._folder = folder
+        self._sha256 = {}
+        self._shards: dict[int, list[str]] = {}
+        for result in results:
+            self._sha256[result.index] = result.sha256
+            self._shards[result.index] = [shard.name for shard in result.shards]
+
+    def __len__(self) -> int:
+        return len(self._sha256)
+
+    def keep(self, index: int, sha256: str) -> bool:
+        """Tell whether partition number `index` is complete; what was made of something else is deleted."""
+        found = self._sha256.pop(index, None)
+        if found not in {None, sha256}:
+            self._delete(index)
+        return found == sha256
+
+    def delete_others(self) -> None:
+        """Delete the partitions that were not asked for."""
+        for index in self._sha256:
+            self._delete(index)
+        self._sha256 = {}
+
+    def _delete(self, index: int) -> None:
+        files = open_folder(self._folder)
+        files.delete_files([sidecar_name(index)])  # before the shards it speaks of
+        files.delete_files(self._shards[index])
+
+
+def begin_folder(folder: str, plan: dict[str, Any]) -> CompletePartitions:
+    """Make the folder ready for the shards of a plan, and return the partitions that are complete.
+
+    Of an unfinished folder of the same settings the complete partitions stay; everything else is deleted.
     """
     files = open_folder(folder)
     sizes_bytes = files.list_files()
-    if MANIFEST_NAME in sizes_bytes or PLAN_NAME not in sizes_bytes or _read_plan(folder) != plan:
+    if MANIFEST_NAME in sizes_bytes or PLAN_NAME not in sizes_bytes or _settings(_read_plan(folder)) != _settings(plan):
         clear_folder(folder)
         files.write_json(PLAN_NAME, plan)
-        return set()
-    complete = [
-        result
-        for result in read_results(folder, plan)
-        if all(sizes_bytes.get(shard.name) == shard.num_bytes for shard in result.shards)
-    ]
-    numbers = {result.index for result in complete}
-    shards = {shard.name for result in complete for shard in result.shards}
+        return CompletePartitions(folder, ())
+    may_have_bad_rows = plan["corpus"]["settings"]["on_bad_row"] == "skip"
+    numbers: set[int] = set()
+    shards: set[str] = set()
+
+    def complete() -> Iterator[PartitionResult]:
+        for result in read_results(folder):
+            is_there = all(sizes_bytes.get(shard.name) == shard.num_bytes for shard in result.shards)
+            if is_there and (may_have_bad_rows or not result.bad_rows.num_rows):
+                numbers.add(result.index)
+                shards.update(shard.name for shard in result.shards)
+                yield result
+
+    partitions = CompletePartitions(folder, complete())
     stale = [name for name in sizes_bytes if sidecar_index(name) not in {None, *numbers}]
     files.delete_files(stale)  # before the shards they speak of
     files.delete_files([name for name in sizes_bytes if name.endswith(".tfrecord") and name not in shards])
     _delete_partials(folder)
-    logger.info("%s is unfinished: its %d complete partitions stay", folder, len(numbers))
-    return numbers
+    files.write_json(PLAN_NAME, plan)  # files of the corpus may have changed
+    logger.info("%s is unfinished: its %d complete partitions stay where their text is the same", folder, len(numbers))
+    return partitions
 
 
 def finish_folder(folder: str) -> None:
@@ -129,14 +212,13 @@ def clear_folder(folder: str) -> None:
     finish_folder(folder)
 
 
-def read_results(folder: str, plan: dict[str, Any]) -> Iterator[PartitionResult]:
-    """Yield what the sidecars of this plan tell, in the order of the partitions."""
+def read_results(folder: str) -> Iterator[PartitionResult]:
+    """Yield what the sidecars tell, in the order of the partitions."""
     names = [name for name in open_folder(folder).list_files() if sidecar_index(name) is not None]
     names.sort(key=lambda name: sidecar_index(name) or 0)
-    read = partial(read_sidecar, folder, plan_sha256=plan_sha256(plan))
     with ThreadPoolExecutor(NUM_READERS) as pool:
         for start in range(0, len(names), NUM_READERS):  # few at a time, since each has the counts of all ids
-            yield from filter(None, pool.map(read, names[start : start + NUM_READERS]))
+            yield from filter(None, pool.map(partial(read_sidecar, folder), names[start : start + NUM_READERS]))
 
 
 def sidecar_name(index: int) -> str:
@@ -150,29 +232,33 @@ def sidecar_index(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def write_sidecar(folder: str, plan_sha256: str, result: PartitionResult) -> None:
-    """Write `partition-{index}.json`, which declares a partition of this plan complete: the last of its files."""
+def write_sidecar(folder: str, result: PartitionResult) -> None:
+    """Write `partition-{index}.json`, which declares a partition complete: the last of its files."""
     record = {
-        "plan_sha256": plan_sha256,
+        "sha256": result.sha256,
         "shards": [dataclasses.asdict(shard) for shard in result.shards],
         "totals": dataclasses.asdict(result.totals),
+        "bad_rows": dataclasses.asdict(result.bad_rows),
         "id_counts": base64.b64encode(zlib.compress(result.id_counts.astype("<i8").tobytes(), level=1)).decode(),
     }
     open_folder(folder).write_text(sidecar_name(result.index), json.dumps(record))
 
 
-def read_sidecar(folder: str, name: str, plan_sha256: str) -> PartitionResult | None:
-    """Read the sidecar of that name, None where it is of another plan or no sidecar at all."""
+def read_sidecar(folder: str, name: str) -> PartitionResult | None:
+    """Read the sidecar of that name, None where it is none."""
     try:
         record = json.loads(open_folder(folder).read_text(name))
-        if record["plan_sha256"] != plan_sha256:
-            return None
         counts = zlib.decompress(base64.b64decode(record["id_counts"]))
-        shards = tuple(ShardRecord(**shard) for shard in record["shards"])
-        totals = Totals(**record["totals"])
+        return PartitionResult(
+            index=sidecar_index(name) or 0,
+            sha256=record["sha256"],
+            shards=tuple(ShardRecord(**shard) for shard in record["shards"]),
+            totals=Totals(**record["totals"]),
+            bad_rows=bad_rows_from_record(record["bad_rows"]),
+            id_counts=np.frombuffer(counts, "<i8"),
+        )
     except (KeyError, TypeError, ValueError, zlib.error):
         return None
-    return PartitionResult(sidecar_index(name) or 0, shards, totals, np.frombuffer(counts, "<i8"))
 
 
 def _read_plan(folder: str) -> dict[str, Any]:

@@ -77,6 +77,11 @@ def verify_split(folder: str, num_processes: int) -> str:
         f"{folder}: right. Checked {len(manifest.shards):,} shards, {manifest.totals.num_rows:,} rows, "
         f"{manifest.totals.num_tokens:,} tokens: checksums of files and records, counts, ids, framing, padding, sums, "
         "and the tokenizer's hash."
+        + (
+            f" Of the corpus it lacks {manifest.bad_rows.describe()}."
+            if manifest.bad_rows and manifest.bad_rows.num_rows
+            else ""
+        )
     )
 
 

@@ -2,10 +2,12 @@
 
 import logging
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from tfrecord_prep.partition import NumberedPartition
+from tfrecord_prep.split_folder import CompletePartitions
 from tokenizer_training.corpus.byte_ranges import ByteRange
 from tokenizer_training.corpus.corpus import Corpus, Partition
 
@@ -32,31 +34,31 @@ def default_partition_bytes(corpus: Corpus) -> int:
 
 
 class WorkList:
-    """The numbered partitions of a split without the complete ones, once; `num_partitions` counts all of them."""
+    """The numbered partitions of a split without the complete ones, once; `sha256` has those of all of them."""
 
     def __init__(
         self,
-        corpus: Corpus,
-        split_name: str,
-        partition_bytes: int,
-        complete: Collection[int],
+        partitions: Iterable[Partition],
+        hash_of: Callable[[Partition], str],
+        complete: CompletePartitions,
         progress: "SplitProgress",
     ) -> None:
-        self._partitions = corpus.partitions(split_name, partition_bytes)
+        self._partitions = partitions
+        self._hash_of = hash_of
         self._complete = complete
         self._progress = progress
         self._num_bytes: dict[int, int] = {}
-        self.num_partitions = 0
+        self.sha256: dict[int, str] = {}
 
-    def __iter__(self) -> Iterator[tuple[int, Partition]]:
+    def __iter__(self) -> Iterator[NumberedPartition]:
         for index, partition in enumerate(self._partitions):
-            self.num_partitions += 1
+            self.sha256[index] = sha256 = self._hash_of(partition)
             num_bytes = num_partition_bytes(partition)
-            if index in self._complete:
+            if self._complete.keep(index, sha256):
                 self._progress.skip(num_bytes)
             else:
                 self._num_bytes[index] = num_bytes
-                yield index, partition
+                yield NumberedPartition(index, sha256, partition)
 
     def finish(self, index: int, num_tokens: int) -> None:
         """Count partition number `index` as complete."""

@@ -13,7 +13,8 @@ from tests.fixtures.tiny_corpus import contents, flags, write_source
 from tests.servers.fixtures import CloudStorageHandle
 from tfrecord_prep.beam_pipeline import MAX_INLINE_BYTES, check_beam, work_with_beam
 from tfrecord_prep.config import PrepareConfig
-from tfrecord_prep.partition import SplitWork
+from tfrecord_prep.manifest import read_manifest
+from tfrecord_prep.partition import NumberedPartition, SplitWork
 from tfrecord_prep.prepare_tfrecord_shards import main
 from tfrecord_prep.split_folder import read_sidecar
 from tokenizer_training.corpus.byte_ranges import ByteRange
@@ -72,29 +73,38 @@ def test_cloud_storage_in_and_out(source: Path, tmp_path: Path, cloud: CloudStor
 
 
 @needs_beam
-def test_a_row_that_cannot_be_read_is_one_line_and_the_next_run_resumes(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_row_that_cannot_be_read_is_one_line_and_once_it_is_mended_the_next_run_resumes(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        "tokenizer_training.corpus.file_identity._sha256", lambda path: path
-    )  # mended is not replaced here
     source = write_source(tmp_path)
-    docs = source / "docs.jsonl"
-    good = docs.read_bytes()
-    with_beam = flags(source, tmp_path / "beam", *ONE_PROCESS)
-    docs.write_bytes(good[:-3] + b"!}\n")
+    (source / "more.jsonl").write_bytes(good := (source / "docs.jsonl").read_bytes())
+    files = ["--data-files", str(source / "docs.jsonl"), str(source / "more.jsonl")]
+    with_beam = flags(source, tmp_path / "beam", *files, *ONE_PROCESS)
+    (source / "more.jsonl").write_bytes(good[:-3] + b"!}\n")
     assert main(with_beam) == 2
     assert "must hold one JSON object per line" in capfd.readouterr().err.strip().splitlines()[-1]
     folder = tmp_path / "beam" / "train"
-    complete = {path.name: path.stat().st_mtime_ns for path in folder.glob("partition-*.json")}
     shards = {path: path.stat().st_mtime_ns for path in folder.glob("dataset-00000-*")}
     assert not (folder / "manifest.json").exists()
-    assert "partition-00000.json" in complete
+    assert (folder / "partition-00000.json").exists()
 
-    docs.write_bytes(good)
+    (source / "more.jsonl").write_bytes(good)
     assert main(with_beam) == 0
     assert {path: path.stat().st_mtime_ns for path in shards} == shards
-    assert contents(tmp_path / "beam") == local_bytes(source, tmp_path / "local")
+    assert contents(tmp_path / "beam") == local_bytes(source, tmp_path / "local", *files)
+
+
+@needs_beam
+def test_rows_that_are_left_out_are_those_of_the_local_run(tmp_path: Path) -> None:
+    source = write_source(tmp_path)
+    with (source / "docs.jsonl").open("ab") as docs:
+        docs.write(b'{"text": 17}\n{"text": "last"}\n')
+    skip = ["--on-bad-row", "skip"]
+    assert main(flags(source, tmp_path / "beam", *skip, *ONE_PROCESS)) == 0
+    assert contents(tmp_path / "beam") == local_bytes(source, tmp_path / "local", *skip)
+    bad_rows = read_manifest(str(tmp_path / "beam" / "train")).bad_rows
+    assert bad_rows is not None
+    assert bad_rows.num_rows == 1
 
 
 @needs_beam
@@ -102,16 +112,18 @@ def test_few_documents_go_with_the_pipeline(tmp_path: Path) -> None:
     corpus = CorpusConfig(dataset_name="builtin")
     work = SplitWork(corpus, "train", partition_settings(tmp_path))
     options = check_beam(in_memory_config(tmp_path), open_corpus(corpus))
-    results = list(work_with_beam(work, [(3, ["5 6"]), (1, ["7"])], options))
+    results = list(
+        work_with_beam(work, [NumberedPartition(3, "a", ["5 6"]), NumberedPartition(1, "b", ["7"])], options)
+    )
     assert [result.index for result in results] == [3, 1]
-    sidecar = read_sidecar(str(tmp_path), "partition-00003.json", work.settings.plan_sha256)
+    sidecar = read_sidecar(str(tmp_path), "partition-00003.json")
     assert sidecar is not None
     assert sidecar.shards == results[0].shards
 
-    too_much = ((number, ["x" * (MAX_INLINE_BYTES // 8)]) for number in range(100))
+    too_much = (NumberedPartition(number, "a", ["x" * (MAX_INLINE_BYTES // 8)]) for number in range(100))
     with pytest.raises(InputError, match="give --data-files without --limit, or --runner local"):
         list(work_with_beam(work, too_much, options))
-    assert next(too_much)[0] == 9
+    assert next(too_much).index == 9
 
 
 @needs_beam
@@ -120,7 +132,7 @@ def test_a_failure_that_is_no_bad_input_says_how_to_resume(tmp_path: Path) -> No
     work = SplitWork(corpus, "train", partition_settings(tmp_path, chunking="none such"))
     options = check_beam(in_memory_config(tmp_path), open_corpus(corpus))
     with pytest.raises(RunFailedError, match=r"none such.* run the same command again"):
-        list(work_with_beam(work, [(0, ["5 6"])], options))
+        list(work_with_beam(work, [NumberedPartition(0, "a", ["5 6"])], options))
 
 
 @needs_dataflow
@@ -160,7 +172,7 @@ def test_dataflow_can_be_given_the_pipeline() -> None:
     options = check_beam(config, Corpus(corpus, {}, {}))
     work = SplitWork(corpus, "train", partition_settings("gs://bucket/shards"))
     docs = StoredFile("gs://bucket/docs.jsonl", 100)
-    partitions = [(number, [ByteRange(docs, number, number + 1)]) for number in range(100)]
+    partitions = [NumberedPartition(number, "a", [ByteRange(docs, number, number + 1)]) for number in range(100)]
     with pytest.raises(RunFailedError, match="DataflowRunner ended in the state None"):
         list(work_with_beam(work, partitions, options))
 

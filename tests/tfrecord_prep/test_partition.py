@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
-from tests.fixtures.partitions import PLAN_SHA256, SPECIAL_IDS, partition_settings
+from tests.fixtures.partitions import SHA256, SPECIAL_IDS, build_partition, partition_settings
 from tests.servers.fixtures import CloudStorageHandle
 from tfrecord_prep.chunking import CHUNKINGS, Rows
-from tfrecord_prep.partition import build_partition, write_shards
+from tfrecord_prep.partition import write_shards
 from tfrecord_prep.records import decode_feature, encode_rows, read_records
 from tfrecord_prep.split_folder import PartitionResult, read_sidecar
 from tokenizer_training.corpus.passages import grouped_by_size
@@ -76,18 +76,16 @@ def test_sidecar_tells_what_was_written(tmp_path: Path) -> None:
         "dataset-00007-00000-1.tfrecord",
         "partition-00007.json",
     ]
-    found = read_sidecar(str(tmp_path), "partition-00007.json", PLAN_SHA256)
+    found = read_sidecar(str(tmp_path), "partition-00007.json")
     assert found is not None
-    assert (found.index, found.shards, found.totals) == (7, result.shards, result.totals)
+    assert (found.index, found.sha256, found.shards, found.totals) == (7, SHA256, result.shards, result.totals)
     assert np.flatnonzero(found.id_counts).tolist() == [5, 6, 7]  # the unknown token does not count
     assert found.id_counts.tolist() == result.id_counts.tolist()
 
 
-def test_sidecar_of_another_plan_is_none(tmp_path: Path) -> None:
-    build_partition(0, ["5"], partition_settings(tmp_path))
-    assert read_sidecar(str(tmp_path), "partition-00000.json", "cd" * 32) is None
+def test_what_is_no_sidecar_is_none(tmp_path: Path) -> None:
     (tmp_path / "partition-00000.json").write_text("{}")
-    assert read_sidecar(str(tmp_path), "partition-00000.json", PLAN_SHA256) is None
+    assert read_sidecar(str(tmp_path), "partition-00000.json") is None
 
 
 def test_documents_are_taken_as_they_are_needed(tmp_path: Path) -> None:
@@ -122,9 +120,8 @@ def test_memory_hardly_grows_with_a_document(tmp_path: Path, separator: str) -> 
     settings = f"partition_settings({str(tmp_path)!r}, tokenizer_json=tokenizer_json, shard_size=10_000)"
     program = f"""
 import resource, sys
-from tests.fixtures.partitions import partition_settings
+from tests.fixtures.partitions import build_partition, partition_settings
 from tokenizer_training.tokenizer import plain_text_tokenizer_json
-from tfrecord_prep.partition import build_partition
 from tests.fixtures.tiny_tokenizers import byte_level
 tokenizer_json = plain_text_tokenizer_json(byte_level().to_str())
 document = sys.argv[2].join(["model", "language", "of", "masks"] * int(sys.argv[1]))

@@ -13,6 +13,7 @@ from tests.fixtures.tiny_corpus import contents, flags, write_source
 from tfrecord_prep import partition
 from tfrecord_prep.manifest import open_shards
 from tfrecord_prep.prepare_tfrecord_shards import main
+from tokenizer_training.corpus.bad_rows import BadRows
 from tokenizer_training.corpus.byte_ranges import ByteRange
 from tokenizer_training.corpus.config import CorpusConfig
 from tokenizer_training.corpus.corpus import read_partition
@@ -37,10 +38,10 @@ def unfinished(source: Path, folder: Path, capsys: pytest.CaptureFixture) -> tup
     corpus.write_bytes(CORPUS)
     arguments = flags(source, folder / "out", "--data-files", str(corpus))
 
-    def read(config: CorpusConfig, split_name: str, byte_ranges: list[ByteRange]) -> Iterator[str]:
+    def read(config: CorpusConfig, split_name: str, byte_ranges: list[ByteRange], bad_rows: BadRows) -> Iterator[str]:
         if byte_ranges[0].stop == len(CORPUS):
             raise InputError("stopped before the last")
-        return read_partition(config, split_name, byte_ranges)
+        return read_partition(config, split_name, byte_ranges, bad_rows)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(partition, "read_partition", read)

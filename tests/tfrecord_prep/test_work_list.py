@@ -4,14 +4,19 @@ import gzip
 import io
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tfrecord_prep import work_list
+from tfrecord_prep.manifest import Totals
+from tfrecord_prep.split_folder import CompletePartitions, PartitionResult
 from tfrecord_prep.work_list import SplitProgress, WorkList, default_partition_bytes, split_progress, total_bytes
+from tokenizer_training.corpus.bad_rows import BadRows
 from tokenizer_training.corpus.config import CorpusConfig
-from tokenizer_training.corpus.corpus import open_corpus, read_partition
+from tokenizer_training.corpus.corpus import Corpus, open_corpus, read_partition
 
 MIB = 1 << 20
 
@@ -24,12 +29,23 @@ def files(tmp_path: Path) -> list[str]:
     return [str(tmp_path / "a.txt"), str(tmp_path / "b.txt.gz")]
 
 
+def work_list_of(
+    corpus: Corpus, partition_bytes: int, progress: SplitProgress, complete: Sequence[int] = ()
+) -> WorkList:
+    results = [
+        PartitionResult(index, "same", (), Totals(0, 0, 0, 0, 0), BadRows(), np.zeros(1, np.int64))
+        for index in complete
+    ]
+    partitions = corpus.partitions("train", partition_bytes)
+    return WorkList(partitions, lambda _: "same", CompletePartitions("nowhere", results), progress)
+
+
 def test_numbers_sizes_and_progress(files: list[str]) -> None:
     corpus = open_corpus(CorpusConfig(data_files=files))
     progress = SplitProgress("train", total_bytes(corpus, "train", 400), None)
-    partitions = WorkList(corpus, "train", 400, {1, 2}, progress)
-    taken = dict(partitions)
-    assert partitions.num_partitions == 5  # four of the first file, the second as a whole
+    partitions = work_list_of(corpus, 400, progress, complete=(1, 2))
+    taken = {numbered.index: numbered.partition for numbered in partitions}
+    assert list(partitions.sha256) == list(range(5))  # four of the first file, the second as a whole
     assert list(taken) == [0, 3, 4]
     assert progress._num_bytes_before == 750
     for index in taken:
@@ -44,8 +60,8 @@ def test_documents_that_the_parent_reads(files: list[str]) -> None:
     corpus = open_corpus(CorpusConfig(data_files=files, limit=10))
     assert total_bytes(corpus, "train", 400) is None
     progress = SplitProgress("train", None, None)
-    partitions = WorkList(corpus, "train", 60, (), progress)
-    assert [len(partition) for _, partition in partitions] == [4, 4, 2]
+    partitions = work_list_of(corpus, 60, progress)
+    assert [len(numbered.partition) for numbered in partitions] == [4, 4, 2]
     for index in range(3):
         partitions.finish(index, 10)
     assert progress._num_bytes == 10 * len("one line of é".encode())

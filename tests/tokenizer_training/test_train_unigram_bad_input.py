@@ -62,7 +62,7 @@ def write_files(folder: Path) -> None:
             "--output-dir OUT --data-files DIR/broken.jsonl",
             "DIR/broken.jsonl must hold one JSON object",
         ),
-        ("--output-dir OUT --data-files DIR/surrogate.jsonl", "surrogates not allowed"),
+        ("--output-dir OUT --data-files DIR/surrogate.jsonl", "half of a surrogate pair"),
         ("--output-dir OUT --data-files CORPUS DIR/latin.txt", "DIR/latin.txt must be UTF-8 text; byte 1503"),
         ("--output-dir OUT --data-files CORPUS --validation-files DIR/blank.txt", "DIR/blank.txt is blank"),
         ("--output-dir OUT --data-files CORPUS --vocab-size 5", "must leave room beside 261 special tokens and bytes"),

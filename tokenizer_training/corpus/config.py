@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from mlm_common.errors import InputError
 from mlm_common.settings import flag
+from tokenizer_training.corpus.bad_rows import OnBadRow
 
 BUILTIN = "builtin"
 VALIDATION = "validation"
@@ -65,6 +66,12 @@ class CorpusConfig:
         "Percentage of the documents set apart as the split `test`, by the same draw; --validation-percent "
         "draws the same documents with it and without. Default: none.",
     )
+    on_bad_row: OnBadRow = flag(
+        "fail",
+        "What becomes of a row that cannot be read: bytes that are not UTF-8, half of a surrogate pair, JSON or CSV "
+        "that is not right, a text that is none. `fail` ends the run and names it; `skip` leaves it out, and the "
+        "output tells how many there are, and of the first 100 where and why.",
+    )
     trust_remote_code: bool = flag(False, "Accepted and without effect: data sets are never run as code.")
     seed: int = flag(0, "Seed of the draws from the corpus, such as --validation-percent.")
 
@@ -78,6 +85,8 @@ class CorpusConfig:
             raise InputError("--dataset-config and --dataset-revision need a Hub data set in --dataset-name.")
         if self.sample_by not in get_args(SampleBy):
             raise InputError(f"--sample-by is one of {', '.join(get_args(SampleBy))}; got {self.sample_by!r}.")
+        if self.on_bad_row not in get_args(OnBadRow):
+            raise InputError(f"--on-bad-row is one of {', '.join(get_args(OnBadRow))}; got {self.on_bad_row!r}.")
         flags = {"--split": self.split} | {f"--{split}-split": self.hub_split_of(split) for split in HELD_OUT_SPLITS}
         for flag_name, name in flags.items():
             if name is not None and not re.fullmatch(r"\w+([.-]\w+)*", name):

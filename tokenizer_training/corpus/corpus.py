@@ -13,6 +13,7 @@ from typing import Any
 from mlm_common.errors import InputError
 from mlm_common.storage import is_gcs
 from mlm_common.storage.reading import StoredFile
+from tokenizer_training.corpus.bad_rows import BadRows
 from tokenizer_training.corpus.byte_ranges import ByteRange, draw_byte_ranges, group_byte_ranges, is_for_few_workers
 from tokenizer_training.corpus.config import BUILTIN, HELD_OUT_SPLITS, CorpusConfig
 from tokenizer_training.corpus.passages import grouped_by_size
@@ -27,9 +28,12 @@ Partition = list[ByteRange] | list[str]
 
 @dataclass(frozen=True)
 class Source:
-    """Where documents come from: `read` starts anew each time; there are no `files` where it does not read files."""
+    """Where documents come from; there are no `files` where it does not read files.
 
-    read: Callable[[], Iterable[str]]
+    `read` starts anew each time, and adds the rows that it leaves out to those it is given.
+    """
+
+    read: Callable[[BadRows], Iterable[str]]
     files: tuple[StoredFile, ...] = ()
 
 
@@ -55,16 +59,18 @@ class Corpus:
         """List the files that are read for a split, none where its text is not in files."""
         return self._source(split_name).files
 
-    def documents(self, split_name: str) -> Iterator[str]:
+    def documents(self, split_name: str, bad_rows: BadRows | None = None) -> Iterator[str]:
         """Read the documents of a split, some perhaps blank; each call reads again, in the same order.
+
+        Rows that cannot be read are left out and added to `bad_rows` if `config.on_bad_row` says so; here and below.
 
         Raises:
             InputError: no such split, or, while iterating, a file that cannot be read.
         """
         limit = self.config.limit if self._has_limit(split_name) else None
-        return _documents_of_split(self.config, split_name, self._source(split_name).read(), limit)
+        return _documents_of_split(self.config, split_name, self._source(split_name).read(bad_rows or BadRows()), limit)
 
-    def partitions(self, split_name: str, partition_bytes: int) -> Iterator[Partition]:
+    def partitions(self, split_name: str, partition_bytes: int, bad_rows: BadRows | None = None) -> Iterator[Partition]:
         """Cut a split into units of work, in order; `read_partition` gives the documents of each.
 
         They are byte ranges of files, at most `partition_bytes` as stored, where a worker can read them by itself: a
@@ -76,7 +82,7 @@ class Corpus:
             InputError: as `documents`.
         """
         if not self.has_byte_ranges(split_name, partition_bytes):
-            return grouped_by_size(self.documents(split_name), partition_bytes)
+            return grouped_by_size(self.documents(split_name, bad_rows), partition_bytes)
         return group_byte_ranges(self.files(split_name), self.config.sample_by, partition_bytes)
 
     def has_byte_ranges(self, split_name: str, partition_bytes: int) -> bool:
@@ -84,15 +90,17 @@ class Corpus:
         files = self._files_to_cut(split_name)
         return bool(files) and not is_for_few_workers(files, self.config.sample_by, partition_bytes)
 
-    def sampled_documents(self, split_name: str, max_bytes: int, seed: int) -> Iterator[str]:
+    def sampled_documents(
+        self, split_name: str, max_bytes: int, seed: int, bad_rows: BadRows | None = None
+    ) -> Iterator[str]:
         """Read documents of a split from all over it, about twice `max_bytes`: all, where that is about all there is.
 
         The reading takes a time that `max_bytes` bounds, where the split comes from files that can be cut.
         """
         byte_ranges = self._sample(split_name, max_bytes, seed)
         if byte_ranges is None:
-            return self.documents(split_name)
-        return read_partition(self.config, split_name, byte_ranges)
+            return self.documents(split_name, bad_rows)
+        return read_partition(self.config, split_name, byte_ranges, bad_rows)
 
     def num_sampled_bytes(self, split_name: str, max_bytes: int, seed: int) -> int | None:
         """Estimate how many bytes of text `sampled_documents` reads; None where the files do not tell."""
@@ -121,7 +129,9 @@ class Corpus:
         return self.sources.get(split_name, self.sources[self.config.split])
 
 
-def read_partition(config: CorpusConfig, split_name: str, partition: Partition) -> Iterator[str]:
+def read_partition(
+    config: CorpusConfig, split_name: str, partition: Partition, bad_rows: BadRows | None = None
+) -> Iterator[str]:
     """Yield the documents of a partition of the corpus with these settings: its files are read, and nothing else.
 
     Raises:
@@ -129,7 +139,7 @@ def read_partition(config: CorpusConfig, split_name: str, partition: Partition) 
     """
     for item in partition:
         if isinstance(item, ByteRange):
-            documents = read_byte_range(item, config.text_column, config.sample_by)
+            documents = read_byte_range(item, config.text_column, config.sample_by, config.on_bad_row, bad_rows)
             yield from _documents_of_split(config, split_name, documents)
         else:
             yield item
@@ -164,7 +174,7 @@ def _open_main(config: CorpusConfig, description: dict[str, Any]) -> Source:
         from tokenizer_training.corpus.builtin import describe_builtin_corpus, read_builtin_corpus
 
         description["builtin"] = describe_builtin_corpus()
-        return Source(read_builtin_corpus)
+        return Source(lambda _: read_builtin_corpus())
     return _open_hub_split(config, config.split, "--split")
 
 
@@ -177,11 +187,13 @@ def _open_files(config: CorpusConfig, setting: str, description: dict[str, Any])
         for file in files
     ]
 
-    def read() -> Iterator[str]:
-        texts = (read_byte_range(ByteRange(file), config.text_column, config.sample_by) for file in files)
-        return chain.from_iterable(texts)
+    def read(bad_rows: BadRows) -> Iterator[str]:
+        return chain.from_iterable(
+            read_byte_range(ByteRange(file), config.text_column, config.sample_by, config.on_bad_row, bad_rows)
+            for file in files
+        )
 
-    _check_not_blank(read(), " ".join(patterns))
+    _check_not_blank(read, " ".join(patterns))
     return Source(read, files)
 
 
@@ -206,10 +218,12 @@ def _open_hub_split(config: CorpusConfig, hub_split: str, flag: str) -> Source:
             f"cannot be loaded: {' '.join(str(error).split())}"
         ) from error
 
-    def read() -> Iterator[str]:
-        return dataset_texts(rows, config.text_column, str(config.dataset_name))
+    def read(bad_rows: BadRows) -> Iterator[str]:
+        source = str(config.dataset_name)
+        handler = bad_rows.handler(config.on_bad_row, source, "row {:,}".format)
+        return dataset_texts(rows, config.text_column, source, handler)
 
-    _check_not_blank(read(), f"{config.dataset_name}, {flag} {hub_split},")
+    _check_not_blank(read, f"{config.dataset_name}, {flag} {hub_split},")
     return Source(read)
 
 
@@ -222,9 +236,11 @@ def _check_files_are_in_one_split(sources: dict[str, Source]) -> None:
                 raise InputError(f"A file belongs to one split; {file.name} is named for {split_of[path]} and {split}.")
 
 
-def _check_not_blank(texts: Iterable[str], source: str) -> None:
-    if not any(text.strip() for text in texts):
-        raise InputError(f"A corpus must hold text; every document of {source} is blank (see --text-column).")
+def _check_not_blank(read: Callable[[BadRows], Iterable[str]], source: str) -> None:
+    bad_rows = BadRows()
+    if not any(text.strip() for text in read(bad_rows)):
+        cure = f"{bad_rows.describe()}, --text-column" if bad_rows.num_rows else "--text-column"
+        raise InputError(f"A corpus must hold text; every document of {source} is blank (see {cure}).")
 
 
 def _documents_of_split(

@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TextIO
 
 from mlm_common.errors import InputError
 from mlm_common.storage.reading import StoredFile, find_stored_files
 from tokenizer_training.corpus import text_formats
+from tokenizer_training.corpus.bad_rows import BadRowHandler, BadRows, OnBadRow
 from tokenizer_training.corpus.byte_ranges import ByteRange
 from tokenizer_training.corpus.file_identity import with_checksums
 
@@ -46,8 +47,21 @@ def find_files(patterns: list[str], flag: str) -> list[StoredFile]:
     return with_checksums(files.values())
 
 
-def read_byte_range(byte_range: ByteRange, text_column: str, sample_by: str) -> Iterator[str]:
+def read_byte_range(
+    byte_range: ByteRange,
+    text_column: str,
+    sample_by: str,
+    on_bad_row: OnBadRow = "fail",
+    bad_rows: BadRows | None = None,
+) -> Iterator[str]:
     """Yield the texts of a file or of a range of it, in the file's order; an empty one for a row without text.
+
+    Args:
+        byte_range: rows of a file.
+        text_column: where a row holds its text.
+        sample_by: what is a row of a .txt file.
+        on_bad_row: whether a row that cannot be read ends the reading, or is left out.
+        bad_rows: to which those left out are added.
 
     Raises:
         InputError: the file is not what its ending says, is not UTF-8, or lacks the text column. Texts that come
@@ -56,13 +70,17 @@ def read_byte_range(byte_range: ByteRange, text_column: str, sample_by: str) -> 
     """
     name = byte_range.file.name
     file_format = _format_of(name, "--data-files")
+    place = "row {:,}".format if file_format == "parquet" else _LinePlaces(byte_range)
+    handler = (bad_rows or BadRows()).handler(on_bad_row, name, place)
     try:
         if file_format == "parquet":
             with byte_range.file.open() as raw:
                 file: io.BufferedReader[Any] = io.BufferedReader(raw, raw.read_ahead_bytes)
-                yield from text_formats.parquet_texts(file, text_column, name)
+                yield from text_formats.parquet_texts(file, text_column, name, handler)
         else:
-            yield from _read_text(byte_range, file_format, text_column, sample_by)
+            errors = "surrogateescape" if on_bad_row == "skip" else "strict"
+            with _open_text(byte_range, errors, newline="" if file_format == "csv" else None) as text:
+                yield from _read_text(text, byte_range.file, file_format, text_column, sample_by, handler)
     except InputError:
         raise
     except (OSError, EOFError, ValueError, RecursionError, csv.Error, zlib.error) as error:
@@ -84,19 +102,22 @@ def _format_of(name: str, flag: str) -> str:
     return file_format
 
 
-def _read_text(byte_range: ByteRange, file_format: str, text_column: str, sample_by: str) -> Iterator[str]:
-    name = byte_range.file.name
+def _read_text(
+    text: TextIO, stored: StoredFile, file_format: str, text_column: str, sample_by: str, on_bad_row: BadRowHandler
+) -> Iterator[str]:
+    if file_format == "text":
+        return text_formats.txt_texts(text, sample_by, on_bad_row)
+    if file_format == "csv":
+        return text_formats.csv_texts(text, text_column, stored.name, on_bad_row)
+    check_column = partial(_check_json_column, stored, text_column)
+    return text_formats.json_texts(text, text_column, stored.name, on_bad_row, check_column)
+
+
+@contextmanager
+def _open_text(byte_range: ByteRange, errors: str, newline: str | None = None) -> Iterator[TextIO]:
+    """Give the rows as text, without the byte-order mark of their file, should it have one."""
     with _open_rows(byte_range) as binary:
-        # Without its byte-order mark, should it have one.
-        encoding = "utf-8" if byte_range.start else "utf-8-sig"
-        file = io.TextIOWrapper(binary, encoding, newline="" if file_format == "csv" else None)
-        if file_format == "text":
-            yield from text_formats.plain_texts(file, sample_by)
-        elif file_format == "csv":
-            yield from text_formats.csv_texts(file, text_column, name)
-        else:
-            check_column = partial(_check_json_column, byte_range.file, text_column)
-            yield from text_formats.json_texts(file, text_column, name, partial(_place, byte_range), check_column)
+        yield io.TextIOWrapper(binary, "utf-8" if byte_range.start else "utf-8-sig", errors, newline)
 
 
 @contextmanager
@@ -183,15 +204,28 @@ class _BlockReader(io.RawIOBase):
         return size
 
 
-def _place(byte_range: ByteRange, line_number: int) -> str:
-    """Describe where a line of a range is: its number in the file, or the byte at which it begins."""
-    if not byte_range.start:
-        return f"line {line_number}"
-    with _open_rows(byte_range) as binary:
-        # Line ends as they are, and what is no UTF-8 further down is no concern here.
-        lines = io.TextIOWrapper(binary, "utf-8", "surrogateescape", newline="")
-        num_bytes = sum(len(line.encode("utf-8", "surrogateescape")) for line in islice(lines, line_number - 1))
-    return f"the line at byte {_first_byte(byte_range) + num_bytes}"
+class _LinePlaces:
+    """Says where lines of a range are, asked for in order: their numbers in the file, or the bytes they begin at."""
+
+    def __init__(self, byte_range: ByteRange) -> None:
+        self._byte_range = byte_range
+        self._first_bytes = self._read_first_bytes()
+        self._num_read = 0
+
+    def __call__(self, line_number: int) -> str:
+        if not self._byte_range.start:
+            return f"line {line_number:,}"
+        first_byte = next(islice(self._first_bytes, line_number - self._num_read - 1, None))
+        self._num_read = line_number
+        return f"the line at byte {first_byte}"
+
+    def _read_first_bytes(self) -> Iterator[int]:
+        first_byte = _first_byte(self._byte_range)
+        # Line ends as they are, and what is no UTF-8 is no concern here.
+        with _open_text(self._byte_range, "surrogateescape", newline="") as lines:
+            for line in lines:
+                yield first_byte
+                first_byte += len(line.encode("utf-8", "surrogateescape"))
 
 
 def _first_byte(byte_range: ByteRange) -> int:
@@ -201,8 +235,8 @@ def _first_byte(byte_range: ByteRange) -> int:
 
 def _check_json_column(stored: StoredFile, text_column: str) -> None:
     """Raise InputError where the first rows of the whole file lack the column; later ones may."""
-    with _open_rows(ByteRange(stored)) as binary:
-        text_formats.check_json_column(io.TextIOWrapper(binary, "utf-8-sig"), text_column, stored.name)
+    with _open_text(ByteRange(stored), "surrogateescape") as text:
+        text_formats.check_json_column(text, text_column, stored.name)
 
 
 def _check_start(name: str, start: bytes) -> None:
@@ -239,5 +273,5 @@ def _not_text(name: str, offset: int, byte: int) -> InputError:
     return InputError(
         f"{name} must be UTF-8 text; {where} is 0x{byte:02x} (counted from 0). It may be a binary file or in another "
         f"encoding: convert it, for instance with `iconv -f {'UTF-16' if is_utf16 else 'ISO-8859-1'} -t UTF-8`, or "
-        "leave it out of --data-files."
+        "leave it out of --data-files; or leave out the rows that cannot be read: --on-bad-row skip."
     )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TextIO
 
 from mlm_common.errors import InputError
+from tokenizer_training.corpus.bad_rows import BadRowHandler
 
 ROWS_PER_BATCH = 64
 # Of JSON without the text column.
@@ -19,26 +20,36 @@ NUM_ROWS_CHECKED = 256
 MAX_FIELD_CHARACTERS = 1 << 30  # what an unclosed quotation mark in a CSV file can take up
 # Parquet holds a column of thousands of rows in one run of bytes, which is read in blocks of this size.
 PARQUET_BUFFER_BYTES = 1 << 20
+FIRST_SURROGATE_OF_BYTES = 0xDC80  # what Python's error handler `surrogateescape` makes of the byte 0x80
 
 
-def plain_texts(file: TextIO, sample_by: str) -> Iterator[str]:
+def txt_texts(file: TextIO, sample_by: str, on_bad_row: BadRowHandler) -> Iterator[str]:
     """Yield the lines, paragraphs or the one document of a text file."""
     if sample_by == "document":
-        yield file.read()
+        rows: Iterable[tuple[int, str]] = [(1, file.read())]
     elif sample_by == "line":
-        for line in file:
-            yield line.rstrip("\n")
+        rows = ((number, line.rstrip("\n")) for number, line in enumerate(file, 1))
     else:
-        for is_blank, lines in itertools.groupby(file, str.isspace):
-            if not is_blank:
-                yield "".join(lines).rstrip("\n")
+        rows = _paragraphs(file)
+    for number, text in rows:
+        if _is_unicode(text, number, on_bad_row):
+            yield text
 
 
-def csv_texts(file: TextIO, text_column: str, name: str) -> Iterator[str]:
+def _paragraphs(file: TextIO) -> Iterator[tuple[int, str]]:
+    """Yield the number of its first line and the text of each paragraph."""
+    for is_blank, numbered in itertools.groupby(enumerate(file, 1), lambda numbered: numbered[1].isspace()):
+        if not is_blank:
+            number, first_line = next(numbered)
+            yield number, "".join([first_line, *(line for _, line in numbered)]).rstrip("\n")
+
+
+def csv_texts(file: TextIO, text_column: str, name: str, on_bad_row: BadRowHandler) -> Iterator[str]:
     """Yield the text of each row; the first row names the columns.
 
     Raises:
-        InputError: there is no such column, or a row has another number of fields.
+        InputError: there is no such column.
+        csv.Error: a quotation mark is out of place, which hides where rows end.
     """
     csv.field_size_limit(MAX_FIELD_CHARACTERS)
     rows = csv.reader(file, strict=True)
@@ -49,82 +60,94 @@ def csv_texts(file: TextIO, text_column: str, name: str) -> Iterator[str]:
         raise _no_column(names, text_column, name)
     column = names.index(text_column)
     for row in rows:
-        if row and len(row) != len(names):
-            raise InputError(
-                f"{name} must be CSV with {len(names)} fields per row, as in its first; the row that ends at line "
-                f"{rows.line_num} has {len(row)}. Commas and line ends in a text need quotation marks around it."
+        if not row:
+            continue
+        if len(row) != len(names):
+            rule = (
+                f"CSV with {len(names)} fields per row, as in its first (commas and line ends in a text need quotation "
+                "marks around it)"
             )
-        if row:
+            on_bad_row(rows.line_num, rule, f"the row that ends here has {len(row)}")
+        elif _is_unicode("".join(row), rows.line_num, on_bad_row):
             yield row[column]
 
 
 def json_texts(
-    file: TextIO, text_column: str, name: str, place: Callable[[int], str], check_column: Callable[[], None]
+    file: TextIO, text_column: str, name: str, on_bad_row: BadRowHandler, check_column: Callable[[], None]
 ) -> Iterator[str]:
-    """Yield the text of each object, an empty one where it has none; a row that is a string is a text itself.
+    """Yield the text of each object, an empty one where it has none or null; a row that is a string is a text itself.
 
     Args:
         file: JSON Lines or, in a file named .json, also one list or object over any number of lines.
         text_column: the key of the texts.
-        name: the file's, for errors.
-        place: says for an error where line number N of `file` is.
+        name: the file's.
+        on_bad_row: called for a line that is not JSON, a row that is not an object, a text that is not one.
         check_column: called once, should a row come without the key before any with it; raises where it is missing.
 
     Raises:
-        InputError: a line is not JSON, a row not an object, a text not one.
+        InputError: a file of one list or object is not JSON.
     """
     found = False
-    for number, row in json_rows(file, name, place):
+    for number, row in json_rows(file, name, on_bad_row):
         if isinstance(row, dict):
             if not found:
                 found = True
                 if text_column not in row:
                     check_column()
-            text = row.get(text_column) or ""
-            if not isinstance(text, str):
-                raise _no_text(text, text_column, f"{name}, {place(number)},")
-        elif isinstance(row, str):
-            text = row
+            text = row.get(text_column)
         else:
-            raise InputError(f"{name} must hold JSON objects; {place(number)} has {type(row).__name__} {row!r:.50}.")
-        if not text.isascii():
-            _check_unicode(text, name, number, place)
-        yield text
+            text = row
+        if text is None and isinstance(row, dict):
+            yield ""
+        elif not isinstance(text, str):
+            rule = f"text in {text_column!r} (--text-column)" if isinstance(row, dict) else "JSON objects"
+            on_bad_row(number, rule, f"{type(text).__name__} {text!r:.50}")
+        elif _is_unicode(text, number, on_bad_row):
+            yield text
 
 
-def json_rows(file: TextIO, name: str, place: Callable[[int], str]) -> Iterator[tuple[int, Any]]:
-    """Yield the number of its line and the value of each row.
+def json_rows(file: TextIO, name: str, on_bad_row: BadRowHandler) -> Iterator[tuple[int, Any]]:
+    """Yield the number of its line and the value of each row; a file named .json may be one list of them.
 
     Raises:
-        InputError: a line is not JSON.
+        InputError: a file of one value is not JSON.
     """
-    may_be_one_value = name.removesuffix(".gz").endswith(".json")
-    for number, line in enumerate(file, 1):
-        if line.isspace():
+    lines = enumerate(file, 1)
+    if name.removesuffix(".gz").endswith(".json"):
+        for number, line in lines:
+            if line.isspace():
+                continue
+            try:
+                value = json.loads(line)
+            except ValueError:
+                value = _one_json_value(line + file.read(), number, name)
+            yield from ((number, row) for row in value) if isinstance(value, list) else [(number, value)]
+            break
+    for number, line in lines:
+        if line.isspace() or not _is_unicode(line, number, on_bad_row):
             continue
         try:
-            try:
-                value = json.loads(line.rstrip())
-            except json.JSONDecodeError:
-                if not may_be_one_value:
-                    raise
-                value = json.loads(line + file.read())
+            yield number, json.loads(line.rstrip())
         except json.JSONDecodeError as error:
-            raise InputError(
-                f"{name} must hold one JSON object per line; {place(number + error.lineno - 1)}, column {error.colno}: "
-                f"{error.msg}."
-            ) from error
-        if may_be_one_value and isinstance(value, list):
-            yield from ((number, row) for row in value)
-        else:
-            yield number, value
-        may_be_one_value = False
+            on_bad_row(number, "one JSON object per line", f"{error.msg} at column {error.colno}")
+        except (ValueError, RecursionError) as error:
+            on_bad_row(number, "one JSON object per line", str(error))
+
+
+def _one_json_value(content: str, first_line: int, name: str) -> Any:
+    try:
+        return json.loads(content)
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{name} must hold one JSON object per line, or a list of them; line {first_line + error.lineno - 1}, "
+            f"column {error.colno}: {error.msg}. Mend it, or leave it out of --data-files."
+        ) from error
 
 
 def check_json_column(file: TextIO, text_column: str, name: str) -> None:
     """Raise InputError where none of the first rows of a JSON file has the column."""
     names: dict[str, None] = {}
-    for _, row in itertools.islice(json_rows(file, name, "line {}".format), NUM_ROWS_CHECKED):
+    for _, row in itertools.islice(json_rows(file, name, _pass_over), NUM_ROWS_CHECKED):
         if not isinstance(row, dict) or text_column in row:
             return
         names |= dict.fromkeys(row)
@@ -132,7 +155,7 @@ def check_json_column(file: TextIO, text_column: str, name: str) -> None:
         raise _no_column(names, text_column, name)
 
 
-def parquet_texts(file: io.BufferedReader, text_column: str, name: str) -> Iterator[str]:
+def parquet_texts(file: io.BufferedReader, text_column: str, name: str, on_bad_row: BadRowHandler) -> Iterator[str]:
     """Yield the text of each row of a Parquet file, an empty one where it has none.
 
     Raises:
@@ -143,42 +166,73 @@ def parquet_texts(file: io.BufferedReader, text_column: str, name: str) -> Itera
     table = ParquetFile(file, buffer_size=PARQUET_BUFFER_BYTES)
     if text_column not in table.schema_arrow.names:
         raise _no_column(table.schema_arrow.names, text_column, name)
-    for batch in table.iter_batches(ROWS_PER_BATCH, columns=[text_column], use_threads=False):
-        for text in batch.column(0).to_pylist():
-            yield _as_text(text, text_column, name)
+    batches = table.iter_batches(ROWS_PER_BATCH, columns=[text_column], use_threads=False)
+    yield from _arrow_texts((batch.column(0) for batch in batches), text_column, name, on_bad_row)
 
 
-def dataset_texts(rows: Any, text_column: str, source: str) -> Iterator[str]:
+def dataset_texts(rows: Any, text_column: str, source: str, on_bad_row: BadRowHandler) -> Iterator[str]:
     """Yield the text of each row of a `datasets` data set, an empty one where the row has none.
 
     Raises:
         InputError: there is no such column, or it holds something else than text; names `source`.
     """
-    for table in rows.with_format("arrow").iter(batch_size=ROWS_PER_BATCH):
-        if text_column not in table.column_names:
-            raise _no_column(table.column_names, text_column, source)
-        for text in table[text_column].to_pylist():
-            yield _as_text(text, text_column, source)
+
+    def columns() -> Iterator[Any]:
+        for table in rows.with_format("arrow").iter(batch_size=ROWS_PER_BATCH):
+            if text_column not in table.column_names:
+                raise _no_column(table.column_names, text_column, source)
+            yield table[text_column]
+
+    yield from _arrow_texts(columns(), text_column, source, on_bad_row)
 
 
-def _as_text(value: Any, text_column: str, source: str) -> str:
-    if not isinstance(value, str | None):
-        raise _no_text(value, text_column, source)
-    return value or ""
+def _arrow_texts(columns: Iterable[Any], text_column: str, source: str, on_bad_row: BadRowHandler) -> Iterator[str]:
+    num_rows = 0
+    for column in columns:
+        for number, value in enumerate(_arrow_values(column), num_rows + 1):
+            if isinstance(value, UnicodeDecodeError):
+                on_bad_row(number, "UTF-8 text", f"the byte 0x{value.object[value.start]:02x} is not UTF-8")
+            elif isinstance(value, str | None):
+                yield value or ""
+            else:
+                found = f"{text_column!r} of {source} has {type(value).__name__} {value!r:.50}"
+                raise InputError(f"--text-column must hold text; {found}.")
+        num_rows += len(column)
 
 
-def _check_unicode(text: str, name: str, number: int, place: Callable[[int], str]) -> None:
-    """Raise InputError for half a surrogate pair, which JSON can spell."""
+def _arrow_values(column: Any) -> Iterable[Any]:
+    """Give the values of a column as Python has them, an error in place of one that is not UTF-8."""
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError:
+        return map(_arrow_value, column)
+
+
+def _arrow_value(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError as error:
+        return error
+
+
+def _is_unicode(text: str, number: int, on_bad_row: BadRowHandler) -> bool:
+    """Tell whether the text, of the row at line `number`, is valid Unicode; call the handler where it is not."""
+    if text.isascii():
+        return True
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InputError(f"{name} must hold valid Unicode; {place(number)}: {error}.") from error
+        surrogate = ord(text[error.start])
+        byte = surrogate - FIRST_SURROGATE_OF_BYTES + 0x80
+        is_byte = 0x80 <= byte <= 0xFF
+        problem = f"the byte 0x{byte:02x} is not UTF-8" if is_byte else f"U+{surrogate:04X} is half of a surrogate pair"
+        on_bad_row(number, "valid Unicode", problem)
+        return False
+    return True
 
 
-def _no_text(value: Any, text_column: str, source: str) -> InputError:
-    return InputError(
-        f"--text-column must hold text; {text_column!r} of {source} has {type(value).__name__} {value!r:.50}."
-    )
+def _pass_over(_number: int, _rule: str, _problem: str) -> None:
+    """Handle a row that cannot be read where it does not matter."""
 
 
 def _no_column(names: Iterable[str], text_column: str, source: str) -> InputError:

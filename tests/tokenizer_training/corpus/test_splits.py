@@ -22,7 +22,7 @@ TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=6), 
 
 def in_memory(texts: list[str], **settings) -> Corpus:
     config = CorpusConfig(**settings)
-    return Corpus(config, {}, {config.split: Source(lambda: texts)})
+    return Corpus(config, {}, {config.split: Source(lambda _: texts)})
 
 
 def write_rows(path: Path, texts: list[str]) -> str:
