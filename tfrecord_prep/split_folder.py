@@ -102,7 +102,7 @@ def partition_bytes_of(folder: str) -> int | None:
 
 
 def partition_sha256(plan: dict[str, Any], partition: Partition) -> str:
-    """Hash what a partition is made of: the plan's settings, and the content of its byte ranges, or its documents."""
+    """Hash what a partition is made of: the plan's settings, the content of its byte ranges, or its documents."""
     digest = hashlib.sha256(json.dumps(_settings(plan), sort_keys=True).encode())
     for item in partition:
         if isinstance(item, ByteRange):
@@ -115,7 +115,7 @@ def partition_sha256(plan: dict[str, Any], partition: Partition) -> str:
 
 
 def _settings(plan: dict[str, Any]) -> dict[str, Any]:
-    """Leave out of a plan the states of the files, and what becomes of bad rows: partitions without any are the same."""
+    """Leave out of a plan the states of the files, and what becomes of bad rows, which most partitions have none of."""
     corpus = {name: value for name, value in plan["corpus"].items() if name not in FILES_OF_CORPUS}
     return _without_on_bad_row(plan | {"corpus": corpus})
 
@@ -165,7 +165,8 @@ def begin_folder(folder: str, plan: dict[str, Any]) -> CompletePartitions:
     """
     files = open_folder(folder)
     sizes_bytes = files.list_files()
-    if MANIFEST_NAME in sizes_bytes or PLAN_NAME not in sizes_bytes or _settings(_read_plan(folder)) != _settings(plan):
+    before = _read_plan(folder) if PLAN_NAME in sizes_bytes else None
+    if MANIFEST_NAME in sizes_bytes or before is None or _settings(before) != _settings(plan):
         clear_folder(folder)
         files.write_json(PLAN_NAME, plan)
         return CompletePartitions(folder, ())
@@ -187,7 +188,9 @@ def begin_folder(folder: str, plan: dict[str, Any]) -> CompletePartitions:
     files.delete_files([name for name in sizes_bytes if name.endswith(".tfrecord") and name not in shards])
     _delete_partials(folder)
     files.write_json(PLAN_NAME, plan)  # files of the corpus may have changed
-    logger.info("%s is unfinished: its %d complete partitions stay where their text is the same", folder, len(numbers))
+    logger.info("%s is unfinished: its %d complete partitions stay", folder, len(numbers))
+    if differences := describe_differences(before, plan):
+        logger.warning("The corpus changed since, and what was made of it is made again: %s", differences)
     return partitions
 
 

@@ -17,6 +17,7 @@ from mlm_common.progress import progress_bar
 from mlm_common.settings import describe_differences, flag
 from mlm_common.storage import open_folder
 from mlm_common.worker_pool import num_cores
+from tokenizer_training.corpus.bad_rows import BadRows
 from tokenizer_training.corpus.config import VALIDATION, CorpusConfig
 from tokenizer_training.corpus.corpus import Corpus, open_corpus
 from tokenizer_training.tokenizer import RECORD_FILE, save_tokenizer, tokenizer_sha256
@@ -94,10 +95,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(describe_plan(corpus, unigram, output, repository))
     if output.dry_run:
         return
-    sample = count_sample(corpus, normalization, unigram, output)
+    bad_rows = BadRows()
+    sample = count_sample(corpus, normalization, unigram, output, bad_rows)
     tokenizer = train(sample, normalization, unigram)
     report, picture = report_on(tokenizer, sample, corpus)
-    save_with_record(tokenizer, output.output_dir, settings, report, picture)
+    save_with_record(tokenizer, output.output_dir, settings | {"bad_rows": asdict(bad_rows)}, report, picture)
     if repository:
         push(output.output_dir, repository)
 
@@ -115,7 +117,10 @@ def check_output_folder(folder: str, settings: dict[str, Any], overwrite: bool) 
     cure = "Give another --output-dir, or --overwrite."
     if RECORD_FILE not in files:
         raise InputError(f"--output-dir {folder} holds a {TOKENIZER_FILE} without a {RECORD_FILE}. {cure}")
-    differences = describe_differences(json.loads(there.read_text(RECORD_FILE)), json.loads(json.dumps(settings)))
+    found, asked = json.loads(there.read_text(RECORD_FILE)), json.loads(json.dumps(settings))
+    for record in (found, asked):  # without bad rows, which are rare, it makes no difference
+        record.get("corpus", {}).get("settings", {}).pop("on_bad_row", None)
+    differences = describe_differences(found, asked)
     if differences:
         raise InputError(f"--output-dir {folder} holds a tokenizer of other settings: {differences}. {cure}")
     logger.info("%s holds a tokenizer made with the same settings; it will be made again.", folder)
@@ -159,11 +164,15 @@ def describe_plan(
 
 
 def count_sample(
-    corpus: Corpus, normalization: NormalizationConfig, unigram: UnigramConfig, output: OutputConfig
+    corpus: Corpus,
+    normalization: NormalizationConfig,
+    unigram: UnigramConfig,
+    output: OutputConfig,
+    bad_rows: BadRows,
 ) -> CorpusSample:
-    """Read a sample of the corpus and count its words, behind a progress bar."""
+    """Read a sample of the corpus and count its words, behind a progress bar; rows left out are added to `bad_rows`."""
     max_bytes, seed = unigram.max_bytes, corpus.config.seed
-    documents = corpus.sampled_documents(corpus.config.split, max_bytes, seed)
+    documents = corpus.sampled_documents(corpus.config.split, max_bytes, seed, bad_rows)
     num_bytes = corpus.num_sampled_bytes(corpus.config.split, max_bytes, seed)
     with progress_bar("Reading and counting", "B", num_bytes) as bar:
         sample = sample_corpus(
@@ -182,6 +191,8 @@ def count_sample(
         f"{sample.record['num_words']:,}",
         f"{sample.record['num_distinct_segments']:,}",
     )
+    if bad_rows.num_rows:
+        logger.warning("Without %s. See %s.", bad_rows.describe(), RECORD_FILE)
     return sample
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -75,7 +75,7 @@ def field_names(of: type, prefix: str = "") -> list[str]:
         kind = get_type_hints(of)[field.name]
         element = get_args(kind)[0] if get_args(kind) else kind
         if dataclasses.is_dataclass(element):
-            mark = "[]" if get_args(kind) else ""
+            mark = "[]" if get_origin(kind) in (list, tuple) else ""
             names += field_names(element, f"{prefix}{field.name}{mark}.")
         else:
             names.append(prefix + field.name)

@@ -14,6 +14,7 @@ from tfrecord_prep import work_list
 from tfrecord_prep.manifest import Totals
 from tfrecord_prep.split_folder import CompletePartitions, PartitionResult
 from tfrecord_prep.work_list import SplitProgress, WorkList, default_partition_bytes, split_progress, total_bytes
+from tokenizer_training.corpus import file_identity
 from tokenizer_training.corpus.bad_rows import BadRows
 from tokenizer_training.corpus.config import CorpusConfig
 from tokenizer_training.corpus.corpus import Corpus, open_corpus, read_partition
@@ -68,7 +69,10 @@ def test_documents_that_the_parent_reads(files: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("num_bytes", "expected"), [(20_000, MIB), (300 * MIB, 300 * MIB // 128), (1 << 34, 64 * MIB)])
-def test_default_size_follows_the_corpus(tmp_path: Path, num_bytes: int, expected: int) -> None:
+def test_default_size_follows_the_corpus(
+    tmp_path: Path, num_bytes: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_identity, "_sha256", lambda _: "sha256 of much")
     path = tmp_path / "a.txt"
     path.write_text("text\n" * 2000)  # the start is looked at
     with path.open("r+b") as file:

@@ -202,6 +202,23 @@ def test_runs_give_the_same_bytes(tmp_path: Path) -> None:
     assert record["num_bytes"] > 1_500_000 > 1_000_000 > record["num_sampled_bytes"] > 400_000
 
 
+def test_rows_left_out_are_counted_and_the_tokenizer_is_that_of_the_others(
+    trained_folder: Path, corpus_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_bad_row = tmp_path / "corpus.jsonl"
+    with_bad_row.write_bytes(b'{"text": "\xff"}\n' + corpus_file.read_bytes() + b'{"text": []}\n')
+    assert main(arguments(with_bad_row, tmp_path / "tokenizer", "--on-bad-row", "skip")) == 0
+    assert f"2 rows that cannot be read and were left out, the first: {with_bad_row}, line 1: the byte" in caplog.text
+    assert (tmp_path / "tokenizer" / "tokenizer.json").read_bytes() == (trained_folder / "tokenizer.json").read_bytes()
+    bad_rows = json.loads((tmp_path / "tokenizer" / "training.json").read_text())["bad_rows"]
+    assert bad_rows["num_rows"] == 2
+    assert bad_rows["listed"][1] == {
+        "source": str(with_bad_row),
+        "place": f"line {NUM_DOCUMENTS + 2:,}",
+        "problem": "list []",
+    }
+
+
 def test_tokenizer_made_otherwise_is_not_replaced(
     trained_folder: Path, corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -52,7 +52,8 @@ class BadRows:
     def describe(self, num_shown: int = 1) -> str:
         """Say how many there are, and of the first where and why."""
         shown = "; ".join(f"{row.source}, {row.place}: {row.problem}" for row in self.listed[:num_shown])
-        return f"{self.num_rows:,} rows that cannot be read and were left out, the first: {shown}"
+        rows = "1 row" if self.num_rows == 1 else f"{self.num_rows:,} rows"
+        return f"{rows} that cannot be read and were left out, the first: {shown}"
 
 
 def bad_rows_from_record(record: dict[str, Any]) -> BadRows:

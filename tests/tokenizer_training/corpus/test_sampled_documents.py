@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -33,9 +34,9 @@ def ranges_read(monkeypatch: pytest.MonkeyPatch) -> list[ByteRange]:
     """What has been read so far."""
     byte_ranges: list[ByteRange] = []
 
-    def noting(byte_range: ByteRange, text_column: str, sample_by: str) -> Iterator[str]:
+    def noting(byte_range: ByteRange, *settings: Any) -> Iterator[str]:
         byte_ranges.append(byte_range)
-        return read_byte_range(byte_range, text_column, sample_by)
+        return read_byte_range(byte_range, *settings)
 
     monkeypatch.setattr(corpus_module, "read_byte_range", noting)
     return byte_ranges
