@@ -212,7 +212,7 @@ def test_errors_name_the_cure(cloud: CloudStorageHandle, pattern: str) -> None:
 def test_errors_in_the_content_name_object_and_place(cloud: CloudStorageHandle) -> None:
     cloud.put("a.jsonl", b'{"text": "a"}\n' * 30 + b"{oops\n")
     cloud.put("b.txt", b"a\n" * 3000 + b"\xfc\n")
-    with pytest.raises(InputError, match=r"gs://test-bucket/a\.jsonl must hold .*; the line at byte 420, column 2"):
+    with pytest.raises(InputError, match=r"gs://test-bucket/a\.jsonl must hold .*; the line at byte 420: .* at column 2"):
         read_object("a.jsonl", 100, 426)
     with pytest.raises(InputError, match=r"gs://test-bucket/b\.txt must be UTF-8 text; byte 6000 is 0xfc"):
         read_object("b.txt", 2000, 6002)
