@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlm_common.errors import InputError
+from mlm_common.hub.retries import hub_error
 from mlm_common.storage import local_or_hub, open_folder
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
 
     Raises:
         InputError: there is none, it is not a fast one, or it lacks one of the five special tokens.
+        HubAwayError: the Hub cannot be reached.
     """
     with local_or_hub(name_or_path) as name:
         tokenizer = _load(name, name_or_path)
@@ -56,10 +58,10 @@ def _load(name: str, shown_name: str) -> "PreTrainedTokenizerFast":
     try:
         return _tokenizer_class(name).from_pretrained(name)
     except Exception as error:  # a file that is missing or malformed shows as nearly any exception
-        raise InputError(
+        message = (
             f"A tokenizer is a folder written by train-unigram or a model on the Hub; {shown_name} cannot be loaded: "
-            f"{' '.join(str(error).split())}"
-        ) from error
+        )
+        raise hub_error(message + " ".join(str(error).split()), error) from error
 
 
 def _tokenizer_class(name: str) -> Any:

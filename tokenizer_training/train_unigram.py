@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mlm_common.command_line import command, log_start, parse_arguments
 from mlm_common.errors import InputError
 from mlm_common.hub.push import HubRepository, push_folder
+from mlm_common.hub.retries import hub_error
 from mlm_common.progress import progress_bar
 from mlm_common.settings import describe_differences, flag
 from mlm_common.storage import open_folder
@@ -137,7 +138,8 @@ def find_repository(output: OutputConfig) -> HubRepository | None:
     try:
         repo_id = output.push_to_hub or f"{whoami()['name']}/{TUTORIAL_REPOSITORY}"
     except OSError as error:
-        raise InputError(f"--export-to-hub needs a login (`hf auth login`): {' '.join(str(error).split())}") from error
+        message = f"--export-to-hub needs a login (`hf auth login`): {' '.join(str(error).split())}"
+        raise hub_error(message, error) from error
     repository = HubRepository(repo_id, private=output.hub_private)
     check_hub_access(repository)
     return repository

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import logging
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from transformers import PretrainedConfig
 
 from mlm_common.command_line import commit
 from mlm_common.hub.access import check_hub_access
+from mlm_common.hub.retries import HubAwayError
 from mlm_common.storage import open_folder
 from tfrecord_prep.manifest import ShardSet
 from tokenizer_training.tokenizer import vocabulary_size
@@ -29,6 +31,7 @@ from train.runtime.run_folder import (
     EXPORT_FOLDER,
     claim_run_folder,
     clear_run_folder,
+    has_checkpoint,
     is_of_this_supervision,
     write_run_record,
 )
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
     from train.metrics.log import MetricsLog
     from train.publishing.publisher import Publisher
     from train.publishing.push_to_hub import PushToHub
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,7 @@ def prepare_run(config: TrainingConfig) -> Run:
     Raises:
         InputError: whatever is wrong with settings, shards, tokenizer, model, output folder, Hub access, TPU or
             TF_CONFIG.
+        HubAwayError: the Hub cannot be reached, and there is no checkpoint to resume from without it.
     """
     cluster = read_cluster()
     check_tpu_use(config, cluster)
@@ -109,9 +115,19 @@ def prepare_run(config: TrainingConfig) -> Run:
         resume = "auto"  # the chief may have claimed it a moment ago
     claim_run_folder(run.output_dir, run.fingerprint, resume=resume, overwrite=overwrite)
     if cluster.is_chief:
-        check_can_push(config.hub)
+        _check_can_push(run, resumes=not overwrite and has_checkpoint(run.output_dir))
     check_tpu_devices(config.hardware)
     return run
+
+
+def _check_can_push(run: Run, *, resumes: bool) -> None:
+    """Check the push of a run; one that resumes does so without the Hub, which may be back when it is needed."""
+    try:
+        check_can_push(run.config.hub)
+    except HubAwayError as error:
+        if not resumes:
+            raise
+        logger.warning("The run resumes although the Hub is away: %s", error)
 
 
 def check_can_push(config: HubConfig) -> None:
@@ -119,6 +135,7 @@ def check_can_push(config: HubConfig) -> None:
 
     Raises:
         InputError: it may not, or the Hub does not.
+        HubAwayError: the Hub cannot be reached.
     """
     from huggingface_hub import ModelCardData
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlm_common.errors import InputError
 from mlm_common.hub.push import HubRepository
-from mlm_common.hub.retries import configure_sessions, one_line, repeat, status_of
+from mlm_common.hub.retries import configure_sessions, hub_error, one_line, repeat, status_of
 from mlm_common.retry import growing_delays
 
 if TYPE_CHECKING:
@@ -23,9 +23,10 @@ def check_hub_access(repository: HubRepository, *, card: str | None = None) -> N
         card: a README.md, whose metadata the Hub is to accept.
 
     Raises:
-        InputError: a malformed id or name; no token, or one that is not valid or may not write there; the Hub cannot
-            be reached; it must be private, and the repository exists and is public; its branch is a tag; its tag is
+        InputError: a malformed id or name; no token, or one that is not valid or may not write there; what is reached
+            is no Hub; it must be private, and the repository exists and is public; its branch is a tag; its tag is
             there already; the Hub refuses the card's metadata.
+        HubAwayError: the Hub cannot be reached.
     """
     from huggingface_hub import HfApi, constants, get_token
 
@@ -48,10 +49,10 @@ def check_hub_access(repository: HubRepository, *, card: str | None = None) -> N
                 f"Pushing to {repo_id} needs a valid Hub token; {api.endpoint} refused this one. Log in again with "
                 "`hf auth login`, or set HF_TOKEN (it wins over the login)."
             ) from error
-        raise InputError(
+        message = (
             f"Pushing to {repo_id} needs the Hub, and {api.endpoint} does not serve it (HF_ENDPOINT names another): "
-            + one_line(error)
-        ) from error
+        )
+        raise hub_error(message + one_line(error), error) from error
 
 
 def _check_names(repository: HubRepository) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from mlm_common.errors import InputError, RunFailedError
 from mlm_common.retry import call_repeatedly
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,10 @@ UPLOAD_READ_TIMEOUT_SECONDS = 60.0
 # The longest wait that an answer's Retry-After is granted.
 MAX_RETRY_AFTER_SECONDS = 900.0
 TRANSIENT_STATUSES = {408, 409, 412, 429, 500, 502, 503, 504}
+
+
+class HubAwayError(RunFailedError):
+    """The Hub, or the way to it, failed for a passing reason; the message says what was wanted of it."""
 
 
 class RequestsStoppedError(OSError):
@@ -66,6 +71,21 @@ def one_line(error: BaseException) -> str:
 def status_of(error: BaseException) -> int | None:
     """Look up the status of the HTTP answer behind the exception, None without one."""
     return getattr(_response(error), "status_code", None)
+
+
+def hub_error(message: str, error: BaseException) -> HubAwayError | InputError:
+    """Make the error for what the Hub did not give: one to be tried again if the reason is passing, else bad input."""
+    return (HubAwayError if is_away(error) else InputError)(message)
+
+
+def is_away(error: BaseException | None) -> bool:
+    """Ask whether the exception, or one that it was raised from, is of a Hub that is away for a while."""
+    from huggingface_hub import constants
+
+    if error is None or constants.HF_HUB_OFFLINE:
+        return False
+    # `datasets` tells no more than that there was no connection.
+    return isinstance(error, ConnectionError) or _is_transient(error) or is_away(error.__cause__ or error.__context__)
 
 
 def configure_sessions(interruption: Interruption | None = None) -> None:

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 import transformers
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
 from safetensors import safe_open
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerFast
 from transformers.utils import (
@@ -18,10 +20,10 @@ from transformers.utils import (
     SAFE_WEIGHTS_NAME,
     TF2_WEIGHTS_INDEX_NAME,
     TF2_WEIGHTS_NAME,
-    cached_file,
 )
 
 from mlm_common.errors import InputError
+from mlm_common.hub.retries import HubAwayError, hub_error, is_away
 from mlm_common.storage import local_or_hub, open_folder
 from tokenizer_training.tokenizer import load_tokenizer, special_ids, vocabulary_size
 from train.model.architectures import (
@@ -69,14 +71,14 @@ def read_config(folder_or_hub_id: str) -> PretrainedConfig:
 
     Raises:
         InputError: there is none, or none that transformers knows.
+        HubAwayError: the Hub cannot be reached.
     """
     try:
         return AutoConfig.from_pretrained(folder_or_hub_id)
     except (OSError, ValueError, KeyError) as error:
-        raise InputError(
-            f"A model is a folder with config.json, or a model on the Hub; {folder_or_hub_id} cannot be read: "
-            f"{' '.join(str(error).split())[:300]}"
-        ) from error
+        rule = "A model is a folder with config.json, or a model on the Hub"
+        reason = " ".join(str(error).split())[:300]
+        raise hub_error(f"{rule}; {folder_or_hub_id} cannot be read: {reason}", error) from error
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,18 @@ def find_weights(folder_or_hub_id: str) -> WeightsFile:
 
 def _find_file(folder_or_hub_id: str, name: str) -> str | None:
     """Find the local path of a checkpoint's file, fetched from the Hub if it is there; None without one."""
-    return cached_file(folder_or_hub_id, name, _raise_exceptions_for_missing_entries=False)
+    if Path(folder_or_hub_id).is_dir():
+        path = Path(folder_or_hub_id, name)
+        return str(path) if path.is_file() else None
+    try:
+        return hf_hub_download(folder_or_hub_id, name)
+    except (
+        EntryNotFoundError,
+        RepositoryNotFoundError,
+    ) as error:  # also what is not at hand while the Hub is away, or not to be asked
+        if is_away(error):
+            raise HubAwayError(f"The Hub is away, and {name} of {folder_or_hub_id} is not on this machine.") from error
+        return None
 
 
 def _layout(folder_or_hub_id: str, name: str, path: str) -> Literal["pytorch", "tensorflow"]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlm_common.errors import InputError
 from mlm_common.hub.push import HubRepository, push_folder
-from mlm_common.hub.retries import Interruption, configure_sessions, one_line
+from mlm_common.hub.retries import Interruption, configure_sessions, hub_error, one_line
 from mlm_common.storage import open_folder
 from train.checkpoints.store import DATA_SUFFIX, RECORD_SUFFIX, CheckpointStore, DamagedCheckpointError
 from train.config import HubConfig
@@ -62,8 +62,9 @@ def resume_from_hub(run_folder: str, config: HubConfig, cluster: Cluster) -> Non
     """Write what `push_newest_checkpoint` pushed to the run's folder, unless a run is there already.
 
     Raises:
-        InputError: the repository has no checkpoint, or cannot be reached; or there are several workers, which would
-            find the folder in different states.
+        InputError: the repository has no checkpoint; or there are several workers, which would find the folder in
+            different states.
+        HubAwayError: the Hub cannot be reached.
     """
     if cluster.num_workers > 1:
         raise InputError(
@@ -94,7 +95,8 @@ def _download(repo_id: str, folder: str) -> None:
         if not Path(folder, RECORD_NAME).exists():
             raise FileNotFoundError(f"it lacks {RECORD_NAME}.")
     except (OSError, ValueError) as error:
-        raise InputError(
+        raise hub_error(
             f"--resume-from-hub needs a checkpoint on the branch {CHECKPOINTS_BRANCH} of {repo_id}, where "
-            f"--hub-strategy checkpoint puts it: {one_line(error)} Leave it out to start anew."
+            f"--hub-strategy checkpoint puts it: {one_line(error)} Leave it out to start anew.",
+            error,
         ) from error

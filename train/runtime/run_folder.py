@@ -26,7 +26,7 @@ def claim_run_folder(run_folder: str, fingerprint: dict[str, Any], *, resume: st
     files = open_folder(run_folder).list_files()
     if overwrite:
         return
-    if resume == "must" and not _has_checkpoint(run_folder, files):
+    if resume == "must" and not has_checkpoint(run_folder):
         raise InputError(
             f"--resume must needs a run with a checkpoint; {run_folder} has none. Name the folder of the run, or give "
             "--resume auto."
@@ -44,6 +44,13 @@ def claim_run_folder(run_folder: str, fingerprint: dict[str, Any], *, resume: st
             "--overwrite-output-dir, which deletes that run."
         )
     _check_fingerprint(run_folder, fingerprint)
+
+
+def has_checkpoint(run_folder: str) -> bool:
+    """Ask whether the folder holds a run with a checkpoint."""
+    folder = open_folder(run_folder)
+    checkpoints = folder.subfolder(CHECKPOINTS_FOLDER).list_files()
+    return folder.exists(RECORD_NAME) and any(name.endswith(".json") for name in checkpoints)
 
 
 def clear_run_folder(run_folder: str) -> None:
@@ -84,11 +91,6 @@ def _check_fingerprint(run_folder: str, fingerprint: dict[str, Any]) -> None:
             "--overwrite-output-dir, or the settings of that run, of which these may change: "
             f"{', '.join(flags_marked(MAY_CHANGE))}."
         )
-
-
-def _has_checkpoint(run_folder: str, files: dict[str, int]) -> bool:
-    checkpoints = open_folder(run_folder).subfolder(CHECKPOINTS_FOLDER)
-    return RECORD_NAME in files and any(name.endswith(".json") for name in checkpoints.list_files())
 
 
 def _short(value: object) -> str:

@@ -4,6 +4,7 @@ from huggingface_hub import constants
 from mlm_common.errors import InputError
 from mlm_common.hub.access import check_hub_access
 from mlm_common.hub.push import HubRepository
+from mlm_common.hub.retries import HubAwayError
 from tests.servers.fixtures import HubHandle
 
 REPO = "alice/model"
@@ -56,10 +57,10 @@ def test_access_check_without_a_hub(server: HubHandle, monkeypatch: pytest.Monke
     server.fault("whoami")
     check_hub_access(REPOSITORY)
     server.fault("whoami", times=2)
-    with pytest.raises(InputError, match=r"does not serve it.*503"):
+    with pytest.raises(HubAwayError, match=r"does not serve it.*503"):
         check_hub_access(REPOSITORY)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(InputError, match=r"127\.0\.0\.1:9 does not serve it"):
+    with pytest.raises(HubAwayError, match=r"127\.0\.0\.1:9 does not serve it"):
         check_hub_access(REPOSITORY)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match="HF_HUB_OFFLINE"):

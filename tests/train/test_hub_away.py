@@ -1,0 +1,98 @@
+"""A Hub that is away: what is needed of it may be tried again, and a run with a checkpoint resumes without it."""
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants, file_download
+from transformers.utils import hub as transformers_hub
+
+from mlm_common.errors import EXIT_FAILED, FINAL_STATUSES, InputError
+from mlm_common.hub.retries import HubAwayError
+from tests.fixtures.tiny_run import run_flags
+from tests.servers.fixtures import HubHandle
+from tokenizer_training.tokenizer import load_tokenizer
+from train import run as stages
+from train.config import parse_training_config
+from train.model.from_pretrained import find_weights, read_config
+from train.publishing.hub_checkpoints import resume_from_hub
+from train.run_mlm import main
+from train.runtime.cluster import Cluster
+
+MODEL = "alice/not-on-this-machine"
+
+
+def fetch_a_checkpoint() -> None:
+    config = parse_training_config(
+        ["--train-dataset", "x", "--output-dir", "nowhere", "--hub-model-id", MODEL, "--resume-from-hub"], ""
+    )
+    resume_from_hub("nowhere", config.hub, Cluster())
+
+
+NEEDS: dict[str, Callable[[], object]] = {
+    "tokenizer": lambda: load_tokenizer(MODEL),
+    "configuration": lambda: read_config(MODEL),
+    "weights": lambda: find_weights(MODEL),
+    "checkpoint": fetch_a_checkpoint,
+}
+
+
+@pytest.fixture
+def hub(hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> HubHandle:
+    """The stand-in, reached from this process by transformers, too."""
+    # transformers took these from the environment when it was imported.
+    monkeypatch.setattr(transformers_hub, "_is_offline_mode", False)
+    monkeypatch.setattr(transformers_hub, "TRANSFORMERS_CACHE", str(tmp_path / "cache"))
+    return hub_here
+
+
+@pytest.fixture
+def refused_connections(hub: HubHandle, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    """The Hub's port refuses."""
+    for module in (constants, file_download):
+        monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/{revision}/{filename}")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    without_waits = SimpleNamespace(sleep=lambda _: None, time=time.time)
+    monkeypatch.setattr(huggingface_hub.utils._http, "time", without_waits)
+
+
+@pytest.mark.usefixtures("refused_connections")
+@pytest.mark.parametrize("what", NEEDS)
+def test_what_the_hub_does_not_give_while_it_is_away_may_be_tried_again(what: str) -> None:
+    with pytest.raises(HubAwayError):
+        NEEDS[what]()
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize("what", NEEDS)
+def test_what_the_hub_does_not_have_is_bad_input(what: str) -> None:
+    with pytest.raises(InputError):
+        NEEDS[what]()
+
+
+@pytest.mark.usefixtures("refused_connections")
+@pytest.mark.parametrize("what", NEEDS)
+def test_what_is_forbidden_to_ask_for_is_bad_input(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError):
+        NEEDS[what]()
+
+
+def test_a_run_resumes_without_the_hub_and_does_not_begin_without_it(
+    hub_here: HubHandle, finished_run: Path, shards: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub_here.fault("whoami", times=1000)
+    shutil.copytree(finished_run, tmp_path / "run")
+    resumed = parse_training_config(run_flags(shards, tmp_path / "run", "--hub-model-id", "alice/model"), "")
+    stages.prepare_run(resumed)
+    assert "The run resumes although the Hub is away: Pushing to alice/model needs the Hub" in caplog.text
+    for flags in (
+        run_flags(shards, tmp_path / "new", "--hub-model-id", "alice/model"),
+        run_flags(shards, tmp_path / "run", "--hub-model-id", "alice/model", "--overwrite-output-dir"),
+    ):
+        assert main(flags) == EXIT_FAILED
+        assert EXIT_FAILED not in FINAL_STATUSES
