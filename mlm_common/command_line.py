@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import functools
+import io
 import logging
 import resource
 import subprocess
@@ -153,6 +154,8 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
         # The request lines of the HTTP clients, and datasets' notes on its own files, hide what this run says.
         for chatty in ("httpx", "urllib3", "datasets", "filelock", "fsspec", "absl", "matplotlib"):
             logging.getLogger(chatty).setLevel(logging.WARNING)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are not UTF-8
         started_seconds = time.monotonic()
         try:
             main(argv)

@@ -20,11 +20,18 @@ from tfrecord_prep.config import DATAFLOW_RUNNER, LOCAL_RUNNER, PrepareConfig
 from tfrecord_prep.manifest import Manifest, read_manifest
 from tfrecord_prep.partition import NumberedPartition, SplitWork, work_on_partition
 from tfrecord_prep.push_to_hub import push_shards
-from tfrecord_prep.split import Engine, SplitPlan, log_first_row, plan_splits, prepare_split
-from tfrecord_prep.split_folder import PartitionResult
+from tfrecord_prep.split import Engine, SplitPlan, find_stale_parts, log_first_row, plan_splits, prepare_split
+from tfrecord_prep.split_folder import PartitionResult, clear_folder
 from tfrecord_prep.verify import verify_folder
-from tokenizer_training.corpus.config import HELD_OUT_SPLITS, CorpusConfig, corpus_config_from_record
+from tokenizer_training.corpus.config import BUILTIN, HELD_OUT_SPLITS, CorpusConfig, corpus_config_from_record
 from tokenizer_training.corpus.corpus import Corpus, open_corpus
+from tokenizer_training.corpus.record import (
+    Record,
+    describe_changed_sources,
+    describe_shared_text,
+    describe_unknown,
+    record_of_split,
+)
 from tokenizer_training.tokenizer import RECORD_FILE, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -42,13 +49,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     open_folder(config.output_dir).check_writable()
     tokenizer = load_tokenizer(config.tokenizer_name_or_path)
-    corpus = open_corpus(choose_corpus(corpus_config, config.tokenizer_name_or_path))
+    corpus = open_recorded_corpus(corpus_config, config.tokenizer_name_or_path)
     engine = choose_engine(config, corpus)
     plans = plan_splits(config, tokenizer, corpus)
+    stale_parts = find_stale_parts(config, plans)
     repository = find_repository(config)
-    print(describe_plan(config, plans))
+    print(describe_plan(config, plans, stale_parts))
     if config.dry_run:
         return
+    for folder in stale_parts:
+        clear_folder(folder)
     for plan in plans:
         prepare_split(plan, corpus, tokenizer, engine)
         log_first_row(plan.folder, tokenizer)
@@ -57,62 +67,82 @@ def main(argv: Sequence[str] | None = None) -> None:
         push_shards(str(config.output_dir), [plan.split_name for plan in plans], repository)
 
 
-def choose_corpus(given: CorpusConfig, tokenizer_folder: str) -> CorpusConfig:
-    """Choose the corpus given, else the one that the tokenizer was trained on; warn of splits it has seen.
-
-    Of a recorded corpus everything is taken but its limit, which is the tokenizer's own; flags given win.
+def open_recorded_corpus(given: CorpusConfig, tokenizer_folder: str) -> Corpus:
+    """Open the corpus given, else the one that the tokenizer was trained on; warn of splits it has seen.
 
     Raises:
-        InputError: none was given, and none is recorded; or the recorded one has settings unknown to this version.
+        InputError: what `choose_corpus` and `open_corpus` raise; or the tokenizer's corpus is not what it was.
     """
-    seen = tokenizer_corpus(tokenizer_folder)
-    if given.is_given:
-        chosen = given
-    elif seen is None:
-        raise InputError(
-            "A corpus is needed: --dataset-name (`builtin` needs no download) or --data-files; "
-            f"{tokenizer_folder} has no {RECORD_FILE} that names one."
-        )
-    else:
-        given_flags = {
-            field.name: getattr(given, field.name)
-            for field in dataclasses.fields(CorpusConfig)
-            if getattr(given, field.name) not in (field.default, [])
-        }
-        chosen = dataclasses.replace(seen, **{"limit": None} | given_flags)
-        logger.info("no corpus was named: taking the one the tokenizer was trained on, %s", chosen)
-    for split in seen_splits(chosen, seen) if seen else []:
+    record = tokenizer_corpus(tokenizer_folder)
+    corpus = open_corpus(choose_corpus(given, tokenizer_folder, record))
+    if record is None:
+        return corpus
+    if not given.is_given:
+        _check_same_text(record, corpus.record, tokenizer_folder)
+    seen = corpus_config_from_record(record)
+    is_same_text = describe_shared_text(*(record_of_split(one, corpus.config.split) for one in (record, corpus.record)))
+    for split in seen_splits(corpus.config, seen) if is_same_text or not given.is_given else []:
         logger.warning(
             "The tokenizer was trained on documents of the split `%s`, since train-unigram was not given the same "
             "--%s-percent and --seed: what is measured on that split will look a little too good.",
             split,
             split,
         )
+    return corpus
+
+
+def choose_corpus(given: CorpusConfig, tokenizer_folder: str, record: Record | None) -> CorpusConfig:
+    """Choose the corpus given, else that of the tokenizer's record: all but its limit, which is the tokenizer's own.
+
+    Flags given win.
+
+    Raises:
+        InputError: none was given, and none is recorded; or the recorded one has settings unknown to this version.
+    """
+    if given.is_given:
+        return given
+    if record is None:
+        raise InputError(
+            "A corpus is needed: --dataset-name (`builtin` needs no download) or --data-files; "
+            f"{tokenizer_folder} has no {RECORD_FILE} that names one."
+        )
+    given_flags = {
+        field.name: getattr(given, field.name)
+        for field in dataclasses.fields(CorpusConfig)
+        if getattr(given, field.name) not in (field.default, [])
+    }
+    chosen = dataclasses.replace(corpus_config_from_record(record), **{"limit": None} | given_flags)
+    logger.info("no corpus was named: taking the one the tokenizer was trained on, %s", chosen)
     return chosen
 
 
-def tokenizer_corpus(tokenizer_folder: str) -> CorpusConfig | None:
-    """Read the settings of the corpus that the tokenizer was trained on, None where no record beside it tells.
+def _check_same_text(record: Record, found: Record, tokenizer_folder: str) -> None:
+    """Raise InputError where the corpus that the tokenizer's record names is not what was read for it."""
+    if changes := describe_changed_sources(record, found):
+        raise InputError(
+            f"The corpus of {tokenizer_folder} must be what its tokenizer was trained on; {changes}. Restore it, or "
+            "name the corpus to prepare: --data-files, --dataset-name."
+        )
+    if unknown := describe_unknown(record):
+        logger.warning("%s does not tell %s: whether it is the same text is unknown.", tokenizer_folder, unknown)
+    if found.get(BUILTIN) != record.get(BUILTIN):
+        logger.warning("The built-in text is not the one the tokenizer was trained on: Python or packages differ.")
 
-    Raises:
-        InputError: it has settings that this version does not know.
-    """
+
+def tokenizer_corpus(tokenizer_folder: str) -> Record | None:
+    """Read the record of the corpus that the tokenizer was trained on, None where nothing beside it tells."""
     try:
         record = json.loads(open_folder(tokenizer_folder).read_text(RECORD_FILE))["corpus"]
-    except (FileNotFoundError, NotADirectoryError, KeyError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
+    except (FileNotFoundError, NotADirectoryError, KeyError, TypeError, json.JSONDecodeError):
         return None
-    return corpus_config_from_record(record)
+    return dict(record)
 
 
 def seen_splits(corpus: CorpusConfig, seen: CorpusConfig) -> list[str]:
-    """List the drawn splits of a corpus of which documents were in the main split of the corpus `seen`.
+    """List the splits drawn from a text of which documents were in the main split of the same text drawn as `seen`.
 
     The splits are drawn one after the other from the same number of each document (see `draw_split`).
     """
-    if _main_text(corpus) != _main_text(seen):
-        return []
     unseen_percent = sum(map(seen.percent_of, HELD_OUT_SPLITS)) if corpus.seed == seen.seed else 0.0
     splits: list[str] = []
     percent = 0.0
@@ -121,10 +151,6 @@ def seen_splits(corpus: CorpusConfig, seen: CorpusConfig) -> list[str]:
         if corpus.percent_of(split) and percent > unseen_percent:
             splits.append(split)
     return splits
-
-
-def _main_text(corpus: CorpusConfig) -> tuple[object, ...]:
-    return corpus.dataset_name, corpus.dataset_config, corpus.data_files, corpus.split
 
 
 def choose_engine(config: PrepareConfig, corpus: Corpus) -> Engine:
@@ -167,7 +193,7 @@ def find_repository(config: PrepareConfig) -> HubRepository | None:
     return repository
 
 
-def describe_plan(config: PrepareConfig, plans: Sequence[SplitPlan]) -> str:
+def describe_plan(config: PrepareConfig, plans: Sequence[SplitPlan], stale_parts: Sequence[str] = ()) -> str:
     """Render the plan as text."""
     fields = plans[0].fields
     workers = "Dataflow's" if config.runner == DATAFLOW_RUNNER else str(config.num_processes)
@@ -179,7 +205,8 @@ def describe_plan(config: PrepareConfig, plans: Sequence[SplitPlan]) -> str:
     states = {True: "complete with these settings, left as it is", False: "to be written"}
     if config.push_to_hub:
         lines.append(f"pushed to  {config.push_to_hub}, a data set repository")
-    return "\n".join(lines + [f"{plan.split_name:10s} {plan.folder}: {states[plan.is_complete]}" for plan in plans])
+    lines += [f"{plan.split_name:10s} {plan.folder}: {states[plan.is_complete]}" for plan in plans]
+    return "\n".join(lines + [f"{'deleted':10s} {folder}: not of this preparation" for folder in stale_parts])
 
 
 def describe_split(folder: str, manifest: Manifest) -> str:

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -33,6 +33,7 @@ from tfrecord_prep.split_folder import (
     begin_folder,
     check_folder,
     clear_folder,
+    corpus_of_folder,
     finish_folder,
     partition_bytes_of,
     partition_sha256,
@@ -40,7 +41,9 @@ from tfrecord_prep.split_folder import (
 )
 from tfrecord_prep.work_list import WorkList, default_partition_bytes, split_progress, total_bytes
 from tokenizer_training.corpus.bad_rows import BadRows
+from tokenizer_training.corpus.config import HELD_OUT_SPLITS, CorpusConfig
 from tokenizer_training.corpus.corpus import Corpus
+from tokenizer_training.corpus.record import describe_shared_text, record_of_split
 from tokenizer_training.tokenizer import (
     plain_text_tokenizer_json,
     save_tokenizer,
@@ -88,15 +91,38 @@ def plan_splits(config: PrepareConfig, tokenizer: "PreTrainedTokenizerFast", cor
         "tokenizer": dataclasses.asdict(
             TokenizerRecord(tokenizer_sha256(tokenizer), vocabulary_size(tokenizer), special_ids(tokenizer))
         ),
-        "corpus": corpus.description,
         "versions": {library: version(library) for library in LIBRARIES},
     }
     plans = []
     for name in corpus.split_names:
         folder = open_folder(str(config.output_dir)).path_of(name)
-        fields = json.loads(json.dumps({"split": name} | shared))
+        fields = json.loads(json.dumps({"split": name, "corpus": record_of_split(corpus.record, name)} | shared))
         plans.append(SplitPlan(name, folder, fields, not config.overwrite and check_folder(folder, fields)))
     return plans
+
+
+def find_stale_parts(config: PrepareConfig, plans: Sequence[SplitPlan]) -> list[str]:
+    """List the folders beside those of the plans that hold text of theirs, or of the same files in another state.
+
+    Raises:
+        InputError: there are such folders, and --overwrite is not given.
+    """
+    output, planned = open_folder(str(config.output_dir)), {plan.split_name for plan in plans}
+    stale = []
+    for name in {CorpusConfig.split, *HELD_OUT_SPLITS} - planned:
+        folder = output.path_of(name)
+        corpus = corpus_of_folder(folder)
+        if corpus is None:
+            continue
+        part = record_of_split(corpus, name)
+        shared = [found for plan in plans if (found := describe_shared_text(part, plan.fields["corpus"]))]
+        if shared and not config.overwrite:
+            raise InputError(
+                f"Parts that stand together must not share text; {folder} is not of this preparation, and {shared[0]}. "
+                "Prepare all of them by one command, give another --output-dir, or --overwrite to delete it."
+            )
+        stale += [folder] * bool(shared)
+    return sorted(stale)
 
 
 def prepare_split(plan: SplitPlan, corpus: Corpus, tokenizer: "PreTrainedTokenizerFast", engine: Engine) -> None:

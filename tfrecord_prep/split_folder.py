@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlm_common.errors import InputError
-from mlm_common.settings import describe_differences
 from mlm_common.storage import PROBE_PREFIX, folder_and_name, open_folder
 from tfrecord_prep.manifest import (
     MANIFEST_NAME,
@@ -36,16 +35,16 @@ from tfrecord_prep.manifest import (
     open_shards,
     read_manifest,
 )
+from tfrecord_prep.plan import describe_plan_differences, plan_settings, without_on_bad_row
 from tokenizer_training.corpus.bad_rows import BadRows, bad_rows_from_record
 from tokenizer_training.corpus.byte_ranges import ByteRange
 from tokenizer_training.corpus.corpus import Partition
+from tokenizer_training.corpus.record import describe_changes, describe_unknown
 
 logger = logging.getLogger(__name__)
 
 SIDECAR_NAME = re.compile(r"^partition-(\d{5,})\.json$")
 NUM_READERS = 8
-# Lists, in the record of a corpus, of the files of its splits.
-FILES_OF_CORPUS = ("data_files", "validation_files", "test_files")
 
 
 @dataclass(frozen=True)
@@ -78,15 +77,17 @@ def check_folder(folder: str, plan: dict[str, Any]) -> bool:
     cure = "Give another --output-dir, or --overwrite to replace them."
     if MANIFEST_NAME in names:
         manifest = read_manifest(folder)
-        found = dataclasses.asdict(manifest) | {"versions": plan["versions"]}
+        found = dataclasses.asdict(manifest)
         if not (manifest.bad_rows and manifest.bad_rows.num_rows):
-            found, plan = _without_on_bad_row(found), _without_on_bad_row(plan)
-        _check_same(found, plan, f"{folder} holds shards of other settings", cure)
+            found, plan = without_on_bad_row(found), without_on_bad_row(plan)
+        if differences := describe_plan_differences(found, plan, of_manifest=True):
+            raise InputError(f"{folder} holds shards of other settings: {differences}. {cure}")
+        if unknown := describe_unknown(found["corpus"]):
+            logger.warning("%s is of an older version, which did not record %s: not compared.", folder, unknown)
         open_shards(folder)
         return True
-    if PLAN_NAME in names:
-        found, asked = _settings(_read_plan(folder)), _settings(plan)
-        _check_same(found, asked, f"{folder} holds unfinished shards of other settings", cure)
+    if PLAN_NAME in names and (differences := describe_plan_differences(_read_plan(folder), plan, of_manifest=False)):
+        raise InputError(f"{folder} holds unfinished shards of other settings: {differences}. {cure}")
     foreign = [name for name in names if name.endswith(".tfrecord") and not OWN_SHARD_NAME.match(name)]
     if foreign:
         raise InputError(f"{folder} holds shards that this command did not write, such as {foreign[0]}. {cure}")
@@ -101,9 +102,21 @@ def partition_bytes_of(folder: str) -> int | None:
     return _read_plan(folder).get("partition_bytes") if PLAN_NAME in names else None
 
 
+def corpus_of_folder(folder: str) -> dict[str, Any] | None:
+    """Read which corpus the shards in a folder are of, complete or not; None without shards of this command.
+
+    Raises:
+        InputError: manifest or plan cannot be read.
+    """
+    names = open_folder(folder).list_files()
+    if MANIFEST_NAME in names:
+        return read_manifest(folder).corpus
+    return _read_plan(folder).get("corpus") if PLAN_NAME in names else None
+
+
 def partition_sha256(plan: dict[str, Any], partition: Partition) -> str:
     """Hash what a partition is made of: the plan's settings, the content of its byte ranges, or its documents."""
-    digest = hashlib.sha256(json.dumps(_settings(plan), sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(plan_settings(plan), sort_keys=True).encode())
     for item in partition:
         if isinstance(item, ByteRange):
             file = item.file
@@ -112,17 +125,6 @@ def partition_sha256(plan: dict[str, Any], partition: Partition) -> str:
             content = item
         digest.update(len(content).to_bytes(8, "little") + content.encode())
     return digest.hexdigest()
-
-
-def _settings(plan: dict[str, Any]) -> dict[str, Any]:
-    """Leave out of a plan the states of the files, and what becomes of bad rows, which most partitions have none of."""
-    corpus = {name: value for name, value in plan["corpus"].items() if name not in FILES_OF_CORPUS}
-    return _without_on_bad_row(plan | {"corpus": corpus})
-
-
-def _without_on_bad_row(plan: dict[str, Any]) -> dict[str, Any]:
-    settings = {name: value for name, value in plan["corpus"].get("settings", {}).items() if name != "on_bad_row"}
-    return plan | {"corpus": plan["corpus"] | {"settings": settings}}
 
 
 class CompletePartitions:
@@ -166,7 +168,8 @@ def begin_folder(folder: str, plan: dict[str, Any]) -> CompletePartitions:
     files = open_folder(folder)
     sizes_bytes = files.list_files()
     before = _read_plan(folder) if PLAN_NAME in sizes_bytes else None
-    if MANIFEST_NAME in sizes_bytes or before is None or _settings(before) != _settings(plan):
+    is_same = before is not None and not describe_plan_differences(before, plan, of_manifest=False)
+    if MANIFEST_NAME in sizes_bytes or before is None or not is_same:
         clear_folder(folder)
         files.write_json(PLAN_NAME, plan)
         return CompletePartitions(folder, ())
@@ -189,8 +192,8 @@ def begin_folder(folder: str, plan: dict[str, Any]) -> CompletePartitions:
     _delete_partials(folder)
     files.write_json(PLAN_NAME, plan)  # files of the corpus may have changed
     logger.info("%s is unfinished: its %d complete partitions stay", folder, len(numbers))
-    if differences := describe_differences(before, plan):
-        logger.warning("The corpus changed since, and what was made of it is made again: %s", differences)
+    if changes := describe_changes(before["corpus"], plan["corpus"]):
+        logger.warning("The corpus changed since, and what was made of it is made again: %s", changes)
     return partitions
 
 
@@ -278,8 +281,3 @@ def _delete_partials(folder: str) -> None:
     files, parent = open_folder(folder), folder_and_name(folder)[0]
     for place, prefix in ((files, ""), (files.subfolder(TOKENIZER_FOLDER_NAME), ""), (parent, PROBE_PREFIX)):
         place.delete_partial_files(prefix)
-
-
-def _check_same(found: dict[str, Any], asked: dict[str, Any], problem: str, cure: str) -> None:
-    if differences := describe_differences(found, asked):
-        raise InputError(f"{problem}: {differences}. {cure}")

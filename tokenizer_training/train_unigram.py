@@ -21,6 +21,7 @@ from mlm_common.worker_pool import num_cores
 from tokenizer_training.corpus.bad_rows import BadRows
 from tokenizer_training.corpus.config import VALIDATION, CorpusConfig
 from tokenizer_training.corpus.corpus import Corpus, open_corpus
+from tokenizer_training.corpus.record import describe_changes
 from tokenizer_training.tokenizer import RECORD_FILE, save_tokenizer, tokenizer_sha256
 from tokenizer_training.unigram.config import DEFAULT_VOCABULARY_SIZE, UnigramConfig
 from tokenizer_training.unigram.corpus_sample import (
@@ -90,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     log_start(__file__)
     open_folder(output.output_dir).check_writable()
     corpus = open_corpus(corpus_config)
-    settings = {"corpus": corpus.description, "normalization": asdict(normalization), "unigram": asdict(unigram)}
+    settings = {"corpus": corpus.record, "normalization": asdict(normalization), "unigram": asdict(unigram)}
     check_output_folder(output.output_dir, settings, output.overwrite)
     repository = find_repository(output)
     print(describe_plan(corpus, unigram, output, repository))
@@ -121,8 +122,8 @@ def check_output_folder(folder: str, settings: dict[str, Any], overwrite: bool) 
     found, asked = json.loads(there.read_text(RECORD_FILE)), json.loads(json.dumps(settings))
     for record in (found, asked):  # without bad rows, which are rare, it makes no difference
         record.get("corpus", {}).get("settings", {}).pop("on_bad_row", None)
-    differences = describe_differences(found, asked)
-    if differences:
+    changes = describe_changes(found.pop("corpus", {}), asked.pop("corpus"))
+    if differences := "; ".join(filter(None, [changes, describe_differences(found, asked)])):
         raise InputError(f"--output-dir {folder} holds a tokenizer of other settings: {differences}. {cure}")
     logger.info("%s holds a tokenizer made with the same settings; it will be made again.", folder)
 
@@ -150,7 +151,7 @@ def describe_plan(
 ) -> str:
     """Render the plan as text."""
     source = corpus.config.dataset_name or " ".join(corpus.config.data_files)
-    num_bytes = [file["num_bytes"] for file in corpus.description.get("data_files", ())]
+    num_bytes = [file["num_bytes"] for file in corpus.record.get("data_files", ())]
     files = f" ({len(num_bytes):,} files, {sum(num_bytes) / 1e6:,.1f} MB)" if num_bytes else ""
     limit = f", the first {corpus.config.limit:,} documents" if corpus.config.limit else ""
     size = (

@@ -70,7 +70,9 @@ class Folder(ABC):
 
     def write_json(self, name: str, record: Any) -> None:
         """Write a UTF-8 file of JSON for people to read, too, as `write_text` does."""
-        self.write_text(name, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+        text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+        # A file's name that is not UTF-8 has surrogates in Python, for which Python's escape is JSON's.
+        self.write_bytes(name, text.encode("utf-8", "backslashreplace"))
 
     @abstractmethod
     def append_text(self, name: str, text: str, *, before: str) -> None:

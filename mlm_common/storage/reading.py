@@ -24,6 +24,7 @@ from mlm_common.storage.gcs_client import (
 )
 
 _MAGIC = re.compile(r"[*?[]")
+_RECURSIVE = re.compile(r"(?:(?<=/)|^)\*\*(?:/+|$)")
 
 
 class LocalReader(io.FileIO):
@@ -160,8 +161,47 @@ def find_stored_files(pattern: str) -> list[StoredFile]:
     """
     if is_gcs(pattern):
         return _find_objects(pattern)
-    names = [pattern] if Path(pattern).is_file() else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
+    names = [pattern] if Path(pattern).is_file() else sorted(set(_expand(pattern)))
+    for name in names:
+        if Path(name).is_symlink() and not Path(name).exists():
+            raise InputError(
+                f"A link must lead to a file; {name} leads to {Path(name).readlink()}, which is not there."
+            )
     return [StoredFile(name, Path(name).stat().st_size) for name in names if Path(name).is_file()]
+
+
+def _expand(pattern: str) -> Iterator[str]:
+    """Yield what a local glob matches, as `glob` with `recursive`, but under `**` each folder once, whatever links.
+
+    Raises:
+        InputError: a folder under `**` cannot be read.
+    """
+    recursive = _RECURSIVE.search(pattern)
+    if recursive is None:
+        yield from glob.glob(pattern)  # noqa: PTH207
+        return
+    tops, rest = pattern[: recursive.start()], pattern[recursive.end() :] or "*"
+    for top in glob.glob(tops or "."):  # noqa: PTH207
+        for folder in _folders_below(top):
+            yield from _expand(os.path.join(glob.escape(folder), rest))  # noqa: PTH118
+
+
+def _folders_below(top: str) -> Iterator[str]:
+    """Yield the folder and all in it that are not hidden, links followed, none twice."""
+
+    def refuse(error: OSError) -> None:
+        raise InputError(f"A folder under ** must be readable; {error.filename}: {error.strerror}.") from error
+
+    seen = {os.path.realpath(top)}
+    for folder, subfolders, _ in os.walk(top, followlinks=True, onerror=refuse):
+        yield folder
+        new = []
+        for name in sorted(subfolders):
+            real = os.path.realpath(os.path.join(folder, name))  # noqa: PTH118
+            if not name.startswith(".") and real not in seen:
+                seen.add(real)
+                new.append(name)
+        subfolders[:] = new
 
 
 def _find_objects(pattern: str) -> list[StoredFile]:

@@ -249,17 +249,15 @@ def test_seen_splits(corpus: CorpusConfig, seen: CorpusConfig, expected: list[st
     assert [split for split in held_out if trained_on.intersection(opened.documents(split))] == expected
 
 
-def test_of_another_corpus_nothing_is_known_to_be_seen() -> None:
-    assert seen_splits(drawn(20), CorpusConfig(data_files=["b.txt"])) == []
-
-
 def test_warning_of_seen_splits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source = write_source(tmp_path)
-    record = {"corpus": {"settings": {"data_files": [str(source / "docs.jsonl")], "validation_percent": 20}}}
-    (source / "tokenizer" / "training.json").write_text(json.dumps(record))
+    seen = open_corpus(CorpusConfig(data_files=[str(source / "docs.jsonl")], validation_percent=20))
+    (source / "tokenizer" / "training.json").write_text(json.dumps({"corpus": seen.record}))
+    (tmp_path / "others.txt").write_text("".join(f"another text {number}\n" for number in range(300)))
     splits = ["--validation-percent", "20", "--test-percent", "20", "--dry-run"]
     with caplog.at_level(logging.WARNING):
         assert main(flags(source, tmp_path / "out", *splits[:2], "--dry-run")) == 0
+        assert main(flags(source, tmp_path / "out", *splits, "--data-files", str(tmp_path / "others.txt"))) == 0
         assert not caplog.messages
         assert main(flags(source, tmp_path / "out", *splits)) == 0
     (message,) = caplog.messages

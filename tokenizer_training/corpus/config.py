@@ -32,7 +32,9 @@ class CorpusConfig:
     )
     dataset_config: str | None = flag(None, "Configuration of the Hub data set, for one that has several.")
     dataset_revision: str | None = flag(
-        None, "Commit, tag or branch of the Hub data set. Default: its main branch, which may change."
+        None,
+        "Commit, tag or branch of the Hub data set; the commit it stands for is what is read and recorded. "
+        "Default: its main branch.",
     )
     data_files: list[str] = flag(
         list,
@@ -131,6 +133,25 @@ class CorpusConfig:
         """Look up which split of the Hub data set `validation` or `test` is, if any."""
         return {VALIDATION: self.validation_split, TEST: self.test_split}[split]
 
+    def has_own_source(self, split: str) -> bool:
+        """Tell whether `validation` or `test` is read from elsewhere than the main split."""
+        return (
+            split in HELD_OUT_SPLITS and split != self.split and bool(self.files_of(split) or self.hub_split_of(split))
+        )
+
+    def of_split(self, split: str) -> "CorpusConfig":
+        """Put all settings back to their defaults that have no influence on the documents of one split."""
+        without = ["streaming", "trust_remote_code"]
+        without += [f"{other}_{what}" for other in HELD_OUT_SPLITS if other != split for what in ("files", "split")]
+        if self.has_own_source(split):
+            without += ["data_files", "limit"] + [f"{other}_percent" for other in HELD_OUT_SPLITS]
+            if self.files_of(split):
+                without += ["dataset_name", "dataset_config", "dataset_revision"]
+        if self.has_own_source(split) or not any(map(self.percent_of, HELD_OUT_SPLITS)):
+            without.append("seed")
+        defaults = CorpusConfig()
+        return dataclasses.replace(self, **{name: getattr(defaults, name) for name in without})
+
     @property
     def is_given(self) -> bool:
         """Whether a corpus was named at all."""
@@ -138,7 +159,7 @@ class CorpusConfig:
 
 
 def corpus_config_from_record(record: dict[str, Any]) -> CorpusConfig:
-    """Read the settings back from a `Corpus.description`, also after a round trip through JSON.
+    """Read the settings back from a `Corpus.record`, also after a round trip through JSON.
 
     Raises:
         InputError: the record has settings that this version does not know.

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -11,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from mlm_common.errors import InputError
-from mlm_common.storage import is_gcs
 from mlm_common.storage.reading import StoredFile
 from tokenizer_training.corpus.bad_rows import BadRows
+from tokenizer_training.corpus.builtin import describe_builtin_corpus, read_builtin_corpus
 from tokenizer_training.corpus.byte_ranges import ByteRange, draw_byte_ranges, group_byte_ranges, is_for_few_workers
 from tokenizer_training.corpus.config import BUILTIN, HELD_OUT_SPLITS, CorpusConfig
+from tokenizer_training.corpus.dataset import Dataset
 from tokenizer_training.corpus.passages import grouped_by_size
-from tokenizer_training.corpus.text_files import find_files, read_byte_range
+from tokenizer_training.corpus.record import FILES_KEYS, file_record
+from tokenizer_training.corpus.text_files import absolute_pattern, find_files, read_byte_range
 from tokenizer_training.corpus.text_formats import dataset_texts
 
 logger = logging.getLogger(__name__)
@@ -41,12 +42,13 @@ class Source:
 class Corpus:
     """An opened corpus. Made by `open_corpus`.
 
-    `description` is a record, fit for JSON, of what is read: the settings, and the files with sizes and checksums.
+    `config` and `record` name what was found: absolute paths, the commit of a data set. `record`, fit for JSON, has the
+    settings and what tells the text from any other (see `record.py`).
     `sources` has the main split under `config.split`, and `validation` and `test` where they are not drawn from it.
     """
 
     config: CorpusConfig
-    description: dict[str, Any]
+    record: dict[str, Any]
     sources: dict[str, Source]
 
     @property
@@ -156,36 +158,60 @@ def open_corpus(config: CorpusConfig) -> Corpus:
         raise InputError("A corpus is needed: --dataset-name (`builtin` needs no download) or --data-files.")
     if config.trust_remote_code:
         logger.warning("--trust-remote-code has no effect: `datasets` does not run code from data sets any more.")
-    description: dict[str, Any] = {"settings": dataclasses.asdict(config)}
-    sources = {config.split: _open_main(config, description)}
-    for split in HELD_OUT_SPLITS:
-        if config.files_of(split):
-            sources[split] = _open_files(config, f"{split}_files", description)
-        elif hub_split := config.hub_split_of(split):
-            sources[split] = _open_hub_split(config, hub_split, f"--{split}-split")
+    config = _with_absolute_paths(config)
+    dataset = None
+    if config.dataset_name not in (None, BUILTIN):
+        dataset = Dataset(config)
+        config = dataclasses.replace(config, dataset_revision=dataset.commit)
+    record: dict[str, Any] = {"settings": dataclasses.asdict(config)}
+    sources = {
+        split: _open_source(config, split, dataset, record)
+        for split in (config.split, *HELD_OUT_SPLITS)
+        if split == config.split or config.has_own_source(split)
+    }
     _check_files_are_in_one_split(sources)
-    return Corpus(config, description, sources)
+    return Corpus(config, record, sources)
 
 
-def _open_main(config: CorpusConfig, description: dict[str, Any]) -> Source:
-    if config.data_files:
-        return _open_files(config, "data_files", description)
-    if config.dataset_name == BUILTIN:
-        from tokenizer_training.corpus.builtin import describe_builtin_corpus, read_builtin_corpus
+def _with_absolute_paths(config: CorpusConfig) -> CorpusConfig:
+    """Write the paths so that they name the same files wherever the record is read."""
+    patterns = {key: [absolute_pattern(pattern) for pattern in getattr(config, key)] for key in FILES_KEYS}
+    name = config.dataset_name
+    if name not in (None, BUILTIN) and Path(str(name)).is_dir():
+        name = str(Path(str(name)).absolute())
+    return dataclasses.replace(config, dataset_name=name, **patterns)  # type: ignore[arg-type]
 
-        description["builtin"] = describe_builtin_corpus()
+
+def _open_source(config: CorpusConfig, split: str, dataset: Dataset | None, record: dict[str, Any]) -> Source:
+    """Open where a split is read, and add its identity to the record."""
+    is_main = split == config.split
+    key = "data_files" if is_main else f"{split}_files"
+    if getattr(config, key):
+        return _open_files(config, key, record)
+    if dataset is None:
+        record[BUILTIN] = describe_builtin_corpus()
         return Source(lambda _: read_builtin_corpus())
-    return _open_hub_split(config, config.split, "--split")
+    flag, name = ("--split", split) if is_main else (f"--{split}-split", str(config.hub_split_of(split)))
+    rows, files = dataset.rows(name, flag), dataset.files(name)
+    if dataset.is_local:
+        record[key] = [file_record(file) for file in files]
+
+    def read(bad_rows: BadRows) -> Iterator[str]:
+        source = str(config.dataset_name)
+        handler = bad_rows.handler(config.on_bad_row, source, "row {:,}".format)
+        yield from dataset_texts(rows, config.text_column, source, handler)
+        for file in files:
+            with file.open():  # which fails should it have changed meanwhile
+                pass
+
+    _check_not_blank(read, f"{config.dataset_name}, {flag} {name},")
+    return Source(read)
 
 
-def _open_files(config: CorpusConfig, setting: str, description: dict[str, Any]) -> Source:
-    patterns = getattr(config, setting)
-    files = tuple(find_files(patterns, flag=f"--{setting.replace('_', '-')}"))
-    description[setting] = [
-        {"path": _absolute(file.name), "num_bytes": file.num_bytes, "checksum": file.checksum}
-        | ({} if file.is_local else {"generation": file.generation})
-        for file in files
-    ]
+def _open_files(config: CorpusConfig, key: str, record: dict[str, Any]) -> Source:
+    patterns = getattr(config, key)
+    files = tuple(find_files(patterns, flag=f"--{key.replace('_', '-')}"))
+    record[key] = [file_record(file) for file in files]
 
     def read(bad_rows: BadRows) -> Iterator[str]:
         return chain.from_iterable(
@@ -195,36 +221,6 @@ def _open_files(config: CorpusConfig, setting: str, description: dict[str, Any])
 
     _check_not_blank(read, " ".join(patterns))
     return Source(read, files)
-
-
-def _absolute(path: str) -> str:
-    return path if is_gcs(path) else os.path.abspath(path)  # noqa: PTH100 (a link keeps its name)
-
-
-def _open_hub_split(config: CorpusConfig, hub_split: str, flag: str) -> Source:
-    from datasets import load_dataset
-
-    try:
-        rows = load_dataset(
-            config.dataset_name,
-            config.dataset_config,
-            revision=config.dataset_revision,
-            split=hub_split,
-            streaming=config.streaming,
-        )
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(
-            f"--dataset-name {config.dataset_name} (--dataset-config {config.dataset_config}, {flag} {hub_split}) "
-            f"cannot be loaded: {' '.join(str(error).split())}"
-        ) from error
-
-    def read(bad_rows: BadRows) -> Iterator[str]:
-        source = str(config.dataset_name)
-        handler = bad_rows.handler(config.on_bad_row, source, "row {:,}".format)
-        return dataset_texts(rows, config.text_column, source, handler)
-
-    _check_not_blank(read, f"{config.dataset_name}, {flag} {hub_split},")
-    return Source(read)
 
 
 def _check_files_are_in_one_split(sources: dict[str, Source]) -> None:

@@ -2,8 +2,11 @@
 
 import codecs
 import csv
+import glob
 import gzip
 import io
+import logging
+import os
 import re
 import sys
 import zlib
@@ -11,15 +14,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, TextIO
 
 from mlm_common.errors import InputError
+from mlm_common.storage import is_gcs
 from mlm_common.storage.reading import StoredFile, find_stored_files
 from tokenizer_training.corpus import text_formats
 from tokenizer_training.corpus.bad_rows import BadRowHandler, BadRows, OnBadRow
 from tokenizer_training.corpus.byte_ranges import ByteRange
 from tokenizer_training.corpus.file_identity import with_checksums
+
+logger = logging.getLogger(__name__)
 
 FORMAT_OF_ENDING = {".txt": "text", ".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 # The start of a file that is searched for what no text has (as `git` does).
@@ -30,20 +36,36 @@ ROW_END_BYTES = 1 << 16
 _ROW_END = re.compile(rb"\r\n|\r(?!\Z)|\n")
 
 
+def absolute_pattern(pattern: str) -> str:
+    """Write a name or glob so that it names the same files from any working directory."""
+    if is_gcs(pattern) or Path(pattern).is_absolute():
+        return pattern
+    folder = str(Path.cwd())
+    is_glob = glob.has_magic(pattern) and not Path(pattern).is_file()
+    return str(Path(glob.escape(folder) if is_glob else folder, pattern))
+
+
 def find_files(patterns: list[str], flag: str) -> list[StoredFile]:
     """Find the files that the patterns name, each once and with its checksum, in order, each glob's sorted.
 
+    A local file is read once under the first of its names, should links or several patterns give it more.
+
     Raises:
-        InputError: a pattern without a match, or a file whose ending is not one that can be read; names `flag`.
+        InputError: a pattern without a match, a link to nothing, or a file whose ending is not one that can be read;
+            names `flag`.
     """
     files: dict[str, StoredFile] = {}
+    num_found = 0
     for pattern in patterns:
         found = find_stored_files(pattern)
         if not found:
             raise InputError(f"{flag} must name files, local or gs://; no file matches {pattern!r}.")
+        num_found += len(found)
         for file in found:
             _format_of(file.name, flag)
-            files[file.name] = file
+            files.setdefault(os.path.realpath(file.name) if file.is_local else file.name, file)
+    if num_found > len(files):
+        logger.info("%s: %s names are of files named before; each is read once.", flag, f"{num_found - len(files):,}")
     return with_checksums(files.values())
 
 

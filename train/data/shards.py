@@ -1,5 +1,6 @@
 """What a run trains on, opened and held against each other before TensorFlow starts: shards, tokenizer, row length."""
 
+import logging
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerFast
@@ -7,8 +8,11 @@ from transformers import PreTrainedTokenizerFast
 from mlm_common.errors import InputError
 from tfrecord_prep.manifest import ShardSet, open_shards
 from tfrecord_prep.records import first_row_ids
+from tokenizer_training.corpus.record import describe_shared_text, describe_unknown, record_of_split
 from tokenizer_training.tokenizer import load_tokenizer, tokenizer_sha256
 from train.config import DataConfig
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ def open_inputs(config: DataConfig) -> TrainingInputs:
 
     Raises:
         InputError: shards that are missing, damaged or of another length than asked for; a tokenizer that is not
-            the one the shards were made with.
+            the one the shards were made with; rows to evaluate on that share text with those to train on.
     """
     train_shards = open_shards(str(config.train_dataset))
     eval_shards = open_shards(config.eval_dataset) if config.eval_dataset else None
@@ -37,6 +41,8 @@ def open_inputs(config: DataConfig) -> TrainingInputs:
     for shards in (train_shards, eval_shards):
         if shards is not None:
             _check_agreement(shards, tokenizer, max_length)
+    if eval_shards is not None:
+        _check_corpora(train_shards, eval_shards)
     return TrainingInputs(train_shards, eval_shards, tokenizer, tokenizer_source, max_length)
 
 
@@ -73,3 +79,17 @@ def _check_agreement(shards: ShardSet, tokenizer: PreTrainedTokenizerFast, max_l
             f"the shards in {shards.folder} {shards.manifest.tokenizer.sha256[:12]}. Leave --tokenizer out, or prepare "
             "the shards again with it."
         )
+
+
+def _check_corpora(train_shards: ShardSet, eval_shards: ShardSet) -> None:
+    """Raise InputError where the records of both corpora tell that rows to evaluate on may be trained on, too."""
+    train, evaluation = train_shards.manifest, eval_shards.manifest
+    if train is None or evaluation is None:
+        return
+    if shared := describe_shared_text(*(record_of_split(part.corpus, part.split) for part in (train, evaluation))):
+        raise InputError(
+            f"--eval-dataset must hold no text of --train-dataset; {eval_shards.folder} is not of the preparation of "
+            f"{train_shards.folder}, and {shared}. Prepare both by one command."
+        )
+    if unknown := sorted({*map(describe_unknown, (train.corpus, evaluation.corpus))} - {""}):
+        logger.warning("Whether --eval-dataset shares text with --train-dataset is not known: %s.", unknown[0])

@@ -76,7 +76,7 @@ def test_every_format(cloud: CloudStorageHandle, ending: str) -> None:
     assert list(corpus.documents("train")) == TEXTS
     name, num_bytes = f"{BUCKET}/texts/a.{ending}", len(CONTENTS[ending])
     checksum = google_crc32c.Checksum(CONTENTS[ending]).digest()
-    (found,) = corpus.description["data_files"]
+    (found,) = corpus.record["data_files"]
     assert isinstance(found.pop("generation"), int)
     assert found == {
         "path": name,
@@ -212,7 +212,9 @@ def test_errors_name_the_cure(cloud: CloudStorageHandle, pattern: str) -> None:
 def test_errors_in_the_content_name_object_and_place(cloud: CloudStorageHandle) -> None:
     cloud.put("a.jsonl", b'{"text": "a"}\n' * 30 + b"{oops\n")
     cloud.put("b.txt", b"a\n" * 3000 + b"\xfc\n")
-    with pytest.raises(InputError, match=r"gs://test-bucket/a\.jsonl must hold .*; the line at byte 420: .* at column 2"):
+    with pytest.raises(
+        InputError, match=r"gs://test-bucket/a\.jsonl must hold .*; the line at byte 420: .* at column 2"
+    ):
         read_object("a.jsonl", 100, 426)
     with pytest.raises(InputError, match=r"gs://test-bucket/b\.txt must be UTF-8 text; byte 6000 is 0xfc"):
         read_object("b.txt", 2000, 6002)

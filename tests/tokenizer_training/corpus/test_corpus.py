@@ -61,7 +61,7 @@ def test_every_format_gives_the_same_documents(ending: str, tmp_path: Path) -> N
     corpus = open_corpus(CorpusConfig(data_files=[str(path)]))
     assert list(corpus.documents("train")) == TEXTS
     assert list(corpus.documents("train")) == TEXTS, "a second reading differs"
-    (found,) = corpus.description["data_files"]
+    (found,) = corpus.record["data_files"]
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     assert found == {"path": str(path), "num_bytes": path.stat().st_size, "checksum": f"sha256 {sha256}"}
 
@@ -81,7 +81,7 @@ def test_files_are_read_in_the_order_given_and_globs_sorted(tmp_path: Path, monk
     (tmp_path / "folder.txt").mkdir()
     assert read(data_files=["z.jsonl", "?.txt", "part[1].txt"]) == ["z.jsonl", "a.txt", "b.txt", "c.txt", "part[1].txt"]
     assert read(data_files=["c.txt", "*.txt"]) == ["c.txt", "a.txt", "b.txt", "part[1].txt"]
-    assert open_corpus(CorpusConfig(data_files=["a.txt"])).description["data_files"][0]["path"] == f"{tmp_path}/a.txt"
+    assert open_corpus(CorpusConfig(data_files=["a.txt"])).record["data_files"][0]["path"] == f"{tmp_path}/a.txt"
 
 
 def test_json_files_may_differ_in_their_other_keys(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_validation_files(tmp_path: Path) -> None:
 def test_record_gives_the_settings_back(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.txt", ["text"])
     config = CorpusConfig(data_files=[str(tmp_path / "a.txt")], validation_percent=1.5, limit=7, sample_by="paragraph")
-    record = json.loads(json.dumps(open_corpus(config).description))
+    record = json.loads(json.dumps(open_corpus(config).record))
     assert corpus_config_from_record(record) == config
     with pytest.raises(InputError, match="unknown to this version: novelty"):
         corpus_config_from_record({"settings": {"novelty": 1}})

@@ -139,7 +139,7 @@ def test_splits_of_own_files_beside_drawn_ones(tmp_path: Path) -> None:
     assert list(corpus.documents("validation")) == texts[:7]
     assert len(list(corpus.documents("train"))) == 50
     assert 5 < len(list(corpus.documents("test"))) < 50
-    assert [file["path"] for file in corpus.description["validation_files"]] == [str(tmp_path / "v.jsonl")]
+    assert [file["path"] for file in corpus.record["validation_files"]] == [str(tmp_path / "v.jsonl")]
     for split in SPLITS:
         assert in_partitions(corpus, split, 300) == list(corpus.documents(split))
 
