@@ -152,7 +152,8 @@ def connect(run: Run) -> "tf.distribute.Strategy":
     """Connect to the devices of the run: its TPU claimed and initialised, or all its workers there.
 
     Raises:
-        InputError: the TPU that is named cannot be found or reached, or this is not the machine that TF_CONFIG says.
+        InputError: no TPU can be used as this machine is set up.
+        RunFailedError: the TPU that is named is not ready, or the other workers are not.
     """
     from train.runtime import strategy
 

@@ -2,12 +2,14 @@
 
 import functools
 import logging
+import re
 from collections.abc import Callable
+from importlib.metadata import packages_distributions
 from typing import Any
 
 import tensorflow as tf
 
-from mlm_common.errors import InputError
+from mlm_common.errors import InputError, RunFailedError
 from train.config import HardwareConfig
 from train.runtime.cluster import Cluster
 
@@ -18,7 +20,8 @@ def connect(config: HardwareConfig, cluster: Cluster) -> tf.distribute.Strategy:
     """Connect to the devices: the TPU claimed and initialised, or all workers of the cluster there.
 
     Raises:
-        InputError: the TPU that is named cannot be found or reached, or this is not the machine that TF_CONFIG says.
+        InputError: no TPU can be used as this machine is set up.
+        RunFailedError: the TPU that is named is not ready, or the other workers are not.
     """
     if config.wants_tpu:
         strategy, devices = _connect_tpu(config), f"TPU {config.tpu_name}"
@@ -72,7 +75,8 @@ def _connect_tpu(config: HardwareConfig) -> tf.distribute.Strategy:
         tf.tpu.experimental.initialize_tpu_system(resolver)
     # The resolver raises whatever its HTTP client, the metadata server or the TPU's runtime did.
     except Exception as error:
-        raise InputError(
+        kind = InputError if _needs_another_setup(error) else RunFailedError
+        raise kind(
             f"--tpu-name must name a TPU that can be reached; {config.tpu_name} gave {type(error).__name__}: "
             f"{' '.join(str(error).split())[:300]}. Check that it is READY, --tpu-zone and --gcp-project, that "
             "tensorflow-tpu is installed (pip list), and that no other process holds it."
@@ -80,12 +84,27 @@ def _connect_tpu(config: HardwareConfig) -> tf.distribute.Strategy:
     return tf.distribute.TPUStrategy(resolver)
 
 
+def _needs_another_setup(error: Exception) -> bool:
+    """Ask whether connecting would fail again: for a refusal, a missing package, or a TensorFlow without TPUs.
+
+    All else may pass: a TPU that is made, repaired or restarted anew, one that a process on its way out still holds, a
+    server that does not answer.
+    """
+    refusals = (ImportError, tf.errors.PermissionDeniedError, tf.errors.UnauthenticatedError)
+    # The resolver puts the answer of the TPU's API into words.
+    if isinstance(error, refusals) or re.search("Missing runtime dependency|HttpError 40[013]", str(error)):
+        return True
+    # A TPU that is held by another process is not found either.
+    is_not_found = isinstance(error, tf.errors.NotFoundError | tf.errors.InvalidArgumentError)
+    return is_not_found and not any("tpu" in name for name in packages_distributions().get("tensorflow", ()))
+
+
 def _connect_workers(cluster: Cluster) -> tf.distribute.Strategy:
     logger.info("waiting for the workers at %s", ", ".join(cluster.addresses))
     try:
         return tf.distribute.MultiWorkerMirroredStrategy()
     except tf.errors.OpError as error:
-        raise InputError(
+        raise RunFailedError(
             f"TF_CONFIG must name workers that reach each other; as worker {cluster.index} at "
             f"{cluster.addresses[cluster.index]} this process got {type(error).__name__}: "
             f"{' '.join(str(error).split())[:300]}. Check that the address is this machine's, its port free and "

@@ -11,7 +11,7 @@ import pickle
 import sys
 from typing import Any
 
-from mlm_common.errors import InputError
+from mlm_common.errors import InputError, RunFailedError
 from train.config import TrainingConfig  # so train comes before TensorFlow, as it must
 
 
@@ -93,7 +93,7 @@ def main() -> None:
     config = pickle.load(sys.stdin.buffer)
     try:
         result = TASKS[sys.argv[1]](config)
-    except InputError as error:
+    except (InputError, RunFailedError) as error:
         result = {"refused": str(error)}
     print(json.dumps(result), flush=True)
 

@@ -1,0 +1,74 @@
+"""Connecting to devices that are not ready, and to those that never will be."""
+
+import json
+import urllib.error
+
+import pytest
+import tensorflow as tf
+
+from mlm_common.errors import InputError, PermanentError, RunFailedError
+from train.config import HardwareConfig
+from train.runtime import strategy
+from train.runtime.cluster import Cluster, read_cluster
+
+LOCAL = HardwareConfig(tpu_name="local")
+NOT_FOUND = tf.errors.NotFoundError(None, None, "TPUs not found in the cluster. Failed in initialization: No matching")
+
+
+def connect_failing_by(error: Exception, monkeypatch: pytest.MonkeyPatch, package: str = "tensorflow-tpu") -> str:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(tf.distribute.cluster_resolver, "TPUClusterResolver", lambda **_: None)
+    monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", fail)
+    monkeypatch.setattr(strategy, "packages_distributions", lambda: {"tensorflow": [package]})
+    with pytest.raises((InputError, RunFailedError), match="--tpu-name must name a TPU that can be reached") as caught:
+        strategy.connect(LOCAL, Cluster())
+    assert not isinstance(caught.value, PermanentError)
+    return caught.type.__name__
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        tf.errors.UnavailableError(None, None, "failed to connect to all addresses"),
+        tf.errors.AbortedError(None, None, "The TPU is already in use by process with pid 22589."),
+        tf.errors.DeadlineExceededError(None, None, "Deadline Exceeded"),
+        RuntimeError('TPU "my-tpu" is not yet ready; state: "CREATING"'),
+        ValueError("Could not lookup TPU metadata from name 'my-tpu'. Exception: <HttpError 404 when requesting>"),
+        urllib.error.URLError("Connection refused"),
+        NOT_FOUND,
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_tpu_that_is_not_ready_may_be_tried_again(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert connect_failing_by(error, monkeypatch) == "RunFailedError"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        tf.errors.PermissionDeniedError(None, None, "Permission 'tpu.nodes.get' denied"),
+        ValueError("Could not lookup TPU metadata from name 'my-tpu'. Exception: <HttpError 403 when requesting>"),
+        RuntimeError("Missing runtime dependency on the Google API client."),
+        ImportError("libtpu"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_tpu_that_is_refused_is_bad_input(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert connect_failing_by(error, monkeypatch) == "InputError"
+
+
+def test_a_tensorflow_without_tpus_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert connect_failing_by(NOT_FOUND, monkeypatch, package="tensorflow") == "InputError"
+
+
+def test_workers_that_are_not_there_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise tf.errors.DeadlineExceededError(None, None, "Barrier timed out")
+
+    cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+    monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", fail)
+    with pytest.raises(RunFailedError, match="TF_CONFIG must name workers that reach each other"):
+        strategy.connect(HardwareConfig(), read_cluster())
