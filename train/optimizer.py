@@ -82,8 +82,9 @@ SHAPES: dict[str, Callable[[WarmupSchedule, tf.Tensor], tf.Tensor]] = {
     "constant": _constant,
 }
 
-# As in BERT's optimizer: matched against the variables' names.
-NO_WEIGHT_DECAY = ["bias", "LayerNorm", "layer_norm", "layernorm"]
+# As in BERT's optimizer: a part of a variable's path that ends so. The names of whole models may hold such a word, as
+# `roberta_prelayernorm` does, and on replicas the path ends in `/replica_1`.
+NO_WEIGHT_DECAY = r"(bias|LayerNorm|layer_norm)(/|:|$)"
 
 
 class GuardedAdamW(tf_keras.optimizers.AdamW):
@@ -233,5 +234,5 @@ def build_optimizer(config: OptimizationConfig, **numbers: int) -> GuardedAdamW:
         epsilon=config.adam_epsilon,
         jit_compile=False,  # the whole step is compiled, or nothing is
     )
-    optimizer.exclude_from_weight_decay(var_names=NO_WEIGHT_DECAY)
+    optimizer.exclude_from_weight_decay(var_names=[NO_WEIGHT_DECAY])
     return optimizer

@@ -9,6 +9,8 @@ import tf_keras
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fixtures.tiny_models import CONFIGS, tiny_model
+from tests.fixtures.tiny_steps import two_cpus
 from train.config import OptimizationConfig
 from train.optimizer import OPTIMIZERS, SHAPES, WarmupSchedule, build_optimizer, clipping_factor
 
@@ -98,6 +100,27 @@ def test_biases_and_layer_norms_do_not_decay(name):
     assert moved == [True, False, False]
     # LAMB scales the decay to the norm of the weights.
     assert variables[0].numpy() == pytest.approx([0.95, 0.95] if name == "adamw" else [0.9, 0.9])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_in_every_architecture_all_matrices_decay_and_biases_and_layer_norms_do_not(name):
+    model = tiny_model(name)
+    optimizer = build("lamb", model.trainable_variables)
+    # MPNet's relative positions add a bias to the scores, looked up in a table.
+    decays = [
+        len(variable.shape) > 1 and "relative_attention_bias" not in variable.name
+        for variable in model.trainable_variables
+    ]
+    assert sum(decays) > 10
+    assert [optimizer.decays(variable) for variable in model.trainable_variables] == decays
+
+
+def test_on_every_replica_the_same_variables_decay():
+    with two_cpus().scope():
+        variables = tiny_model("roberta-prelayernorm").trainable_variables
+    optimizer = build("adamw", variables)
+    for variable in variables:
+        assert [optimizer.decays(value) for value in variable.values] == [len(variable.shape) > 1] * 2
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])

@@ -17,7 +17,7 @@ KINDS = {
     "sum over replicas": r"XlaAllReduce|all-reduce|all_reduce",
     "optimizer": r"(^|/)optimizer(_#)?/|AdamW|AdamWeightDecay|global_norm",
     "masks": r"(^|/)(masks|row_keys)(_#)?/",
-    "layer norm": r"LayerNorm|layer_norm|layernorm|NoNorm|moments|batchnorm",
+    "layer norm": r"(LayerNorm|layer_norm|NoNorm)(_#)?(/|$)|moments|batchnorm",
     "head and loss": r"lm_head|/mlm|predictions|vocab_|generator|(^|/)loss(_#)?/|CrossEntropy|ArgMax",
     "dropout": r"dropout|^(while/)?[Ss]tateless",
     "attention": r"attention|attn|/self/",

@@ -1,6 +1,9 @@
 import pytest
+import tensorflow as tf
 
+from tests.fixtures.tiny_models import one_layer_model, padded_batch
 from train.checks.preflight.hlo_costs import KINDS, OTHER, kind_of, step_costs
+from train.model.architectures import ARCHITECTURES
 
 LAYER = "tf_bert_for_masked_lm/bert/encoder/layer_._{}/"
 
@@ -126,6 +129,24 @@ def test_text_without_an_entry_is_refused():
 def test_kinds_of_operations(name, kind):
     assert kind in (*KINDS, OTHER)
     assert kind_of(name) == kind
+
+
+NAMED_AFTER_A_LAYER = "roberta-prelayernorm"
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES if name != NAMED_AFTER_A_LAYER]
+
+
+@pytest.mark.parametrize("name", [NAMED_AFTER_A_LAYER, *OTHERS])
+def test_no_matrix_product_of_any_architecture_counts_for_its_layer_norms(name):
+    model = one_layer_model(name)
+    inputs, _ = padded_batch(model)
+    operations = tf.function(model).get_concrete_function(inputs).graph.get_operations()
+    kinds = {
+        is_product: {kind_of(f"gradient_tape/{one.name}") for one in operations if ("MatMul" in one.type) == is_product}
+        for is_product in (True, False)
+    }
+    assert "layer norm" in kinds[False]
+    assert {"attention", "feed-forward", "head and loss"} <= kinds[True]
+    assert "layer norm" not in kinds[True]
 
 
 def test_a_branch_hardly_ever_taken_is_left_out():
