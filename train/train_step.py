@@ -8,15 +8,15 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from train.model.random_bits import row_keys
+from train.model.random_bits import key_of, row_keys
 from train.model.stateless_dropout import dropping_out_by, key_dropout
 from train.optimizer import clipping_factor
 from train.runtime import heartbeat
 from train.runtime.hooks import WAIT_NAME
 from train.tasks.task import Task
 
-# Keep the random numbers of the task apart from those of dropout.
-TASK_STREAM, DROPOUT_STREAM = 0, 1
+# Keep apart the random numbers of the task, of dropout, and of dropout from what all rows share.
+TASK_STREAM, DROPOUT_STREAM, SHARED_STREAM = 0, 1, 2
 
 Sums = dict[str, tf.Tensor]
 # The figures of an evaluation, or None where it gave up.
@@ -101,15 +101,16 @@ class PretrainingModel(tf_keras.Model):
 
     def _gradients(self, rows: Any, keys: tf.Tensor) -> tuple[list[tf.Tensor], Sums]:
         """Compute the gradients of the summed loss, dense float32, and the sums, over this replica's rows."""
+        shared_key = key_of((self.seed, SHARED_STREAM, tf.cast(self.optimizer.iterations, tf.int32)))
         if self.num_micro_batches == 1:
-            return self._micro_batch_gradients(rows, keys)
+            return self._micro_batch_gradients(rows, keys, shared_key)
         micro_batches = tf.nest.map_structure(
             lambda tensor: tf.reshape(tensor, (self.num_micro_batches, -1, *tensor.shape[1:])), (rows, keys)
         )
 
         def add_micro_batch(index: tf.Tensor, gradients: list[tf.Tensor], sums: Sums) -> tuple:
-            micro_batch = tf.nest.map_structure(lambda tensor: tensor[index], micro_batches)
-            more = self._micro_batch_gradients(*micro_batch)
+            rows, keys = tf.nest.map_structure(lambda tensor: tensor[index], micro_batches)
+            more = self._micro_batch_gradients(rows, keys, shared_key)
             return index + 1, *tf.nest.map_structure(tf.add, (gradients, sums), more)
 
         zeros = [tf.zeros(variable.shape, tf.float32) for variable in self.network.trainable_variables]
@@ -121,8 +122,8 @@ class PretrainingModel(tf_keras.Model):
         )
         return gradients, sums
 
-    def _micro_batch_gradients(self, rows: Any, keys: tf.Tensor) -> tuple[list[tf.Tensor], Sums]:
-        with dropping_out_by(keys):
+    def _micro_batch_gradients(self, rows: Any, keys: tf.Tensor, shared_key: tf.Tensor) -> tuple[list[tf.Tensor], Sums]:
+        with dropping_out_by(keys, shared_key):
             with tf.GradientTape() as tape:
                 sums = self.task.sums(self.network, rows, training=True)
             loss = sums[self.task.means[0].total]

@@ -137,11 +137,6 @@ CASES = {
         "a roformer as configured has none. Give --position-init random",
     ),
     "dropout": (lambda _: None, ["--dropout", "1"], "--dropout must be at least 0 and below 1; received 1.0"),
-    "dropout under gradient checkpointing": (
-        model_folder(model_type="deberta-v2"),
-        ["--pretrained-model-config", "{}/model", "--config-overrides", "num_hidden_layers=1", "--recompute"],
-        "those of a deberta-v2 do not. Give --dropout 0",
-    ),
     "dropout twice": (
         lambda _: None,
         ["--dropout", "0", "--config-overrides", "hidden_dropout_prob=0.1"],

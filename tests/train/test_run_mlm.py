@@ -14,6 +14,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from mlm_common.errors import EXIT_PERMANENT
 from tests.fixtures.same_run import assert_same_run
+from tests.fixtures.tiny_models import CONFIGS
 from tests.fixtures.tiny_run import NUM_STEPS, forget_checkpoint, run_flags
 from train.metrics.log import read_metrics
 from train.model.from_pretrained import load_model
@@ -87,6 +88,20 @@ def test_a_stopped_run_resumes_to_the_same_end(finished_run, shards, tmp_path):
     forget_checkpoint(tmp_path / "run", NUM_STEPS)
     assert main(run_flags(shards, tmp_path / "run")) == 0
     assert_same_run(tmp_path / "run", finished_run)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
+def test_a_stopped_deberta_v3_with_dropout_resumes_to_the_same_end(shards, tmp_path):
+    settings = {**CONFIGS["deberta-v2 as v3"], "num_hidden_layers": 1, "max_position_embeddings": 16}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    flags = ("--pretrained-model-config", str(tmp_path), "--config-overrides", "hidden_act=relu", "--dropout", "0.1")
+    flags += ("--position-init", "random")
+    assert main(run_flags(shards, tmp_path / "whole", *flags)) == 0
+    shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
+    forget_checkpoint(tmp_path / "stopped", NUM_STEPS)
+    assert main(run_flags(shards, tmp_path / "stopped", *flags)) == 0
+    assert_same_run(tmp_path / "stopped", tmp_path / "whole")
 
 
 def test_a_finished_run_is_only_evaluated_and_exported_again(finished_run, shards, tmp_path):

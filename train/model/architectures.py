@@ -32,7 +32,6 @@ class Architecture:
 
     Its layers:
     layer_list: what the TF encoder calls the list of its layers.
-    repeats_dropout: what its layers drop can be drawn once more, as computing them again needs.
     is_plain_bert: its layers are, in transformers, the same code as BERT's, so `train.model.tpu_layers` knows them.
     flops: how its operations are counted, a key of `train.model.flops.FORMULAS`; None where that is not known.
     transposed_vocabulary: pattern of the weight whose second axis, not its first, runs over the ids.
@@ -53,7 +52,6 @@ class Architecture:
     required: Mapping[str, Any] = field(default_factory=dict)
 
     layer_list: str = "layer"
-    repeats_dropout: bool = True
     is_plain_bert: bool = False
     flops: Literal["bert", "deberta-v2", "distilbert", "mobilebert", "rembert"] | None = "bert"
     transposed_vocabulary: str | None = None
@@ -87,11 +85,9 @@ ARCHITECTURES = {
     "convbert": Architecture(
         flops=None, depthwise=("key_conv_attn_layer.bias", "key_conv_attn_layer.depthwise.weight")
     ),
-    # `legacy`: the TF class has the legacy head only. `conv_kernel_size`: its convolution fails in bfloat16. It has a
-    # dropout layer of its own, whose random numbers have a state.
+    # `legacy`: the TF class has the legacy head only. `conv_kernel_size`: its convolution fails in bfloat16.
     "deberta-v2": Architecture(
         required={"legacy": True, "conv_kernel_size": 0},
-        repeats_dropout=False,
         flops="deberta-v2",
         renamed={".pos_proj.": ".pos_key_proj.", ".pos_q_proj.": ".pos_query_proj."},
     ),

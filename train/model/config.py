@@ -47,8 +47,6 @@ def resolve_model_config(config: ModelConfig, inputs: TrainingInputs) -> Pretrai
     check_architecture(model_config)
     if config.dropout is not None:
         _set_dropout(model_config, config.dropout, overrides)
-    if config.gradient_checkpointing:
-        _check_gradient_checkpointing(model_config)
     is_preset = config.pretrained_model_config is None and config.init_from is None
     if is_preset and "max_position_embeddings" not in overrides:
         model_config.update({"max_position_embeddings": inputs.max_length + position_offset(model_config)})
@@ -116,15 +114,6 @@ def _set_dropout(model_config: PretrainedConfig, rate: float, overrides: dict[st
     if twice:
         raise InputError(f"--dropout {rate} and --config-overrides {twice[0]} must not both be given; leave out one.")
     model_config.update(dict.fromkeys(names, rate))
-
-
-def _check_gradient_checkpointing(model_config: PretrainedConfig) -> None:
-    architecture = ARCHITECTURES[model_config.model_type]
-    if not architecture.repeats_dropout and any(getattr(model_config, name) for name in architecture.dropouts):
-        raise InputError(
-            "--gradient-checkpointing needs layers that drop the same twice, which those of a "
-            f"{model_config.model_type} do not. Give --dropout 0, or leave out --gradient-checkpointing."
-        )
 
 
 def padded_vocabulary_size(vocabulary_size: int, multiple: int) -> int:

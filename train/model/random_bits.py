@@ -22,19 +22,24 @@ MIXERS = (0x7FEB352D, 0x846CA68B)
 FIRST_KEY = (0x243F6A88, 0x85A308D3)
 
 
+def key_of(numbers: Iterable[int | tf.Tensor]) -> tf.Tensor:
+    """Make the key of integers such as a seed and a step, uint32 (KEY_WORDS,); other ones give another key."""
+    key = tf.constant(FIRST_KEY, tf.uint32)
+    for number in numbers:
+        key = fold_in(key, number)
+    return key
+
+
 @named("row_keys")
 def row_keys(numbers: Iterable[int | tf.Tensor], num_rows: int, first_row: int | tf.Tensor = 0) -> tf.Tensor:
     """Make the keys of rows `first_row` and following of a global batch, uint32 (num_rows, KEY_WORDS).
 
     Args:
-        numbers: integers such as a seed and a step; other ones give other keys.
+        numbers: as of `key_of`.
         num_rows: rows of the batch.
         first_row: where it begins in the global batch; a row's key does not depend on how that is cut.
     """
-    keys = tf.constant(FIRST_KEY, tf.uint32)
-    for number in numbers:
-        keys = fold_in(keys, number)
-    return fold_in(keys, tf.cast(first_row, tf.int32) + tf.range(num_rows))
+    return fold_in(key_of(numbers), tf.cast(first_row, tf.int32) + tf.range(num_rows))
 
 
 def fold_in(keys: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:

@@ -21,19 +21,27 @@ from train.model.random_bits import draw_bits, fall_under, fold_in
 class _Scope:
     """The keys of the rows that are passed through the model, and how often each layer was called with them."""
 
-    keys: tf.Tensor  # uint32 (batch, KEY_WORDS)
+    row_keys: tf.Tensor  # uint32 (batch, KEY_WORDS)
+    shared_key: tf.Tensor | None  # uint32 (KEY_WORDS,)
     num_calls: dict[int, int] = field(default_factory=dict)
 
 
+# DeBERTa's, whose input is the table of relative positions.
+SHARED_LAYER = "pos_dropout"
 # One scope per thread: MirroredStrategy traces each replica in a thread of its own.
 _traced = threading.local()
 
 
 @contextmanager
-def dropping_out_by(row_keys: tf.Tensor) -> Iterator[None]:
-    """Within it, the layers prepared by `key_dropout` drop by these keys, uint32 (batch, KEY_WORDS), of their rows."""
+def dropping_out_by(row_keys: tf.Tensor, shared_key: tf.Tensor | None = None) -> Iterator[None]:
+    """Within it, the layers prepared by `key_dropout` drop by keys.
+
+    Args:
+        row_keys: uint32 (batch, KEY_WORDS), of the rows.
+        shared_key: uint32 (KEY_WORDS,), of what all rows of the global batch share: DeBERTa's relative positions.
+    """
     previous = getattr(_traced, "scope", None)
-    _traced.scope = _Scope(row_keys)
+    _traced.scope = _Scope(row_keys, shared_key)
     try:
         yield
     finally:
@@ -65,19 +73,28 @@ def repeatable(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def key_dropout(model: tf_keras.Model) -> None:
-    """Let `dropping_out_by` decide what the model's `Dropout` layers drop; outside that context they do as before."""
-    layers = [layer for layer in model.submodules if isinstance(layer, tf_keras.layers.Dropout)]
-    for index, layer in enumerate(layers):
+    """Let `dropping_out_by` decide what the model's layers of dropout drop; outside that context they do as before."""
+    rates = [(layer, rate) for layer in model.submodules if (rate := _rate(layer)) is not None]
+    for index, (layer, rate) in enumerate(rates):
         if not isinstance(layer.call, _KeyedCall):
-            layer.call = _KeyedCall(layer, index)
+            layer.call = _KeyedCall(layer, rate, index)
+
+
+def _rate(layer: tf.Module) -> float | None:
+    """Look up the share that a layer of dropout drops; None for any other layer."""
+    if isinstance(layer, tf_keras.layers.Dropout):
+        return float(layer.rate)
+    # DeBERTa has its own.
+    return float(layer.drop_prob) if type(layer).__name__.endswith("StableDropout") else None
 
 
 class _KeyedCall:
-    """In the place of a `Dropout` layer's `call`."""
+    """In the place of the `call` of a layer of dropout."""
 
-    def __init__(self, layer: tf_keras.layers.Dropout, index: int):
+    def __init__(self, layer: tf_keras.layers.Layer, rate: float, index: int):
         self.stock_call = layer.call
-        self.rate = float(layer.rate)
+        self.rate = rate
+        self.is_of_shared = layer.name == SHARED_LAYER
         self.index = index
         functools.update_wrapper(self, layer.call)
 
@@ -90,16 +107,20 @@ class _KeyedCall:
         return drop(inputs, keys, self.rate)
 
     def next_keys(self) -> tf.Tensor | None:
-        """Make the keys of this call's rows, uint32 (batch, KEY_WORDS); None outside `dropping_out_by`."""
+        """Make the keys of this call's rows, uint32 (batch, KEY_WORDS); None outside `dropping_out_by`.
+
+        Of what all rows share it is one key, uint32 (KEY_WORDS,).
+        """
         scope = getattr(_traced, "scope", None)
         if scope is None:
             return None
+        keys = scope.shared_key if self.is_of_shared else scope.row_keys
         num_calls = scope.num_calls.get(self.index, 0)
         scope.num_calls[self.index] = num_calls + 1
-        return fold_in(fold_in(scope.keys, self.index), num_calls)
+        return fold_in(fold_in(keys, self.index), num_calls)
 
 
-def next_keys(layer: tf_keras.layers.Dropout) -> tf.Tensor | None:
+def next_keys(layer: tf_keras.layers.Layer) -> tf.Tensor | None:
     """Make the keys by which the layer would now drop its rows, uint32 (batch, KEY_WORDS), as one of its calls.
 
     None where it would not drop by keys: outside `dropping_out_by`, or not prepared by `key_dropout`.
@@ -107,12 +128,18 @@ def next_keys(layer: tf_keras.layers.Dropout) -> tf.Tensor | None:
     return layer.call.next_keys() if isinstance(layer.call, _KeyedCall) else None
 
 
-def drop(inputs: tf.Tensor, row_keys: tf.Tensor, rate: float) -> tf.Tensor:
-    """Set a share of `rate` of `inputs` (batch, …) to 0 and scale the rest up; all is 0 at rate 1."""
+def drop(inputs: tf.Tensor, keys: tf.Tensor, rate: float) -> tf.Tensor:
+    """Set a share of `rate` of `inputs` to 0 and scale the rest up; all is 0 at rate 1.
+
+    Args:
+        inputs: (batch, …) under keys of rows; any shape under one key.
+        keys: uint32 (batch, KEY_WORDS) or (KEY_WORDS,).
+        rate: share that falls out.
+    """
     if rate >= 1:
         return tf.zeros_like(inputs)
     scaled = inputs * tf.cast(1 / (1 - rate), inputs.dtype)
-    return tf.where(dropout_mask(row_keys, inputs.shape[1:], rate), tf.zeros((), inputs.dtype), scaled)
+    return tf.where(dropout_mask(keys, inputs.shape[keys.shape.rank - 1 :], rate), tf.zeros((), inputs.dtype), scaled)
 
 
 def dropout_mask(keys: tf.Tensor, shape: tf.TensorShape | tuple[int, ...], rate: float) -> tf.Tensor:

@@ -10,7 +10,7 @@ from tests.fixtures.tiny_steps import RULE, one_cpu, token_rows, train, two_cpus
 from train.config import OptimizationConfig
 from train.model.architectures import ARCHITECTURES
 from train.model.gradient_checkpointing import enable_gradient_checkpointing, encoder_layers
-from train.model.random_bits import row_keys
+from train.model.random_bits import key_of, row_keys
 from train.model.stateless_dropout import dropping_out_by, key_dropout
 from train.optimizer import build_optimizer
 from train.tasks.masked_lm import MaskedLanguageModeling
@@ -20,16 +20,14 @@ NAMES = [*ARCHITECTURES, "deberta-v2 as v3", "albert with two groups"]
 
 
 def dropping_model(name: str, rate: float, **changes: Any) -> Any:
-    architecture = ARCHITECTURES[name.split()[0]]
-    rate = rate if architecture.repeats_dropout else 0.0
-    model = tiny_model(name, **dict.fromkeys(architecture.dropouts, rate), **changes)
+    model = tiny_model(name, **dict.fromkeys(ARCHITECTURES[name.split()[0]].dropouts, rate), **changes)
     key_dropout(model)
     return model
 
 
 def gradients(model: Any) -> list[tf.Tensor]:
     inputs, _ = padded_batch(model)
-    with dropping_out_by(row_keys((5, 6), 3)):
+    with dropping_out_by(row_keys((5, 6), 3), key_of((5, 6))):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.nn.log_softmax(model(inputs, training=True).logits)[..., 7])
         found = tape.gradient(loss, model.trainable_variables, unconnected_gradients="zero")

@@ -1,11 +1,14 @@
 import numpy as np
+import pytest
 import tensorflow as tf
 import tf_keras
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from train.model.random_bits import fold_in, row_keys
-from train.model.stateless_dropout import drop, dropping_out_by, key_dropout, next_keys, repeatable
+from tests.fixtures.tiny_models import padded_batch, tiny_model
+from train.model.architectures import ARCHITECTURES
+from train.model.random_bits import fold_in, key_of, row_keys
+from train.model.stateless_dropout import SHARED_LAYER, drop, dropping_out_by, key_dropout, next_keys, repeatable
 
 SEED = (3, 4)
 
@@ -105,3 +108,32 @@ def test_outside_the_context_and_without_training_layers_do_as_before():
     np.testing.assert_array_equal(layer(inputs, training=False), inputs)
     with dropping_out_by(row_keys(SEED, 2)):
         np.testing.assert_array_equal(layer(inputs, training=False), inputs)
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "deberta-v2 as v3"])
+def test_every_architecture_drops_by_the_keys_alone_however_the_batch_is_cut(name):
+    model = tiny_model(name, **dict.fromkeys(ARCHITECTURES[name.removesuffix(" as v3")].dropouts, 0.3))
+    key_dropout(model)
+    inputs, _ = padded_batch(model)
+
+    def logits(rows, seed=SEED):
+        with dropping_out_by(row_keys(seed, 3)[rows], key_of(seed)):
+            return model({feature: values[rows] for feature, values in inputs.items()}, training=True).logits.numpy()
+
+    whole = logits(slice(3))
+    np.testing.assert_array_equal(logits(slice(3)), whole)
+    np.testing.assert_allclose(np.concatenate([logits(slice(1)), logits(slice(1, 3))]), whole, atol=1e-5)
+    assert not np.allclose(logits(slice(3), seed=(5, 6)), whole, atol=1e-2)
+
+
+def test_what_all_rows_share_drops_by_the_shared_key():
+    layer = tf_keras.layers.Dropout(0.5, name=SHARED_LAYER)
+    key_dropout(tf_keras.Sequential([layer]))
+    shared = tf.ones((6, 10))
+
+    def dropped(seed, num_rows):
+        with dropping_out_by(row_keys((7, num_rows), num_rows), key_of(seed)):
+            return layer(shared, training=True).numpy()
+
+    np.testing.assert_array_equal(dropped(SEED, 2), dropped(SEED, 4))
+    assert not np.array_equal(dropped(SEED, 2), dropped((5, 6), 2))
