@@ -18,8 +18,9 @@ from mlm_common.hub.retries import HubAwayError
 from mlm_common.storage import open_folder
 from tfrecord_prep.manifest import ShardSet
 from tokenizer_training.tokenizer import vocabulary_size
-from train.checkpoints.fingerprint import fingerprint, fingerprint_sha256
+from train.checkpoints.fingerprint import fingerprint, fingerprint_sha256, is_checkpoint_of
 from train.checkpoints.resume import installed_versions
+from train.checkpoints.store import CheckpointRecord
 from train.config import HardwareConfig, HubConfig, TrainingConfig
 from train.data.shards import TrainingInputs, open_inputs
 from train.model.config import resolve_model_config
@@ -74,6 +75,10 @@ class Run:
     def fingerprint_sha256(self) -> str:
         """Hash of the fingerprint, by which its checkpoints are known."""
         return fingerprint_sha256(self.fingerprint)
+
+    def is_of_run(self, record: CheckpointRecord) -> bool:
+        """Tell whether a checkpoint is of this run."""
+        return is_checkpoint_of(self.fingerprint, record)
 
     def plan(self, num_replicas: int) -> Plan:
         """Plan the run on that many replicas.

@@ -84,7 +84,7 @@ class Trainer:
             check_checkpoint(record, self.plan)
             self.state.write(arrays)
 
-        self.start = resume_point(self.checkpoints.restore_newest(run.fingerprint_sha256, use))
+        self.start = resume_point(self.checkpoints.restore_newest(run.is_of_run, use))
         if init_from is not None and self.start.checkpoint is None:
             num_ids = vocabulary_size(run.inputs.tokenizer)
             load_initial_weights(self.model.network, init_from, num_ids, run.task.model_class)
@@ -319,7 +319,7 @@ def _restore(trainer: Trainer, error: TrainingDivergedError) -> CheckpointRecord
 
     for interval_steps in (trainer.plan.save_steps, 1):
         record = trainer.checkpoints.restore_newest(
-            trainer.run.fingerprint_sha256, use, up_to=error.good_step, interval_steps=interval_steps
+            trainer.run.is_of_run, use, up_to=error.good_step, interval_steps=interval_steps
         )
         if record is not None:
             return record

@@ -47,8 +47,6 @@ def read_lines(run: Path) -> list[dict[str, Any]]:
 def resume(written: Path, folder: Path, name: str) -> Resumed:
     """Give the recorded command again, in a copy of all that was written."""
     shutil.copytree(written, folder, dirs_exist_ok=True)
-    if (transformers := version("transformers")) != (recorded := recorded_versions(written / name)["transformers"]):
-        pytest.skip(f"a run resumes with the transformers it began with: {recorded}, not {transformers}")
     with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert main(RECORDED["runs"][name]["flags"]) == 0

@@ -48,7 +48,7 @@ class Checkpoints:
 
     def restore_newest(
         self,
-        fingerprint_sha256: str,
+        is_of_run: Callable[[CheckpointRecord], bool],
         use: Callable[[CheckpointRecord, Arrays], None],
         *,
         up_to: int | None = None,
@@ -59,7 +59,7 @@ class Checkpoints:
         Those that are damaged, or of another run, are warned of and passed over.
 
         Args:
-            fingerprint_sha256: of this run.
+            is_of_run: tells whether a checkpoint is of this run.
             use: takes the record and the variables.
             up_to: the last step to consider.
             interval_steps: only its multiples are considered.
@@ -74,7 +74,7 @@ class Checkpoints:
         for step in reversed(steps):
             try:
                 record = self._store.read_record(step)
-                if record.fingerprint_sha256 != fingerprint_sha256:
+                if not is_of_run(record):
                     raise DamagedCheckpointError("it is of another run")
                 arrays = self._store.read_arrays(record)
             except DamagedCheckpointError as error:

@@ -14,6 +14,8 @@ LOSS_CURVE_NAME = "loss.png"
 CHECKPOINTS_FOLDER = "checkpoints"
 TENSORBOARD_FOLDER = "tensorboard"
 EXPORT_FOLDER = "export"
+# In fingerprints of before 0.3.0; a run may resume with another version.
+FORMER_FINGERPRINT_KEY = "model.transformers_version"
 
 
 def claim_run_folder(run_folder: str, fingerprint: dict[str, Any], *, resume: str, overwrite: bool) -> None:
@@ -79,7 +81,8 @@ def read_run_record(run_folder: str) -> dict[str, Any]:
 
 
 def _check_fingerprint(run_folder: str, fingerprint: dict[str, Any]) -> None:
-    theirs = read_run_record(run_folder)["fingerprint"]
+    theirs = dict(read_run_record(run_folder)["fingerprint"])
+    theirs.pop(FORMER_FINGERPRINT_KEY, None)
     differing = sorted(key for key in fingerprint.keys() | theirs.keys() if fingerprint.get(key) != theirs.get(key))
     if differing:
         shown = "; ".join(

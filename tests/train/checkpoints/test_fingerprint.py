@@ -1,12 +1,18 @@
 """The fingerprint stays that of the versions before, or none of their runs could be resumed."""
 
 import dataclasses
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from train.checkpoints.fingerprint import fingerprint, fingerprint_sha256
+from mlm_common.errors import InputError
+from tests.fixtures.record_run import unpack
+from train.checkpoints.fingerprint import fingerprint, fingerprint_sha256, is_checkpoint_of
+from train.checkpoints.store import parse_record
 from train.config import MAY_CHANGE, PER_WORKER, ROUNDING, flags_marked, parse_training_config, settings_marked
+from train.runtime.run_folder import claim_run_folder
 
 INPUTS = SimpleNamespace(
     max_length=16,
@@ -38,6 +44,28 @@ def test_what_may_change_is_not_in_it(flags):
 )
 def test_what_makes_another_run_is(flags):
     assert sha256_of(*flags) != sha256_of()
+
+
+@pytest.mark.parametrize("transformers_version", ["4.57.5", "4.58.0"])
+def test_another_version_of_transformers_is_the_same_run(transformers_version):
+    config = parse_training_config(["--train-dataset", "shards", "--output-dir", "run"], "")
+    of_version = fingerprint(config, INPUTS, {**MODEL_CONFIG, "transformers_version": transformers_version})
+    assert fingerprint_sha256(of_version) == sha256_of()
+
+
+def test_runs_and_checkpoints_that_were_recorded_with_the_version_of_transformers_are_the_same_run(tmp_path):
+    written = json.loads((Path(__file__).parents[2] / "fixtures" / "written_by_0_2_0.json").read_text())
+    unpack(written, tmp_path)
+    for run in (tmp_path / name for name in written["runs"]):
+        former = json.loads((run / "run.json").read_text())["fingerprint"]
+        now = {key: value for key, value in former.items() if key != "model.transformers_version"}
+        assert len(now) == len(former) - 1
+        claim_run_folder(str(run), now, resume="must", overwrite=False)
+        with pytest.raises(InputError, match="must not hold another run"):
+            claim_run_folder(str(run), {**now, "run.seed": 7}, resume="must", overwrite=False)
+        (record,) = (parse_record(path.read_text()) for path in (run / "checkpoints").glob("*.json"))
+        assert is_checkpoint_of(now, record)
+        assert not is_checkpoint_of({**now, "run.seed": 7}, record)
 
 
 def test_shards_and_architecture_are_in_it():

@@ -30,6 +30,10 @@ RECORD = CheckpointRecord(
 )
 
 
+def is_of_run(record):
+    return record.fingerprint_sha256 == "ab"
+
+
 def record_of(step, validation_loss=None):
     return dataclasses.replace(RECORD, step=step, validation_loss=validation_loss)
 
@@ -49,7 +53,7 @@ def restored(folder, **arguments):
     """Restore (step, variables) as a new process would that resumes."""
     used = []
     checkpoints = Checkpoints(str(folder), num_kept=2)
-    record = checkpoints.restore_newest("ab", lambda _, arrays: used.append(arrays), **arguments)
+    record = checkpoints.restore_newest(is_of_run, lambda _, arrays: used.append(arrays), **arguments)
     return (record.step, used[0]) if record else None
 
 
@@ -125,7 +129,7 @@ def test_what_a_killed_write_leaves_is_no_checkpoint_and_goes_away(tmp_path):
     (folder / ".step-00000002.safetensors.abc.partial").write_bytes(b"half")
     (folder / "step-00000003.safetensors").write_bytes(b"data without a record")
     checkpoints = Checkpoints(str(tmp_path), num_kept=2)
-    assert checkpoints.restore_newest("ab", lambda *_: None).step == 1
+    assert checkpoints.restore_newest(is_of_run, lambda *_: None).step == 1
     assert ".step-00000002.safetensors.abc.partial" not in names(tmp_path)
     save(checkpoints, 4)
     assert [name for name in names(tmp_path) if name.startswith("step-00000003")] == []
@@ -137,7 +141,7 @@ def test_rotation_keeps_the_newest_and_the_best(tmp_path):
     assert CheckpointStore(open_folder(str(tmp_path / "checkpoints"))).steps() == [2, 4, 5]
     # A process that resumes knows them.
     checkpoints = Checkpoints(str(tmp_path), num_kept=1)
-    checkpoints.restore_newest("ab", lambda *_: None)
+    checkpoints.restore_newest(is_of_run, lambda *_: None)
     save(checkpoints, 6)
     assert CheckpointStore(open_folder(str(tmp_path / "checkpoints"))).steps() == [2, 6]
 
@@ -151,7 +155,7 @@ def test_checkpoints_of_a_way_not_taken_go_away(tmp_path):
     save(Checkpoints(str(tmp_path), num_kept=2), 10, 20)
     truncate(tmp_path / "checkpoints" / "step-00000020.safetensors")
     checkpoints = Checkpoints(str(tmp_path), num_kept=2)
-    checkpoints.restore_newest("ab", lambda *_: None)
+    checkpoints.restore_newest(is_of_run, lambda *_: None)
     save(checkpoints, 15)
     assert CheckpointStore(open_folder(str(tmp_path / "checkpoints"))).steps() == [10, 15]
     checkpoints.discard_after(10)
