@@ -43,6 +43,10 @@ def test_a_run_leaves_its_files(finished_run):
     exported = {path.name for path in (finished_run / "export").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= exported
     assert (finished_run / "loss.png").read_bytes().startswith(b"\x89PNG")
+    # Whoever may read one file may read all.
+    files = [path for path in finished_run.rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} >= {".safetensors", ".json", ".png"}
+    assert len({path.stat().st_mode for path in files}) == 1
     record = json.loads((finished_run / "run.json").read_text())
     assert record["settings"]["optimization"]["learning_rate"] == 0.002
     assert set(record["versions"]) >= {"tensorflow", "transformers"}

@@ -7,6 +7,7 @@ written last and deleted first. Without a record there is no checkpoint.
 import dataclasses
 import json
 import re
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save_file
 
-from mlm_common.storage import Folder
+from mlm_common.storage import PARTIAL_SUFFIX, Folder
 
 Arrays = dict[str, NDArray[np.generic]]
 
@@ -159,7 +160,7 @@ class CheckpointStore:
         """Write a checkpoint, in the place of one of the same step; return its record with size and checksum."""
         self._delete([(record.step, RECORD_SUFFIX)])
         with self.folder.replacing(_name(record.step, DATA_SUFFIX)) as partial:
-            save_file(arrays, partial)
+            write_safetensors(partial, arrays)
             written = dataclasses.replace(record, num_bytes=partial.stat().st_size, crc32c=_checksum(_blocks(partial)))
         self.folder.write_text(_name(record.step, RECORD_SUFFIX), written.to_json())
         return written
@@ -177,6 +178,20 @@ class CheckpointStore:
 
     def _delete(self, files: Iterable[tuple[int, str]]) -> None:
         self.folder.delete_files([_name(*file) for file in files])
+
+
+def write_safetensors(path: Path, arrays: Arrays, metadata: dict[str, str] | None = None) -> None:
+    """Write arrays to a file that those may read who may read any new file.
+
+    The library writes it under a name of its own, for its owner alone: here in a folder that is known for what a killed
+    write has left behind.
+    """
+    path.touch()
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{path.name}.", suffix=PARTIAL_SUFFIX) as folder:
+        written = Path(folder, path.name)
+        save_file(arrays, written, metadata=metadata)
+        written.chmod(path.stat().st_mode)
+        written.replace(path)
 
 
 def _name(step: int, suffix: str) -> str:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 from transformers.modeling_tf_pytorch_utils import apply_transpose, convert_tf_weight_name_to_pt_weight_name
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
 
 from mlm_common.storage import PARTIAL_SUFFIX
+from train.checkpoints.store import write_safetensors
 from train.model.architectures import (
     architecture_of,
     check_architecture,
@@ -93,7 +93,7 @@ def export_model(
     Path(folder).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".export-", suffix=PARTIAL_SUFFIX) as staging:
         weights = pytorch_weights(snapshot, vocabulary_size)
-        save_file(weights, Path(staging, SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
+        write_safetensors(Path(staging, SAFE_WEIGHTS_NAME), weights, metadata={"format": "pt"})
         exported_tokenizer(tokenizer, snapshot.config, model_max_length).save_pretrained(staging)
         exported_config(snapshot, vocabulary_size).save_pretrained(staging)
         for path in sorted(Path(staging).iterdir(), key=lambda path: path.name == CONFIG_NAME):

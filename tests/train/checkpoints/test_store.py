@@ -2,6 +2,10 @@
 
 import dataclasses
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -133,6 +137,37 @@ def test_what_a_killed_write_leaves_is_no_checkpoint_and_goes_away(tmp_path):
     assert ".step-00000002.safetensors.abc.partial" not in names(tmp_path)
     save(checkpoints, 4)
     assert [name for name in names(tmp_path) if name.startswith("step-00000003")] == []
+
+
+def test_what_the_library_leaves_under_a_name_of_its_own_goes_away_too(tmp_path):
+    """Which is what it writes to until a file is whole."""
+    program = f"""
+import os, pathlib, signal
+from train.checkpoints import store
+from mlm_common.storage import open_folder
+
+def killed(arrays, path, metadata=None):
+    pathlib.Path(path).with_name(".tmpYyOD2t").write_bytes(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+store.save_file = killed
+record = store.parse_record({record_of(1).to_json()!r})
+store.CheckpointStore(open_folder({str(tmp_path / "checkpoints")!r})).write(record, {{}})
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
+    assert list((tmp_path / "checkpoints").rglob(".tmp*"))
+    assert restored(tmp_path) is None
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_files_may_be_read_by_whom_the_umask_lets(tmp_path, umask, mode):
+    umask = os.umask(umask)
+    try:
+        save(Checkpoints(str(tmp_path), num_kept=2), 1)
+    finally:
+        os.umask(umask)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "checkpoints").iterdir()} == {mode}
 
 
 def test_rotation_keeps_the_newest_and_the_best(tmp_path):
