@@ -228,8 +228,9 @@ def push_while_training(run: Run, plan: Plan, publisher: "Publisher | None", log
 def print_plan(run: Run) -> None:
     """Print what the run would do; the model is built on the CPU to count its parameters."""
     from train.model.build import build_network
+    from train.runtime.strategy import local_devices
 
-    plan = run.plan(expected_num_replicas(run.config.hardware, run.cluster))
+    plan = run.plan(expected_num_replicas(run.config.hardware, run.cluster, len(local_devices())))
     if run.config.hardware.wants_tpu:
         print(f"Without claiming the TPU, {plan.num_replicas} replicas are assumed.")
     network = build_network(

@@ -152,6 +152,14 @@ def test_dry_run_prints_the_plan_and_writes_nothing(shards, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+def test_dry_run_plans_for_all_devices_of_the_machine(shards, tmp_path, capsys):
+    """Those of the tests are two, as a machine with two GPUs has."""
+    assert main(run_flags(shards, tmp_path / "run", "--dry-run")) == 0
+    assert "global batch           8 rows = 128 tokens, on 2 replica(s)" in capsys.readouterr().out
+    assert main(run_flags(shards, tmp_path / "run", "--per-replica-batch-size", "66", "--dry-run")) == 2
+    assert "The global batch of 132 rows" in capsys.readouterr().err
+
+
 def test_dry_run_on_a_tpu_vm_counts_its_replicas(shards, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("train.runtime.tpu.tpu_devices", lambda: [tmp_path / "accel0"])
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v4-8")

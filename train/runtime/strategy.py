@@ -28,15 +28,19 @@ def connect(config: HardwareConfig, cluster: Cluster) -> tf.distribute.Strategy:
     elif cluster.num_workers > 1:  # before anything else starts TensorFlow's runtime
         strategy, devices = _connect_workers(cluster), f"{cluster.num_workers} workers, as number {cluster.index}"
     else:
-        gpus = tf.config.list_logical_devices("GPU")
-        cpus = tf.config.list_logical_devices("CPU")
-        if gpus or len(cpus) > 1:
-            strategy = mirrored_strategy(tuple(device.name for device in gpus or cpus))
-        else:
-            strategy = tf.distribute.OneDeviceStrategy(cpus[0].name)
-        devices = "GPU" if gpus else "CPU"
+        names = local_devices()
+        is_cpu = len(names) == 1 and "CPU" in names[0]
+        strategy = tf.distribute.OneDeviceStrategy(names[0]) if is_cpu else mirrored_strategy(names)
+        devices = "CPU" if "CPU" in names[0] else "GPU"
     logger.info("training on %s, replicas: %d", devices, strategy.num_replicas_in_sync)
     return strategy
+
+
+def local_devices() -> tuple[str, ...]:
+    """List the names of this machine's devices that a run without a TPU uses: its GPUs, else its CPU."""
+    return tuple(
+        device.name for device in tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+    )
 
 
 @functools.cache

@@ -147,10 +147,16 @@ def check_tpu_use(config: TrainingConfig, cluster: Cluster) -> None:
             )
 
 
-def expected_num_replicas(config: HardwareConfig, cluster: Cluster) -> int:
-    """Estimate on how many replicas a run will be, without claiming its TPU, which may be in use."""
+def expected_num_replicas(config: HardwareConfig, cluster: Cluster, num_local_devices: int) -> int:
+    """Estimate on how many replicas a run will be, without claiming its TPU, which may be in use.
+
+    Args:
+        config: of the run.
+        cluster: whose workers are taken to be machines like this one.
+        num_local_devices: that a run without a TPU uses here.
+    """
     if not config.wants_tpu:
-        return cluster.num_workers
+        return cluster.num_workers * num_local_devices
     return num_replicas_of(local_accelerator_type() or "") or ASSUMED_TPU_REPLICAS
 
 

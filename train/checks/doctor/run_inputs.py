@@ -54,7 +54,7 @@ def check_run(config: TrainingConfig) -> Iterator[Finding]:
         return  # check_data says why
     task = MaskedLanguageModeling.of(inputs, config.masking)
     run = Run(config, inputs, task, resolve_model_config(config.model, inputs), read_cluster())
-    run.plan(expected_num_replicas(config.hardware, run.cluster))
+    run.plan(expected_num_replicas(config.hardware, run.cluster, num_local_devices=1))
     if config.run.output_dir is not None:
         claim_run_folder(
             run.output_dir, run.fingerprint, resume=config.run.resume, overwrite=config.run.overwrite_output_dir
@@ -62,11 +62,13 @@ def check_run(config: TrainingConfig) -> Iterator[Finding]:
         open_folder(run.output_dir).check_writable()
         yield ok("output", f"{run.output_dir} can be written, and holds no other run")
     try:
-        num_parameters = ask_tensorflow("count_parameters", config, IMPORT_SECONDS)["num_parameters"]
+        counts = ask_tensorflow("count_parameters", config, IMPORT_SECONDS)
     except ProcessFailedError as failed:
         cure = "Cure the errors above first; else this machine may have too little memory for the model."
         yield error("model", f"building the model {failed}", cure)
         return
+    run.plan(expected_num_replicas(config.hardware, run.cluster, counts["num_local_devices"]))
+    num_parameters = counts["num_parameters"]
     yield ok("model", f"{run.model_config.model_type}, {num_parameters:,} parameters")
     yield from check_disk(config, num_parameters)
     yield from check_memory(config, num_parameters)

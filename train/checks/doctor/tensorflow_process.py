@@ -66,13 +66,14 @@ def read_shard(config: TrainingConfig) -> dict[str, Any]:
 
 
 def count_parameters(config: TrainingConfig) -> dict[str, Any]:
-    """Build the model on the CPU."""
+    """Build the model on the CPU, and count the devices that would train it."""
     import tensorflow as tf
 
     from tokenizer_training.tokenizer import vocabulary_size
     from train.data.shards import open_inputs
     from train.model.build import build_network
     from train.model.config import resolve_model_config
+    from train.runtime.strategy import local_devices
 
     inputs = open_inputs(config.data)
     with tf.device("CPU:0"):
@@ -82,7 +83,7 @@ def count_parameters(config: TrainingConfig) -> dict[str, Any]:
             vocabulary_size=vocabulary_size(inputs.tokenizer),
             seed=config.run.seed,
         )
-    return {"num_parameters": network.count_params()}
+    return {"num_parameters": network.count_params(), "num_local_devices": len(local_devices())}
 
 
 TASKS = {task.__name__: task for task in (import_libraries, list_gpus, connect_tpu, read_shard, count_parameters)}

@@ -112,7 +112,7 @@ def test_a_run_that_would_be_refused(shards: Path, tmp_path: Path, more: list[st
 
 
 def test_a_model_too_large_for_disk_and_memory(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_inputs, "ask_tensorflow", lambda *_: {"num_parameters": 10**12})
+    monkeypatch.setattr(run_inputs, "ask_tensorflow", lambda *_: {"num_parameters": 10**12, "num_local_devices": 1})
     findings = found(run_inputs.check_run, config_of(*run_flags(shards, tmp_path / "run")))
     assert [(one.status, one.subject) for one in findings] == [
         ("ok", "output"), ("ok", "model"), ("error", "disk"), ("error", "memory"),
