@@ -1,8 +1,9 @@
 """The interface of a folder of files, which is local or in Google Cloud Storage.
 
-A write is all or nothing and replaces what was there. A missing file is a `FileNotFoundError`. In Cloud Storage every
-method raises `InputError` where a person must act (no credentials, no permission, no such bucket, another program
-writing the same object), and `CloudStorageError` where Cloud Storage did not answer for two minutes of repeated tries.
+A write is all or nothing and replaces what was there. A missing file is a `FileNotFoundError`. Writing where that is
+forbidden is an `InputError`. In Cloud Storage every method raises `InputError` where a person must act (no credentials,
+no permission, no such bucket, another program writing the same object), and `CloudStorageError` where Cloud Storage did
+not answer for two minutes of repeated tries.
 """
 
 import errno

@@ -2,6 +2,7 @@
 
 # ruff: noqa: D102, what the methods do is said in `Folder`.
 
+import errno
 import os
 import shutil
 import tempfile
@@ -13,6 +14,8 @@ from pathlib import Path
 from mlm_common.errors import InputError
 from mlm_common.storage.folder import PARTIAL_SUFFIX, PROBE_PREFIX, Folder, NewFile, finished_files
 from mlm_common.worker_pool import interrupts_put_off
+
+REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class LocalFolder(Folder):
@@ -37,27 +40,30 @@ class LocalFolder(Folder):
 
     def append_text(self, name: str, text: str, *, before: str) -> None:  # noqa: ARG002
         path = self._path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        with explained_refusals(self.path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
 
     @contextmanager
     def replacing(self, name: str) -> Iterator[Path]:
         final = self._path(name)
-        final.parent.mkdir(parents=True, exist_ok=True)
         partial = final.with_name(f".{final.name}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}")
-        try:
-            yield partial
-            with partial.open("rb+") as written:
-                os.fsync(written.fileno())
-            partial.replace(final)
-        finally:
-            partial.unlink(missing_ok=True)
+        with explained_refusals(self.path):
+            final.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                yield partial
+                with partial.open("rb+") as written:
+                    os.fsync(written.fileno())
+                partial.replace(final)
+            finally:
+                partial.unlink(missing_ok=True)
 
     def new_file(self) -> NewFile:
-        return _NewLocalFile(Path(self.path))
+        with explained_refusals(self.path):
+            return _NewLocalFile(Path(self.path))
 
     def upload_file(self, local_path: str, name: str) -> None:
         if Path(local_path).resolve() != self._path(name).resolve():
@@ -70,7 +76,7 @@ class LocalFolder(Folder):
         # In an existing folder, which may be a disk of its own and all that one may write to.
         parent = destination.parent if is_new else destination
         new = parent / f".{destination.name}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}"
-        with interrupts_put_off():
+        with interrupts_put_off(), explained_refusals(self.path):
             try:
                 LocalFolder(str(new)).upload_folder(local_folder)
                 if is_new:
@@ -104,13 +110,11 @@ class LocalFolder(Folder):
         try:
             # In a folder of another name, so that a second program doing the same is not in the way.
             with tempfile.TemporaryDirectory(prefix=f".{PROBE_PREFIX}", suffix=PARTIAL_SUFFIX, dir=existing) as probe:
-                LocalFolder(str(Path(probe) / path.relative_to(existing))).write_bytes("file", b"-")
+                folder = Path(probe) / path.relative_to(existing)
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / "file").write_bytes(b"-")
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise InputError(
-                f"The folder of the output must be writable; {self.path} is not: {reason} ({existing}). Name another "
-                "folder, or change its permissions."
-            ) from error
+            raise _not_writable(self.path, error, existing) from error
 
     @contextmanager
     def local_copy(self, names: Iterable[str] | None = None) -> Iterator[str]:  # noqa: ARG002
@@ -124,6 +128,28 @@ class LocalFolder(Folder):
 
     def _path(self, name: str) -> Path:
         return Path(self.path_of(name)) if name else Path(self.path)
+
+
+@contextmanager
+def explained_refusals(folder: str) -> Iterator[None]:
+    """Explain, within it, that writing is forbidden; other errors, such as that of a full disk, stay as they are.
+
+    Raises:
+        InputError: names the folder, and what cures it.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in REFUSALS:
+            raise
+        raise _not_writable(folder, error, error.filename) from error
+
+
+def _not_writable(folder: str, error: OSError, place: object) -> InputError:
+    return InputError(
+        f"The folder of the output must be writable; {folder} is not: {error.strerror or error} ({place}). Name "
+        "another folder, or change its permissions."
+    )
 
 
 class _NewLocalFile(NewFile):

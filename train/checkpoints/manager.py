@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import tensorflow as tf
 
-from mlm_common.errors import InputError, RunFailedError
+from mlm_common.errors import InputError, PermanentError, RunFailedError
 from mlm_common.retry import call_repeatedly
 from mlm_common.storage import open_folder
 from train.checkpoints.store import Arrays, CheckpointRecord, CheckpointStore, DamagedCheckpointError
@@ -107,7 +107,7 @@ class Checkpoints:
         Waits for the checkpoint before, if it is still being written.
 
         Raises:
-            RunFailedError, InputError: the checkpoint before could not be written.
+            RunFailedError: the checkpoint before could not be written.
         """
         if not self._is_chief:
             return
@@ -127,19 +127,18 @@ class Checkpoints:
 
         Raises:
             RunFailedError: it could not be written.
-            InputError: it could not, and a person must act: no permission, say.
+            PermanentError: it could not, and a person must act: no permission, say.
         """
         if self._writing is None:
             return
         writing, self._writing = self._writing, None
         try:
             writing.result()
-        except InputError:
-            raise
         except Exception as error:  # of the disk, of Cloud Storage's client, or of what it stands on
             newest = max(self._records, default=None)
             kept = "no checkpoint is there" if newest is None else f"the newest one is that of step {newest:,}"
-            raise RunFailedError(
+            kind = PermanentError if isinstance(error, InputError) else RunFailedError
+            raise kind(
                 f"A checkpoint could not be written to {self._store.folder}: {error}; {kept}. When the cause is "
                 "removed, give the same command again: it resumes from there."
             ) from error

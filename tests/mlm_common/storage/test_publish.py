@@ -1,5 +1,6 @@
 """Folders checked before a run and published after it: nothing left behind, nothing that seems complete but is not."""
 
+import errno
 import os
 import random
 import signal
@@ -8,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -203,3 +204,36 @@ def test_what_is_stopped_never_seems_complete(name: str, stop: signal.Signals, t
             assert len(complete) == len(published) - (name != "there"), "only the empty folder may be without a marker"
         if stop == signal.SIGINT:
             assert not [path for path in paths_in(root) if PARTIAL_SUFFIX in path]
+
+
+@pytest.mark.parametrize("reason", [errno.EACCES, errno.EPERM, errno.EROFS])
+@pytest.mark.parametrize("function", ["write_bytes", "append_text", "new_file", "upload_file", "publish"])
+def test_writing_that_is_forbidden_is_one_line_with_the_cure(
+    function: str, reason: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "file").write_bytes(b"x")
+    folder = open_folder(str(tmp_path / "there"))
+    calls: dict[str, Callable[[], object]] = {
+        "write_bytes": lambda: folder.write_bytes("file", b"x"),
+        "append_text": lambda: folder.append_text("file", "x", before=""),
+        "new_file": folder.new_file,
+        "upload_file": lambda: folder.upload_file(str(tmp_path / "new" / "file"), "file"),
+        "publish": lambda: folder.publish(str(tmp_path / "new"), last="file"),
+    }
+
+    def refuse(path: Path, **_: object) -> None:
+        raise OSError(reason, os.strerror(reason), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(InputError, match=f"must be writable; .*there.* is not: {os.strerror(reason)}.* Name another"):
+        calls[function]()
+
+
+def test_a_full_disk_is_no_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(path: Path, *_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", fill)
+    with pytest.raises(OSError, match="No space left"):
+        open_folder(str(tmp_path)).write_bytes("file", b"x")

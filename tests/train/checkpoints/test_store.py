@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlm_common.errors import InputError, RunFailedError
+from mlm_common.errors import InputError, PermanentError, RunFailedError
 from mlm_common.storage import open_folder
 from train.checkpoints.manager import Checkpoints
 from train.checkpoints.store import (
@@ -195,6 +195,14 @@ def test_checkpoints_of_a_way_not_taken_go_away(tmp_path):
     assert CheckpointStore(open_folder(str(tmp_path / "checkpoints"))).steps() == [10, 15]
     checkpoints.discard_after(10)
     assert names(tmp_path) == ["step-00000010.json", "step-00000010.safetensors"]
+
+
+def test_a_refused_checkpoint_is_not_tried_again_and_says_what_is_kept(cloud):
+    checkpoints = Checkpoints(f"{cloud.bucket_url}/run", num_kept=2)
+    save(checkpoints, 1)
+    cloud.authorize(denied_permissions=["storage.objects.create"])
+    with pytest.raises(PermanentError, match=r"storage\.objects\.create.*the newest one is that of step 1\."):
+        save(checkpoints, 2)
 
 
 def test_only_the_chief_writes(tmp_path):
