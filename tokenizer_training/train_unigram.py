@@ -3,18 +3,23 @@
 import json
 import logging
 import platform
+import shlex
+import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlm_common.command_line import command, log_start, parse_arguments
-from mlm_common.errors import InputError
+from mlm_common.errors import InputError, PermanentError, RunFailedError
 from mlm_common.hub.push import HubRepository, push_folder
 from mlm_common.hub.retries import hub_error
 from mlm_common.progress import progress_bar
+from mlm_common.retry import call_repeatedly, growing_delays
 from mlm_common.settings import describe_differences, flag
 from mlm_common.storage import open_folder
 from mlm_common.worker_pool import num_cores
@@ -43,6 +48,9 @@ logger = logging.getLogger(__name__)
 TUTORIAL_REPOSITORY = "unigram-tokenizer-dataset"
 # Reading is one process's work, and keeps no more than these busy.
 MAX_COUNTING_PROCESSES = 8
+
+# Before each further try to save; Cloud Storage's client itself repeats each for two minutes.
+SAVE_RETRY_SECONDS = growing_delays(5.0, 5)
 
 TOKENIZER_FILE = "tokenizer.json"
 REPORT_FILE = "report.json"
@@ -240,18 +248,53 @@ def save_with_record(
     """Publish the tokenizer, its report and picture, and last the record: settings, its hash, the packages' versions.
 
     Raises:
-        InputError: the folder cannot be written to.
+        RunFailedError: it could not be saved; names the local folder that keeps it.
     """
     versions = {"python": platform.python_version()} | {package: version(package) for package in RECORDED_PACKAGES}
     record = settings | {"tokenizer_sha256": tokenizer_sha256(tokenizer), "versions": versions}
-    with tempfile.TemporaryDirectory(prefix="tokenizer-") as built:
+    with kept_until_saved(folder) as built:
         save_tokenizer(tokenizer, built)
         files = open_folder(built)
         files.write_json(REPORT_FILE, report)
         files.write_bytes(PICTURE_FILE, picture)
         files.write_json(RECORD_FILE, record)
-        open_folder(folder).publish(built, last=RECORD_FILE)
+        call_repeatedly(
+            lambda: open_folder(folder).publish(built, last=RECORD_FILE),
+            SAVE_RETRY_SECONDS,
+            lambda error: isinstance(error, OSError | RunFailedError),
+            on_failure=lambda error, wait_seconds: logger.warning(
+                "%s The tokenizer is kept in %s, and saved again in %.0f s.", error, built, wait_seconds
+            ),
+        )
     logger.info("Saved the tokenizer in %s.", folder)
+
+
+@contextmanager
+def kept_until_saved(folder: str) -> Iterator[str]:
+    """Give a local folder for what then is saved in `folder`; it is deleted at the end, and kept after an error.
+
+    Raises:
+        RunFailedError: instead of the error; names the local folder, and how to copy it by hand.
+    """
+    built = tempfile.mkdtemp(prefix="tokenizer-")
+    try:
+        yield built
+    except (InputError, OSError, RunFailedError) as error:
+        kind = PermanentError if isinstance(error, InputError) else RunFailedError
+        if not Path(built, RECORD_FILE).exists():
+            shutil.rmtree(built)
+            message = f"The tokenizer could not be written to {built}: {error} TMPDIR names another folder."
+            raise RunFailedError(message) from error
+        is_local = open_folder(folder).is_local
+        copy = f"cp -r {built}/. {shlex.quote(folder)}" if is_local else f"gcloud storage cp {built}/* {folder}"
+        raise kind(
+            f"The tokenizer is trained, but could not be saved in {folder}: {error} It is kept in {built}; copy it by "
+            f"hand: {copy}"
+        ) from error
+    except KeyboardInterrupt:
+        logger.warning("The tokenizer is kept in %s.", built)
+        raise
+    shutil.rmtree(built)
 
 
 def push(folder: str, repository: HubRepository) -> None:
