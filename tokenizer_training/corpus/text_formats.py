@@ -163,7 +163,7 @@ def parquet_texts(file: io.BufferedReader, text_column: str, name: str, on_bad_r
     """
     from pyarrow.parquet import ParquetFile
 
-    table = ParquetFile(file, buffer_size=PARQUET_BUFFER_BYTES)
+    table = ParquetFile(file, buffer_size=PARQUET_BUFFER_BYTES, pre_buffer=False)  # else it reads all of a column first
     if text_column not in table.schema_arrow.names:
         raise _no_column(table.schema_arrow.names, text_column, name)
     batches = table.iter_batches(ROWS_PER_BATCH, columns=[text_column], use_threads=False)

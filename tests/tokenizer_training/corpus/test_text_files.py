@@ -2,12 +2,14 @@
 
 import codecs
 import gzip
+import io
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 
 from mlm_common.errors import InputError
 from tests.fixtures.text_files import read_file
+from tokenizer_training.corpus.text_formats import parquet_texts
 
 GOOD = "gut genug ☃".encode()
 LATIN_1 = "gut genüg".encode("latin-1")  # "ü" is 0xfc, at its fifth place
@@ -177,6 +180,26 @@ def test_lines_of_50_megabytes(ending: str, sample_by: str, tmp_path: Path) -> N
     assert lengths == [num_characters] * 3
     assert seconds < 5
     assert peak_megabytes < (500 if ending == "csv" else 250)
+
+
+@pytest.mark.parametrize("rows_per_group", [1_000, 1_000_000])
+def test_parquet_is_read_as_its_rows_are_needed(rows_per_group: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    texts = [os.urandom(500).hex() for _ in range(10_000)]
+    pq.write_table(pa.table({"text": texts}), path, row_group_size=rows_per_group, compression="none")
+    reads: list[int] = []
+
+    class NotingFile(io.FileIO):
+        def readinto(self, buffer: Any) -> int | None:
+            reads.append(len(buffer))
+            return super().readinto(buffer)
+
+    with io.BufferedReader(NotingFile(path), 1 << 20) as file:
+        found = parquet_texts(file, "text", str(path), lambda *_: None)
+        assert next(found) == texts[0]
+        assert sum(reads) < 4 << 20 < path.stat().st_size
+        assert list(found) == texts[1:]
+        assert max(reads) <= 2 << 20
 
 
 def test_json_texts_stay_as_they_are(tmp_path: Path) -> None:
