@@ -23,6 +23,10 @@ from tokenizer_training.corpus.text_formats import dataset_texts
 
 logger = logging.getLogger(__name__)
 
+# Lines of books are wrapped at 80 characters or before, and most sentences are longer.
+SHORT_LINE_BYTES = 80
+NUM_LINES_MEASURED = 200
+
 # Byte ranges of files, which whoever works on the partition reads, or the documents themselves.
 Partition = list[ByteRange] | list[str]
 
@@ -220,7 +224,24 @@ def _open_files(config: CorpusConfig, key: str, record: dict[str, Any]) -> Sourc
         )
 
     _check_not_blank(read, " ".join(patterns))
+    if config.sample_by == "line":
+        _warn_of_short_lines(files)
     return Source(read, files)
+
+
+def _warn_of_short_lines(files: Iterable[StoredFile]) -> None:
+    """Warn where the first lines of the first .txt file are as short as those of a wrapped paragraph."""
+    texts = [file for file in files if file.name.removesuffix(".gz").endswith(".txt")][:1]
+    lines = chain.from_iterable(read_byte_range(ByteRange(file), "", "line", "skip") for file in texts)
+    sizes_bytes = [len(line.encode()) for line in islice(lines, NUM_LINES_MEASURED) if line.strip()]
+    if sizes_bytes and sum(sizes_bytes) / len(sizes_bytes) < SHORT_LINE_BYTES:
+        logger.warning(
+            "The lines of %s have %.0f bytes on average, and each is a document, with a [CLS] and a [SEP] "
+            "(--sample-by line, the default). If they are lines of wrapped paragraphs, give --sample-by paragraph: a "
+            "document is then what stands between blank lines.",
+            texts[0].name,
+            sum(sizes_bytes) / len(sizes_bytes),
+        )
 
 
 def _check_files_are_in_one_split(sources: dict[str, Source]) -> None:

@@ -18,7 +18,7 @@ SEPARATORS = rf"[\s\p{{Cc}}\ufeff{WORD_MARK}]+"
 
 @dataclass(frozen=True)
 class NormalizationConfig:
-    """How text is normalized. The default keeps everything that people see, but for differences of width and the like.
+    """How text is normalized.
 
     Raises:
         InputError: an unknown form.
@@ -27,7 +27,8 @@ class NormalizationConfig:
     normalization: UnicodeForm = flag(
         "nfkc",
         "`nfkc` (default, as in SentencePiece, ALBERT and XLM-RoBERTa): one form for full-width letters, "
-        "ligatures and the like; `none`: characters as they are. Runs of white space become one space in either.",
+        "ligatures, raised digits (10² becomes 102) and the like; `none`: characters as they are. Runs of white space "
+        "become one space in either.",
     )
     lowercase: bool = flag(False, "Make all letters small. Default: they stay, as in RoBERTa and cased BERT.")
     strip_accents: bool = flag(

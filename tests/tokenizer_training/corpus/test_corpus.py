@@ -3,6 +3,8 @@ import gzip
 import hashlib
 import io
 import json
+import re
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,6 +108,23 @@ def test_csv_text_is_not_interpreted(tmp_path: Path) -> None:
 def test_sample_by(sample_by: str, expected: list[str], tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\none\r\ntwo\n\n \nthree\n")
     assert read(data_files=[str(tmp_path / "a.txt")], sample_by=sample_by) == expected
+
+
+@pytest.mark.parametrize("ending", ["txt", "txt.gz"])
+def test_lines_as_short_as_those_of_wrapped_paragraphs_are_warned_of(
+    ending: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sentence = "It is a truth universally acknowledged, that a single man in possession of a good fortune. "
+    write_lines(tmp_path / f"wrapped.{ending}", ["", *textwrap.wrap(sentence * 50, 72), ""] * 2)
+    write_lines(tmp_path / "long.txt", [sentence * 3] * 20)
+    for settings in (
+        {"data_files": [str(tmp_path / "long.txt")]},
+        {"data_files": [str(tmp_path / f"wrapped.{ending}")], "sample_by": "paragraph"},
+    ):
+        read(**settings)
+    assert not caplog.records
+    read(data_files=[str(tmp_path / f"wrapped.{ending}")])
+    assert re.search(rf"lines of .*{ending} have 6\d bytes on average.*--sample-by paragraph", caplog.text)
 
 
 def test_other_text_column_and_empty_files(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import re
 import unicodedata
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +60,16 @@ def cut(text: str, **settings: Any) -> list[str]:
 )
 def test_examples(text: str, settings: dict[str, Any], expected: str) -> None:
     assert normalized(text, **settings) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({}, '102 1\u20442 "a b'), ({"normalization": "none", "replace_quotes": False}, "10² ½ ''a b")],
+)
+def test_what_the_readme_says_of_normalization_holds(settings: dict[str, Any], expected: str) -> None:
+    assert normalized("10² ½ ''a \t b", **settings) == expected
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    assert "of `10²`, `1\u20442` of `½`, `\"` of `''`" in readme
 
 
 @pytest.mark.parametrize("form", ["nfkc", "none"])
