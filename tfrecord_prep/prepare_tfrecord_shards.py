@@ -212,17 +212,14 @@ def describe_plan(config: PrepareConfig, plans: Sequence[SplitPlan], stale_parts
 def describe_split(folder: str, manifest: Manifest) -> str:
     """Render a split's counts as text."""
     totals = manifest.totals
-    bad_rows = (
-        [f"  bad rows         {manifest.bad_rows.describe(NUM_BAD_ROWS_SHOWN)}"]
-        if manifest.bad_rows and manifest.bad_rows.num_rows
-        else []
-    )
+    bad_rows = manifest.bad_rows
+    left_out = [f"  bad rows         {bad_rows.describe(NUM_BAD_ROWS_SHOWN)}"] if bad_rows and bad_rows.num_rows else []
     padding_percent = 100 * totals.num_padding_tokens / (totals.num_rows * manifest.max_length)
     return "\n".join(
         [
             f"{manifest.split}: {folder}",
             f"  documents        {totals.num_documents:,}, of which {totals.num_blank_documents:,} blank and skipped",
-            *bad_rows,
+            *left_out,
             f"  tokens           {totals.num_tokens:,}",
             f"  rows             {totals.num_rows:,} of {manifest.max_length} tokens",
             f"  padding          {totals.num_padding_tokens:,} tokens, {padding_percent:.3f} %",

@@ -192,7 +192,7 @@ def begin_folder(folder: str, plan: dict[str, Any]) -> CompletePartitions:
     _delete_partials(folder)
     files.write_json(PLAN_NAME, plan)  # files of the corpus may have changed
     logger.info("%s is unfinished: its %d complete partitions stay", folder, len(numbers))
-    if changes := describe_changes(before["corpus"], plan["corpus"]):
+    if changes := describe_changes(without_on_bad_row(before)["corpus"], without_on_bad_row(plan)["corpus"]):
         logger.warning("The corpus changed since, and what was made of it is made again: %s", changes)
     return partitions
 

@@ -73,15 +73,14 @@ def verify_split(folder: str, num_processes: int) -> str:
             id_counts += counts
             bar.update()
     _check_totals(folder, manifest, id_counts)
+    bad_rows = manifest.bad_rows
+    left_out = (
+        f" Rows of the corpus that cannot be read: {bad_rows.describe()}." if bad_rows and bad_rows.num_rows else ""
+    )
     return (
         f"{folder}: right. Checked {len(manifest.shards):,} shards, {manifest.totals.num_rows:,} rows, "
         f"{manifest.totals.num_tokens:,} tokens: checksums of files and records, counts, ids, framing, padding, sums, "
-        "and the tokenizer's hash."
-        + (
-            f" Of the corpus it lacks {manifest.bad_rows.describe()}."
-            if manifest.bad_rows and manifest.bad_rows.num_rows
-            else ""
-        )
+        "and the tokenizer's hash." + left_out
     )
 
 

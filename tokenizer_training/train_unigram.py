@@ -203,7 +203,7 @@ def count_sample(
         f"{sample.record['num_distinct_segments']:,}",
     )
     if bad_rows.num_rows:
-        logger.warning("Without %s. See %s.", bad_rows.describe(), RECORD_FILE)
+        logger.warning("Rows that cannot be read: %s. See %s.", bad_rows.describe(), RECORD_FILE)
     return sample
 
 

@@ -197,9 +197,7 @@ def test_rows_left_out_are_counted_and_named_the_same_for_any_number_of_workers(
     corpus = with_bad_rows(tmp_path)
     files = ["--data-files", str(corpus), "--on-bad-row", "skip"]
     assert main(flags(source, tmp_path / "one", *files)) == 0
-    assert (
-        f"3 rows that cannot be read and were left out, the first: {corpus}, line 4: int 0; " in capsys.readouterr().out
-    )
+    assert f"  bad rows         3 left out, such as {corpus}, line 4: int 0; " in capsys.readouterr().out
     assert main(flags(source, tmp_path / "two", *files, "--num-workers", "2")) == 0
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     manifest = read_manifest(str(tmp_path / "one" / "train"))
@@ -220,11 +218,11 @@ def test_rows_left_out_are_counted_and_named_the_same_for_any_number_of_workers(
     assert [row.place for row in limited.bad_rows.listed] == ["line 4", "line 151", "line 300"]
     capsys.readouterr()
     assert main(["--verify", "--output-dir", str(tmp_path / "one"), "--num-workers", "1"]) == 0
-    assert "Of the corpus it lacks 3 rows that cannot be read" in capsys.readouterr().out
+    assert "Rows of the corpus that cannot be read: 3 left out" in capsys.readouterr().out
 
 
 def test_a_run_that_a_bad_row_ended_resumes_without_such_rows_and_keeps_what_is_complete(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture, caplog: pytest.LogCaptureFixture
 ) -> None:
     corpus = with_bad_rows(tmp_path)
     corpus.write_bytes(b'{"text": "a"}\n' * 3 + corpus.read_bytes().partition(b"0}\n")[2])
@@ -236,6 +234,7 @@ def test_a_run_that_a_bad_row_ended_resumes_without_such_rows_and_keeps_what_is_
     assert before
     skip = ["--on-bad-row", "skip"]
     assert main([*arguments, *skip]) == 0
+    assert "corpus changed" not in caplog.text
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert main([*flags(source, tmp_path / "fresh", "--data-files", str(corpus)), *skip]) == 0
     assert contents(tmp_path / "out") == contents(tmp_path / "fresh")

@@ -208,7 +208,7 @@ def test_rows_left_out_are_counted_and_the_tokenizer_is_that_of_the_others(
     with_bad_row = tmp_path / "corpus.jsonl"
     with_bad_row.write_bytes(b'{"text": "\xff"}\n' + corpus_file.read_bytes() + b'{"text": []}\n')
     assert main(arguments(with_bad_row, tmp_path / "tokenizer", "--on-bad-row", "skip")) == 0
-    assert f"2 rows that cannot be read and were left out, the first: {with_bad_row}, line 1: the byte" in caplog.text
+    assert f"Rows that cannot be read: 2 left out, such as {with_bad_row}, line 1: the byte" in caplog.text
     assert (tmp_path / "tokenizer" / "tokenizer.json").read_bytes() == (trained_folder / "tokenizer.json").read_bytes()
     bad_rows = json.loads((tmp_path / "tokenizer" / "training.json").read_text())["bad_rows"]
     assert bad_rows["num_rows"] == 2

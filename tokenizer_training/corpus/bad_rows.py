@@ -50,10 +50,9 @@ class BadRows:
         return handle
 
     def describe(self, num_shown: int = 1) -> str:
-        """Say how many there are, and of the first where and why."""
+        """Say how many were left out, and of the first where they are and why."""
         shown = "; ".join(f"{row.source}, {row.place}: {row.problem}" for row in self.listed[:num_shown])
-        rows = "1 row" if self.num_rows == 1 else f"{self.num_rows:,} rows"
-        return f"{rows} that cannot be read and were left out, the first: {shown}"
+        return f"{self.num_rows:,} left out, such as {shown}"
 
 
 def bad_rows_from_record(record: dict[str, Any]) -> BadRows:

@@ -256,8 +256,8 @@ def _check_files_are_in_one_split(sources: dict[str, Source]) -> None:
 def _check_not_blank(read: Callable[[BadRows], Iterable[str]], source: str) -> None:
     bad_rows = BadRows()
     if not any(text.strip() for text in read(bad_rows)):
-        cure = f"{bad_rows.describe()}, --text-column" if bad_rows.num_rows else "--text-column"
-        raise InputError(f"A corpus must hold text; every document of {source} is blank (see {cure}).")
+        left_out = f"; of rows that cannot be read {bad_rows.describe()}" if bad_rows.num_rows else ""
+        raise InputError(f"A corpus must hold text; every document of {source} is blank (see --text-column{left_out}).")
 
 
 def _documents_of_split(
