@@ -51,7 +51,7 @@ def write_files(folder: Path) -> None:
     [
         ("--data-files CORPUS", "--output-dir is required"),
         ("--output-dir OUT", "A corpus is needed: --dataset-name (`builtin` needs no download) or --data-files"),
-        ("--output-dir OUT --data-files no*.txt", "no file matches 'no*.txt'"),
+        ("--output-dir OUT --data-files no*.txt", "/no*.txt'"),
         ("--output-dir OUT --data-files DIR/binary.txt", "DIR/binary.txt must be UTF-8 text; byte 7 is 0x00"),
         ("--output-dir OUT --data-files DIR/latin.txt", "DIR/latin.txt must be UTF-8 text; byte 1503 is 0xe9"),
         ("--output-dir OUT --data-files DIR/utf16.txt", "iconv -f UTF-16"),
