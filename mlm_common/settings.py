@@ -7,6 +7,8 @@ from typing import Any
 from mlm_common.errors import InputError
 
 NUM_DIFFERENCES_SHOWN = 5
+# The mark of a setting that may be published though it is text; of numbers and choices all may.
+PUBLIC = "public"
 
 
 def flag(default: Any, help_text: str, *marks: str, former_name: str | None = None) -> Any:

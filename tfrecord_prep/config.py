@@ -60,6 +60,14 @@ class PrepareConfig:
     overwrite: bool = flag(False, "Delete shards of other settings that stand in the output folder.")
     push_to_hub: str | None = flag(None, "Also push the shards to this data set repository on the Hub (USER/NAME).")
     hub_private: bool = flag(False, "Make the repository of --push-to-hub private when it is created.")
+    hub_revision: str | None = flag(
+        None, "Branch that is pushed to, made without files where it is missing; by default main."
+    )
+    publish_details: bool = flag(
+        False,
+        "Push manifest.json as it is, with the paths of the corpus: its files, folders and buckets. By default these "
+        "are withheld.",
+    )
     dry_run: bool = flag(False, "Check everything, print the plan, and stop.")
     verify: bool = flag(
         False,

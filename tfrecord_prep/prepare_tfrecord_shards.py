@@ -13,18 +13,19 @@ from functools import partial
 
 from mlm_common.command_line import command, log_start, parse_arguments
 from mlm_common.errors import InputError
-from mlm_common.hub.push import HubRepository
+from mlm_common.hub.push import MAIN_BRANCH, HubRepository
 from mlm_common.storage import open_folder
 from mlm_common.worker_pool import map_in_order
 from tfrecord_prep.config import DATAFLOW_RUNNER, LOCAL_RUNNER, PrepareConfig
 from tfrecord_prep.manifest import Manifest, read_manifest
 from tfrecord_prep.partition import NumberedPartition, SplitWork, work_on_partition
-from tfrecord_prep.push_to_hub import push_shards
+from tfrecord_prep.push_to_hub import FORMER_PUSH, push_shards
 from tfrecord_prep.split import Engine, SplitPlan, find_stale_parts, log_first_row, plan_splits, prepare_split
 from tfrecord_prep.split_folder import PartitionResult, clear_folder
 from tfrecord_prep.verify import verify_folder
 from tokenizer_training.corpus.config import BUILTIN, HELD_OUT_SPLITS, CorpusConfig, corpus_config_from_record
 from tokenizer_training.corpus.corpus import Corpus, open_corpus
+from tokenizer_training.corpus.published_corpus import names_its_text
 from tokenizer_training.corpus.record import (
     Record,
     describe_changed_sources,
@@ -64,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         log_first_row(plan.folder, tokenizer)
         print(describe_split(plan.folder, read_manifest(plan.folder)))
     if repository is not None:
-        push_shards(str(config.output_dir), [plan.split_name for plan in plans], repository)
+        split_names = [plan.split_name for plan in plans]
+        push_shards(str(config.output_dir), split_names, repository, publish_details=config.publish_details)
 
 
 def open_recorded_corpus(given: CorpusConfig, tokenizer_folder: str) -> Corpus:
@@ -101,7 +103,7 @@ def choose_corpus(given: CorpusConfig, tokenizer_folder: str, record: Record | N
     """
     if given.is_given:
         return given
-    if record is None:
+    if record is None or not names_its_text(record):
         raise InputError(
             "A corpus is needed: --dataset-name (`builtin` needs no download) or --data-files; "
             f"{tokenizer_folder} has no {RECORD_FILE} that names one."
@@ -188,7 +190,8 @@ def find_repository(config: PrepareConfig) -> HubRepository | None:
         return None
     from mlm_common.hub.access import check_hub_access
 
-    repository = HubRepository(config.push_to_hub, kind="dataset", private=config.hub_private)
+    branch, private = config.hub_revision or MAIN_BRANCH, config.hub_private
+    repository = HubRepository(config.push_to_hub, "dataset", private, branch, former=FORMER_PUSH)
     check_hub_access(repository)
     return repository
 

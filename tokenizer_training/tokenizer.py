@@ -29,8 +29,17 @@ UNUSED_PIECE = re.compile(r"<unused\d+>")
 FAST_TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 NO_TRUNCATION_OR_PADDING = {"truncation": None, "padding": None}
 WORD_STARTS_FILE = "word_starts.npy"
+# Names of what `save_tokenizer` writes: the vocabulary's files depend on the class of the tokenizer.
+TOKENIZER_FILES = re.compile(
+    r"(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json|vocab\.txt|merges\.txt|[\w.-]+\.model"
+    r"|chat_template\.jinja|word_starts\.npy"
+)
 # The record of train-unigram beside its tokenizer, of how it was made.
 RECORD_FILE = "training.json"
+# What train-unigram writes besides.
+TOKENIZER_FILE = "tokenizer.json"
+REPORT_FILE = "report.json"
+PICTURE_FILE = "report.png"
 WHITE_SPACE = " \t\n\v\f\r"
 
 

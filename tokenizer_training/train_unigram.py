@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlm_common.command_line import command, log_start, parse_arguments
 from mlm_common.errors import InputError, PermanentError, RunFailedError
-from mlm_common.hub.push import HubRepository, push_folder
+from mlm_common.hub.push import MAIN_BRANCH, HubRepository
 from mlm_common.hub.retries import hub_error
 from mlm_common.progress import progress_bar
 from mlm_common.retry import call_repeatedly, growing_delays
@@ -27,7 +27,15 @@ from tokenizer_training.corpus.bad_rows import BadRows
 from tokenizer_training.corpus.config import VALIDATION, CorpusConfig
 from tokenizer_training.corpus.corpus import Corpus, open_corpus
 from tokenizer_training.corpus.record import describe_changes
-from tokenizer_training.tokenizer import RECORD_FILE, save_tokenizer, tokenizer_sha256
+from tokenizer_training.push_to_hub import FORMER_PUSH, push_tokenizer
+from tokenizer_training.tokenizer import (
+    PICTURE_FILE,
+    RECORD_FILE,
+    REPORT_FILE,
+    TOKENIZER_FILE,
+    save_tokenizer,
+    tokenizer_sha256,
+)
 from tokenizer_training.unigram.config import DEFAULT_VOCABULARY_SIZE, UnigramConfig
 from tokenizer_training.unigram.corpus_sample import (
     HELD_OUT_BYTES,
@@ -52,9 +60,6 @@ MAX_COUNTING_PROCESSES = 8
 # Before each further try to save; Cloud Storage's client itself repeats each for two minutes.
 SAVE_RETRY_SECONDS = growing_delays(5.0, 5)
 
-TOKENIZER_FILE = "tokenizer.json"
-REPORT_FILE = "report.json"
-PICTURE_FILE = "report.png"
 RECORDED_PACKAGES = ("mlm-pretraining", "datasets", "numpy", "regex", "sentencepiece", "tokenizers", "transformers")
 
 
@@ -74,11 +79,19 @@ class OutputConfig:
         f"most {MAX_COUNTING_PROCESSES}.",
     )
     batch_size: int | None = flag(None, "Accepted and without effect: text is counted in blocks of 4 MiB.")
-    push_to_hub: str | None = flag(None, "Also push the folder to this repository on the Hub (USER/NAME).")
+    push_to_hub: str | None = flag(None, "Also push the tokenizer to this repository on the Hub (USER/NAME).")
     export_to_hub: bool = flag(
-        False, f"Also push the folder to the repository {TUTORIAL_REPOSITORY} of the user logged in."
+        False, f"Also push the tokenizer to the repository {TUTORIAL_REPOSITORY} of the user logged in."
     )
     hub_private: bool = flag(False, "Make the repository that is pushed to private when it is created.")
+    hub_revision: str | None = flag(
+        None, "Branch that is pushed to, made without files where it is missing; by default main."
+    )
+    publish_details: bool = flag(
+        False,
+        "Push the records as they are: training.json with the paths of the corpus (its files, folders and buckets), "
+        "and report.json with excerpts of its text. By default these are withheld.",
+    )
     dry_run: bool = flag(False, "Stop after all checks, with the plan printed.")
 
     def __post_init__(self) -> None:
@@ -111,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     report, picture = report_on(tokenizer, sample, corpus)
     save_with_record(tokenizer, output.output_dir, settings | {"bad_rows": asdict(bad_rows)}, report, picture)
     if repository:
-        push(output.output_dir, repository)
+        push_tokenizer(output.output_dir, repository, publish_details=output.publish_details)
 
 
 def check_output_folder(folder: str, settings: dict[str, Any], overwrite: bool) -> None:
@@ -149,7 +162,8 @@ def find_repository(output: OutputConfig) -> HubRepository | None:
     except OSError as error:
         message = f"--export-to-hub needs a login (`hf auth login`): {' '.join(str(error).split())}"
         raise hub_error(message, error) from error
-    repository = HubRepository(repo_id, private=output.hub_private)
+    branch = output.hub_revision or MAIN_BRANCH
+    repository = HubRepository(repo_id, private=output.hub_private, branch=branch, former=FORMER_PUSH)
     check_hub_access(repository)
     return repository
 
@@ -295,12 +309,6 @@ def kept_until_saved(folder: str) -> Iterator[str]:
         logger.warning("The tokenizer is kept in %s.", built)
         raise
     shutil.rmtree(built)
-
-
-def push(folder: str, repository: HubRepository) -> None:
-    """Push the folder to the repository on the Hub."""
-    with open_folder(folder).local_copy() as local_folder:
-        push_folder(local_folder, repository, commit_message="Add the tokenizer", kept_in=folder)
 
 
 if __name__ == "__main__":

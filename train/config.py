@@ -9,8 +9,10 @@ from typing import Any, Literal
 import yaml
 
 from mlm_common.command_line import parse_arguments, under_current_names
+from mlm_common.hub.own_files import FormerPush
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
-from mlm_common.settings import flag, require, require_each, spelled
+from mlm_common.settings import PUBLIC, flag, require, require_each, spelled
+from tokenizer_training.tokenizer import TOKENIZER_FILES
 
 # Marks of a setting. A resumed run may be given another value; each worker of a run may; another value changes how sums
 # are rounded, and nothing else.
@@ -18,6 +20,12 @@ MAY_CHANGE, PER_WORKER, ROUNDING = "may_change", "per_worker", "rounding"
 # Steps of one call from Python on a TPU; a call costs its host a millisecond or more in which it may wait.
 TPU_STEPS_PER_EXECUTION = 32
 MASK = "[MASK]"
+FORMER_PUSH = FormerPush(
+    proof="README.md",
+    marks=("- It knows what its corpus holds, and repeats what is wrong or unfair there.",),
+    names=r"README\.md|loss\.png|config\.json|model\.safetensors|tf_model\.h5|runs/events\.out\.tfevents\.\d+"
+    r"|run\.json|metrics\.jsonl|checkpoints/step-\d+\.(json|safetensors)|" + TOKENIZER_FILES.pattern,
+)
 # Short YAML files, each a model configuration (`model`) and the settings that train it well (`settings`).
 PRESETS_FOLDER = Path(__file__).resolve().parent / "model" / "presets"
 
@@ -58,6 +66,7 @@ class ModelConfig:
     preset: str = changeable(
         "roberta-base",
         "A file of train/model/presets/ by name: model and training settings; any flag given wins over it.",
+        PUBLIC,
     )
     pretrained_model_config: str | None = changeable(
         None,
@@ -289,12 +298,14 @@ class RunConfig:
 class HubConfig:
     """Where the export is pushed to, how often, and what its card says that the run does not know."""
 
-    hub_model_id: str | None = changeable(None, "USER/NAME on the Hub that the export is pushed to.")
+    hub_model_id: str | None = changeable(None, "USER/NAME on the Hub that the export is pushed to.", PUBLIC)
     hub_private: bool = changeable(False, "Make the Hub's repository private when it is created.")
     hub_revision: str | None = changeable(
-        None, "Branch that is pushed to, made where it is missing; by default main, which others load."
+        None,
+        "Branch that is pushed to, made without files where it is missing; by default main, which others load.",
+        PUBLIC,
     )
-    hub_tag: str | None = changeable(None, "Name of a tag that the commit of the last push gets.")
+    hub_tag: str | None = changeable(None, "Name of a tag that the commit of the last push gets.", PUBLIC)
     hub_strategy: Literal["end", "epoch", "steps", "checkpoint"] = changeable(
         "end",
         "When to push: after the last step; also after each pass over the rows; also every --push-steps steps; or "
@@ -308,14 +319,22 @@ class HubConfig:
         False,
         "Where --output-dir holds no run, resume from the checkpoint that --hub-strategy checkpoint put on the Hub.",
     )
+    publish_details: bool = changeable(
+        False,
+        "Push the records of --hub-strategy checkpoint as they are: run.json and the checkpoint's have the paths of "
+        "shards, run and corpus, names of buckets, and project, name and zone of the TPU. By default these are "
+        "withheld.",
+    )
     hub_license: str | None = changeable(
-        None, "License of the model, for its card, as the Hub calls it: apache-2.0, mit, cc-by-4.0 …"
+        None, "License of the model, for its card, as the Hub calls it: apache-2.0, mit, cc-by-4.0 …", PUBLIC
     )
     hub_language: list[str] = changeable(
-        list, "Languages of the corpus, for the card: ISO 639 codes such as en de, or multilingual."
+        list, "Languages of the corpus, for the card: ISO 639 codes such as en de, or multilingual.", PUBLIC
     )
     hub_example: str = changeable(
-        f"The capital of France is {MASK}.", f"Sentence in the card's lines of code, with {MASK} for the mask token."
+        f"The capital of France is {MASK}.",
+        f"Sentence in the card's lines of code, with {MASK} for the mask token.",
+        PUBLIC,
     )
 
     def __post_init__(self) -> None:
@@ -331,9 +350,8 @@ class HubConfig:
         """Build what is pushed to, None when nothing is."""
         if self.hub_model_id is None:
             return None
-        return HubRepository(
-            self.hub_model_id, private=self.hub_private, branch=self.hub_revision or MAIN_BRANCH, tag=self.hub_tag
-        )
+        branch, private = self.hub_revision or MAIN_BRANCH, self.hub_private
+        return HubRepository(self.hub_model_id, private=private, branch=branch, tag=self.hub_tag, former=FORMER_PUSH)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 # Before transformers is imported.
 from mlm_common.command_line import command, log_start
 from mlm_common.errors import InputError
-from mlm_common.hub.push import MAIN_BRANCH, HubRepository, push_folder
+from mlm_common.hub.push import MAIN_BRANCH, HubRepository, push_files
 from mlm_common.storage import PARTIAL_SUFFIX, open_folder
 
 if TYPE_CHECKING:
@@ -32,7 +32,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("output", help="Folder of the export, local or gs://.")
     parser.add_argument("--push", metavar="USER/NAME", help="Also push the folder to this repository on the Hub.")
     parser.add_argument("--private", action="store_true", help="Make the repository private when it is created.")
-    parser.add_argument("--revision", default=MAIN_BRANCH, help="Branch to push to, made where it is missing.")
+    parser.add_argument(
+        "--revision",
+        "--hub-revision",
+        default=MAIN_BRANCH,
+        help="Branch to push to, made without files where it is missing.",
+    )
     parser.add_argument(
         "--formats",
         default="pytorch",
@@ -55,12 +60,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     saved = read_saved_model(arguments.checkpoint, arguments.tokenizer)
     with output.staging() as local_folder:
-        _write(saved, local_folder, repository)
+        names = _write(saved, local_folder, repository)
         if "tf" in formats:
             _write_tf_weights(local_folder, saved.model_class)
+            names.append(TF_WEIGHTS_NAME)
         output.upload_folder(local_folder)
         if repository is not None:
-            push_folder(local_folder, repository, commit_message="Export", kept_in=arguments.output)
+            files = {name: Path(local_folder, name) for name in names}
+            push_files(files, repository, commit_message="Export", kept_in=arguments.output)
     print(f"model: {arguments.output}" + (f", pushed to {repository.repo_id}" if repository else ""))
 
 
@@ -79,16 +86,17 @@ def _formats(text: str) -> set[str]:
 def _repository(arguments: argparse.Namespace) -> HubRepository | None:
     """Name the repository of `--push`, once it is known that it can be written to; None without the flag."""
     from mlm_common.hub.access import check_hub_access
+    from train.config import FORMER_PUSH
 
     if not arguments.push:
         return None
-    repository = HubRepository(arguments.push, private=arguments.private, branch=arguments.revision)
+    repository = HubRepository(arguments.push, private=arguments.private, branch=arguments.revision, former=FORMER_PUSH)
     check_hub_access(repository)
     return repository
 
 
-def _write(saved: "SavedModel", folder: str, repository: HubRepository | None) -> None:
-    """Write the model; with its card, picture and TensorBoard files where they are known."""
+def _write(saved: "SavedModel", folder: str, repository: HubRepository | None) -> list[str]:
+    """Write the model, with its card, picture and TensorBoard files where they are known; name the files."""
     from tokenizer_training.tokenizer import vocabulary_size
     from train.publishing.model_card import model_card
     from train.publishing.publisher import Publisher
@@ -97,15 +105,14 @@ def _write(saved: "SavedModel", folder: str, repository: HubRepository | None) -
     if saved.run_folder is None or saved.record is None:
         size = vocabulary_size(saved.tokenizer)
         model, length = saved.publication.model, saved.model_max_length
-        export_model(model, saved.tokenizer, folder, model_max_length=length, vocabulary_size=size)
-        return
+        return export_model(model, saved.tokenizer, folder, model_max_length=length, vocabulary_size=size)
     record = saved.record
     if repository is not None:
         branch = None if repository.branch == MAIN_BRANCH else repository.branch
         record["settings"]["hub"] |= {"hub_model_id": repository.repo_id, "hub_revision": branch}
     card = functools.partial(model_card, record, saved.tokenizer)
     publisher = Publisher(saved.run_folder, folder, saved.tokenizer, saved.model_max_length, card)
-    publisher.publish(saved.publication, "")
+    return publisher.write(saved.publication, folder)
 
 
 def _write_tf_weights(folder: str, model_class: str) -> None:

@@ -151,6 +151,10 @@ def check_can_push(config: HubConfig) -> None:
             library_name="transformers", license=config.hub_license, language=config.hub_language or None
         )
         check_hub_access(repository, card=f"---\n{data.to_yaml()}\n---\n")
+        if config.hub_strategy == "checkpoint":
+            from train.publishing.hub_checkpoints import CHECKPOINTS_BRANCH
+
+            check_hub_access(dataclasses.replace(repository, branch=CHECKPOINTS_BRANCH, tag=None))
 
 
 def connect(run: Run) -> "tf.distribute.Strategy":
@@ -215,6 +219,7 @@ def build_publisher(run: Run, record: dict[str, Any]) -> "Publisher | None":
         card=functools.partial(model_card, record, tokenizer),
         repository=run.config.hub.repository(),
         pushes_checkpoints=run.config.hub.hub_strategy == "checkpoint",
+        publish_details=run.config.hub.publish_details,
     )
 
 

@@ -4,7 +4,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from mlm_common.errors import InputError
-from mlm_common.hub.push import HubRepository
+from mlm_common.hub.own_files import read_own_files
+from mlm_common.hub.push import HubRepository, start_of_branch
 from mlm_common.hub.retries import configure_sessions, hub_error, one_line, repeat, status_of
 from mlm_common.retry import growing_delays
 
@@ -16,7 +17,7 @@ REF_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]*")
 
 
 def check_hub_access(repository: HubRepository, *, card: str | None = None) -> None:
-    """Check that a later `push_folder` to the repository, which need not exist, may succeed.
+    """Check that a later push to the repository, which need not exist, may succeed.
 
     Args:
         repository: where the push will go.
@@ -25,7 +26,7 @@ def check_hub_access(repository: HubRepository, *, card: str | None = None) -> N
     Raises:
         InputError: a malformed id or name; no token, or one that is not valid or may not write there; what is reached
             is no Hub; it must be private, and the repository exists and is public; its branch is a tag; its tag is
-            there already; the Hub refuses the card's metadata.
+            there already; its files are not ours; the Hub refuses the card's metadata.
         HubAwayError: the Hub cannot be reached.
     """
     from huggingface_hub import HfApi, constants, get_token
@@ -120,3 +121,6 @@ def _check_existing(api: "HfApi", repository: HubRepository) -> None:
         raise InputError(f"--hub-revision must be a branch; {repository.branch} is a tag of {repo_id}, which is fixed.")
     if repository.tag in tags:
         raise InputError(f"--hub-tag must be new; {repo_id} has {repository.tag} already, and a tag is fixed.")
+    start = repeat(lambda: start_of_branch(api, repository), CHECK_RETRY_DELAYS_SECONDS)
+    target = repository.target | {"revision": start}
+    repeat(lambda: read_own_files(api, target, repository.former), CHECK_RETRY_DELAYS_SECONDS)

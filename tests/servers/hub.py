@@ -56,6 +56,7 @@ class Hub(Application):
             ("POST", _REPO + r"/preupload/(?P<revision>[^/]+)", self.choose_upload_modes),
             ("POST", _REPO + r"/commit/(?P<branch>[^/]+)", self.commit),
             ("GET", _REPO + r"/refs", self.list_refs),
+            ("GET", _REPO + r"/commits/(?P<revision>[^/]+)", self.list_commits),
             ("POST", _REPO + r"/branch/(?P<name>[^/]+)", self.create_branch),
             ("POST", _REPO + r"/tag/(?P<revision>[^/]+)", self.create_tag),
             ("POST", _WEB_REPO + r"\.git/info/lfs/objects/batch", self.begin_lfs),
@@ -223,6 +224,13 @@ class Hub(Application):
             for key, ref, named in (("branches", "heads", newest), ("tags", "tags", repository.tags))
         }
         return json_response(content | {"converts": []})
+
+    def list_commits(self, request: Request, kind: str, repo_id: str, revision: str) -> Response:
+        commits = self.repository(request, kind, repo_id).branch(revision)
+        newest_first = [
+            {"id": one.sha, "title": one.title, "message": "", "date": DATE, "authors": []} for one in reversed(commits)
+        ]
+        return json_response(newest_first)
 
     def create_branch(self, request: Request, kind: str, repo_id: str, name: str) -> Response:
         self.check_may_write(request, repo_id)

@@ -1,15 +1,20 @@
 """Stage 2 pushes its shards to a data set repository: a manifest is there only with all of its split."""
 
+import json
 from pathlib import Path
 
 import pytest
 from huggingface_hub import DatasetCard
 
 from mlm_common.hub import push as hub
+from mlm_common.hub.disclosure import WITHHELD
+from mlm_common.hub.own_files import LISTING_NAME
 from tests.fixtures.tiny_corpus import contents, flags, write_source
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
 from tfrecord_prep import push_to_hub as publishing
+from tfrecord_prep.manifest import open_shards
 from tfrecord_prep.prepare_tfrecord_shards import main
+from tfrecord_prep.push_to_hub import published_manifest
 
 REPO = "alice/rows"
 HUB = ("--push-to-hub", REPO, "--validation-percent", "20")
@@ -22,7 +27,18 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def published(server: HubHandle) -> dict[str, bytes]:
     files = server.files(REPO, kind="datasets")
-    return {path: content for path, content in files.items() if path not in (".gitattributes", "README.md")}
+    others = (".gitattributes", "README.md", LISTING_NAME)
+    return {path: content for path, content in files.items() if path not in others}
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    """Read what a push sends of the output folder, its manifests without what is their owner's."""
+    files = contents(folder)
+    for path in files:
+        if path.endswith("manifest.json"):
+            manifest = published_manifest(json.loads(files[path]))
+            files[path] = (json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode()
+    return files
 
 
 def titles(server: HubHandle) -> list[str]:
@@ -36,11 +52,12 @@ def test_what_is_pushed_is_what_was_written(
 ) -> None:
     monkeypatch.setattr(publishing, "FILES_PER_COMMIT", 10)
     assert main(flags(source, tmp_path / "out", *HUB, "--hub-private")) == 0
-    assert published(hub_here) == contents(tmp_path / "out")
+    assert published(hub_here) == written(tmp_path / "out")
     assert hub_here.repository(REPO, kind="datasets")["private"]
     num_shards = {name: len(list((tmp_path / "out" / name).glob("*.tfrecord"))) for name in ("train", "validation")}
     assert num_shards["train"] > 20
-    assert titles(hub_here)[:2] == [f"train: shards {a} to {a + 9} of {num_shards['train']}" for a in (1, 11)]
+    assert titles(hub_here)[0] == "Begin train"
+    assert titles(hub_here)[1:3] == [f"train: shards {a} to {a + 9} of {num_shards['train']}" for a in (1, 11)]
     assert titles(hub_here)[-2:] == ["Complete validation", "Add the card"]
     card = DatasetCard(hub_here.files(REPO, kind="datasets")["README.md"].decode())
     assert card.data.to_dict()["task_categories"] == ["fill-mask"]
@@ -54,7 +71,7 @@ def test_again_and_with_other_settings(source: Path, tmp_path: Path, hub_here: H
     assert main(flags(source, tmp_path / "out", *HUB)) == 0
     assert titles(hub_here) == before
     assert main(flags(source, tmp_path / "other", *HUB, "--shard-size", "7")) == 0
-    assert published(hub_here) == contents(tmp_path / "other")
+    assert published(hub_here) == written(tmp_path / "other")
     assert titles(hub_here)[len(before)] == "Begin train"
 
 
@@ -67,7 +84,7 @@ def test_faults_at_every_commit(fault: dict[str, object], source: Path, tmp_path
         hub_here.fault(path, method="POST", **fault)
     hub_here.fault("/tree/", method="GET", status=503)
     assert main(flags(source, tmp_path / "out", *HUB)) == 0
-    assert published(hub_here) == contents(tmp_path / "out")
+    assert published(hub_here) == written(tmp_path / "out")
 
 
 def test_a_push_that_fails_leaves_no_manifest_and_is_taken_up_again(
@@ -81,17 +98,17 @@ def test_a_push_that_fails_leaves_no_manifest_and_is_taken_up_again(
     hub_here.fault("commit/main", method="POST", status=403)
     assert main(flags(source, tmp_path / "out", *HUB)) == 1
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error.endswith(f"hf upload {REPO} {tmp_path}/out . --repo-type dataset")
+    assert error.endswith(f"The files are kept in {tmp_path}/out; run the same command again")
     assert "train/manifest.json" not in published(hub_here)
     num_commits = len(titles(hub_here))
     assert main(flags(source, tmp_path / "out", *HUB)) == 0
-    assert published(hub_here) == contents(tmp_path / "out")
+    assert published(hub_here) == written(tmp_path / "out")
     # The first ten shards are there already.
     assert titles(hub_here)[num_commits].startswith("train: shards 11 to 20 of")
 
 
 def test_from_cloud_storage(source: Path, cloud: CloudStorageHandle, hub_here: HubHandle) -> None:
-    assert main(flags(source, f"{cloud.bucket_url}/rows", *HUB)) == 0
+    assert main(flags(source, f"{cloud.bucket_url}/rows", *HUB, "--publish-details")) == 0
     stored = {name.removeprefix("rows/"): content for name, content in cloud.objects().items()}
     assert published(hub_here) == stored
 
@@ -104,3 +121,56 @@ def test_what_cannot_be_pushed_is_told_before_the_work(
     assert main(flags(source, tmp_path / "out", *HUB)) == 2
     assert "role is 'read'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_not_ours_in_the_repository_is_left_and_the_push_refused_before_the_work(
+    source: Path, tmp_path: Path, hub_here: HubHandle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub_here.put(REPO, "data/train-0.parquet", b"rows", kind="datasets")
+    hub_here.put(REPO, "README.md", b"---\nlicense: cc-by-4.0\n---\n\n# Rows\n\nCite it.\n", kind="datasets")
+    before = hub_here.repository(REPO, kind="datasets")
+    assert main(flags(source, tmp_path / "out", *HUB)) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "README.md, data/train-0.parquet" in error
+    assert "--hub-revision" in error
+    assert not (tmp_path / "out").exists()
+    assert main(flags(source, tmp_path / "out", *HUB, "--hub-revision", "rows")) == 0
+    assert hub_here.repository(REPO, kind="datasets") == before | {"branches": ["main", "rows"]}
+    assert "train/manifest.json" in hub_here.files(REPO, kind="datasets", revision="rows")
+
+
+def test_files_beside_the_shards_stay_on_this_machine(source: Path, tmp_path: Path, hub_here: HubHandle) -> None:
+    assert main(flags(source, tmp_path / "out", *HUB[2:])) == 0
+    names = set(contents(tmp_path / "out"))
+    for name in (".env", "notes.md", "train/notes.md", "train/tokenizer/.env"):
+        (tmp_path / "out" / name).write_text("a secret")
+    assert main(flags(source, tmp_path / "out", *HUB)) == 0
+    assert set(published(hub_here)) == names
+
+
+def test_what_is_pushed_names_no_path_and_is_still_verified_and_read(
+    source: Path, tmp_path: Path, hub_here: HubHandle
+) -> None:
+    assert main(flags(source, tmp_path / "out", *HUB)) == 0
+    files = hub_here.files(REPO, kind="datasets")
+    assert not [path for path, content in files.items() if str(source).encode() in content]
+    assert not [path for path, content in files.items() if b"docs.jsonl" in content]
+    for path, content in files.items():
+        (tmp_path / "copy" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "copy" / path).write_bytes(content)
+    assert main(["--verify", "--output-dir", str(tmp_path / "copy")]) == 0
+    manifest = open_shards(str(tmp_path / "copy" / "train")).manifest
+    assert manifest.corpus["data_files"][0]["path"] == WITHHELD
+    assert manifest.corpus["data_files"][0]["num_bytes"] == (source / "docs.jsonl").stat().st_size
+    assert main(flags(source, tmp_path / "out", *HUB, "--publish-details")) == 0
+    assert published(hub_here) == contents(tmp_path / "out")
+
+
+def test_shards_of_a_version_without_listings_are_replaced(source: Path, tmp_path: Path, hub_here: HubHandle) -> None:
+    assert main(flags(source, tmp_path / "before", *HUB, "--shard-size", "7")) == 0
+    old = hub_here.files(REPO, kind="datasets")
+    hub_here.reset()
+    for path in sorted(old.keys() - {LISTING_NAME, ".gitattributes"}):
+        hub_here.put(REPO, path, old[path], kind="datasets")
+    assert main(flags(source, tmp_path / "out", *HUB)) == 0
+    assert published(hub_here) == written(tmp_path / "out")

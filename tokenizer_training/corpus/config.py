@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from mlm_common.errors import InputError
-from mlm_common.settings import flag
+from mlm_common.settings import PUBLIC, flag
 from tokenizer_training.corpus.bad_rows import OnBadRow
 
 BUILTIN = "builtin"
@@ -49,7 +49,9 @@ class CorpusConfig:
         "What is one document of a .txt file: a line (default, as in `datasets`), a paragraph (between "
         "blank lines), or the whole file (document).",
     )
-    split: str = flag("train", "Split of the Hub data set to read; for other corpora the name given to what is read.")
+    split: str = flag(
+        "train", "Split of the Hub data set to read; for other corpora the name given to what is read.", PUBLIC
+    )
     validation_split: str | None = flag(None, "Split of the Hub data set that becomes the split `validation`.")
     test_split: str | None = flag(None, "Split of the Hub data set that becomes the split `test`.")
     streaming: bool = flag(False, "Stream the Hub data set, without a copy on disk. Local files are always streamed.")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mlm_common.errors import InputError
-from mlm_common.settings import flag
+from mlm_common.settings import PUBLIC, flag
 from tokenizer_training.tokenizer import BYTE_PIECES, SPECIAL_TOKENS, UNUSED_PIECE
 
 MIN_BYTES = 1_000_000
@@ -40,7 +40,7 @@ class UnigramConfig:
         "becomes <unk>. Off: the 256 pieces go to text, and such characters are lost.",
     )
     extra_special_tokens: list[str] = flag(
-        list, "More special tokens, such as [ENT]; they get the ids from 5 on, in the order given."
+        list, "More special tokens, such as [ENT]; they get the ids from 5 on, in the order given.", PUBLIC
     )
     pad_vocab_to_multiple_of: int | None = flag(
         None, "Fill the vocabulary up with <unused0>, <unused1>, … to a multiple of this, such as 128."

@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from mlm_common.errors import InputError
+from mlm_common.hub.disclosure import WITHHELD
 from mlm_common.settings import spelled
 from train.checkpoints.store import GENERATOR, CheckpointRecord, SkippedRows
 from train.config import ROUNDING, TrainingConfig, current_settings, settings_marked
@@ -121,7 +122,7 @@ def _changes(before: dict[str, dict[str, Any]], settings: dict[str, dict[str, An
     for subject, values in now.items():
         for name, value in values.items():
             there = before.get(subject, {}).get(name)
-            if there != value:
+            if there not in (value, WITHHELD):
                 yield f"{subject}.{name}", f"{spelled(name)} {there} -> {value}"
 
 

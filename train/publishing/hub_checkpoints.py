@@ -1,33 +1,39 @@
 """The newest training checkpoint on a branch of the model's repository, for resuming a run on another machine."""
 
+import json
 import logging
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from mlm_common.errors import InputError
-from mlm_common.hub.push import HubRepository, push_folder
+from mlm_common.hub.push import HubRepository, push_files
 from mlm_common.hub.retries import Interruption, configure_sessions, hub_error, one_line
 from mlm_common.storage import open_folder
 from train.checkpoints.store import DATA_SUFFIX, RECORD_SUFFIX, CheckpointStore, DamagedCheckpointError
 from train.config import HubConfig
+from train.publishing.published_record import published_checkpoint, published_run
 from train.runtime.cluster import Cluster
-from train.runtime.run_folder import CHECKPOINTS_FOLDER, METRICS_NAME, RECORD_NAME
+from train.runtime.run_folder import CHECKPOINTS_FOLDER, METRICS_NAME, RECORD_NAME, read_run_record
 
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS_BRANCH = "checkpoints"
-SUFFIXES = (DATA_SUFFIX, RECORD_SUFFIX)
 
 
 def push_newest_checkpoint(
-    run_folder: str, repository: HubRepository, *, interruption: Interruption | None = None
+    run_folder: str,
+    repository: HubRepository,
+    *,
+    publish_details: bool = False,
+    interruption: Interruption | None = None,
 ) -> None:
     """Push the run's newest checkpoint, with its record and log, in one commit that deletes the one before.
 
     Args:
         run_folder: `OUTPUT_DIR`, local or `gs://`; nothing is pushed of one without a checkpoint.
         repository: of the model.
+        publish_details: push the records as they are.
         interruption: by which another thread ends the push sooner.
 
     Raises:
@@ -38,22 +44,31 @@ def push_newest_checkpoint(
     steps = store.steps()
     if not steps:
         return
+    data_name, record_name = (
+        f"{CHECKPOINTS_FOLDER}/{Path(store.path(steps[-1], suffix)).name}" for suffix in (DATA_SUFFIX, RECORD_SUFFIX)
+    )
     with tempfile.TemporaryDirectory(prefix="checkpoint-") as copy:
         try:
-            store.read_record(steps[-1])
-            names = [f"{CHECKPOINTS_FOLDER}/{Path(store.path(steps[-1], suffix)).name}" for suffix in SUFFIXES]
-            log = [METRICS_NAME] if run.exists(METRICS_NAME) else []
-            for name in (*names, *log, RECORD_NAME):
-                open_folder(copy).write_bytes(name, run.read_bytes(name))
+            checkpoint, record = store.read_record(steps[-1]), read_run_record(run_folder)
+            if not publish_details:
+                checkpoint, record = published_checkpoint(checkpoint), published_run(record)
+            open_folder(copy).write_bytes(data_name, run.read_bytes(data_name))
         except (FileNotFoundError, DamagedCheckpointError) as error:
             logger.info("the checkpoint of step %d is not pushed, a newer one replaced it: %s", steps[-1], error)
             return
-        push_folder(
-            copy,
+        files: dict[str, Path | bytes] = {
+            data_name: Path(copy, data_name),
+            record_name: checkpoint.to_json().encode(),
+            RECORD_NAME: json.dumps(record, indent=2).encode(),
+        }
+        if run.exists(METRICS_NAME):
+            files[METRICS_NAME] = run.read_bytes(METRICS_NAME)
+        push_files(
+            files,
             replace(repository, branch=CHECKPOINTS_BRANCH, tag=None),
             commit_message=f"Checkpoint of step {steps[-1]:,}",
-            delete_patterns=[f"{CHECKPOINTS_FOLDER}/*"],
             kept_in=run_folder,
+            replaced=f"{CHECKPOINTS_FOLDER}/",
             interruption=interruption,
         )
 

@@ -5,7 +5,6 @@ Metadata: https://huggingface.co/docs/hub/model-cards#model-card-metadata.
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from tokenizer_training.corpus.config import BUILTIN
+from tokenizer_training.corpus.published_corpus import HUB_ID, hub_dataset
 from tokenizer_training.tokenizer import vocabulary_size
 from train.config import MASK
 from train.publishing.publisher import Publication
@@ -21,7 +21,6 @@ from train.runtime.run_folder import LOSS_CURVE_NAME
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.task import TaskCard
 
-HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # Newest evaluations that are shown.
 MAX_EVALUATIONS = 10
 
@@ -89,7 +88,7 @@ def metadata(
     from huggingface_hub import ModelCardData
 
     hub = record["settings"]["hub"]
-    dataset = hub_dataset(record)
+    dataset = hub_dataset((record["train_data"] or {}).get("corpus", {}))
     data = ModelCardData(
         library_name="transformers",
         pipeline_tag=task.pipeline_tag,
@@ -107,19 +106,11 @@ def metadata(
     return data.to_yaml()
 
 
-def hub_dataset(record: dict[str, Any]) -> str | None:
-    """Find the id of the Hub's data set that the rows were made of, None for any other corpus."""
-    corpus = (record["train_data"] or {}).get("corpus", {})
-    name = corpus.get("settings", {}).get("dataset_name")
-    is_on_hub = name not in (None, BUILTIN) and HUB_ID.fullmatch(name) and not Path(name).exists()
-    return name if is_on_hub else None
-
-
 def _eval_results(record: dict[str, Any], task: TaskCard, evaluation: dict[str, Any]) -> list[Any]:
     from huggingface_hub import EvalResult
 
     settings = record["eval_data"].get("corpus", {}).get("settings", {})
-    dataset = hub_dataset(record)
+    dataset = hub_dataset(record["eval_data"].get("corpus", {}))
     about = {
         "task_type": task.pipeline_tag,
         "task_name": task.task_name,
@@ -188,7 +179,7 @@ def corpus_table(record: dict[str, Any]) -> dict[str, str]:
         return {"source": "not recorded", "rows": f"{totals['num_rows']:,}"}
     settings = corpus["settings"]
     rows = {"source": _source(corpus)}
-    if settings["dataset_name"] not in (None, BUILTIN):
+    if hub_dataset(corpus):
         rows["revision"] = settings["dataset_revision"] or "not fixed: the main branch at that time"
     return rows | {
         "license": "not recorded: see where the corpus comes from",
@@ -242,10 +233,12 @@ def _source(corpus: dict[str, Any]) -> str:
     settings = corpus["settings"]
     if settings["dataset_name"] == BUILTIN:
         return "docstrings of Python's standard library and of installed packages"
-    if settings["dataset_name"] is not None:
+    if hub_dataset(corpus):
         config = f", configuration `{settings['dataset_config']}`" if settings["dataset_config"] else ""
         return f"`{settings['dataset_name']}`{config}, split `{settings['split']}`"
     files = corpus.get("data_files", [])
+    if not files:
+        return "a data set of its author's"
     return f"files of its author's: {len(files):,}, {sum(file['num_bytes'] for file in files) / 1e6:,.1f} MB"
 
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from mlm_common.hub.push import HubRepository, push_folder
+from mlm_common.hub.own_files import CARD_NAME
+from mlm_common.hub.push import HubRepository, push_files
 from mlm_common.hub.retries import Interruption
 from mlm_common.storage import open_folder
 from tokenizer_training.tokenizer import vocabulary_size
@@ -14,7 +16,6 @@ from train.publishing.hub_checkpoints import push_newest_checkpoint
 from train.publishing.pytorch_format import ModelSnapshot, export_model, take_snapshot
 from train.runtime.run_folder import LOSS_CURVE_NAME, TENSORBOARD_FOLDER
 
-CARD_NAME = "README.md"
 # The Hub shows event files as training metrics.
 EVENTS_FOLDER = "runs"
 EVENTS_MARK = "tfevents"
@@ -37,6 +38,7 @@ class Publisher:
     export_folder: that is written.
     card: makes the README.md of a publication; whether the folder has the picture of the loss is its second argument.
     pushes_checkpoints: push the newest checkpoint of the run, too.
+    publish_details: push its records as they are.
     """
 
     run_folder: str
@@ -46,6 +48,7 @@ class Publisher:
     card: Callable[[Publication, bool], str]
     repository: HubRepository | None = None
     pushes_checkpoints: bool = False
+    publish_details: bool = False
 
     def take(self, network: Any, step: int, metrics: list[dict[str, Any]]) -> Publication:
         """Copy what is to be published from the model and the log; takes as long as copying the weights."""
@@ -61,23 +64,26 @@ class Publisher:
         """
         export = open_folder(self.export_folder)
         with export.staging() as local_folder:
-            self._write(publication, local_folder)
+            names = self.write(publication, local_folder)
             export.upload_folder(local_folder)
             if self.repository is None:
                 return None
-            url = push_folder(
-                local_folder,
+            url = push_files(
+                {name: Path(local_folder, name) for name in names},
                 self.repository,
                 commit_message=commit_message,
                 kept_in=self.export_folder,
                 interruption=interruption,
             )
         if self.pushes_checkpoints:
-            push_newest_checkpoint(self.run_folder, self.repository, interruption=interruption)
+            push_newest_checkpoint(
+                self.run_folder, self.repository, publish_details=self.publish_details, interruption=interruption
+            )
         return url
 
-    def _write(self, publication: Publication, folder: str) -> None:
-        export_model(
+    def write(self, publication: Publication, folder: str) -> list[str]:
+        """Write the publication to a local folder, and return the names of its files."""
+        names = export_model(
             publication.model,
             self.tokenizer,
             folder,
@@ -88,10 +94,12 @@ class Publisher:
         has_picture = run.exists(LOSS_CURVE_NAME)
         if has_picture:
             export.write_bytes(LOSS_CURVE_NAME, run.read_bytes(LOSS_CURVE_NAME))
+            names.append(LOSS_CURVE_NAME)
         export.write_text(CARD_NAME, self.card(publication, has_picture))
         events = run.subfolder(TENSORBOARD_FOLDER)
-        names = [name for name in sorted(events.list_files()) if EVENTS_MARK in name]
-        for number, name in enumerate(names):
-            # The names that TensorFlow gives hold that of the machine.
-            target = f"{EVENTS_FOLDER}/events.out.{EVENTS_MARK}.{number:05d}"
+        event_files = [name for name in sorted(events.list_files()) if EVENTS_MARK in name]
+        # The names that TensorFlow gives hold that of the machine.
+        targets = [f"{EVENTS_FOLDER}/events.out.{EVENTS_MARK}.{number:05d}" for number in range(len(event_files))]
+        for name, target in zip(event_files, targets, strict=True):
             export.write_bytes(target, events.read_bytes(name))
+        return [*names, CARD_NAME, *targets]

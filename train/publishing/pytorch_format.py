@@ -74,8 +74,11 @@ def export_model(
     *,
     model_max_length: int,
     vocabulary_size: int | None = None,
-) -> None:
+) -> list[str]:
     """Write the model and its tokenizer to a local folder, each file replaced in one step, `config.json` last.
+
+    Returns:
+        The names of the files.
 
     Args:
         model: a built TF model of transformers whose configuration passed `check_architecture`, or a snapshot.
@@ -96,8 +99,10 @@ def export_model(
         write_safetensors(Path(staging, SAFE_WEIGHTS_NAME), weights, metadata={"format": "pt"})
         exported_tokenizer(tokenizer, snapshot.config, model_max_length).save_pretrained(staging)
         exported_config(snapshot, vocabulary_size).save_pretrained(staging)
-        for path in sorted(Path(staging).iterdir(), key=lambda path: path.name == CONFIG_NAME):
+        paths = sorted(Path(staging).iterdir(), key=lambda path: path.name == CONFIG_NAME)
+        for path in paths:
             path.replace(Path(folder, path.name))
+    return [path.name for path in paths]
 
 
 def pytorch_weights(model: Any, vocabulary_size: int | None = None) -> dict[str, np.ndarray]:

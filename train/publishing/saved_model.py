@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from mlm_common.errors import InputError
+from mlm_common.hub.disclosure import WITHHELD
 from mlm_common.storage import local_or_hub, open_folder
 from tokenizer_training.tokenizer import load_tokenizer
 from train.checkpoints.store import CheckpointStore, DamagedCheckpointError
@@ -77,6 +78,8 @@ def _read_checkpoint(run_folder: str, step: int | None, tokenizer_name: str | No
             f"there: {others or 'none'}."
         ) from error
     record = read_run_record(run_folder)
+    if tokenizer_name is None and record["tokenizer"] == WITHHELD:
+        raise InputError(f"--tokenizer is required: the {RECORD_NAME} in {run_folder} was on the Hub, and names none.")
     config = CONFIG_MAPPING[record["model_config"]["model_type"]].from_dict(record["model_config"])
     weights = {name: array for name, array in arrays.items() if name.startswith(WEIGHTS_PREFIX)}
     model_class = recorded_task(record)["model_class"]

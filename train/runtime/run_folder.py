@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from mlm_common.errors import InputError
+from mlm_common.hub.disclosure import is_same
 from mlm_common.storage import open_folder
 from train.config import MAY_CHANGE, flags_marked
 from train.runtime.supervisor import supervision
@@ -83,7 +84,10 @@ def read_run_record(run_folder: str) -> dict[str, Any]:
 def _check_fingerprint(run_folder: str, fingerprint: dict[str, Any]) -> None:
     theirs = dict(read_run_record(run_folder)["fingerprint"])
     theirs.pop(FORMER_FINGERPRINT_KEY, None)
-    differing = sorted(key for key in fingerprint.keys() | theirs.keys() if fingerprint.get(key) != theirs.get(key))
+    # Of a record that was on the Hub, hashes are compared.
+    differing = sorted(
+        key for key in fingerprint.keys() | theirs.keys() if not is_same(theirs.get(key), fingerprint.get(key))
+    )
     if differing:
         shown = "; ".join(
             f"{key}: {_short(theirs.get(key))} there, {_short(fingerprint.get(key))} now" for key in differing[:3]

@@ -47,7 +47,7 @@ def test_access_check(
 
 def test_access_check_of_private_repositories(server: HubHandle) -> None:
     check_hub_access(PRIVATE)
-    server.put(REPO, "file", b"x")
+    server.put(REPO, "README.md", b"---\nlicense: mit\n---\n")
     check_hub_access(REPOSITORY)
     with pytest.raises(InputError, match="exists and is public"):
         check_hub_access(PRIVATE)

@@ -3,11 +3,13 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mlm_common.hub import push as hub
 from mlm_common.hub.access import check_hub_access
+from mlm_common.hub.own_files import LISTING_NAME
 from mlm_common.hub.push import HubRepository
 from tests.servers.fixtures import HubHandle
 
@@ -32,12 +34,18 @@ def export(tmp_path: Path) -> Path:
     return folder
 
 
-def stored_files(server: HubHandle) -> dict[str, bytes]:
-    return {path: content for path, content in server.files(REPO).items() if path != ".gitattributes"}
+def stored_files(server: HubHandle, branch: str = "main") -> dict[str, bytes]:
+    files = server.files(REPO, revision=branch)
+    return {path: content for path, content in files.items() if path not in (".gitattributes", LISTING_NAME)}
 
 
 def local_files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def push(folder: Path, repository: HubRepository, title: str, **options: Any) -> str:
+    files = {name: folder / name for name in local_files(folder)}
+    return hub.push_files(files, repository, commit_message=title, kept_in=str(folder), **options)
 
 
 def commit_titles(server: HubHandle) -> list[str]:
@@ -49,7 +57,7 @@ def commit_titles(server: HubHandle) -> list[str]:
 def test_push_creates_the_repository(server: HubHandle, export: Path) -> None:
     check_hub_access(REPOSITORY)
     assert server.repository(REPO) is None
-    url = hub.push_folder(str(export), PRIVATE, commit_message="trained")
+    url = push(export, PRIVATE, "trained")
     assert url.startswith(f"{server.endpoint}/{REPO}/commit/")
     assert stored_files(server) == local_files(export)
     assert commit_titles(server) == ["initial commit", "trained"]
@@ -57,11 +65,11 @@ def test_push_creates_the_repository(server: HubHandle, export: Path) -> None:
 
 
 def test_second_push_sends_what_changed(server: HubHandle, export: Path) -> None:
-    first = hub.push_folder(str(export), REPOSITORY, commit_message="first")
-    assert hub.push_folder(str(export), REPOSITORY, commit_message="unchanged") == first
+    first = push(export, REPOSITORY, "first")
+    assert push(export, REPOSITORY, "unchanged") == first
     assert commit_titles(server) == ["initial commit", "first"]
     (export / "sub" / "config.json").write_text('{"changed": 1}')
-    assert hub.push_folder(str(export), REPOSITORY, commit_message="second") != first
+    assert push(export, REPOSITORY, "second") != first
     assert stored_files(server) == local_files(export)
     assert len(server.requests("PUT", "/lfs/")) == 1
 
@@ -74,7 +82,7 @@ def test_second_push_sends_what_changed(server: HubHandle, export: Path) -> None
 )
 def test_push_outlives_faults(server: HubHandle, export: Path, step: str, fault: dict[str, object]) -> None:
     server.fault(step, method="POST|PUT", times=2 if "status" in fault else 1, **fault)
-    hub.push_folder(str(export), REPOSITORY, commit_message="trained")
+    push(export, REPOSITORY, "trained")
     assert stored_files(server) == local_files(export)
     assert commit_titles(server) == ["initial commit", "trained"]
 
@@ -83,11 +91,11 @@ def test_failed_push_keeps_the_folder_and_says_how(server: HubHandle, export: Pa
     server.fault("commit/main", times=5)
     before = local_files(export)
     with pytest.raises(hub.HubPushError, match="503") as caught:
-        hub.push_folder(str(export), PRIVATE, commit_message="trained")
+        push(export, PRIVATE, "trained")
     assert len(server.requests("POST", "commit/main")) == 5
     assert local_files(export) == before
     advice = shlex.split(str(caught.value).rpartition(": ")[2])
-    assert advice == ["hf", "upload", REPO, str(export), ".", "--private"]
+    assert advice == ["hf", "upload", REPO, str(export), ".", "--private", "--include", *sorted(before)]
     subprocess.run([Path(sys.executable).with_name(advice[0]), *advice[1:]], check=True, timeout=60)
     assert stored_files(server) == before
 
@@ -97,7 +105,7 @@ def test_push_that_may_not_write_is_not_repeated(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", server.read_token)
     with pytest.raises(hub.HubPushError, match="403"):
-        hub.push_folder(str(export), REPOSITORY, commit_message="trained")
+        push(export, REPOSITORY, "trained")
     assert len(server.requests("POST")) == 1
 
 
@@ -105,12 +113,14 @@ def test_in_a_process_of_its_own(hub_server: HubHandle, export: Path) -> None:
     """The fixture's environment is all that a command needs, and importing the module costs next to nothing."""
     code = f"""
 import sys
+from pathlib import Path
 from mlm_common.hub import access as hub_access
 from mlm_common.hub import push as hub
 assert "huggingface_hub" not in sys.modules
 repository = hub.HubRepository({REPO!r})
 hub_access.check_hub_access(repository)
-print(hub.push_folder({str(export)!r}, repository, commit_message="trained"))
+files = {{name: Path({str(export)!r}, name) for name in {list(local_files(export))!r}}}
+print(hub.push_files(files, repository, commit_message="trained", kept_in={str(export)!r}))
 from huggingface_hub import snapshot_download
 print(snapshot_download({REPO!r}))
 """

@@ -128,7 +128,8 @@ def server(hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 @pytest.mark.usefixtures("server")
 def test_a_checkpoint_on_the_hub(export: Path) -> None:
-    hub.push_folder(str(export), hub.HubRepository("alice/checkpoint"), commit_message="trained")
+    files = {path.name: path for path in export.iterdir()}
+    hub.push_files(files, hub.HubRepository("alice/checkpoint"), commit_message="trained", kept_in=str(export))
     config = resolve_model_config(ModelConfig(init_from="alice/checkpoint"), inputs())
     size = vocabulary_size(tiny_tokenizer())
     model = build_network(config, ModelConfig(), vocabulary_size=size, seed=8)

@@ -1,0 +1,42 @@
+"""What of the records of a run is published: all by which it can be resumed, nothing of where it was made."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from mlm_common.hub.disclosure import withheld_hash, withhold, withhold_except, withhold_settings
+from tfrecord_prep.push_to_hub import published_manifest
+from train.checkpoints.store import CheckpointRecord
+from train.config import SUBJECTS
+
+# Of `run.json`: as they are.
+PUBLIC_FIELDS = ("commit", "versions", "hardware", "hub_revision", "task", "plan")
+# Where transformers keeps the folder that a configuration came from.
+CONFIG_SOURCE = "_name_or_path"
+
+
+def published_run(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Withhold of a `run.json` what is its owner's; of the fingerprint the hash stays, for the run to be resumed."""
+    published = withhold_except(record, PUBLIC_FIELDS)
+    published["model_config"] = withhold_except(record["model_config"], record["model_config"].keys() - {CONFIG_SOURCE})
+    published["settings"] = _published_settings(record["settings"])
+    published["fingerprint"] = {
+        name: value if withhold(value) == value else withheld_hash(value)
+        for name, value in record["fingerprint"].items()
+    }
+    for name in ("train_data", "eval_data"):
+        published[name] = _published_data(record[name]) if record[name] else None
+    return published
+
+
+def published_checkpoint(record: CheckpointRecord) -> CheckpointRecord:
+    """Withhold of a checkpoint's record what is its owner's."""
+    return replace(record, settings=_published_settings(record.settings))
+
+
+def _published_settings(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {subject: withhold_settings(values, SUBJECTS) for subject, values in settings.items()}
+
+
+def _published_data(data: Mapping[str, Any]) -> dict[str, Any]:
+    return published_manifest(data) if "corpus" in data else {"totals": data["totals"]}
