@@ -131,10 +131,10 @@ class HubHandle(ServerHandle):
         assert repository, f"no repository {repo_id}"
         return {path: base64.b64decode(content) for path, content in repository["files"].items()}
 
-    def put(self, repo_id: str, path: str, content: bytes, kind: str = "models") -> None:
-        """Commit a file, making a public repository where there is none."""
+    def put(self, repo_id: str, path: str, content: bytes, kind: str = "models", revision: str = "main") -> None:
+        """Commit a file, making a public repository where there is none, and the branch."""
         encoded = base64.b64encode(content).decode()
-        self._process.control("put", repo_id=repo_id, path=path, content=encoded, kind=kind)
+        self._process.control("put", repo_id=repo_id, path=path, content=encoded, kind=kind, revision=revision)
 
 
 @pytest.fixture(scope="session")

@@ -87,7 +87,10 @@ class Hub(Application):
             repository = self.repositories.by_name.get(key) or self.repositories.create(*key, private=False)
             content = base64.b64decode(argument["content"])
             file = HubFile(content, is_lfs_path(argument["path"], len(content)))
-            self.repositories.commit(repository, "put", repository.at(MAIN).files | {argument["path"]: file})
+            branch = argument.get("revision", MAIN)
+            if branch not in repository.branches:
+                repository.add_branch(branch, MAIN)
+            self.repositories.commit(repository, "put", repository.at(branch).files | {argument["path"]: file}, branch)
             return None
         return super().control(action, argument)
 

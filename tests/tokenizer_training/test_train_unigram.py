@@ -256,7 +256,7 @@ def test_output_in_cloud_storage_and_on_the_hub(
     is_cloud = flags[0] == "--push-to-hub"
     folder = f"{cloud_storage.bucket_url}/tokenizer" if is_cloud else str(tmp_path / "out")
     environment = cloud_storage.environment | hub_server.environment
-    result = run_script(arguments(corpus_file, folder, *flags), **environment)
+    result = run_script(arguments(corpus_file, folder, *flags, "--publish-details"), **environment)
     assert result.returncode == 0, result.stderr
     if is_cloud:
         stored = {name.removeprefix("tokenizer/"): content for name, content in cloud_storage.objects().items()}

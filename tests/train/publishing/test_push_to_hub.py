@@ -12,6 +12,7 @@ from huggingface_hub import constants
 from mlm_common.errors import EXIT_STOPPED
 from mlm_common.hub import access as hub_access
 from mlm_common.hub import push as hub
+from mlm_common.hub.own_files import LISTING_NAME
 from tests.fixtures.tiny_run import NUM_STEPS, run_flags
 from tests.servers.fixtures import HubHandle
 from train.config import HubConfig, OptimizationConfig, RunConfig
@@ -47,7 +48,7 @@ def exported(folder: Path) -> dict[str, bytes]:
 
 def published(server: HubHandle, revision: str = "main") -> dict[str, bytes]:
     files = server.files(REPO, revision=revision)
-    return {name: content for name, content in files.items() if name != ".gitattributes"}
+    return {name: content for name, content in files.items() if name not in (".gitattributes", LISTING_NAME)}
 
 
 def titles(server: HubHandle, revision: str = "main") -> list[str]:
@@ -59,7 +60,10 @@ def titles(server: HubHandle, revision: str = "main") -> list[str]:
 @pytest.mark.usefixtures("one_device")
 def test_pushes_every_few_steps_and_at_the_end(hub_here: HubHandle, shards: Path, tmp_path: Path) -> None:
     more = ("--hub-strategy", "steps", "--push-steps", "4", "--steps-per-execution", "6", "--hub-tag", "v1")
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export" / "thesis.txt").write_text("not of the run")
     assert train(shards, tmp_path, *more, "--hub-private") == 0
+    (tmp_path / "export" / "thesis.txt").unlink()
     assert titles(hub_here) == ["Step 4", LAST]
     assert published(hub_here) == exported(tmp_path)
     repository = hub_here.repository(REPO)
@@ -137,7 +141,8 @@ def test_pushes_that_fail_end_nothing_but_the_last_does(
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith(f"error: The push to {REPO} failed: 503")
     assert error.endswith(
-        f"The files are kept in {tmp_path}/export; push them by hand: hf upload {REPO} {tmp_path}/export ."
+        f"The files are kept in {tmp_path}/export; push them by hand: hf upload {REPO} {tmp_path}/export . --include "
+        + " ".join(sorted(exported(tmp_path)))
     )
     assert {"model.safetensors", "README.md"} <= set(exported(tmp_path))
     assert hub_here.repository(REPO)["commits"] == ["initial commit"]
@@ -211,6 +216,10 @@ def test_resuming_from_the_hub_on_another_machine(
             train(shards, tmp_path / "first", *by_checkpoint, "--push-steps", "3")
     (step,) = {path[17:25] for path in hub_here.files(REPO, revision="checkpoints") if path.startswith("checkpoints/")}
     assert step == "00000002"
+    for branch in ("main", "checkpoints"):
+        for path, content in hub_here.files(REPO, revision=branch).items():
+            assert str(tmp_path).encode() not in content, path
+            assert str(shards).encode() not in content, path
     assert train(shards, tmp_path / "second", *by_checkpoint, "--resume-from-hub") == 0
     assert not (tmp_path / "second" / "checkpoints" / "step-00000002.json").exists()
     weights = (tmp_path / "second" / "export" / "model.safetensors").read_bytes()
@@ -221,6 +230,19 @@ def test_resuming_from_the_hub_on_another_machine(
     assert {path for path in newest if path.startswith("checkpoints/")} == {
         f"checkpoints/step-{NUM_STEPS:08d}.json", f"checkpoints/step-{NUM_STEPS:08d}.safetensors",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("branch", ["main", "checkpoints"])
+def test_a_repository_of_others_is_refused_before_the_run(
+    branch: str, hub_here: HubHandle, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub_here.put(REPO, "model.safetensors", b"somebody's", revision=branch)
+    before = hub_here.repository(REPO)
+    more = ("--hub-strategy", "checkpoint", "--hub-revision", "main" if branch == "main" else "mine")
+    assert train(shards, tmp_path / "run", *more) == 2
+    assert "does not mix with the files of others; alice/tiny has model.safetensors" in capsys.readouterr().err
+    assert hub_here.repository(REPO) == before
+    assert not (tmp_path / "run").exists()
 
 
 def test_there_must_be_something_to_resume_from(

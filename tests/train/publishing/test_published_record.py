@@ -1,0 +1,163 @@
+"""Of all settings, and of all fields of the records that are pushed, no text leaves the machine that is not known."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlm_common.hub.disclosure import WITHHELD, is_same, withheld_hash, withhold_settings
+from tests.fixtures.tiny_corpus import flags, write_source
+from tfrecord_prep.prepare_tfrecord_shards import main as prepare
+from tfrecord_prep.push_to_hub import published_manifest
+from tokenizer_training.corpus.config import CorpusConfig
+from tokenizer_training.corpus.published_corpus import published_corpus
+from tokenizer_training.push_to_hub import published_record, published_report
+from tokenizer_training.train_unigram import main as train_tokenizer
+from tokenizer_training.unigram.config import UnigramConfig
+from tokenizer_training.unigram.normalization import NormalizationConfig
+from train.checkpoints.store import parse_record
+from train.config import SUBJECTS
+from train.publishing.published_record import published_checkpoint, published_run
+
+SECRET = "a secret"
+# All text that may be published, whoever wrote it.
+PUBLIC_SETTINGS = {
+    "split", "extra_special_tokens", "preset", "hub_model_id", "hub_revision", "hub_tag", "hub_license", "hub_language",
+    "hub_example",
+}  # fmt: skip
+PUBLIC_MANIFEST = {
+    "split", "chunking", "tokenizer.sha256", "shards.name", "shards.crc32c", "versions", "corpus.settings.split",
+    "corpus.data_files.checksum",
+}  # fmt: skip
+PUBLIC_RUN = {
+    "commit", "versions", "hardware", "task", "model_config", "settings.model.preset", "settings.hub.hub_example",
+    *(f"{data}.{name}" for data in ("train_data", "eval_data") for name in PUBLIC_MANIFEST if "shards" not in name),
+}  # fmt: skip
+PUBLIC_TOKENIZER = {"tokenizer_sha256", "versions", "corpus.settings.split", "corpus.data_files.checksum"}
+PUBLIC_REPORT = {"held_out.part", "longest_pieces"}
+# Which libraries there are, and which settings a configuration has, is not counted here.
+MAPS = ("versions", "task", "model_config")
+
+
+@pytest.mark.parametrize("config_class", [CorpusConfig, NormalizationConfig, UnigramConfig, *SUBJECTS])
+def test_no_text_in_a_setting_leaves_unless_it_is_marked(config_class: type) -> None:
+    names = [one.name for one in fields(config_class)]
+    for value in (SECRET, [SECRET], {SECRET: SECRET}):
+        published = withhold_settings(dict.fromkeys([*names, "of a later version"], value), [config_class])
+        assert {name for name in published if SECRET in str(published[name])} == PUBLIC_SETTINGS & set(names)
+        assert WITHHELD in str(published["of a later version"])
+
+
+def test_numbers_and_choices_leave_as_they_are() -> None:
+    settings = {"sample_by": "paragraph", "limit": 5, "streaming": True, "validation_percent": 0.5, "data_files": []}
+    settings |= {"validation_split": None}
+    assert withhold_settings(settings, [CorpusConfig]) == settings
+
+
+def with_secrets(value: Any) -> Any:
+    """Put a secret in the place of each text."""
+    if isinstance(value, dict):
+        return {key: with_secrets(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [with_secrets(item) for item in value]
+    return SECRET if isinstance(value, str) else value
+
+
+def places(value: Any, path: str = "") -> Iterator[str]:
+    """Name the fields of a record in which a secret is."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from places(item, path if path.split(".")[-1] in MAPS else f"{path}.{key}".lstrip("."))
+            assert SECRET not in key
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from places(item, path)
+    elif SECRET in str(value):
+        yield path
+
+
+def secret_places(record: dict[str, Any]) -> set[str]:
+    assert list(places(with_secrets(record))), "secrets are put in"
+    return set(places(record))
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_source(folder)
+    sizes = ["--vocab-size", "48", "--no-byte-fallback", "--num-workers", "1"]
+    output = str(folder / "trained")
+    assert train_tokenizer(["--data-files", str(folder / "docs.jsonl"), *sizes, "--output-dir", output]) == 0
+    return folder / "trained"
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())
+
+
+def test_no_text_in_a_manifest_leaves_that_is_not_known(shards: Path) -> None:
+    record = with_secrets(read(shards / "train" / "manifest.json"))
+    record["of_a_later_version"] = {SECRET: [SECRET]}
+    assert secret_places(published_manifest(record)) == PUBLIC_MANIFEST
+
+
+def test_no_text_in_the_records_of_a_run_leaves_that_is_not_known(finished_run: Path) -> None:
+    record = with_secrets(read(finished_run / "run.json")) | {"owner": SECRET, "hosts": [SECRET]}
+    record["settings"]["hardware"] |= dict.fromkeys(("tpu_name", "tpu_zone", "gcp_project"), SECRET)
+    record["settings"]["model"] |= dict.fromkeys(("init_from", "pretrained_model_config"), SECRET)
+    record["model_config"]["_name_or_path"] = SECRET
+    record["fingerprint"]["model.init_from"] = SECRET
+    published = published_run(record)
+    assert secret_places(published) == PUBLIC_RUN
+    assert published["model_config"]["_name_or_path"] == WITHHELD
+    checkpoint = parse_record((finished_run / "checkpoints" / "step-00000006.json").read_text())
+    checkpoint.settings.update(with_secrets(checkpoint.settings))
+    content = json.loads(published_checkpoint(checkpoint).to_json())
+    assert secret_places(content) == {"settings.model.preset", "settings.hub.hub_example"}
+    assert parse_record(json.dumps(content)).fingerprint_sha256 == checkpoint.fingerprint_sha256
+
+
+def test_no_text_in_the_records_of_a_tokenizer_leaves_that_is_not_known(tokenizer_folder: Path) -> None:
+    record = with_secrets(read(tokenizer_folder / "training.json")) | {"owner": SECRET}
+    assert secret_places(published_record(record)) == PUBLIC_TOKENIZER
+    report = with_secrets(read(tokenizer_folder / "report.json")) | {"excerpt": SECRET}
+    assert secret_places(published_report(report)) <= PUBLIC_REPORT | {"characters.most_frequent_dropped"}
+    assert published_report(report)["examples"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "is_published"),
+    [("alice/corpus", True), ("builtin", True), ("/home/alice/mine", False), ("gs://b/mine", False), ("here", False)],
+)
+def test_a_data_set_is_named_where_it_is_on_the_hub(
+    name: str, is_published: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    settings = {"dataset_name": name, "dataset_config": "en", "data_files": [], "split": "train"}
+    withheld = {} if is_published else dict.fromkeys(("dataset_name", "dataset_config"), WITHHELD)
+    assert published_corpus({"settings": settings})["settings"] == settings | withheld
+
+
+def test_a_withheld_fingerprint_is_still_compared(shards: Path) -> None:
+    value = [f"{path.name} 0" for path in sorted(shards.rglob("*.tfrecord"))]
+    assert is_same(withheld_hash(value), json.loads(json.dumps(value)))
+    assert is_same(value, value)
+    assert not is_same(withheld_hash(value), value[1:])
+
+
+def test_a_tokenizer_from_the_hub_names_no_corpus_to_prepare(
+    tokenizer_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in tokenizer_folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    record = published_record(read(tokenizer_folder / "training.json"))
+    (tmp_path / "training.json").write_text(json.dumps(record))
+    source = tokenizer_folder.parent
+    given = [*flags(source, tmp_path / "out")[4:], "--tokenizer-name-or-path", str(tmp_path), "--dry-run"]
+    assert prepare(given) == 2
+    assert "A corpus is needed: --dataset-name" in capsys.readouterr().err
+    assert prepare([*given, "--data-files", str(source / "docs.jsonl")]) == 0
