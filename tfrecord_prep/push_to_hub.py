@@ -21,7 +21,7 @@ from mlm_common.hub.retries import configure_sessions, repeat
 from mlm_common.storage import open_folder
 from tfrecord_prep.manifest import MANIFEST_NAME, TOKENIZER_FOLDER_NAME, Manifest, read_manifest
 from tokenizer_training.corpus.config import BUILTIN
-from tokenizer_training.corpus.published_corpus import hub_dataset, published_corpus
+from tokenizer_training.corpus.published_corpus import hub_dataset, published_bad_rows, published_corpus
 from tokenizer_training.tokenizer import TOKENIZER_FILES
 
 if TYPE_CHECKING:
@@ -155,7 +155,8 @@ def _is_same(file: "RepoFile", content: bytes) -> bool:
 
 def published_manifest(record: Mapping[str, Any]) -> dict[str, Any]:
     """Withhold of a `manifest.json` what is its owner's; counts and checksums stay, which verify the shards."""
-    return withhold_except(record, PUBLIC_FIELDS) | {"corpus": published_corpus(record["corpus"])}
+    published = {"corpus": published_corpus(record["corpus"]), "bad_rows": published_bad_rows(record.get("bad_rows"))}
+    return withhold_except(record, PUBLIC_FIELDS) | published
 
 
 def dataset_card(repo_id: str, manifests: Sequence[Manifest]) -> str:

@@ -9,7 +9,7 @@ from mlm_common.hub.disclosure import withhold_except, withhold_settings
 from mlm_common.hub.own_files import FormerPush
 from mlm_common.hub.push import HubRepository, push_files
 from mlm_common.storage import open_folder
-from tokenizer_training.corpus.published_corpus import published_corpus
+from tokenizer_training.corpus.published_corpus import published_bad_rows, published_corpus
 from tokenizer_training.tokenizer import PICTURE_FILE, RECORD_FILE, REPORT_FILE, TOKENIZER_FILES
 from tokenizer_training.unigram.config import UnigramConfig
 from tokenizer_training.unigram.normalization import NormalizationConfig
@@ -48,6 +48,7 @@ def published_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """Withhold of a `training.json` what is its owner's."""
     published = withhold_except(record, ["tokenizer_sha256", "versions"])
     published["corpus"] = published_corpus(record["corpus"])
+    published["bad_rows"] = published_bad_rows(record.get("bad_rows"))
     for name, config_class in (("normalization", NormalizationConfig), ("unigram", UnigramConfig)):
         published[name] = withhold_settings(record[name], [config_class])
     return published

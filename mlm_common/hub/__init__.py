@@ -1,1 +1,1 @@
-"""The Hugging Face Hub: whether a push would succeed, and the push, with its requests repeated."""
+"""The Hugging Face Hub: whether a push would succeed, the push, with its requests repeated, and what it may tell."""

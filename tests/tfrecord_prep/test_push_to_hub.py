@@ -1,5 +1,6 @@
 """Stage 2 pushes its shards to a data set repository: a manifest is there only with all of its split."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tests.servers.fixtures import CloudStorageHandle, HubHandle
 from tfrecord_prep import push_to_hub as publishing
 from tfrecord_prep.manifest import open_shards
 from tfrecord_prep.prepare_tfrecord_shards import main
-from tfrecord_prep.push_to_hub import published_manifest
+from tfrecord_prep.push_to_hub import dataset_card, published_manifest
 
 REPO = "alice/rows"
 HUB = ("--push-to-hub", REPO, "--validation-percent", "20")
@@ -164,6 +165,15 @@ def test_what_is_pushed_names_no_path_and_is_still_verified_and_read(
     assert manifest.corpus["data_files"][0]["num_bytes"] == (source / "docs.jsonl").stat().st_size
     assert main(flags(source, tmp_path / "out", *HUB, "--publish-details")) == 0
     assert published(hub_here) == contents(tmp_path / "out")
+
+
+def test_the_card_names_no_folder(shards: Path) -> None:
+    manifest = open_shards(str(shards / "train")).manifest
+    settings = manifest.corpus["settings"] | {"data_files": [], "dataset_name": "/home/alice/private"}
+    folder = dataclasses.replace(manifest, corpus={"settings": settings})
+    assert "private" not in dataset_card(REPO, [folder])
+    on_hub = dataclasses.replace(manifest, corpus={"settings": settings | {"dataset_name": "bob/texts"}})
+    assert "Its text: `bob/texts`" in dataset_card(REPO, [on_hub])
 
 
 def test_shards_of_a_version_without_listings_are_replaced(source: Path, tmp_path: Path, hub_here: HubHandle) -> None:

@@ -22,6 +22,7 @@ from train.config import (
     TrainingConfig,
 )
 from train.publishing.model_card import model_card
+from train.publishing.published_record import published_run
 from train.publishing.publisher import Publication
 from train.publishing.pytorch_format import ModelSnapshot
 from train.tasks.masked_lm import MaskedLanguageModeling
@@ -70,6 +71,10 @@ def record(hub: HubConfig = HUB, init_from: str | None = None, **corpus_settings
     }
 
 
+def as_published(of: dict[str, Any]) -> dict[str, Any]:
+    return published_run(of | {"model_config": {}, "tokenizer": "/home/alice/private", "fingerprint": {}})
+
+
 def card(of: dict[str, Any], step: int = 6, metrics: list[dict[str, Any]] = METRICS, has_picture: bool = True) -> str:
     config = AutoConfig.for_model(**CONFIGS["roberta"])
     arrays = {"tf/word_embeddings/weight:0": np.zeros((200, 32)), "tf/dense/kernel:0": np.zeros((32, 64))}
@@ -84,8 +89,10 @@ RECORDS = {
     "files": record(),
     "hub data set": record(dataset_name="alice/corpus", dataset_config="en", dataset_revision="v2"),
     "builtin": record(dataset_name="builtin"),
+    "a folder": record(dataset_name="/home/alice/private/data", dataset_config="private"),
     "continued": record(init_from="bob/model"),
     "continued from a folder": record(init_from="/home/alice/private/export"),
+    "continued, as published": as_published(record(init_from="/home/alice/private/export", dataset_name="/home/a")),
     "nothing stated": record(HubConfig()),
     "tutorial's shards": record() | {key: {"totals": {"num_rows": 130}} for key in ("train_data", "eval_data")},
 }  # fmt: skip
@@ -127,6 +134,8 @@ def test_metadata_of_a_hub_data_set() -> None:
         ("builtin", ["docstrings of Python's standard library"]),
         ("continued", ["continued from `bob/model`, revision `abc123`."]),
         ("continued from a folder", ["continued from a checkpoint of its author."]),
+        ("continued, as published", ["continued from a checkpoint of its author.", "files of its author's: 1, 2.0 MB"]),
+        ("a folder", ["files of its author's: 1, 2.0 MB"]),
         ("nothing stated", ["| license | not stated |", "| languages | not stated |", 'model="."']),
         ("tutorial's shards", ["| source | not recorded |"]),
     ],

@@ -12,6 +12,7 @@ from huggingface_hub import constants
 from mlm_common.errors import EXIT_STOPPED
 from mlm_common.hub import access as hub_access
 from mlm_common.hub import push as hub
+from mlm_common.hub.disclosure import WITHHELD
 from mlm_common.hub.own_files import LISTING_NAME
 from tests.fixtures.tiny_run import NUM_STEPS, run_flags
 from tests.servers.fixtures import HubHandle
@@ -207,8 +208,9 @@ def test_a_run_that_is_to_stop_saves_publishes_and_says_so(
 
 @pytest.mark.slow
 def test_resuming_from_the_hub_on_another_machine(
-    hub_here: HubHandle, shards: Path, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    hub_here: HubHandle, shards: Path, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     by_checkpoint = ("--hub-strategy", "checkpoint", "--save-steps", "2")
     with monkeypatch.context() as patch:
         patch.setattr(TrainingLog, "write_train", failing_at_step_4)
@@ -220,7 +222,9 @@ def test_resuming_from_the_hub_on_another_machine(
         for path, content in hub_here.files(REPO, revision=branch).items():
             assert str(tmp_path).encode() not in content, path
             assert str(shards).encode() not in content, path
+    capsys.readouterr()
     assert train(shards, tmp_path / "second", *by_checkpoint, "--resume-from-hub") == 0
+    assert WITHHELD not in capsys.readouterr().out
     assert not (tmp_path / "second" / "checkpoints" / "step-00000002.json").exists()
     weights = (tmp_path / "second" / "export" / "model.safetensors").read_bytes()
     # Differences of bytes would be looked for through minutes.
