@@ -31,7 +31,7 @@ def published_corpus(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def published_bad_rows(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Withhold of `BadRows` which rows they are: of their number alone nothing is learned."""
-    return record and {"num_rows": record["num_rows"], "listed": []}
+    return {"num_rows": record["num_rows"], "listed": []} if record else None
 
 
 def hub_dataset(record: Mapping[str, Any]) -> str | None:

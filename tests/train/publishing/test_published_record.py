@@ -12,6 +12,7 @@ from mlm_common.hub.disclosure import WITHHELD, is_same, withheld_hash, withhold
 from tests.fixtures.tiny_corpus import flags, write_source
 from tfrecord_prep.prepare_tfrecord_shards import main as prepare
 from tfrecord_prep.push_to_hub import published_manifest
+from tokenizer_training.corpus.bad_rows import bad_rows_from_record
 from tokenizer_training.corpus.config import CorpusConfig
 from tokenizer_training.corpus.published_corpus import published_corpus
 from tokenizer_training.push_to_hub import published_record, published_report
@@ -23,6 +24,7 @@ from train.config import SUBJECTS
 from train.publishing.published_record import published_checkpoint, published_run
 
 SECRET = "a secret"
+BAD_ROWS = {"num_rows": 1, "listed": [{"source": SECRET, "place": SECRET, "problem": SECRET}]}
 # All text that may be published, whoever wrote it.
 PUBLIC_SETTINGS = {
     "split", "extra_special_tokens", "preset", "hub_model_id", "hub_revision", "hub_tag", "hub_license", "hub_language",
@@ -100,8 +102,10 @@ def read(path: Path) -> dict[str, Any]:
 
 def test_no_text_in_a_manifest_leaves_that_is_not_known(shards: Path) -> None:
     record = with_secrets(read(shards / "train" / "manifest.json"))
-    record["of_a_later_version"] = {SECRET: [SECRET]}
-    assert secret_places(published_manifest(record)) == PUBLIC_MANIFEST
+    record |= {"bad_rows": BAD_ROWS, "of_a_later_version": {SECRET: [SECRET]}}
+    published = published_manifest(record)
+    assert secret_places(published) == PUBLIC_MANIFEST
+    assert bad_rows_from_record(published["bad_rows"]).num_rows == BAD_ROWS["num_rows"]
 
 
 def test_no_text_in_the_records_of_a_run_leaves_that_is_not_known(finished_run: Path) -> None:
@@ -121,7 +125,7 @@ def test_no_text_in_the_records_of_a_run_leaves_that_is_not_known(finished_run: 
 
 
 def test_no_text_in_the_records_of_a_tokenizer_leaves_that_is_not_known(tokenizer_folder: Path) -> None:
-    record = with_secrets(read(tokenizer_folder / "training.json")) | {"owner": SECRET}
+    record = with_secrets(read(tokenizer_folder / "training.json")) | {"owner": SECRET, "bad_rows": BAD_ROWS}
     assert secret_places(published_record(record)) == PUBLIC_TOKENIZER
     report = with_secrets(read(tokenizer_folder / "report.json")) | {"excerpt": SECRET}
     assert secret_places(published_report(report)) <= PUBLIC_REPORT | {"characters.most_frequent_dropped"}
