@@ -30,11 +30,12 @@ class CorpusConfig:
         "Data set on the Hugging Face Hub (USER/NAME), or a folder that `datasets` can load. `builtin` "
         "needs no download: the docstrings of Python's standard library and of the installed packages, about 25 MB.",
     )
-    dataset_config: str | None = flag(None, "Configuration of the Hub data set, for one that has several.")
+    dataset_config: str | None = flag(None, "Configuration of the Hub data set, for one that has several.", PUBLIC)
     dataset_revision: str | None = flag(
         None,
         "Commit, tag or branch of the Hub data set; the commit it stands for is what is read and recorded. "
         "Default: its main branch.",
+        PUBLIC,
     )
     data_files: list[str] = flag(
         list,
@@ -43,7 +44,7 @@ class CorpusConfig:
     )
     validation_files: list[str] = flag(list, "Files or globs of the split `validation`, local or gs://.")
     test_files: list[str] = flag(list, "Files or globs of the split `test`, local or gs://.")
-    text_column: str = flag("text", "Column or JSON key that holds the text.")
+    text_column: str = flag("text", "Column or JSON key that holds the text.", PUBLIC)
     sample_by: SampleBy = flag(
         "line",
         "What is one document of a .txt file: a line (default, as in `datasets`), a paragraph (between "
@@ -52,8 +53,8 @@ class CorpusConfig:
     split: str = flag(
         "train", "Split of the Hub data set to read; for other corpora the name given to what is read.", PUBLIC
     )
-    validation_split: str | None = flag(None, "Split of the Hub data set that becomes the split `validation`.")
-    test_split: str | None = flag(None, "Split of the Hub data set that becomes the split `test`.")
+    validation_split: str | None = flag(None, "Split of the Hub data set that becomes the split `validation`.", PUBLIC)
+    test_split: str | None = flag(None, "Split of the Hub data set that becomes the split `test`.", PUBLIC)
     streaming: bool = flag(False, "Stream the Hub data set, without a copy on disk. Local files are always streamed.")
     limit: int | None = flag(
         None,

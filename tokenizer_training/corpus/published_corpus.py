@@ -7,25 +7,22 @@ from typing import Any
 
 from mlm_common.hub.disclosure import WITHHELD, withhold_except, withhold_settings
 from tokenizer_training.corpus.config import BUILTIN, CorpusConfig
+from tokenizer_training.corpus.record import FILES_KEYS
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-# What says which part of a data set of the Hub was read.
-HUB_SETTINGS = ("dataset_name", "dataset_config", "dataset_revision", "validation_split", "test_split", "text_column")
 # In records of files: `checksum`, in older ones `fingerprint`.
 FILE_FIELDS = ("checksum", "fingerprint")
-FILE_LISTS = ("data_files", "validation_files", "test_files")
 
 
 def published_corpus(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Withhold of a `Corpus.description` what is its owner's: names of files and folders."""
-    settings = record["settings"]
-    published = withhold_except(record, ["builtin"])
-    published["settings"] = withhold_settings(settings, [CorpusConfig])
-    if hub_dataset(record) is not None or settings.get("dataset_name") == BUILTIN:
-        published["settings"] |= {name: settings[name] for name in HUB_SETTINGS if name in settings}
-    for name in FILE_LISTS:
-        if name in record:
-            published[name] = [withhold_except(file, FILE_FIELDS) for file in record[name]]
+    """Withhold of the record of a corpus what is its owner's: names of files and folders. Its identity stays."""
+    published = withhold_except(record, [BUILTIN])
+    published["settings"] = withhold_settings(record["settings"], [CorpusConfig])
+    if (name := record["settings"].get("dataset_name")) in (BUILTIN, hub_dataset(record)):
+        published["settings"]["dataset_name"] = name
+    for key in FILES_KEYS:
+        if key in record:
+            published[key] = [withhold_except(file, FILE_FIELDS) for file in record[key]]
     return published
 
 
@@ -44,4 +41,5 @@ def hub_dataset(record: Mapping[str, Any]) -> str | None:
 def names_its_text(record: Mapping[str, Any]) -> bool:
     """Tell whether a record says which text it is of: one that was published may not."""
     settings = record.get("settings", {})
-    return WITHHELD not in (settings.get("dataset_name"), *settings.get("data_files", ()))
+    paths = [path for key in FILES_KEYS for path in settings.get(key, ())]
+    return WITHHELD not in [settings.get("dataset_name"), *paths]

@@ -12,6 +12,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from mlm_common.hub.disclosure import WITHHELD
 from mlm_common.settings import describe_differences
 from mlm_common.storage.reading import StoredFile
 from tokenizer_training.corpus.config import BUILTIN, HELD_OUT_SPLITS, CorpusConfig
@@ -146,9 +147,10 @@ def _checksum(file: Record) -> str:
     return str(file.get("checksum") or file.get("fingerprint") or "none none")
 
 
-def _keys_of_file(file: Record) -> tuple[Any, Any]:
+def _keys_of_file(file: Record) -> tuple[Any, ...]:
     """Give what a file is known by: its content, and its path, since another state of a file holds much of its text."""
-    return (file["num_bytes"], _checksum(file)), file.get("path", file.get("name"))
+    content, path = (file["num_bytes"], _checksum(file)), file.get("path", file.get("name"))
+    return (content,) if path == WITHHELD else (content, path)
 
 
 def _files_keys(record: Record) -> list[str]:
@@ -160,7 +162,7 @@ def _all_files(record: Record) -> list[Record]:
 
 
 def _is_path(dataset_name: str | None) -> bool:
-    return dataset_name is not None and Path(dataset_name).is_absolute()
+    return dataset_name is not None and (dataset_name == WITHHELD or Path(dataset_name).is_absolute())
 
 
 def _has_unknown_commit(record: Record) -> bool:

@@ -1,5 +1,6 @@
 """Of all settings, and of all fields of the records that are pushed, no text leaves the machine that is not known."""
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import fields
@@ -14,7 +15,14 @@ from tfrecord_prep.prepare_tfrecord_shards import main as prepare
 from tfrecord_prep.push_to_hub import published_manifest
 from tokenizer_training.corpus.bad_rows import bad_rows_from_record
 from tokenizer_training.corpus.config import CorpusConfig
-from tokenizer_training.corpus.published_corpus import published_corpus
+from tokenizer_training.corpus.published_corpus import names_its_text, published_corpus
+from tokenizer_training.corpus.record import (
+    describe_changes,
+    describe_shared_text,
+    describe_unknown,
+    identity,
+    record_of_split,
+)
 from tokenizer_training.push_to_hub import published_record, published_report
 from tokenizer_training.train_unigram import main as train_tokenizer
 from tokenizer_training.unigram.config import UnigramConfig
@@ -27,18 +35,22 @@ SECRET = "a secret"
 BAD_ROWS = {"num_rows": 1, "listed": [{"source": SECRET, "place": SECRET, "problem": SECRET}]}
 # All text that may be published, whoever wrote it.
 PUBLIC_SETTINGS = {
-    "split", "extra_special_tokens", "preset", "hub_model_id", "hub_revision", "hub_tag", "hub_license", "hub_language",
+    "split", "validation_split", "test_split", "dataset_config", "dataset_revision", "text_column",
+    "extra_special_tokens", "preset", "hub_model_id", "hub_revision", "hub_tag", "hub_license", "hub_language",
     "hub_example",
 }  # fmt: skip
 PUBLIC_MANIFEST = {
     "split", "chunking", "tokenizer.sha256", "shards.name", "shards.crc32c", "versions", "corpus.settings.split",
-    "corpus.data_files.checksum",
+    "corpus.settings.text_column", "corpus.data_files.checksum",
 }  # fmt: skip
 PUBLIC_RUN = {
     "commit", "versions", "hardware", "task", "model_config", "settings.model.preset", "settings.hub.hub_example",
     *(f"{data}.{name}" for data in ("train_data", "eval_data") for name in PUBLIC_MANIFEST if "shards" not in name),
 }  # fmt: skip
-PUBLIC_TOKENIZER = {"tokenizer_sha256", "versions", "corpus.settings.split", "corpus.data_files.checksum"}
+PUBLIC_TOKENIZER = {
+    "tokenizer_sha256", "versions", "corpus.settings.split", "corpus.settings.text_column",
+    "corpus.data_files.checksum",
+}  # fmt: skip
 PUBLIC_REPORT = {"held_out.part", "longest_pieces"}
 # Which libraries there are, and which settings a configuration has, is not counted here.
 MAPS = ("versions", "task", "model_config")
@@ -142,8 +154,32 @@ def test_a_data_set_is_named_where_it_is_on_the_hub(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
     settings = {"dataset_name": name, "dataset_config": "en", "data_files": [], "split": "train"}
-    withheld = {} if is_published else dict.fromkeys(("dataset_name", "dataset_config"), WITHHELD)
+    withheld = {} if is_published else {"dataset_name": WITHHELD}
     assert published_corpus({"settings": settings})["settings"] == settings | withheld
+
+
+def test_a_published_corpus_keeps_its_identity() -> None:
+    def record(checksum: str, **settings: Any) -> dict[str, Any]:
+        file = {"path": f"/home/alice/{checksum}", "num_bytes": 5, "checksum": f"sha256 {checksum}"}
+        defaults = dataclasses.asdict(CorpusConfig())
+        return {"settings": defaults | settings, "data_files": [file], "validation_files": [file]}
+
+    files = record("a", data_files=["/home/alice/a"], validation_files=["/home/alice/a"])
+    folder = record("b", dataset_name="/home/alice/b", dataset_config="en", validation_split="dev")
+    on_hub = record("c", dataset_name="bob/c", dataset_revision="0" * 40, test_split="test")
+    for one in (files, folder, on_hub):
+        published = published_corpus(one)
+        assert identity(published) == identity(one)
+        assert describe_changes(published, one) == describe_changes(one, published) == ""
+        assert describe_unknown(published) == ""
+        for split in ("train", "validation"):
+            assert record_of_split(published, split) == published_corpus(record_of_split(one, split))
+        assert names_its_text(published) == (one is on_hub and not one["settings"]["data_files"])
+    parts = [published_corpus(record_of_split(one, "train")) for one in (files, folder)]
+    assert describe_shared_text(*parts) == ""
+    assert "made of (withheld) (5 bytes, sha256 a)" in describe_shared_text(
+        parts[0], published_corpus(record_of_split(record("a", data_files=["a"], sample_by="paragraph"), "train"))
+    )
 
 
 def test_a_withheld_fingerprint_is_still_compared(shards: Path) -> None:
