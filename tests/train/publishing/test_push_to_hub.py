@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from mlm_common.errors import EXIT_STOPPED
+from mlm_common.errors import EXIT_FAILED, EXIT_STOPPED
 from mlm_common.hub import access as hub_access
 from mlm_common.hub import push as hub
 from mlm_common.hub.disclosure import WITHHELD
@@ -287,7 +287,7 @@ def test_without_a_network_a_run_does_not_begin(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    assert train(shards, tmp_path / "run") == 2
+    assert train(shards, tmp_path / "run") == EXIT_FAILED
     assert "127.0.0.1:9 does not serve it" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
