@@ -64,7 +64,7 @@ class Totals:
 class Manifest:
     """What a split's folder holds and how it was made: equal settings and corpus make an equal manifest.
 
-    `bad_rows` are those of the corpus that were left out, None where the version that wrote it did not tell.
+    `bad_rows` are those of the corpus that were left out, None where it tells none: an older one, or withheld.
     """
 
     format_version: int = FORMAT_VERSION
@@ -119,8 +119,8 @@ def read_manifest(folder: str) -> Manifest:
         fields["tokenizer"] = TokenizerRecord(**fields["tokenizer"])
         fields["shards"] = tuple(ShardRecord(**shard) for shard in fields["shards"])
         fields["totals"] = Totals(**fields["totals"])
-        if fields.get("bad_rows"):
-            fields["bad_rows"] = bad_rows_from_record(fields["bad_rows"])
+        bad_rows = fields.get("bad_rows")
+        fields["bad_rows"] = bad_rows_from_record(bad_rows) if isinstance(bad_rows, dict) else None
         return Manifest(**fields)
     except (KeyError, TypeError) as error:
         raise InputError(f"A manifest must have the fields of docs/formats.md; {path}: {error}. {cure}") from error

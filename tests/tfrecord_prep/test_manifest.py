@@ -16,6 +16,7 @@ from tfrecord_prep.manifest import (
     read_manifest,
     write_manifest,
 )
+from tokenizer_training.corpus.bad_rows import BadRow, BadRows
 
 SPECIAL_IDS = {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}
 SHARDS = (
@@ -32,6 +33,7 @@ MANIFEST = Manifest(
     corpus={"settings": {"dataset_name": "builtin"}},
     shards=SHARDS,
     totals=Totals(4, 1, 60, 4, 8),
+    bad_rows=BadRows(2, [BadRow("a.jsonl", "line 3", "int 0")]),
     unigram_entropy_nats=6.25,
     versions={"numpy": "2.0"},
 )
@@ -47,6 +49,14 @@ def folder(tmp_path: Path) -> Path:
 
 def test_round_trip(folder: Path) -> None:
     assert read_manifest(str(folder)) == MANIFEST
+
+
+@pytest.mark.parametrize("change", [{}, {"bad_rows": "(withheld)"}])
+def test_bad_rows_that_a_manifest_does_not_tell_of_are_unknown(folder: Path, change: dict[str, str]) -> None:
+    fields = json.loads((folder / "manifest.json").read_text())
+    del fields["bad_rows"]
+    (folder / "manifest.json").write_text(json.dumps(fields | change))
+    assert read_manifest(str(folder)) == dataclasses.replace(MANIFEST, bad_rows=None)
 
 
 def test_complete_folder(folder: Path) -> None:
