@@ -185,10 +185,10 @@ class HardwareConfig:
     tpu_zone: str | None = changeable(None, "Zone of a TPU given by name.")
     gcp_project: str | None = changeable(None, "Google Cloud project of a TPU given by name.")
     no_tpu: bool = changeable(False, "Do not use a TPU, whatever --tpu-name says.")
-    bfloat16: bool = flag(False, "Compute in bfloat16; weights, optimizer and loss stay float32.")
+    bfloat16: bool = flag(False, "Compute in bfloat16, by XLA; weights, optimizer and loss stay float32.")
     jit_compile: bool | None = changeable(
         None,
-        "Compile the step with XLA; by default on TPU and GPU. On one CPU it takes half a minute, "
+        "Compile the step with XLA; by default on TPU and GPU, and for --bfloat16. On one CPU it takes half a minute, "
         "and steps are up to a third faster.",
         ROUNDING,
     )
@@ -207,6 +207,11 @@ class HardwareConfig:
 
     def __post_init__(self) -> None:
         require_each(self, "steps_per_execution", lambda value: value >= 1, "must be at least 1")
+        # Without XLA, TensorFlow adds up the gradients of biases in bfloat16, most of which is lost.
+        is_compiled = self.wants_tpu or self.jit_compile is not False
+        require(
+            is_compiled or not self.bfloat16, "must not be false with --bfloat16", "--jit-compile", self.jit_compile
+        )
 
     @property
     def wants_tpu(self) -> bool:

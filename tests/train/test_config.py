@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from mlm_common.errors import InputError
 from train.config import MAY_CHANGE, TrainingConfig, current_settings, flags_marked, parse_training_config
 
 REQUIRED = ("--train-dataset", "shards", "--output-dir", "out")
@@ -33,6 +34,13 @@ def test_settings_recorded_under_a_former_name_are_those_of_now() -> None:
     recorded["model"]["recompute"] = recorded["model"].pop("gradient_checkpointing")
     assert "gradient_checkpointing" not in recorded["model"]
     assert current_settings(recorded) == now
+
+
+def test_bfloat16_is_refused_in_a_step_that_xla_does_not_compile() -> None:
+    with pytest.raises(InputError, match="--jit-compile must not be false with --bfloat16; received False"):
+        parse("--bfloat16", "--jit-compile", "false")
+    # TPUs compile all.
+    assert parse("--bfloat16", "--jit-compile", "false", "--tpu-name", "local").hardware.bfloat16
 
 
 def test_no_former_name_is_a_setting_of_the_run() -> None:

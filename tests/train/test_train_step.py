@@ -3,8 +3,25 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tests.fixtures.tiny_models import MASK, PAD, VOCABULARY
-from tests.fixtures.tiny_steps import LENGTH, NUM_ROWS, batch_of, build, one_cpu, token_rows, train, two_cpus, weights
+from tests.fixtures.tiny_models import MASK, PAD, VOCABULARY, tiny_model
+from tests.fixtures.tiny_steps import (
+    LENGTH,
+    NO_DROPOUT,
+    NUM_ROWS,
+    RULE,
+    batch_of,
+    build,
+    one_cpu,
+    token_rows,
+    train,
+    two_cpus,
+    weights,
+)
+from train.config import HardwareConfig, OptimizationConfig
+from train.model.random_bits import row_keys
+from train.optimizer import build_optimizer
+from train.runtime.strategy import compiles_with_xla
+from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.masked_lm_loss import masked_lm_loss
 from train.tasks.masking import collect_predictions
 from train.tasks.masking_rule import EVALUATION_MLM_PROBABILITY, MaskingRule, num_prediction_slots
@@ -103,6 +120,32 @@ def test_loss_is_float32_under_bfloat16():
         tf_keras.mixed_precision.set_global_policy("float32")
     # A loss summed in bfloat16 would be a multiple of a sixteenth.
     assert float(sums["loss"]) % 0.0625 != 0
+
+
+@pytest.mark.slow
+def test_gradients_of_biases_in_bfloat16_are_those_in_float32():
+    """Summed over 8,192 tokens, as wide as sums in bfloat16 lose most of their terms."""
+    rows = np.random.default_rng(0).integers(5, VOCABULARY, (64, 128), dtype=np.int32)
+
+    def bias_gradients(**hardware):
+        config = HardwareConfig(**hardware)
+        tf_keras.mixed_precision.set_global_policy("mixed_bfloat16" if config.bfloat16 else "float32")
+        network = tiny_model("roberta", num_hidden_layers=1, max_position_embeddings=130, **NO_DROPOUT)
+        model = PretrainingModel(network, MaskedLanguageModeling(RULE, PAD), seed=3)
+        prepared = model.prepare_batch(batch_of(rows), 0)
+
+        def gradients():
+            return model._gradients(prepared, row_keys((3,), len(rows)))[0]
+
+        model.optimizer = build_optimizer(OptimizationConfig(), num_steps=20, num_warmup_steps=0)
+        found = tf.function(gradients, jit_compile=compiles_with_xla(config))()
+        names = [variable.name for variable in network.trainable_variables]
+        # Attention does not depend on the keys' biases: theirs are 0, but for rounding.
+        is_bias = [name.endswith("bias:0") and "/key/" not in name for name in names]
+        return [gradient.numpy() for gradient, wanted in zip(found, is_bias, strict=True) if wanted]
+
+    for gradient, expected in zip(bias_gradients(bfloat16=True), bias_gradients(), strict=True):
+        assert np.linalg.norm(gradient - expected) < 0.05 * np.linalg.norm(expected)
 
 
 def test_a_perfect_model_scores_1_and_a_wrong_one_0():

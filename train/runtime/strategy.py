@@ -121,7 +121,7 @@ def compiles_with_xla(config: HardwareConfig) -> bool:
     if config.wants_tpu:
         return False
     if config.jit_compile is None:
-        return bool(tf.config.list_logical_devices("GPU"))
+        return config.bfloat16 or bool(tf.config.list_logical_devices("GPU"))
     return config.jit_compile
 
 
