@@ -7,13 +7,16 @@ was trained on, unless another is named.
 import dataclasses
 import json
 import logging
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 from mlm_common.command_line import command, log_start, parse_arguments
 from mlm_common.errors import InputError
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
+from mlm_common.settings import spelled
 from mlm_common.storage import open_folder
 from mlm_common.worker_pool import map_in_order
 from tfrecord_prep.config import DATAFLOW_RUNNER, LOCAL_RUNNER, PrepareConfig
@@ -108,14 +111,23 @@ def choose_corpus(given: CorpusConfig, tokenizer_folder: str, record: Record | N
             "A corpus is needed: --dataset-name (`builtin` needs no download) or --data-files; "
             f"{tokenizer_folder} has no {RECORD_FILE} that names one."
         )
-    given_flags = {
-        field.name: getattr(given, field.name)
-        for field in dataclasses.fields(CorpusConfig)
-        if getattr(given, field.name) not in (field.default, [])
-    }
-    chosen = dataclasses.replace(corpus_config_from_record(record), **{"limit": None} | given_flags)
-    logger.info("no corpus was named: taking the one the tokenizer was trained on, %s", chosen)
+    chosen = dataclasses.replace(corpus_config_from_record(record), **{"limit": None} | _settings_given(given))
+    logger.info("no corpus was named: taking the one the tokenizer was trained on, %s", _as_flags(chosen))
     return chosen
+
+
+def _settings_given(config: CorpusConfig) -> dict[str, Any]:
+    """Collect the settings that are not the default ones."""
+    settings = {field: getattr(config, field.name) for field in dataclasses.fields(CorpusConfig)}
+    return {field.name: value for field, value in settings.items() if value not in (field.default, [])}
+
+
+def _as_flags(config: CorpusConfig) -> str:
+    """Spell a corpus as the flags that name it."""
+    words = []
+    for name, value in _settings_given(config).items():
+        words += [spelled(name), *(value if isinstance(value, list) else [value])]
+    return shlex.join(map(str, words))
 
 
 def _check_same_text(record: Record, found: Record, tokenizer_folder: str) -> None:

@@ -22,12 +22,19 @@ it before `tensorflow`, `tf_keras` and transformers' TF classes. It imports none
 """
 
 import importlib.util
+import logging
 import os
 import sys
+from pathlib import Path
 
 from mlm_common.errors import InputError
 
 IMPORT_UTILS = "transformers.utils.import_utils"
+# In /dev: NVIDIA's GPUs, those of WSL and AMD, TPUs of either kind.
+ACCELERATORS = ("nvidia*", "dxg", "kfd", "accel*", "vfio/[0-9]*")
+# What transformers says of every TF model, by the modules that do.
+TOLD_OF_EVERY_MODEL = ("TensorFlow and JAX classes are deprecated", "Device set to use")
+TELLING = ("modeling_tf_utils", "pipelines.base", "tokenization_utils_base")
 
 
 def prepare_environment() -> None:
@@ -38,7 +45,11 @@ def prepare_environment() -> None:
     """
     # transformers' TF classes are Keras 2 classes.
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # Where there is but a CPU, the libraries' errors tell of the GPU that is not there: `failed call to cuInit`.
+    has_accelerator = any(any(Path("/dev").glob(pattern)) for pattern in ACCELERATORS)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2" if has_accelerator else "3")
+    for module in TELLING:
+        logging.getLogger(f"transformers.{module}").addFilter(_is_worth_telling)
     if importlib.util.find_spec("tensorflow") is None:
         return
     # transformers looks for a distribution of a name it knows, and `tensorflow-tpu` is none of them.
@@ -49,6 +60,10 @@ def prepare_environment() -> None:
             "train must be imported before transformers; transformers was imported first and does not see "
             "the TensorFlow installed. Import train first, or set FORCE_TF_AVAILABLE=1."
         )
+
+
+def _is_worth_telling(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(TOLD_OF_EVERY_MODEL)
 
 
 prepare_environment()

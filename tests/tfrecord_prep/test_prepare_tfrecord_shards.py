@@ -177,7 +177,9 @@ def test_three_splits_in_one_command(
     assert sorted(found) == sorted(text for text in DOCUMENTS if text.strip())
 
 
-def test_corpus_of_the_tokenizer_is_the_default(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_corpus_of_the_tokenizer_is_the_default_and_named_by_the_flags_that_give_it(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture, caplog: pytest.LogCaptureFixture
+) -> None:
     main(flags(source, tmp_path / "named", "--validation-percent", "20"))
     corpus = read_manifest(str(tmp_path / "named" / "train")).corpus
     recorded = corpus | {"settings": corpus["settings"] | {"limit": 50}}  # enough to train a tokenizer on
@@ -188,7 +190,10 @@ def test_corpus_of_the_tokenizer_is_the_default(source: Path, tmp_path: Path, ca
     unnamed = flags(source, tmp_path / "unnamed")
     unnamed[1] = str(folder)
     del unnamed[2:4]
-    assert main(unnamed) == 0
+    with caplog.at_level(logging.INFO):
+        assert main(unnamed) == 0
+    told = next(message for message in caplog.messages if message.startswith("no corpus was named"))
+    assert told.endswith(f" --data-files {source / 'docs.jsonl'} --validation-percent 20.0")
     assert contents(tmp_path / "unnamed") == contents(tmp_path / "named")
 
     (folder / "training.json").unlink()

@@ -35,3 +35,25 @@ assert is_tf_available()
     assert run("import train", "import transformers").returncode == 0
     refused = run("import transformers", "import train")
     assert "InputError: train must be imported before transformers" in refused.stderr
+
+
+@pytest.mark.slow
+def test_tensorflow_and_transformers_print_no_error_or_warning_where_there_is_nothing_wrong() -> None:
+    program = """
+import train
+import tensorflow as tf
+import transformers
+from tests.fixtures.tiny_models import tiny_model, tiny_tokenizer
+tf.config.list_logical_devices()
+model = tiny_model("bert")
+tiny_tokenizer()("text", return_tensors="tf")
+transformers.FillMaskPipeline(model=model, tokenizer=tiny_tokenizer())("a [MASK]", top_k=1)
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    command = [sys.executable, "-c", program]
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stderr
+    # Information (`I`) of TensorFlow's libraries, and what its first lines begin with, cannot be turned off.
+    lines = [
+        line for line in printed.splitlines() if not line.startswith(("I0000", "WARNING: All log messages before"))
+    ]
+    assert lines == []
