@@ -5,9 +5,11 @@ import functools
 import json
 import logging
 import platform
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import PretrainedConfig
@@ -287,16 +289,22 @@ def describe_run(run: Run, plan: Plan, strategy: "tf.distribute.Strategy") -> di
 
 
 def describe_hardware(config: HardwareConfig, strategy: "tf.distribute.Strategy") -> str:
-    """Name what the run computes on, as in `2 x NVIDIA H100`."""
+    """Name what the run computes on, as in `NVIDIA H100, 2 replica(s)`."""
+    return f"{device_kind(config)}, {strategy.num_replicas_in_sync} replica(s)"
+
+
+def device_kind(config: HardwareConfig) -> str:
+    """Name the kind of device that the run computes on, as in `NVIDIA H100`."""
     import tensorflow as tf
 
     if config.wants_tpu:
         local_type = local_accelerator_type() if config.tpu_name == "local" else None
-        return f"TPU {local_type or ''}".strip() + f", {strategy.num_replicas_in_sync} replicas"
+        return f"TPU {local_type or ''}".strip()
     if gpus := tf.config.list_physical_devices("GPU"):
-        name = tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU")
-        return f"{strategy.num_replicas_in_sync} x {name}"
-    return f"CPU ({platform.machine()}), {strategy.num_replicas_in_sync} replica(s)"
+        return str(tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU"))
+    cpu_info = Path("/proc/cpuinfo")
+    model = re.search(r"^model name\s*: (.+)$", cpu_info.read_text() if cpu_info.exists() else "", re.MULTILINE)
+    return f"CPU ({model[1] if model else platform.machine()})"
 
 
 def describe_shards(shards: ShardSet | None) -> dict[str, Any] | None:

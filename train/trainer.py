@@ -12,6 +12,7 @@ import tensorflow as tf
 import tf_keras
 from transformers import PretrainedConfig
 
+from mlm_common.command_line import commit
 from mlm_common.hub.push import HubPushError
 from mlm_common.storage import open_folder
 from tokenizer_training.tokenizer import vocabulary_size
@@ -36,7 +37,7 @@ from train.model.from_pretrained import load_initial_weights
 from train.optimizer import build_optimizer
 from train.publishing.publisher import Publisher
 from train.publishing.push_to_hub import PushToHub
-from train.run import Run, print_result, print_table
+from train.run import Run, device_kind, print_result, print_table
 from train.runtime import heartbeat
 from train.runtime.collectives import check_agreement
 from train.runtime.hooks import Hook, Profile, StepsPerExecution
@@ -63,6 +64,7 @@ class Trainer:
     state: TrainingState
     checkpoints: Checkpoints
     full_speed_step_seconds: float | None
+    made_by: dict[str, str]
     start: ResumePoint = field(default_factory=ResumePoint)
     versions: dict[str, str] = field(default_factory=installed_versions)
 
@@ -97,7 +99,7 @@ class Trainer:
     def print_start(self) -> None:
         """Print the plan, where training begins or resumes, and a first row as the model sees it."""
         path = self.checkpoints.path(self.start.step)
-        start = describe_resume_point(self.start, self.plan, self.run.config, self.versions, path)
+        start = describe_resume_point(self.start, self.plan, self.run.config, self.versions, self.made_by, path)
         print_table({**self.plan.describe(self.model.network.count_params()), "start": "\n".join(start)})
         for title, text in self.run.task.describe_row(self.first_rows(), self.run.inputs.tokenizer).items():
             logger.info("%s: %s", title, text)
@@ -272,6 +274,7 @@ class TrainingHooks:
             plan=asdict(self._plan),
             settings=self._trainer.run.config.as_dict(),
             versions=self._trainer.versions,
+            made_by=self._trainer.made_by,
             logged_step=self._log.logged_step,
             validation_loss=self.figures["loss"] if self.figures and is_evaluated else None,
             skipped=self._start.skipped,
@@ -396,6 +399,7 @@ def build_trainer(run: Run, plan: Plan, strategy: tf.distribute.Strategy) -> Tra
             kept_interval_steps=plan.save_steps if config.run.on_nonfinite == "skip" else 0,
             is_chief=is_chief,
         ),
+        made_by={"device": device_kind(config.hardware), "commit": commit()},
         full_speed_step_seconds=full_speed_step_seconds(
             config,
             run.model_config,

@@ -13,9 +13,9 @@ from train.checkpoints.store import GENERATOR, CheckpointRecord, SkippedRows
 from train.config import ROUNDING, TrainingConfig, current_settings, settings_marked
 from train.runtime.plan import Plan
 
-LIBRARIES = ("tensorflow", "tensorflow-tpu", "tf-keras", "transformers", "tokenizers", "numpy")
+LIBRARIES = ("tensorflow", "tensorflow-tpu", "libtpu", "tf-keras", "transformers", "tokenizers", "numpy")
 # Those whose versions decide how numbers are rounded, or which random ones are drawn.
-ROUNDING_LIBRARIES = ("tensorflow", "tensorflow-tpu", "tf-keras")
+ROUNDING_LIBRARIES = ("tensorflow", "tensorflow-tpu", "libtpu", "tf-keras")
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,23 @@ def check_checkpoint(checkpoint: CheckpointRecord, plan: Plan) -> None:
 
 
 def describe_resume_point(
-    point: ResumePoint, plan: Plan, config: TrainingConfig, versions: dict[str, str], checkpoint_path: str
+    point: ResumePoint,
+    plan: Plan,
+    config: TrainingConfig,
+    versions: dict[str, str],
+    made_by: dict[str, str],
+    checkpoint_path: str,
 ) -> Iterator[str]:
-    """Yield what a person should know of where training begins or resumes, in sentences."""
+    """Yield what a person should know of where training begins or resumes, in sentences.
+
+    Args:
+        point: where that is.
+        plan: of the run now, as the others.
+        config: of the run.
+        versions: of the libraries.
+        made_by: what a checkpoint's record says by that name.
+        checkpoint_path: of the checkpoint it resumes from.
+    """
     checkpoint = point.checkpoint
     row = plan.row_after(point.step, point.num_skipped_rows)
     place = f"row {row:,} (epoch {row / plan.num_rows:.2f})"
@@ -86,8 +100,14 @@ def describe_resume_point(
     if checkpoint.plan["num_replicas"] != plan.num_replicas:
         inexact.append(f"replicas {checkpoint.plan['num_replicas']} -> {plan.num_replicas}")
     for name in ROUNDING_LIBRARIES:
+        if name == "libtpu" and not config.hardware.wants_tpu:
+            continue
         if checkpoint.versions.get(name) != versions.get(name):
             inexact.append(f"{name} {checkpoint.versions.get(name)} -> {versions.get(name)}")
+    before = {name: checkpoint.made_by.get(name, "unknown") for name in made_by}
+    others = [f"{name} {before[name]} -> {now}" for name, now in made_by.items() if before[name] != now]
+    if others:
+        yield f"perhaps not bit for bit the run it would have been, because of {', '.join(others)}"
     is_drawn_alike = checkpoint.generator == GENERATOR
     if not is_drawn_alike:
         yield (

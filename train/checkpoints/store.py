@@ -9,7 +9,7 @@ import json
 import re
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,7 @@ class CheckpointRecord:
         num_bytes: size of the data file.
         crc32c: checksum of the data file, eight hexadecimal digits.
         generator: what drew masks and dropout.
+        made_by: kind of `device`, `commit` of this project; empty where that was not recorded yet.
     """
 
     step: int
@@ -77,6 +78,7 @@ class CheckpointRecord:
     crc32c: str = ""
     format_version: int = FORMAT_VERSION
     generator: str = GENERATOR
+    made_by: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Write the record as text, with a checksum of its own."""

@@ -1,0 +1,57 @@
+"""What is said of a run that resumes: whether it is bit for bit the one that it would have been."""
+
+from dataclasses import asdict
+
+import pytest
+
+from train.checkpoints.resume import ResumePoint, describe_resume_point
+from train.checkpoints.store import CheckpointRecord
+from train.config import parse_training_config
+from train.runtime.plan import make_plan
+
+LIBRARIES = {"tensorflow": "2.21", "libtpu": "0.0.42", "numpy": "2.0"}
+MADE_BY = {"device": "TPU v3-8", "commit": "abc"}
+
+
+def said(versions: dict[str, str], made_by: dict[str, str], *flags: str) -> list[str]:
+    """List what is said of a checkpoint of `LIBRARIES` and `MADE_BY` but for where it is."""
+    required = ("--preset", "tiny-cpu", "--train-dataset", "x", "--output-dir", "y", "--max-steps", "9")
+    config = parse_training_config([*required, *flags], "")
+    plan = make_plan(config.optimization, config.run, num_rows=1000, max_length=16, num_replicas=1)
+    record = CheckpointRecord(
+        step=3,
+        row=12,
+        fingerprint_sha256="",
+        plan=asdict(plan),
+        settings=config.as_dict(),
+        versions=versions,
+        logged_step=3,
+        made_by=made_by,
+    )
+    point = ResumePoint(step=3, checkpoint=record)
+    return list(describe_resume_point(point, plan, config, LIBRARIES, MADE_BY, "path"))[1:]
+
+
+def test_nothing_is_said_where_nothing_differs() -> None:
+    assert said(LIBRARIES, MADE_BY) == said({**LIBRARIES, "numpy": "1.0"}, MADE_BY) == []
+
+
+def test_another_libtpu_is_said_on_a_tpu_and_not_elsewhere() -> None:
+    versions = {**LIBRARIES, "libtpu": "0.0.41"}
+    (line,) = said(versions, MADE_BY, "--tpu-name", "local")
+    assert "not bit for bit the run it would have been, because of libtpu 0.0.41 -> 0.0.42" in line
+    assert said(versions, MADE_BY) == []
+
+
+@pytest.mark.parametrize(
+    ("made_by", "text"),
+    [
+        ({**MADE_BY, "device": "TPU v4-8"}, "device TPU v4-8 -> TPU v3-8"),
+        ({**MADE_BY, "commit": "abd"}, "commit abd -> abc"),
+        ({}, "device unknown -> TPU v3-8, commit unknown -> abc"),
+    ],
+)
+def test_another_device_and_another_commit_are_said_and_so_is_what_was_not_recorded(
+    made_by: dict[str, str], text: str
+) -> None:
+    assert said(LIBRARIES, made_by) == [f"perhaps not bit for bit the run it would have been, because of {text}"]
