@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlm_common.errors import InputError
+from mlm_common.hub.retries import HubAwayError, hub_error, repeat
 from mlm_common.storage.reading import StoredFile
 from tokenizer_training.corpus.config import CorpusConfig
 from tokenizer_training.corpus.file_identity import with_checksums
@@ -72,18 +73,17 @@ class Dataset:
                 )
         return builder
 
-    def _cannot_be_loaded(self, error: Exception, more: str = "") -> InputError:
-        return InputError(
+    def _cannot_be_loaded(self, error: Exception, more: str = "") -> InputError | HubAwayError:
+        return hub_error(
             f"--dataset-name {self._name} (--dataset-config {self._config.dataset_config}, --dataset-revision "
-            f"{self._config.dataset_revision}{more}) cannot be loaded: {' '.join(str(error).split())}"
+            f"{self._config.dataset_revision}{more}) cannot be loaded: {' '.join(str(error).split())}",
+            error,
         )
 
 
 def _resolve(name: str, revision: str | None) -> str:
     """Ask the Hub for the commit that a branch or tag of a data set stands for."""
     from huggingface_hub import HfApi
-
-    from mlm_common.hub.retries import repeat
 
     if revision and COMMIT.fullmatch(revision):
         return revision

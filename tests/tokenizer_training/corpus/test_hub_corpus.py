@@ -5,7 +5,13 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+from mlm_common.hub.retries import HubAwayError
 from tests.servers.fixtures import HubHandle
+from tokenizer_training.corpus import dataset
+from tokenizer_training.corpus.config import CorpusConfig
+from tokenizer_training.corpus.corpus import open_corpus
 
 HUB_PROGRAM = """
 import json, sys
@@ -63,3 +69,12 @@ def test_hub_data_set(hub_server: HubHandle) -> None:
             assert expected in answer
         else:
             assert answer == expected, settings
+
+
+def test_a_data_set_of_a_hub_that_is_away_may_be_tried_again(
+    hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataset, "RETRY_DELAYS_SECONDS", ())
+    hub_here.fault("datasets", times=1000)
+    with pytest.raises(HubAwayError, match=r"--dataset-name alice/stories .* cannot be loaded: 503"):
+        open_corpus(CorpusConfig(dataset_name="alice/stories"))
