@@ -11,6 +11,7 @@ from tests.fixtures.tiny_run import NUM_STEPS
 from tests.servers.fixtures import HubHandle
 from train.export import main
 from train.model.from_pretrained import load_model
+from train.publishing.published_record import published_run
 
 REPO = "alice/exported"
 
@@ -69,3 +70,16 @@ def test_what_cannot_be_exported(finished_run: Path, tmp_path: Path, capsys: pyt
     assert not Path(out).exists()
     record = json.loads((finished_run / "run.json").read_text())
     assert record["model_config"]["model_type"] == "roberta"
+
+
+def test_a_checkpoint_that_was_on_the_hub_is_exported_with_its_tokenizer_named(
+    finished_run: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(finished_run, tmp_path / "run")
+    record = published_run(json.loads((finished_run / "run.json").read_text()))
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record))
+    assert main([str(tmp_path / "run"), str(tmp_path / "out")]) == 2
+    assert "--tokenizer is required: the run.json in" in capsys.readouterr().err
+    tokenizer = str(shards / "train" / "tokenizer")
+    assert main([str(tmp_path / "run"), str(tmp_path / "out"), "--tokenizer", tokenizer]) == 0
+    assert files_of(tmp_path / "out") == files_of(finished_run / "export")
