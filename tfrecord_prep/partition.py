@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlm_common.errors import InputError
+from mlm_common.folder_owner import FolderOwner
 from mlm_common.storage import NewFile, open_folder
 from tfrecord_prep.chunking import CHUNKINGS, Framing, Rows
 from tfrecord_prep.encoding import TokenBatch, encode_documents
@@ -50,6 +51,7 @@ class SplitWork:
     corpus: CorpusConfig
     split_name: str
     settings: PartitionSettings
+    owner: FolderOwner | None = None
 
 
 class TokenTally:
@@ -86,7 +88,10 @@ def work_on_partition(work: SplitWork, numbered: NumberedPartition) -> Partition
 
     Raises:
         InputError: its documents cannot be read, or the tokenizer turned text into a special token.
+        FolderLostError: the folder belongs to another run now.
     """
+    if work.owner is not None:
+        work.owner.guard()
     bad_rows = BadRows()
     documents = read_partition(work.corpus, work.split_name, numbered.partition, bad_rows)
     return build_partition(numbered, documents, work.settings, bad_rows)

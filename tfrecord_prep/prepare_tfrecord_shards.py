@@ -4,6 +4,7 @@ Each split of the corpus becomes a folder OUTPUT_DIR/SPLIT, which the trainer re
 was trained on, unless another is named.
 """
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -15,6 +16,7 @@ from typing import Any
 
 from mlm_common.command_line import command, log_start, parse_arguments
 from mlm_common.errors import InputError
+from mlm_common.folder_owner import owned_folder
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
 from mlm_common.settings import spelled
 from mlm_common.storage import open_folder
@@ -52,8 +54,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(verify_folder(config.output_dir, config.num_processes))
         return
     open_folder(config.output_dir).check_writable()
-    tokenizer = load_tokenizer(config.tokenizer_name_or_path)
-    corpus = open_recorded_corpus(corpus_config, config.tokenizer_name_or_path)
+    with contextlib.nullcontext() if config.dry_run else owned_folder(str(config.output_dir)):
+        prepare(corpus_config, config)
+
+
+def prepare(corpus_config: CorpusConfig, config: PrepareConfig) -> None:
+    """Check what is left to check, write the splits, and push them if asked to."""
+    tokenizer = load_tokenizer(str(config.tokenizer_name_or_path))
+    corpus = open_recorded_corpus(corpus_config, str(config.tokenizer_name_or_path))
     engine = choose_engine(config, corpus)
     plans = plan_splits(config, tokenizer, corpus)
     stale_parts = find_stale_parts(config, plans)

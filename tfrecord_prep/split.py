@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlm_common.errors import InputError, RunFailedError
+from mlm_common.folder_owner import owner_of
 from mlm_common.storage import CloudStorageError, open_folder
 from tfrecord_prep.config import PrepareConfig
 from tfrecord_prep.manifest import (
@@ -146,7 +147,8 @@ def prepare_split(plan: SplitPlan, corpus: Corpus, tokenizer: "PreTrainedTokeniz
         partitions = corpus.partitions(plan.split_name, partition_bytes, bad_rows)
         with split_progress(plan.split_name, total_bytes(corpus, plan.split_name, partition_bytes)) as progress:
             work_list = WorkList(partitions, partial(partition_sha256, plan.fields), complete, progress)
-            for result in engine(SplitWork(corpus.config, plan.split_name, settings), work_list):
+            work = SplitWork(corpus.config, plan.split_name, settings, owner_of(plan.folder))
+            for result in engine(work, work_list):
                 work_list.finish(result.index, result.totals.num_tokens)
         complete.delete_others()
         write_manifest(plan.folder, _sum_up(plan, work_list.sha256, bad_rows))

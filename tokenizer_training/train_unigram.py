@@ -1,5 +1,6 @@
 """Stage 1: train a unigram tokenizer on a corpus and save it, with a record of how it was made."""
 
+import contextlib
 import json
 import logging
 import platform
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlm_common.command_line import command, log_start, parse_arguments
 from mlm_common.errors import InputError, PermanentError, RunFailedError
+from mlm_common.folder_owner import owned_folder
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
 from mlm_common.hub.retries import hub_error
 from mlm_common.progress import progress_bar
@@ -111,6 +113,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     log_start(__file__)
     open_folder(output.output_dir).check_writable()
+    with contextlib.nullcontext() if output.dry_run else owned_folder(output.output_dir):
+        make_tokenizer(corpus_config, normalization, unigram, output)
+
+
+def make_tokenizer(
+    corpus_config: CorpusConfig, normalization: NormalizationConfig, unigram: UnigramConfig, output: OutputConfig
+) -> None:
+    """Check what is left to check, train, measure, save, and push if asked to."""
     corpus = open_corpus(corpus_config)
     settings = {"corpus": corpus.record, "normalization": asdict(normalization), "unigram": asdict(unigram)}
     check_output_folder(output.output_dir, settings, output.overwrite)
@@ -136,6 +146,9 @@ def check_output_folder(folder: str, settings: dict[str, Any], overwrite: bool) 
     there = open_folder(folder)
     files = there.list_files()
     if overwrite or not {RECORD_FILE, TOKENIZER_FILE} & set(files):
+        return
+    if REPORT_FILE in files and RECORD_FILE not in files:
+        logger.info("%s holds a tokenizer of a run that was killed; it will be made again.", folder)
         return
     cure = "Give another --output-dir, or --overwrite."
     if RECORD_FILE not in files:

@@ -250,7 +250,9 @@ class RunConfig:
         "Resume from the newest checkpoint in --output-dir: where this very run left one (auto); or fail (must). never "
         "wants a folder without a run.",
     )
-    overwrite_output_dir: bool = changeable(False, "Delete the run in --output-dir, whichever it is, and start anew.")
+    overwrite_output_dir: bool = changeable(
+        False, "Delete the run in --output-dir, whichever it is, and start anew. Files that no run writes stay."
+    )
     on_nonfinite: Literal["stop", "skip"] = changeable(
         "stop",
         "What follows a loss or gradient that is not finite, or a loss that rises too far: the end of the run, or the "

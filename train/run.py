@@ -7,7 +7,7 @@ import logging
 import platform
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PretrainedConfig
 
 from mlm_common.command_line import commit
+from mlm_common.folder_owner import owned_folder
 from mlm_common.hub.access import check_hub_access
 from mlm_common.hub.retries import HubAwayError
 from mlm_common.storage import open_folder
@@ -32,7 +33,7 @@ from train.runtime.plan import Plan, make_plan
 from train.runtime.preemption import StopRequest, listening
 from train.runtime.run_folder import (
     EXPORT_FOLDER,
-    claim_run_folder,
+    check_run_folder,
     clear_run_folder,
     has_checkpoint,
     is_of_this_supervision,
@@ -67,6 +68,11 @@ class Run:
     def output_dir(self) -> str:
         """The folder of the run."""
         return str(self.config.run.output_dir)
+
+    @property
+    def starts_anew(self) -> bool:
+        """Whether the run that is there is to be deleted; what supervises this run does so with its first process."""
+        return self.config.run.overwrite_output_dir and not is_of_this_supervision(self.output_dir)
 
     @functools.cached_property
     def fingerprint(self) -> dict[str, Any]:
@@ -111,18 +117,11 @@ def prepare_run(config: TrainingConfig) -> Run:
     task = MaskedLanguageModeling.of(inputs, config.masking)
     run = Run(config, inputs, task, resolve_model_config(config.model, inputs), cluster)
     run.plan(num_replicas=cluster.num_workers)
-    if config.hub.resume_from_hub and not config.run.dry_run:
-        from train.publishing.hub_checkpoints import resume_from_hub
-
-        resume_from_hub(run.output_dir, config.hub, cluster)
-    resume, overwrite = config.run.resume, config.run.overwrite_output_dir
-    if is_of_this_supervision(run.output_dir):
-        resume, overwrite = "auto", False
-    elif not cluster.is_chief:
-        resume = "auto"  # the chief may have claimed it a moment ago
-    claim_run_folder(run.output_dir, run.fingerprint, resume=resume, overwrite=overwrite)
+    if config.run.dry_run or not config.hub.resume_from_hub:
+        check_output_folder(run)
     if cluster.is_chief:
-        _check_can_push(run, resumes=not overwrite and has_checkpoint(run.output_dir))
+        open_folder(run.output_dir).check_writable()
+        _check_can_push(run, resumes=not run.starts_anew and has_checkpoint(run.output_dir))
     check_tpu_devices(config.hardware)
     return run
 
@@ -135,6 +134,34 @@ def _check_can_push(run: Run, *, resumes: bool) -> None:
         if not resumes:
             raise
         logger.warning("The run resumes although the Hub is away: %s", error)
+
+
+def check_output_folder(run: Run) -> None:
+    """Check that the output folder holds what the run may begin, resume or replace.
+
+    Raises:
+        InputError: it holds something else.
+    """
+    resume = run.config.run.resume
+    if is_of_this_supervision(run.output_dir) or not run.cluster.is_chief:
+        resume = "auto"  # whose first process, or the chief, may have begun the run a moment ago
+    check_run_folder(run.output_dir, run.fingerprint, resume=resume, overwrite=run.starts_anew)
+
+
+@contextmanager
+def own_run_folder(run: Run) -> Iterator[None]:
+    """Own the output folder within it, with a run fetched from the Hub if that is asked for; the chief does for all.
+
+    Raises:
+        InputError: it belongs to another run that is alive, or holds something else than it may.
+    """
+    with owned_folder(run.output_dir, supervision=supervision()) if run.cluster.is_chief else nullcontext():
+        if run.config.hub.resume_from_hub:
+            from train.publishing.hub_checkpoints import resume_from_hub
+
+            resume_from_hub(run.output_dir, run.config.hub, run.cluster)
+        check_output_folder(run)  # once more: nobody else changes it from here on
+        yield
 
 
 def check_can_push(config: HubConfig) -> None:
@@ -185,8 +212,8 @@ def explained_and_stoppable(run: Run, strategy: "tf.distribute.Strategy") -> Ite
         yield stop
 
 
-def record_run(run: Run, plan: Plan, strategy: "tf.distribute.Strategy") -> dict[str, Any]:
-    """Write `run.json` and return its content, once all workers are known to be those of the same run.
+def check_workers(run: Run, strategy: "tf.distribute.Strategy") -> None:
+    """Check that all workers are those of the same run.
 
     Raises:
         InputError: workers that were given something else than the chief.
@@ -194,14 +221,25 @@ def record_run(run: Run, plan: Plan, strategy: "tf.distribute.Strategy") -> dict
     from train.runtime.collectives import check_agreement, shared_settings
 
     heartbeat.report("build")
-    record = describe_run(run, plan, strategy)
-    if run.cluster.is_chief:
-        if run.config.run.overwrite_output_dir and not is_of_this_supervision(run.output_dir):
-            clear_run_folder(run.output_dir)
-        write_run_record(run.output_dir, record)
-    # The others wait here until the folder is cleared.
     settings = shared_settings(run.config, run.fingerprint)
     check_agreement(strategy, run.cluster, settings, rule="All workers must be given the same flags and shards.")
+
+
+def clear_folder_if_asked(run: Run, strategy: "tf.distribute.Strategy") -> None:
+    """Delete the run that is there if `--overwrite-output-dir` asks for that; the others wait until the chief has."""
+    from train.runtime.collectives import any_worker
+
+    if run.cluster.is_chief and run.starts_anew:
+        clear_run_folder(run.output_dir)
+    if run.cluster.num_workers > 1 and run.config.run.overwrite_output_dir:
+        any_worker(strategy, True)
+
+
+def record_run(run: Run, plan: Plan, strategy: "tf.distribute.Strategy") -> dict[str, Any]:
+    """Write `run.json`, once nothing can refuse the run any more, and return its content."""
+    record = describe_run(run, plan, strategy)
+    if run.cluster.is_chief:
+        write_run_record(run.output_dir, record)
     return record
 
 

@@ -20,21 +20,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.run.dry_run:
         stages.print_plan(run)
         return
-    from train.trainer import build_trainer  # TensorFlow, not for bad input
+    with stages.own_run_folder(run):
+        from train.trainer import build_trainer  # TensorFlow, not for bad input
 
-    strategy = stages.connect(run)
-    with stages.explained_and_stoppable(run, strategy) as stop:
-        plan = run.plan(strategy.num_replicas_in_sync)
-        record = stages.record_run(run, plan, strategy)
-        trainer = build_trainer(run, plan, strategy)
-        trainer.restore()
-        publisher = stages.build_publisher(run, record)
+        strategy = stages.connect(run)
+        with stages.explained_and_stoppable(run, strategy) as stop:
+            plan = run.plan(strategy.num_replicas_in_sync)
+            stages.check_workers(run, strategy)
+            trainer = build_trainer(run, plan, strategy)
+            trainer.load_initial_weights()
+            stages.clear_folder_if_asked(run, strategy)
+            trainer.restore()
+            record = stages.record_run(run, plan, strategy)
+            publisher = stages.build_publisher(run, record)
+            if publisher is not None:
+                trainer.print_start()
+            with stages.push_while_training(run, plan, publisher, trainer.log) as pushing:
+                figures = trainer.fit(stop, pushing)
         if publisher is not None:
-            trainer.print_start()
-        with stages.push_while_training(run, plan, publisher, trainer.log) as pushing:
-            figures = trainer.fit(stop, pushing)
-    if publisher is not None:
-        trainer.publish(publisher, figures)
+            trainer.publish(publisher, figures)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ from train.runtime.collectives import check_agreement
 from train.runtime.hooks import Hook, Profile, StepsPerExecution
 from train.runtime.plan import Plan
 from train.runtime.preemption import RunStoppedError, StopRequest
-from train.runtime.run_folder import TENSORBOARD_FOLDER
+from train.runtime.run_folder import TENSORBOARD_FOLDER, has_checkpoint
 from train.runtime.strategy import compiles_with_xla, computes_as_suits_tpu, distribute_batches
 from train.tasks.task import Task
 from train.train_step import Evaluator, PretrainingModel, build_evaluator
@@ -73,28 +73,36 @@ class Trainer:
         """Whether a blow-up leads back to a checkpoint, and not to the end of the run."""
         return self.run.config.run.on_nonfinite == "skip"
 
+    def load_initial_weights(self) -> None:
+        """Load the weights of `--init-from`, if it is given and there is no checkpoint to resume from.
+
+        Raises:
+            InputError: they are not there, or do not fit.
+        """
+        run, init_from = self.run, self.run.config.model.init_from
+        if init_from is not None and (run.starts_anew or not has_checkpoint(run.output_dir)):
+            num_ids = vocabulary_size(run.inputs.tokenizer)
+            load_initial_weights(self.model.network, init_from, num_ids, run.task.model_class)
+
     def restore(self) -> None:
-        """Restore the newest checkpoint; where there is none, load the weights of `--init-from` if it is given.
+        """Restore the newest checkpoint, if there is one.
 
         Raises:
             InputError: the run cannot resume from there with this plan, no checkpoint is whole, or the workers of a run
                 found different ones.
         """
-        run, init_from = self.run, self.run.config.model.init_from
+        run = self.run
 
         def use(record: CheckpointRecord, arrays: Arrays) -> None:
             check_checkpoint(record, self.plan)
             self.state.write(arrays)
 
         self.start = resume_point(self.checkpoints.restore_newest(run.is_of_run, use))
-        if init_from is not None and self.start.checkpoint is None:
-            num_ids = vocabulary_size(run.inputs.tokenizer)
-            load_initial_weights(self.model.network, init_from, num_ids, run.task.model_class)
-        self.log.rewind_to(self.start.step, len(self.start.skipped))
         rule = (
             f"--output-dir must be one folder that all workers see; they found other checkpoints in {run.output_dir}."
         )
         check_agreement(self.model.distribute_strategy, run.cluster, {"newest step": self.start.step}, rule=rule)
+        self.log.rewind_to(self.start.step, len(self.start.skipped))
 
     def print_start(self) -> None:
         """Print the plan, where training begins or resumes, and a first row as the model sees it."""

@@ -15,13 +15,33 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO, ClassVar, Protocol
 
 PARTIAL_SUFFIX = ".partial"
 # Of the names of what `check_writable` writes.
 PROBE_PREFIX = "writable-"
+# Holds who may write to a folder (see `mlm_common.folder_owner`), and is no part of its content.
+OWNER_FOLDER = ".owner"
 # The connection pool of Cloud Storage's client holds ten.
 NUM_TRANSFERS = 8
+
+
+class Guard(Protocol):
+    """Knows whether this process may write to a folder."""
+
+    def check(self) -> None:
+        """Raise where it may not."""
+
+
+# By the paths of folders.
+guards: dict[str, Guard] = {}
+
+
+def check_guards(path: str) -> None:
+    """Check, before a write, that this process may still write to the folders that hold `path`."""
+    for folder, guard in list(guards.items()):
+        if f"{path}/".startswith(f"{folder}/"):
+            guard.check()
 
 
 @dataclass(frozen=True)
@@ -74,6 +94,22 @@ class Folder(ABC):
         text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
         # A file's name that is not UTF-8 has surrogates in Python, for which Python's escape is JSON's.
         self.write_bytes(name, text.encode("utf-8", "backslashreplace"))
+
+    @abstractmethod
+    def create_text(self, name: str, text: str) -> None:
+        """Write a UTF-8 file that must not be there yet; of several programs that do so at once one alone succeeds.
+
+        Raises:
+            FileExistsError: it is there.
+        """
+
+    @abstractmethod
+    def replace_text(self, name: str, text: str, *, before: str) -> None:
+        """Write a UTF-8 file that must hold `before`, and never make it anew.
+
+        Raises:
+            FileNotFoundError: it holds something else, or is not there.
+        """
 
     @abstractmethod
     def append_text(self, name: str, text: str, *, before: str) -> None:
@@ -193,9 +229,14 @@ class NewFile(ABC):
 
 
 def finished_files(folder: Path) -> list[Path]:
-    """List the files of a local folder and its subfolders, relative to it, sorted, without what killed writes left."""
+    """List the files of a local folder and its subfolders, relative to it, sorted.
+
+    What killed writes left is left out, and what tells the folder's owner.
+    """
     names = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    return [name for name in names if not any(part.endswith(PARTIAL_SUFFIX) for part in name.parts)]
+    return [
+        name for name in names if not any(part.endswith(PARTIAL_SUFFIX) or part == OWNER_FOLDER for part in name.parts)
+    ]
 
 
 def for_all(function: Callable[[Any], None], items: Iterable[Any]) -> None:

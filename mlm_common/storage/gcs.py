@@ -9,6 +9,7 @@ repeated by the client, for two minutes; bytes that were changed on their way ar
 # ruff: noqa: D102, what the methods do is said in `Folder`.
 
 import base64
+import errno
 import functools
 import mimetypes
 import os
@@ -21,7 +22,7 @@ from typing import Any, BinaryIO
 
 from mlm_common.errors import InputError
 from mlm_common.retry import call_repeatedly
-from mlm_common.storage.folder import Folder, NewFile, for_all
+from mlm_common.storage.folder import OWNER_FOLDER, Folder, NewFile, check_guards, for_all
 from mlm_common.storage.gcs_client import (
     CloudStorageError,
     blob_at,
@@ -63,10 +64,24 @@ class GcsFolder(Folder):
             return blob_at(path).download_as_bytes()  # which checks the object's checksum
 
     def write_bytes(self, name: str, data: bytes) -> None:
-        def send(blob: Any, **conditions: Any) -> None:
-            blob.upload_from_string(data, "application/octet-stream", **conditions)
+        _upload(self.path_of(name), [data], _sender(data))
 
-        _upload(self.path_of(name), [data], send)
+    def create_text(self, name: str, text: str) -> None:
+        path, data = self.path_of(name), text.encode()
+        with explained_errors(path):
+            if not _replace(path, 0, _crc32c([data]), _sender(data)):
+                raise FileExistsError(errno.EEXIST, "the object is there", path)
+
+    def replace_text(self, name: str, text: str, *, before: str) -> None:
+        path, data = self.path_of(name), text.encode()
+        with explained_errors(path):
+            there = find_blob(path)
+            if (
+                there is None
+                or there.crc32c != _crc32c([before.encode()])
+                or not _replace(path, there.generation, _crc32c([data]), _sender(data))
+            ):
+                raise FileNotFoundError(errno.ENOENT, "the object was changed", path)
 
     def append_text(self, name: str, text: str, *, before: str) -> None:
         self.write_text(name, before + text)
@@ -109,6 +124,7 @@ class GcsFolder(Folder):
                 if is_missing_bucket(error):
                     raise
 
+        check_guards(self.path)
         with explained_errors(self.path):
             for_all(delete, names)
 
@@ -153,7 +169,8 @@ class GcsFolder(Folder):
 
         with explained_errors(self.path):
             if names is None:
-                blobs = list(_list_objects(self.path))
+                owners = f"{prefix}{OWNER_FOLDER}/"
+                blobs = [blob for blob in _list_objects(self.path) if not blob.name.startswith(owners)]
                 if not blobs:
                     raise InputError(f"A folder with files is needed; there are none in {self.path}.")
             else:
@@ -175,24 +192,39 @@ class _NewObject(NewFile):
 
 def _upload(path: str, blocks: Iterable[bytes], send: Callable[..., None]) -> None:
     """Upload one object: `send(blob, if_generation_match=…)` transfers the bytes that `blocks` is made of."""
-    from google.api_core.exceptions import PreconditionFailed
-
+    check_guards(path)
     crc32c = _crc32c(blocks)
     with explained_errors(path):
         replaced = find_blob(path)
         if replaced and replaced.crc32c == crc32c:
             return
-        stored = blob_at(path)
-        upload = functools.partial(send, stored, if_generation_match=replaced.generation if replaced else 0)
-        try:
-            call_repeatedly(upload, [0.0] * (NUM_TRIES_DAMAGED - 1), _is_damaged)
-        except PreconditionFailed as error:
-            # Also what the second try meets when the first succeeded and its answer was lost.
-            stored = find_blob(path)
-            if not stored or stored.crc32c != crc32c:
-                raise InputError(f"{path} must be written by one program at a time; another one wrote it.") from error
-        if stored.crc32c != crc32c:
-            raise CloudStorageError(f"{path} was changed while it was uploaded (CRC32C {stored.crc32c}, not {crc32c}).")
+        if not _replace(path, replaced.generation if replaced else 0, crc32c, send):
+            raise InputError(f"{path} must be written by one program at a time; another one wrote it.")
+
+
+def _replace(path: str, generation: int, crc32c: str, send: Callable[..., None]) -> bool:
+    """Upload over this generation of an object, 0 for none; tell whether it was still this one."""
+    from google.api_core.exceptions import PreconditionFailed
+
+    stored = blob_at(path)
+    upload = functools.partial(send, stored, if_generation_match=generation)
+    try:
+        call_repeatedly(upload, [0.0] * (NUM_TRIES_DAMAGED - 1), _is_damaged)
+    except PreconditionFailed:
+        # Also what the second try meets when the first succeeded and its answer was lost.
+        stored = find_blob(path)
+        if not stored or stored.crc32c != crc32c:
+            return False
+    if stored.crc32c != crc32c:
+        raise CloudStorageError(f"{path} was changed while it was uploaded (CRC32C {stored.crc32c}, not {crc32c}).")
+    return True
+
+
+def _sender(data: bytes) -> Callable[..., None]:
+    def send(blob: Any, **conditions: Any) -> None:
+        blob.upload_from_string(data, "application/octet-stream", **conditions)
+
+    return send
 
 
 def _is_damaged(error: Exception) -> bool:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mlm_common.errors import InputError
-from mlm_common.storage.folder import PARTIAL_SUFFIX, PROBE_PREFIX, Folder, NewFile, finished_files
+from mlm_common.storage.folder import PARTIAL_SUFFIX, PROBE_PREFIX, Folder, NewFile, check_guards, finished_files
 from mlm_common.worker_pool import interrupts_put_off
 
 REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -38,7 +38,23 @@ class LocalFolder(Folder):
         with self.replacing(name) as partial:
             partial.write_bytes(data)
 
+    def create_text(self, name: str, text: str) -> None:
+        path = self._path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+
+    def replace_text(self, name: str, text: str, *, before: str) -> None:
+        # In place, for a renamed file would be there again after it was deleted meanwhile.
+        with self._path(name).open("r+", encoding="utf-8") as file:
+            if file.read() != before:
+                raise FileNotFoundError(errno.ENOENT, "the file was changed", self.path_of(name))
+            file.seek(0)
+            file.write(text)
+            file.truncate()
+
     def append_text(self, name: str, text: str, *, before: str) -> None:  # noqa: ARG002
+        check_guards(self.path)
         path = self._path(name)
         with explained_refusals(self.path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,6 +65,7 @@ class LocalFolder(Folder):
 
     @contextmanager
     def replacing(self, name: str) -> Iterator[Path]:
+        check_guards(self.path)
         final = self._path(name)
         partial = final.with_name(f".{final.name}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}")
         with explained_refusals(self.path):
@@ -57,13 +74,14 @@ class LocalFolder(Folder):
                 yield partial
                 with partial.open("rb+") as written:
                     os.fsync(written.fileno())
+                check_guards(self.path)
                 partial.replace(final)
             finally:
                 partial.unlink(missing_ok=True)
 
     def new_file(self) -> NewFile:
         with explained_refusals(self.path):
-            return _NewLocalFile(Path(self.path))
+            return _NewLocalFile(self.path)
 
     def upload_file(self, local_path: str, name: str) -> None:
         if Path(local_path).resolve() != self._path(name).resolve():
@@ -71,6 +89,7 @@ class LocalFolder(Folder):
                 shutil.copyfile(local_path, partial)
 
     def _publish(self, local_folder: str, last: str) -> None:
+        check_guards(self.path)
         destination = Path(self.path).absolute()
         is_new = not destination.exists()
         # In an existing folder, which may be a disk of its own and all that one may write to.
@@ -82,6 +101,7 @@ class LocalFolder(Folder):
                 if is_new:
                     new.rename(destination)
                     return
+                check_guards(self.path)
                 (destination / last).unlink(missing_ok=True)
                 for name in sorted(finished_files(Path(local_folder)), key=Path(last).__eq__):
                     (destination / name).parent.mkdir(parents=True, exist_ok=True)
@@ -91,13 +111,16 @@ class LocalFolder(Folder):
 
     def delete_files(self, names: Iterable[str]) -> None:
         for name in names:
+            check_guards(self.path)
             self._path(name).unlink(missing_ok=True)
 
     def delete(self) -> None:
+        check_guards(self.path)
         if Path(self.path).exists():
             shutil.rmtree(self.path)
 
     def delete_partial_files(self, prefix: str = "") -> None:
+        check_guards(self.path)
         for path in Path(self.path).glob(f".{prefix}*{PARTIAL_SUFFIX}"):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
@@ -155,14 +178,17 @@ def _not_writable(folder: str, error: OSError, place: object) -> InputError:
 class _NewLocalFile(NewFile):
     """It is in the folder from the beginning, under a name that no listing shows."""
 
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._partial = folder / f".{uuid.uuid4().hex}{PARTIAL_SUFFIX}"
+    def __init__(self, folder: str) -> None:
+        check_guards(folder)
+        self._folder = folder
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self._partial = Path(folder) / f".{uuid.uuid4().hex}{PARTIAL_SUFFIX}"
         self._file = self._partial.open("xb")
 
     def finish(self, name: str) -> None:
         self._file.flush()
         os.fsync(self._file.fileno())
+        check_guards(self._folder)
         self._partial.replace(self._partial.with_name(name))
 
     def close(self) -> None:

@@ -12,11 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from mlm_common.errors import EXIT_BAD_INPUT, EXIT_PERMANENT
+from mlm_common.folder_owner import owned_folder
+from tests.fixtures.folder_owners import shorten_times, start_with_short_times
 from tests.fixtures.tiny_corpus import WORDS, contents, flags, write_source
 from tests.servers.fixtures import CloudStorageHandle
 from tfrecord_prep.prepare_tfrecord_shards import main
 
 SCRIPT = Path(__file__).parents[2] / "tfrecord_prep" / "prepare_tfrecord_shards.py"
+OWNER = "tfrecord_prep.prepare_tfrecord_shards"
 NUM_KILLS = 20
 SIZES = ["--partition-bytes", "1024", "--shard-size", "20", "--num-workers", "2", "--validation-percent", "20"]
 
@@ -102,6 +106,35 @@ def test_killed_and_resumed_on_faulty_cloud_storage(
     taken = [(entry["fault"], entry["status"]) for entry in cloud_storage.requests() if entry["fault"] != "none"]
     assert {mode for mode, _ in taken} == set(modes)
     assert {503, 429} <= {status for _, status in taken}
+
+
+@pytest.mark.slow
+def test_a_stopped_preparation_that_wakes_up_after_another_took_over_ends_and_touches_nothing(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    with start_with_short_times(OWNER, arguments_for(source, out)) as stopped:
+        wait_for(lambda: stopped.poll() is not None or num_files(out) >= 10)
+        os.killpg(stopped.pid, signal.SIGSTOP)
+        shorten_times(OWNER, monkeypatch)
+        # With other rows, so that what the stopped workers might still write is seen.
+        assert main([*arguments_for(source, out), "--max-length", "32", "--overwrite", "--num-workers", "1"]) == 0
+        expected = contents(out)
+        os.killpg(stopped.pid, signal.SIGCONT)
+        _, errors = stopped.communicate(timeout=60)
+    assert stopped.returncode == EXIT_PERMANENT
+    assert f"error: The folder must belong to this run; {out} has no .owner/ of it any more." in errors
+    time.sleep(0.5)
+    assert contents(out) == expected
+
+
+def test_a_second_preparation_is_refused_and_touches_nothing(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with owned_folder(str(tmp_path / "out"), beat_seconds=0.05):
+        assert main([*arguments_for(source, tmp_path / "out"), "--overwrite"]) == EXIT_BAD_INPUT
+        assert [path.name for path in (tmp_path / "out").iterdir()] == [".owner"]
+    assert f"{tmp_path / 'out'} belongs to the run of process {os.getpid()} on " in capsys.readouterr().err
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from mlm_common.folder_owner import owned_folder
 from tests.fixtures.generated_text import generated_lines
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
 from tokenizer_training.corpus.config import corpus_config_from_record
@@ -235,6 +236,8 @@ def test_tokenizer_made_otherwise_is_not_replaced(
 
     assert main(arguments(corpus_file, folder, "--dry-run")) == 0, "made with these settings, it may be made again"
     (folder / "training.json").unlink()
+    assert main(arguments(corpus_file, folder, "--dry-run")) == 0, "killed while it was saved, it may be made again"
+    (folder / "report.json").unlink()
     assert main(arguments(corpus_file, folder)) == 2
     assert "without a training.json" in capsys.readouterr().err
 
@@ -275,3 +278,11 @@ def test_push_that_cannot_succeed_is_refused_before_training(
         assert result.stderr.splitlines()[-1].startswith("error: ")
         assert "hf auth login" in result.stderr.splitlines()[-1]
     assert not (tmp_path / "out").exists()
+
+
+def test_a_second_training_is_refused_while_the_first_lives(
+    corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    with owned_folder(str(tmp_path / "out"), beat_seconds=0.05):
+        assert main(arguments(corpus_file, tmp_path / "out", "--overwrite")) == 2
+    assert f"{tmp_path / 'out'} belongs to the run of process {os.getpid()} on " in capsys.readouterr().err

@@ -46,6 +46,11 @@ def another_run(shards: Path) -> None:
     (shards / "run" / "run.json").write_text(json.dumps({"fingerprint": {"run.seed": 7}}))
 
 
+def other_run_json(shards: Path) -> None:
+    (shards / "run").mkdir()
+    (shards / "run" / "run.json").write_text("[]")
+
+
 def model_folder(**config):
     def write(shards: Path) -> None:
         (shards / "model").mkdir()
@@ -154,6 +159,15 @@ CASES = {
         lambda _: None, ["--resume", "must", "--overwrite-output-dir"], "and --resume must must not both be given",
     ),
     "settings that may change": (another_run, ["--output-dir", "{}/run"], "--max-rollbacks, --max-steps, "),
+    "a folder without a run to overwrite": (
+        lambda _: None, ["--output-dir", "{}/train", "--overwrite-output-dir"], "and no run.json of a run.",
+    ),
+    "another program's run.json": (
+        other_run_json, ["--output-dir", "{}/run", "--overwrite-output-dir"], "and no run.json of a run. Name another",
+    ),
+    "a folder that cannot be written": (
+        lambda _: None, ["--output-dir", "/dev/null/run"], "must be writable; /dev/null/run is",
+    ),
     "foreign folder": (lambda _: None, ["--output-dir", "{}/train"], "must be an empty folder or that of this run"),
     "no TPU": (lambda _: None, ["--tpu-name", "local"], "this one has no /dev/accel*"),
     "settings file": (lambda _: None, ["--config-file", "{}/nowhere.yaml"], "is not a file"),

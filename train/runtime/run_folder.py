@@ -1,6 +1,7 @@
 """The folder of a run: what lies in it, its record `run.json`, and whose run it holds."""
 
 import json
+import re
 from typing import Any
 
 from mlm_common.errors import InputError
@@ -18,8 +19,18 @@ EXPORT_FOLDER = "export"
 # In fingerprints of before 0.3.0; a run may resume with another version.
 FORMER_FINGERPRINT_KEY = "model.transformers_version"
 
+# The files that a run writes, by folder; of others that lie beside them it deletes none.
+OWN_FILES = {
+    CHECKPOINTS_FOLDER: r"step-\d+\.(json|safetensors)",
+    TENSORBOARD_FOLDER: r"events\.out\.tfevents\..*",
+    EXPORT_FOLDER: r"README\.md|loss\.png|model\.safetensors|tf_model\.h5|config\.json|"
+    r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json",
+    f"{EXPORT_FOLDER}/runs": r"events\.out\.tfevents\..*",
+}
+PROFILES_FOLDER = f"{TENSORBOARD_FOLDER}/plugins/profile"
 
-def claim_run_folder(run_folder: str, fingerprint: dict[str, Any], *, resume: str, overwrite: bool) -> None:
+
+def check_run_folder(run_folder: str, fingerprint: dict[str, Any], *, resume: str, overwrite: bool) -> None:
     """Check that the folder is empty or holds this very run, as `--resume` asks for.
 
     Raises:
@@ -27,8 +38,6 @@ def claim_run_folder(run_folder: str, fingerprint: dict[str, Any], *, resume: st
             where there must be one.
     """
     files = open_folder(run_folder).list_files()
-    if overwrite:
-        return
     if resume == "must" and not has_checkpoint(run_folder):
         raise InputError(
             f"--resume must needs a run with a checkpoint; {run_folder} has none. Name the folder of the run, or give "
@@ -36,11 +45,13 @@ def claim_run_folder(run_folder: str, fingerprint: dict[str, Any], *, resume: st
         )
     if not files:
         return
-    if RECORD_NAME not in files:
+    if RECORD_NAME not in files or not _holds_run(run_folder):
         raise InputError(
             f"--output-dir must be an empty folder or that of this run; {run_folder} holds {sorted(files)[0]} and no "
-            f"{RECORD_NAME}. Name another folder."
+            f"{RECORD_NAME} of a run. Name another folder."
         )
+    if overwrite:
+        return
     if resume == "never":
         raise InputError(
             f"--resume never needs a folder without a run; {run_folder} has one. Name another folder, or give "
@@ -57,11 +68,17 @@ def has_checkpoint(run_folder: str) -> bool:
 
 
 def clear_run_folder(run_folder: str) -> None:
-    """Delete what a run writes, and nothing else, from the folder; local or gs://."""
+    """Delete the run in the folder, if there is one: what a run writes, and nothing else; local or gs://."""
     folder = open_folder(run_folder)
-    folder.delete_files([METRICS_NAME, LOSS_CURVE_NAME, RECORD_NAME])
-    for name in (CHECKPOINTS_FOLDER, TENSORBOARD_FOLDER, EXPORT_FOLDER):
-        folder.subfolder(name).delete()
+    if not folder.exists(RECORD_NAME):
+        return
+    for name, pattern in OWN_FILES.items():
+        files = folder.subfolder(name)
+        files.delete_files([file for file in files.list_files() if re.fullmatch(pattern, file)])
+        files.delete_partial_files()
+    folder.subfolder(PROFILES_FOLDER).delete()
+    folder.delete_files([METRICS_NAME, LOSS_CURVE_NAME])
+    folder.delete_files([RECORD_NAME])  # last: without it the folder is not known as that of a run
 
 
 def is_of_this_supervision(run_folder: str) -> bool:
@@ -98,6 +115,13 @@ def _check_fingerprint(run_folder: str, fingerprint: dict[str, Any]) -> None:
             "--overwrite-output-dir, or the settings of that run, of which these may change: "
             f"{', '.join(flags_marked(MAY_CHANGE))}."
         )
+
+
+def _holds_run(run_folder: str) -> bool:
+    try:
+        return "fingerprint" in read_run_record(run_folder)
+    except (TypeError, ValueError):
+        return False
 
 
 def _short(value: object) -> str:

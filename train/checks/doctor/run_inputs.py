@@ -15,7 +15,7 @@ from train.data.shards import TrainingInputs, open_inputs
 from train.model.config import resolve_model_config
 from train.run import Run, check_can_push
 from train.runtime.cluster import read_cluster
-from train.runtime.run_folder import claim_run_folder
+from train.runtime.run_folder import check_run_folder
 from train.runtime.tpu import expected_num_replicas
 from train.tasks.masked_lm import MaskedLanguageModeling
 
@@ -56,7 +56,7 @@ def check_run(config: TrainingConfig) -> Iterator[Finding]:
     run = Run(config, inputs, task, resolve_model_config(config.model, inputs), read_cluster())
     run.plan(expected_num_replicas(config.hardware, run.cluster, num_local_devices=1))
     if config.run.output_dir is not None:
-        claim_run_folder(
+        check_run_folder(
             run.output_dir, run.fingerprint, resume=config.run.resume, overwrite=config.run.overwrite_output_dir
         )
         open_folder(run.output_dir).check_writable()

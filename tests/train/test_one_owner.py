@@ -1,0 +1,73 @@
+"""One training run at a time in a folder, and what a start that is refused leaves of the run that is there."""
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from mlm_common.errors import EXIT_BAD_INPUT, EXIT_PERMANENT
+from mlm_common.folder_owner import owned_folder
+from tests.fixtures.folder_owners import shorten_times, start_with_short_times
+from tests.fixtures.same_run import assert_same_run
+from tests.fixtures.tiny_corpus import contents
+from tests.fixtures.tiny_run import run_flags
+from train.run_mlm import main
+
+pytestmark = pytest.mark.usefixtures("one_device")
+
+OWNER = "train.run"
+MANY_STEPS = ("--max-steps", "100", "--save-steps", "2", "--eval-steps", "50", "--log-steps", "50")
+
+
+@pytest.fixture
+def old_run(finished_run: Path, tmp_path: Path) -> Path:
+    shutil.copytree(finished_run, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_second_run_is_refused_while_the_first_lives(old_run, shards, capsys):
+    before = contents(old_run)
+    with owned_folder(str(old_run), beat_seconds=0.05):
+        for flags in ((), ("--overwrite-output-dir",)):
+            assert main(run_flags(shards, old_run, *flags)) == EXIT_BAD_INPUT
+            assert f"{old_run} belongs to the run of process {os.getpid()} on " in capsys.readouterr().err
+    assert contents(old_run) == before
+
+
+def test_a_refused_global_batch_leaves_the_run_as_it_was(old_run, shards, capsys):
+    before = contents(old_run)
+    assert main(run_flags(shards, old_run)) == EXIT_BAD_INPUT
+    assert "A run must resume with its global batch of 8 rows; received 4" in capsys.readouterr().err
+    assert contents(old_run) == before
+
+
+def test_weights_that_cannot_be_loaded_cost_no_run_that_was_to_be_overwritten(old_run, shards, tmp_path, capsys):
+    shutil.copytree(old_run / "export", tmp_path / "model")
+    flags = ("--init-from", str(tmp_path / "model"), "--config-overrides", "num_hidden_layers=2")
+    before = contents(old_run)
+    assert main(run_flags(shards, old_run, *flags, "--overwrite-output-dir")) == EXIT_BAD_INPUT
+    assert "The weights of --init-from must be those of the model that is trained" in capsys.readouterr().err
+    assert contents(old_run) == before
+
+
+@pytest.mark.slow
+def test_a_stopped_run_that_wakes_up_after_another_took_over_ends_and_touches_nothing(shards, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    with start_with_short_times(OWNER, run_flags(shards, run, *MANY_STEPS)) as stopped:
+        while not list(run.glob("checkpoints/step-*.json")):
+            assert stopped.poll() is None
+            time.sleep(0.01)
+        os.killpg(stopped.pid, signal.SIGSTOP)
+        shorten_times(OWNER, monkeypatch)
+        assert main(run_flags(shards, run, *MANY_STEPS)) == 0
+        before = contents(run)
+        os.killpg(stopped.pid, signal.SIGCONT)
+        _, errors = stopped.communicate(timeout=60)
+    assert stopped.returncode == EXIT_PERMANENT
+    assert f"error: The folder must belong to this run; {run} has no .owner/ of it any more." in errors
+    assert contents(run) == before
+    assert main(run_flags(shards, tmp_path / "whole", *MANY_STEPS)) == 0
+    assert_same_run(run, tmp_path / "whole")
