@@ -12,7 +12,7 @@ from tests.fixtures.record_run import unpack
 from train.checkpoints.fingerprint import fingerprint, fingerprint_sha256, is_checkpoint_of
 from train.checkpoints.store import parse_record
 from train.config import MAY_CHANGE, PER_WORKER, ROUNDING, flags_marked, parse_training_config, settings_marked
-from train.runtime.run_folder import claim_run_folder
+from train.runtime.run_folder import check_run_folder
 
 INPUTS = SimpleNamespace(
     max_length=16,
@@ -60,9 +60,9 @@ def test_runs_and_checkpoints_that_were_recorded_with_the_version_of_transformer
         former = json.loads((run / "run.json").read_text())["fingerprint"]
         now = {key: value for key, value in former.items() if key != "model.transformers_version"}
         assert len(now) == len(former) - 1
-        claim_run_folder(str(run), now, resume="must", overwrite=False)
+        check_run_folder(str(run), now, resume="must", overwrite=False)
         with pytest.raises(InputError, match="must not hold another run"):
-            claim_run_folder(str(run), {**now, "run.seed": 7}, resume="must", overwrite=False)
+            check_run_folder(str(run), {**now, "run.seed": 7}, resume="must", overwrite=False)
         (record,) = (parse_record(path.read_text()) for path in (run / "checkpoints").glob("*.json"))
         assert is_checkpoint_of(now, record)
         assert not is_checkpoint_of({**now, "run.seed": 7}, record)
