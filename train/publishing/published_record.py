@@ -1,7 +1,7 @@
 """What of the records of a run is published: all by which it can be resumed, nothing of where it was made."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from mlm_common.hub.disclosure import withheld_hash, withhold, withhold_except, withhold_settings
@@ -11,6 +11,11 @@ from train.config import SUBJECTS
 
 # Of `run.json`: as they are.
 PUBLIC_FIELDS = ("commit", "versions", "hardware", "hub_revision", "task", "plan")
+# Of a checkpoint's record: as they are.
+PUBLIC_CHECKPOINT_FIELDS = (
+    "step", "row", "fingerprint_sha256", "plan", "versions", "logged_step", "validation_loss", "skipped", "num_bytes",
+    "crc32c", "format_version", "generator", "made_by",
+)  # fmt: skip
 # Where transformers keeps the folder that a configuration came from.
 CONFIG_SOURCE = "_name_or_path"
 
@@ -31,7 +36,12 @@ def published_run(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def published_checkpoint(record: CheckpointRecord) -> CheckpointRecord:
     """Withhold of a checkpoint's record what is its owner's."""
-    return replace(record, settings=_published_settings(record.settings))
+    withheld = {
+        one.name: withhold(getattr(record, one.name))
+        for one in fields(record)
+        if one.name not in PUBLIC_CHECKPOINT_FIELDS
+    }
+    return replace(record, **withheld | {"settings": _published_settings(record.settings)})
 
 
 def _published_settings(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

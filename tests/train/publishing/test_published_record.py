@@ -47,6 +47,10 @@ PUBLIC_RUN = {
     "commit", "versions", "hardware", "task", "model_config", "settings.model.preset", "settings.hub.hub_example",
     *(f"{data}.{name}" for data in ("train_data", "eval_data") for name in PUBLIC_MANIFEST if "shards" not in name),
 }  # fmt: skip
+PUBLIC_CHECKPOINT = {
+    "fingerprint_sha256", "crc32c", "generator", "made_by.device", "made_by.commit", "versions",
+    "settings.model.preset", "settings.hub.hub_example",
+}  # fmt: skip
 PUBLIC_TOKENIZER = {
     "tokenizer_sha256", "versions", "corpus.settings.split", "corpus.settings.text_column",
     "corpus.data_files.checksum",
@@ -130,10 +134,11 @@ def test_no_text_in_the_records_of_a_run_leaves_that_is_not_known(finished_run: 
     assert secret_places(published) == PUBLIC_RUN
     assert published["model_config"]["_name_or_path"] == WITHHELD
     checkpoint = parse_record((finished_run / "checkpoints" / "step-00000006.json").read_text())
-    checkpoint.settings.update(with_secrets(checkpoint.settings))
     content = json.loads(published_checkpoint(checkpoint).to_json())
-    assert secret_places(content) == {"settings.model.preset", "settings.hub.hub_example"}
     assert parse_record(json.dumps(content)).fingerprint_sha256 == checkpoint.fingerprint_sha256
+    secrets = {one.name: with_secrets(getattr(checkpoint, one.name)) for one in fields(checkpoint)} | {"skipped": ()}
+    published = published_checkpoint(dataclasses.replace(checkpoint, **secrets))
+    assert secret_places(dataclasses.asdict(published)) == PUBLIC_CHECKPOINT
 
 
 def test_no_text_in_the_records_of_a_tokenizer_leaves_that_is_not_known(tokenizer_folder: Path) -> None:
