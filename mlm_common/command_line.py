@@ -154,8 +154,9 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
         # The request lines of the HTTP clients, and datasets' notes on its own files, hide what this run says.
         for chatty in ("httpx", "urllib3", "datasets", "filelock", "fsspec", "absl", "matplotlib"):
             logging.getLogger(chatty).setLevel(logging.WARNING)
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are not UTF-8
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # for names of files that are not UTF-8
         started_seconds = time.monotonic()
         try:
             main(argv)

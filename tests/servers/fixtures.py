@@ -131,6 +131,12 @@ class HubHandle(ServerHandle):
         assert repository, f"no repository {repo_id}"
         return {path: base64.b64decode(content) for path, content in repository["files"].items()}
 
+    def commit(self, repo_id: str, kind: str = "models", revision: str = "main") -> str:
+        """Read the hash of a branch's newest commit."""
+        repository = self.repository(repo_id, kind, revision)
+        assert repository, f"no repository {repo_id}"
+        return str(repository["sha"])
+
     def put(self, repo_id: str, path: str, content: bytes, kind: str = "models", revision: str = "main") -> None:
         """Commit a file, making a public repository where there is none, and the branch."""
         encoded = base64.b64encode(content).decode()

@@ -78,6 +78,7 @@ class Hub(Application):
             files = repository.at(revision).files
             return {
                 "private": repository.private,
+                "sha": repository.at(revision).sha,
                 "commits": [commit.title for commit in repository.branch(revision)],
                 "tags": {name: commit.title for name, commit in repository.tags.items()},
                 "branches": list(repository.branches),

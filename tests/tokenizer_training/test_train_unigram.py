@@ -286,3 +286,19 @@ def test_a_second_training_is_refused_while_the_first_lives(
     with owned_folder(str(tmp_path / "out"), beat_seconds=0.05):
         assert main(arguments(corpus_file, tmp_path / "out", "--overwrite")) == 2
     assert f"{tmp_path / 'out'} belongs to the run of process {os.getpid()} on " in capsys.readouterr().err
+
+
+def test_a_corpus_whose_name_is_not_utf_8_is_trained_on_and_compared_by_content(
+    corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    corpus, folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.jsonl")), tmp_path / "tokenizer"
+    corpus.write_bytes(corpus_file.read_bytes())
+    assert main(arguments(corpus, folder)) == 0
+    (file,) = json.loads((folder / "training.json").read_text())["corpus"]["data_files"]
+    assert file["path"] == str(corpus)
+    assert main(arguments(corpus_file, folder, "--dry-run")) == 0, "the same text under another name"
+    text = corpus.read_bytes()
+    corpus.write_bytes(text[:2000].replace(b"a", b"b") + text[2000:])
+    assert main(arguments(corpus, folder, "--dry-run")) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "holds a tokenizer of other settings: corpus.data_files[0] is " in error

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 from mlm_common.errors import InputError
 from tfrecord_prep.manifest import ShardSet, open_shards
 from tfrecord_prep.records import first_row_ids
-from tokenizer_training.corpus.record import describe_shared_text, describe_unknown, record_of_split
+from tokenizer_training.corpus.record import describe_shared_text, describe_unknown, identity, record_of_split
 from tokenizer_training.tokenizer import load_tokenizer, tokenizer_sha256
 from train.config import DataConfig
 
@@ -86,10 +86,16 @@ def _check_corpora(train_shards: ShardSet, eval_shards: ShardSet) -> None:
     train, evaluation = train_shards.manifest, eval_shards.manifest
     if train is None or evaluation is None:
         return
-    if shared := describe_shared_text(*(record_of_split(part.corpus, part.split) for part in (train, evaluation))):
+    parts = [record_of_split(part.corpus, part.split) for part in (train, evaluation)]
+    if shared := describe_shared_text(*parts):
         raise InputError(
             f"--eval-dataset must hold no text of --train-dataset; {eval_shards.folder} is not of the preparation of "
             f"{train_shards.folder}, and {shared}. Prepare both by one command."
         )
-    if unknown := sorted({*map(describe_unknown, (train.corpus, evaluation.corpus))} - {""}):
-        logger.warning("Whether --eval-dataset shares text with --train-dataset is not known: %s.", unknown[0])
+    unknown = {*map(describe_unknown, parts)} - {""}
+    if unknown and identity(parts[0]) != identity(parts[1]):
+        logger.warning(
+            "Whether --eval-dataset shares text with --train-dataset is unknown: a record of an older version does not "
+            "tell %s.",
+            " or ".join(sorted(unknown)),
+        )
