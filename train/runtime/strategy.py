@@ -20,7 +20,7 @@ def connect(config: HardwareConfig, cluster: Cluster) -> tf.distribute.Strategy:
     """Connect to the devices: the TPU claimed and initialised, or all workers of the cluster there.
 
     Raises:
-        InputError: no TPU can be used as this machine is set up.
+        InputError: no TPU can be used as this machine is set up, or XLA cannot compile the step for these devices.
         RunFailedError: the TPU that is named is not ready, or the other workers are not.
     """
     if config.wants_tpu:
@@ -32,8 +32,18 @@ def connect(config: HardwareConfig, cluster: Cluster) -> tf.distribute.Strategy:
         is_cpu = len(names) == 1 and "CPU" in names[0]
         strategy = tf.distribute.OneDeviceStrategy(names[0]) if is_cpu else mirrored_strategy(names)
         devices = "CPU" if "CPU" in names[0] else "GPU"
+    _check_sums_compile(config, strategy.num_replicas_in_sync)
     logger.info("training on %s, replicas: %d", devices, strategy.num_replicas_in_sync)
     return strategy
+
+
+def _check_sums_compile(config: HardwareConfig, num_replicas: int) -> None:
+    """Refuse a step whose sums over replicas XLA does not compile: of several CPUs."""
+    if num_replicas > 1 and compiles_with_xla(config) and not tf.config.list_logical_devices("GPU"):
+        raise InputError(
+            "--jit-compile and --bfloat16, which XLA compiles, need GPUs, a TPU or a single CPU: XLA adds up nothing "
+            f"over several; received {num_replicas} CPU replicas. Leave them out."
+        )
 
 
 def local_devices() -> tuple[str, ...]:

@@ -72,3 +72,10 @@ def test_workers_that_are_not_there_may_be_tried_again(monkeypatch: pytest.Monke
     monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", fail)
     with pytest.raises(RunFailedError, match="TF_CONFIG must name workers that reach each other"):
         strategy.connect(HardwareConfig(), read_cluster())
+
+
+@pytest.mark.parametrize("settings", [{"jit_compile": True}, {"bfloat16": True}])
+def test_what_xla_compiles_is_refused_on_several_cpus_before_it_fails_there(settings: dict[str, bool]) -> None:
+    assert strategy.connect(HardwareConfig(), Cluster()).num_replicas_in_sync == 2
+    with pytest.raises(InputError, match="single CPU: XLA adds up nothing over several; received 2 CPU replicas"):
+        strategy.connect(HardwareConfig(**settings), Cluster())
