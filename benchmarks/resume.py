@@ -10,6 +10,8 @@ does and by TensorFlow's CheckpointManager: the stall is how long training waits
 
 import argparse
 import dataclasses
+import functools
+import operator
 import os
 import shutil
 import signal
@@ -86,7 +88,7 @@ def prepare_runs(folder: Path, flags_of: Callable[[Path], list[str]], late_step:
         moved = dataclasses.replace(record, step=new_step, logged_step=new_step, row=new_step * BATCH_ROWS)
         moved_store = CheckpointStore(open_folder(str(run / "checkpoints")))
         moved_store.write(moved, arrays | {"optimizer/iterations": np.array(new_step)})
-        moved_store.keep_only([new_step])
+        moved_store.delete(functools.partial(operator.ne, new_step))
     return {EARLY_STEP: early, late_step: late}
 
 

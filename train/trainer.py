@@ -14,7 +14,6 @@ from transformers import PretrainedConfig
 
 from mlm_common.command_line import commit
 from mlm_common.hub.push import HubPushError
-from mlm_common.storage import open_folder
 from tokenizer_training.tokenizer import vocabulary_size
 from train.checkpoints.manager import Checkpoints, TrainingState
 from train.checkpoints.resume import (
@@ -29,7 +28,8 @@ from train.config import TrainingConfig
 from train.data.pipeline import ONE_PIPELINE, evaluation_batches, num_evaluation_batches, training_batches
 from train.data.shards import TrainingInputs
 from train.data.shuffle import SampleOrder
-from train.metrics.log import ROLLBACK, VALIDATION, MetricsLog
+from train.metrics.log import MetricsLog
+from train.metrics.log_files import ROLLBACK, VALIDATION
 from train.metrics.training_log import Throughput, TrainingDivergedError, TrainingLog
 from train.model.build import build_network
 from train.model.flops import full_speed_step_seconds
@@ -43,7 +43,7 @@ from train.runtime.collectives import check_agreement
 from train.runtime.hooks import Hook, Profile, StepsPerExecution
 from train.runtime.plan import Plan
 from train.runtime.preemption import RunStoppedError, StopRequest
-from train.runtime.run_folder import TENSORBOARD_FOLDER, has_checkpoint
+from train.runtime.run_folder import has_checkpoint
 from train.runtime.strategy import compiles_with_xla, computes_as_suits_tpu, distribute_batches
 from train.tasks.task import Task
 from train.train_step import Evaluator, PretrainingModel, build_evaluator
@@ -102,7 +102,13 @@ class Trainer:
             f"--output-dir must be one folder that all workers see; they found other checkpoints in {run.output_dir}."
         )
         check_agreement(self.model.distribute_strategy, run.cluster, {"newest step": self.start.step}, rule=rule)
-        self.log.rewind_to(self.start.step, len(self.start.skipped))
+        saved = self.start.checkpoint
+        self.log.restore(
+            self.start.step,
+            len(self.start.skipped),
+            num_written=saved.num_written_log_lines if saved else 0,
+            unwritten=saved.unwritten_log_lines if saved else (),
+        )
 
     def print_start(self) -> None:
         """Print the plan, where training begins or resumes, and a first row as the model sees it."""
@@ -119,7 +125,10 @@ class Trainer:
             RunStoppedError: `stop` was requested; all is saved.
             RunFailedError: training diverged, or a checkpoint could not be written.
         """
-        stop = stop or StopRequest()
+        with self.log, self.checkpoints:
+            return self._fit(stop or StopRequest(), pushing)
+
+    def _fit(self, stop: StopRequest, pushing: PushToHub | None) -> dict[str, float] | None:
         while True:
             try:
                 with closing(TrainingHooks(self, stop, pushing)) as hooks:
@@ -145,7 +154,8 @@ class Trainer:
         last = publisher.take(self.model.network, self.plan.num_steps, self.log.lines)
         where = {"checkpoints": self.checkpoints.describe(), "model": publisher.export_folder}
         try:
-            publisher.publish(last, f"Pretrained for {last.step:,} steps")
+            with heartbeat.kept_up("publish", last.step):
+                publisher.publish(last, f"Pretrained for {last.step:,} steps")
         except HubPushError:
             print_result(self.run, figures, where)
             raise
@@ -197,7 +207,7 @@ class TrainingHooks:
             max_loss_rise=config.run.max_loss_rise,
         )
         self._profile = Profile(
-            open_folder(trainer.run.output_dir).path_of(TENSORBOARD_FOLDER),
+            trainer.log.tensorboard_folder,
             config.run.profiled_steps if trainer.log.is_chief else None,
             wait_for_device=lambda: trainer.model.optimizer.iterations.numpy(),
         )
@@ -275,6 +285,7 @@ class TrainingHooks:
 
     def _record(self, step: int) -> CheckpointRecord:
         is_evaluated = self.figures is not None and self._evaluated_step == step
+        log = self._trainer.log
         return CheckpointRecord(
             step=step,
             row=self._plan.row_after(step, self._start.num_skipped_rows),
@@ -286,6 +297,8 @@ class TrainingHooks:
             logged_step=self._log.logged_step,
             validation_loss=self.figures["loss"] if self.figures and is_evaluated else None,
             skipped=self._start.skipped,
+            num_written_log_lines=(num_written := log.num_written),
+            unwritten_log_lines=tuple(log.lines[num_written:]),
         )
 
 
@@ -302,7 +315,7 @@ def roll_back(trainer: Trainer, error: TrainingDivergedError, stop: StopRequest)
     Raises:
         TrainingDivergedError: the same, where rolling back is not asked for, was done too often, or has nowhere to go.
     """
-    trainer.checkpoints.wait()
+    trainer.checkpoints.settle()
     if not trainer.can_roll_back or len(trainer.start.skipped) >= trainer.run.config.run.max_rollbacks:
         raise error
     stop.meet()  # the others read what the chief has written

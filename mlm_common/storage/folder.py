@@ -244,6 +244,10 @@ def for_all(function: Callable[[Any], None], items: Iterable[Any]) -> None:
 
     The `transfer_manager` of google-cloud-storage continues after a failure, and gives all uploads one precondition.
     """
+    items = list(items)
+    if len(items) == 1:  # without a pool, whose threads the end of the process waits for
+        function(items[0])
+        return
     with ThreadPoolExecutor(NUM_TRANSFERS) as pool:
         for _ in pool.map(function, items):
             pass

@@ -70,7 +70,8 @@ class Fault:
     Modes: `status` answers that status with that message and does nothing else; `delay` waits first; `reset` breaks
     the connection after `num_bytes` of the request's body; `lost_answer` does what was asked and breaks the connection
     before the answer; `truncate` breaks it after `num_bytes` of the answer; `corrupt` and `corrupt_upload` flip the
-    byte number `num_bytes` of the answer or of the request.
+    byte number `num_bytes` of the answer or of the request; `hold` does what was asked when `release` is asked for,
+    and not before.
     """
 
     path: str
@@ -123,6 +124,7 @@ class LoopbackServer(ThreadingHTTPServer):
         self.lock = threading.RLock()
         self.faults: list[Fault] = []
         self.log: list[dict[str, Any]] = []
+        self.released = threading.Event()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], ConnectionError | ssl.SSLError | TimeoutError):
@@ -147,8 +149,12 @@ class LoopbackServer(ThreadingHTTPServer):
                 return self.application.error_response(request, HttpError(500, "internalError", f"mistake: {error!r}"))
 
     def control(self, action: str, argument: dict[str, Any]) -> Any:
-        if action == "reset":
-            self.faults.clear()
+        if action in ("reset", "release"):
+            self.released.set()  # those who wait
+            self.released = threading.Event()
+            self.faults = [fault for fault in self.faults if action == "release" and fault.mode != "hold"]
+            if action == "release":
+                return None
             self.log.clear()
             self.application.reset()
             return None
@@ -185,8 +191,11 @@ class Handler(BaseHTTPRequestHandler):
             self.send(self.server.respond(dataclasses.replace(request, body=self.read_body())))
             return
         fault = self.server.take_fault(request) or Fault(path="", mode="none")
+        released = self.server.released
         entry = self.log_request_start(request, fault)
         time.sleep(fault.delay_seconds)
+        if fault.mode == "hold":
+            released.wait()
         if fault.mode == "reset":
             partial = dataclasses.replace(request, body=self.read_body(fault.num_bytes))
             with self.server.lock:

@@ -52,6 +52,10 @@ class ServerHandle:
         """Make something go wrong with the next requests whose `path?query` matches: see `loopback.Fault`."""
         self._process.control("fault", path=path, **options)
 
+    def release(self) -> None:
+        """Answer the requests that faults of the mode `hold` have held, and hold no more."""
+        self._process.control("release")
+
     def requests(self, method: str = "", path: str = "") -> list[dict[str, Any]]:
         """List the logged requests of that method, with that text in their path; all of them by default."""
         log = self._process.control("log")

@@ -6,10 +6,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from types import TracebackType
+from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
 
+from mlm_common.background import LatestItemWorker, seconds_to_end
 from mlm_common.errors import InputError, PermanentError, RunFailedError
 from mlm_common.retry import call_repeatedly
 from mlm_common.storage import open_folder
@@ -20,6 +24,8 @@ from train.train_step import PretrainingModel
 
 logger = logging.getLogger(__name__)
 
+Result = TypeVar("Result")
+
 # Waits before the second and the third try to write; what Cloud Storage's client repeats by itself is one try.
 RETRY_SECONDS = (0.5, 2.0)
 
@@ -27,7 +33,9 @@ RETRY_SECONDS = (0.5, 2.0)
 class Checkpoints:
     """The checkpoints in `OUTPUT_DIR/checkpoints`: the newest `num_kept`, and the one of the lowest validation loss.
 
-    Every worker restores them; one writes them, which it can alone, since each worker has all weights and moments.
+    Every worker restores them; one writes them, which it can alone, since each worker has all weights and moments. Old
+    ones are deleted by a thread that nothing waits for; what cannot be deleted is tried again after the next save. To
+    be used as a context around the training, whose end gives that thread a little time.
 
     Args:
         output_dir: of the run.
@@ -45,6 +53,16 @@ class Checkpoints:
         self._records: dict[int, CheckpointRecord] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
         self._writing: Future[None] | None = None
+        self._deleting: LatestItemWorker[Callable[[int], bool]] = LatestItemWorker(self._delete)
+        self._abandoned_steps: frozenset[int] = frozenset()
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._deleting.wait(seconds_to_end(kind))
 
     def restore_newest(
         self,
@@ -67,8 +85,8 @@ class Checkpoints:
         Raises:
             InputError: there are checkpoints, and none of them can be used.
         """
-        steps = [step for step in self._store.steps() if step % interval_steps == 0]
-        steps = [step for step in steps if up_to is None or step <= up_to]
+        all_steps = self._store.steps()
+        steps = [step for step in all_steps if step % interval_steps == 0 and (up_to is None or step <= up_to)]
         if self._is_chief:
             self._store.folder.delete_partial_files("step-")
         for step in reversed(steps):
@@ -82,6 +100,7 @@ class Checkpoints:
                 continue
             use(record, arrays)
             self._records = self._readable_records(record.step)
+            self._abandoned_steps = frozenset(later for later in all_steps if later > step)
             return record
         if steps:
             raise InputError(
@@ -143,26 +162,55 @@ class Checkpoints:
                 "removed, give the same command again: it resumes from there."
             ) from error
 
+    def settle(self) -> None:
+        """Wait until the last checkpoint is written and old ones are deleted, as far as that succeeds.
+
+        Raises:
+            RunFailedError, InputError: as `wait`.
+        """
+        self.wait()
+        self._deleting.wait()
+
     def discard_after(self, step: int) -> None:
         """Delete the checkpoints after `step`; nothing but on the chief."""
         if self._is_chief:
-            self.wait()
+            self.settle()
             self._records = {saved: record for saved, record in self._records.items() if saved <= step}
-            self._store.keep_only(saved for saved in self._store.steps() if saved <= step)
+            self._repeatedly(partial(self._store.delete, lambda saved: saved > step), "checkpoints are deleted again")
+            self._abandoned_steps = frozenset()
 
     def _write(self, record: CheckpointRecord, arrays: Arrays) -> None:
         heartbeat.report("save", record.step)
-        self._records[record.step] = call_repeatedly(
-            lambda: self._store.write(record, arrays),
+        if record.step in self._abandoned_steps:
+            self._abandoned_steps = frozenset()
+            self._deleting.drop_waiting()
+            self._deleting.wait()
+        self._records[record.step] = self._repeatedly(
+            partial(self._store.write, record, arrays), f"the checkpoint of step {record.step} is written again"
+        )
+        kept = frozenset(self._kept_steps())
+        self._records = {step: self._records[step] for step in kept}
+        abandoned = self._abandoned_steps
+        # No step above that of this checkpoint, since the next may be written meanwhile.
+        self._deleting.submit(lambda step: step in abandoned or (step < record.step and step not in kept))
+
+    def _delete(self, is_obsolete: Callable[[int], bool]) -> None:
+        try:
+            self._repeatedly(partial(self._store.delete, is_obsolete), "old checkpoints are deleted again")
+        except Exception as error:  # as in `wait`
+            logger.warning(
+                "old checkpoints in %s could not be deleted, which is tried again after the next one; training goes "
+                "on: %s",
+                *(self._store.folder, error),
+            )
+
+    def _repeatedly(self, function: Callable[[], Result], what: str) -> Result:
+        return call_repeatedly(
+            function,
             RETRY_SECONDS,
             lambda error: not isinstance(error, InputError),
-            on_failure=lambda error, _wait_seconds: logger.warning(
-                "the checkpoint of step %d is written again, after: %s", record.step, error
-            ),
+            on_failure=lambda error, _wait_seconds: logger.warning("%s, after: %s", what, error),
         )
-        kept = self._kept_steps()
-        self._records = {step: self._records[step] for step in kept}
-        self._store.keep_only(kept)
 
     def _kept_steps(self) -> list[int]:
         steps = sorted(self._records)

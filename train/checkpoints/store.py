@@ -8,7 +8,7 @@ import dataclasses
 import json
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,8 @@ class CheckpointRecord:
         crc32c: checksum of the data file, eight hexadecimal digits.
         generator: what drew masks and dropout.
         made_by: kind of `device`, `commit` of this project; empty where that was not recorded yet.
+        num_written_log_lines: lines of the log that were in its files for sure; None where that is not known.
+        unwritten_log_lines: those after them, for which a run that resumes makes up.
     """
 
     step: int
@@ -79,6 +81,8 @@ class CheckpointRecord:
     format_version: int = FORMAT_VERSION
     generator: str = GENERATOR
     made_by: dict[str, str] = field(default_factory=dict)
+    num_written_log_lines: int | None = None
+    unwritten_log_lines: tuple[dict[str, Any], ...] = ()
 
     def to_json(self) -> str:
         """Write the record as text, with a checksum of its own."""
@@ -102,8 +106,9 @@ def parse_record(text: str) -> CheckpointRecord:
         raise DamagedCheckpointError("its record was changed since it was written")
     if version != FORMAT_VERSION:
         raise DamagedCheckpointError(f"its format is {version}, which this version does not know")
-    skipped = tuple(SkippedRows(**rows) for rows in content.pop("skipped"))
-    return CheckpointRecord(skipped=skipped, **{"generator": GENERATOR_BEFORE, **content})
+    content["skipped"] = tuple(SkippedRows(**rows) for rows in content["skipped"])
+    content["unwritten_log_lines"] = tuple(content.get("unwritten_log_lines", ()))
+    return CheckpointRecord(**{"generator": GENERATOR_BEFORE, **content})
 
 
 def _content_checksum(content: dict[str, Any]) -> str:
@@ -167,12 +172,14 @@ class CheckpointStore:
         self.folder.write_text(_name(record.step, RECORD_SUFFIX), written.to_json())
         return written
 
-    def keep_only(self, steps: Iterable[int]) -> None:
-        """Delete all checkpoints but those of these steps, and what killed writes and deletions left."""
-        kept = set(steps)
-        files = [(step, suffix) for step, suffix in self._names() if step not in kept]
-        for suffix in (RECORD_SUFFIX, DATA_SUFFIX):
-            self._delete([file for file in files if file[1] == suffix])
+    def delete(self, is_obsolete: Callable[[int], bool]) -> None:
+        """Delete the checkpoints of the steps of which that is said, and what killed writes and deletions left of them.
+
+        One file after the other, since the end of the process waits for pools of threads.
+        """
+        files = [file for file in self._names() if is_obsolete(file[0])]
+        for file in sorted(files, key=lambda file: file[1] != RECORD_SUFFIX):
+            self._delete([file])
 
     def _names(self) -> list[tuple[int, str]]:
         matches = map(_NAME.fullmatch, self.folder.list_files())

@@ -1,25 +1,41 @@
-"""The record of a run: `metrics.jsonl`, TensorBoard, and the picture of the loss."""
+"""The record of a run: lines of figures that are kept in memory, and written to files in the background."""
 
-import contextlib
-import json
-import tempfile
-import time
-from pathlib import Path
+import itertools
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from types import TracebackType
 from typing import Any
 
-from mlm_common.figures import new_figure
-from mlm_common.storage import Folder, open_folder
-from train.runtime.run_folder import LOSS_CURVE_NAME, METRICS_NAME, TENSORBOARD_FOLDER
+from mlm_common.background import LatestItemWorker, seconds_to_end
+from mlm_common.retry import call_repeatedly, growing_delays
+from mlm_common.storage import open_folder
+from train.metrics.log_files import ROLLBACK, Line, Lines, LossCurve, MetricsFile, TensorBoardFiles
+from train.runtime.run_folder import TENSORBOARD_FOLDER
 
-TRAIN, VALIDATION, ROLLBACK = "train", "validation", "rollback"
+logger = logging.getLogger(__name__)
+
+Unwritten = Sequence[dict[str, Any]]
+
 # Figures of a line that are measured on the clock; all others are the same however often a run was stopped.
 CLOCK_FIGURES = ("step_seconds", "tokens_per_second", "input_wait_share", "mfu")
+# Before each further try to write, while nothing new is to be written.
+RETRY_SECONDS = growing_delays(1.0, 6)
+LAST_RETRY_SECONDS = 60.0
+# The same, once the run has come to its end.
+END_RETRY_SECONDS = (0.5, 1.0)
+
+
+class _NotWrittenError(Exception):
+    """A file that is not up to date."""
 
 
 class MetricsLog:
-    """Lines of `metrics.jsonl`, {"step": …, "split": …, figures …}, also sent to TensorBoard.
+    """Lines of `metrics.jsonl`, {"step": …, "split": …, figures …}, for TensorBoard and for the picture of the loss.
 
-    Only the chief of several workers writes.
+    One thread writes them, so that no other waits for a disk or a bucket. What fails is tried again, and the next write
+    carries all that is missing. To be used as a context around the training, whose end waits for the thread and sums up
+    what failed. Only the chief of several workers writes.
 
     Args:
         output_dir: of the run.
@@ -39,37 +55,71 @@ class MetricsLog:
         is_chief: bool = True,
     ):
         self.is_chief = is_chief
-        self._folder = open_folder(output_dir)
-        self.path = self._folder.path_of(METRICS_NAME)
-        self.curve_path = self._folder.path_of(LOSS_CURVE_NAME)
-        self._unigram_entropy_nats = unigram_entropy_nats
-        self._title, self._loss_unit = title, loss_unit
-        self.lines: list[dict[str, Any]] = []
-        self._drawn_line: list[dict[str, Any]] | None = None
-        self._num_written = 0
-        self._tensorboard = TensorBoardFiles(self._folder.subfolder(TENSORBOARD_FOLDER)) if is_chief else None
+        self.lines: list[Line] = []
+        folder = open_folder(output_dir)
+        self._file = MetricsFile(folder)
+        self._tensorboard = TensorBoardFiles(folder.subfolder(TENSORBOARD_FOLDER))
+        self._curve = LossCurve(folder, unigram_entropy_nats, title=title, loss_unit=loss_unit)
+        self._lines_to_draw: Lines | None = None
+        self._worker: LatestItemWorker[tuple[Lines, Lines | None]] = LatestItemWorker(self._write)
+        self._failed: set[str] = set()
+        self._num_failures = 0
+        self._is_ending = False
 
-    def rewind_to(self, step: int, num_rollbacks: int = 0) -> None:
-        """Take up the lines that are there, and drop those of steps after `step`, which will be made again.
+    @property
+    def tensorboard_folder(self) -> str:
+        """A local folder, whose files are brought to where TensorBoard looks for them."""
+        return self._tensorboard.local_folder
+
+    def __enter__(self) -> "MetricsLog":
+        self._is_ending = False
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_ending = True
+        self.flush()
+        is_done = self._worker.wait(seconds_to_end(kind))
+        if self._failed or not is_done:
+            logger.warning(
+                "the log is not complete: %s not up to date (%d lines of %d are missing); the next start of this run "
+                "makes up for that",
+                *(", ".join(sorted(self._failed)) or self._file, len(self.lines) - self.num_written, len(self.lines)),
+            )
+        elif self._num_failures:
+            logger.warning("%d writes of the log failed, and all were made up for", self._num_failures)
+
+    @property
+    def num_written(self) -> int:
+        """The number of the first lines that are in the files for sure."""
+        return min(self._file.num_written(self.lines), self._tensorboard.num_written(self.lines))
+
+    def restore(
+        self, step: int, num_rollbacks: int = 0, *, num_written: int | None = None, unwritten: Unwritten = ()
+    ) -> None:
+        """Take up the lines of an earlier process up to `step`.
 
         Args:
             step: steps made.
             num_rollbacks: rollbacks before this step; lines of later ones are dropped.
+            num_written: lines that were in the files for sure when the state of this step was saved; None where that
+                is not known.
+            unwritten: the lines after them, at that time.
         """
-        there = self._folder.read_text(METRICS_NAME) if self._folder.exists(METRICS_NAME) else ""
-        lines = [json.loads(line) for line in there[: there.rfind("\n") + 1].splitlines()]
-        rollbacks = [line for line in lines if line["split"] == ROLLBACK]
-        dropped = rollbacks[num_rollbacks:]
+        self.lines = _completed(self._file.read(), num_written, unwritten)
+        self.rewind_to(step, num_rollbacks)
+        self._tensorboard.begin(self.lines[:num_written], step)
+        self.flush()
+
+    def rewind_to(self, step: int, num_rollbacks: int = 0) -> None:
+        """Drop the lines of steps after `step`, which will be made again, and of all rollbacks but the first ones."""
+        rollbacks = [line for line in self.lines if line["split"] == ROLLBACK][:num_rollbacks]
         self.lines = [
             line
-            for line in lines
-            if (line["step"] <= step if line["split"] != ROLLBACK else not any(line is one for one in dropped))
+            for line in self.lines
+            if (line["step"] <= step if line["split"] != ROLLBACK else any(line is one for one in rollbacks))
         ]
-        self._num_written = len(self.lines)
-        if self.is_chief and there != (kept := _as_text(self.lines)):
-            self._folder.write_text(METRICS_NAME, kept)
-        if self._tensorboard:
-            self._tensorboard.start_after(step)
 
     def find(self, step: int, split: str) -> dict[str, Any] | None:
         """Find the line of that step and split, None without one."""
@@ -77,99 +127,57 @@ class MetricsLog:
 
     def add(self, step: int, split: str, figures: dict[str, Any]) -> None:
         """Take one line; it is written by the next `flush`."""
-        self.lines.append({"step": step, "split": split, **figures})
-        if self._tensorboard and split != ROLLBACK:
-            self._tensorboard.add(step, {f"{split}/{name}": value for name, value in figures.items()})
+        self.lines.append(Line({"step": step, "split": split, **figures}))
 
     def flush(self) -> None:
-        """Write the lines added since the last call."""
-        if not self.is_chief or self._num_written == len(self.lines):
-            return
-        written, new = self.lines[: self._num_written], self.lines[self._num_written :]
-        # A kill leaves at most a part of a line at the end, which the next start drops.
-        self._folder.append_text(METRICS_NAME, _as_text(new), before=_as_text(written))
-        self._num_written = len(self.lines)
-        if self._tensorboard:
-            self._tensorboard.flush()
+        """Have the thread write the lines; does not wait for it."""
+        if self.is_chief:
+            self._worker.submit((tuple(self.lines), self._lines_to_draw))
 
     def draw(self) -> None:
-        """Write the picture of the loss so far, unless it was drawn of the same lines before."""
-        if not self.is_chief or self._drawn_line == self.lines[-1:]:
-            return
-        self._drawn_line = self.lines[-1:]
-        with tempfile.TemporaryDirectory() as folder:
-            picture = Path(folder) / LOSS_CURVE_NAME
-            draw_loss_curve(
-                self.lines, picture, self._unigram_entropy_nats, title=self._title, loss_unit=self._loss_unit
+        """Have the thread draw the loss so far; does not wait for it."""
+        self._lines_to_draw = tuple(self.lines)
+        self.flush()
+
+    def _write(self, item: tuple[Lines, Lines | None]) -> None:
+        """Bring all files up to date, and keep trying until that is done or there is something newer to write."""
+        growing = itertools.chain(RETRY_SECONDS, itertools.repeat(LAST_RETRY_SECONDS))
+        with suppress(_NotWrittenError):
+            call_repeatedly(
+                lambda: self._write_once(*item),
+                END_RETRY_SECONDS if self._is_ending else growing,
+                lambda error: isinstance(error, _NotWrittenError),
+                hurry=self._worker.newer_waits,
             )
-            self._folder.write_bytes(LOSS_CURVE_NAME, picture.read_bytes())
+
+    def _write_once(self, lines: Lines, lines_to_draw: Lines | None) -> None:
+        for file in (self._file, self._tensorboard, self._curve):
+            name = str(file)
+            content = lines_to_draw if file is self._curve else lines
+            if content is None:
+                continue
+            try:
+                file.update(content)
+            except Exception as error:  # of the disk, of Cloud Storage's client, of TensorBoard or of the picture
+                self._num_failures += 1
+                if name not in self._failed:
+                    logger.warning("%s could not be written, which is tried again; training goes on: %s", name, error)
+                self._failed.add(name)
+            else:
+                if name in self._failed:
+                    self._failed.remove(name)
+                    logger.info("%s is up to date again", name)
+        if self._failed:
+            raise _NotWrittenError
 
 
-class TensorBoardFiles:
-    """An event file of this process, made with its first event; for Cloud Storage a local one, uploaded by `flush`."""
-
-    def __init__(self, folder: Folder):
-        self._folder = folder
-        self._writer: Any = None
-        self._staging = contextlib.ExitStack()
-        self._local_folder = self._staging.enter_context(folder.staging())
-
-    def start_after(self, step: int) -> None:
-        """Have TensorBoard leave out what was written of steps after `step` by processes that started before.
-
-        It takes note of all starts but the first, so that one counts too.
-        """
-        from tensorboard.compat.proto.event_pb2 import SessionLog
-
-        self._add(step + 1, session_log=SessionLog(status=SessionLog.START))
-
-    def add(self, step: int, figures: dict[str, float]) -> None:
-        """Add figures by their tags."""
-        from tensorboard.plugins.scalar.summary import scalar_pb
-
-        for tag, value in figures.items():
-            self._add(step, summary=scalar_pb(tag, value))
-
-    def flush(self) -> None:
-        """Write what was added."""
-        if self._writer is None:
-            return
-        self._writer.flush()
-        self._folder.upload_folder(self._local_folder)
-
-    def _add(self, step: int, **content: Any) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        if self._writer is None:
-            self._writer = EventFileWriter(self._local_folder)
-        self._writer.add_event(Event(wall_time=time.time(), step=step, **content))
+def read_metrics(run_folder: str, num_written: int | None = None, unwritten: Unwritten = ()) -> list[Line]:
+    """Read the lines of the `metrics.jsonl` of a run, local or gs://, completed by those that a checkpoint carries."""
+    return _completed(MetricsFile(open_folder(run_folder)).read(), num_written, unwritten)
 
 
-def read_metrics(run_folder: str) -> list[dict[str, Any]]:
-    """Read the lines of the `metrics.jsonl` of a run, local or gs://."""
-    return [json.loads(line) for line in open_folder(run_folder).read_text(METRICS_NAME).splitlines()]
-
-
-def draw_loss_curve(
-    lines: list[dict[str, Any]], picture: Path, unigram_entropy_nats: float | None, *, title: str, loss_unit: str
-) -> None:
-    """Draw training and validation loss over steps, and the loss of the best guess from frequencies alone."""
-    with new_figure(figsize=(8, 4.5)) as figure:
-        axes = figure.subplots()
-        for split, marker in ((TRAIN, ""), (VALIDATION, "o")):
-            points = [(line["step"], line["loss"]) for line in lines if line["split"] == split]
-            if points:
-                axes.plot(*zip(*points, strict=True), marker=marker, label=f"{split} loss")
-        if unigram_entropy_nats:
-            axes.axhline(
-                unigram_entropy_nats, linestyle=":", color="gray", label="unigram entropy (token frequencies only)"
-            )
-        axes.set(xlabel="step", ylabel=loss_unit, title=title)
-        axes.legend()
-        axes.grid(alpha=0.3)
-        figure.savefig(picture, dpi=120)
-
-
-def _as_text(lines: list[dict[str, Any]]) -> str:
-    return "".join(json.dumps(line) + "\n" for line in lines)
+def _completed(there: list[Line], num_written: int | None, unwritten: Unwritten) -> list[Line]:
+    """Put the lines that were not written at one time after those that were, unless they are there."""
+    if not unwritten or there[num_written:][: len(unwritten)] == list(unwritten):
+        return there
+    return there[:num_written] + [Line(line) for line in unwritten]

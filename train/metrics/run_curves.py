@@ -10,7 +10,8 @@ from typing import Any
 from mlm_common.errors import InputError
 from mlm_common.figures import new_figure
 from mlm_common.storage import open_folder
-from train.metrics.log import TRAIN, VALIDATION, read_metrics
+from train.metrics.log import read_metrics
+from train.metrics.log_files import TRAIN, VALIDATION
 from train.runtime.run_folder import METRICS_NAME, read_run_record
 
 PICTURE_INCHES = (11, 4)
@@ -27,7 +28,7 @@ class RunCurves:
 
     name: str
     record: dict[str, Any]
-    lines: list[dict[str, Any]]
+    lines: Sequence[dict[str, Any]]
 
     @property
     def step_tokens(self) -> int:

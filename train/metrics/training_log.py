@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from tqdm import tqdm
 
 from mlm_common.errors import PermanentError
-from train.metrics.log import TRAIN, VALIDATION, MetricsLog
+from train.metrics.log import MetricsLog
+from train.metrics.log_files import TRAIN, VALIDATION
 from train.runtime.plan import Plan
 from train.train_step import PretrainingModel
 

@@ -1,6 +1,6 @@
 """The published model: a snapshot of a run becomes a folder with its card, local or `gs://`, and goes to the Hub."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ class Publication:
 
     step: int
     model: ModelSnapshot
-    metrics: list[dict[str, Any]]
+    metrics: Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Publisher:
     pushes_checkpoints: bool = False
     publish_details: bool = False
 
-    def take(self, network: Any, step: int, metrics: list[dict[str, Any]]) -> Publication:
+    def take(self, network: Any, step: int, metrics: Sequence[dict[str, Any]]) -> Publication:
         """Copy what is to be published from the model and the log; takes as long as copying the weights."""
         return Publication(step, take_snapshot(network), list(metrics))
 

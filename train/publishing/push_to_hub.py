@@ -1,18 +1,19 @@
 """Pushing a model to the Hub while it is trained, without slowing the training down or being able to end it."""
 
 import logging
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any
 
+from mlm_common.background import LatestItemWorker
 from mlm_common.errors import RunFailedError
 from mlm_common.hub.push import HubRepository
 from mlm_common.hub.retries import Interruption
 from train.config import HubConfig
 from train.publishing.publisher import Publication, Publisher
+from train.runtime import heartbeat
 from train.runtime.plan import Plan
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class PushToHub:
     """
 
     def __init__(
-        self, publisher: Publisher | None, steps: tuple[int, ...], *, metrics: Callable[[], list[dict[str, Any]]]
+        self, publisher: Publisher | None, steps: tuple[int, ...], *, metrics: Callable[[], Sequence[dict[str, Any]]]
     ):
         self.steps = steps
         self._publisher = publisher and replace(publisher, repository=_untagged(publisher))
@@ -66,7 +67,8 @@ class PushToHub:
     ) -> None:
         if kind is None:
             self._pushes.drop_waiting()  # the run's last state is about to follow
-            self._pushes.wait()
+            with heartbeat.kept_up("push"):
+                self._pushes.wait()
         elif not self._pushes.wait(GRACE_SECONDS):
             self._pushes.drop_waiting()
             self._interruption.stop.set()
@@ -92,67 +94,3 @@ class PushToHub:
 
 def _untagged(publisher: Publisher) -> HubRepository | None:
     return publisher.repository and replace(publisher.repository, tag=None)
-
-
-Item = TypeVar("Item")
-
-
-class LatestItemWorker(Generic[Item]):
-    """Hands items to `handle` in a thread that does not keep the process alive; of those that wait, the latest only.
-
-    `newer_waits` is set while an item waits: by it `handle` can end early what the next item makes useless.
-
-    Args:
-        handle: called with one item at a time; what it raises is logged, and the next item comes as if nothing was.
-    """
-
-    def __init__(self, handle: Callable[[Item], None]):
-        self.newer_waits = threading.Event()
-        self._handle = handle
-        self._changed = threading.Condition()
-        self._waiting: Item | None = None
-        self._is_busy = False
-        self._thread: threading.Thread | None = None
-
-    def submit(self, item: Item) -> None:
-        """Let the item be handled next, in the place of one that waits."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="latest-item", daemon=True)
-            self._thread.start()
-        with self._changed:
-            self._waiting = item
-            self.newer_waits.set()
-            self._changed.notify_all()
-
-    def drop_waiting(self) -> None:
-        """Forget the item that waits, and let the one that is handled end early."""
-        with self._changed:
-            self._waiting = None
-            self.newer_waits.set()
-            self._changed.notify_all()
-
-    def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until everything is handled; return whether it is."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._waiting is None and not self._is_busy, timeout_seconds)
-
-    def _work(self) -> None:
-        while True:
-            item = self._take()
-            try:
-                self._handle(item)
-            except Exception:  # the thread must live on for the next item
-                logger.exception("work in the background failed")
-            with self._changed:
-                self._is_busy = False
-                self._changed.notify_all()
-            del item  # its memory may be large
-
-    def _take(self) -> Item:
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting is not None)
-            item, self._waiting = self._waiting, None
-            self._is_busy = True
-            self.newer_waits.clear()
-            assert item is not None
-            return item

@@ -85,7 +85,8 @@ def _read_checkpoint(run_folder: str, step: int | None, tokenizer_name: str | No
     model_class = recorded_task(record)["model_class"]
     class_name = getattr(transformers, model_class)._model_mapping[type(config)].__name__
     snapshot = ModelSnapshot(class_name, config, weights)
-    metrics = [line for line in read_metrics(run_folder) if line["step"] <= checkpoint.step]
+    lines = read_metrics(run_folder, checkpoint.num_written_log_lines, checkpoint.unwritten_log_lines)
+    metrics = [line for line in lines if line["step"] <= checkpoint.step]
     return SavedModel(
         Publication(checkpoint.step, snapshot, metrics),
         load_tokenizer(tokenizer_name or record["tokenizer"]),

@@ -5,10 +5,17 @@ The lines are `PHASE STEP`, written to the pipe whose descriptor is in the envir
 
 import os
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 VARIABLE = "RUN_MLM_HEARTBEAT_FD"
 # The phase of a report that training came to a step.
 TRAIN = "train"
+
+# Between two reports of `kept_up`, and its longest time: an upload of days is a hang.
+INTERVAL_SECONDS = 1.0
+MAX_KEPT_UP_SECONDS = 6 * 3600.0
 
 _lost = threading.Event()
 
@@ -22,6 +29,24 @@ def report(phase: str, step: int = 0) -> None:
         os.write(int(descriptor), f"{phase} {step}\n".encode())
     except BrokenPipeError:
         _lost.set()
+
+
+@contextmanager
+def kept_up(phase: str, step: int = 0) -> Iterator[None]:
+    """Report `phase` over and over within it, which is for what may take long, and has time-outs of its own."""
+    ended = threading.Event()
+    end_seconds = time.monotonic() + MAX_KEPT_UP_SECONDS
+
+    def keep_up() -> None:
+        while not ended.wait(INTERVAL_SECONDS) and time.monotonic() < end_seconds:
+            report(phase, step)
+
+    report(phase, step)
+    threading.Thread(target=keep_up, name="heartbeat", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def is_supervisor_lost() -> bool:

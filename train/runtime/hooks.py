@@ -5,7 +5,8 @@ is due.
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,7 +102,8 @@ class Profile:
     """A trace of host and device for TensorBoard's profiler, from after step `steps[0]` to after step `steps[1]`.
 
     Args:
-        folder: local or gs://; the trace is written to `plugins/profile/` in it, where TensorBoard looks for it.
+        folder: a local one, since a bucket may be slow; the trace goes to `plugins/profile/`, where TensorBoard looks
+            for it. One that cannot be written is a warning.
         steps: of the whole run; a run that resumes between them is not traced. None traces nothing.
         wait_for_device: waits until the steps handed to the device are made.
     """
@@ -115,8 +117,9 @@ class Profile:
     def begin_or_end(self, step: int) -> None:
         """Begin or end the trace, if that is due after `step`."""
         if self._steps and step == self._steps[0]:
-            self._is_tracing = True
-            tf.profiler.experimental.start(self._folder)
+            with self._warning():
+                tf.profiler.experimental.start(self._folder)
+                self._is_tracing = True
         elif self._steps and step == self._steps[1]:
             self.close()
 
@@ -125,5 +128,13 @@ class Profile:
         if self._steps and self._is_tracing:
             self._is_tracing = False
             self._wait_for_device()  # its last steps belong to the trace
-            tf.profiler.experimental.stop()
-            logger.info("profile of the steps after %d, up to %d: %s", *self._steps, self._folder)
+            with self._warning():
+                tf.profiler.experimental.stop()
+                logger.info("profiled the steps after %d, up to %d", *self._steps)
+
+    @contextmanager
+    def _warning(self) -> Iterator[None]:
+        try:
+            yield
+        except (tf.errors.OpError, OSError) as error:
+            logger.warning("no profile is written; training goes on: %s", error)

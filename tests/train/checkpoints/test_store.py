@@ -50,7 +50,7 @@ def save(checkpoints, *steps, validation_losses=()):
     losses = dict(zip(steps, validation_losses, strict=False))
     for step in steps:
         checkpoints.save(lambda step=step: (record_of(step, losses.get(step)), arrays_of(step)))
-    checkpoints.wait()
+    checkpoints.settle()
 
 
 def restored(folder, **arguments):

@@ -1,6 +1,6 @@
 import threading
 
-from train.publishing.push_to_hub import LatestItemWorker
+from mlm_common.background import LatestItemWorker
 
 
 class Handler:

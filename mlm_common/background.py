@@ -1,0 +1,81 @@
+"""Work in a thread that no one has to wait for: of what is handed to it, the latest only."""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+logger = logging.getLogger(__name__)
+
+# What a command that has come to its end waits for its threads: longer than a try of Cloud Storage's client.
+END_SECONDS = 150.0
+# What one waits that was stopped or has failed: whoever stopped it may be about to kill it.
+STOP_SECONDS = 5.0
+
+Item = TypeVar("Item")
+
+
+def seconds_to_end(error_type: type[BaseException] | None) -> float:
+    """Tell how long a context may wait for its thread, by the exception that it is left with."""
+    return END_SECONDS if error_type is None else STOP_SECONDS
+
+
+class LatestItemWorker(Generic[Item]):
+    """Hands items to `handle` in a thread that does not keep the process alive; of those that wait, the latest only.
+
+    `newer_waits` is set while an item waits: by it `handle` can end early what the next item makes useless.
+
+    Args:
+        handle: called with one item at a time; what it raises is logged, and the next item comes as if nothing was.
+    """
+
+    def __init__(self, handle: Callable[[Item], None]):
+        self.newer_waits = threading.Event()
+        self._handle = handle
+        self._changed = threading.Condition()
+        self._waiting: Item | None = None
+        self._is_busy = False
+        self._thread: threading.Thread | None = None
+
+    def submit(self, item: Item) -> None:
+        """Let the item be handled next, in the place of one that waits."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="latest-item", daemon=True)
+            self._thread.start()
+        with self._changed:
+            self._waiting = item
+            self.newer_waits.set()
+            self._changed.notify_all()
+
+    def drop_waiting(self) -> None:
+        """Forget the item that waits, and let the one that is handled end early."""
+        with self._changed:
+            self._waiting = None
+            self.newer_waits.set()
+            self._changed.notify_all()
+
+    def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until everything is handled; return whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._waiting is None and not self._is_busy, timeout_seconds)
+
+    def _work(self) -> None:
+        while True:
+            item = self._take()
+            try:
+                self._handle(item)
+            except Exception:  # the thread must live on for the next item
+                logger.exception("work in the background failed")
+            with self._changed:
+                self._is_busy = False
+                self._changed.notify_all()
+            del item  # its memory may be large
+
+    def _take(self) -> Item:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting is not None)
+            item, self._waiting = self._waiting, None
+            self._is_busy = True
+            self.newer_waits.clear()
+            assert item is not None
+            return item

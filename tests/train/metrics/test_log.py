@@ -1,0 +1,220 @@
+"""The log of a run is written in the background: whatever fails or stalls, training goes on, and nothing is lost."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from google.cloud.storage.retry import DEFAULT_RETRY
+
+from mlm_common import background
+from mlm_common.storage import local
+from tests.fixtures.same_run import tensorboard_points
+from tests.servers.fixtures import CloudStorageHandle
+from train.metrics import log as log_module
+from train.metrics.log import MetricsLog, read_metrics
+from train.metrics.log_files import ROLLBACK, TRAIN, VALIDATION, LossCurve
+
+FILES = r"metrics\.jsonl|loss\.png|tensorboard"
+
+
+def log_of(folder: Path | str) -> MetricsLog:
+    return MetricsLog(str(folder), 3.0, title="A model", loss_unit="nats")
+
+
+def started_log(folder: Path | str, step: int = 0, **unwritten: Any) -> MetricsLog:
+    log = log_of(folder)
+    log.restore(step, **unwritten)
+    return log
+
+
+def add(log: MetricsLog, *steps: int) -> float:
+    """Add lines as training does; return the seconds that this took."""
+    started_seconds = time.perf_counter()
+    for step in steps:
+        log.add(step, TRAIN, {"loss": 4.0 - step / 100})
+        log.flush()
+    log.add(steps[-1], VALIDATION, {"loss": 4.0})
+    log.flush()
+    log.draw()
+    return time.perf_counter() - started_seconds
+
+
+def steps_in(folder: Path | str) -> list[int]:
+    return [line["step"] for line in read_metrics(str(folder)) if line["split"] == TRAIN]
+
+
+def points(folder: Path) -> list[int]:
+    return [step for step, _ in tensorboard_points(folder)["train/loss"]]
+
+
+@pytest.fixture
+def scaled_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cloud Storage's client waits 300 times less: 10 minutes are 2 seconds."""
+    request = requests.Session.request
+
+    def scaled(self: requests.Session, *arguments: Any, **options: Any) -> Any:
+        options["timeout"] = (options.get("timeout") or 60) / 300
+        return request(self, *arguments, **options)
+
+    monkeypatch.setattr(requests.Session, "request", scaled)
+    for name in ("_initial", "_maximum", "_timeout", "_deadline"):
+        monkeypatch.setattr(DEFAULT_RETRY, name, getattr(DEFAULT_RETRY, name) / 300)
+    monkeypatch.setattr(log_module, "RETRY_SECONDS", (0.01,))
+    monkeypatch.setattr(log_module, "LAST_RETRY_SECONDS", 60 / 300)
+
+
+@pytest.mark.usefixtures("scaled_client")
+def test_a_stall_of_the_bucket_costs_training_no_time_and_the_log_no_line(
+    cloud: CloudStorageHandle, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """The bucket answers nothing about the log for ten minutes, at 1:300; then it does what it was asked long ago."""
+    folder = f"{cloud.bucket_url}/run"
+    log = started_log(folder)
+    cloud.fault(FILES, mode="hold", times=10**6)
+    started_seconds, seconds, step = time.perf_counter(), 0.0, 0
+    with log:
+        while time.perf_counter() - started_seconds < 2:
+            step += 1
+            seconds += add(log, step)
+            time.sleep(0.01)
+        num_held = len(cloud.requests("", "run"))
+        cloud.release()
+    assert seconds < 0.5
+    assert steps_in(folder) == list(range(1, step + 1))
+    assert cloud.objects()["run/loss.png"].startswith(b"\x89PNG")
+    for name, content in cloud.objects().items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    assert points(tmp_path / "run") == list(range(1, step + 1))
+    assert "writes of the log failed, and all were made up for" in caplog.text
+    # One write of all that was missing, not one for each line.
+    assert len(cloud.requests("", "run")) - num_held < 30 < step
+
+
+@pytest.mark.usefixtures("scaled_client")
+def test_a_run_that_is_stopped_does_not_wait_for_a_bucket_that_stalls(
+    cloud: CloudStorageHandle, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "STOP_SECONDS", 0.3)
+    folder = f"{cloud.bucket_url}/run"
+    log = started_log(folder)
+    log._worker.wait()
+    cloud.fault(FILES, mode="hold", times=10**6)
+    add(log, 1, 2, 3)
+    started_seconds = time.perf_counter()
+    with pytest.raises(InterruptedError), log:
+        raise InterruptedError
+    assert time.perf_counter() - started_seconds < 1
+    assert "the log is not complete" in caplog.text
+    assert "(4 lines of 4 are missing); the next start of this run makes up for that" in caplog.text
+    saved = {"num_written": log.num_written, "unwritten": json.loads(json.dumps(log.lines))}
+    cloud.release()
+    with started_log(folder, step=3, **saved) as log:
+        add(log, 4)
+    assert steps_in(folder) == [1, 2, 3, 4]
+
+
+class Failing:
+    """Fails the next calls of a function as a full disk does."""
+
+    def __init__(self, function: Any, num_failures: int):
+        self.function, self.num_failures = function, num_failures
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if self.num_failures:
+                self.num_failures -= 1
+                raise OSError(28, "No space left on device")
+            return self.function(instance, *arguments, **options)
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [(local.LocalFolder, "append_text"), (local.LocalFolder, "write_bytes"), (LossCurve, "update")],
+)
+def test_a_write_that_fails_is_made_up_for_and_told(
+    place: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(log_module, "RETRY_SECONDS", (0.01,))
+    monkeypatch.setattr(place, name, Failing(getattr(place, name), 1))
+    with started_log(tmp_path) as log:
+        add(log, 1, 2)
+        add(log, 3)
+    assert steps_in(tmp_path) == points(tmp_path) == [1, 2, 3]
+    assert (tmp_path / "loss.png").exists()
+    assert caplog.text.count("could not be written, which is tried again; training goes on: [Errno 28]") == 1
+    assert "1 writes of the log failed, and all were made up for" in caplog.text
+
+
+def test_tensorboard_shows_each_point_once_after_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    monkeypatch.setattr(log_module, "RETRY_SECONDS", (0.01,))
+    with started_log(tmp_path) as log:
+        add(log, 1)
+        log._worker.wait()
+        monkeypatch.setattr(EventFileWriter, "flush", Failing(EventFileWriter.flush, 1))
+        add(log, 2, 3)
+    assert "made up for" in caplog.text
+    assert points(tmp_path) == [1, 2, 3]
+
+
+def test_what_cannot_be_written_at_the_end_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(log_module, "END_RETRY_SECONDS", (0.01,))
+    with started_log(tmp_path) as log:
+        add(log, 1)
+        log._worker.wait()
+        (tmp_path / "metrics.jsonl").unlink()
+        (tmp_path / "metrics.jsonl").mkdir()
+        add(log, 2)
+    assert f"the log is not complete: {tmp_path}/metrics.jsonl not up to date (2 lines of 4 are missing)" in caplog.text
+
+
+def test_lines_that_a_checkpoint_carries_are_made_up_for_at_the_next_start(tmp_path: Path) -> None:
+    with started_log(tmp_path) as log:
+        add(log, 1, 2)
+    num_written = log.num_written
+    add(log, 3)
+    unwritten = json.loads(json.dumps(log.lines[num_written:]))
+    log._worker.wait()
+    complete = (tmp_path / "metrics.jsonl").read_bytes()
+    # In the file or not, in part, or others of a way that was given up.
+    lines = complete.splitlines(keepends=True)
+    for there in (complete, b"".join(lines[:num_written]), complete[:-20], b"".join([*lines[:num_written], lines[0]])):
+        (tmp_path / "metrics.jsonl").write_bytes(there)
+        with started_log(tmp_path, 3, num_written=num_written, unwritten=unwritten) as log:
+            log.draw()
+        assert (tmp_path / "metrics.jsonl").read_bytes() == complete
+        assert points(tmp_path) == [1, 2, 3]
+    assert steps_in(tmp_path) == [1, 2, 3]
+
+
+def test_a_rollback_drops_lines_and_points(tmp_path: Path) -> None:
+    with started_log(tmp_path) as log:
+        add(log, 1, 2, 3)
+        log._worker.wait()
+        log.rewind_to(1)
+        log.add(3, ROLLBACK, {"to_step": 1})
+        assert log.num_written == 1
+        add(log, 2, 3)
+    assert [(line["step"], line["split"]) for line in read_metrics(str(tmp_path))] == [
+        (1, TRAIN), (3, ROLLBACK), (2, TRAIN), (3, TRAIN), (3, VALIDATION),
+    ]  # fmt: skip
+    assert points(tmp_path) == [1, 2, 3]
+
+
+def test_lines_after_the_step_of_a_start_are_dropped(tmp_path: Path) -> None:
+    with started_log(tmp_path) as log:
+        add(log, 1, 2, 3)
+    with started_log(tmp_path, 2, num_written=2) as log:
+        add(log, 3, 4)
+    assert steps_in(tmp_path) == points(tmp_path) == [1, 2, 3, 4]
