@@ -1,5 +1,6 @@
 """The published model: a snapshot of a run becomes a folder with its card, local or `gs://`, and goes to the Hub."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,14 +8,17 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
+from mlm_common.errors import InputError, RunFailedError
 from mlm_common.hub.own_files import CARD_NAME
 from mlm_common.hub.push import HubRepository, push_files
 from mlm_common.hub.retries import Interruption
-from mlm_common.storage import open_folder
+from mlm_common.storage import Folder, open_folder
 from tokenizer_training.tokenizer import vocabulary_size
 from train.publishing.hub_checkpoints import push_newest_checkpoint
 from train.publishing.pytorch_format import ModelSnapshot, export_model, take_snapshot
 from train.runtime.run_folder import LOSS_CURVE_NAME, TENSORBOARD_FOLDER
+
+logger = logging.getLogger(__name__)
 
 # The Hub shows event files as training metrics.
 EVENTS_FOLDER = "runs"
@@ -90,16 +94,25 @@ class Publisher:
             model_max_length=self.model_max_length,
             vocabulary_size=vocabulary_size(self.tokenizer),
         )
-        run, export = open_folder(self.run_folder), open_folder(folder)
-        has_picture = run.exists(LOSS_CURVE_NAME)
-        if has_picture:
-            export.write_bytes(LOSS_CURVE_NAME, run.read_bytes(LOSS_CURVE_NAME))
-            names.append(LOSS_CURVE_NAME)
-        export.write_text(CARD_NAME, self.card(publication, has_picture))
+        export = open_folder(folder)
+        log_files = read_log_files(open_folder(self.run_folder))
+        for name, content in log_files.items():
+            export.write_bytes(name, content)
+        export.write_text(CARD_NAME, self.card(publication, LOSS_CURVE_NAME in log_files))
+        return [*names, *log_files, CARD_NAME]
+
+
+def read_log_files(run: Folder) -> dict[str, bytes]:
+    """Read the picture of the loss and TensorBoard's files, {name in the export: content}; what fails is a warning."""
+    files = {}
+    try:
+        if run.exists(LOSS_CURVE_NAME):
+            files[LOSS_CURVE_NAME] = run.read_bytes(LOSS_CURVE_NAME)
         events = run.subfolder(TENSORBOARD_FOLDER)
-        event_files = [name for name in sorted(events.list_files()) if EVENTS_MARK in name]
-        # The names that TensorFlow gives hold that of the machine.
-        targets = [f"{EVENTS_FOLDER}/events.out.{EVENTS_MARK}.{number:05d}" for number in range(len(event_files))]
-        for name, target in zip(event_files, targets, strict=True):
-            export.write_bytes(target, events.read_bytes(name))
-        return [*names, CARD_NAME, *targets]
+        names = [name for name in sorted(events.list_files()) if EVENTS_MARK in name]
+        for number, name in enumerate(names):
+            # The names that TensorFlow gives hold that of the machine.
+            files[f"{EVENTS_FOLDER}/events.out.{EVENTS_MARK}.{number:05d}"] = events.read_bytes(name)
+    except (InputError, RunFailedError, OSError) as error:
+        logger.warning("the export is made without some files of the log: %s", error)
+    return files

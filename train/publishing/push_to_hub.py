@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Any
 
 from mlm_common.background import LatestItemWorker
-from mlm_common.errors import RunFailedError
 from mlm_common.hub.push import HubRepository
 from mlm_common.hub.retries import Interruption
 from train.config import HubConfig
@@ -54,6 +53,7 @@ class PushToHub:
         self._metrics = metrics
         self._pushes: LatestItemWorker[Publication] = LatestItemWorker(self._push)
         self._interruption = Interruption(hurry=self._pushes.newer_waits)
+        self._failed_steps: list[int] = []
 
     def __enter__(self) -> "PushToHub":
         if self.steps:
@@ -73,6 +73,9 @@ class PushToHub:
             self._pushes.drop_waiting()
             self._interruption.stop.set()
             logger.warning("the last push to the Hub was given up: it did not end within %.0f s", GRACE_SECONDS)
+        if self._failed_steps:
+            steps = ", ".join(f"{step:,}" for step in self._failed_steps)
+            logger.warning("pushes to the Hub that failed while training: those of the steps %s", steps)
 
     def push(self, model: Any, step: int) -> None:
         """Copy the weights of a model under training, and hand them to the other thread."""
@@ -88,7 +91,8 @@ class PushToHub:
         message = f"Step {publication.step:,}"
         try:
             self._publisher.publish(publication, message, interruption=self._interruption)
-        except (RunFailedError, OSError, ValueError) as error:
+        except Exception as error:  # of the Hub, the disk, Cloud Storage, or what they stand on
+            self._failed_steps.append(publication.step)
             logger.warning("step %d is not on the Hub; training continues. %s", publication.step, error)
 
 

@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from mlm_common import background
 from mlm_common.errors import InputError, PermanentError, RunFailedError
 from mlm_common.storage import open_folder
 from train.checkpoints.manager import Checkpoints
@@ -266,3 +268,40 @@ def test_the_record_is_json_for_people(tmp_path):
     save(Checkpoints(str(tmp_path), num_kept=2), 1)
     content = json.loads((tmp_path / "checkpoints" / "step-00000001.json").read_text())
     assert content["num_bytes"] == (tmp_path / "checkpoints" / "step-00000001.safetensors").stat().st_size
+
+
+def test_a_deletion_that_fails_is_a_warning_and_is_made_up_for(cloud, caplog):
+    folder = f"{cloud.bucket_url}/run"
+    checkpoints = Checkpoints(folder, num_kept=1)
+    save(checkpoints, 1)
+    cloud.fault("step-00000001", method="DELETE", status=403)
+    save(checkpoints, 2)
+    assert f"old checkpoints in {folder}/checkpoints could not be deleted" in caplog.text
+    assert CheckpointStore(open_folder(f"{folder}/checkpoints")).steps() == [1, 2]
+    save(checkpoints, 3)
+    assert {name.rpartition("/")[2] for name in cloud.objects()} == {"step-00000003.json", "step-00000003.safetensors"}
+
+
+def test_nothing_waits_for_a_deletion_that_stalls(cloud, monkeypatch):
+    monkeypatch.setattr(background, "STOP_SECONDS", 0.1)
+    checkpoints = Checkpoints(f"{cloud.bucket_url}/run", num_kept=1)
+    save(checkpoints, 1)
+    cloud.fault("step-00000001", method="DELETE", mode="hold")
+    started_seconds = time.perf_counter()
+    for step in (2, 3, 4):
+        checkpoints.save(lambda step=step: (record_of(step), arrays_of(step)))
+    checkpoints.wait()
+    with pytest.raises(InterruptedError), checkpoints:
+        raise InterruptedError
+    assert time.perf_counter() - started_seconds < 5
+    assert sum(checkpoints.stall_seconds) < 5
+    assert "run/checkpoints/step-00000004.json" in cloud.objects()
+    cloud.release()
+    checkpoints.settle()
+    assert {name.rpartition("/")[2] for name in cloud.objects()} == {"step-00000004.json", "step-00000004.safetensors"}
+
+
+def test_a_record_carries_the_lines_that_the_log_lacks():
+    line = {"step": 4, "split": "train", "loss": 0.1}
+    record = dataclasses.replace(RECORD, num_written_log_lines=7, unwritten_log_lines=(line,))
+    assert parse_record(record.to_json()) == record

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from train.runtime.hooks import Hook, StepsPerExecution
+from train.runtime.hooks import Hook, Profile, StepsPerExecution
 from train.runtime.strategy import mirrored_strategy
 from train.train_step import build_train_function
 
@@ -108,3 +108,11 @@ def test_the_wait_is_read_once():
         callback.on_train_batch_end(end, {"input_wait_seconds": tf.constant(wait, tf.float64)})
     assert callback.take_wait_seconds() == 0.75
     assert callback.take_wait_seconds() == 0
+
+
+def test_a_profile_that_cannot_be_written_is_a_warning(tmp_path, caplog):
+    (tmp_path / "file").write_text("no folder")
+    profile = Profile(str(tmp_path / "file" / "tensorboard"), (1, 2), wait_for_device=lambda: None)
+    profile.begin_or_end(1)
+    profile.begin_or_end(2)
+    assert "no profile is written; training goes on" in caplog.text
