@@ -88,7 +88,7 @@ class MetricsLog:
                 *(", ".join(sorted(self._failed)) or self._file, len(self.lines) - self.num_written, len(self.lines)),
             )
         elif self._num_failures:
-            logger.warning("%d writes of the log failed, and all were made up for", self._num_failures)
+            logger.warning("writes of the log that failed: %d; all were made up for", self._num_failures)
 
     @property
     def num_written(self) -> int:
