@@ -63,6 +63,7 @@ class Checkpoints:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._deleting.wait(seconds_to_end(kind))
+        self._deleting.drop_waiting()
 
     def restore_newest(
         self,

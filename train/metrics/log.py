@@ -81,6 +81,7 @@ class MetricsLog:
         self._is_ending = True
         self.flush()
         is_done = self._worker.wait(seconds_to_end(kind))
+        self._worker.drop_waiting()  # what cannot be written now is left to the next start
         if self._failed or not is_done:
             logger.warning(
                 "the log is not complete: %s not up to date (%d lines of %d are missing); the next start of this run "
