@@ -10,7 +10,7 @@ from mlm_common.errors import InputError
 from mlm_common.hub.disclosure import WITHHELD
 from mlm_common.settings import spelled
 from train.checkpoints.store import GENERATOR, CheckpointRecord, SkippedRows
-from train.config import ROUNDING, TrainingConfig, current_settings, settings_marked
+from train.config import ROUNDING, SUBJECTS, TrainingConfig, current_settings, settings_marked
 from train.runtime.plan import Plan
 
 LIBRARIES = ("tensorflow", "tensorflow-tpu", "libtpu", "tf-keras", "transformers", "tokenizers", "numpy")
@@ -137,11 +137,12 @@ def _changed_length(step: int, before: dict[str, Any], plan: Plan, config: Train
 
 
 def _changes(before: dict[str, dict[str, Any]], settings: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield (subject.name, text) of the settings that differ."""
+    """Yield (subject.name, text) of the settings that differ; one that did not exist before had its default."""
     now = json.loads(json.dumps(settings))
-    for subject, values in now.items():
+    for (subject, values), config in zip(now.items(), SUBJECTS, strict=True):
+        defaults = asdict(config())
         for name, value in values.items():
-            there = before.get(subject, {}).get(name)
+            there = before.get(subject, {}).get(name, defaults[name])
             if there not in (value, WITHHELD):
                 yield f"{subject}.{name}", f"{spelled(name)} {there} -> {value}"
 

@@ -13,8 +13,8 @@ LIBRARIES = {"tensorflow": "2.21", "libtpu": "0.0.42", "numpy": "2.0"}
 MADE_BY = {"device": "TPU v3-8", "commit": "abc"}
 
 
-def said(versions: dict[str, str], made_by: dict[str, str], *flags: str) -> list[str]:
-    """List what is said of a checkpoint of `LIBRARIES` and `MADE_BY` but for where it is."""
+def said(versions: dict[str, str], made_by: dict[str, str], *flags: str, without: str = "") -> list[str]:
+    """List what is said of a checkpoint of these but for where it is; its record lacks the setting `without`."""
     required = ("--preset", "tiny-cpu", "--train-dataset", "x", "--output-dir", "y", "--max-steps", "9")
     config = parse_training_config([*required, *flags], "")
     plan = make_plan(config.optimization, config.run, num_rows=1000, max_length=16, num_replicas=1)
@@ -23,7 +23,10 @@ def said(versions: dict[str, str], made_by: dict[str, str], *flags: str) -> list
         row=12,
         fingerprint_sha256="",
         plan=asdict(plan),
-        settings=config.as_dict(),
+        settings={
+            subject: {name: value for name, value in values.items() if name != without}
+            for subject, values in config.as_dict().items()
+        },
         versions=versions,
         logged_step=3,
         made_by=made_by,
@@ -34,6 +37,13 @@ def said(versions: dict[str, str], made_by: dict[str, str], *flags: str) -> list
 
 def test_nothing_is_said_where_nothing_differs() -> None:
     assert said(LIBRARIES, MADE_BY) == said({**LIBRARIES, "numpy": "1.0"}, MADE_BY) == []
+
+
+@pytest.mark.parametrize("name", ["publish_details", "hub_language", "keep_checkpoints"])
+def test_a_setting_that_did_not_exist_yet_had_its_default(name: str) -> None:
+    assert said(LIBRARIES, MADE_BY, without=name) == []
+    (line,) = said(LIBRARIES, MADE_BY, "--keep-checkpoints", "5", without="keep_checkpoints")
+    assert line == "changed since then: --keep-checkpoints 2 -> 5"
 
 
 def test_another_libtpu_is_said_on_a_tpu_and_not_elsewhere() -> None:

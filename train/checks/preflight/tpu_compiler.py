@@ -60,7 +60,6 @@ class CompiledStep:
     num_flops: float
     num_bytes_accessed: float
     hlo: str
-    compile_seconds: float
     versions: dict[str, str]
 
     @property

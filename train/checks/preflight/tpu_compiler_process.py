@@ -8,7 +8,6 @@ of this project's modules: libtpu, which holds the TPU's compiler, and TensorFlo
 
 import json
 import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,6 @@ def main(topology: str, chip_config: str, num_replicas: str, module_path: str, f
     """Compile, and write what the compiler says."""
     from jax.errors import JaxRuntimeError
 
-    started_seconds = time.monotonic()
     result: dict[str, Any] = {"versions": {name: version(name) for name in ("jax", "libtpu")}}
     try:
         executable = compile_module(topology, chip_config, int(num_replicas), Path(module_path))
@@ -63,7 +61,6 @@ def main(topology: str, chip_config: str, num_replicas: str, module_path: str, f
         result["peak_bytes"] = memory.peak_memory_in_bytes
         result |= {"num_flops": cost["flops"], "num_bytes_accessed": cost["bytes accessed"]}
         Path(folder, HLO_NAME).write_text(executable.hlo_modules()[0].to_string(), encoding="utf-8")
-    result["compile_seconds"] = time.monotonic() - started_seconds
     Path(folder, RESULT_NAME).write_text(json.dumps(result), encoding="utf-8")
 
 

@@ -20,7 +20,6 @@ RESULT = {
     "peak_bytes": 1200,
     "num_flops": 1e6,
     "num_bytes_accessed": 2e6,
-    "compile_seconds": 3.0,
     "versions": {"jax": "1", "libtpu": "2"},
 }
 TOO_LARGE = (
@@ -64,14 +63,14 @@ def test_what_the_compiler_is_asked_and_answers(interpreter, tmp_path):
 
 @pytest.mark.parametrize("message", [TOO_LARGE, TOO_LARGE_BEFORE])
 def test_a_step_that_does_not_fit_is_told_by_how_much(interpreter, tmp_path, message):
-    python = interpreter(answering({"versions": {}, "compile_seconds": 1, "error": message}, tmp_path))
+    python = interpreter(answering({"versions": {}, "error": message}, tmp_path))
     with pytest.raises(DoesNotFitError, match=r"needs 18\.50 GiB .* 2\.75 GiB more than the 15\.75 GiB") as caught:
         compile_for_tpu("module", tpu_slice("v5e-8"), python=python)
     assert (caught.value.needed_bytes, caught.value.limit_bytes) == (int(18.5 * 2**30), int(15.75 * 2**30))
 
 
 def test_a_step_that_does_not_compile(interpreter, tmp_path):
-    python = interpreter(answering({"versions": {}, "compile_seconds": 1, "error": "UNIMPLEMENTED: such"}, tmp_path))
+    python = interpreter(answering({"versions": {}, "error": "UNIMPLEMENTED: such"}, tmp_path))
     with pytest.raises(RunFailedError, match=r"does not compile for this TPU: UNIMPLEMENTED: such"):
         compile_for_tpu("module", tpu_slice("v5e-8"), python=python)
 

@@ -40,7 +40,6 @@ def compiled_step(rows=8, hlo=HLO):
         num_flops=1e9,
         num_bytes_accessed=1e6,
         hlo=hlo,
-        compile_seconds=1.0,
         versions={"jax": "0.10", "libtpu": "0.1"},
     )
 
