@@ -53,10 +53,12 @@ class Buckets:
     def put(
         self, bucket: str, name: str, content: bytes, conditions: Mapping[str, str], metadata: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Store an object and return its metadata."""
+        """Store an object and return its metadata, with an MD5 where the upload had one."""
         objects = self.objects(bucket)
         check_conditions(objects.get(name), conditions)
-        checksums = {"crc32c": crc32c(content), "md5Hash": as_base64(hashlib.md5(content).digest())}
+        checksums = {"crc32c": crc32c(content)}
+        if "md5Hash" in metadata:
+            checksums["md5Hash"] = as_base64(hashlib.md5(content).digest())
         for field, actual in checksums.items():
             if metadata.get(field) not in (None, actual):
                 raise HttpError(

@@ -24,6 +24,7 @@ from tests.servers.loopback import Application, Handler, HttpError, LoopbackServ
 from tests.servers.ranges import content_response
 
 GOOGLE_HOSTS = ("www.googleapis.com", "storage.googleapis.com", "oauth2.googleapis.com")
+MAX_COMPOSED_OBJECTS = 32
 TOKEN = "token-of-the-stand-in"
 
 _BUCKET = r"/storage/v1/b/(?P<bucket>[^/]+)"
@@ -46,6 +47,7 @@ class CloudStorage(Application):
             ("GET", r"(?:/download)?" + _OBJECT, self.get_object),
             ("DELETE", _OBJECT, self.delete_object),
             ("POST", _OBJECT + r"/rewriteTo/b/(?P<new_bucket>[^/]+)/o/(?P<new_name>[^/]+)", self.rewrite_object),
+            ("POST", _OBJECT + r"/compose", self.compose_object),
             ("POST|PUT", "/upload" + _BUCKET + r"/o", self.upload),
             ("GET", r"/(?P<bucket>[^/]+)/(?P<name>.+)", self.get_object_xml),
         ]
@@ -55,6 +57,7 @@ class CloudStorage(Application):
         self.accepted_tokens: list[str] | None = None
         self.denied_buckets: list[str] = []
         self.denied_permissions: list[str] = []
+        self.machine = {"project-id": "stand-in", "universe-domain": "googleapis.com"}
 
     def control(self, action: str, argument: dict[str, Any]) -> Any:
         if action == "make_bucket":
@@ -67,6 +70,8 @@ class CloudStorage(Application):
         elif action == "objects":
             objects = self.buckets.objects(argument["bucket"])
             return {name: base64.b64encode(stored.content).decode() for name, stored in objects.items()}
+        elif action == "machine":
+            self.machine |= argument
         elif action == "authorize":
             self.accepted_tokens, self.denied_buckets = argument["accepted_tokens"], argument["denied_buckets"]
             self.denied_permissions = argument["denied_permissions"]
@@ -113,9 +118,8 @@ class CloudStorage(Application):
         if "/service-accounts/" in name:
             account = {"aliases": ["default"], "email": "account@stand-in.invalid", "scopes": []}
             return json_response(account, headers=flavor)
-        values = {"project-id": b"stand-in", "universe-domain": b"googleapis.com", "universe_domain": b"googleapis.com"}
-        value = values.get(name.rpartition("/")[2])
-        return Response(404 if value is None else 200, value or b"", flavor | {"Content-Type": "text/plain"})
+        value = self.machine.get(name.rpartition("/")[2].replace("_", "-"))
+        return Response(404 if value is None else 200, (value or "").encode(), flavor | {"Content-Type": "text/plain"})
 
     # Reading.
 
@@ -146,6 +150,14 @@ class CloudStorage(Application):
         new = self.buckets.put(new_bucket, new_name, stored.content, request.query, stored.metadata)
         sizes = {"objectSize": new["size"], "totalBytesRewritten": new["size"]}
         return json_response({"kind": "storage#rewriteResponse", "done": True, "resource": new} | sizes)
+
+    def compose_object(self, request: Request, bucket: str, name: str) -> Response:
+        sources = [self.buckets.get(bucket, source["name"], {}) for source in request.json()["sourceObjects"]]
+        if len(sources) > MAX_COMPOSED_OBJECTS:
+            raise HttpError(400, "invalid", f"The number of source components must be at most {MAX_COMPOSED_OBJECTS}.")
+        content = b"".join(source.content for source in sources)
+        metadata = request.json()["destination"]
+        return json_response(self.buckets.put(bucket, name, content, request.query, metadata))
 
     def upload(self, request: Request, bucket: str) -> Response:
         if "upload_id" in request.query:
@@ -206,7 +218,7 @@ def object_response(request: Request, stored: StoredObject) -> Response:
         "ETag": metadata["etag"],
         "X-Goog-Generation": metadata["generation"],
         "X-Goog-Stored-Content-Length": metadata["size"],
-        "X-Goog-Hash": f"crc32c={metadata['crc32c']},md5={metadata['md5Hash']}",
+        "X-Goog-Hash": f"crc32c={metadata['crc32c']}" + (f",md5={md5}" if (md5 := metadata.get("md5Hash")) else ""),
     }
     return content_response(request, stored.content, headers)
 

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlm_common.errors import InputError
-from mlm_common.storage import CloudStorageError, Folder, folder_and_name, open_folder
+from mlm_common.storage import CloudStorageError, Folder, folder_and_name, gcs, open_folder
+from mlm_common.storage.folder import NUM_TRANSFERS
 from mlm_common.storage.gcs import NUM_TRIES_DAMAGED
 from tests.servers.fixtures import CloudStorageHandle
 
@@ -200,6 +201,73 @@ def test_large_upload_outlives_a_fault(cloud: CloudStorageHandle, tmp_path: Path
     open_folder(BUCKET).upload_file(str(path), "large")
     assert cloud.objects() == {"large": path.read_bytes()}
     assert uploads(cloud)[0].startswith("POST")
+
+
+def write_in_parts(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setattr(gcs, "IN_PARTS_BYTES", 1 << 16)
+    with open_folder(f"{BUCKET}/data").replacing("sub/large") as path:
+        path.write_bytes(content)
+
+
+IN_PARTS = os.urandom((1 << 16) + 1)
+
+
+def test_a_large_file_goes_up_in_parts_at_once_and_leaves_none(
+    cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.put("data/sub/large", b"old")
+    write_in_parts(monkeypatch, IN_PARTS)
+    assert cloud.objects() == {"data/sub/large": IN_PARTS}
+    assert 1 < len(uploads(cloud)) <= NUM_TRANSFERS
+    assert len(cloud.requests("POST", "/compose")) == 1
+
+
+@pytest.mark.parametrize("path", [UPLOAD, "/compose"])
+@pytest.mark.parametrize("fault", [{"status": 503}, {"mode": "reset"}, {"mode": "lost_answer"}])
+def test_an_upload_in_parts_outlives_a_fault(
+    cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch, path: str, fault: dict[str, str]
+) -> None:
+    cloud.fault(path, method="POST", **fault)
+    write_in_parts(monkeypatch, IN_PARTS)
+    assert cloud.objects() == {"data/sub/large": IN_PARTS}
+
+
+def test_parts_that_were_changed_on_their_way_are_sent_again(
+    cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.fault(UPLOAD, method="POST", mode="corrupt_upload", num_bytes=-50)
+    write_in_parts(monkeypatch, IN_PARTS)
+    assert cloud.objects() == {"data/sub/large": IN_PARTS}
+
+
+def test_an_upload_in_parts_replaces_no_object_of_another_program(
+    cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.fault("/compose", mode="delay", delay_seconds=0.5)
+
+    def write_meanwhile() -> None:
+        while not cloud.requests("POST", "/compose"):
+            time.sleep(0.02)
+        cloud.put("data/sub/large", b"theirs")
+
+    other = threading.Thread(target=write_meanwhile)
+    other.start()
+    with pytest.raises(InputError, match="one program at a time"):
+        write_in_parts(monkeypatch, IN_PARTS)
+    other.join()
+    assert cloud.objects() == {"data/sub/large": b"theirs"}
+
+
+def test_parts_that_a_killed_write_left_are_no_files_and_are_deleted(cloud: CloudStorageHandle) -> None:
+    folder = open_folder(f"{BUCKET}/data")
+    folder.write_text("a", "x")
+    for name in (".a.1.0.partial", ".b.1.0.partial", "sub/.a.1.0.partial"):
+        cloud.put(f"data/{name}", b"half")
+    assert folder.list_files() == {"a": 1}
+    with folder.local_copy() as copy:
+        assert [path.name for path in Path(copy).rglob("*") if path.is_file()] == ["a"]
+    folder.delete_partial_files("a")
+    assert set(cloud.objects()) == {"data/a", "data/.b.1.0.partial", "data/sub/.a.1.0.partial"}
 
 
 @pytest.mark.parametrize("fault", [{"status": 503}, {"mode": "reset"}, {"mode": "truncate", "num_bytes": 2}])
