@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,8 @@ from tokenizer_training.tokenizer import TOKENIZER_FILES
 MAY_CHANGE, PER_WORKER, ROUNDING = "may_change", "per_worker", "rounding"
 # Steps of one call from Python on a TPU; a call costs its host a millisecond or more in which it may wait.
 TPU_STEPS_PER_EXECUTION = 32
+# A TPU may be lost without a notice, and a day of it costs more than a checkpoint each quarter of an hour.
+TPU_SAVE_MINUTES = 15.0
 MASK = "[MASK]"
 FORMER_PUSH = FormerPush(
     proof="README.md",
@@ -200,9 +202,9 @@ class HardwareConfig:
     )
     steps_per_execution: int | None = changeable(
         None,
-        "Steps that one call from Python makes, at most: it ends where something is logged, evaluated or saved. By "
-        "default 32 on a TPU, since each call costs its host a millisecond or more in which it may wait; 1 elsewhere, "
-        "where a call costs little beside its step.",
+        "Steps that one call from Python makes, at most: it ends where something is logged, evaluated or saved, and "
+        "after a second of steps, so that a request to stop is met soon. By default 32 on a TPU, since each call costs "
+        "its host a millisecond or more in which it may wait; 1 elsewhere, where a call costs little beside its step.",
     )
 
     def __post_init__(self) -> None:
@@ -238,7 +240,7 @@ class RunConfig:
     eval_steps: int | None = changeable(None, "Steps between two evaluations; by default ten in a run.")
     save_steps: int | None = changeable(None, "Steps between two checkpoints; by default at each evaluation.")
     save_minutes: float | None = changeable(
-        None, "Minutes after which a checkpoint is saved besides; by default never."
+        None, "Minutes after which a checkpoint is saved besides; by default 15 on a TPU, else never. 0 turns it off."
     )
     keep_checkpoints: int = changeable(
         2,
@@ -282,9 +284,9 @@ class RunConfig:
     def __post_init__(self) -> None:
         counts = "log_steps eval_steps save_steps keep_checkpoints"
         require_each(self, counts, lambda value: value >= 1, "must be at least 1")
-        above_0 = "save_minutes stall_minutes retry_seconds max_loss_rise"
+        above_0 = "stall_minutes retry_seconds max_loss_rise"
         require_each(self, above_0, lambda value: value > 0, "must be above 0")
-        require_each(self, "max_retries max_rollbacks", lambda value: value >= 0, "must not be negative")
+        require_each(self, "save_minutes max_retries max_rollbacks", lambda value: value >= 0, "must not be negative")
         require_each(self, "seed", lambda value: 0 <= value < 2**31, "must lie in 0 to 2147483647")
         is_contradictory = self.overwrite_output_dir and self.resume == "must"
         require(not is_contradictory, "and --resume must must not both be given", "--overwrite-output-dir", "both")
@@ -435,4 +437,6 @@ def parse_training_config(argv: Sequence[str] | None, description: str) -> Train
     config = TrainingConfig(*parse_arguments(SUBJECTS, argv, description, preset_settings))
     require(bool(config.data.train_dataset), "is required: a folder of shards", "--train-dataset", "nothing")
     require(bool(config.run.output_dir), "is required: the folder of the run", "--output-dir", "nothing")
+    if config.run.save_minutes is None and config.hardware.wants_tpu:
+        return replace(config, run=replace(config.run, save_minutes=TPU_SAVE_MINUTES))
     return config

@@ -202,11 +202,11 @@ def connect(run: Run) -> "tf.distribute.Strategy":
 @contextmanager
 def explained_and_stoppable(run: Run, strategy: "tf.distribute.Strategy") -> Iterator[StopRequest]:
     """Explain, within it, what TensorFlow fails by, and give what is asked whether the run is to stop."""
-    from train.runtime.collectives import any_worker
+    from train.runtime.collectives import max_over_workers
     from train.runtime.failures import explained_failures
 
     hardware = run.config.hardware
-    stop = StopRequest(functools.partial(any_worker, strategy) if run.cluster.num_workers > 1 else None)
+    stop = StopRequest(functools.partial(max_over_workers, strategy) if run.cluster.num_workers > 1 else None)
     on_tpu_vm = hardware.wants_tpu and hardware.tpu_name == "local"
     with explained_failures(run.cluster, run.output_dir), listening(stop, on_cloud_machine=on_tpu_vm):
         yield stop
@@ -227,12 +227,12 @@ def check_workers(run: Run, strategy: "tf.distribute.Strategy") -> None:
 
 def clear_folder_if_asked(run: Run, strategy: "tf.distribute.Strategy") -> None:
     """Delete the run that is there if `--overwrite-output-dir` asks for that; the others wait until the chief has."""
-    from train.runtime.collectives import any_worker
+    from train.runtime.collectives import max_over_workers
 
     if run.cluster.is_chief and run.starts_anew:
         clear_run_folder(run.output_dir)
     if run.cluster.num_workers > 1 and run.config.run.overwrite_output_dir:
-        any_worker(strategy, True)
+        max_over_workers(strategy, [0.0])
 
 
 def record_run(run: Run, plan: Plan, strategy: "tf.distribute.Strategy") -> dict[str, Any]:

@@ -13,14 +13,15 @@ from train.model.stateless_dropout import dropping_out_by, key_dropout
 from train.optimizer import clipping_factor
 from train.runtime import heartbeat
 from train.runtime.hooks import WAIT_NAME
+from train.runtime.preemption import InFlight, StopRequest
 from train.tasks.task import Task
 
 # Keep apart the random numbers of the task, of dropout, and of dropout from what all rows share.
 TASK_STREAM, DROPOUT_STREAM, SHARED_STREAM = 0, 1, 2
 
 Sums = dict[str, tf.Tensor]
-# The figures of an evaluation, or None where it gave up.
-Evaluator = Callable[[Callable[[], bool]], dict[str, float] | None]
+# The figures of an evaluation, or None where it was asked to stop.
+Evaluator = Callable[[StopRequest], dict[str, float] | None]
 
 
 class PretrainingModel(tf_keras.Model):
@@ -185,7 +186,7 @@ def build_evaluator(
 ) -> Evaluator:
     """Build a function that evaluates the model as it is when called, on every validation row once.
 
-    It is called with one that tells whether to give up, which is asked before each batch; it returns None then.
+    It returns None where it is asked to stop before its last batch.
 
     Args:
         batches: of `evaluation_batches`, distributed by `distribute_batches`; read anew at each call.
@@ -201,14 +202,16 @@ def build_evaluator(
         # Every replica holds the global sums.
         return {name: strategy.experimental_local_results(value)[0] for name, value in sums.items()}
 
-    def evaluate(gives_up: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
+    def evaluate(stop: StopRequest) -> dict[str, float] | None:
         # Reading a figure from the device waits for it, so all are read at the end.
         sums: list[Sums] = []
+        in_flight = InFlight(lambda: [value.numpy() for value in sums[-1].values()], stop)
         for rows in itertools.islice(batches, num_batches):
-            if gives_up():
+            if stop.is_agreed:
                 return None
             heartbeat.report("evaluate", len(sums))
             sums.append(step(rows))
+            in_flight.add(1)
         return model.task.figures({name: sum(np.asarray(one[name], np.float64) for one in sums) for name in sums[0]})
 
     return evaluate

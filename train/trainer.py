@@ -42,7 +42,7 @@ from train.runtime import heartbeat
 from train.runtime.collectives import check_agreement
 from train.runtime.hooks import Hook, Profile, StepsPerExecution
 from train.runtime.plan import Plan
-from train.runtime.preemption import RunStoppedError, StopRequest
+from train.runtime.preemption import InFlight, RunStoppedError, StopRequest
 from train.runtime.run_folder import has_checkpoint
 from train.runtime.strategy import compiles_with_xla, computes_as_suits_tpu, distribute_batches
 from train.tasks.task import Task
@@ -119,10 +119,10 @@ class Trainer:
             logger.info("%s: %s", title, text)
 
     def fit(self, stop: StopRequest | None = None, pushing: PushToHub | None = None) -> dict[str, float] | None:
-        """Train, log, evaluate, save and push; return the figures of the last evaluation, None without validation rows.
+        """Train, log, evaluate, save and push; return the last step's evaluation, None without validation rows.
 
         Raises:
-            RunStoppedError: `stop` was requested; all is saved.
+            RunStoppedError: `stop` was requested, and something is left to do; all is saved.
             RunFailedError: training diverged, or a checkpoint could not be written.
         """
         with self.log, self.checkpoints:
@@ -182,7 +182,7 @@ class Trainer:
 class TrainingHooks:
     """What is done between the steps of one `fit`: figures are logged, the model is evaluated, saved and pushed.
 
-    figures: of the last evaluation.
+    figures: of the newest evaluation.
     steps_per_execution: the callback of `fit` that does it.
     """
 
@@ -192,10 +192,10 @@ class TrainingHooks:
         self._plan = trainer.plan
         self._start = trainer.start
         self._stop = stop
-        self._evaluated_step = self._saved_step = -1
+        self._evaluated_step = -1
+        self._saved_step = -1 if self._start.checkpoint is None else self._start.step
         self._saved_seconds = time.monotonic()
         config = trainer.run.config
-        self._save_minutes = config.run.save_minutes
         self._throughput = Throughput(trainer.plan, trainer.full_speed_step_seconds)
         self._log = TrainingLog(
             *(trainer.model, trainer.log, trainer.plan),
@@ -206,10 +206,11 @@ class TrainingHooks:
             throughput=self._throughput,
             max_loss_rise=config.run.max_loss_rise,
         )
+        wait_for_device = trainer.model.optimizer.iterations.numpy
         self._profile = Profile(
             trainer.log.tensorboard_folder,
             config.run.profiled_steps if trainer.log.is_chief else None,
-            wait_for_device=lambda: trainer.model.optimizer.iterations.numpy(),
+            wait_for_device,
         )
         # In the order in which they are called. On all workers the same steps, though one alone pushes and profiles.
         hooks = [
@@ -219,19 +220,24 @@ class TrainingHooks:
             Hook(self._report),
             Hook(self._save, every_steps=self._plan.save_steps),
             Hook(self._save_by_the_clock),
-            Hook(self._stop_if_asked, every_steps=stop.interval_steps),
+            Hook(self._stop_if_asked),
         ]
         if pushing is not None:
             hooks.append(Hook(functools.partial(pushing.push, trainer.model), at_steps=pushing.steps))
         self.steps_per_execution = StepsPerExecution(
             hooks,
+            InFlight(wait_for_device, stop),
             start_step=self._start.step,
             num_steps=self._plan.num_steps,
             max_steps=config.hardware.max_steps_per_execution,
         )
 
     def catch_up(self) -> None:
-        """Do what is due at the start and was not done, and see to it that there is something to roll back to."""
+        """Do what is due at the start and was not done, and see to it that there is something to roll back to.
+
+        Raises:
+            RunStoppedError: the run was asked to stop meanwhile, or before.
+        """
         step = self._start.step
         line = self._trainer.log.find(step, VALIDATION)
         if line is not None:
@@ -241,6 +247,7 @@ class TrainingHooks:
             self._evaluate(step)
         if self._trainer.can_roll_back and self._start.checkpoint is None:
             self._save(step)
+        self._stop_if_asked(step)
         self._profile.begin_or_end(step)
 
     def close(self) -> None:
@@ -256,13 +263,14 @@ class TrainingHooks:
         if self._trainer.evaluate is None:
             return
         with self._throughput.clock_stopped():
-            figures = self._trainer.evaluate(lambda: self._stop.may_interrupt)
+            figures = self._trainer.evaluate(self._stop)
             if figures is not None:  # else it is made up for at the next start
                 self.figures, self._evaluated_step = figures, step
                 self._log.write_evaluation(step, figures)
 
     def _save_by_the_clock(self, step: int) -> None:
-        if self._save_minutes is not None and time.monotonic() - self._saved_seconds >= self._save_minutes * 60:
+        minutes = self._plan.save_minutes
+        if minutes is not None and time.monotonic() - self._saved_seconds >= minutes * 60:
             self._save(step)
 
     def _save(self, step: int) -> None:
@@ -274,7 +282,9 @@ class TrainingHooks:
             self._trainer.checkpoints.save(lambda: (self._record(step), self._trainer.state.read()))
 
     def _stop_if_asked(self, step: int) -> None:
-        if step == self._plan.num_steps or not self._stop.is_due(step):
+        is_evaluated = self._trainer.evaluate is None or self._evaluated_step == step
+        is_complete = step == self._plan.num_steps and is_evaluated
+        if is_complete or not self._stop.is_agreed:
             return
         self._save(step)
         self._trainer.checkpoints.wait()
@@ -310,7 +320,7 @@ def roll_back(trainer: Trainer, error: TrainingDivergedError, stop: StopRequest)
     Args:
         trainer: whose state and log are set back.
         error: the blow-up.
-        stop: by which several workers meet.
+        stop: by which several workers wait for each other.
 
     Raises:
         TrainingDivergedError: the same, where rolling back is not asked for, was done too often, or has nowhere to go.
@@ -318,9 +328,9 @@ def roll_back(trainer: Trainer, error: TrainingDivergedError, stop: StopRequest)
     trainer.checkpoints.settle()
     if not trainer.can_roll_back or len(trainer.start.skipped) >= trainer.run.config.run.max_rollbacks:
         raise error
-    stop.meet()  # the others read what the chief has written
+    stop.compare()  # the others read what the chief has written
     record = _restore(trainer, error)
-    stop.meet()
+    stop.compare()
     trainer.checkpoints.discard_after(record.step)
     trainer.model.optimizer.resume()
     num_rows = (error.step - record.step) * trainer.plan.global_batch_rows

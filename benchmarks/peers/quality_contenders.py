@@ -29,6 +29,7 @@ from benchmarks.peers.train_step_contenders import RoundsCallback, fit_in_rounds
 from train.config import TrainingConfig, parse_training_config
 from train.model.gathered_head import gather_before_head
 from train.run import Run, prepare_run
+from train.runtime.preemption import StopRequest
 from train.trainer import Trainer
 
 SIZES = (
@@ -51,7 +52,7 @@ def rounds_of(trainer: Trainer, settings: dict[str, Any]) -> Rounds:
     """Make rounds that end with an evaluation of the trainer's model if the settings ask for it."""
 
     def figures() -> dict[str, float]:
-        evaluation = trainer.evaluate(lambda: False) if settings["evaluates"] and trainer.evaluate else None
+        evaluation = trainer.evaluate(StopRequest()) if settings["evaluates"] and trainer.evaluate else None
         return {"loss": evaluation["loss"]} if evaluation else {}
 
     return Rounds(settings["steps_per_round"], warmup_steps=1, figures=figures)

@@ -22,7 +22,7 @@ COMMAND_LINES = [line for block in SHELL_BLOCKS for line in block.splitlines() i
 GCLOUD = {
     "config set": "",
     "services enable": "",
-    "storage buckets create": "location uniform-bucket-level-access",
+    "storage buckets create": "location uniform-bucket-level-access soft-delete-duration",
     "storage buckets add-iam-policy-binding": "member role",
     "storage cp": "recursive",
     "storage rm": "recursive",

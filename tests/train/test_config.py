@@ -6,6 +6,7 @@ import pytest
 
 from mlm_common.errors import InputError
 from train.config import MAY_CHANGE, TrainingConfig, current_settings, flags_marked, parse_training_config
+from train.runtime.plan import make_plan
 
 REQUIRED = ("--train-dataset", "shards", "--output-dir", "out")
 
@@ -46,3 +47,24 @@ def test_bfloat16_is_refused_in_a_step_that_xla_does_not_compile() -> None:
 def test_no_former_name_is_a_setting_of_the_run() -> None:
     assert "--gradient-checkpointing" in flags_marked(MAY_CHANGE)
     assert "--recompute" not in flags_marked(MAY_CHANGE)
+
+
+@pytest.mark.parametrize(
+    ("flags", "minutes"),
+    [
+        ((), None),
+        (("--tpu-name", "local"), 15),
+        (("--tpu-name", "local", "--no-tpu"), None),
+        (("--tpu-name", "local", "--save-minutes", "60"), 60),
+        (("--tpu-name", "local", "--save-minutes", "0"), None),
+        (("--save-minutes", "5"), 5),
+    ],
+)
+def test_a_run_on_a_tpu_is_planned_to_save_each_quarter_of_an_hour_unless_told_otherwise(
+    flags: tuple[str, ...], minutes: int | None
+) -> None:
+    config = parse(*flags)
+    plan = make_plan(config.optimization, config.run, num_rows=1000, max_length=128, num_replicas=8)
+    assert plan.save_minutes == minutes
+    intervals = plan.describe(1)["evaluation, checkpoint"]
+    assert intervals.endswith(f" steps, and every {minutes} minutes" if minutes else " steps")

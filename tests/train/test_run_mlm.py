@@ -2,6 +2,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +13,14 @@ import tensorflow as tf
 from safetensors.numpy import load_file
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from mlm_common.errors import EXIT_PERMANENT
+from mlm_common.errors import EXIT_PERMANENT, EXIT_STOPPED
 from tests.fixtures.same_run import assert_same_run
 from tests.fixtures.tiny_models import CONFIGS
 from tests.fixtures.tiny_run import NUM_STEPS, forget_checkpoint, run_flags
 from train.metrics.log import read_metrics
 from train.model.from_pretrained import load_model
 from train.run_mlm import main
+from train.runtime import heartbeat
 
 
 def losses(folder, split):
@@ -106,6 +108,32 @@ def test_a_stopped_deberta_v3_with_dropout_resumes_to_the_same_end(shards, tmp_p
     forget_checkpoint(tmp_path / "stopped", NUM_STEPS)
     assert main(run_flags(shards, tmp_path / "stopped", *flags)) == 0
     assert_same_run(tmp_path / "stopped", tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("one_device")
+def test_sigterm_in_the_last_evaluation_is_a_stop_without_figures_and_the_run_resumes(shards, tmp_path, capsys):
+    tell, phases = heartbeat.report, []
+
+    def report(phase, step=0):
+        phases.append((phase, step))
+        if phase == "evaluate" and ("train", NUM_STEPS - 1) in phases:
+            os.kill(os.getpid(), signal.SIGTERM)
+        tell(phase, step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heartbeat, "report", report)
+        assert main(run_flags(shards, tmp_path / "run", "--save-steps", "100")) == EXIT_STOPPED
+    assert phases.count(("evaluate", 0)) == 2
+    printed, errors = capsys.readouterr()
+    assert "unigram entropy" not in printed  # the table of a finished run
+    assert f"after step {NUM_STEPS} of {NUM_STEPS}, which is saved" in errors
+    assert not (tmp_path / "run" / "export").exists()
+
+    assert main(run_flags(shards, tmp_path / "run")) == 0
+    printed, _ = capsys.readouterr()
+    last = read_metrics(str(tmp_path / "run"))[-1]
+    assert (last["split"], last["step"]) == ("validation", NUM_STEPS)
+    assert f"{last['loss']:.4f}" in printed.partition("unigram entropy")[2]
 
 
 def test_a_finished_run_is_only_evaluated_and_exported_again(finished_run, shards, tmp_path):

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,11 +51,12 @@ def check_agreement(
         )
 
 
-def any_worker(strategy: tf.distribute.Strategy, value: bool) -> bool:
-    """Tell whether any worker called this with a true value, once all have called it."""
-    number = tf.constant([value], tf.int32)  # truth values cannot be gathered from other workers
-    values = strategy.experimental_distribute_values_from_function(lambda _: number)
-    return bool(strategy.gather(values, axis=0).numpy().any())
+def max_over_workers(strategy: tf.distribute.Strategy, values: Sequence[float]) -> list[float]:
+    """Return the greatest that any worker called this with for each value, once all have called it."""
+    row = tf.constant([values], tf.float32)
+    rows = strategy.experimental_distribute_values_from_function(lambda _: row)
+    greatest: list[float] = strategy.gather(rows, axis=0).numpy().max(axis=0).tolist()
+    return greatest
 
 
 def _hash(value: Any) -> int:

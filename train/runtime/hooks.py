@@ -1,7 +1,7 @@
 """What is done between the steps of a run: one list of hooks, from which the length of each execution follows.
 
 An execution, in Keras's word, is one call from Python, which makes several steps. None goes past a step at which a hook
-is due.
+is due, nor takes longer than what may be in flight, if a step does not.
 """
 
 import logging
@@ -12,6 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 import tf_keras
+
+from train.runtime.preemption import InFlight
 
 logger = logging.getLogger(__name__)
 
@@ -49,10 +51,11 @@ class Hook:
 class StepsPerExecution(tf_keras.callbacks.Callback):
     """Calls the hooks that are due, in their order, and sets the length of the next execution.
 
-    The step is counted on the host, since reading it from the device would wait for it.
+    Steps are counted on the host, since reading the number from the device would wait for it.
 
     Args:
         hooks: of the run.
+        in_flight: bounds the steps that are handed to the device.
         start_step: steps made before `fit`.
         num_steps: steps of the whole run.
         max_steps: steps of the longest execution.
@@ -61,31 +64,36 @@ class StepsPerExecution(tf_keras.callbacks.Callback):
     # Without it Keras reads the logs of every execution from the device.
     _supports_tf_logs = True
 
-    def __init__(self, hooks: Iterable[Hook], *, start_step: int, num_steps: int, max_steps: int):
+    def __init__(self, hooks: Iterable[Hook], in_flight: InFlight, *, start_step: int, num_steps: int, max_steps: int):
         super().__init__()
         self._hooks = tuple(hooks)
-        self._start_step = start_step
+        self._in_flight = in_flight
+        self._start_step = self._step = start_step
         self._num_steps = num_steps
         self._max_steps = max_steps
         self._waits: list[tf.Tensor] = []
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
         """Set the length of the first execution."""
-        self._set_length(self._start_step)
+        self._set_length()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Act where an execution ended, and set the length of the next."""
-        step = self._start_step + batch + 1
+        before, self._step = self._step, self._start_step + batch + 1
         self._waits.append(logs[WAIT_NAME])
+        has_waited = self._in_flight.add(self._step - before)
         for hook in self._hooks:
-            if hook.is_due(step, self._num_steps):
-                hook.action(step)
-        self._set_length(step)
+            if hook.is_due(self._step, self._num_steps):
+                hook.action(self._step)
+        if has_waited:  # else the device has worked meanwhile
+            self._in_flight.start_clock()
+        self._set_length()
 
     def length_after(self, step: int) -> int:
         """Count the steps of the execution that begins after `step`; at least 1."""
         ends = (end for hook in self._hooks for end in hook.next_steps(step))
-        return min(step + self._max_steps, self._num_steps, *ends) - step or 1
+        longest = min(self._max_steps, self._in_flight.num_allowed)
+        return min(step + longest, self._num_steps, *ends) - step or 1
 
     def take_wait_seconds(self) -> float:
         """Sum the seconds that the executions since the last call waited for input; waits for the device."""
@@ -93,9 +101,9 @@ class StepsPerExecution(tf_keras.callbacks.Callback):
         self._waits.clear()
         return seconds
 
-    def _set_length(self, step: int) -> None:
+    def _set_length(self) -> None:
         if self._max_steps > 1:
-            self.model._steps_per_execution.assign(self.length_after(step))
+            self.model._steps_per_execution.assign(self.length_after(self._step))
 
 
 class Profile:

@@ -25,6 +25,7 @@ class Plan:
     num_decay_steps: int
     eval_steps: int
     save_steps: int
+    save_minutes: float | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -42,6 +43,7 @@ class Plan:
 
     def describe(self, num_parameters: int) -> dict[str, Any]:
         """Describe the plan as {title: text}, for people."""
+        by_the_clock = f", and every {self.save_minutes:g} minutes" if self.save_minutes else ""
         state_gib = num_parameters * STATE_BYTES_PER_PARAMETER / 2**30
         return {
             "parameters": f"{num_parameters:,}",
@@ -51,7 +53,7 @@ class Plan:
             "steps": f"{self.num_steps:,}, of which warmup {self.num_warmup_steps:,}",
             "epochs": f"{self.num_epochs:.2f}",
             "tokens": f"{self.num_tokens:,}",
-            "evaluation, checkpoint": f"every {self.eval_steps:,}, every {self.save_steps:,} steps",
+            "evaluation, checkpoint": f"every {self.eval_steps:,}, every {self.save_steps:,} steps{by_the_clock}",
             "memory": f"{state_gib:.2f} GiB a replica for weights, gradients and moments; activations come on top",
         }
 
@@ -87,6 +89,7 @@ def make_plan(
         num_decay_steps=num_decay_steps,
         eval_steps=eval_steps,
         save_steps=run.save_steps or eval_steps,
+        save_minutes=run.save_minutes or None,
     )
 
 

@@ -9,7 +9,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 from mlm_common.errors import EXIT_STOPPED, RunFailedError
 from train.runtime import heartbeat
@@ -19,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 # Value -> what it is when nothing is to come.
 NOTICES = {"instance/maintenance-event": "NONE", "instance/preempted": "FALSE"}
-POLL_SECONDS = 5.0
-STOP_CHECK_STEPS = 10
+POLL_SECONDS = 1.0
+IN_FLIGHT_SECONDS = 1.0
 
 
 class RunStoppedError(RunFailedError):
@@ -30,17 +31,16 @@ class RunStoppedError(RunFailedError):
 
 
 class StopRequest:
-    """Whether the run is to stop at the end of an execution.
+    """Whether the run is to stop.
 
     Args:
-        agree: tells whether any worker's argument is true, the same on all workers; None for one worker.
+        max_over_workers: gives the greatest of all workers' values, each of which calls it; None for one worker.
     """
 
-    def __init__(self, agree: Callable[[bool], bool] | None = None):
+    def __init__(self, max_over_workers: Callable[[Sequence[float]], Sequence[float]] | None = None):
         self.reason: str | None = None
-        self._agree = agree
-        # Several workers ask each other at the multiples of it; one worker itself after each execution.
-        self.interval_steps = None if agree is None else STOP_CHECK_STEPS
+        self._max_over_workers = max_over_workers
+        self._was_made_anywhere = False
 
     def make(self, reason: str) -> None:
         """Ask for a stop; the first reason counts."""
@@ -55,20 +55,57 @@ class StopRequest:
         return self.reason is not None
 
     @property
-    def may_interrupt(self) -> bool:
-        """Whether to stop even within an evaluation; several workers cannot, which must stop at the same place."""
-        return self._agree is None and self.is_made
+    def is_agreed(self) -> bool:
+        """Whether all workers are to stop: one worker at once, several as they found when they last compared."""
+        return self.is_made if self._max_over_workers is None else self._was_made_anywhere
 
-    def is_due(self, step: int) -> bool:
-        """Tell whether all workers are to stop after `step`."""
-        if self._agree is None:
-            return self.is_made
-        return step % STOP_CHECK_STEPS == 0 and self._agree(self.is_made)
+    def compare(self, seconds: float = 0.0) -> float:
+        """Compare with the other workers whether to stop, and return the longest of their times; waits for them."""
+        if self._max_over_workers is not None:
+            is_made, seconds = self._max_over_workers([float(self.is_made), seconds])
+            self._was_made_anywhere = is_made > 0
+        return seconds
 
-    def meet(self) -> None:
-        """Wait until all workers have called this."""
-        if self._agree is not None:
-            self._agree(False)
+
+class InFlight:
+    """Bounds what is handed to the device and not waited for: to a second of work, or one piece that takes longer.
+
+    A host runs ahead of its TPU or GPU, and all that it has handed out comes before a checkpoint. So it waits for the
+    device each second. The pieces, steps or batches of an evaluation, are timed from one wait to the next. Several
+    workers hand out the same, by the time of the slowest.
+
+    Attributes:
+        num_allowed: pieces that may still be handed out before the next wait.
+
+    Args:
+        wait: waits until the device has made all that was handed out.
+        stop: by which several workers compare.
+    """
+
+    def __init__(self, wait: Callable[[], object], stop: StopRequest):
+        self.num_allowed = 1
+        self._wait = wait
+        self._stop = stop
+        self._num_handed_out = 0
+        self._is_compiled = False  # which the first piece waits for
+        self.start_clock()
+
+    def start_clock(self) -> None:
+        """Time from now on what is handed out next."""
+        self._since_seconds = time.perf_counter()
+
+    def add(self, num_pieces: int) -> bool:
+        """Note that so many were handed out, and wait if no more are allowed; return whether that was so."""
+        self._num_handed_out += num_pieces
+        self.num_allowed -= num_pieces
+        if self.num_allowed > 0:
+            return False
+        self._wait()
+        seconds = self._stop.compare((time.perf_counter() - self._since_seconds) / self._num_handed_out)
+        self.num_allowed = max(1, int(IN_FLIGHT_SECONDS / seconds)) if self._is_compiled else 1
+        self._is_compiled, self._num_handed_out = True, 0
+        self.start_clock()
+        return True
 
 
 @contextlib.contextmanager

@@ -1,10 +1,13 @@
+import itertools
 import time
 
 import pytest
 import tensorflow as tf
 import tf_keras
 
+from train.runtime import preemption
 from train.runtime.hooks import Hook, Profile, StepsPerExecution
+from train.runtime.preemption import InFlight, StopRequest
 from train.runtime.strategy import mirrored_strategy
 from train.train_step import build_train_function
 
@@ -25,7 +28,13 @@ class Counter(tf_keras.Model):
         return self.train_function
 
 
-def steps_per_execution(start_step=0, num_steps=20, max_steps=8, every=(5, 7), at_steps=(), calls=None):
+def unbounded():
+    in_flight = InFlight(lambda: None, StopRequest())
+    in_flight.num_allowed = 10**9
+    return in_flight
+
+
+def steps_per_execution(start_step=0, num_steps=20, max_steps=8, every=(5, 7), at_steps=(), calls=None, in_flight=None):
     """Note what is called as (name, step)."""
     calls = [] if calls is None else calls
 
@@ -34,10 +43,11 @@ def steps_per_execution(start_step=0, num_steps=20, max_steps=8, every=(5, 7), a
 
     hooks = [Hook(noting(f"every {number}"), every_steps=number) for number in every]
     hooks += [Hook(noting("at"), at_steps=at_steps), Hook(noting("execution"))]
-    return StepsPerExecution(hooks, start_step=start_step, num_steps=num_steps, max_steps=max_steps)
+    of_run = {"start_step": start_step, "num_steps": num_steps, "max_steps": max_steps}
+    return StepsPerExecution(hooks, in_flight or unbounded(), **of_run)
 
 
-def fit(strategy, max_steps=8, input_seconds=0.0, num_steps=20):
+def fit(strategy, max_steps=8, input_seconds=0.0, num_steps=20, **more):
     def wait(value):
         time.sleep(input_seconds)
         return value
@@ -49,7 +59,7 @@ def fit(strategy, max_steps=8, input_seconds=0.0, num_steps=20):
         model = Counter()
         model.compile(steps_per_execution=max_steps)
     calls = []
-    callback = steps_per_execution(max_steps=max_steps, num_steps=num_steps, calls=calls)
+    callback = steps_per_execution(max_steps=max_steps, num_steps=num_steps, calls=calls, **more)
     started_seconds = time.perf_counter()
     model.fit(numbers, steps_per_epoch=num_steps, verbose=0, callbacks=[callback])
     return float(model.total.numpy()), calls, callback.take_wait_seconds(), time.perf_counter() - started_seconds
@@ -98,6 +108,17 @@ def test_waiting_for_input_is_measured(max_steps):
     """A batch takes 20 ms to make and no time to use, so that nearly all the time is spent waiting."""
     _, _, wait_seconds, seconds = fit(one_cpu(), max_steps, input_seconds=0.02)
     assert 0.8 * 20 * 0.02 < wait_seconds < seconds
+
+
+def test_an_execution_has_as_many_steps_as_may_be_in_flight(monkeypatch):
+    """A step takes at least 50 ms, and 200 ms of steps may be in flight."""
+    monkeypatch.setattr(preemption, "IN_FLIGHT_SECONDS", 0.2)
+    in_flight = InFlight(lambda: None, StopRequest())
+    _, calls, _, _ = fit(one_cpu(), 32, input_seconds=0.05, every=(), in_flight=in_flight)
+    steps = [0, *(step for name, step in calls if name == "execution")]
+    lengths = [after - before for before, after in itertools.pairwise(steps)]
+    assert lengths[:2] == [1, 1]
+    assert 1 < max(lengths) <= 4
 
 
 def test_the_wait_is_read_once():

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from train.runtime import preemption
-from train.runtime.preemption import StopRequest, listening
+from train.runtime.preemption import InFlight, StopRequest, listening
 
 
 @pytest.fixture
@@ -48,9 +48,9 @@ def test_sigterm_makes_the_request_and_its_handler_goes_away():
     request = StopRequest()
     before = signal.getsignal(signal.SIGTERM)
     with listening(request, on_cloud_machine=False):
-        assert not request.is_due(1)
+        assert not request.is_agreed
         os.kill(os.getpid(), signal.SIGTERM)
-        assert wait_until(lambda: request.is_due(2))
+        assert wait_until(lambda: request.is_agreed)
     assert request.reason == "received SIGTERM"
     assert signal.getsignal(signal.SIGTERM) == before
 
@@ -79,17 +79,80 @@ def test_a_notice_that_stood_before_does_not_count(metadata):
         assert wait_until(lambda: request.is_made)
 
 
-def test_workers_stop_where_they_ask_each_other():
-    asked = []
+def test_workers_stop_once_they_have_compared():
+    compared = []
 
-    def agree(value):
-        asked.append(value)
-        return True
+    def max_over_workers(values):
+        compared.append(values)
+        return [1.0, 7.0]  # another one was asked to stop, whose steps take longer
 
-    request = StopRequest(agree)
-    assert not any(request.is_due(step) for step in range(1, request.interval_steps))
-    assert not asked
-    assert request.is_due(request.interval_steps)
-    assert asked == [False]
-    request.make("a reason")
-    assert not request.may_interrupt
+    request = StopRequest(max_over_workers)
+    assert not request.is_agreed
+    assert request.compare(5.0) == 7.0
+    assert compared == [[0.0, 5.0]]
+    assert request.is_agreed
+    other = StopRequest(lambda values: values)
+    other.make("a reason")
+    assert not other.is_agreed
+    other.compare()
+    assert other.is_agreed
+
+
+class Device:
+    """Makes the pieces that were handed out in turn, `seconds` for each, while a clock runs that a test moves."""
+
+    def __init__(self, monkeypatch, seconds):
+        self.seconds = seconds
+        self.now = self.is_free_at = 0.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+
+    def hand_out(self, num_pieces):
+        self.is_free_at = max(self.now, self.is_free_at) + num_pieces * self.seconds
+
+    def wait(self):
+        self.now = max(self.now, self.is_free_at)
+
+    def seconds_in_flight(self):
+        return self.is_free_at - self.now
+
+
+@pytest.mark.parametrize("step_seconds", [0.004, 0.3, 1.52, 30.0])
+@pytest.mark.parametrize("max_steps", [1, 32])
+def test_a_second_of_steps_or_one_step_is_in_flight(monkeypatch, step_seconds, max_steps):
+    """After the first step, for which XLA compiles for 100 s."""
+    device = Device(monkeypatch, 100.0)
+    in_flight = InFlight(device.wait, StopRequest())
+    longest_seconds = []
+    for number in range(1000):
+        num_steps = min(max_steps, in_flight.num_allowed)
+        device.hand_out(num_steps)
+        longest_seconds.append(device.seconds_in_flight())
+        in_flight.add(num_steps)
+        if number == 0:
+            device.seconds = step_seconds
+    assert max(longest_seconds[1:]) == pytest.approx(max(1.0, step_seconds), rel=0.4)
+    assert max(longest_seconds[1:]) < max(1.0, step_seconds) + 1e-6
+
+
+def test_steps_that_become_slower_are_in_flight_too_long_only_once(monkeypatch):
+    device = Device(monkeypatch, 0.01)
+    in_flight = InFlight(device.wait, StopRequest())
+    for _ in range(4):
+        device.hand_out(in_flight.num_allowed)
+        in_flight.add(in_flight.num_allowed)
+    device.seconds = 0.5
+    in_flight_seconds = []
+    for _ in range(3):
+        device.hand_out(in_flight.num_allowed)
+        in_flight_seconds.append(device.seconds_in_flight())
+        in_flight.add(in_flight.num_allowed)
+    assert in_flight_seconds[1:] == pytest.approx([1.0, 1.0])
+
+
+def test_all_workers_hand_out_what_the_slowest_makes_in_a_second(monkeypatch):
+    device = Device(monkeypatch, 0.01)
+    in_flight = InFlight(device.wait, StopRequest(lambda values: [values[0], 0.25]))
+    for allowed in (1, 1, 4, 4):
+        assert in_flight.num_allowed == allowed
+        device.hand_out(allowed)
+        assert in_flight.add(allowed)
