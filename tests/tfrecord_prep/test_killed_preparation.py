@@ -52,7 +52,7 @@ def finish(process: subprocess.Popen) -> None:
 
 
 def num_files(folder: Path) -> int:
-    return sum(1 for _ in folder.glob("*/*"))
+    return sum(1 for _ in folder.glob("[!.]*/*"))  # .owner/ comes and goes
 
 
 def kill(process: subprocess.Popen, with_workers: bool) -> bool:

@@ -190,7 +190,7 @@ def test_another_number_of_replicas_resumes_with_the_same_batch(runs, whole_run,
 def test_supervised_training_survives_a_kill(shards, tmp_path):
     """The flag to overwrite holds for the first process alone."""
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.json").write_text("{}")
+    (tmp_path / "run" / "run.json").write_text('{"fingerprint": {}}')
     flags = ["--max-steps", "60", "--save-steps", "1", "--supervise", "--retry-seconds", "0.1"]
     command = [sys.executable, str(PROJECT / "train" / "run_mlm.py")]
     command += run_flags(shards, tmp_path / "run", *flags, "--overwrite-output-dir")
@@ -209,5 +209,6 @@ def test_supervised_training_survives_a_kill(shards, tmp_path):
         assert killed.is_set()
         assert supervisor.returncode == 0, errors[-3000:]
     assert "ended with status -9" in errors
+    assert "taken over from a run that has ended" in errors
     steps = [line["step"] for line in read_metrics(str(tmp_path / "run")) if line["split"] == "train"]
     assert steps == list(range(2, 61, 2))
