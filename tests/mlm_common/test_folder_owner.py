@@ -177,8 +177,8 @@ def test_a_stopped_run_ends_also_when_the_one_that_followed_has_ended(folder: Fo
             pass
         with OwnerProcess(folder.path) as third:  # the first number once more
             assert third.line() == "owned"
-            stopped.signal(signal.SIGCONT)
             stopped.ask_to_write()
+            stopped.signal(signal.SIGCONT)
             assert stopped.end()[0] == EXIT_PERMANENT
             third.ask_to_write()
             assert third.line() == "0"
