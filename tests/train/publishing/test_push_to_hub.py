@@ -1,5 +1,6 @@
 """Runs that push to the Hub while they train and at their end, against a Hub with faults."""
 
+import os
 import re
 import signal
 from hashlib import sha256
@@ -21,6 +22,7 @@ from train.metrics.training_log import TrainingLog
 from train.publishing import push_to_hub as train_hub
 from train.publishing.push_to_hub import steps_of_pushes
 from train.run_mlm import main
+from train.runtime import heartbeat
 from train.runtime.plan import make_plan
 
 REPO = "alice/tiny"
@@ -179,6 +181,19 @@ def test_a_run_that_fails_publishes_what_it_has(
 def failing_at_step_4(_: TrainingLog, step: int) -> None:
     if step == 4:
         raise ZeroDivisionError
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
+def test_a_slow_upload_at_the_end_is_no_stall(
+    hub_here: HubHandle, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    monkeypatch.setenv(heartbeat.VARIABLE, str(writing))
+    monkeypatch.setattr(heartbeat, "INTERVAL_SECONDS", 0.1)
+    hub_here.fault(UPLOAD, mode="delay", method="PUT", delay_seconds=2)
+    assert train(shards, tmp_path) == 0
+    assert os.read(reading, 1 << 16).decode().count(f"publish {NUM_STEPS}") >= 10
 
 
 @pytest.mark.slow
