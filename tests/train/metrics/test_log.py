@@ -151,6 +151,22 @@ def test_a_write_that_fails_is_made_up_for_and_told(
     assert "writes of the log that failed: 1; all were made up for" in caplog.text
 
 
+def test_a_line_that_a_full_disk_cuts_off_is_whole_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def append_half(self: local.LocalFolder, name: str, text: str, **_: str) -> None:
+        monkeypatch.undo()
+        with Path(self.path_of(name)).open("a") as file:
+            file.write(text[: len(text) // 2])
+        raise OSError(28, "No space left on device")
+
+    with started_log(tmp_path) as log:
+        add(log, 1)
+        log._worker.wait()
+        monkeypatch.setattr(local.LocalFolder, "append_text", append_half)
+        add(log, 2)
+    assert read_metrics(str(tmp_path)) == log.lines
+    assert len(log.lines) == 4
+
+
 def test_tensorboard_shows_each_point_once_after_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

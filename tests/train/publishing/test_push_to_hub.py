@@ -189,6 +189,7 @@ def test_a_slow_upload_at_the_end_is_no_stall(
     hub_here: HubHandle, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading, writing = os.pipe()
+    os.set_blocking(reading, False)
     monkeypatch.setenv(heartbeat.VARIABLE, str(writing))
     monkeypatch.setattr(heartbeat, "INTERVAL_SECONDS", 0.1)
     hub_here.fault(UPLOAD, mode="delay", method="PUT", delay_seconds=2)

@@ -12,6 +12,7 @@ from train.runtime import heartbeat
 def reports(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The end of the pipe that a supervisor reads; reports are repeated every 10 ms."""
     reading, writing = os.pipe()
+    os.set_blocking(reading, False)
     monkeypatch.setenv(heartbeat.VARIABLE, str(writing))
     monkeypatch.setattr(heartbeat, "INTERVAL_SECONDS", 0.01)
     yield reading
