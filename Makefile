@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3; do \
 QUICKSTART_DIR ?= runs/quickstart
 QUICKSTART_STEPS ?= 3000
 
-.PHONY: quickstart test test-slow lint
+.PHONY: quickstart test test-slow campaign lint
 
 quickstart: $(VENV)/installed
 	$(BIN)/python tokenizer_training/train_unigram.py --dataset-name builtin --validation-percent 2 \
@@ -25,6 +25,14 @@ test: lint
 
 test-slow: $(VENV)/installed
 	$(BIN)/python -m pytest -m slow -n auto --maxprocesses 2 --dist loadfile --no-loadscope-reorder
+
+# Every fault in every stage; writes the table of docs/reliability.md.
+campaign: $(VENV)/installed
+	rm -f campaign.jsonl
+	$(BIN)/python -m pytest tests/campaign -m slow --num-kills 100 --campaign-report campaign.jsonl -n 2 \
+		--dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m tests.campaign.report campaign.jsonl docs/reliability.md
+	rm campaign.jsonl
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

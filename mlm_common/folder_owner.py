@@ -237,7 +237,7 @@ def _release(owner: FolderOwner, is_new: bool) -> None:
 def _end_process(error: FolderLostError) -> NoReturn:
     """End the process at once: no thread, no `finally` and no handler may write to the folder any more."""
     with contextlib.suppress(OSError, ValueError):
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print(f"\nerror: {error}", file=sys.stderr, flush=True)  # a progress bar may stand on the line
     os._exit(error.exit_status)
 
 

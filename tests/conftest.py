@@ -19,6 +19,11 @@ FIRST = ("test_resume.py", "test_run_mlm.py", "test_train_step.py")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--num-kills", type=int, default=10, help="kills of each stage in the campaign of faults")
+    parser.addoption("--campaign-report", help="file that gets what the campaign has seen, as lines of JSON")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Set up TensorFlow, unless this process only hands out the tests to those of pytest-xdist."""
     if config.getoption("tx", None) and not hasattr(config, "workerinput"):

@@ -2,7 +2,7 @@
 
 An `Application` answers requests; `LoopbackServer` carries them. The server runs as a process of its own
 (`process.py`), since a native client may wait for an answer while it holds Python's interpreter lock. Tests steer it by
-`POST /_control/ACTION` with a JSON body: `reset`, `fault`, `rate`, `log`, and what the application adds.
+`POST /_control/ACTION` with a JSON body: `reset`, `fault`, `heal`, `rate`, `log`, and what the application adds.
 """
 
 import abc
@@ -166,6 +166,9 @@ class LoopbackServer(ThreadingHTTPServer):
             return None
         if action == "rate":
             self.bytes_per_second = argument["bytes_per_second"]
+            return None
+        if action == "heal":
+            self.faults.clear()
             return None
         if action == "log":
             return self.log

@@ -56,6 +56,10 @@ class ServerHandle:
         """Answer the requests that faults of the mode `hold` have held, and hold no more."""
         self._process.control("release")
 
+    def heal(self) -> None:
+        """Let no more of the faults happen."""
+        self._process.control("heal")
+
     def requests(self, method: str = "", path: str = "") -> list[dict[str, Any]]:
         """List the logged requests of that method, with that text in their path; all of them by default."""
         log = self._process.control("log")

@@ -1,0 +1,74 @@
+"""What the campaign has seen, as lines of JSON, and the table of docs/reliability.md that is made of them.
+
+`python -m tests.campaign.report LINES docs/reliability.md` writes the table between its marks.
+"""
+
+import json
+import re
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+BEGIN, END = "<!-- campaign: begin -->", "<!-- campaign: end -->"
+
+# {fault: what is promised of it}, in the order of the table.
+PROMISES = {
+    "kill -9": "the same command again comes to the same bytes",
+    "kill -9, on Cloud Storage": "the same command again comes to the same bytes",
+    "SIGTERM": "training saves and ends with 75; the same command again comes to the same bytes",
+    "SIGSTOP, takeover, SIGCONT": "the other ends right; the one that wakes up says so and touches nothing",
+    "a second run": "refused while the first lives; the first ends right",
+    "disk full": "one line; once there is room, the same command comes to the same bytes",
+    "read-only disk": "one line, at once; nothing is changed",
+    "429, 500, 503": "tried again: the same bytes",
+    "connection reset, answer lost": "tried again: the same bytes",
+    "truncated, corrupt": "noticed and tried again: the same bytes",
+    "slow": "the same bytes",
+    "Cloud Storage away": "one line; once it is back, the same command comes to the same bytes",
+    "Hub away": "one line with the command that pushes by hand; the files are there",
+    "clock back by an hour": "the same bytes",
+    "a mended input": "only what it touches is made again; the same bytes as with it from the start",
+    "a changed input": "refused before anything is written; what differs is named, with the cure",
+}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one test saw of a fault in a stage: how often it was tried, and how it ended, in words."""
+
+    fault: str
+    stage: str
+    num_tries: int
+    ended: str
+
+
+def write_line(path: str | None, seen: Seen) -> None:
+    """Append it to the file, if there is one; several processes may do so."""
+    assert seen.fault in PROMISES, seen.fault
+    if path:
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(seen)) + "\n")
+
+
+def table(lines: list[Seen], stages: tuple[str, ...]) -> str:
+    """Make the table; of a fault in a stage the last line counts."""
+    cells = {(seen.fault, seen.stage): f"{seen.num_tries:,}: {seen.ended}" for seen in lines}
+    rows = [["fault", "promised", *stages]]
+    rows += [[fault, said, *(cells.get((fault, stage), "-") for stage in stages)] for fault, said in PROMISES.items()]
+    rows.insert(1, ["---"] * len(rows[0]))
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def main(lines_path: str, document_path: str) -> None:
+    """Put the table into the document."""
+    from tests.campaign.stages import STAGES
+
+    lines = [Seen(**json.loads(line)) for line in Path(lines_path).read_text(encoding="utf-8").splitlines()]
+    document = Path(document_path)
+    text = document.read_text(encoding="utf-8")
+    made = f"{BEGIN}\n{table(lines, tuple(stage.name for stage in STAGES))}\n{END}"
+    document.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: made, text, flags=re.DOTALL), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

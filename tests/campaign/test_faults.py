@@ -1,0 +1,254 @@
+"""Each fault in each stage: nothing lost, nothing twice, one clear line."""
+
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlm_common.errors import EXIT_PERMANENT, EXIT_STOPPED
+from mlm_common.storage.folder import OWNER_FOLDER
+from tests.campaign.conftest import Campaign
+from tests.campaign.processes import Process
+from tests.campaign.stages import STAGES, change_input, copied
+
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("name", [stage.name for stage in STAGES])]
+
+# In the place of two minutes, and of more than eight.
+SHORT_WAITS = {
+    "google.cloud.storage.retry:DEFAULT_RETRY._timeout": 1.0,
+    "mlm_common.hub.push:RETRY_DELAYS_SECONDS": (0.01,) * 3,
+    "tokenizer_training.train_unigram:SAVE_RETRY_SECONDS": (0.01,) * 2,
+}
+# Of a folder's owner, in the place of ten seconds and a minute.
+SHORT_LIFE = {
+    "mlm_common.folder_owner:owned_folder.__wrapped__.__kwdefaults__": {
+        "supervision": None,
+        "beat_seconds": 0.1,
+        "dead_after_seconds": 1.5,
+        "ends_process": True,
+    }
+}
+
+
+def check_one_line(process: Process, *words: str) -> None:
+    """Check that it failed and told why in one line with these words."""
+    assert process.wait() not in (None, 0), process.output
+    assert len(process.error_lines) == 1, process.output
+    (line,) = process.error_lines
+    assert all(word in line for word in words), line
+    assert "Traceback" not in process.output
+
+
+def test_sigterm(campaign: Campaign, name: str, num_kills: int, tmp_path: Path) -> None:
+    """A stage without a handler ends at once, as by kill -9; so does training while it imports."""
+    stage, output, draw = campaign.stage(name), tmp_path / "output", random.Random(name)
+    statuses = []
+    for _ in range(max(3, num_kills // 5)):
+        process = campaign.start(stage, stage.flags(output))
+        statuses.append(process.kill_after(draw.uniform(0, campaign.seconds(name)), signal.SIGTERM))
+        assert statuses[-1] in (0, -signal.SIGTERM, EXIT_STOPPED), process.output
+    campaign.finish(stage, output)
+    stopped = f", {statuses.count(EXIT_STOPPED)} with status 75" if EXIT_STOPPED in statuses else ""
+    campaign.note("SIGTERM", name, len(statuses), f"the same bytes{stopped}")
+
+
+def test_stopped_by_a_signal_it_loses_its_folder_to_another_run_and_touches_nothing_when_it_wakes_up(
+    campaign: Campaign, name: str, num_kills: int, tmp_path: Path
+) -> None:
+    stage, draw, seconds = campaign.stage(name), random.Random(name), campaign.seconds(name)
+    num_tries, num_lost = max(1, num_kills // 10), 0
+    while num_lost < num_tries:
+        output = tmp_path / str(draw.random())
+        stopped = campaign.start(stage, stage.flags(output), constants=SHORT_LIFE)
+        wait_for_owner(stopped, output)
+        stopped.wait(draw.uniform(0, 0.5) * seconds)
+        stopped.send(signal.SIGSTOP)
+        campaign.finish(stage, output, constants=SHORT_LIFE)
+        files = campaign.files(output)
+        stopped.send(signal.SIGCONT)
+        if stopped.wait() != 0:  # else it had come to its end before
+            check_one_line(stopped, "must belong to this run")
+            assert stopped.wait() == EXIT_PERMANENT
+            assert campaign.files(output) == files
+            num_lost += 1
+    campaign.note("SIGSTOP, takeover, SIGCONT", name, num_lost, "status 3, one line; the same bytes")
+
+
+def test_a_second_run_is_refused_while_the_first_lives(campaign: Campaign, name: str, tmp_path: Path) -> None:
+    stage, output = campaign.stage(name), tmp_path / "output"
+    first = campaign.start(stage, stage.flags(output), constants=SHORT_LIFE)
+    wait_for_owner(first, output)
+    first.send(signal.SIGSTOP)  # so that it does not end before the second has looked
+    second = campaign.start(stage, stage.flags(output))
+    wait_for(lambda: "waiting up to" in second.output)
+    first.send(signal.SIGCONT)
+    check_one_line(second, "must belong to one run at a time")
+    assert second.wait() == 2
+    assert first.wait() == 0, first.output
+    campaign.check(stage, output)
+    campaign.note("a second run", name, 1, "refused with status 2; the same bytes")
+
+
+def wait_for_owner(process: Process, output: Path) -> None:
+    wait_for(lambda: process.wait(0) is not None or any((output / OWNER_FOLDER).glob("*.json")))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end_seconds = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end_seconds
+        time.sleep(0.005)
+
+
+def test_disk_full(campaign: Campaign, name: str, tmp_path: Path) -> None:
+    """A disk with room for about half of the output."""
+    stage, disk, copy = campaign.stage(name), tmp_path / "disk", tmp_path / "copy"
+    disk.mkdir()
+    campaign.expected(name)
+    num_bytes = sum(-(-path.stat().st_size // 4096) * 4096 for path in (campaign.folder / name).rglob("*"))
+    mounted = {"folder": str(disk), "options": f"size={num_bytes // 2}", "copy": str(copy)}
+    process = campaign.start(stage, stage.flags(disk / "output"), constants=SHORT_WAITS, disk=mounted)
+    check_mounted(process)
+    check_one_line(process, "No space left on device")
+    campaign.finish(stage, copy / "output")
+    campaign.note("disk full", name, 1, "one line; then the same bytes")
+
+
+def test_read_only_disk(campaign: Campaign, name: str, tmp_path: Path) -> None:
+    stage, disk = campaign.stage(name), tmp_path / "disk"
+    disk.mkdir()
+    mounted = {"folder": str(disk), "options": "ro", "copy": str(tmp_path / "copy")}
+    process = campaign.start(stage, stage.flags(disk / "output"), disk=mounted)
+    check_mounted(process)
+    check_one_line(process, "Read-only file system")
+    assert process.wait() == 2
+    campaign.note("read-only disk", name, 1, "one line, status 2")
+
+
+def check_mounted(process: Process) -> None:
+    process.wait()
+    if "unshare" in process.output or "CalledProcessError" in process.output:
+        pytest.skip("needs the right to mount")
+
+
+# {fault in the table: faults of the server}
+SERVER_FAULTS: dict[str, list[dict[str, Any]]] = {
+    "429, 500, 503": [{"mode": "status", "status": status} for status in (429, 500, 503)],
+    "connection reset, answer lost": [{"mode": "reset", "num_bytes": 100}, {"mode": "lost_answer"}],
+    "truncated, corrupt": [
+        {"mode": "truncate", "num_bytes": 40, "path": "^/download"},
+        {"mode": "corrupt", "num_bytes": 40, "path": "^/download"},
+        {"mode": "corrupt_upload", "num_bytes": -50, "path": "^/upload"},
+    ],
+    "slow": [{"mode": "slow", "delay_seconds": 0.5}],
+}
+
+
+@pytest.mark.parametrize("fault", SERVER_FAULTS)
+def test_cloud_storage_that_fails_now_and_then(campaign: Campaign, name: str, fault: str, num_kills: int) -> None:
+    """Input and output on Cloud Storage; faults at random moments, of random kinds."""
+    stage, draw, num_faults = campaign.stage(name), random.Random(name + fault), max(5, num_kills // 5)
+    put_input(campaign, stage.folder)
+    url = campaign.cloud.bucket_url
+    process = campaign.start(stage, stage.flags(f"{url}/output", f"{url}/input"))
+    for _ in range(num_faults):
+        process.wait(draw.uniform(0, 1.5 * campaign.seconds(name) / num_faults))
+        campaign.cloud.fault(**{"path": "^/(storage|upload|download)", **draw.choice(SERVER_FAULTS[fault])})
+    assert process.wait() == 0, process.output
+    campaign.check(stage, f"{url}/output")
+    num_taken = sum(entry["fault"] != "none" for entry in campaign.cloud.requests())
+    campaign.note(fault, name, num_taken, "the same bytes")
+
+
+def put_input(campaign: Campaign, folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            campaign.cloud.put(f"input/{path.relative_to(folder)}", path.read_bytes())
+
+
+def test_cloud_storage_that_is_away(campaign: Campaign, name: str) -> None:
+    """From a random moment on no request is answered."""
+    stage, draw = campaign.stage(name), random.Random(name)
+    output = f"{campaign.cloud.bucket_url}/output"
+    one_process = ["--num-workers", "1"] * (name != "training")  # whose waits are the short ones
+    num_tries = 3
+    for _ in range(num_tries):
+        process = campaign.start(stage, [*stage.flags(output), *one_process], constants=SHORT_WAITS)
+        time.sleep(draw.uniform(0.1, 0.6) * campaign.seconds(name))
+        campaign.cloud.fault("^/(storage|upload|download)", mode="reset", times=10**6)
+        if process.wait() != 0:
+            check_one_line(process, "Cloud Storage did not answer")
+        campaign.cloud.heal()
+    process = campaign.start(stage, stage.flags(output))
+    assert process.wait() == 0, process.output
+    campaign.check(stage, output)
+    campaign.note("Cloud Storage away", name, num_tries, "one line; then the same bytes")
+
+
+def test_hub_that_is_away_when_the_push_begins(campaign: Campaign, name: str, tmp_path: Path) -> None:
+    stage, output = campaign.stage(name), tmp_path / "output"
+    campaign.hub.fault("(commit|preupload)", status=503, times=10**6)
+    process = campaign.start(stage, [*stage.flags(output), *stage.push_flags], constants=SHORT_WAITS)
+    check_one_line(process, "push", "hf upload", str(output))
+    campaign.check(stage, output)
+    campaign.note("Hub away", name, 1, "one line with the command that pushes; the files are right")
+
+
+def test_clock_that_is_set_back_by_an_hour(campaign: Campaign, name: str, tmp_path: Path) -> None:
+    stage = campaign.stage(name)
+    process = campaign.start(stage, stage.flags(tmp_path / "output"), seconds_back=3600.0)
+    assert process.wait() == 0, process.output
+    campaign.check(stage, tmp_path / "output")
+    campaign.note("clock back by an hour", name, 1, "the same bytes")
+
+
+def test_mended_input(campaign: Campaign, name: str, tmp_path: Path) -> None:
+    """A byte of the last text, or of a shard, that cannot be read, and is put right."""
+    stage, output = campaign.stage(name), tmp_path / "output"
+    source = copied(stage.folder, tmp_path / "source")
+    damaged = {
+        "tokenizer": source / "text.txt",
+        "shards": source / "docs-3.txt",
+        "training": next((source / "shards" / "train").glob("*.tfrecord")),
+    }[name]
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:-20] + b"\xff" + content[-19:])
+    said = "--verify" if name == "training" else damaged.name
+    check_one_line(campaign.start(stage, stage.flags(output, source)), said)
+    before = {path: path.stat().st_mtime_ns for path in output.rglob("*.tfrecord")}
+    damaged.write_bytes(content)
+    process = campaign.start(stage, stage.flags(output, source))
+    assert process.wait() == 0, process.output
+    fresh = tmp_path / "fresh"
+    assert campaign.start(stage, stage.flags(fresh, source)).wait() == 0
+    assert stage.result(output) == stage.result(fresh)
+    kept = sum(path.exists() and path.stat().st_mtime_ns == stamp for path, stamp in before.items())
+    assert kept >= len(before) // 2
+    campaign.note("a mended input", name, 1, "one line; then the same bytes" + f", {kept} shards kept" * bool(kept))
+
+
+def test_changed_input(campaign: Campaign, name: str, tmp_path: Path) -> None:
+    """After a kill in the middle, where something is there to be mixed with, and after the end."""
+    stage = campaign.stage(name)
+    num_refused = 0
+    for state in ("killed", "complete"):
+        source, output = copied(stage.folder, tmp_path / f"{state}-source"), tmp_path / state
+        process = campaign.start(stage, stage.flags(output, source))
+        if state == "killed":
+            process.kill_after(0.7 * campaign.seconds(name))
+        process.wait()
+        before = campaign.files(output)
+        if not before:
+            continue
+        change_input(source)
+        process = campaign.start(stage, stage.flags(output, source))
+        check_one_line(process, "--over")
+        assert process.wait() == 2
+        assert campaign.files(output) == before
+        num_refused += 1
+    assert num_refused
+    campaign.note("a changed input", name, num_refused, "refused, nothing changed")

@@ -1,0 +1,46 @@
+"""Commands that are killed at random moments, and given again, end with the bytes of one that never was."""
+
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.campaign.conftest import Campaign
+from tests.campaign.stages import STAGES
+
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("name", [stage.name for stage in STAGES])]
+
+
+def kill_often(campaign: Campaign, name: str, outputs: Path | str, num_kills: int) -> int:
+    """Kill a stage so often, a new run after each that ends; compare each at its end, and return their number."""
+    stage, draw, num_killed, num_ended = campaign.stage(name), random.Random(name), 0, 0
+    while True:
+        output = outputs / str(num_ended) if isinstance(outputs, Path) else f"{outputs}/{num_ended}"
+        if num_killed == num_kills:
+            campaign.finish(stage, output)
+            return num_ended + 1
+        process = campaign.start(stage, stage.flags(output))
+        with_workers = draw.random() < 0.75  # else they learn of it by their parent's end
+        seconds = draw.uniform(0, campaign.seconds(name))
+        if process.kill_after(seconds, with_workers=with_workers) == -signal.SIGKILL:
+            num_killed += 1
+        else:
+            assert process.wait() == 0, process.output
+            campaign.check(stage, output)
+            num_ended += 1
+
+
+def test_killed_at_random_moments_it_ends_with_the_same_bytes(
+    campaign: Campaign, name: str, num_kills: int, tmp_path: Path
+) -> None:
+    num_ended = kill_often(campaign, name, tmp_path, num_kills)
+    campaign.note("kill -9", name, num_kills, f"the same bytes, {num_ended} times")
+
+
+def test_killed_with_its_output_on_cloud_storage_it_ends_with_the_same_bytes(
+    campaign: Campaign, name: str, num_kills: int
+) -> None:
+    num_kills = max(2, num_kills // 5)
+    num_ended = kill_often(campaign, name, f"{campaign.cloud.bucket_url}/output", num_kills)
+    campaign.note("kill -9, on Cloud Storage", name, num_kills, f"the same bytes, {num_ended} times")
