@@ -16,6 +16,7 @@ import dataclasses
 import datetime
 import json
 import logging
+import multiprocessing
 import os
 import platform
 import secrets
@@ -235,7 +236,9 @@ def _release(owner: FolderOwner, is_new: bool) -> None:
 
 
 def _end_process(error: FolderLostError) -> NoReturn:
-    """End the process at once: no thread, no `finally` and no handler may write to the folder any more."""
+    """End the process and its workers at once: no thread, no `finally` and no handler may write to the folder."""
+    for worker in multiprocessing.active_children():
+        worker.kill()
     with contextlib.suppress(OSError, ValueError):
         print(f"\nerror: {error}", file=sys.stderr, flush=True)  # a progress bar may stand on the line
     os._exit(error.exit_status)

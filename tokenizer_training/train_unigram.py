@@ -35,6 +35,7 @@ from tokenizer_training.tokenizer import (
     RECORD_FILE,
     REPORT_FILE,
     TOKENIZER_FILE,
+    load_tokenizer,
     save_tokenizer,
     tokenizer_sha256,
 )
@@ -123,43 +124,53 @@ def make_tokenizer(
     """Check what is left to check, train, measure, save, and push if asked to."""
     corpus = open_corpus(corpus_config)
     settings = {"corpus": corpus.record, "normalization": asdict(normalization), "unigram": asdict(unigram)}
-    check_output_folder(output.output_dir, settings, output.overwrite)
+    is_complete = not output.overwrite and check_output_folder(output.output_dir, settings)
     repository = find_repository(output)
     print(describe_plan(corpus, unigram, output, repository))
     if output.dry_run:
         return
-    bad_rows = BadRows()
-    sample = count_sample(corpus, normalization, unigram, output, bad_rows)
-    tokenizer = train(sample, normalization, unigram)
-    report, picture = report_on(tokenizer, sample, corpus)
-    save_with_record(tokenizer, output.output_dir, settings | {"bad_rows": asdict(bad_rows)}, report, picture)
+    if is_complete:
+        logger.info("%s holds this tokenizer already; --overwrite makes it again.", output.output_dir)
+    else:
+        bad_rows = BadRows()
+        sample = count_sample(corpus, normalization, unigram, output, bad_rows)
+        tokenizer = train(sample, normalization, unigram)
+        report, picture = report_on(tokenizer, sample, corpus)
+        save_with_record(tokenizer, output.output_dir, settings | {"bad_rows": asdict(bad_rows)}, report, picture)
     if repository:
         push_tokenizer(output.output_dir, repository, publish_details=output.publish_details)
 
 
-def check_output_folder(folder: str, settings: dict[str, Any], overwrite: bool) -> None:
-    """Refuse a folder with a tokenizer that was made with other settings, unless it may be overwritten.
+def check_output_folder(folder: str, settings: dict[str, Any]) -> bool:
+    """Tell whether the folder holds the tokenizer of these settings, whole; versions of packages may be others.
 
     Raises:
-        InputError: names the settings that differ.
+        InputError: it holds one of other settings, and those that differ are named.
     """
     there = open_folder(folder)
     files = there.list_files()
-    if overwrite or not {RECORD_FILE, TOKENIZER_FILE} & set(files):
-        return
+    if not {RECORD_FILE, TOKENIZER_FILE} & set(files):
+        return False
     if REPORT_FILE in files and RECORD_FILE not in files:
         logger.info("%s holds a tokenizer of a run that was killed; it will be made again.", folder)
-        return
+        return False
     cure = "Give another --output-dir, or --overwrite."
     if RECORD_FILE not in files:
         raise InputError(f"--output-dir {folder} holds a {TOKENIZER_FILE} without a {RECORD_FILE}. {cure}")
     found, asked = json.loads(there.read_text(RECORD_FILE)), json.loads(json.dumps(settings))
-    for record in (found, asked):  # without bad rows, which are rare, it makes no difference
-        record.get("corpus", {}).get("settings", {}).pop("on_bad_row", None)
+    if not (found.get("bad_rows") or {}).get("num_rows"):  # without any it makes no difference
+        for record in (found, asked):
+            record.get("corpus", {}).get("settings", {}).pop("on_bad_row", None)
     changes = describe_changes(found.pop("corpus", {}), asked.pop("corpus"))
     if differences := "; ".join(filter(None, [changes, describe_differences(found, asked)])):
         raise InputError(f"--output-dir {folder} holds a tokenizer of other settings: {differences}. {cure}")
-    logger.info("%s holds a tokenizer made with the same settings; it will be made again.", folder)
+    try:
+        is_whole = tokenizer_sha256(load_tokenizer(folder)) == found["tokenizer_sha256"]
+    except InputError:
+        is_whole = False
+    if not is_whole:
+        logger.warning("%s holds a tokenizer that is not as it was made; it will be made again.", folder)
+    return is_whole
 
 
 def find_repository(output: OutputConfig) -> HubRepository | None:

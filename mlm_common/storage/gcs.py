@@ -77,7 +77,7 @@ class GcsFolder(Folder):
     def read_bytes(self, name: str) -> bytes:
         path = self.path_of(name)
         with explained_errors(path):
-            return blob_at(path).download_as_bytes()  # which checks the object's checksum
+            return bytes(_again_if_damaged(blob_at(path).download_as_bytes))
 
     def write_bytes(self, name: str, data: bytes) -> None:
         _upload(self.path_of(name), [data], _sender(data))
@@ -217,7 +217,7 @@ class GcsFolder(Folder):
                 raise InputError(f"Names in {self.path} must be those of files; {blob.name!r} leads out of the folder.")
             path.parent.mkdir(parents=True, exist_ok=True)
             with explained_errors(self.path_of(blob.name.removeprefix(prefix))):
-                blob.download_to_filename(str(path))
+                _again_if_damaged(lambda: blob.download_to_filename(str(path)))
 
         with explained_errors(self.path):
             if names is None:
@@ -262,7 +262,7 @@ def _replace(path: str, generation: int, crc32c: str, send: Callable[..., None])
     stored = blob_at(path)
     upload = functools.partial(send, stored, if_generation_match=generation)
     try:
-        call_repeatedly(upload, [0.0] * (NUM_TRIES_DAMAGED - 1), _is_damaged)
+        _again_if_damaged(upload)
     except PreconditionFailed:
         # Also what the second try meets when the first succeeded and its answer was lost.
         stored = find_blob(path)
@@ -280,11 +280,16 @@ def _sender(data: bytes) -> Callable[..., None]:
     return send
 
 
-def _is_damaged(error: Exception) -> bool:
-    """Ask whether Cloud Storage refused an upload since its bytes have another checksum than was told."""
-    from google.api_core.exceptions import BadRequest
+def _again_if_damaged(transfer: Callable[[], Any]) -> Any:
+    """Transfer a whole object, again where its bytes arrive with another checksum than it has."""
+    return call_repeatedly(transfer, [0.0] * (NUM_TRIES_DAMAGED - 1), _is_damaged)
 
-    return isinstance(error, BadRequest) and "crc32c" in str(error)
+
+def _is_damaged(error: Exception) -> bool:
+    from google.api_core.exceptions import BadRequest
+    from google.cloud.storage.exceptions import DataCorruption
+
+    return isinstance(error, DataCorruption) or (isinstance(error, BadRequest) and "crc32c" in str(error))
 
 
 def _crc32c(blocks: Iterable[bytes]) -> str:

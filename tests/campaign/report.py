@@ -25,7 +25,7 @@ PROMISES = {
     "truncated, corrupt": "noticed and tried again: the same bytes",
     "slow": "the same bytes",
     "Cloud Storage away": "one line; once it is back, the same command comes to the same bytes",
-    "Hub away": "one line with the command that pushes by hand; the files are there",
+    "Hub away": "one line, the files are there; once it is back, the same command pushes them",
     "clock back by an hour": "the same bytes",
     "a mended input": "only what it touches is made again; the same bytes as with it from the start",
     "a changed input": "refused before anything is written; what differs is named, with the cure",

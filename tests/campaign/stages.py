@@ -22,11 +22,14 @@ class Stage(abc.ABC):
     """One command on small data.
 
     folder: of its input, which a test may copy and change.
+    push_flags: with which it pushes to a repository of the Hub, of this kind, among others the file `pushed`.
     """
 
     name: str
     module: str
-    push_flags: tuple[str, ...]
+    push_flags: tuple[str, str]
+    pushed: str
+    pushed_kind = "models"
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -50,6 +53,7 @@ class Tokenizer(Stage):
     name = "tokenizer"
     module = "tokenizer_training.train_unigram"
     push_flags = ("--push-to-hub", "alice/tokenizer")
+    pushed = "tokenizer.json"
 
     def flags(self, output: Path | str, source: Path | str | None = None) -> list[str]:
         corpus = f"{source or self.folder}/text.txt"
@@ -62,6 +66,8 @@ class Shards(Stage):
     name = "shards"
     module = "tfrecord_prep.prepare_tfrecord_shards"
     push_flags = ("--push-to-hub", "alice/shards")
+    pushed = "manifest.json"
+    pushed_kind = "datasets"
 
     def flags(self, output: Path | str, source: Path | str | None = None) -> list[str]:
         source = source or self.folder
@@ -78,6 +84,7 @@ class Training(Stage):
     name = "training"
     module = "train.run_mlm"
     push_flags = ("--hub-model-id", "alice/model")
+    pushed = "model.safetensors"
 
     def flags(self, output: Path | str, source: Path | str | None = None) -> list[str]:
         shards = f"{source or self.folder}/shards"

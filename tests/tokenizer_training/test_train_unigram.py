@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -234,7 +235,7 @@ def test_tokenizer_made_otherwise_is_not_replaced(
     assert "--overwrite" in error
     assert contents(folder) == contents(trained_folder)
 
-    assert main(arguments(corpus_file, folder, "--dry-run")) == 0, "made with these settings, it may be made again"
+    assert main(arguments(corpus_file, folder, "--dry-run")) == 0, "made with these settings"
     (folder / "training.json").unlink()
     assert main(arguments(corpus_file, folder, "--dry-run")) == 0, "killed while it was saved, it may be made again"
     (folder / "report.json").unlink()
@@ -244,6 +245,22 @@ def test_tokenizer_made_otherwise_is_not_replaced(
     assert main([*other, "--overwrite"]) == 0
     assert json.loads((folder / "training.json").read_text())["unigram"]["character_coverage"] == 0.99
     assert sorted(contents(folder)) == FILES
+
+
+def test_a_tokenizer_that_is_there_is_not_trained_again_unless_it_is_damaged(
+    trained_folder: Path, corpus_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(trained_folder, folder)
+    caplog.set_level("INFO")
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert main(arguments(corpus_file, folder)) == 0
+    assert "holds this tokenizer already" in caplog.text
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text().replace("-", "", 1))
+    assert main(arguments(corpus_file, folder)) == 0
+    assert "is not as it was made" in caplog.text
+    assert contents(folder) == contents(trained_folder)
 
 
 @pytest.mark.parametrize("flags", [["--export_to_hub"], ["--push-to-hub", "alice/unigram-tokenizer-dataset"]])

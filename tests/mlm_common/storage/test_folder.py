@@ -286,7 +286,7 @@ def test_corrupted_transfers_are_refused(cloud: CloudStorageHandle) -> None:
         open_folder(BUCKET).write_bytes("file", b"x" * 100)
     assert cloud.objects() == {}
     cloud.put("file", b"content")
-    cloud.fault("alt=media", mode="corrupt")
+    cloud.fault("alt=media", mode="corrupt", times=NUM_TRIES_DAMAGED)
     with pytest.raises(CloudStorageError, match=r"(?i)gs://test-bucket/file: the transfer failed.*checksum"):
         open_folder(BUCKET).read_bytes("file")
 
@@ -295,6 +295,15 @@ def test_bytes_that_were_changed_on_their_way_are_sent_again(cloud: CloudStorage
     cloud.fault(UPLOAD, method="POST", mode="corrupt_upload", num_bytes=-50, times=NUM_TRIES_DAMAGED - 1)
     open_folder(BUCKET).write_bytes("file", b"x" * 100)
     assert cloud.objects() == {"file": b"x" * 100}
+
+
+def test_bytes_that_were_changed_on_their_way_are_asked_for_again(cloud: CloudStorageHandle) -> None:
+    cloud.put("folder/file", b"content")
+    cloud.fault("alt=media", mode="corrupt", times=NUM_TRIES_DAMAGED - 1)
+    assert open_folder(f"{BUCKET}/folder").read_bytes("file") == b"content"
+    cloud.fault("alt=media", mode="corrupt", times=NUM_TRIES_DAMAGED - 1)
+    with open_folder(f"{BUCKET}/folder").local_copy() as copy:
+        assert Path(copy, "file").read_bytes() == b"content"
 
 
 def test_object_of_another_program_is_not_overwritten(cloud: CloudStorageHandle) -> None:
