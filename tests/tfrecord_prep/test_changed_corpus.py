@@ -1,6 +1,7 @@
 """Corpora that are not the recorded one: of shards, unfinished or complete, of parts beside them, of a tokenizer."""
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -212,8 +213,9 @@ def test_a_tokenizer_of_0_2_0_is_told_not_to_know_its_corpus(
 
 
 def test_a_name_that_is_not_utf_8_is_recorded_and_found_again(
-    source: Path, tmp_path: Path, capfd: pytest.CaptureFixture
+    source: Path, tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # pytest-xdist cannot send such a name
     path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")
     Path(path).write_text("".join(f"{line}\n" for line in DOCUMENTS))
     tokenizer = with_record(source, tmp_path / "tokenizer", data_files=[str(tmp_path / "*.txt")])
