@@ -14,7 +14,7 @@ import pytest
 from mlm_common.errors import InputError
 from mlm_common.worker_pool import ITEMS_PER_WORKER
 from tests.fixtures.partitions import partition_settings
-from tfrecord_prep.partition import SplitWork
+from tfrecord_prep.partition import NumberedPartition, SplitWork
 from tfrecord_prep.prepare_tfrecord_shards import work_locally
 from tokenizer_training.corpus.config import CorpusConfig
 
@@ -31,7 +31,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_two_processes_write_the_same_files_in_the_same_order(tmp_path: Path) -> None:
-    partitions = [(number, [DOCUMENT[3 * (number % 5) :]] * 4) for number in range(8)]
+    partitions = [NumberedPartition(number, "", [DOCUMENT[3 * (number % 5) :]] * 4) for number in range(8)]
     results = {}
     for num_processes in (1, 2):
         work = split_work(tmp_path / str(num_processes))
@@ -47,11 +47,11 @@ def test_two_processes_write_the_same_files_in_the_same_order(tmp_path: Path) ->
 def test_reading_stays_a_few_partitions_ahead(tmp_path: Path) -> None:
     num_read = 0
 
-    def partitions() -> Iterator[tuple[int, list[str]]]:
+    def partitions() -> Iterator[NumberedPartition]:
         nonlocal num_read
         for number in range(100):
             num_read += 1
-            yield number, [DOCUMENT]
+            yield NumberedPartition(number, "", [DOCUMENT])
 
     results = work_locally(split_work(tmp_path), partitions(), 2)
     next(results)
@@ -61,12 +61,12 @@ def test_reading_stays_a_few_partitions_ahead(tmp_path: Path) -> None:
 
 
 def test_killed_worker_is_reported_with_a_cure(tmp_path: Path) -> None:
-    def partitions() -> Iterator[tuple[int, list[str]]]:
+    def partitions() -> Iterator[NumberedPartition]:
         for number in range(1000):
             if number == 20:
                 for worker in multiprocessing.active_children():
                     worker.kill()
-            yield number, [DOCUMENT]
+            yield NumberedPartition(number, "", [DOCUMENT])
 
     results = work_locally(split_work(tmp_path), partitions(), 2)
     with pytest.raises(InputError, match=r"A worker was killed.*fewer --num-workers"):

@@ -28,7 +28,8 @@ def graph_flops(model: PretrainingModel) -> int:
     @tf.function(input_signature=[tf.TensorSpec((NUM_ROWS, LENGTH), tf.int32)])
     def gradients(input_ids):
         rows = model.prepare_batch({"input_ids": input_ids}, 0)
-        return model._gradients(rows, tf.zeros((NUM_ROWS, KEY_WORDS), tf.uint32))[0]
+        keys = tf.zeros((NUM_ROWS + 1, KEY_WORDS), tf.uint32)
+        return model._micro_batch_gradients(rows, keys[1:], keys[0])[0]
 
     flops = 0
     for op in gradients.get_concrete_function().graph.get_operations():

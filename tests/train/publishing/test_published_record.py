@@ -49,7 +49,7 @@ PUBLIC_RUN = {
 }  # fmt: skip
 PUBLIC_CHECKPOINT = {
     "fingerprint_sha256", "crc32c", "generator", "made_by.device", "made_by.commit", "versions",
-    "settings.model.preset", "settings.hub.hub_example",
+    "settings.model.preset", "settings.hub.hub_example", "unwritten_log_lines.split",
 }  # fmt: skip
 PUBLIC_TOKENIZER = {
     "tokenizer_sha256", "versions", "corpus.settings.split", "corpus.settings.text_column",
@@ -136,7 +136,8 @@ def test_no_text_in_the_records_of_a_run_leaves_that_is_not_known(finished_run: 
     checkpoint = parse_record((finished_run / "checkpoints" / "step-00000006.json").read_text())
     content = json.loads(published_checkpoint(checkpoint).to_json())
     assert parse_record(json.dumps(content)).fingerprint_sha256 == checkpoint.fingerprint_sha256
-    secrets = {one.name: with_secrets(getattr(checkpoint, one.name)) for one in fields(checkpoint)} | {"skipped": ()}
+    secrets = {one.name: with_secrets(getattr(checkpoint, one.name)) for one in fields(checkpoint)}
+    secrets |= {"skipped": (), "unwritten_log_lines": ({"split": SECRET},)}
     published = published_checkpoint(dataclasses.replace(checkpoint, **secrets))
     assert secret_places(dataclasses.asdict(published)) == PUBLIC_CHECKPOINT
 
