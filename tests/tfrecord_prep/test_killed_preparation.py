@@ -1,8 +1,7 @@
-"""A preparation that is killed at any moment and run again ends with the bytes of one that never was."""
+"""Preparations in one folder: killed on a faulty Cloud Storage and run again, stopped, or a second one."""
 
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +20,6 @@ from tfrecord_prep.prepare_tfrecord_shards import main
 
 SCRIPT = Path(__file__).parents[2] / "tfrecord_prep" / "prepare_tfrecord_shards.py"
 OWNER = "tfrecord_prep.prepare_tfrecord_shards"
-NUM_KILLS = 20
 SIZES = ["--partition-bytes", "1024", "--shard-size", "20", "--num-workers", "2", "--validation-percent", "20"]
 
 
@@ -61,26 +59,6 @@ def kill(process: subprocess.Popen, with_workers: bool) -> bool:
         (os.killpg if with_workers else os.kill)(process.pid, signal.SIGKILL)
     process.communicate()
     return process.returncode != 0
-
-
-@pytest.mark.slow
-def test_killed_and_resumed(source: Path, tmp_path: Path) -> None:
-    """Killed once there are so many files, all of them but for one kill in four with its workers."""
-    assert main([*arguments_for(source, tmp_path / "never-killed"), "--num-workers", "1"]) == 0
-    expected = contents(tmp_path / "never-killed")
-    assert len(expected) > 150
-    generator = random.Random(NUM_KILLS)
-    out = tmp_path / "out"
-    for number, share in enumerate(sorted(generator.uniform(0, 1.6) for _ in range(NUM_KILLS))):
-        process = start(arguments_for(source, out))
-        # With the sidecars of partitions there are more files on the way than at the end.
-        wait_for(lambda: process.poll() is not None or num_files(out) >= share * len(expected))  # noqa: B023
-        time.sleep(generator.uniform(0, 0.02))
-        if not kill(process, with_workers=number % 4 != 1):
-            assert contents(out) == expected
-            shutil.rmtree(out)
-    finish(start(arguments_for(source, out)))
-    assert contents(out) == expected
 
 
 @pytest.mark.slow

@@ -56,20 +56,6 @@ def test_killed_while_saving_and_while_evaluating(runs, whole_run, shards, tmp_p
 
 
 @pytest.mark.slow
-def test_killed_twice_in_each_phase(runs, whole_run, shards, tmp_path):
-    """At random moments; a run that comes to its end before is followed by a new one."""
-    phases = random.Random(0).sample(2 * list(PHASES), 2 * len(PHASES))
-    for seed in range(len(phases)):
-        flags = run_flags(shards, tmp_path / str(seed), *FLAGS)
-        phases = phases[runs.run_killed(flags, seed, phases) :]
-        assert runs.run(flags) == 0
-        assert_same_run(tmp_path / str(seed), whole_run)
-        if not phases:
-            break
-    assert not phases
-
-
-@pytest.mark.slow
 def test_killed_with_checkpoints_in_cloud_storage(whole_run, shards, cloud_storage, tmp_path):
     """Shards and run in Cloud Storage, which fails now and then while checkpoints are saved."""
     for path in sorted(path for path in shards.rglob("*") if path.is_file()):
