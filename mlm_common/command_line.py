@@ -189,7 +189,7 @@ def log_start(command_file: str) -> None:
 
 def commit() -> str:
     """Find the checkout's commit, with `+changes` where files differ from it, or `unknown` outside a checkout."""
-    git = ["git", "-C", str(PROJECT_FOLDER)]
+    git = ["git", "--no-optional-locks", "-C", str(PROJECT_FOLDER)]  # a kill must leave no lock behind
     try:
         head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
         changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True)

@@ -86,6 +86,7 @@ class Processes:
         pid = None
         while pid is None:
             pid = self._read_line()
+        self._statuses.pop(pid, None)  # of an earlier process of the same number
         return Process(self, pid, output)
 
     def status(self, pid: int, timeout_seconds: float) -> int | None:

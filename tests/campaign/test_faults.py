@@ -135,6 +135,8 @@ def check_mounted(process: Process) -> None:
         pytest.skip("needs the right to mount")
 
 
+# Of a run: so few that no request meets more in a row than are tried again.
+NUM_FAULTS = 5
 # {fault in the table: faults of the server}
 SERVER_FAULTS: dict[str, list[dict[str, Any]]] = {
     "429, 500, 503": [{"mode": "status", "status": status} for status in (429, 500, 503)],
@@ -151,16 +153,19 @@ SERVER_FAULTS: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize("fault", SERVER_FAULTS)
 def test_cloud_storage_that_fails_now_and_then(campaign: Campaign, name: str, fault: str, num_kills: int) -> None:
-    """Input and output on Cloud Storage; faults at random moments, of random kinds."""
-    stage, draw, num_faults = campaign.stage(name), random.Random(name + fault), max(5, num_kills // 5)
+    """Input and output on Cloud Storage; in each run faults of random kinds at random moments."""
+    stage, draw = campaign.stage(name), random.Random(name + fault)
     put_input(campaign, stage.folder)
     url = campaign.cloud.bucket_url
-    process = campaign.start(stage, stage.flags(f"{url}/output", f"{url}/input"))
-    for _ in range(num_faults):
-        process.wait(draw.uniform(0, 1.5 * campaign.seconds(name) / num_faults))
-        campaign.cloud.fault(**{"path": "^/(storage|upload|download)", **draw.choice(SERVER_FAULTS[fault])})
-    assert process.wait() == 0, process.output
-    campaign.check(stage, f"{url}/output")
+    for number in range(max(1, num_kills // 25)):
+        output = f"{url}/output-{number}"
+        process = campaign.start(stage, stage.flags(output, f"{url}/input"))
+        for _ in range(NUM_FAULTS):
+            process.wait(draw.uniform(0, 1.5 * campaign.seconds(name) / NUM_FAULTS))
+            campaign.cloud.fault(**{"path": "^/(storage|upload|download)", **draw.choice(SERVER_FAULTS[fault])})
+        assert process.wait() == 0, process.output
+        campaign.check(stage, output)
+        campaign.cloud.heal()
     num_taken = sum(entry["fault"] != "none" for entry in campaign.cloud.requests())
     campaign.note(fault, name, num_taken, "the same bytes")
 
