@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mlm_common.errors import InputError
 from mlm_common.hub.retries import hub_error
 from mlm_common.storage import local_or_hub, open_folder
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerFast
 
 # In the order of their ids. The RoBERTa family reads padding from id 1, and id 0 and 2 as begin and end of text.
@@ -144,6 +143,8 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: str) -> None:
 
     Among them is the table of `word_starts`, for a tokenizer that has one.
     """
+    import numpy as np
+
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     starts = word_starts(tokenizer)
@@ -158,7 +159,7 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: str) -> None:
             destination.write_bytes(path.name, path.read_bytes())
 
 
-def word_starts(tokenizer: "PreTrainedTokenizerFast") -> NDArray[np.bool_] | None:
+def word_starts(tokenizer: "PreTrainedTokenizerFast") -> "NDArray[np.bool_] | None":
     """Tell for each id whether a word begins with this token, (vocabulary_size,), or None if no mark tells.
 
     The marks are the tokenizer's own, in its `tokenizer.json`: with Metaspace a piece that begins with the mark of a
@@ -170,6 +171,8 @@ def word_starts(tokenizer: "PreTrainedTokenizerFast") -> NDArray[np.bool_] | Non
     themselves, as a mark then goes before it like before any other piece. Bytes and ids without a token do not. A
     tokenizer may leave out the mark of a text's first word: what follows a special token begins a word in any case.
     """
+    import numpy as np
+
     settings = json.loads(tokenizer.backend_tokenizer.to_str())
     vocabulary = tokenizer.get_vocab()
     marks = _marks(settings)
@@ -185,12 +188,14 @@ def word_starts(tokenizer: "PreTrainedTokenizerFast") -> NDArray[np.bool_] | Non
     return starts
 
 
-def load_word_starts(folder: str) -> NDArray[np.bool_] | None:
+def load_word_starts(folder: str) -> "NDArray[np.bool_] | None":
     """Load the table saved with the tokenizer in a local or `gs://` folder, (vocabulary_size,), None without one.
 
     Raises:
         InputError: the file is damaged.
     """
+    import numpy as np
+
     files = open_folder(folder)
     if not files.exists(WORD_STARTS_FILE):
         return None
