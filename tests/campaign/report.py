@@ -28,7 +28,7 @@ PROMISES = {
     "Hub away": "one line, the files are there; once it is back, the same command pushes them",
     "clock back by an hour": "the same bytes",
     "a mended input": "only what it touches is made again; the same bytes as with it from the start",
-    "a changed input": "refused before anything is written; what differs is named, with the cure",
+    "a changed input": "refused, with what differs and the cure; of an unfinished preparation its own partitions anew",
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlm_common.errors import EXIT_FAILED, EXIT_PERMANENT, EXIT_STOPPED
+from mlm_common.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PERMANENT, EXIT_STOPPED
 from mlm_common.storage.folder import OWNER_FOLDER
 from tests.campaign.conftest import Campaign
 from tests.campaign.processes import Process
@@ -246,9 +246,8 @@ def test_mended_input(campaign: Campaign, name: str, tmp_path: Path) -> None:
 
 
 def test_changed_input(campaign: Campaign, name: str, tmp_path: Path) -> None:
-    """After a kill in the middle, where something is there to be mixed with, and after the end."""
-    stage = campaign.stage(name)
-    num_refused = 0
+    """After the end, and after a kill in the middle: what is there is never mixed with what comes of other text."""
+    stage, num_refused = campaign.stage(name), 0
     for state in ("killed", "complete"):
         source, output = copied(stage.folder, tmp_path / f"{state}-source"), tmp_path / state
         process = campaign.start(stage, stage.flags(output, source))
@@ -256,13 +255,18 @@ def test_changed_input(campaign: Campaign, name: str, tmp_path: Path) -> None:
             process.kill_after(0.7 * campaign.seconds(name))
         process.wait()
         before = campaign.files(output)
-        if not before:
-            continue
         change_input(source)
         process = campaign.start(stage, stage.flags(output, source))
-        check_one_line(process, "--over")
-        assert process.wait() == 2
-        assert campaign.files(output) == before
-        num_refused += 1
+        if process.wait() == 0:
+            assert state == "killed"
+            assert campaign.start(stage, stage.flags(tmp_path / "fresh", source)).wait() == 0
+            assert campaign.files(output).keys() == campaign.files(tmp_path / "fresh").keys()
+            assert stage.result(output) == stage.result(tmp_path / "fresh")
+        else:
+            check_one_line(process, "--over")
+            assert process.wait() == EXIT_BAD_INPUT
+            assert campaign.files(output) == before
+            num_refused += 1
     assert num_refused
-    campaign.note("a changed input", name, num_refused, "refused, nothing changed")
+    anew = "; 1 as if begun anew" * (2 - num_refused)
+    campaign.note("a changed input", name, 2, f"{num_refused} refused, nothing changed{anew}")
