@@ -7,13 +7,20 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tf_keras
+from transformers import PretrainedConfig
 
+from tokenizer_training.tokenizer import vocabulary_size
+from train.config import TrainingConfig
+from train.data.shards import TrainingInputs
+from train.model.build import build_network
 from train.model.random_bits import key_of, row_keys
 from train.model.stateless_dropout import dropping_out_by, key_dropout
-from train.optimizer import clipping_factor
+from train.optimizer import build_optimizer, clipping_factor
 from train.runtime import heartbeat
 from train.runtime.hooks import WAIT_NAME
+from train.runtime.plan import Plan
 from train.runtime.preemption import InFlight, StopRequest
+from train.runtime.strategy import compiles_with_xla, computes_as_suits_tpu
 from train.tasks.task import Task
 
 # Keep apart the random numbers of the task, of dropout, and of dropout from what all rows share.
@@ -215,3 +222,42 @@ def build_evaluator(
         return model.task.figures({name: sum(np.asarray(one[name], np.float64) for one in sums) for name in sums[0]})
 
     return evaluate
+
+
+def build_model(
+    config: TrainingConfig,
+    inputs: TrainingInputs,
+    task: Task,
+    model_config: PretrainedConfig,
+    plan: Plan,
+    strategy: tf.distribute.Strategy,
+) -> PretrainingModel:
+    """Build the model of a run with its optimizer, compiled, with fresh weights."""
+    tf_keras.mixed_precision.set_global_policy("mixed_bfloat16" if config.hardware.bfloat16 else "float32")
+    jit_compile = compiles_with_xla(config.hardware)
+    with strategy.scope():
+        model = PretrainingModel(
+            build_network(
+                model_config,
+                config.model,
+                vocabulary_size=vocabulary_size(inputs.tokenizer),
+                seed=config.run.seed,
+                tpu_layers=computes_as_suits_tpu(config.hardware),
+                model_class=task.model_class,
+            ),
+            task,
+            seed=config.run.seed,
+            num_micro_batches=config.optimization.gradient_accumulation_steps,
+            max_grad_norm=config.optimization.max_grad_norm,
+        )
+        optimizer = build_optimizer(
+            config.optimization,
+            num_steps=plan.num_steps,
+            num_warmup_steps=plan.num_warmup_steps,
+            num_decay_steps=plan.num_decay_steps,
+        )
+        optimizer.build(model.network.trainable_variables)
+        model.compile(
+            optimizer=optimizer, jit_compile=jit_compile, steps_per_execution=config.hardware.max_steps_per_execution
+        )
+    return model

@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
-from transformers import PretrainedConfig
 
 from mlm_common.command_line import commit
 from mlm_common.hub.push import HubPushError
@@ -24,17 +22,14 @@ from train.checkpoints.resume import (
     resume_point,
 )
 from train.checkpoints.store import Arrays, CheckpointRecord, SkippedRows
-from train.config import TrainingConfig
 from train.data.pipeline import ONE_PIPELINE, evaluation_batches, num_evaluation_batches, training_batches
 from train.data.shards import TrainingInputs
 from train.data.shuffle import SampleOrder
 from train.metrics.log import MetricsLog
 from train.metrics.log_files import ROLLBACK, VALIDATION
 from train.metrics.training_log import Throughput, TrainingDivergedError, TrainingLog
-from train.model.build import build_network
 from train.model.flops import full_speed_step_seconds
 from train.model.from_pretrained import load_initial_weights
-from train.optimizer import build_optimizer
 from train.publishing.publisher import Publisher
 from train.publishing.push_to_hub import PushToHub
 from train.run import Run, device_kind, print_result, print_table
@@ -44,9 +39,8 @@ from train.runtime.hooks import Hook, Profile, StepsPerExecution
 from train.runtime.plan import Plan
 from train.runtime.preemption import InFlight, RunStoppedError, StopRequest
 from train.runtime.run_folder import has_checkpoint
-from train.runtime.strategy import compiles_with_xla, computes_as_suits_tpu, distribute_batches
-from train.tasks.task import Task
-from train.train_step import Evaluator, PretrainingModel, build_evaluator
+from train.runtime.strategy import compiles_with_xla, distribute_batches
+from train.train_step import Evaluator, PretrainingModel, build_evaluator, build_model
 
 logger = logging.getLogger(__name__)
 
@@ -358,45 +352,6 @@ def _restore(trainer: Trainer, error: TrainingDivergedError) -> CheckpointRecord
         if record is not None:
             return record
     raise error
-
-
-def build_model(
-    config: TrainingConfig,
-    inputs: TrainingInputs,
-    task: Task,
-    model_config: PretrainedConfig,
-    plan: Plan,
-    strategy: tf.distribute.Strategy,
-) -> PretrainingModel:
-    """Build the model of a run with its optimizer, compiled, with fresh weights."""
-    tf_keras.mixed_precision.set_global_policy("mixed_bfloat16" if config.hardware.bfloat16 else "float32")
-    jit_compile = compiles_with_xla(config.hardware)
-    with strategy.scope():
-        model = PretrainingModel(
-            build_network(
-                model_config,
-                config.model,
-                vocabulary_size=vocabulary_size(inputs.tokenizer),
-                seed=config.run.seed,
-                tpu_layers=computes_as_suits_tpu(config.hardware),
-                model_class=task.model_class,
-            ),
-            task,
-            seed=config.run.seed,
-            num_micro_batches=config.optimization.gradient_accumulation_steps,
-            max_grad_norm=config.optimization.max_grad_norm,
-        )
-        optimizer = build_optimizer(
-            config.optimization,
-            num_steps=plan.num_steps,
-            num_warmup_steps=plan.num_warmup_steps,
-            num_decay_steps=plan.num_decay_steps,
-        )
-        optimizer.build(model.network.trainable_variables)
-        model.compile(
-            optimizer=optimizer, jit_compile=jit_compile, steps_per_execution=config.hardware.max_steps_per_execution
-        )
-    return model
 
 
 def build_trainer(run: Run, plan: Plan, strategy: tf.distribute.Strategy) -> Trainer:

@@ -72,7 +72,7 @@ def lower_ours(flags: tuple[str, ...], sizes: argparse.Namespace) -> str:
     from train.model.config import resolve_model_config
     from train.runtime.plan import make_plan
     from train.tasks.masked_lm import MaskedLanguageModeling
-    from train.trainer import build_model
+    from train.train_step import build_model
 
     layers = ("--config-overrides", f"num_hidden_layers={sizes.num_layers}")
     batch = ("--per-replica-batch-size", str(sizes.rows), "--gradient-accumulation-steps", "1")

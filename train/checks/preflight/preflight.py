@@ -127,7 +127,7 @@ def open_preflight(config: TrainingConfig, topology: str, vocab_size: int | None
 
     import tensorflow as tf
 
-    from train.trainer import build_model
+    from train.train_step import build_model
 
     tf.config.set_visible_devices([], "GPU")  # a step that is lowered on a GPU holds the GPU's operations
     config = _on_tpu(config)

@@ -228,16 +228,16 @@ def test_names_are_shortened_and_gradients_told():
 
 @pytest.mark.usefixtures("quick_lowering", "compiler")
 def test_the_model_is_that_of_a_run_on_a_tpu(monkeypatch):
-    from train import trainer
+    from train import train_step
 
     built = []
-    build_model = trainer.build_model
+    build_model = train_step.build_model
 
     def remember(config, *others):
         built.append(config)
         return build_model(config, *others)
 
-    monkeypatch.setattr(trainer, "build_model", remember)
+    monkeypatch.setattr(train_step, "build_model", remember)
     assert main(flags(*ASSUMED, "--no-tpu", "--max-steps", "10", "--bfloat16")) == 0
     assert [config.hardware.wants_tpu for config in built] == [True]
     assert computes_as_suits_tpu(built[0].hardware)
