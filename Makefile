@@ -15,8 +15,8 @@ quickstart: $(VENV)/installed
 		--vocab-size 4096 --output-dir $(QUICKSTART_DIR)/tokenizer
 	$(BIN)/python tfrecord_prep/prepare_tfrecord_shards.py \
 		--tokenizer-name-or-path $(QUICKSTART_DIR)/tokenizer --max-length 64 --output-dir $(QUICKSTART_DIR)/shards
-	$(BIN)/python train/run_mlm.py --preset tiny-cpu --train-dataset $(QUICKSTART_DIR)/shards/train \
-		--eval-dataset $(QUICKSTART_DIR)/shards/validation --max-steps $(QUICKSTART_STEPS) --jit-compile true \
+	$(BIN)/python train/run_mlm.py --preset tiny-roberta-cpu --train-dataset $(QUICKSTART_DIR)/shards/train \
+		--eval-dataset $(QUICKSTART_DIR)/shards/validation --max-steps $(QUICKSTART_STEPS) \
 		--output-dir $(QUICKSTART_DIR)/model
 	$(BIN)/python train/fill_mask.py --model $(QUICKSTART_DIR)/model/export
 

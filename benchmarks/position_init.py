@@ -2,7 +2,7 @@
 
     python benchmarks/position_init.py --shards runs/quickstart/shards
 
-Trains the preset tiny-cpu twice on the same shards, batches and masks, and prints the validation losses side by side.
+Trains the preset tiny-roberta-cpu twice on the same shards, batches and masks, and prints the validation losses.
 """
 
 import argparse
@@ -23,7 +23,7 @@ def validation_losses(shards: str, start: str, num_steps: int) -> dict[int, floa
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
         datasets = ["--train-dataset", f"{shards}/train", "--eval-dataset", f"{shards}/validation"]
-        settings = ["--preset", "tiny-cpu", "--position-init", start, "--max-steps", str(num_steps)]
+        settings = ["--preset", "tiny-roberta-cpu", "--position-init", start, "--max-steps", str(num_steps)]
         with contextlib.redirect_stdout(open(os.devnull, "w")):  # noqa: PTH123
             status = run_mlm([*datasets, *settings, "--output-dir", str(run)])
         if status:

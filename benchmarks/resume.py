@@ -101,7 +101,7 @@ def show_starts(folder: Path, arguments: argparse.Namespace) -> None:
 
     def flags_of(run: Path) -> list[str]:
         return [
-            *("--preset", "tiny-cpu", "--config-overrides", MODEL, "--train-dataset", str(shards)),
+            *("--preset", "tiny-roberta-cpu", "--config-overrides", MODEL, "--train-dataset", str(shards)),
             *("--tokenizer", str(folder / "tokenizer"), "--output-dir", str(run)),
             *("--per-replica-batch-size", str(BATCH_ROWS), "--max-steps", str(2 * arguments.late_step)),
             *("--save-steps", str(2 * arguments.late_step), "--log-steps", "1000"),

@@ -1,64 +1,122 @@
-"""Validation loss over training time: the recipe of transformers' TPU tutorial and a preset of ours, on the CPU.
+"""Validation loss over training time on the CPU: presets of ours, transformers' Trainer on PyTorch, the TPU tutorial.
 
-    python benchmarks/time_to_quality.py --shards runs/quickstart/shards
+    python benchmarks/time_to_quality.py --shards runs/quickstart/shards --picture curves.svg
 
 Same shards, tokenizer, size of the model, and time: the speed of each recipe is measured first, and each is then
 planned for as many steps as fit into `--minutes`. They train in rounds, in turns, so that the machine's other load
-falls on all; evaluation (the same fixed masks, float32) and compilation are not counted.
-peers/quality_contenders.py says what each recipe is.
+falls on all; evaluation (the same masked rows, float32) and compilation are not counted. All use all cores.
+peers/quality_contenders.py and peers/quality_trainer.py say what each recipe is. PyTorch runs in an environment of its
+own, which is made in a temporary folder where `--torch-python` names none.
 """
 
 import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 # Before this script's own folder, where tokenizer_training.py goes by the name of the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.rounds import MeasuredProgram
 from benchmarks.tables import print_machine, print_table
+from benchmarks.torch_environment import make_torch_environment, torch_variables
+from mlm_common.figures import new_figure
+from tfrecord_prep.manifest import open_shards
 
-PROGRAM = Path(__file__).resolve().parent / "peers" / "quality_contenders.py"
-RECIPES = ("tutorial", "tutorial-tuned", "ours")
+PEERS = Path(__file__).resolve().parent / "peers"
 NUM_SPEED_ROUNDS, STEPS_PER_SPEED_ROUND = 5, 10
+PLANNED_STEPS = 10_000  # of which speed is measured on the first; as many as make XLA worth its while
+PICTURE_INCHES = (8, 4.5)
+# Presets of about one size.
+ROBERTA, MODERNBERT = "tiny-roberta-cpu", "tiny-cpu"
+TRAINER = "trainer"
 
 
-def start(
-    recipe: str, arguments: argparse.Namespace, num_steps: int, steps_per_round: int, evaluates: bool
-) -> MeasuredProgram:
-    """Start a recipe and return it after its first step."""
-    settings = {"num_steps": num_steps, "steps_per_round": steps_per_round, "evaluates": evaluates}
-    flags = [recipe, arguments.shards, "--preset", arguments.preset, "--settings", json.dumps(settings)]
-    program = MeasuredProgram(recipe, [sys.executable, str(PROGRAM), *flags], os.environ)
-    program.wait()
-    return program
+class Recipe(NamedTuple):
+    """A program, `TRAINER` or a contender of peers/quality_contenders.py, and the preset whose model it trains."""
+
+    program: str
+    preset: str
+    # Settings of the model beside the preset's, for `TRAINER`.
+    model: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is run_mlm.py."""
+        return self.program == "ours"
 
 
-def step_seconds(arguments: argparse.Namespace) -> dict[str, float]:
+RECIPES = {
+    "tutorial": Recipe("tutorial", ROBERTA),
+    "tutorial-tuned": Recipe("tutorial-tuned", ROBERTA),
+    "trainer-roberta": Recipe(TRAINER, ROBERTA),
+    "trainer-modernbert": Recipe(TRAINER, MODERNBERT),
+    "trainer-modernbert-sparse": Recipe(TRAINER, MODERNBERT, {"sparse_prediction": True}),
+    "ours-roberta": Recipe("ours", ROBERTA),
+    "ours-modernbert": Recipe("ours", MODERNBERT),
+}
+Curve = list[tuple[float, float]]  # seconds trained, validation loss in nats
+
+
+class Contest(NamedTuple):
+    """What all recipes need to start: the shards, a folder for what is handed to PyTorch, and its interpreter."""
+
+    shards: str
+    folder: Path
+    torch_python: str
+
+    def hand_over(self, preset: str) -> None:
+        """Write rows, masks and settings for programs without TensorFlow."""
+        folder = self.folder / preset
+        folder.mkdir()
+        command = [sys.executable, str(PEERS / "quality_handover.py"), self.shards, preset, str(folder)]
+        subprocess.run(command, check=True)
+
+    def start(self, name: str, num_steps: int, steps_per_round: int, evaluates: bool) -> MeasuredProgram:
+        """Start a recipe and return it after its first step."""
+        recipe = RECIPES[name]
+        settings = {"num_steps": num_steps, "steps_per_round": steps_per_round, "evaluates": evaluates}
+        if recipe.program == TRAINER:
+            command = [self.torch_python, str(PEERS / "quality_trainer.py"), str(self.folder / recipe.preset)]
+            command += ["--model", json.dumps(dict(recipe.model))]
+        else:
+            command = [sys.executable, str(PEERS / "quality_contenders.py"), recipe.program, self.shards]
+            command += ["--preset", recipe.preset]
+        environment = torch_variables() if recipe.program == TRAINER else os.environ
+        program = MeasuredProgram(name, [*command, "--settings", json.dumps(settings)], environment)
+        program.wait()
+        return program
+
+
+def step_seconds(contest: Contest, names: list[str]) -> dict[str, float]:
     """Measure the median seconds of a step of each recipe, in turns."""
-    programs = [start(recipe, arguments, 10**6, STEPS_PER_SPEED_ROUND, evaluates=False) for recipe in arguments.recipes]
+    programs = [contest.start(name, PLANNED_STEPS, STEPS_PER_SPEED_ROUND, evaluates=False) for name in names]
     try:
         rounds = [[program.run_round().seconds for program in programs] for _ in range(NUM_SPEED_ROUNDS)]
     finally:
         for program in programs:
             program.end()
     medians = [statistics.median(column) / STEPS_PER_SPEED_ROUND for column in zip(*rounds, strict=True)]
-    return dict(zip(arguments.recipes, medians, strict=True))
+    return dict(zip(names, medians, strict=True))
 
 
-def losses_over_time(arguments: argparse.Namespace, num_steps: dict[str, int]) -> dict[str, list[tuple[float, float]]]:
+def losses_over_time(contest: Contest, num_rounds: int, steps_per_round: dict[str, int]) -> dict[str, Curve]:
     """Measure for each recipe, after each round, the seconds trained and the validation loss in nats."""
-    programs = []
-    curves: dict[str, list[tuple[float, float]]] = {recipe: [] for recipe in num_steps}
+    programs: list[MeasuredProgram] = []
+    curves: dict[str, Curve] = {name: [] for name in steps_per_round}
     try:
-        for recipe, steps in num_steps.items():
-            steps_per_round = (steps - 1) // arguments.rounds
-            programs.append(start(recipe, arguments, num_steps=steps, steps_per_round=steps_per_round, evaluates=True))
-        seconds = dict.fromkeys(num_steps, 0.0)
-        for _ in range(arguments.rounds):
+        for name, steps in steps_per_round.items():
+            programs.append(contest.start(name, 1 + num_rounds * steps, steps, evaluates=True))
+        seconds = dict.fromkeys(curves, 0.0)
+        for _ in range(num_rounds):
             for program in programs:
                 seconds[program.name] += program.run_round().seconds
                 curves[program.name].append((seconds[program.name], program.figures["loss"]))
@@ -70,7 +128,7 @@ def losses_over_time(arguments: argparse.Namespace, num_steps: dict[str, int]) -
     return curves
 
 
-def seconds_to(loss: float, curve: list[tuple[float, float]]) -> float | None:
+def seconds_to(loss: float, curve: Curve) -> float | None:
     """Find when a curve first comes to a loss, between rounds by a straight line; None if it never does."""
     before: tuple[float, float] | None = None
     for at_seconds, at_loss in curve:
@@ -82,10 +140,9 @@ def seconds_to(loss: float, curve: list[tuple[float, float]]) -> float | None:
     return None
 
 
-def print_results(curves: dict[str, list[tuple[float, float]]], num_steps: dict[str, int]) -> None:
-    """Print the curves, and when ours comes to the final loss of each other recipe."""
-    names = list(curves)
-    columns = "|".join(f"{name} s|loss" for name in names)
+def print_results(curves: dict[str, Curve], entropy: float) -> None:
+    """Print the curves, and when each of ours comes to the final loss of each other recipe."""
+    columns = "|".join(f"{name} s|loss" for name in curves)
     print_table(
         f"round|{columns}",
         [
@@ -93,34 +150,67 @@ def print_results(curves: dict[str, list[tuple[float, float]]], num_steps: dict[
             for number, points in enumerate(zip(*curves.values(), strict=True), 1)
         ],
     )
-    print("steps planned: " + ", ".join(f"{name} {num_steps[name]:,}" for name in names))
-    for name in names:
-        if name == "ours" or "ours" not in curves:
-            continue
-        total_seconds, final_loss = curves[name][-1]
-        needed = seconds_to(final_loss, curves["ours"])
+    print(f"entropy of the token frequencies: {entropy:.3f}")
+    ours = [name for name in curves if RECIPES[name].is_ours]
+    for one, other in product(ours, (name for name in curves if name not in ours)):
+        total_seconds, final_loss = curves[other][-1]
+        needed = seconds_to(final_loss, curves[one])
         share = "never" if needed is None else f"after {needed:.0f} s, {needed / total_seconds:.2f} of its time"
-        print(f"ours comes to the final loss of {name}, {final_loss:.3f}, {share}")
+        print(f"{one} comes to the final loss of {other}, {final_loss:.3f}, {share}")
+
+
+def draw(curves: dict[str, Curve], entropy: float, path: str) -> None:
+    """Draw the losses over the seconds: ours as lines, the others dashed, each architecture in its colour."""
+    colours = {ROBERTA: "C0", MODERNBERT: "C1"}
+    with new_figure(figsize=PICTURE_INCHES) as figure:
+        axes = figure.subplots()
+        for name, curve in curves.items():
+            recipe = RECIPES[name]
+            style = "-" if recipe.is_ours else ":" if recipe.program == "tutorial" or recipe.model else "--"
+            axes.plot(*zip(*curve, strict=True), style, color=colours[recipe.preset], label=name)
+        axes.axhline(entropy, linestyle=":", color="gray", label="entropy of the token frequencies")
+        axes.set(xlabel="seconds of training", ylabel="validation loss, nats per masked token")
+        axes.grid(alpha=0.3)
+        axes.legend()
+        figure.savefig(path)
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the table, and draw the picture if asked to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shards", default="runs/quickstart/shards", help="Folder with train/ and validation/.")
-    parser.add_argument("--preset", default="tiny-cpu", help="Our recipe, and the size of all models.")
     parser.add_argument("--minutes", type=float, default=5, help="Training time of each recipe.")
+    parser.add_argument("--our-minutes", type=float, help="Training time of ours, if it is to be another.")
     parser.add_argument("--rounds", type=int, default=20, help="Turns, each with an evaluation.")
     parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
+    parser.add_argument(
+        "--torch-python", help="Interpreter of an environment with torch, transformers 4.57, accelerate."
+    )
+    parser.add_argument("--picture", help="File to draw the curves to, .svg or .png.")
     arguments = parser.parse_args()
+    manifest = open_shards(f"{arguments.shards}/validation").manifest
+    if manifest is None:
+        parser.error(f"--shards must be of prepare_tfrecord_shards.py; {arguments.shards} has no manifest.")
+    names, entropy = arguments.recipes, manifest.unigram_entropy_nats
     print_machine()
-    speed = step_seconds(arguments)
-    for recipe, seconds in speed.items():
-        print(f"{recipe}: {1000 * seconds:.1f} ms a step", file=sys.stderr)
-    steps_per_round = {
-        name: max(1, round(arguments.minutes * 60 / one / arguments.rounds)) for name, one in speed.items()
-    }
-    num_steps = {name: 1 + arguments.rounds * steps for name, steps in steps_per_round.items()}
-    print_results(losses_over_time(arguments, num_steps), num_steps)
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        contest = Contest(arguments.shards, Path(folder), arguments.torch_python or "")
+        presets = {RECIPES[name].preset for name in names if RECIPES[name].program == TRAINER}
+        if presets and not contest.torch_python:
+            contest = contest._replace(torch_python=make_torch_environment(Path(folder, "environment")))
+        for preset in presets:
+            contest.hand_over(preset)
+        speed = step_seconds(contest, names)
+        steps_per_round = {}
+        for name, seconds in speed.items():
+            print(f"{name}: {1000 * seconds:.1f} ms a step", file=sys.stderr)
+            minutes = arguments.our_minutes if RECIPES[name].is_ours and arguments.our_minutes else arguments.minutes
+            steps_per_round[name] = max(1, round(minutes * 60 / seconds / arguments.rounds))
+        curves = losses_over_time(contest, arguments.rounds, steps_per_round)
+    print_results(curves, entropy)
+    print("steps: " + ", ".join(f"{name} {1 + arguments.rounds * steps:,}" for name, steps in steps_per_round.items()))
+    if arguments.picture:
+        draw(curves, entropy, arguments.picture)
 
 
 if __name__ == "__main__":

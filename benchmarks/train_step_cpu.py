@@ -14,10 +14,8 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import venv
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +27,15 @@ import numpy as np
 from benchmarks.random_inputs import write_shard, write_tokenizer
 from benchmarks.rounds import MeasuredProgram, Times
 from benchmarks.tables import median_and_range, print_machine, print_table
+from benchmarks.torch_environment import make_torch_environment, torch_variables
 from tokenizer_training.tokenizer import SPECIAL_TOKENS
 
 PEERS = Path(__file__).resolve().parent / "peers"
-TORCH_REQUIREMENTS = ("torch==2.13.0", "transformers==4.57.*")
 NUM_ROWS, SHARD_ROWS = 8192, 1024
 # What each contender is: program, and its own flags.
 CONTENDERS = {
     "tutorial": ("train_step_contenders.py", ["tutorial"]),
-    "ours": ("train_step_contenders.py", ["ours"]),
+    "ours": ("train_step_contenders.py", ["ours", "--jit-compile=false"]),
     "ours with XLA": ("train_step_contenders.py", ["ours", "--jit-compile=true"]),
     "torch": ("train_step_torch.py", []),
     "torch gathered": ("train_step_torch.py", ["--gather"]),
@@ -56,14 +54,6 @@ def write_inputs(folder: Path, length: int, vocab_size: int) -> None:
     write_tokenizer(folder, vocab_size)
 
 
-def make_torch_environment(folder: Path) -> str:
-    """Install PyTorch and transformers in a new environment and return its interpreter."""
-    venv.create(folder, with_pip=True)
-    interpreter = str(folder / "bin" / "python")
-    subprocess.run([interpreter, "-m", "pip", "install", "--quiet", *TORCH_REQUIREMENTS], check=True)
-    return interpreter
-
-
 def start(name: str, folder: Path, settings: dict[str, Any], torch_python: str) -> MeasuredProgram:
     """Start a contender and return it after its warmup."""
     program, flags = CONTENDERS[name]
@@ -72,10 +62,9 @@ def start(name: str, folder: Path, settings: dict[str, Any], torch_python: str) 
     data = [str(folder / "rows.npy")] if is_torch else []
     if not is_torch:
         flags = [flags[0], str(folder), *flags[1:]]
-    # What this process needs for TensorFlow would make transformers look for it where PyTorch is.
-    environment = {key: value for key, value in os.environ.items() if not (is_torch and key == "PYTHONPATH")}
+    environment = torch_variables() if is_torch else os.environ
     command = [*first, *data, *flags, "--settings", json.dumps(settings)]
-    running = MeasuredProgram(name, command, environment | {"HF_HUB_OFFLINE": "1", "TF_CPP_MIN_LOG_LEVEL": "2"})
+    running = MeasuredProgram(name, command, {**environment, "HF_HUB_OFFLINE": "1", "TF_CPP_MIN_LOG_LEVEL": "2"})
     running.wait()
     return running
 

@@ -43,8 +43,8 @@ def compiled(name: str, rows: int, tpu: TpuSlice, arguments: argparse.Namespace)
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         path = Path(folder, "step.mlir")
         flags = [f"--rows={rows}", f"--num-replicas={tpu.num_replicas}", f"--output={path}"]
-        for size in ("length", "vocab_size", "num_layers"):
-            flags.append(f"--{size.replace('_', '-')}={getattr(arguments, size)}")
+        sizes = ((size, getattr(arguments, size)) for size in ("length", "vocab_size", "num_layers"))
+        flags += [f"--{size.replace('_', '-')}={value}" for size, value in sizes if value is not None]
         logging.info("lowering %s, %d rows", name, rows)
         run = subprocess.run([sys.executable, PROGRAM, name, *flags], capture_output=True, text=True, check=False)
         if run.returncode:

@@ -9,7 +9,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,41 +24,77 @@ logger = logging.getLogger(__name__)
 PROJECT_FOLDER = Path(__file__).resolve().parent.parent
 
 
-def _read_settings_file(path: str | Path) -> dict[str, Any]:
-    """Read the mapping in a YAML or JSON file (JSON is YAML), keys with `_` for `-`.
+def read_yaml_file(path: str | Path, flag: str) -> Any:
+    """Read what a YAML or JSON file holds (JSON is YAML), which `flag` names.
 
     Raises:
-        InputError: the file is missing, or holds something else than a mapping.
+        InputError: the file is missing, or holds something else.
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"--config-file must name a YAML or JSON file; {path} is not a file.")
+        raise InputError(f"{flag} must name a YAML or JSON file; {path} is not a file.")
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise InputError(f"--config-file must hold YAML or JSON; {path}: {' '.join(str(error).split())}") from error
-    if not isinstance(settings, dict):
-        raise InputError(f"--config-file must hold a mapping of flag to value; {path} holds {settings!r}.")
-    return {str(key).replace("-", "_"): value for key, value in settings.items()}
+        raise InputError(f"{flag} must hold YAML or JSON; {path}: {' '.join(str(error).split())}") from error
+
+
+def as_settings(content: Any, source: str) -> dict[str, Any]:
+    """Take what a file holds for a mapping of flag to value, keys with `_` for `-`.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if not isinstance(content, dict):
+        raise InputError(f"{source} holds {content!r}, where a mapping of flag to value must be.")
+    return {str(key).replace("-", "_"): value for key, value in content.items()}
 
 
 def parse_arguments(
     dataclass_types: Sequence[type],
     argv: Sequence[str] | None,
     description: str,
-    preset_settings: Callable[[str], dict[str, Any]] | None = None,
+    layers: Mapping[str, Callable[[str], dict[str, Any]]] | None = None,
 ) -> tuple[Any, ...]:
     """Make one instance of each dataclass from the command line.
 
     Every field is a flag, spelled with `-` or `_`. Of its metadata `marks` is for others to read, all else argparse's.
-    What is given later wins: the field's default, the preset that `--preset` names (where `preset_settings` is given:
-    name -> {field: value}), `--config-file`, the command line.
+    What is given later wins: the field's default, `layers` in their order, `--config-file`, the command line.
+
+    Args:
+        layers: {flag: what tells the settings {field: value} behind its value}, as those of a preset behind its name.
 
     Raises:
         InputError: an unknown key or a value of the wrong type in a settings file, or a check of the dataclasses that
             failed.
         SystemExit: from argparse, for an unknown flag, a value of the wrong type, or `--help`.
     """
+    parser, flags = _build_parser(dataclass_types, description)
+    parser.add_argument("--config-file", "--config_file", help="YAML or JSON file of flag: value; flags win over it.")
+
+    config_file = parser.parse_known_args(argv)[0].config_file
+    from_file = as_settings(read_yaml_file(config_file, "--config-file"), config_file) if config_file else {}
+    given = _known_and_typed(flags, from_file, dataclass_types, str(config_file))
+    for name, settings_of in reversed(list((layers or {}).items())):
+        parser.set_defaults(**given)
+        value = getattr(parser.parse_known_args(argv)[0], name)
+        if value:
+            given = _known_and_typed(flags, settings_of(value), dataclass_types, f"{name} {value}") | given
+    parser.set_defaults(**given)
+    return parser.parse_args_into_dataclasses(_reject_unknown(parser, argv), look_for_args_file=False)[:-1]
+
+
+def typed_settings(dataclass_types: Sequence[type], settings: dict[str, Any], source: str) -> dict[str, Any]:
+    """Convert settings of a file, {flag: value}, to those of the dataclasses, {field name: value}.
+
+    Raises:
+        InputError: an unknown name, or a value that its flag does not take.
+    """
+    return _known_and_typed(_build_parser(dataclass_types, "")[1], settings, dataclass_types, source)
+
+
+def _build_parser(dataclass_types: Sequence[type], description: str) -> tuple[Any, dict[str, argparse.Action]]:
+    """Build a parser of the fields of dataclasses; also return its flags by the names of the fields."""
     # Costs half a second of `--help`, and importing it here spares those who only want InputError.
     from transformers.hf_argparser import HfArgumentParser
 
@@ -70,21 +106,7 @@ def parse_arguments(
             flags.setdefault(action.dest, action)  # the flag before its complement, --no-…
             return action
 
-    parser = Parser(dataclass_types, description=description, allow_abbrev=False)
-    parser.add_argument("--config-file", "--config_file", help="YAML or JSON file of flag: value; flags win over it.")
-
-    chosen, _ = parser.parse_known_args(argv)
-    from_file = _read_settings_file(chosen.config_file) if chosen.config_file else {}
-    from_file = _known(from_file, dataclass_types, str(chosen.config_file))
-    from_file = {name: _typed(flags[name], value, chosen.config_file) for name, value in from_file.items()}
-    preset = from_file.get("preset")
-    if preset_settings is not None:
-        parser.set_defaults(preset=preset or chosen.preset)
-        preset_name = parser.parse_known_args(argv)[0].preset
-        if preset_name:
-            parser.set_defaults(**_known(preset_settings(preset_name), dataclass_types, f"preset {preset_name}"))
-    parser.set_defaults(**from_file)
-    return parser.parse_args_into_dataclasses(_reject_unknown(parser, argv), look_for_args_file=False)[:-1]
+    return Parser(dataclass_types, description=description, allow_abbrev=False), flags
 
 
 def under_current_names(settings: dict[str, Any], dataclass_types: Sequence[type]) -> dict[str, Any]:
@@ -98,13 +120,15 @@ def under_current_names(settings: dict[str, Any], dataclass_types: Sequence[type
     return {current.get(name, name): value for name, value in settings.items()}
 
 
-def _known(settings: dict[str, Any], dataclass_types: Sequence[type], source: str) -> dict[str, Any]:
+def _known_and_typed(
+    flags: dict[str, argparse.Action], settings: dict[str, Any], dataclass_types: Sequence[type], source: str
+) -> dict[str, Any]:
     settings = under_current_names(settings, dataclass_types)
     names = {field.name for dataclass_type in dataclass_types for field in dataclasses.fields(dataclass_type)}
     unknown = sorted(set(settings) - names)
     if unknown:
         raise InputError(f"{source} may hold flags of this command only; unknown: {', '.join(unknown)}.")
-    return settings
+    return {name: _typed(flags[name], value, source) for name, value in settings.items()}
 
 
 def _typed(flag: argparse.Action, value: Any, source: str) -> Any:
@@ -123,6 +147,8 @@ def _typed(flag: argparse.Action, value: Any, source: str) -> Any:
 def _typed_item(flag: argparse.Action, value: Any, source: str) -> Any:
     convert = flag.type if callable(flag.type) else str
     kinds: dict[Any, str] = {int: "a whole number", float: "a number", str: "text"}
+    if isinstance(value, bool) and {"on", "off"} <= set(flag.choices or ()):
+        value = "on" if value else "off"  # YAML takes these words for booleans
     try:
         if value is None or isinstance(value, list | dict) or (isinstance(value, bool) and convert in kinds):
             raise ValueError

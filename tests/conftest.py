@@ -10,7 +10,12 @@ import pytest
 
 import train  # noqa: F401  (before TensorFlow)
 
-pytest_plugins = ["tests.servers.fixtures", "tests.fixtures.other_environments", "tests.fixtures.tiny_run"]
+pytest_plugins = [
+    "tests.servers.fixtures",
+    "tests.fixtures.other_environments",
+    "tests.fixtures.tiny_run",
+    "tests.fixtures.tiny_phases",
+]
 
 # Files that take longest, of which a process that begins one at the end keeps all others waiting.
 FIRST = ("test_resume.py", "test_run_mlm.py", "test_train_step.py")

@@ -1,4 +1,4 @@
-"""Cut tokenized documents into rows of one length: every token goes into exactly one row, in order."""
+"""Cut tokenized documents into rows of one length: every token goes into exactly one row."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -9,6 +9,10 @@ from numpy.typing import NDArray
 
 from mlm_common.errors import InputError
 from tfrecord_prep.encoding import TokenBatch
+from tfrecord_prep.packing import pack
+
+# Numbers of passages in the order of the rows, (num_arranged,), and how many the rows up to each hold, (num_rows,).
+Arrangement = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 # Two of a row's ids are framing; fewer than six others would leave rows that are mostly that.
 MIN_LENGTH = 8
@@ -66,25 +70,28 @@ def cut_documents(batches: Iterable[TokenBatch], framing: Framing, max_length: i
     The DOC-SENTENCES format of RoBERTa (section 4.2), with several short documents in a row. A document longer than a
     row is cut into passages that fill one, each framed; its last may share a row. Arguments as in `cut_concat`.
     """
-    ids = np.empty(0, np.int32)  # since the begin of the row that is not complete
-    document_ends = np.empty(0, np.int64)
-    for batch in chain(batches, [None]):
-        if batch is not None:
-            document_ends = np.append(document_ends, batch.document_ends + len(ids))
-            ids = np.append(ids, batch.ids)
-        passage_ends = _passage_ends(document_ends, len(ids), max_length - 2)
-        row_ends = _row_ends(passage_ends, max_length, is_all=batch is None)
-        if len(row_ends):
-            yield _rows_of_passages(ids, passage_ends[: row_ends[-1]], row_ends, framing, max_length)
-            num_done = passage_ends[row_ends[-1] - 1]
-            ids, document_ends = ids[num_done:], document_ends[document_ends > num_done] - num_done
+    yield from _cut_passages(batches, framing, max_length, _arrange_in_order)
+
+
+def cut_packed(batches: Iterable[TokenBatch], framing: Framing, max_length: int) -> Iterator[Rows]:
+    """Yield rows of documents as `cut_documents` does, but with those together that fill a row; little is padded.
+
+    Documents so leave their order, within a million tokens. Arguments as in `cut_concat`.
+    """
+    yield from _cut_passages(batches, framing, max_length, pack)
 
 
 CHUNKINGS: dict[str, Callable[[Iterable[TokenBatch], Framing, int], Iterator[Rows]]] = {
     "concat": cut_concat,
     "full_sentences": cut_full_sentences,
     "documents": cut_documents,
+    "packed": cut_packed,
 }
+# Those of which a [SEP] ends every document, and every passage that is framed by itself, and stands nowhere else: so
+# the ids alone tell which tokens of a row are of one document.
+SEPARATED_CHUNKINGS = ("concat", "full_sentences", "documents", "packed")
+# Those of which any row may end in padding; of the others only the last of a partition.
+PADDING_CHUNKINGS = ("documents", "packed")
 
 
 def check_chunking(chunking: str, max_length: int) -> None:
@@ -144,35 +151,57 @@ def _passage_ends(document_ends: NDArray[np.int64], num_ids: int, length: int) -
     return np.minimum(np.repeat(begins, num_passages) + (number_within + 1) * length, np.repeat(ends, num_passages))
 
 
-def _row_ends(passage_ends: NDArray[np.int64], max_length: int, is_all: bool) -> NDArray[np.int64]:
-    """Count the passages up to the end of each row; (num_rows,).
+def _cut_passages(
+    batches: Iterable[TokenBatch], framing: Framing, max_length: int, arrange: Callable[..., Arrangement]
+) -> Iterator[Rows]:
+    """Yield rows of framed passages as `arrange`, which is called as `pack`, puts them together."""
+    ids = np.empty(0, np.int32)  # since the begin of the first passage that is in no row yet
+    document_ends = np.empty(0, np.int64)
+    for batch in chain(batches, [None]):
+        if batch is not None:
+            document_ends = np.append(document_ends, batch.document_ends + len(ids))
+            ids = np.append(ids, batch.ids)
+        passage_ends = _passage_ends(document_ends, len(ids), max_length - 2)
+        order, row_ends = arrange(np.diff(passage_ends, prepend=0) + 2, max_length, is_all=batch is None)
+        if len(row_ends):
+            yield _rows_of_passages(ids, passage_ends, order, row_ends, framing, max_length)
+            num_done = passage_ends[len(order) - 1]
+            ids, document_ends = ids[num_done:], document_ends[document_ends > num_done] - num_done
+
+
+def _arrange_in_order(lengths: NDArray[np.int64], max_length: int, *, is_all: bool) -> Arrangement:
+    """Put as many passages in order into each row as fit.
 
     Without `is_all` passages may follow, so that the last row counts only if it is full.
     """
-    framed_ends = passage_ends + 2 * np.arange(1, len(passage_ends) + 1)
+    ends = np.cumsum(lengths)
     row_ends: list[int] = []
     num_passages, limit = 0, max_length
-    while num_passages < len(passage_ends):
-        num_passages = int(np.searchsorted(framed_ends, limit, side="right"))
-        if num_passages == len(passage_ends) and framed_ends[-1] < limit and not is_all:
+    while num_passages < len(ends):
+        num_passages = int(np.searchsorted(ends, limit, side="right"))
+        if num_passages == len(ends) and ends[-1] < limit and not is_all:
             break
         row_ends.append(num_passages)
-        limit = framed_ends[num_passages - 1] + max_length
-    return np.array(row_ends, np.int64)
+        limit = ends[num_passages - 1] + max_length
+    return np.arange(row_ends[-1] if row_ends else 0), np.array(row_ends, np.int64)
 
 
 def _rows_of_passages(
     ids: NDArray[np.int32],
     passage_ends: NDArray[np.int64],
+    order: NDArray[np.int64],
     row_ends: NDArray[np.int64],
     framing: Framing,
     max_length: int,
 ) -> Rows:
-    begins = np.append(0, passage_ends[:-1])
-    positions = np.concatenate([passage_ends, begins])
-    values = np.repeat([framing.sep_id, framing.cls_id], len(passage_ends))
-    stream = np.insert(ids[: passage_ends[-1]], positions, values)  # at the same place [SEP], then [CLS]
-    num_tokens = np.diff(passage_ends[row_ends - 1] + 2 * row_ends, prepend=0)
+    begins = np.append(0, passage_ends[:-1])[order]
+    lengths = passage_ends[order] - begins
+    ends = np.cumsum(lengths)  # in the text as it is arranged
+    text = ids[np.arange(ends[-1]) + np.repeat(begins - (ends - lengths), lengths)]
+    positions = np.concatenate([ends, ends - lengths])
+    values = np.repeat([framing.sep_id, framing.cls_id], len(ends))
+    stream = np.insert(text, positions, values)  # at the same place [SEP], then [CLS]
+    num_tokens = np.diff(ends[row_ends - 1] + 2 * row_ends, prepend=0)
     rows = np.full((len(row_ends), max_length), framing.pad_id, np.int32)
     rows[np.arange(max_length) < num_tokens[:, None]] = stream
     return Rows(rows, num_tokens)

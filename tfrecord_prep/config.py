@@ -29,11 +29,12 @@ class PrepareConfig:
         None, "Local or gs:// folder; each split of the corpus gets a folder in it. Required."
     )
     max_length: int = flag(512, "Tokens a row, framing included. Default: the length BERT and RoBERTa end at.")
-    chunking: Literal["concat", "full_sentences", "documents"] = flag(
+    chunking: Literal["concat", "full_sentences", "documents", "packed"] = flag(
         "concat",
         "`concat`: documents framed by [CLS] and [SEP] one after the other, cut every --max-length tokens. "
         "`full_sentences`: as RoBERTa, each row framed, [SEP] between documents. `documents`: as many whole "
-        "documents as fit, each framed, then padding; only a document longer than a row is cut.",
+        "documents in order as fit, each framed, then padding; only a document longer than a row is cut. "
+        "`packed`: the same, with documents that fit each other put together: hardly any padding.",
     )
     shard_size: int = flag(
         16384, "Rows a shard, at most. Default: under 30 MB at --max-length 512, so that several fit in memory."

@@ -15,6 +15,7 @@ from mlm_common.progress import progress_bar
 from mlm_common.storage import open_folder
 from mlm_common.storage.reading import find_stored_files
 from mlm_common.worker_pool import map_in_order
+from tfrecord_prep.chunking import PADDING_CHUNKINGS
 from tfrecord_prep.manifest import (
     MANIFEST_NAME,
     PLAN_NAME,
@@ -214,7 +215,7 @@ def _check_framing(path: str, rows: _Rows, manifest: Manifest, shard: ShardToChe
 
 
 def _check_padding(path: str, rows: _Rows, manifest: Manifest, shard: ShardToCheck) -> None:
-    if manifest.chunking == "documents":
+    if manifest.chunking in PADDING_CHUNKINGS:
         return
     is_padded = rows.num_tokens < manifest.max_length
     is_padded[-1] &= not shard.is_last

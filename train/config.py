@@ -8,19 +8,22 @@ from typing import Any, Literal
 
 import yaml
 
-from mlm_common.command_line import parse_arguments, under_current_names
+from mlm_common.command_line import as_settings, parse_arguments, read_yaml_file, under_current_names
+from mlm_common.errors import InputError
 from mlm_common.hub.own_files import FormerPush
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
 from mlm_common.settings import PUBLIC, flag, require, require_each, spelled
 from tokenizer_training.tokenizer import TOKENIZER_FILES
 
 # Marks of a setting. A resumed run may be given another value; each worker of a run may; another value changes how sums
-# are rounded, and nothing else.
-MAY_CHANGE, PER_WORKER, ROUNDING = "may_change", "per_worker", "rounding"
+# are rounded, and nothing else; it is off in runs of before it was added.
+MAY_CHANGE, PER_WORKER, ROUNDING, ADDED = "may_change", "per_worker", "rounding", "added"
 # Steps of one call from Python on a TPU; a call costs its host a millisecond or more in which it may wait.
 TPU_STEPS_PER_EXECUTION = 32
 # A TPU may be lost without a notice, and a day of it costs more than a checkpoint each quarter of an hour.
 TPU_SAVE_MINUTES = 15.0
+# Numbers of steps by which a schedule is as long as it is; those between evaluations and checkpoints are not.
+SCALED = ("max_steps", "warmup_steps")
 MASK = "[MASK]"
 FORMER_PUSH = FormerPush(
     proof="README.md",
@@ -97,6 +100,12 @@ class ModelConfig:
         ROUNDING,
         former_name="recompute",
     )
+    block_attention: bool = flag(
+        False,
+        "Keep the documents of a row apart: tokens see those of their own document alone, and positions begin anew in "
+        "each, as if each had a row of its own; for ModernBERT, BERT, RoBERTa and their like.",
+        ADDED,
+    )
     pad_vocab_to_multiple_of: int = flag(
         128,
         "Fill the model's vocabulary up to a multiple of this, the width of a TPU's lanes; the export has the "
@@ -135,6 +144,9 @@ class OptimizationConfig:
         8, "Rows a replica takes at once; lower it when memory is short.", ROUNDING
     )
     gradient_accumulation_steps: int = changeable(1, "Batches whose gradients are summed before one step.", ROUNDING)
+    global_batch_size: int | None = changeable(
+        None, "Rows of a step over all replicas, from which --gradient-accumulation-steps follows.", ROUNDING
+    )
     num_epochs: int = changeable(1, "Passes over the training rows.")
     max_steps: int | None = changeable(None, "Steps to make, in the place of --num-epochs.")
     learning_rate: float = flag(1e-4, "Peak, after the warmup; 1e-4 is safe for roberta-base at any batch size.")
@@ -163,8 +175,11 @@ class OptimizationConfig:
     max_grad_norm: float = flag(1.0, "Gradients are scaled down to this global norm; 0 turns it off.")
 
     def __post_init__(self) -> None:
-        counts = "per_replica_batch_size gradient_accumulation_steps num_epochs max_steps"
+        counts = "per_replica_batch_size gradient_accumulation_steps global_batch_size num_epochs max_steps"
         require_each(self, counts, lambda value: value >= 1, "must be at least 1")
+        is_said_once = self.global_batch_size is None or self.gradient_accumulation_steps == 1
+        rule = "follows from --global-batch-size; leave one out, or give 1 where a preset sets it"
+        require(is_said_once, rule, "--gradient-accumulation-steps", self.gradient_accumulation_steps)
         require_each(self, "learning_rate adam_epsilon", lambda value: value > 0, "must be above 0")
         not_negative = "warmup_steps weight_decay_rate max_grad_norm"
         require_each(self, not_negative, lambda value: value >= 0, "must not be negative")
@@ -190,14 +205,15 @@ class HardwareConfig:
     bfloat16: bool = flag(False, "Compute in bfloat16, by XLA; weights, optimizer and loss stay float32.")
     jit_compile: bool | None = changeable(
         None,
-        "Compile the step with XLA; by default on TPU and GPU, and for --bfloat16. On one CPU it takes half a minute, "
-        "and steps are up to a third faster.",
+        "Compile the step with XLA; by default on TPU and GPU, for --bfloat16, and on one CPU for runs long enough to "
+        "make up for the time that compiling takes. A run that resumes on the same hardware computes as it did.",
         ROUNDING,
     )
-    tpu_layers: bool | None = changeable(
-        None,
+    tpu_layers: Literal["auto", "on", "off"] = changeable(
+        "auto",
         "Compute attention as XLA does it cheapest on a TPU, with the same weights and results: about a third fewer "
-        "cycles for a roberta-base. By default on TPUs; for BERT, RoBERTa and what is built like them.",
+        "cycles for a roberta-base; for ModernBERT, BERT, RoBERTa and their like. auto: on a TPU, if loss and "
+        "gradients of the first rows are those of the stock layers. on: without that check. off: the stock layers.",
         ROUNDING,
     )
     steps_per_execution: int | None = changeable(
@@ -210,10 +226,9 @@ class HardwareConfig:
     def __post_init__(self) -> None:
         require_each(self, "steps_per_execution", lambda value: value >= 1, "must be at least 1")
         # Without XLA, TensorFlow adds up the gradients of biases in bfloat16, most of which is lost.
-        is_compiled = self.wants_tpu or self.jit_compile is not False
-        require(
-            is_compiled or not self.bfloat16, "must not be false with --bfloat16", "--jit-compile", self.jit_compile
-        )
+        for needs_xla, reason in ((self.bfloat16, "--bfloat16"), (self.tpu_layers == "on", "--tpu-layers on")):
+            is_compiled = self.wants_tpu or self.jit_compile is not False or not needs_xla
+            require(is_compiled, f"must not be false with {reason}", "--jit-compile", self.jit_compile)
 
     @property
     def wants_tpu(self) -> bool:
@@ -232,6 +247,12 @@ class RunConfig:
 
     output_dir: str | None = changeable(
         None, "Folder of the run, local or gs://: metrics.jsonl, checkpoints/, export/ …", PER_WORKER
+    )
+    phases: str | None = changeable(
+        None,
+        "YAML file of a run that changes on its way: the settings of the whole run, over the preset's, and its phases, "
+        "each with its shards, steps and what else is its own (docs/phases.md; complete ones in recipes/).",
+        PER_WORKER,
     )
     seed: int = flag(0, "Fixes initial weights, order of rows and masks.")
     log_steps: int = changeable(
@@ -391,8 +412,13 @@ SUBJECTS = (DataConfig, ModelConfig, MaskingConfig, OptimizationConfig, Hardware
 
 
 def current_settings(recorded: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Give settings that a run recorded, by subject, the names that their flags have now."""
-    return {subject: under_current_names(values, SUBJECTS) for subject, values in recorded.items()}
+    """Give settings that a run recorded, by subject, the names and values that their flags have now."""
+    settings = {subject: under_current_names(values, SUBJECTS) for subject, values in recorded.items()}
+    hardware = settings.get("hardware", {})
+    former = {None: "auto", True: "on", False: "off"}
+    if "tpu_layers" in hardware:
+        settings["hardware"] = hardware | {"tpu_layers": former.get(hardware["tpu_layers"], hardware["tpu_layers"])}
+    return settings
 
 
 @functools.cache
@@ -428,14 +454,52 @@ def preset_settings(name: str) -> dict[str, Any]:
     return read_preset(name)["settings"]
 
 
+def read_phases_file(path: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Read a file of `--phases`: {flag: value} of the whole run, and of each phase, steps multiplied by its `scale`.
+
+    Raises:
+        InputError: there is no such file, or it holds something else.
+    """
+    content = read_yaml_file(path, "--phases")
+    content = {"phases": content} if isinstance(content, list) else content
+    is_right = isinstance(content, dict) and content.keys() <= {"scale", "settings", "phases"}
+    phases = content.get("phases") if is_right else None
+    if not (isinstance(phases, list) and phases):
+        rule = "must name a list of phases, or `settings` and `phases`, with a `scale` for their steps"
+        raise InputError(f"--phases {rule}; {path} holds {content!r}.")
+    scale = content.get("scale", 1)
+    require(isinstance(scale, int | float) and scale > 0, "must have a `scale` above 0", f"--phases {path}", scale)
+    settings, *own = (as_settings(each, path) for each in (content.get("settings") or {}, *phases))
+    return _scaled(settings, scale), [_scaled(each, scale) for each in own]
+
+
+def _scaled(settings: dict[str, Any], scale: float) -> dict[str, Any]:
+    """Multiply the numbers of steps of a file of `--phases`; what is above 0 stays so."""
+
+    def scaled(name: str, value: Any) -> Any:
+        return max(1, round(value * scale)) if name in SCALED and isinstance(value, int) and value > 0 else value
+
+    return {name: scaled(name, value) for name, value in settings.items()}
+
+
+def phases_settings(path: str) -> dict[str, Any]:
+    """Read the flags that a file of `--phases` sets for the whole run, {field name: value}."""
+    return read_phases_file(path)[0]
+
+
+# What stands behind the value of a flag, in the order in which it wins.
+LAYERS = {"preset": preset_settings, "phases": phases_settings}
+
+
 def parse_training_config(argv: Sequence[str] | None, description: str) -> TrainingConfig:
-    """Read the settings given on the command line, over `--config-file`, over the preset, over the defaults.
+    """Read the settings given on the command line, over `--config-file`, `--phases`, the preset, the defaults.
 
     Raises:
         InputError: a setting is not what it must be, or a required one is missing.
     """
-    config = TrainingConfig(*parse_arguments(SUBJECTS, argv, description, preset_settings))
-    require(bool(config.data.train_dataset), "is required: a folder of shards", "--train-dataset", "nothing")
+    config = TrainingConfig(*parse_arguments(SUBJECTS, argv, description, LAYERS))
+    if config.run.phases is None:
+        require(bool(config.data.train_dataset), "is required: a folder of shards", "--train-dataset", "nothing")
     require(bool(config.run.output_dir), "is required: the folder of the run", "--output-dir", "nothing")
     if config.run.save_minutes is None and config.hardware.wants_tpu:
         return replace(config, run=replace(config.run, save_minutes=TPU_SAVE_MINUTES))

@@ -13,7 +13,7 @@ try:
     from mlm_common.errors import RunFailedError
     from train.checks.doctor import packages
     from train.checks.doctor.findings import Finding, findings_of
-    from train.config import SUBJECTS, TrainingConfig, preset_settings
+    from train.config import LAYERS, SUBJECTS, TrainingConfig
 except ModuleNotFoundError as missing:
     print(f"error    Python         {missing}. Install the project in its checkout: pip install -e '.[cpu]'")
     sys.exit(1)
@@ -24,13 +24,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print what each check finds, and fail where one found an error."""
     installed = packages.installed_packages()
     try:
-        config = TrainingConfig(*parse_arguments(SUBJECTS, argv, __doc__, preset_settings))
+        config = TrainingConfig(*parse_arguments(SUBJECTS, argv, __doc__, LAYERS))
     except ImportError as broken:  # of transformers, which reads the flags
         text = f"not read, because of {broken}; so the installation alone is looked at."
         print_all([Finding("error", "flags", text)], of_packages(installed))
         return
     print_all(of_packages(installed), of_machine(config, installed), of_run(config))
-    if not config.data.train_dataset:
+    if not (config.data.train_dataset or config.run.phases):
         print(
             "With the flags of a run (run_mlm.py's), its shards, buckets, model and Hub repository are looked at, too."
         )
@@ -53,7 +53,7 @@ def of_machine(config: TrainingConfig, installed: dict) -> Iterator[Finding]:
     yield from _findings("import", "libraries.check_import", config)
     yield from _findings("GPU", "libraries.check_gpus", config)
     yield from _findings("TPU", "tpu.check_tpu", config, installed)
-    if not config.data.train_dataset:
+    if not (config.data.train_dataset or config.run.phases):
         yield from _findings("disk", "machine.check_disk", config)
         yield from _findings("memory", "machine.check_memory", config)
 
@@ -62,7 +62,7 @@ def of_run(config: TrainingConfig) -> Iterator[Finding]:
     """Yield what is found of the run that the flags describe."""
     yield from _findings("credentials", "cloud.check_credentials", config)
     yield from _findings("bucket", "cloud.check_buckets", config)
-    if config.data.train_dataset:
+    if config.data.train_dataset or config.run.phases:
         yield from _findings("data", "run_inputs.check_data", config)
         yield from _findings("run", "run_inputs.check_run", config)
     yield from _findings("Hub", "run_inputs.check_hub", config)

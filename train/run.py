@@ -15,28 +15,37 @@ from typing import TYPE_CHECKING, Any
 from transformers import PretrainedConfig
 
 from mlm_common.command_line import commit
+from mlm_common.errors import InputError
 from mlm_common.folder_owner import owned_folder
 from mlm_common.hub.access import check_hub_access
 from mlm_common.hub.retries import HubAwayError
 from mlm_common.storage import open_folder
 from tfrecord_prep.manifest import ShardSet
 from tokenizer_training.tokenizer import vocabulary_size
-from train.checkpoints.fingerprint import fingerprint, fingerprint_sha256, is_checkpoint_of
+from train.checkpoints.fingerprint import (
+    fingerprint,
+    fingerprint_of_phases,
+    fingerprint_sha256,
+    is_checkpoint_of,
+)
 from train.checkpoints.resume import installed_versions
-from train.checkpoints.store import CheckpointRecord
-from train.config import HardwareConfig, HubConfig, TrainingConfig
-from train.data.shards import TrainingInputs, open_inputs
+from train.checkpoints.store import CheckpointRecord, newest_record
+from train.config import HardwareConfig, HubConfig, TrainingConfig, current_settings
+from train.data.shards import TrainingInputs, check_phases, open_inputs
 from train.model.config import resolve_model_config
 from train.runtime import heartbeat
 from train.runtime.cluster import Cluster, read_cluster
-from train.runtime.plan import Plan, make_plan
+from train.runtime.phases import naming_phase, phases_of
+from train.runtime.plan import PhaseToPlan, Plan, make_plans, phase_index
 from train.runtime.preemption import StopRequest, listening
 from train.runtime.run_folder import (
     EXPORT_FOLDER,
+    RECORD_NAME,
     check_run_folder,
     clear_run_folder,
     has_checkpoint,
     is_of_this_supervision,
+    read_run_record,
     write_run_record,
 )
 from train.runtime.supervisor import supervision
@@ -48,6 +57,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from train.metrics.log import MetricsLog
+    from train.model.computation import Computation
     from train.publishing.publisher import Publisher
     from train.publishing.push_to_hub import PushToHub
 
@@ -56,13 +66,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Run:
-    """A run whose settings, inputs and output folder have passed all checks that need no TensorFlow."""
+    """A run whose settings, inputs and output folder have passed all checks that need no TensorFlow.
+
+    With `--phases` it is the run as it is in one of them, number `index`; `all_phases` are all of them, in their order.
+    """
 
     config: TrainingConfig
     inputs: TrainingInputs
     task: Task
     model_config: PretrainedConfig
     cluster: Cluster = field(default_factory=Cluster)
+    name: str = ""
+    has_own_schedule: bool = False
+    index: int = 0
+    all_phases: tuple["Run", ...] = ()
 
     @property
     def output_dir(self) -> str:
@@ -70,36 +87,72 @@ class Run:
         return str(self.config.run.output_dir)
 
     @property
+    def phases(self) -> "tuple[Run, ...]":
+        """The run as it is in each of its phases."""
+        return tuple(dataclasses.replace(one, all_phases=self.all_phases) for one in self.all_phases) or (self,)
+
+    @property
+    def title(self) -> str:
+        """Number and name of the phase, for people."""
+        return f"{self.index + 1} of {len(self.phases)}: {self.name}"
+
+    def describe(self, plan: Plan, num_parameters: int) -> dict[str, str]:
+        """Describe the plan as {title: text}, for people."""
+        return {**({"phase": self.title} if self.all_phases else {}), **plan.describe(num_parameters)}
+
+    @property
     def starts_anew(self) -> bool:
         """Whether the run that is there is to be deleted; what supervises this run does so with its first process."""
-        return self.config.run.overwrite_output_dir and not is_of_this_supervision(self.output_dir)
+        is_asked_for = self.config.run.overwrite_output_dir and self.index == 0
+        return is_asked_for and not is_of_this_supervision(self.output_dir)
 
     @functools.cached_property
     def fingerprint(self) -> dict[str, Any]:
         """What makes it this run and no other."""
-        return fingerprint(self.config, self.inputs, self.model_config.to_diff_dict())
+        return self._fingerprint_up_to(len(self.phases))
 
     @functools.cached_property
     def fingerprint_sha256(self) -> str:
-        """Hash of the fingerprint, by which its checkpoints are known."""
-        return fingerprint_sha256(self.fingerprint)
+        """Hash of the fingerprint up to this phase, by which its checkpoints are known."""
+        return fingerprint_sha256(self._fingerprint_up_to(self.index + 1))
+
+    def _fingerprint_up_to(self, num_phases: int) -> dict[str, Any]:
+        def own(phase: "Run") -> dict[str, Any]:
+            content = fingerprint(phase.config, phase.inputs, phase.model_config.to_diff_dict())
+            return content | ({"has_own_schedule": True} if phase.has_own_schedule else {})
+
+        return fingerprint_of_phases([own(phase) for phase in self.phases[:num_phases]])
 
     def is_of_run(self, record: CheckpointRecord) -> bool:
         """Tell whether a checkpoint is of this run."""
-        return is_checkpoint_of(self.fingerprint, record)
+        index = phase_index(record.plan)
+        return index < len(self.phases) and is_checkpoint_of(self._fingerprint_up_to(index + 1), record)
 
     def plan(self, num_replicas: int) -> Plan:
-        """Plan the run on that many replicas.
+        """Plan the run, or this phase of it, on that many replicas; see `plans`."""
+        return self.plans(num_replicas)[self.index]
+
+    def plans(self, num_replicas: int) -> tuple[Plan, ...]:
+        """Plan all phases on that many replicas.
 
         Raises:
             InputError: a batch larger than the data set, or a warmup longer than the run.
         """
-        return make_plan(
-            self.config.optimization,
-            self.config.run,
-            num_rows=self.inputs.train_shards.num_rows,
-            max_length=self.inputs.max_length,
-            num_replicas=num_replicas,
+        phases = self.phases
+        return make_plans(
+            tuple(
+                PhaseToPlan(
+                    phase.config.optimization,
+                    phase.config.run,
+                    phase.inputs.train_shards.num_rows,
+                    phase.inputs.max_length,
+                    index > 0 and phase.inputs.has_rows_of(phases[index - 1].inputs),
+                    phase.has_own_schedule,
+                    phase.name,
+                )
+                for index, phase in enumerate(phases)
+            ),
+            num_replicas,
         )
 
 
@@ -113,9 +166,7 @@ def prepare_run(config: TrainingConfig) -> Run:
     """
     cluster = read_cluster()
     check_tpu_use(config, cluster)
-    inputs = open_inputs(config.data)
-    task = MaskedLanguageModeling.of(inputs, config.masking)
-    run = Run(config, inputs, task, resolve_model_config(config.model, inputs), cluster)
+    run = open_run(config, cluster)
     run.plan(num_replicas=cluster.num_workers)
     if config.run.dry_run or not config.hub.resume_from_hub:
         check_output_folder(run)
@@ -124,6 +175,45 @@ def prepare_run(config: TrainingConfig) -> Run:
         _check_can_push(run, resumes=not run.starts_anew and has_checkpoint(run.output_dir))
     check_tpu_devices(config.hardware)
     return run
+
+
+def open_run(config: TrainingConfig, cluster: Cluster) -> Run:
+    """Open the inputs of a run and resolve its model, phase by phase; return it as it is in its first phase.
+
+    Raises:
+        InputError: whatever is wrong with phases, shards, tokenizer or model.
+    """
+    phases = phases_of(config)
+    inputs = []
+    for phase in phases:
+        with naming_phase(phase.name):
+            inputs.append(open_inputs(phase.config.data))
+    check_phases(inputs)
+    max_length = max(one.max_length for one in inputs)
+    runs = []
+    for index, (phase, own) in enumerate(zip(phases, inputs, strict=True)):
+        with naming_phase(phase.name):
+            task = MaskedLanguageModeling.of(own, phase.config.masking)
+            model_config = resolve_model_config(phase.config.model, own, max_length)
+        described = (phase.name, phase.has_own_schedule, index)
+        runs.append(Run(phase.config, own, task, model_config, cluster, *described))
+    return dataclasses.replace(runs[0], all_phases=tuple(runs) if config.run.phases else ())
+
+
+def newest_phase(run: Run) -> int:
+    """Find the phase in which the newest checkpoint was saved, counted from 0; 0 without one.
+
+    Raises:
+        InputError: the run has not so many phases.
+    """
+    record = None if run.starts_anew else newest_record(run.output_dir)
+    index = phase_index(record.plan) if record else 0
+    if index >= len(run.phases):
+        raise InputError(
+            f"--phases must have all phases that are begun; {run.output_dir} has a checkpoint of phase {index + 1}, "
+            f"received {len(run.phases)}. Give those that lie behind as they were, or name another --output-dir."
+        )
+    return index
 
 
 def _check_can_push(run: Run, *, resumes: bool) -> None:
@@ -145,7 +235,8 @@ def check_output_folder(run: Run) -> None:
     resume = run.config.run.resume
     if is_of_this_supervision(run.output_dir) or not run.cluster.is_chief:
         resume = "auto"  # whose first process, or the chief, may have begun the run a moment ago
-    check_run_folder(run.output_dir, run.fingerprint, resume=resume, overwrite=run.starts_anew)
+    begun = newest_phase(run)
+    check_run_folder(run.output_dir, run.fingerprint, resume=resume, overwrite=run.starts_anew, begun_phase=begun)
 
 
 @contextmanager
@@ -221,23 +312,43 @@ def check_workers(run: Run, strategy: "tf.distribute.Strategy") -> None:
     from train.runtime.collectives import check_agreement, shared_settings
 
     heartbeat.report("build")
-    settings = shared_settings(run.config, run.fingerprint)
+    settings = shared_settings([phase.config for phase in run.phases], run.fingerprint)
     check_agreement(strategy, run.cluster, settings, rule="All workers must be given the same flags and shards.")
 
 
 def clear_folder_if_asked(run: Run, strategy: "tf.distribute.Strategy") -> None:
     """Delete the run that is there if `--overwrite-output-dir` asks for that; the others wait until the chief has."""
-    from train.runtime.collectives import max_over_workers
-
     if run.cluster.is_chief and run.starts_anew:
         clear_run_folder(run.output_dir)
-    if run.cluster.num_workers > 1 and run.config.run.overwrite_output_dir:
+    if run.config.run.overwrite_output_dir:
+        wait_for_workers(run, strategy)
+
+
+def wait_for_workers(run: Run, strategy: "tf.distribute.Strategy") -> None:
+    """Wait until all workers have come here."""
+    from train.runtime.collectives import max_over_workers
+
+    if run.cluster.num_workers > 1:
         max_over_workers(strategy, [0.0])
 
 
-def record_run(run: Run, plan: Plan, strategy: "tf.distribute.Strategy") -> dict[str, Any]:
+def computation_so_far(run: Run, strategy: "tf.distribute.Strategy") -> "Computation | None":
+    """Read how the run's steps were computed when it began on this hardware; None where it did not."""
+    from train.model.computation import recorded_computation
+
+    if run.starts_anew or not open_folder(run.output_dir).exists(RECORD_NAME):
+        return None
+    record = read_run_record(run.output_dir)
+    if record.get("hardware") != describe_hardware(run.config.hardware, strategy):
+        return None
+    if phase_index(record["plan"]) != run.index:
+        return None
+    return recorded_computation(record, current_settings(record["settings"]))
+
+
+def record_run(run: Run, plan: Plan, strategy: "tf.distribute.Strategy", computation: "Computation") -> dict[str, Any]:
     """Write `run.json`, once nothing can refuse the run any more, and return its content."""
-    record = describe_run(run, plan, strategy)
+    record = describe_run(run, plan, strategy, computation)
     if run.cluster.is_chief:
         write_run_record(run.output_dir, record)
     return record
@@ -255,7 +366,7 @@ def build_publisher(run: Run, record: dict[str, Any]) -> "Publisher | None":
         run_folder=run.output_dir,
         export_folder=open_folder(run.output_dir).path_of(EXPORT_FOLDER),
         tokenizer=tokenizer,
-        model_max_length=run.inputs.max_length,
+        model_max_length=max(phase.inputs.max_length for phase in run.phases[: run.index + 1]),
         card=functools.partial(model_card, record, tokenizer),
         repository=run.config.hub.repository(),
         pushes_checkpoints=run.config.hub.hub_strategy == "checkpoint",
@@ -275,9 +386,9 @@ def print_plan(run: Run) -> None:
     from train.model.build import build_network
     from train.runtime.strategy import local_devices
 
-    plan = run.plan(expected_num_replicas(run.config.hardware, run.cluster, len(local_devices())))
+    plans = run.plans(expected_num_replicas(run.config.hardware, run.cluster, len(local_devices())))
     if run.config.hardware.wants_tpu:
-        print(f"Without claiming the TPU, {plan.num_replicas} replicas are assumed.")
+        print(f"Without claiming the TPU, {plans[0].num_replicas} replicas are assumed.")
     network = build_network(
         run.model_config,
         run.config.model,
@@ -285,7 +396,12 @@ def print_plan(run: Run) -> None:
         seed=run.config.run.seed,
         model_class=run.task.model_class,
     )
-    print_table(plan.describe(network.count_params()))
+    for phase, plan in zip(run.phases, plans, strict=True):
+        print_table(phase.describe(plan, network.count_params()))
+        if run.all_phases:
+            print()
+    if run.all_phases:
+        print_table({"all phases": f"{plans[-1].num_steps:,} steps, {sum(plan.num_tokens for plan in plans):,} tokens"})
 
 
 def print_result(run: Run, figures: dict[str, float] | None, where: dict[str, str]) -> None:
@@ -306,23 +422,38 @@ def print_table(rows: dict[str, str]) -> None:
             print(f"{'' if index else title:<22} {line}")
 
 
-def describe_run(run: Run, plan: Plan, strategy: "tf.distribute.Strategy") -> dict[str, Any]:
+def describe_run(
+    run: Run, plan: Plan, strategy: "tf.distribute.Strategy", computation: "Computation"
+) -> dict[str, Any]:
     """Collect the content of `run.json`: settings, fingerprint, and how and of what the run is made."""
+    plans = run.plans(plan.num_replicas)
+    phases = [
+        {"name": phase.name, **describe_phase(phase, own)} for phase, own in zip(run.all_phases, plans, strict=False)
+    ]
     return {
         "commit": commit(),
         "versions": installed_versions(),
         "hardware": describe_hardware(run.config.hardware, strategy),
+        "computation": dataclasses.asdict(computation),
         # Of a configuration, and with --init-from of its weights, that came from the Hub.
         "hub_revision": getattr(run.model_config, "_commit_hash", None),
-        "model_config": json.loads(run.model_config.to_json_string(use_diff=False)),
         "tokenizer": run.inputs.tokenizer_source,
         "task": run.task.record(),
+        **describe_phase(run, plan),
+        **({"phases": phases} if phases else {}),
+        "supervision": supervision(),
+        "fingerprint": run.fingerprint,
+    }
+
+
+def describe_phase(run: Run, plan: Plan) -> dict[str, Any]:
+    """Collect what `run.json` says of a phase, and of a run as it is in it."""
+    return {
+        "model_config": json.loads(run.model_config.to_json_string(use_diff=False)),
         "plan": dataclasses.asdict(plan),
         "train_data": describe_shards(run.inputs.train_shards),
         "eval_data": describe_shards(run.inputs.eval_shards),
-        "supervision": supervision(),
         "settings": run.config.as_dict(),
-        "fingerprint": run.fingerprint,
     }
 
 

@@ -10,7 +10,7 @@ from train.runtime.supervisor import supervise_if_asked
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Check all that can be checked, print the plan, connect, build, restore, fit, export, push."""
+    """Check all that can be checked, print the plan, connect; phase by phase build, restore, fit; export, push."""
     config = parse_training_config(argv, __doc__)
     supervise_if_asked(config.run, __file__, argv)
     log_start(__file__)
@@ -21,22 +21,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         stages.print_plan(run)
         return
     with stages.own_run_folder(run):
-        from train.trainer import build_trainer  # TensorFlow, not for bad input
+        from train.trainer import restored_trainers  # TensorFlow, not for bad input
 
         strategy = stages.connect(run)
         with stages.explained_and_stoppable(run, strategy) as stop:
-            plan = run.plan(strategy.num_replicas_in_sync)
+            run.plan(strategy.num_replicas_in_sync)
             stages.check_workers(run, strategy)
-            trainer = build_trainer(run, plan, strategy)
-            trainer.load_initial_weights()
-            stages.clear_folder_if_asked(run, strategy)
-            trainer.restore()
-            record = stages.record_run(run, plan, strategy)
-            publisher = stages.build_publisher(run, record)
-            if publisher is not None:
-                trainer.print_start()
-            with stages.push_while_training(run, plan, publisher, trainer.log) as pushing:
-                figures = trainer.fit(stop, pushing)
+            for trainer in restored_trainers(run, strategy):
+                record = stages.record_run(trainer.run, trainer.plan, strategy, trainer.computation)
+                publisher = stages.build_publisher(trainer.run, record)
+                if publisher is not None:
+                    trainer.print_start()
+                with stages.push_while_training(trainer.run, trainer.plan, publisher, trainer.log) as pushing:
+                    figures = trainer.fit(stop, pushing)
         if publisher is not None:
             trainer.publish(publisher, figures)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from mlm_common.command_line import command, log_start, parse_arguments
 from mlm_common.errors import InputError
 from mlm_common.settings import flag
-from train.config import SUBJECTS, TrainingConfig, preset_settings
+from train.config import LAYERS, SUBJECTS, TrainingConfig
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,11 @@ class PreflightConfig:
     find_batch_size: bool = flag(
         False, "Search the largest --per-replica-batch-size that fits, in multiples of 8 rows."
     )
-    vocab_size: int | None = flag(None, "Size of the vocabulary; with --max-length in the place of --train-dataset.")
-    compiler_python: str = flag(sys.executable, "Interpreter that has jax and libtpu, where this environment has not.")
+    vocab_size: int | None = flag(
+        None,
+        "Size of the vocabulary; with --max-length in the place of --train-dataset, and of the shards of --phases.",
+    )
+    compiler_python: str = flag(sys.executable, "Interpreter that has jax and libtpu, where not this one.")
 
     def __post_init__(self) -> None:
         if not self.topology:
@@ -32,20 +35,23 @@ class PreflightConfig:
 @command
 def main(argv: Sequence[str] | None = None) -> None:
     """Check, lower the step on the CPU, compile it for the TPU, and print what the compiler says."""
-    *subjects, settings = parse_arguments((*SUBJECTS, PreflightConfig), argv, __doc__, preset_settings)
+    *subjects, settings = parse_arguments((*SUBJECTS, PreflightConfig), argv, __doc__, LAYERS)
     config = TrainingConfig(*subjects)
     log_start(__file__)
     from train.checks.preflight.preflight import (  # transformers, not for --help
-        open_preflight,
+        open_preflights,
         print_largest_batch,
         print_step,
     )
 
-    preflight = open_preflight(config, str(settings.topology), settings.vocab_size, settings.compiler_python)
-    if settings.find_batch_size:
-        print_largest_batch(preflight)
-    else:
-        print_step(preflight)
+    arguments = (str(settings.topology), settings.vocab_size, settings.compiler_python)
+    for name, preflight in open_preflights(config, *arguments):
+        if name:
+            print(f"\n{name}\n")
+        if settings.find_batch_size:
+            print_largest_batch(preflight)
+        else:
+            print_step(preflight)
 
 
 if __name__ == "__main__":

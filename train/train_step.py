@@ -12,15 +12,16 @@ from transformers import PretrainedConfig
 from tokenizer_training.tokenizer import vocabulary_size
 from train.config import TrainingConfig
 from train.data.shards import TrainingInputs
+from train.model import layer_check
 from train.model.build import build_network
+from train.model.computation import Computation, choose_computation
 from train.model.random_bits import key_of, row_keys
 from train.model.stateless_dropout import dropping_out_by, key_dropout
-from train.optimizer import build_optimizer, clipping_factor
+from train.optimizer import build_optimizer, clipping_factor, global_norm
 from train.runtime import heartbeat
 from train.runtime.hooks import WAIT_NAME
 from train.runtime.plan import Plan
 from train.runtime.preemption import InFlight, StopRequest
-from train.runtime.strategy import compiles_with_xla, computes_as_suits_tpu
 from train.tasks.task import Task
 
 # Keep apart the random numbers of the task, of dropout, and of dropout from what all rows share.
@@ -77,7 +78,7 @@ class PretrainingModel(tf_keras.Model):
         weights = dict.fromkeys(mean.weight for mean in means)
         scales = {weight: tf.math.reciprocal_no_nan(sums[weight]) for weight in weights}
         loss, scale = sums[means[0].total], scales[means[0].weight]
-        grad_norm = tf.linalg.global_norm(gradients) * scale
+        grad_norm = global_norm(gradients) * scale
         self.optimizer.apply_scaled(
             gradients,
             self.network.trainable_variables,
@@ -106,6 +107,22 @@ class PretrainingModel(tf_keras.Model):
         """Add up the task's sums for a batch of prepared rows, over all replicas."""
         replica = tf.distribute.get_replica_context()
         return replica.all_reduce(tf.distribute.ReduceOp.SUM, self.task.sums(self.network, rows, training=False))
+
+    def gradient_sums(self, batch: dict[str, tf.Tensor]) -> tuple[Sums, tf.Tensor]:
+        """Add up, over all replicas, the task's sums and the squares of each variable's gradient of the summed loss.
+
+        It computes as the next step would on the first rows of the batch, and changes nothing.
+        """
+        replica = tf.distribute.get_replica_context()
+        step = tf.cast(self.optimizer.iterations, tf.int32)
+        batch = {name: feature[: layer_check.NUM_ROWS] for name, feature in batch.items()}
+        num_rows = _num_rows(batch)
+        first_row = tf.cast(replica.replica_id_in_sync_group, tf.int32) * num_rows
+        keys = row_keys((self.seed, DROPOUT_STREAM, step), num_rows, first_row)
+        rows = self.prepare_batch(batch, step, first_row=first_row)
+        gradients, sums = self._micro_batch_gradients(rows, keys, key_of((self.seed, SHARED_STREAM, step)))
+        squares = tf.stack([tf.reduce_sum(tf.square(gradient)) for gradient in gradients])
+        return replica.all_reduce(tf.distribute.ReduceOp.SUM, (sums, squares))
 
     def _gradients(self, rows: Any, keys: tf.Tensor) -> tuple[list[tf.Tensor], Sums]:
         """Compute the gradients of the summed loss, dense float32, and the sums, over this replica's rows."""
@@ -224,6 +241,28 @@ def build_evaluator(
     return evaluate
 
 
+def prove_tpu_layers(model: PretrainingModel, batch: Any, strategy: tf.distribute.Strategy) -> bool:
+    """Hold the layers for TPUs against the stock ones; see `train.model.layer_check`.
+
+    Args:
+        model: whose network keeps the layers that are found to be right.
+        batch: one global batch, distributed over the replicas.
+    """
+
+    def figures() -> layer_check.Figures:
+        gradient_sums = model.gradient_sums
+        if model.jit_compile:
+            gradient_sums = tf.function(gradient_sums, jit_compile=True)
+        results = tf.function(lambda batch: strategy.run(gradient_sums, args=(batch,)))(batch)
+        # Every replica holds the global sums.
+        sums, squares = tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], results)
+        loss, names = model.task.means[0], [variable.name for variable in model.network.trainable_variables]
+        norms = dict(zip(names, np.sqrt(squares.numpy()).tolist(), strict=True))
+        return layer_check.Figures(float(sums[loss.total] / sums[loss.weight]), norms)
+
+    return layer_check.prove_tpu_layers(model.network, figures)
+
+
 def build_model(
     config: TrainingConfig,
     inputs: TrainingInputs,
@@ -231,10 +270,18 @@ def build_model(
     model_config: PretrainedConfig,
     plan: Plan,
     strategy: tf.distribute.Strategy,
+    computation: Computation | None = None,
 ) -> PretrainingModel:
-    """Build the model of a run with its optimizer, compiled, with fresh weights."""
+    """Build the model of a run with its optimizer, compiled, with fresh weights.
+
+    Args:
+        computation: how its step is computed; by default as of a new run. Layers for TPUs that have not shown yet that
+            they can be used are.
+    """
     tf_keras.mixed_precision.set_global_policy("mixed_bfloat16" if config.hardware.bfloat16 else "float32")
-    jit_compile = compiles_with_xla(config.hardware)
+    if computation is None:
+        num_predictions = task.num_predictions(config.optimization.per_replica_batch_size * plan.max_length)
+        computation = choose_computation(config, model_config, plan, num_predictions)
     with strategy.scope():
         model = PretrainingModel(
             build_network(
@@ -242,22 +289,19 @@ def build_model(
                 config.model,
                 vocabulary_size=vocabulary_size(inputs.tokenizer),
                 seed=config.run.seed,
-                tpu_layers=computes_as_suits_tpu(config.hardware),
+                tpu_layers=computation.tpu_layers is not False,
                 model_class=task.model_class,
             ),
             task,
             seed=config.run.seed,
-            num_micro_batches=config.optimization.gradient_accumulation_steps,
+            num_micro_batches=plan.num_micro_batches,
             max_grad_norm=config.optimization.max_grad_norm,
         )
-        optimizer = build_optimizer(
-            config.optimization,
-            num_steps=plan.num_steps,
-            num_warmup_steps=plan.num_warmup_steps,
-            num_decay_steps=plan.num_decay_steps,
-        )
+        optimizer = build_optimizer(config.optimization, **plan.schedule_steps)
         optimizer.build(model.network.trainable_variables)
         model.compile(
-            optimizer=optimizer, jit_compile=jit_compile, steps_per_execution=config.hardware.max_steps_per_execution
+            optimizer=optimizer,
+            jit_compile=computation.jit_compile,
+            steps_per_execution=config.hardware.max_steps_per_execution,
         )
     return model

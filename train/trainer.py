@@ -1,11 +1,12 @@
 """The loop: a model is built and restored, fitted with what is due between its steps, rolled back and published."""
 
 import functools
+import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import tensorflow as tf
@@ -28,19 +29,29 @@ from train.data.shuffle import SampleOrder
 from train.metrics.log import MetricsLog
 from train.metrics.log_files import ROLLBACK, VALIDATION
 from train.metrics.training_log import Throughput, TrainingDivergedError, TrainingLog
+from train.model.computation import Computation, choose_computation, describe_computation
 from train.model.flops import full_speed_step_seconds
 from train.model.from_pretrained import load_initial_weights
 from train.publishing.publisher import Publisher
 from train.publishing.push_to_hub import PushToHub
-from train.run import Run, device_kind, print_result, print_table
+from train.run import (
+    Run,
+    clear_folder_if_asked,
+    computation_so_far,
+    device_kind,
+    newest_phase,
+    print_result,
+    print_table,
+    wait_for_workers,
+)
 from train.runtime import heartbeat
 from train.runtime.collectives import check_agreement
 from train.runtime.hooks import Hook, Profile, StepsPerExecution
-from train.runtime.plan import Plan
+from train.runtime.plan import Plan, phase_index
 from train.runtime.preemption import InFlight, RunStoppedError, StopRequest
 from train.runtime.run_folder import has_checkpoint
-from train.runtime.strategy import compiles_with_xla, distribute_batches
-from train.train_step import Evaluator, PretrainingModel, build_evaluator, build_model
+from train.runtime.strategy import distribute_batches
+from train.train_step import Evaluator, PretrainingModel, build_evaluator, build_model, prove_tpu_layers
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +69,7 @@ class Trainer:
     state: TrainingState
     checkpoints: Checkpoints
     full_speed_step_seconds: float | None
+    computation: Computation
     made_by: dict[str, str]
     start: ResumePoint = field(default_factory=ResumePoint)
     versions: dict[str, str] = field(default_factory=installed_versions)
@@ -88,10 +100,10 @@ class Trainer:
         run = self.run
 
         def use(record: CheckpointRecord, arrays: Arrays) -> None:
-            check_checkpoint(record, self.plan)
+            check_checkpoint(record, run.plans(self.plan.num_replicas)[phase_index(record.plan)])
             self.state.write(arrays)
 
-        self.start = resume_point(self.checkpoints.restore_newest(run.is_of_run, use))
+        self.start = resume_point(self.checkpoints.restore_newest(run.is_of_run, use), self.plan)
         rule = (
             f"--output-dir must be one folder that all workers see; they found other checkpoints in {run.output_dir}."
         )
@@ -104,11 +116,42 @@ class Trainer:
             unwritten=saved.unwritten_log_lines if saved else (),
         )
 
+    @property
+    def phase_to_resume(self) -> int:
+        """The phase that the restored checkpoint leads to, counted from 0."""
+        saved = self.start.checkpoint
+        if saved is None:
+            return 0
+        is_end_of_last = self.start.step == self.plan.first_step and phase_index(saved.plan) == self.run.index - 1
+        return self.run.index if is_end_of_last else phase_index(saved.plan)
+
+    def release(self) -> None:
+        """Let go of the model, so that the next phase's finds its memory free."""
+        del self.model, self.state, self.evaluate
+        gc.collect()
+
+    def prove_layers(self) -> None:
+        """Let the first rows decide between the layers for TPUs and the stock ones, where that is open."""
+        if self.computation.tpu_layers is None:
+            heartbeat.report("prove")
+            strategy = self.model.distribute_strategy
+            batch = next(iter(distribute_batches(strategy, self.batches_from(self.start))))
+            self.computation = replace(self.computation, tpu_layers=prove_tpu_layers(self.model, batch, strategy))
+
     def print_start(self) -> None:
-        """Print the plan, where training begins or resumes, and a first row as the model sees it."""
+        """Print the plan, how it is computed, where it begins or resumes, and a first row as the model sees it."""
         path = self.checkpoints.path(self.start.step)
-        start = describe_resume_point(self.start, self.plan, self.run.config, self.versions, self.made_by, path)
-        print_table({**self.plan.describe(self.model.network.count_params()), "start": "\n".join(start)})
+        computation = asdict(self.computation)
+        start = describe_resume_point(
+            self.start, self.plan, self.run.config, self.versions, computation, self.made_by, path
+        )
+        computed = describe_computation(computation, on_tpu=self.run.config.hardware.wants_tpu)
+        rows = {
+            **self.run.describe(self.plan, self.model.network.count_params()),
+            "computation": computed,
+            "start": "\n".join(start),
+        }
+        print_table(rows)
         for title, text in self.run.task.describe_row(self.first_rows(), self.run.inputs.tokenizer).items():
             logger.info("%s: %s", title, text)
 
@@ -162,9 +205,9 @@ class Trainer:
             self.order,
             self.model.task.features(self.plan.max_length),
             global_batch_rows=self.plan.global_batch_rows,
-            start_step=start.step,
+            start_step=start.step - self.plan.first_step,
             num_steps=max(1, self.plan.num_steps - start.step),
-            num_left_out_rows=start.num_skipped_rows,
+            num_left_out_rows=self.plan.first_row + start.num_skipped_rows,
         )
 
     def first_rows(self) -> Any:
@@ -235,7 +278,7 @@ class TrainingHooks:
         step = self._start.step
         line = self._trainer.log.find(step, VALIDATION)
         if line is not None:
-            self.figures = {name: value for name, value in line.items() if name not in ("step", "split")}
+            self.figures = {name: value for name, value in line.items() if name not in ("step", "split", "phase")}
             self._evaluated_step = step
         elif step > 0 and (step % self._plan.eval_steps == 0 or step == self._plan.num_steps):
             self._evaluate(step)
@@ -297,6 +340,7 @@ class TrainingHooks:
             plan=asdict(self._plan),
             settings=self._trainer.run.config.as_dict(),
             versions=self._trainer.versions,
+            computation=asdict(self._trainer.computation),
             made_by=self._trainer.made_by,
             logged_step=self._log.logged_step,
             validation_loss=self.figures["loss"] if self.figures and is_evaluated else None,
@@ -336,7 +380,7 @@ def roll_back(trainer: Trainer, error: TrainingDivergedError, stop: StopRequest)
     trainer.log.flush()
     logger.warning("%s Back to step %d, and on without the %d rows since then.", error, record.step, num_rows)
     skipped = (*earlier, SkippedRows(record.step, num_rows))
-    return ResumePoint(record.step, record.logged_step, skipped, record)
+    return replace(resume_point(record, trainer.plan), skipped=skipped)
 
 
 def _restore(trainer: Trainer, error: TrainingDivergedError) -> CheckpointRecord:
@@ -347,17 +391,49 @@ def _restore(trainer: Trainer, error: TrainingDivergedError) -> CheckpointRecord
 
     for interval_steps in (trainer.plan.save_steps, 1):
         record = trainer.checkpoints.restore_newest(
-            trainer.run.is_of_run, use, up_to=error.good_step, interval_steps=interval_steps
+            trainer.run.is_of_run,
+            use,
+            up_to=error.good_step,
+            since=trainer.plan.first_step,
+            interval_steps=interval_steps,
         )
         if record is not None:
             return record
     raise error
 
 
+def restored_trainers(run: Run, strategy: tf.distribute.Strategy) -> Iterator[Trainer]:
+    """Yield a trainer for each phase that is not over, built and restored when the one before it has been fitted.
+
+    Raises:
+        InputError: the initial weights are not there or do not fit, or the run cannot resume from its checkpoints.
+    """
+    index = newest_phase(run)
+    while True:
+        phase = run.phases[index]
+        heartbeat.report("build")
+        trainer = build_trainer(phase, phase.plan(strategy.num_replicas_in_sync), strategy)
+        trainer.load_initial_weights()
+        clear_folder_if_asked(phase, strategy)
+        trainer.restore()
+        index = trainer.phase_to_resume
+        if index == phase.index:  # else the newest checkpoint of this phase is damaged, and one before it is whole
+            trainer.prove_layers()
+            yield trainer
+            index += 1
+            if index == len(run.phases):
+                return
+            wait_for_workers(run, strategy)  # the others read what the chief has written
+        trainer.release()
+
+
 def build_trainer(run: Run, plan: Plan, strategy: tf.distribute.Strategy) -> Trainer:
     """Build the trainer of a run, with fresh weights."""
     config, inputs = run.config, run.inputs
-    model = build_model(config, inputs, run.task, run.model_config, plan, strategy)
+    num_predictions = run.task.num_predictions(config.optimization.per_replica_batch_size * plan.max_length)
+    recorded = computation_so_far(run, strategy)
+    computation = choose_computation(config, run.model_config, plan, num_predictions, recorded)
+    model = build_model(config, inputs, run.task, run.model_config, plan, strategy, computation)
     is_chief = strategy.extended.should_checkpoint
     manifest = inputs.eval_shards.manifest if inputs.eval_shards else None
     return Trainer(
@@ -370,7 +446,7 @@ def build_trainer(run: Run, plan: Plan, strategy: tf.distribute.Strategy) -> Tra
             config.run.seed,
             config.data.shuffle_buffer_size,
         ),
-        evaluate=_evaluator(inputs, model, plan, strategy, compiles_with_xla(config.hardware)),
+        evaluate=_evaluator(inputs, model, plan, strategy, computation.jit_compile),
         log=MetricsLog(
             run.output_dir,
             manifest.unigram_entropy_nats if manifest and run.task.card.predicts_tokens else None,
@@ -383,15 +459,12 @@ def build_trainer(run: Run, plan: Plan, strategy: tf.distribute.Strategy) -> Tra
             run.output_dir,
             num_kept=config.run.keep_checkpoints,
             kept_interval_steps=plan.save_steps if config.run.on_nonfinite == "skip" else 0,
+            first_step=plan.first_step,
             is_chief=is_chief,
         ),
         made_by={"device": device_kind(config.hardware), "commit": commit()},
-        full_speed_step_seconds=full_speed_step_seconds(
-            config,
-            run.model_config,
-            plan,
-            run.task.num_predictions(config.optimization.per_replica_batch_size * plan.max_length),
-        ),
+        full_speed_step_seconds=full_speed_step_seconds(config, run.model_config, plan, num_predictions),
+        computation=computation,
     )
 
 

@@ -27,6 +27,9 @@ OURS = {
     "ours-no-dropout": (*BASE, "--dropout", "0"),
     "ours-tpu-shaped": (*TPU_SHAPED, "--dropout", "0.1"),
     "ours-tpu-shaped-no-dropout": (*TPU_SHAPED, "--dropout", "0"),
+    # With as many predictions as the others.
+    "modernbert": ("--preset", "modernbert-base", *ON_TPU, "--mlm-probability", "0.15"),
+    "modernbert-tpu-shaped": ("--preset", "modernbert-base-tpu-shaped", *ON_TPU, "--mlm-probability", "0.15"),
 }
 CONTENDERS = (*TUTORIAL, *OURS)
 
@@ -44,7 +47,7 @@ def lower_tutorial(policy: str, sizes: argparse.Namespace) -> str:
         vocab_size=sizes.vocab_size,
         max_position_embeddings=sizes.length + 2,
         type_vocab_size=1,
-        num_hidden_layers=sizes.num_layers,
+        **({"num_hidden_layers": sizes.num_layers} if sizes.num_layers else {}),
     )
     model = TFAutoModelForMaskedLM.from_config(config)
     model(model.dummy_inputs)
@@ -74,7 +77,7 @@ def lower_ours(flags: tuple[str, ...], sizes: argparse.Namespace) -> str:
     from train.tasks.masked_lm import MaskedLanguageModeling
     from train.train_step import build_model
 
-    layers = ("--config-overrides", f"num_hidden_layers={sizes.num_layers}")
+    layers = ("--config-overrides", f"num_hidden_layers={sizes.num_layers}") if sizes.num_layers else ()
     batch = ("--per-replica-batch-size", str(sizes.rows), "--gradient-accumulation-steps", "1")
     folders = ("--train-dataset", "(none)", "--output-dir", "(none)")
     config = parse_training_config([*flags, *layers, *batch, *folders], "")
@@ -92,7 +95,7 @@ def add_size_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say how large a step is."""
     parser.add_argument("--length", type=int, default=512, help="Tokens a row.")
     parser.add_argument("--vocab-size", type=int, default=32_000)
-    parser.add_argument("--num-layers", type=int, default=12, help="Fewer than RoBERTa-base's, to try the benchmark.")
+    parser.add_argument("--num-layers", type=int, help="Fewer than the model's, to try the benchmark.")
 
 
 def main() -> None:

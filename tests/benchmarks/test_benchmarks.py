@@ -12,9 +12,15 @@ import pytest
 
 from benchmarks.generated_text import write_generated_text
 from benchmarks.measured_run import run_measured
+from tests.fixtures.script_help import ask_for_help
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-BENCHMARK = [sys.executable, str(BENCHMARKS / "tokenizer_training.py")]
+
+
+def output_of(script, *flags):
+    """Run a benchmark and return what it printed; what it wrote to stderr is shown where a test fails."""
+    command = [sys.executable, BENCHMARKS / script, *flags]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def test_generated_text_is_the_same_each_time_and_a_shorter_one_the_head_of_a_longer_one(tmp_path):
@@ -28,11 +34,11 @@ def test_generated_text_is_the_same_each_time_and_a_shorter_one_the_head_of_a_lo
 
 def test_new_words_keep_coming_in_generated_text(tmp_path):
     path = tmp_path / "text"
-    write_generated_text(path, 8_000_000)
+    write_generated_text(path, 4_000_000)
     words = path.read_text(encoding="ascii").replace(",", "").replace(".", "").split()
     num_distinct = [len(set(words[: len(words) // part])) for part in (16, 4, 1)]
     assert all(2.2 < more / fewer < 3.2 for fewer, more in itertools.pairwise(num_distinct))
-    assert 6 < 8_000_000 / len(words) < 8
+    assert 6 < 4_000_000 / len(words) < 8
     assert 0.04 < max(map(words.count, set(words[:100]))) / len(words) < 0.1
 
 
@@ -51,10 +57,10 @@ def test_memory_of_a_command_and_its_children_is_measured_together():
     assert run.seconds_of_line("never written") == run.seconds
 
 
-def test_help_and_missing_files():
-    run = subprocess.run([*BENCHMARK, "--help"], capture_output=True, text=True, check=True)
-    assert "--generated-megabytes" in run.stdout
-    run = subprocess.run([*BENCHMARK, "--only", "peers"], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("command", [("tokenizer_training.py", "--only", "peers"), ("prepare.py",)])
+def test_missing_files(command):
+    script, *flags = command
+    run = subprocess.run([sys.executable, BENCHMARKS / script, *flags], capture_output=True, text=True, check=False)
     assert run.returncode == 2
     assert "--train-file" in run.stderr
 
@@ -70,32 +76,26 @@ def test_both_parts_print_their_tables(tmp_path):
         file.writelines(rows[:100])
     files = [f"--train-file={tmp_path}/train.jsonl.gz", f"--valid-file={tmp_path}/valid.jsonl.gz"]
     sizes = ["--vocab-sizes", "1000", "--repeats", "2", "--trainer-repeats", "1", "--generated-megabytes", "1"]
-    run = subprocess.run([*BENCHMARK, *files, *sizes], capture_output=True, text=True, check=True)
+    tables = output_of("tokenizer_training.py", *files, *sizes)
     for name, num_runs in (("ours", 2), ("ours, no byte fallback", 1), ("UnigramTrainer", 1), ("SentencePiece", 2)):
-        assert re.search(rf"^{name} +{num_runs} .* 1,000 +[34]\.\d{{4}} ", run.stdout, re.MULTILINE), run.stdout
-    assert "memory of ours / UnigramTrainer" in run.stdout
-    assert re.search(r"^1 .* 1\.00 ", run.stdout, re.MULTILINE)
+        assert re.search(rf"^{name} +{num_runs} .* 1,000 +[34]\.\d{{4}} ", tables, re.MULTILINE), tables
+    assert "memory of ours / UnigramTrainer" in tables
+    assert re.search(r"^1 .* 1\.00 ", tables, re.MULTILINE)
 
 
-SCRIPTS = [
+SCRIPTS = (
     *("input_pipeline.py", "prepare.py", "preemption.py", "resume.py", "train_step_cpu.py", "train_step_tpu.py"),
+    "time_to_quality.py",
     *("peers/input_contenders.py", "peers/prepare_peers.py", "peers/tpu_step_contenders.py"),
-]
+)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_benchmarks_show_their_flags_without_tensorflow(script):
-    command = [sys.executable, "-X", "importtime", BENCHMARKS / script, "--help"]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "--length" in run.stdout or "--rates" in run.stdout
-    assert "argparse" in run.stderr  # the list of modules
-    assert "tensorflow" not in run.stderr
-
-
-def test_preparation_without_a_file_is_refused():
-    run = subprocess.run([sys.executable, BENCHMARKS / "prepare.py"], capture_output=True, text=True, check=False)
-    assert run.returncode == 2
-    assert "--train-file" in run.stderr
+    printed, imported = ask_for_help(tuple(f"benchmarks/{script}" for script in SCRIPTS))[f"benchmarks/{script}"]
+    assert re.search("--(length|rates|minutes)", printed)
+    assert "argparse" in imported
+    assert "tensorflow" not in imported
 
 
 @pytest.mark.slow
@@ -104,12 +104,10 @@ def test_inputs_print_their_table():
     names = ["ours-masked", "tutorial"]
     flags = ["--num-rows=600", "--length=32", "--batch-rows=64", "--vocab-size=1000", "--repeats=1"]
     flags += ["--contenders", *names]
-    run = subprocess.run(
-        [sys.executable, BENCHMARKS / "input_pipeline.py", *flags], capture_output=True, text=True, check=True
-    )
+    tables = output_of("input_pipeline.py", *flags)
     for name in names:
-        assert re.search(rf"^{name} +1 +[\d,]+ +\(", run.stdout, re.MULTILINE), run.stdout
-    assert "ours-masked / tutorial " in run.stdout
+        assert re.search(rf"^{name} +1 +[\d,]+ +\(", tables, re.MULTILINE), tables
+    assert "ours-masked / tutorial " in tables
 
 
 @pytest.mark.slow
@@ -120,38 +118,26 @@ def test_preparation_and_its_peers_print_their_tables(tmp_path):
         file.writelines(json.dumps({"text": text}) + "\n" for text in (tmp_path / "text").read_text().split("\n"))
     flags = [f"--train-file={tmp_path}/train.jsonl", "--vocab-size=1000", "--length=64", "--repeats=1"]
     flags += ["--generated-megabytes", "1", "2"]
-    run = subprocess.run(
-        [sys.executable, BENCHMARKS / "prepare.py", *flags], capture_output=True, text=True, check=True
-    )
+    tables = output_of("prepare.py", *flags)
     for name in ("ours", "tutorial", "tokenizer"):
-        assert re.search(rf"^{name} +1 +\d+\.\d+ ", run.stdout, re.MULTILINE), run.stdout
-    assert "time of tutorial / ours" in run.stdout
-    assert re.search(r"^1 .* 1\.00 .*\n2 ", run.stdout, re.MULTILINE), run.stdout
+        assert re.search(rf"^{name} +1 +\d+\.\d+ ", tables, re.MULTILINE), tables
+    assert "time of tutorial / ours" in tables
+    assert re.search(r"^1 .* 1\.00 .*\n2 ", tables, re.MULTILINE), tables
 
 
 @pytest.mark.slow
 def test_train_steps_print_their_table():
-    flags = [
-        "--contenders",
-        "tutorial",
-        "ours",
-        "--num-layers=1",
-        "--hidden-size=32",
-        "--vocab-size=500",
-        "--length=16",
-    ]
-    flags += ["--rounds=2", "--steps-per-round=2"]
-    run = subprocess.run(
-        [sys.executable, BENCHMARKS / "train_step_cpu.py", *flags], capture_output=True, text=True, check=True
-    )
+    flags = ["--contenders", "tutorial", "ours", "--num-layers=1", "--hidden-size=32", "--vocab-size=500"]
+    flags += ["--length=16", "--rounds=2", "--steps-per-round=2"]
+    tables = output_of("train_step_cpu.py", *flags)
     for name in ("tutorial", "ours"):
-        assert re.search(rf"^{name} +[\d,]+ +\(", run.stdout, re.MULTILINE), run.stdout
-    assert re.search(r"^ours / tutorial +\d", run.stdout, re.MULTILINE), run.stdout
+        assert re.search(rf"^{name} +[\d,]+ +\(", tables, re.MULTILINE), tables
+    assert re.search(r"^ours / tutorial +\d", tables, re.MULTILINE), tables
 
 
 @pytest.mark.slow
 def test_resuming_and_saving_print_their_tables():
     flags = ["--num-rows=2000", "--length=16", "--late-step=900", "--repeats=1", "--num-layers=1", "--saves=2"]
-    run = subprocess.run([sys.executable, BENCHMARKS / "resume.py", *flags], capture_output=True, text=True, check=True)
+    tables = output_of("resume.py", *flags)
     for pattern in (r"^101 +1 +\d", r"^901 +1 +\d", r"^run-mlm +2 +\d", r"^CheckpointManager +2 +\d"):
-        assert re.search(pattern, run.stdout, re.MULTILINE), run.stdout
+        assert re.search(pattern, tables, re.MULTILINE), tables

@@ -79,15 +79,15 @@ class Processes:
                 end.
         """
         self._num_started += 1
-        output = self._folder / f"output-{self._num_started:04d}.txt"
-        order = {"module": module, "flags": [*flags], "output": str(output), "seconds_back": seconds_back}
+        streams = [self._folder / f"{name}-{self._num_started:04d}.txt" for name in ("output", "errors")]
+        order = {"module": module, "flags": [*flags], "streams": [*map(str, streams)], "seconds_back": seconds_back}
         order |= {"environment": {**(environment or {})}, "constants": {**(constants or {})}, "disk": {**(disk or {})}}
         self._server.stdin.write(json.dumps(order).encode() + b"\n")
         pid = None
         while pid is None:
             pid = self._read_line()
         self._statuses.pop(pid, None)  # of an earlier process of the same number
-        return Process(self, pid, output)
+        return Process(self, pid, *streams)
 
     def status(self, pid: int, timeout_seconds: float) -> int | None:
         """Wait so long for the exit status of a process; None while it runs."""
@@ -110,20 +110,31 @@ class Processes:
 class Process:
     """A command that was started; `pid` is also the id of its group, to which its workers belong."""
 
-    def __init__(self, processes: Processes, pid: int, output: Path):
+    def __init__(self, processes: Processes, pid: int, output: Path, errors: Path):
         self.pid = pid
         self._processes = processes
         self._output = output
+        self._errors = errors
+
+    @property
+    def printed(self) -> str:
+        """What it has printed so far."""
+        return self._output.read_text(errors="replace") if self._output.exists() else ""
+
+    @property
+    def errors(self) -> str:
+        """What it has said so far, on the stream for errors."""
+        return self._errors.read_text(errors="replace") if self._errors.exists() else ""
 
     @property
     def output(self) -> str:
-        """What it has printed so far, on both streams."""
-        return self._output.read_text(errors="replace") if self._output.exists() else ""
+        """Both."""
+        return self.printed + self.errors
 
     @property
     def error_lines(self) -> list[str]:
         """The lines that tell the user what went wrong."""
-        return [line for line in self.output.splitlines() if line.startswith("error: ")]
+        return [line for line in self.errors.splitlines() if line.startswith("error: ")]
 
     def wait(self, timeout_seconds: float = TIMEOUT_SECONDS) -> int | None:
         """Wait so long for the exit status; None while it runs."""
@@ -169,9 +180,8 @@ def serve() -> None:
 def become(order: dict[str, Any], main: Any) -> None:
     """Be the process of a command, and end with its status."""
     os.setsid()
-    output = os.open(order["output"], os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    for number, path in enumerate(order["streams"], start=1):
+        os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND), number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.update(order["environment"])
     for place, value in order["constants"].items():

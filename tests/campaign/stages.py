@@ -90,7 +90,7 @@ class Training(Stage):
         shards = f"{source or self.folder}/shards"
         return [
             *("--preset", "tiny-cpu"),
-            *("--config-overrides", f"{MODEL},hidden_dropout_prob=0.1,attention_probs_dropout_prob=0.1"),
+            *("--config-overrides", MODEL, "--dropout", "0.1"),
             *("--train-dataset", f"{shards}/train", "--eval-dataset", f"{shards}/validation"),
             *("--per-replica-batch-size", "4", "--shuffle-buffer-size", "12", "--max-steps", str(NUM_STEPS)),
             *("--log-steps", "3", "--eval-steps", "4", "--save-steps", "2", "--output-dir", str(output)),

@@ -47,7 +47,7 @@ def test_sigterm(campaign: Campaign, name: str, num_kills: int, tmp_path: Path) 
     """A stage without a handler ends at once, as by kill -9; so does training while it imports."""
     stage, output, draw = campaign.stage(name), tmp_path / "output", random.Random(name)
     statuses = []
-    for _ in range(max(3, num_kills // 5)):
+    for _ in range(max(2, num_kills // 5)):
         process = campaign.start(stage, stage.flags(output))
         statuses.append(process.kill_after(draw.uniform(0, campaign.seconds(name)), signal.SIGTERM))
         assert statuses[-1] in (0, -signal.SIGTERM, EXIT_STOPPED), process.output
@@ -176,12 +176,12 @@ def put_input(campaign: Campaign, folder: Path) -> None:
             campaign.cloud.put(f"input/{path.relative_to(folder)}", path.read_bytes())
 
 
-def test_cloud_storage_that_is_away(campaign: Campaign, name: str) -> None:
+def test_cloud_storage_that_is_away(campaign: Campaign, name: str, num_kills: int) -> None:
     """From a random moment on no request is answered."""
     stage, draw = campaign.stage(name), random.Random(name)
     output = f"{campaign.cloud.bucket_url}/output"
     one_process = ["--num-workers", "1"] * (name != "training")  # whose waits are the short ones
-    num_tries = 3
+    num_tries = max(1, num_kills // 33)
     for _ in range(num_tries):
         process = campaign.start(stage, [*stage.flags(output), *one_process], constants=SHORT_WAITS)
         time.sleep(draw.uniform(0.1, 0.6) * campaign.seconds(name))

@@ -12,14 +12,23 @@ from tests.campaign.stages import STAGES
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("name", [stage.name for stage in STAGES])]
 
 
+# Of the server while a stage that is to be killed writes to it.
+UPLOAD_FAULTS = ("status", "reset", "lost_answer", "corrupt_upload")
+
+
 def kill_often(campaign: Campaign, name: str, outputs: Path | str, num_kills: int) -> int:
     """Kill a stage so often, a new run after each that ends; compare each at its end, and return their number."""
     stage, draw, num_killed, num_ended = campaign.stage(name), random.Random(name), 0, 0
     while True:
         output = outputs / str(num_ended) if isinstance(outputs, Path) else f"{outputs}/{num_ended}"
         if num_killed == num_kills:
+            campaign.cloud.heal()
             campaign.finish(stage, output)
             return num_ended + 1
+        if not isinstance(output, Path):
+            campaign.cloud.heal()
+            for mode in draw.sample(UPLOAD_FAULTS, draw.randint(0, len(UPLOAD_FAULTS))):
+                campaign.cloud.fault("^/upload", mode=mode, num_bytes=-50)
         process = campaign.start(stage, stage.flags(output))
         with_workers = draw.random() < 0.75  # else they learn of it by their parent's end
         seconds = draw.uniform(0, campaign.seconds(name))

@@ -65,9 +65,14 @@ def test_facts_that_stand_in_two_places_agree() -> None:
     assert f'name = "{install.PROJECT_NAME}"' in declared
     for extra in install.EXTRAS:
         assert re.search(rf"^{extra} = \[", declared, flags=re.M)
-    # tf-keras is of TensorFlow's own minor version.
+    # tf-keras is of TensorFlow's own minor version, and the preflight computes by what a TPU VM has.
     (tensorflow_range,) = re.findall(r'"tensorflow-tpu(.+?)"', declared)
     assert f"tf-keras{tensorflow_range}" == install.TF_KERAS_FOR_TPU
+    (preflight,) = re.findall(r"^preflight = \[\n(.+?)^\]", declared, flags=re.M | re.S)
+    for requirement in (f"tensorflow{tensorflow_range}", install.TF_KERAS_FOR_TPU):
+        assert f'"{requirement}"' in preflight
+    of_the_vm, of_the_preflight = re.findall(r'"libtpu(==[\d.]+)', declared)
+    assert of_the_vm == of_the_preflight
 
 
 def test_in_the_projects_environment_nothing_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,6 +98,22 @@ def test_both_notebooks_install_alike() -> None:
     cells = [code_cells(path)["install"] for path in (WALKTHROUGH, COMPARISON)]
     first, second = ([line for line in cell.splitlines() if "import" not in line] for cell in cells)
     assert first == second
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("python_version", "jax"), [("3.10", "0.6.2"), ("3.11", "0.7.1"), ("3.12", "0.7.1")])
+def test_the_preflight_can_be_installed_for_each_python(python_version: str, jax: str) -> None:
+    platform = ("--python-platform", "x86_64-manylinux_2_31", "--python-version", python_version)
+    resolve = [install._find_uv(), "pip", "compile", "--quiet", "pyproject.toml", "--extra", "preflight", *platform]
+    environment = {name: value for name, value in os.environ.items() if name not in install.FOREIGN_VARIABLES}
+    # None may have to be built.
+    command = [*resolve, "--only-binary", ":all:"]
+    resolved = subprocess.run(
+        command, cwd=PROJECT, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+    lines = resolved.splitlines()
+    assert {f"jax=={jax}", f"jaxlib=={jax}", "libtpu==0.0.20"} <= set(lines)
+    assert [line for line in lines if line.startswith("tensorflow==2.20.")]
 
 
 @pytest.mark.slow

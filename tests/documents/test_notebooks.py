@@ -4,6 +4,7 @@ import ast
 import base64
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,25 @@ from tests.servers.fixtures import CloudStorageHandle, HubHandle
 PNG = b"\x89PNG\r\n\x1a\n"
 CELL_SECONDS = 1800
 REPO = "alice/walkthrough"
+# Of the walkthrough, with which the model still learns more than how frequent each piece is.
+SMALLER = {
+    "--limit 8000": "--limit 3000",
+    "--vocab-size 2048": "--vocab-size 512",
+    "--max-steps 300": "--max-steps 200",
+}
 
 
-def run_notebook(path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Run all cells in a kernel of their own, and return them by id."""
+def run_notebook(
+    path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, smaller: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Run all cells in a kernel of their own, with other numbers in them, and return them by id."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    notebook = nbformat.read(path, as_version=4)
+    text = path.read_text()
+    for number, other in (smaller or {}).items():
+        assert text.count(number) == 1
+        text = text.replace(number, other)
+    notebook = nbformat.reads(text, as_version=4)
     NotebookClient(notebook, timeout=CELL_SECONDS, resources={"metadata": {"path": str(path.parent)}}).execute()
     return {cell.id: cell for cell in notebook.cells}
 
@@ -110,7 +123,8 @@ def test_the_walkthrough(
 ) -> None:
     """All of it on the CPU, its folder in Cloud Storage, its model pushed to the Hub; both stand-ins on loopback."""
     settings = {"MLM_QUICK": "1", "MLM_WORK": f"{cloud_storage.bucket_url}/walkthrough", "MLM_HUB_MODEL_ID": REPO}
-    cells = run_notebook(WALKTHROUGH, cloud_storage.environment | hub_server.environment | settings, monkeypatch)
+    environment = cloud_storage.environment | hub_server.environment | settings
+    cells = run_notebook(WALKTHROUGH, environment, monkeypatch, SMALLER)
 
     assert printed(cells["device"]).split()[-1] == "1"
     assert "▁" in printed(cells["segmentation"])

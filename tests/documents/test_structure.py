@@ -11,7 +11,7 @@ import pytest
 PROJECT = Path(__file__).parents[2]
 STAGES = ("tokenizer_training", "tfrecord_prep", "train")
 # Of tests/ the map names what is not there once more.
-MAPPED = ("mlm_common", *STAGES, "benchmarks", "notebooks", "docs")
+MAPPED = ("mlm_common", *STAGES, "benchmarks", "recipes", "notebooks", "docs")
 
 
 def tracked_files() -> list[PurePosixPath]:

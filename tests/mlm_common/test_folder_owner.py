@@ -19,6 +19,8 @@ from tests.fixtures.folder_owners import BEAT_SECONDS, DEAD_AFTER_SECONDS, Owner
 from tests.servers.fixtures import CloudStorageHandle
 
 FAST = {"beat_seconds": BEAT_SECONDS, "dead_after_seconds": DEAD_AFTER_SECONDS, "ends_process": False}
+# Of one that follows a run that is surely dead or stopped.
+SURE_SECONDS = 0.2
 
 
 @pytest.fixture(params=["local", "gs"])
@@ -50,7 +52,7 @@ def write_owner(folder: Folder, **changes: object) -> None:
 
 @gs_is_slow
 def test_a_second_run_is_refused_while_the_first_lives_and_starts_when_it_has_ended(folder: Folder) -> None:
-    patient = {"dead_after_seconds": 60.0}
+    patient = {"dead_after_seconds": 20.0}
     with OwnerProcess(folder.path, **patient) as first, OwnerProcess(folder.path, **patient) as second:
         # Either may come first.
         lines = {first.line(): first, second.line(): second}
@@ -120,8 +122,8 @@ def test_a_run_of_another_machine_is_followed_when_it_has_shown_no_sign_of_life_
     if text is not None:
         folder.subfolder(".owner").write_text("000001.json", text)
     started_seconds = time.monotonic()
-    with owned_folder(folder.path, **FAST):
-        assert time.monotonic() - started_seconds >= DEAD_AFTER_SECONDS
+    with owned_folder(folder.path, **FAST | {"dead_after_seconds": SURE_SECONDS}):
+        assert time.monotonic() - started_seconds >= SURE_SECONDS
         assert folder.subfolder(".owner").list_files().keys() == {"000002.json"}
 
 
@@ -151,7 +153,7 @@ def test_a_stopped_run_that_wakes_up_after_a_takeover_ends_and_touches_nothing(
         assert stopped.line() == "0"
         stopped.signal(signal.SIGSTOP)
         stopped.ask_to_write()
-        with OwnerProcess(folder.path) as second:
+        with OwnerProcess(folder.path, dead_after_seconds=SURE_SECONDS) as second:
             assert second.line() == "owned"
             second.ask_to_write()
             assert second.line() == "0"
@@ -173,7 +175,7 @@ def test_a_stopped_run_ends_also_when_the_one_that_followed_has_ended(folder: Fo
     with OwnerProcess(folder.path) as stopped:
         assert stopped.line() == "owned"
         stopped.signal(signal.SIGSTOP)
-        with owned_folder(folder.path, **FAST):
+        with owned_folder(folder.path, **FAST | {"dead_after_seconds": SURE_SECONDS}):
             pass
         with OwnerProcess(folder.path) as third:  # the first number once more
             assert third.line() == "owned"
@@ -189,7 +191,7 @@ def test_a_stopped_run_goes_on_when_nobody_followed(folder: Folder) -> None:
     with OwnerProcess(folder.path) as stopped:
         assert stopped.line() == "owned"
         stopped.signal(signal.SIGSTOP)
-        time.sleep(2 * DEAD_AFTER_SECONDS)
+        time.sleep(DEAD_AFTER_SECONDS)
         stopped.signal(signal.SIGCONT)
         stopped.ask_to_write()
         assert stopped.line() == "0"

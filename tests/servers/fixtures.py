@@ -5,12 +5,13 @@ Each gives an object whose `environment` is laid over that of a program under te
 """
 
 import base64
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import configure_http_backend, constants, file_download
+from huggingface_hub import configure_http_backend, constants, file_download, lfs
 
 from mlm_common.hub import access as hub_access
 from mlm_common.hub import push as hub
@@ -22,6 +23,7 @@ from tests.servers.process import ServerHandle, ServerProcess
 
 BUCKET = "test-bucket"
 LOCAL_HOSTS = "127.0.0.1,localhost"
+RETRY_SECONDS = 0.01
 
 
 class CloudStorageHandle(ServerHandle):
@@ -157,9 +159,13 @@ def cloud_storage(cloud_storage_process: tuple[ServerProcess, Path]) -> CloudSto
 
 @pytest.fixture
 def cloud(cloud_storage: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch) -> Iterator[CloudStorageHandle]:
-    """The stand-in, reached from this process: without TLS, proxy and credentials, which are read at import."""
+    """The stand-in, reached from this process, with short waits between tries.
+
+    It is reached without TLS, proxy and credentials, which are read at import.
+    """
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud_storage.url)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr("google.cloud.storage.retry.DEFAULT_RETRY._initial", RETRY_SECONDS)
     client._client.cache_clear()
     yield cloud_storage
     client._client.cache_clear()
@@ -186,7 +192,8 @@ def hub_here(hub_server: HubHandle, monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.setattr(file_download, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
     monkeypatch.setattr(constants, "ENDPOINT", hub_server.endpoint)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub, "RETRY_DELAYS_SECONDS", (0.01,) * 4)
-    monkeypatch.setattr(hub_access, "CHECK_RETRY_DELAYS_SECONDS", (0.01,))
+    monkeypatch.setattr(hub, "RETRY_DELAYS_SECONDS", (RETRY_SECONDS,) * 4)
+    monkeypatch.setattr(hub_access, "CHECK_RETRY_DELAYS_SECONDS", (RETRY_SECONDS,))
+    monkeypatch.setattr(lfs, "http_backoff", functools.partial(lfs.http_backoff, base_wait_time=RETRY_SECONDS))
     yield hub_server
     configure_http_backend()

@@ -56,8 +56,9 @@ def in_memory_config(folder: Path) -> PrepareConfig:
 
 @needs_beam
 def test_two_processes_write_the_bytes_of_the_local_run(source: Path, tmp_path: Path) -> None:
-    assert main(flags(source, tmp_path / "beam", *TWO_PROCESSES)) == 0
-    assert contents(tmp_path / "beam") == local_bytes(source, tmp_path / "local")
+    packed = ["--chunking", "packed"]
+    assert main(flags(source, tmp_path / "beam", *packed, *TWO_PROCESSES)) == 0
+    assert contents(tmp_path / "beam") == local_bytes(source, tmp_path / "local", *packed)
 
 
 @needs_beam

@@ -1,5 +1,6 @@
 """Cutting: no token lost or invented, framing right, rows exact, padding only where it is allowed."""
 
+from collections.abc import Iterator
 from itertools import accumulate, chain
 from typing import Any
 
@@ -11,12 +12,21 @@ from hypothesis import strategies as st
 from mlm_common.errors import InputError
 from tfrecord_prep.chunking import CHUNKINGS, MIN_LENGTH, Framing, Rows, check_chunking
 from tfrecord_prep.encoding import TokenBatch
+from tfrecord_prep.packing import best_fit, pack
 
 CLS, PAD, SEP = 0, 1, 2
 FRAMING = Framing(cls_id=CLS, sep_id=SEP, pad_id=PAD)
 
 documents_strategy = st.lists(st.lists(st.integers(5, 70_000), min_size=1, max_size=40), max_size=12)
 lengths_strategy = st.integers(MIN_LENGTH, 50)
+WINDOW_TOKENS = 60
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_windows() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tfrecord_prep.packing.WINDOW_TOKENS", WINDOW_TOKENS)
+        yield
 
 
 @st.composite
@@ -64,14 +74,42 @@ def expected_rows(chunking: str, documents: list[list[int]], max_length: int) ->
     if chunking == "full_sentences":
         stream = list(chain.from_iterable([SEP, *document] for document in documents))[1:]
         return [[CLS, *stream[start : start + inner], SEP] for start in range(0, len(stream), inner)]
+    passages = framed_passages(documents, max_length)
+    if chunking == "packed":
+        return packed_rows(passages, max_length)
     rows: list[list[int]] = []
-    for document in documents:
-        for start in range(0, len(document), inner):
-            part = [CLS, *document[start : start + inner], SEP]
-            if rows and len(rows[-1]) + len(part) <= max_length:
-                rows[-1] += part
+    for passage in passages:
+        if rows and len(rows[-1]) + len(passage) <= max_length:
+            rows[-1] += passage
+        else:
+            rows.append(passage)
+    return rows
+
+
+def framed_passages(documents: list[list[int]], max_length: int) -> list[list[int]]:
+    inner = max_length - 2
+    starts = [(document, start) for document in documents for start in range(0, len(document), inner)]
+    return [[CLS, *document[start : start + inner], SEP] for document, start in starts]
+
+
+def packed_rows(passages: list[list[int]], max_length: int) -> list[list[int]]:
+    rows: list[list[int]] = []
+    while passages:
+        window: list[list[int]] = []
+        while passages and sum(map(len, window)) < WINDOW_TOKENS:
+            window.append(passages.pop(0))
+
+        def space(row: list[int]) -> int:
+            return max_length - sum(len(window[number]) for number in row)  # noqa: B023
+
+        opened: list[list[int]] = []  # the numbers of the passages in each row
+        for number in sorted(range(len(window)), key=lambda number: -len(window[number])):
+            fitting = [row for row in opened if space(row) >= len(window[number])]
+            if fitting:
+                min(fitting, key=space).append(number)
             else:
-                rows.append(part)
+                opened.append([number])
+        rows += [list(chain.from_iterable(window[number] for number in row)) for row in sorted(map(sorted, opened))]
     return rows
 
 
@@ -92,19 +130,21 @@ def test_tokens_in_are_tokens_out(
     chunking: str, data: st.DataObject, documents: list[list[int]], max_length: int
 ) -> None:
     rows = tokens_of(cut(chunking, data.draw(batches_strategy(documents)), max_length), max_length)
+    if chunking in ("documents", "packed"):
+        text = "".join(map(chr, chain.from_iterable(rows)))
+        found = [[CLS, *map(ord, passage)] for passage in text.split(chr(CLS))[1:]]
+        expected = framed_passages(documents, max_length)
+        assert (sorted(found) == sorted(expected)) if chunking == "packed" else (found == expected)
+        return
     written = [token for token in chain.from_iterable(rows) if token not in (CLS, SEP)]
     assert written == list(chain.from_iterable(documents))
     num_framed = len(written) + 2 * len(documents)
     if chunking == "concat":
         assert sum(map(len, rows)) == num_framed
         assert all(len(row) == max_length for row in rows[:-1])
-    elif chunking == "full_sentences":
+    else:
         assert all(len(row) == max_length and row[0] == CLS and row[-1] == SEP for row in rows[:-1])
         assert sum(map(len, rows)) == len(written) + max(len(documents) - 1, 0) + 2 * len(rows)
-    else:
-        short = [document for document in documents if len(document) <= max_length - 2]
-        text = " ".join(map(str, chain.from_iterable(rows)))
-        assert all(f"{CLS} {' '.join(map(str, document))} {SEP}" in text for document in short)
 
 
 def test_a_long_document_is_cut_as_it_comes() -> None:
@@ -124,11 +164,30 @@ def test_worked_rows() -> None:
         "concat": [[CLS, 10, 11, 12, SEP, CLS, 20, SEP], [CLS, 30, 31, SEP]],
         "full_sentences": [[CLS, 10, 11, 12, SEP, 20, SEP, SEP], [CLS, 30, 31, SEP]],
         "documents": [[CLS, 10, 11, 12, SEP, CLS, 20, SEP], [CLS, 30, 31, SEP]],
+        "packed": [[CLS, 10, 11, 12, SEP, CLS, 20, SEP], [CLS, 30, 31, SEP]],
     }
 
 
+def test_worked_packing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tfrecord_prep.packing.WINDOW_TOKENS", 24)
+    lengths = [5, 3, 4, 8, 5, 3, 6]
+    assert best_fit(lengths, 8).tolist() == [0, 0, 2, 3, 4, 4, 6]
+    # The first five are a window.
+    order, row_ends = pack(np.array(lengths), 8, is_all=True)
+    assert (order.tolist(), row_ends.tolist()) == ([0, 1, 2, 3, 4, 5, 6], [2, 3, 4, 5, 6, 7])
+    order, row_ends = pack(np.array(lengths), 8, is_all=False)
+    assert (order.tolist(), row_ends.tolist()) == ([0, 1, 2, 3, 4], [2, 3, 4, 5])
+
+
+@given(lengths=st.lists(st.integers(1, 50), max_size=60))
+def test_every_passage_is_packed_once_into_rows_that_hold_it(lengths: list[int]) -> None:
+    order, row_ends = pack(np.array(lengths, np.int64), 50, is_all=True)
+    assert sorted(order.tolist()) == list(range(len(lengths)))
+    assert all(sum(lengths[number] for number in row) <= 50 for row in np.split(order, row_ends[:-1]))
+
+
 def test_bad_settings_name_the_flag() -> None:
-    choices = "concat, full_sentences, documents"
+    choices = "concat, full_sentences, documents, packed"
     with pytest.raises(InputError, match=rf"--chunking must be one of {choices}; received 'sentences'"):
         check_chunking("sentences", 512)
     with pytest.raises(InputError, match=r"--max-length must be at least 8 tokens a row; received 7"):

@@ -13,7 +13,7 @@ import pytest
 
 from mlm_common.errors import EXIT_BAD_INPUT, EXIT_PERMANENT
 from mlm_common.folder_owner import owned_folder
-from tests.fixtures.folder_owners import shorten_times, start_with_short_times
+from tests.fixtures.folder_owners import look_often, shorten_times, start_with_short_times
 from tests.fixtures.tiny_corpus import WORDS, contents, flags, write_source
 from tests.servers.fixtures import CloudStorageHandle
 from tfrecord_prep.prepare_tfrecord_shards import main
@@ -65,7 +65,7 @@ def kill(process: subprocess.Popen, with_workers: bool) -> bool:
 def test_killed_and_resumed_on_faulty_cloud_storage(
     source: Path, tmp_path: Path, cloud_storage: CloudStorageHandle
 ) -> None:
-    sizes = ["--partition-bytes", "1024", "--num-workers", "2"]
+    sizes = ["--chunking", "packed", "--partition-bytes", "1024", "--num-workers", "2"]
     assert main(flags(source, tmp_path, *sizes)) == 0
     expected = {f"run/{name}": data for name, data in contents(tmp_path).items()}
     environment = {"STORAGE_EMULATOR_HOST": cloud_storage.url, "NO_PROXY": "127.0.0.1"}
@@ -107,8 +107,9 @@ def test_a_stopped_preparation_that_wakes_up_after_another_took_over_ends_and_to
 
 
 def test_a_second_preparation_is_refused_and_touches_nothing(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    look_often(monkeypatch)
     with owned_folder(str(tmp_path / "out"), beat_seconds=0.05):
         assert main([*arguments_for(source, tmp_path / "out"), "--overwrite"]) == EXIT_BAD_INPUT
         assert [path.name for path in (tmp_path / "out").iterdir()] == [".owner"]

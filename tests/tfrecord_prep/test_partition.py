@@ -19,7 +19,7 @@ from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
 from tests.fixtures.partitions import SHA256, SPECIAL_IDS, build_partition, partition_settings
 from tests.servers.fixtures import CloudStorageHandle
-from tfrecord_prep.chunking import CHUNKINGS, Rows
+from tfrecord_prep.chunking import Rows
 from tfrecord_prep.partition import write_shards
 from tfrecord_prep.records import decode_feature, encode_rows, read_records
 from tfrecord_prep.split_folder import PartitionResult, read_sidecar
@@ -39,7 +39,7 @@ def rows_of(folder: Path, result: PartitionResult) -> list[list[int]]:
     return rows
 
 
-@pytest.mark.parametrize("chunking", CHUNKINGS)
+@pytest.mark.parametrize("chunking", ["concat", "packed"])
 @settings(deadline=None, max_examples=30)
 @given(
     documents=st.lists(st.lists(st.integers(5, 299), max_size=40), max_size=15),
@@ -64,9 +64,10 @@ def test_tokens_in_are_tokens_written_for_any_partitions(
         assert result.totals.num_padding_tokens == len(rows) * max_length - result.totals.num_tokens
         num_blank = sum(not text for text in group)
         assert (result.totals.num_documents, result.totals.num_blank_documents) == (len(group), num_blank)
-        if chunking != "documents":
+        if chunking == "concat":
             assert all(len(row) == max_length for row in rows[:-1])
-    assert written == list(chain.from_iterable(documents))
+    expected = list(chain.from_iterable(documents))
+    assert (sorted(written) == sorted(expected)) if chunking == "packed" else (written == expected)
     shutil.rmtree(folder)
 
 

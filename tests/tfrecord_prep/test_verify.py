@@ -12,7 +12,7 @@ import pytest
 
 from tests.fixtures.tiny_corpus import flags, write_source
 from tests.servers.fixtures import CloudStorageHandle
-from tfrecord_prep.chunking import CHUNKINGS
+from tfrecord_prep.chunking import CHUNKINGS, PADDING_CHUNKINGS
 from tfrecord_prep.manifest import ShardRecord, read_manifest, write_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main
 from tfrecord_prep.records import decode_rows, encode_rows, read_records
@@ -22,7 +22,7 @@ CLS, PAD, SEP, MASK = 0, 1, 2, 4
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders of all three ways to cut, made of the same corpus."""
+    """Folders of all ways to cut, made of the same corpus."""
     folder = tmp_path_factory.mktemp("prepared")
     source = write_source(folder)
     for chunking in CHUNKINGS:
@@ -137,7 +137,7 @@ def test_wrong_framing(folder: Path, capsys: pytest.CaptureFixture) -> None:
 
 
 def test_padding_within_a_partition(folder: Path, capsys: pytest.CaptureFixture) -> None:
-    row_end = {"concat": None, "full_sentences": SEP, "documents": SEP}[folder.name]
+    row_end = {"concat": None, "full_sentences": SEP, "documents": SEP, "packed": SEP}[folder.name]
 
     def change(ids: Rows, num_tokens: np.ndarray) -> tuple[Rows, np.ndarray]:
         row = next(
@@ -147,7 +147,9 @@ def test_padding_within_a_partition(folder: Path, capsys: pytest.CaptureFixture)
         return shorten(row, 11)(ids, num_tokens)
 
     rewrite_shard(folder, 1, change)
-    expected = r"unigram_entropy|num_tokens" if folder.name == "documents" else r"row \d: padding in a row that is not"
+    expected = (
+        r"unigram_entropy|num_tokens" if folder.name in PADDING_CHUNKINGS else r"row \d: padding in a row that is not"
+    )
     check_found(folder, capsys, expected)
 
 

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from mlm_common.folder_owner import owned_folder
+from tests.fixtures.folder_owners import look_often
 from tests.fixtures.generated_text import generated_lines
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
 from tokenizer_training.corpus.config import corpus_config_from_record
@@ -298,8 +299,9 @@ def test_push_that_cannot_succeed_is_refused_before_training(
 
 
 def test_a_second_training_is_refused_while_the_first_lives(
-    corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    look_often(monkeypatch)
     with owned_folder(str(tmp_path / "out"), beat_seconds=0.05):
         assert main(arguments(corpus_file, tmp_path / "out", "--overwrite")) == 2
     assert f"{tmp_path / 'out'} belongs to the run of process {os.getpid()} on " in capsys.readouterr().err

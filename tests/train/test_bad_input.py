@@ -136,6 +136,16 @@ CASES = {
         ["--pretrained-model-config", "{}/model", "--config-overrides", "num_hidden_layers=1"],
         "received esm: its TF class",
     ),
+    "documents of a model that sees them all": (
+        model_folder(model_type="roformer"),
+        ["--pretrained-model-config", "{}/model", "--config-overrides", "num_hidden_layers=1", "--block-attention"],
+        "xlm-roberta; the model is a roformer. Leave the flag out, or give another --preset",
+    ),
+    "documents that cannot be told apart": (
+        lambda shards: edit_manifest(shards, lambda manifest: manifest.update(chunking="segment_pairs")),
+        ["--block-attention"],
+        "a [SEP] ends each document: --chunking concat, full_sentences, documents, packed; that of ",
+    ),
     "no learned positions": (
         model_folder(model_type="roformer"),
         ["--pretrained-model-config", "{}/model", "--config-overrides", "num_hidden_layers=1"],

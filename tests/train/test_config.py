@@ -44,6 +44,23 @@ def test_bfloat16_is_refused_in_a_step_that_xla_does_not_compile() -> None:
     assert parse("--bfloat16", "--jit-compile", "false", "--tpu-name", "local").hardware.bfloat16
 
 
+def test_layers_for_tpus_are_refused_in_a_step_that_xla_does_not_compile() -> None:
+    with pytest.raises(InputError, match="--jit-compile must not be false with --tpu-layers on; received False"):
+        parse("--tpu-layers", "on", "--jit-compile", "false")
+    assert parse("--tpu-layers", "on", "--jit-compile", "false", "--tpu-name", "local").hardware.tpu_layers == "on"
+
+
+@pytest.mark.parametrize(("before", "now"), [(None, "auto"), (True, "on"), (False, "off"), ("on", "on")])
+def test_layers_recorded_as_a_yes_or_no_are_read(before: bool | str | None, now: str) -> None:
+    assert current_settings({"hardware": {"tpu_layers": before}}) == {"hardware": {"tpu_layers": now}}
+
+
+@pytest.mark.parametrize(("text", "value"), [("on", "on"), ("off", "off"), ("auto", "auto"), ("'on'", "on")])
+def test_on_and_off_are_words_in_a_settings_file(text: str, value: str, tmp_path: Path) -> None:
+    (tmp_path / "settings.yaml").write_text(f"tpu_layers: {text}\n")
+    assert parse("--config-file", str(tmp_path / "settings.yaml")).hardware.tpu_layers == value
+
+
 def test_no_former_name_is_a_setting_of_the_run() -> None:
     assert "--gradient-checkpointing" in flags_marked(MAY_CHANGE)
     assert "--recompute" not in flags_marked(MAY_CHANGE)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fixtures.generated_text import generated_lines
 from tests.fixtures.other_environments import output_of
-from tests.fixtures.tiny_models import CONFIGS, padded_batch, tiny_model, tiny_tokenizer
+from tests.fixtures.tiny_models import CONFIGS, VOCABULARY, padded_batch, tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -56,6 +56,34 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
     }))
 """
 
+# Prints, for each export of a ModernBERT and each way of attention, what was loaded and how far its logits are off.
+LONG_READER = """
+import json, sys
+from pathlib import Path
+import numpy as np
+import torch
+import transformers
+
+for folder in sorted(Path(sys.argv[1]).iterdir()):
+    tensorflow = np.load(folder / "tensorflow.npz")
+    model_class = getattr(transformers, json.loads((folder / "config.json").read_text())["architectures"][0])
+    for attention in ("sdpa", "eager"):
+        model, loading = model_class.from_pretrained(folder, attn_implementation=attention, output_loading_info=True)
+        model.eval()
+        differences = {}
+        for length in ("300", "1024"):
+            ids, attended = (torch.tensor(tensorflow[name + length]).long() for name in ("ids", "attended"))
+            with torch.no_grad():
+                outputs = model(input_ids=ids, attention_mask=attended)
+            logits = torch.stack(outputs.to_tuple(), -1) if "start_logits" in outputs else outputs.logits
+            expected = torch.tensor(tensorflow["logits" + length])
+            seen = logits - expected if logits.dim() == 2 else (logits - expected)[attended.bool()]
+            differences[length] = float(seen.abs().max())
+        wrong_keys = {kind: sorted(map(str, keys)) for kind, keys in loading.items() if keys}
+        print(json.dumps({"name": folder.name, "wrong_keys": wrong_keys, "differences": differences}))
+"""
+MODERNBERT_HEADS = ("MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering")
+
 # Prints what a tokenizer makes of texts and pairs of them, and which of its tokens are special.
 TEXT_READER = """
 import json, sys
@@ -96,7 +124,8 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[i
     sentences = {name: encoded[name].astype(np.int32) for name in ("input_ids", "attention_mask")}
     for name in CONFIGS:
         # An epsilon that is far from the defaults shows where a class does not read its configuration's.
-        model = tiny_model(name, max_position_embeddings=MODEL_MAX_LENGTH + 2, layer_norm_eps=0.05)
+        epsilon = "norm_eps" if "modernbert" in name else "layer_norm_eps"
+        model = tiny_model(name, max_position_embeddings=MODEL_MAX_LENGTH + 2, **{epsilon: 0.05})
         random_batch, _ = padded_batch(model)
         folder = root / name.replace(" ", "_")
         export_model(model, tokenizer, str(folder), model_max_length=MODEL_MAX_LENGTH)
@@ -139,3 +168,28 @@ def test_transformers_on_torch_reads_every_export_as_tensorflow_made_it(
         assert result["ids"] == expected_ids, result
         assert result["max_length"] == MODEL_MAX_LENGTH, result
         assert max(result["differences"].values()) < TOLERANCE, result
+
+
+def test_rows_of_a_modernbert_that_are_longer_than_its_window(python: Path, tmp_path: Path) -> None:
+    from train.publishing.pytorch_format import export_model
+
+    for name in MODERNBERT_HEADS:
+        model = tiny_model(
+            "modernbert", f"TFAutoModelFor{name}", local_attention=128, num_hidden_layers=3,
+            global_attn_every_n_layers=3, num_labels=2, classifier_pooling="mean",
+        )  # fmt: skip
+        export_model(model, tiny_tokenizer(), str(tmp_path / name), model_max_length=1024)
+        arrays = {}
+        for length in (300, 1024):
+            attended = np.arange(length) < np.array([[length], [length // 2], [length - 7]])
+            ids = np.where(attended, np.random.default_rng(length).integers(5, VOCABULARY, attended.shape), 1)
+            outputs = model({"input_ids": ids.astype(np.int32), "attention_mask": attended.astype(np.int32)})
+            logits = np.stack(outputs.to_tuple(), axis=-1) if name == "QuestionAnswering" else outputs.logits.numpy()
+            arrays |= {f"ids{length}": ids, f"attended{length}": attended, f"logits{length}": logits}
+        np.savez(tmp_path / name / "tensorflow.npz", **arrays)
+    results = [json.loads(line) for line in output_of(python, LONG_READER, str(tmp_path)).splitlines()]
+    assert sorted(result["name"] for result in results) == sorted(2 * MODERNBERT_HEADS)
+    for result in results:
+        print(python.parent.parent.name, result)
+        assert result["wrong_keys"] == {}, result
+        assert all(difference < 1e-5 for difference in result["differences"].values()), result

@@ -10,7 +10,7 @@ import pytest
 
 from mlm_common.errors import EXIT_BAD_INPUT, EXIT_PERMANENT
 from mlm_common.folder_owner import owned_folder
-from tests.fixtures.folder_owners import shorten_times, start_with_short_times
+from tests.fixtures.folder_owners import look_often, shorten_times, start_with_short_times
 from tests.fixtures.same_run import assert_same_run
 from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_run import run_flags
@@ -28,7 +28,8 @@ def old_run(finished_run: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_a_second_run_is_refused_while_the_first_lives(old_run, shards, capsys):
+def test_a_second_run_is_refused_while_the_first_lives(old_run, shards, capsys, monkeypatch):
+    look_often(monkeypatch)
     before = contents(old_run)
     with owned_folder(str(old_run), beat_seconds=0.05):
         for flags in ((), ("--overwrite-output-dir",)):

@@ -98,6 +98,23 @@ def test_a_stopped_run_resumes_to_the_same_end(finished_run, shards, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
+def test_documents_that_are_kept_apart_stay_so_when_the_run_resumes(finished_run, shards, tmp_path, capsys):
+    assert main(run_flags(shards, tmp_path / "whole", "--block-attention")) == 0
+    assert losses(tmp_path / "whole", "validation") != pytest.approx(losses(finished_run, "validation"), rel=1e-4)
+    shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
+    forget_checkpoint(tmp_path / "stopped", NUM_STEPS)
+    assert main(run_flags(shards, tmp_path / "stopped")) == 2
+    assert "model.block_attention: True there, None now" in capsys.readouterr().err
+    assert main(run_flags(shards, tmp_path / "stopped", "--block-attention", "--gradient-checkpointing")) == 0
+    assert losses(tmp_path / "stopped", "validation") == pytest.approx(
+        losses(tmp_path / "whole", "validation"), rel=1e-5
+    )
+    card = (tmp_path / "stopped" / "export" / "README.md").read_text()
+    assert "| attention | within each document" in card
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
 def test_a_stopped_deberta_v3_with_dropout_resumes_to_the_same_end(shards, tmp_path):
     settings = {**CONFIGS["deberta-v2 as v3"], "num_hidden_layers": 1, "max_position_embeddings": 16}
     (tmp_path / "config.json").write_text(json.dumps(settings))
@@ -142,11 +159,15 @@ def test_a_finished_run_is_only_evaluated_and_exported_again(finished_run, shard
     assert_same_run(tmp_path / "run", finished_run)
 
 
+# On a CPU XLA compiles what is in bfloat16, which takes longer than all else.
+@pytest.mark.parametrize(
+    "precision", [(), pytest.param(("--bfloat16",), marks=pytest.mark.slow)], ids=["float32", "bfloat16"]
+)
 @pytest.mark.usefixtures("one_device")
-def test_options_of_the_step_in_a_folder_that_is_overwritten(finished_run, shards, tmp_path):
+def test_options_of_the_step_in_a_folder_that_is_overwritten(precision, finished_run, shards, tmp_path):
     shutil.copytree(finished_run, tmp_path / "run")
     (tmp_path / "run" / "notes.txt").write_text("mine")
-    flags = ("--bfloat16", "--gradient-accumulation-steps", "2", "--steps-per-execution", "4", "--max-grad-norm", "0")
+    flags = (*precision, "--gradient-accumulation-steps", "2", "--steps-per-execution", "4", "--max-grad-norm", "0")
     flags += ("--gradient-checkpointing", "--dropout", "0.1", "--overwrite-output-dir")
     more = ("--masking", "span", "--optimizer", "lamb", "--schedule", "wsd", "--warmup-steps", "1", "--profile", "1:5")
     assert main(run_flags(shards, tmp_path / "run", *flags, *more)) == 0
@@ -203,7 +224,7 @@ def test_train_from_a_settings_file(shards, tmp_path, capsys):
     settings.write_text(
         f"train-dataset: {shards}/train\nmax_steps: 5\nlearning_rate: 1e-5\noutput_dir: {tmp_path}/out\n"
     )
-    assert main(["--config-file", str(settings), "--preset", "tiny-cpu", "--max-steps", "7", "--dry-run"]) == 0
+    assert main(["--config-file", str(settings), "--preset", "tiny-roberta-cpu", "--max-steps", "7", "--dry-run"]) == 0
     assert "\nsteps                  7, of which" in capsys.readouterr().out
 
 

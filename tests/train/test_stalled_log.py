@@ -1,9 +1,6 @@
 """A run whose bucket takes everything but the log: it trains on, saves, stops in time, and its log is completed."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from mlm_common.errors import EXIT_STOPPED
+from tests.campaign.processes import Processes
 from tests.fixtures.same_run import timeless_lines
 from tests.fixtures.tiny_run import run_flags
 from tests.servers.fixtures import CloudStorageHandle
 
-PROJECT = Path(__file__).parents[2]
+MODULE = "train.run_mlm"
 FILES = r"metrics\.jsonl|loss\.png|tensorboard"
 
 
@@ -36,25 +34,23 @@ def test_a_run_trains_on_and_stops_in_time_while_its_log_stalls(
     shards: Path, cloud_storage: CloudStorageHandle, tmp_path: Path
 ) -> None:
     url = f"{cloud_storage.bucket_url}/run"
-    more = ("--max-steps", "3000", "--log-steps", "1", "--eval-steps", "100", "--save-steps", "20")
-    command = [sys.executable, str(PROJECT / "train" / "run_mlm.py"), *run_flags(shards, url, *more)]
-    environment = os.environ | cloud_storage.environment
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    more = ("--max-steps", "3000", "--log-steps", "1", "--eval-steps", "100", "--save-steps", "5")
+    flags = run_flags(shards, url, *more)
+    with Processes(tmp_path, cloud_storage.environment) as processes:
+        process = processes.start(MODULE, flags)
         wait_until(lambda: newest_step(cloud_storage) > 0)
         cloud_storage.fault(FILES, mode="hold", times=10**6)
         step = newest_step(cloud_storage)
-        wait_until(lambda: newest_step(cloud_storage) >= step + 60)
-        process.send_signal(signal.SIGTERM)
+        wait_until(lambda: newest_step(cloud_storage) >= step + 20)
+        process.send(signal.SIGTERM)
         asked_seconds = time.monotonic()
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == EXIT_STOPPED, errors[-3000:]
+        assert process.wait(60) == EXIT_STOPPED, process.output[-3000:]
         assert time.monotonic() - asked_seconds < 15
-    assert "the log is not complete" in errors
-    cloud_storage.release()
-    step = newest_step(cloud_storage)
-    flags = [*command, "--max-steps", str(step + 1)]
-    done = subprocess.run(flags, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+        assert "the log is not complete" in process.errors
+        cloud_storage.release()
+        step = newest_step(cloud_storage)
+        process = processes.start(MODULE, [*flags, "--max-steps", str(step + 1)])
+        assert process.wait() == 0, process.output[-3000:]
     (tmp_path / "metrics.jsonl").write_bytes(cloud_storage.objects()["run/metrics.jsonl"])
     lines = timeless_lines(tmp_path)
     assert [line["step"] for line in lines if line["split"] == "train"] == list(range(1, step + 2))

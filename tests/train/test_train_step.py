@@ -6,6 +6,7 @@ import tf_keras
 from tests.fixtures.tiny_models import MASK, PAD, VOCABULARY, tiny_model
 from tests.fixtures.tiny_steps import (
     LENGTH,
+    MAX_GRAD_NORM,
     NO_DROPOUT,
     NUM_ROWS,
     RULE,
@@ -68,6 +69,7 @@ class BadAtFourthStep(PretrainingModel):
 )
 def test_the_same_global_batch_gives_the_same_step(trained_plainly, strategy, num_micro_batches, jit_compile):
     _, expected_figures, expected_weights = trained_plainly
+    assert expected_figures["grad_norm"] > MAX_GRAD_NORM  # so that clipping takes part
     rows = token_rows(num_rows=32)
     settings = {"num_micro_batches": num_micro_batches, "jit_compile": jit_compile, "steps_per_execution": 4}
     model = build(strategy(), model_type=BadAtFourthStep, **settings)
@@ -95,7 +97,7 @@ def test_a_batch_without_masked_tokens_has_loss_0_and_finite_weights(trained_pla
 
 def test_clipping_scales_the_whole_gradient():
     rows = token_rows()
-    clipped, free = build(two_cpus(), max_grad_norm=1e-9), build(one_cpu(), max_grad_norm=0.0)
+    clipped, free = (build(one_cpu(), max_grad_norm=norm) for norm in (1e-9, 0.0))
     for model in (clipped, free):
         # With epsilon far above the gradients, AdamW's update is proportional to them.
         model.optimizer.epsilon, model.optimizer.weight_decay = 1e3, 0.0

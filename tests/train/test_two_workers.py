@@ -9,6 +9,8 @@ import tensorflow as tf
 from safetensors.numpy import load_file
 
 from mlm_common.errors import EXIT_STOPPED
+from tests.campaign.processes import Processes
+from tests.fixtures.tiny_phases import phases_flags
 from tests.fixtures.tiny_run import MODEL, NUM_STEPS, forget_checkpoint, run_flags
 from tests.fixtures.two_workers import finish, start_workers
 from tests.servers.fixtures import HubHandle
@@ -30,15 +32,18 @@ def hub_of_two(hub_process, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def folder_of_two(shards, hub_of_two, tmp_path_factory):
+def processes(hub_of_two, tmp_path_factory):
+    with Processes(tmp_path_factory.mktemp("workers"), hub_of_two.environment) as processes:
+        yield processes
+
+
+@pytest.fixture(scope="module")
+def folder_of_two(processes, shards, tmp_path_factory):
     """The folder of a run of two workers to its end, and what they printed; it is pushed to the Hub."""
     folder = tmp_path_factory.mktemp("two") / "run"
     pushing = ("--hub-model-id", "alice/two", "--hub-strategy", "steps", "--push-steps", "2")
     flags = run_flags(shards, folder, *OF_WORKERS, *pushing)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in hub_of_two.environment.items():
-            patch.setenv(name, value)
-        return folder, finish(start_workers(flags, flags))
+    return folder, finish(start_workers(processes, flags, flags))
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +77,14 @@ def test_two_workers_train_the_model_of_one_process(folder_of_two, folder_of_one
             assert line == pytest.approx(expected_line, rel=1e-4)
 
 
+def test_two_workers_go_from_phase_to_phase(processes, phase_shards, tmp_path, one_device):  # noqa: ARG001
+    flags = phases_flags(phase_shards, tmp_path / "two")
+    ended = finish(start_workers(processes, flags, flags))
+    assert [status for status, _, _ in ended] == [0, 0], ended[0][2][-3000:] + ended[1][2][-3000:]
+    assert main(phases_flags(phase_shards, tmp_path / "one")) == 0
+    np.testing.assert_allclose(weights(tmp_path / "two"), weights(tmp_path / "one"), atol=2e-5)
+
+
 def test_only_the_chief_pushes(folder_of_two, hub_of_two):
     folder, _ = folder_of_two
     titles = hub_of_two.repository("alice/two")["commits"][1:]
@@ -93,14 +106,14 @@ def test_only_the_chief_writes_and_prints(folder_of_two, folder_of_one):
     assert len(list((folder / "tensorboard").iterdir())) == 1
 
 
-def test_two_workers_resume_after_one_was_killed(folder_of_two, shards, tmp_path):
+def test_two_workers_resume_after_one_was_killed(processes, folder_of_two, shards, tmp_path):
     """Workers that are left end by themselves; all resume from the checkpoint, to the weights of a run never killed."""
     flags = run_flags(shards, tmp_path / "run", *OF_WORKERS, "--max-steps", "300", "--save-steps", "1")
-    workers = start_workers(flags, flags)
+    workers = start_workers(processes, flags, flags)
     while not list((tmp_path / "run").glob("checkpoints/step-00000002.json")):
-        assert workers[0].poll() is None, workers[0].communicate()
+        assert workers[0].wait(0) is None, workers[0].output
         time.sleep(0.05)
-    workers[1].kill()
+    workers[1].send(signal.SIGKILL)
     killed_seconds = time.monotonic()
     (status, _, errors), _ = finish(workers)
     assert status == 1
@@ -111,19 +124,19 @@ def test_two_workers_resume_after_one_was_killed(folder_of_two, shards, tmp_path
     shutil.copytree(folder_of_two[0], tmp_path / "run")
     forget_checkpoint(tmp_path / "run", NUM_STEPS)
     flags = run_flags(shards, tmp_path / "run", *OF_WORKERS)
-    assert [status for status, _, _ in finish(start_workers(flags, flags))] == [0, 0]
+    assert [status for status, _, _ in finish(start_workers(processes, flags, flags))] == [0, 0]
     np.testing.assert_allclose(weights(tmp_path / "run"), weights(folder_of_two[0]), atol=1e-6)
 
 
-def test_two_workers_stop_together_and_resume(shards, tmp_path):
+def test_two_workers_stop_together_and_resume(processes, shards, tmp_path):
     """SIGTERM comes to one of them, which is not the chief, among executions of several steps."""
     more = ("--max-steps", "3000", "--save-steps", "1000", "--eval-steps", "1000", "--steps-per-execution", "8")
     flags = run_flags(shards, tmp_path / "run", *OF_WORKERS, *more)
-    workers = start_workers(flags, flags)
+    workers = start_workers(processes, flags, flags)
     while not (tmp_path / "run" / "metrics.jsonl").exists():
-        assert workers[0].poll() is None, workers[0].communicate()
+        assert workers[0].wait(0) is None, workers[0].output
         time.sleep(0.05)
-    workers[1].send_signal(signal.SIGTERM)
+    workers[1].send(signal.SIGTERM)
     for status, _, errors in finish(workers):
         assert status == EXIT_STOPPED, errors[-3000:]
         assert "error: The run was asked to stop" in errors
@@ -131,21 +144,21 @@ def test_two_workers_stop_together_and_resume(shards, tmp_path):
     step = json.loads(record.read_text())["step"]
     assert step < 3000
     flags = run_flags(shards, tmp_path / "run", *OF_WORKERS, *more, "--max-steps", str(step + 3), "--resume", "must")
-    assert [status for status, _, _ in finish(start_workers(flags, flags))] == [0, 0]
+    assert [status for status, _, _ in finish(start_workers(processes, flags, flags))] == [0, 0]
 
 
-def test_workers_of_different_runs_refuse_each_other(shards, tmp_path):
+def test_workers_of_different_runs_refuse_each_other(processes, shards, tmp_path):
     flags = run_flags(shards, tmp_path / "run", *OF_WORKERS)
-    for status, _, errors in finish(start_workers(flags, [*flags, "--log-steps", "5"])):
+    for status, _, errors in finish(start_workers(processes, flags, [*flags, "--log-steps", "5"])):
         assert status == 2
         assert "All workers must be given the same flags and shards. Not the chief's on 127.0.0.1:" in errors
         assert ": --log-steps; here, on 127.0.0.1:" in errors
 
 
-def test_a_worker_that_does_not_see_the_checkpoints_is_an_error(folder_of_two, shards, tmp_path):
+def test_a_worker_that_does_not_see_the_checkpoints_is_an_error(processes, folder_of_two, shards, tmp_path):
     shutil.copytree(folder_of_two[0], tmp_path / "run")
     chiefs, others = (run_flags(shards, tmp_path / name, *OF_WORKERS) for name in ("run", "elsewhere"))
-    for status, _, errors in finish(start_workers(chiefs, others)):
+    for status, _, errors in finish(start_workers(processes, chiefs, others)):
         assert status == 2
         assert "--output-dir must be one folder that all workers see" in errors
         assert "newest step; here" in errors

@@ -2,13 +2,13 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
-from tfrecord_prep.manifest import ShardSet
 from train.checkpoints.store import CheckpointRecord
-from train.config import MAY_CHANGE, TrainingConfig
-from train.data.shards import TrainingInputs
-from train.runtime.run_folder import FORMER_FINGERPRINT_KEY
+from train.config import ADDED, MAY_CHANGE, TrainingConfig, settings_marked
+from train.data.shards import TrainingInputs, shard_identities
+from train.runtime.run_folder import FORMER_FINGERPRINT_KEY, phase_prefix
 
 
 def fingerprint(config: TrainingConfig, inputs: TrainingInputs, model_config: dict[str, Any]) -> dict[str, Any]:
@@ -16,14 +16,30 @@ def fingerprint(config: TrainingConfig, inputs: TrainingInputs, model_config: di
 
     Settings that may change are left out, since something else stands for them: the shards for their folders, the
     resolved configuration for the model's name, the global batch of a checkpoint's plan for its factors. So is the
-    version of transformers, which every configuration bears.
+    version of transformers, which every configuration bears; and what was added, where it is off, so that a run of
+    before it was there has the fingerprint that it had.
     """
+    settings = config.without(MAY_CHANGE)
+    added = {name for name in settings_marked(ADDED) if not settings[name]}
     shards: dict[str, Any] = {"max_length": inputs.max_length}
     for name, shard_set in (("train", inputs.train_shards), ("eval", inputs.eval_shards)):
-        shards[f"{name}_shards"] = _shard_identities(shard_set) if shard_set else None
+        shards[f"{name}_shards"] = shard_identities(shard_set) if shard_set else None
     model = {f"model.{key}": value for key, value in model_config.items()}
     model.pop(FORMER_FINGERPRINT_KEY, None)
-    return {**config.without(MAY_CHANGE), **shards, **model}
+    return {**{name: value for name, value in settings.items() if name not in added}, **shards, **model}
+
+
+def fingerprint_of_phases(fingerprints: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Join the fingerprints of a run's phases: the first, and under the names of others what differs from it.
+
+    So a run whose later phases are not begun yet is the same as one without them.
+    """
+    first, *others = fingerprints
+    joined = dict(first)
+    for index, one in enumerate(others, start=1):
+        names = sorted(name for name in one.keys() | first.keys() if one.get(name) != first.get(name))
+        joined |= {phase_prefix(index) + name: one.get(name) for name in names}
+    return joined
 
 
 def fingerprint_sha256(fingerprint: dict[str, Any]) -> str:
@@ -35,10 +51,3 @@ def is_checkpoint_of(fingerprint: dict[str, Any], record: CheckpointRecord) -> b
     """Tell whether a checkpoint is of the run with this fingerprint, also where it was saved before 0.3.0."""
     former = {**fingerprint, FORMER_FINGERPRINT_KEY: record.versions.get("transformers")}
     return record.fingerprint_sha256 in (fingerprint_sha256(fingerprint), fingerprint_sha256(former))
-
-
-def _shard_identities(shards: ShardSet) -> list[str]:
-    """List what tells these shards from others: names, and checksums where a manifest has them."""
-    if shards.manifest is not None:
-        return [f"{shard.name} {shard.crc32c}" for shard in shards.manifest.shards]
-    return [path.rsplit("/", 1)[-1] for path in shards.paths]

@@ -41,14 +41,24 @@ class Checkpoints:
         output_dir: of the run.
         num_kept: newest checkpoints to keep.
         kept_interval_steps: the newest one at a multiple of it is kept, too; 0 keeps none for that.
+        first_step: that of the phase; its checkpoint counts as a multiple.
         is_chief: whether this process writes.
     """
 
-    def __init__(self, output_dir: str, *, num_kept: int, kept_interval_steps: int = 0, is_chief: bool = True):
+    def __init__(
+        self,
+        output_dir: str,
+        *,
+        num_kept: int,
+        kept_interval_steps: int = 0,
+        first_step: int = 0,
+        is_chief: bool = True,
+    ):
         self.stall_seconds: list[float] = []
         self._store = CheckpointStore(open_folder(output_dir).subfolder(CHECKPOINTS_FOLDER))
         self._num_kept = num_kept
         self._kept_interval_steps = kept_interval_steps
+        self._first_step = first_step
         self._is_chief = is_chief
         self._records: dict[int, CheckpointRecord] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
@@ -71,6 +81,7 @@ class Checkpoints:
         use: Callable[[CheckpointRecord, Arrays], None],
         *,
         up_to: int | None = None,
+        since: int = 0,
         interval_steps: int = 1,
     ) -> CheckpointRecord | None:
         """Give the newest checkpoint that is whole to `use`, and return its record; None where the folder has none.
@@ -81,13 +92,15 @@ class Checkpoints:
             is_of_run: tells whether a checkpoint is of this run.
             use: takes the record and the variables.
             up_to: the last step to consider.
-            interval_steps: only its multiples are considered.
+            since: the first one.
+            interval_steps: only its multiples, and the first one, are considered.
 
         Raises:
             InputError: there are checkpoints, and none of them can be used.
         """
         all_steps = self._store.steps()
-        steps = [step for step in all_steps if step % interval_steps == 0 and (up_to is None or step <= up_to)]
+        steps = [step for step in all_steps if step >= since and (up_to is None or step <= up_to)]
+        steps = [step for step in steps if step % interval_steps == 0 or step == since]
         if self._is_chief:
             self._store.folder.delete_partial_files("step-")
         for step in reversed(steps):
@@ -216,12 +229,14 @@ class Checkpoints:
     def _kept_steps(self) -> list[int]:
         steps = sorted(self._records)
         kept = set(steps[-self._num_kept :])
-        losses = {step: record.validation_loss for step, record in self._records.items()}
+        # Losses of other phases are of other rows.
+        losses = {step: record.validation_loss for step, record in self._records.items() if step > self._first_step}
         evaluated = [(loss, step) for step, loss in losses.items() if loss is not None]
         if evaluated:
             kept.add(min(evaluated)[1])
         if self._kept_interval_steps:
-            kept.update([step for step in steps if step % self._kept_interval_steps == 0][-1:])
+            regular = [step for step in steps if step % self._kept_interval_steps == 0 or step == self._first_step]
+            kept.update(regular[-1:])
         return sorted(kept)
 
     def _readable_records(self, newest_step: int) -> dict[int, CheckpointRecord]:

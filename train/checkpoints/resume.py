@@ -11,7 +11,7 @@ from mlm_common.hub.disclosure import WITHHELD
 from mlm_common.settings import spelled
 from train.checkpoints.store import GENERATOR, CheckpointRecord, SkippedRows
 from train.config import ROUNDING, SUBJECTS, TrainingConfig, current_settings, settings_marked
-from train.runtime.plan import Plan
+from train.runtime.plan import Plan, phase_index, schedule_steps
 
 LIBRARIES = ("tensorflow", "tensorflow-tpu", "libtpu", "tf-keras", "transformers", "tokenizers", "numpy")
 # Those whose versions decide how numbers are rounded, or which random ones are drawn.
@@ -27,32 +27,48 @@ class ResumePoint:
         logged_step: the last of them with a line of training in the log.
         skipped: rows left out so far.
         checkpoint: record of the checkpoint it resumes from; None where it begins with fresh weights.
+        first_step_of_rows: of the plan.
     """
 
     step: int = 0
     logged_step: int = 0
     skipped: tuple[SkippedRows, ...] = ()
     checkpoint: CheckpointRecord | None = None
+    first_step_of_rows: int = 0
 
     @property
     def num_skipped_rows(self) -> int:
-        """Rows left out so far."""
-        return sum(rows.num_rows for rows in self.skipped)
+        """Rows left out so far of the shards that are read."""
+        return sum(rows.num_rows for rows in self.skipped if rows.after_step >= self.first_step_of_rows)
 
 
-def resume_point(checkpoint: CheckpointRecord | None) -> ResumePoint:
-    """Make the point that a checkpoint is; the beginning of a run without one."""
+def resume_point(checkpoint: CheckpointRecord | None, plan: Plan) -> ResumePoint:
+    """Make the point that a checkpoint is, for the phase of the plan; the beginning of a run without one."""
     if checkpoint is None:
         return ResumePoint()
-    return ResumePoint(checkpoint.step, checkpoint.logged_step, checkpoint.skipped, checkpoint)
+    point = (checkpoint.step, checkpoint.logged_step, checkpoint.skipped, checkpoint)
+    return ResumePoint(*point, plan.first_step_of_rows)
 
 
 def check_checkpoint(checkpoint: CheckpointRecord, plan: Plan) -> None:
     """Check that the run can resume from a checkpoint of its fingerprint.
 
+    Args:
+        checkpoint: of the run.
+        plan: of the phase in which it was saved.
+
     Raises:
-        InputError: its global batch was another one, or it is past the end of the run.
+        InputError: its global batch was another one, it is past the end of the run or of its phase, or a phase behind
+            it was another one.
     """
+    for index, (behind, now) in enumerate(zip(checkpoint.plan.get("before", ()), plan.before, strict=True)):
+        if behind != asdict(now):
+            raise InputError(
+                f"A phase of --phases that lies behind must stay as it was; phase {index + 1} ended after step "
+                f"{behind['num_steps']} with steps of {behind['global_batch_rows']} rows of {behind['max_length']} "
+                f"tokens, and now would after step {now.num_steps} with {now.global_batch_rows} rows of "
+                f"{now.max_length}. Change phases that lie ahead, or name another --output-dir."
+            )
     there = checkpoint.plan["global_batch_rows"]
     if there != plan.global_batch_rows:
         raise InputError(
@@ -63,8 +79,12 @@ def check_checkpoint(checkpoint: CheckpointRecord, plan: Plan) -> None:
     if checkpoint.step > plan.num_steps:
         raise InputError(
             f"A run must be longer than the way that is behind it; received {plan.num_steps} steps, and the newest "
-            f"checkpoint is that of step {checkpoint.step}. Raise --num-epochs or --max-steps."
+            f"checkpoint is that of step {checkpoint.step}. Raise --num-epochs or --max-steps{_of_phase(plan)}."
         )
+
+
+def _of_phase(plan: Plan) -> str:
+    return f" of phase {len(plan.before) + 1}" if plan.num_phases > 1 else ""
 
 
 def describe_resume_point(
@@ -72,6 +92,7 @@ def describe_resume_point(
     plan: Plan,
     config: TrainingConfig,
     versions: dict[str, str],
+    computation: dict[str, Any],
     made_by: dict[str, str],
     checkpoint_path: str,
 ) -> Iterator[str]:
@@ -82,6 +103,7 @@ def describe_resume_point(
         plan: of the run now, as the others.
         config: of the run.
         versions: of the libraries.
+        computation: how steps are computed, as a checkpoint's record says it.
         made_by: what a checkpoint's record says by that name.
         checkpoint_path: of the checkpoint it resumes from.
     """
@@ -92,11 +114,19 @@ def describe_resume_point(
         yield f"step 0 of {plan.num_steps:,}, with the initial weights, at {place}"
         return
     yield f"after step {point.step:,} of {plan.num_steps:,}, from {checkpoint_path}, at {place}"
+    if phase_index(checkpoint.plan) < len(plan.before):
+        return  # what differs from the phase before is meant to
     changes = dict(_changes(current_settings(checkpoint.settings), config.as_dict()))
     if changes:
         yield f"changed since then: {', '.join(changes.values())}"
     yield from _changed_length(point.step, checkpoint.plan, plan, config)
-    inexact = [text for name, text in changes.items() if name in settings_marked(ROUNDING)]
+    before = checkpoint.computation
+    # What was decided stands for the settings that leave it open.
+    decided = {f"hardware.{name}" for name in before}
+    inexact = [text for name, text in changes.items() if name in settings_marked(ROUNDING) - decided]
+    inexact += [
+        f"{spelled(name)} {old} -> {computation[name]}" for name, old in before.items() if old != computation[name]
+    ]
     if checkpoint.plan["num_replicas"] != plan.num_replicas:
         inexact.append(f"replicas {checkpoint.plan['num_replicas']} -> {plan.num_replicas}")
     for name in ROUNDING_LIBRARIES:
@@ -104,8 +134,8 @@ def describe_resume_point(
             continue
         if checkpoint.versions.get(name) != versions.get(name):
             inexact.append(f"{name} {checkpoint.versions.get(name)} -> {versions.get(name)}")
-    before = {name: checkpoint.made_by.get(name, "unknown") for name in made_by}
-    others = [f"{name} {before[name]} -> {now}" for name, now in made_by.items() if before[name] != now]
+    made_before = {name: checkpoint.made_by.get(name, "unknown") for name in made_by}
+    others = [f"{name} {made_before[name]} -> {now}" for name, now in made_by.items() if made_before[name] != now]
     if others:
         yield f"perhaps not bit for bit the run it would have been, because of {', '.join(others)}"
     is_drawn_alike = checkpoint.generator == GENERATOR
@@ -124,8 +154,7 @@ def describe_resume_point(
 def _changed_length(step: int, before: dict[str, Any], plan: Plan, config: TrainingConfig) -> Iterator[str]:
     from train.optimizer import build_schedule
 
-    names = ("num_steps", "num_warmup_steps", "num_decay_steps")
-    old, new = ({name: numbers[name] for name in names} for numbers in (before, asdict(plan)))
+    old, new = schedule_steps(before), plan.schedule_steps
     if old == new:
         return
     old_rate, new_rate = (float(build_schedule(config.optimization, **numbers)(step)) for numbers in (old, new))

@@ -9,6 +9,7 @@ import json
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save_file
 
-from mlm_common.storage import PARTIAL_SUFFIX, Folder
+from mlm_common.storage import PARTIAL_SUFFIX, Folder, open_folder
+from train.runtime.run_folder import CHECKPOINTS_FOLDER
 
 Arrays = dict[str, NDArray[np.generic]]
 
@@ -62,6 +64,7 @@ class CheckpointRecord:
         num_bytes: size of the data file.
         crc32c: checksum of the data file, eight hexadecimal digits.
         generator: what drew masks and dropout.
+        computation: how steps were computed, as in `train.model.computation`; empty where that was not recorded yet.
         made_by: kind of `device`, `commit` of this project; empty where that was not recorded yet.
         num_written_log_lines: lines of the log that were in its files for sure; None where that is not known.
         unwritten_log_lines: those after them, for which a run that resumes makes up.
@@ -80,6 +83,7 @@ class CheckpointRecord:
     crc32c: str = ""
     format_version: int = FORMAT_VERSION
     generator: str = GENERATOR
+    computation: dict[str, Any] = field(default_factory=dict)
     made_by: dict[str, str] = field(default_factory=dict)
     num_written_log_lines: int | None = None
     unwritten_log_lines: tuple[dict[str, Any], ...] = ()
@@ -187,6 +191,15 @@ class CheckpointStore:
 
     def _delete(self, files: Iterable[tuple[int, str]]) -> None:
         self.folder.delete_files([_name(*file) for file in files])
+
+
+def newest_record(run_folder: str) -> CheckpointRecord | None:
+    """Read the record of a run's newest checkpoint that can be read; None without one."""
+    store = CheckpointStore(open_folder(run_folder).subfolder(CHECKPOINTS_FOLDER))
+    for step in reversed(store.steps()):
+        with suppress(DamagedCheckpointError):
+            return store.read_record(step)
+    return None
 
 
 def write_safetensors(path: Path, arrays: Arrays, metadata: dict[str, str] | None = None) -> None:

@@ -1,6 +1,7 @@
 """What a run trains on, opened and held against each other before TensorFlow starts: shards, tokenizer, row length."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerFast
@@ -25,6 +26,10 @@ class TrainingInputs:
     tokenizer_source: str  # the folder or Hub id that it was loaded from
     max_length: int
 
+    def has_rows_of(self, other: "TrainingInputs") -> bool:
+        """Tell whether the rows to train on are those of others."""
+        return shard_identities(self.train_shards) == shard_identities(other.train_shards)
+
 
 def open_inputs(config: DataConfig) -> TrainingInputs:
     """Open the inputs of a run and check them as far as manifests, file sizes and the tokenizer's files allow.
@@ -44,6 +49,33 @@ def open_inputs(config: DataConfig) -> TrainingInputs:
     if eval_shards is not None:
         _check_corpora(train_shards, eval_shards)
     return TrainingInputs(train_shards, eval_shards, tokenizer, tokenizer_source, max_length)
+
+
+def check_phases(phases: Sequence[TrainingInputs]) -> None:
+    """Hold the inputs of a run's phases against each other.
+
+    Raises:
+        InputError: another tokenizer than the first one's; rows to evaluate on that share text with those that another
+            phase trains on.
+    """
+    first = phases[0]
+    for one in phases:
+        if tokenizer_sha256(one.tokenizer) != tokenizer_sha256(first.tokenizer):
+            raise InputError(
+                f"All phases must have shards of one tokenizer; {one.train_shards.folder} is of that in "
+                f"{one.tokenizer_source}, {first.train_shards.folder} of that in {first.tokenizer_source}. Prepare "
+                "them with the same --tokenizer-name-or-path."
+            )
+        for other in phases:
+            if one is not other and other.eval_shards is not None:
+                _check_corpora(one.train_shards, other.eval_shards)
+
+
+def shard_identities(shards: ShardSet) -> list[str]:
+    """List what tells these shards from others: names, and checksums where a manifest has them."""
+    if shards.manifest is not None:
+        return [f"{shard.name} {shard.crc32c}" for shard in shards.manifest.shards]
+    return [path.rsplit("/", 1)[-1] for path in shards.paths]
 
 
 def _tokenizer_source(config: DataConfig, shards: ShardSet) -> str:

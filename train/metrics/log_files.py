@@ -9,7 +9,7 @@ import io
 import json
 import time
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +186,9 @@ class LossCurve:
             if self._unigram_entropy_nats:
                 label = "unigram entropy (token frequencies only)"
                 axes.axhline(self._unigram_entropy_nats, linestyle=":", color="gray", label=label)
+            for before, line in pairwise(line for line in lines if line["split"] == TRAIN):
+                if before.get("phase") != line.get("phase"):
+                    axes.axvline(before["step"], linewidth=0.5, color="gray")
             axes.set(xlabel="step", ylabel=self._loss_unit, title=self._title)
             axes.legend()
             axes.grid(alpha=0.3)

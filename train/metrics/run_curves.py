@@ -12,6 +12,7 @@ from mlm_common.figures import new_figure
 from mlm_common.storage import open_folder
 from train.metrics.log import read_metrics
 from train.metrics.log_files import TRAIN, VALIDATION
+from train.runtime.plan import tokens_after
 from train.runtime.run_folder import METRICS_NAME, read_run_record
 
 PICTURE_INCHES = (11, 4)
@@ -46,6 +47,10 @@ class RunCurves:
         """The median over the lines of training; None before there is one."""
         rates = [line["tokens_per_second"] for line in self.of_split(TRAIN) if "tokens_per_second" in line]
         return statistics.median(rates) if rates else None
+
+    def tokens_after(self, step: int) -> int:
+        """Count the tokens of the steps up to `step`, padding included."""
+        return tokens_after(self.record["plan"], step)
 
     def of_split(self, split: str) -> list[dict[str, Any]]:
         """Select the lines of training or of validation."""
@@ -101,7 +106,7 @@ def draw_runs(runs: Sequence[RunCurves]) -> bytes:
                 lines = run.of_split(split)
                 losses = [line["loss"] for line in lines]
                 settings: dict[str, Any] = {"color": f"C{index % 10}", **style}
-                over_tokens.plot([line["step"] * run.step_tokens for line in lines], losses, **settings)
+                over_tokens.plot([run.tokens_after(line["step"]) for line in lines], losses, **settings)
                 over_time.plot([run.training_seconds(line["step"]) / 3600 for line in lines], losses, **settings)
         for axes, what in ((over_tokens, "tokens seen"), (over_time, "hours of training")):
             for entropy in {run.unigram_entropy_nats for run in runs} - {None}:
@@ -125,7 +130,7 @@ def _figures(run: RunCurves) -> tuple[str, ...]:
         run.name,
         f"{step:,}",
         f"{run.step_tokens:,}",
-        f"{step * run.step_tokens:,}",
+        f"{run.tokens_after(step):,}",
         f"{rate:,.0f}" if rate else NOT_KNOWN,
         f"{run.training_seconds(step) / 3600:.2f}",
         f"{train[-1]['loss']:.4f}" if train else NOT_KNOWN,

@@ -106,6 +106,7 @@ class TrainingLog:
         self._take_wait_seconds = take_wait_seconds
         self._throughput = throughput
         self._max_loss_rise = max_loss_rise
+        self._phase = {"phase": len(plan.before) + 1} if plan.num_phases > 1 else {}
         self._bar = tqdm(
             total=plan.num_steps, initial=logged_step, unit="step", desc="training", disable=not log.is_chief
         )
@@ -136,7 +137,9 @@ class TrainingLog:
         Raises:
             TrainingDivergedError: it is.
         """
-        losses = [line["loss"] for line in self._log.lines if line["split"] == TRAIN][-NUM_LOSSES_BEFORE:]
+        first_step = self._plan.first_step  # rows and masks of another phase have another loss
+        lines = (line for line in self._log.lines if line["split"] == TRAIN and line["step"] > first_step)
+        losses = [line["loss"] for line in lines][-NUM_LOSSES_BEFORE:]
         if self._max_loss_rise is None or len(losses) < NUM_LOSSES_BEFORE:
             return
         before = statistics.median(losses)
@@ -167,7 +170,7 @@ class TrainingLog:
         wait_seconds = self._take_wait_seconds()
         # Of the steps since the last line, those before the start are not on this clock.
         figures |= self._throughput.figures(step - max(self.logged_step, self._start_step), wait_seconds)
-        self._log.add(step, TRAIN, figures)
+        self._log.add(step, TRAIN, figures | self._phase)
         self._log.flush()
         self._bar.update(step - self.logged_step)
         self._bar.set_postfix(
@@ -177,7 +180,7 @@ class TrainingLog:
 
     def write_evaluation(self, step: int, figures: dict[str, float]) -> None:
         """Write the figures of one evaluation, and draw the loss so far."""
-        self._log.add(step, VALIDATION, figures)
+        self._log.add(step, VALIDATION, figures | self._phase)
         self._log.flush()
         self._log.draw()
         if self._log.is_chief:

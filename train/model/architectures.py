@@ -6,7 +6,7 @@ class, its head can be computed at the masked positions alone, and its training 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -25,14 +25,16 @@ class Architecture:
     counts_positions: the first token has the position after the padding id, as in RoBERTa, not 0.
     learns_positions: its table of absolute positions, where it has one, is trained; RoFormer's is fixed.
     has_token_types: its tokenizer tells a first sentence from a second.
-    activation: the setting that names the function of its feed-forward layers.
+    activations: the settings that name functions: of its feed-forward layers, and of a head that has one of its own.
     dropouts: the settings of its dropout in pretraining: of hidden states and of attention.
     tied: its TF class uses the input embedding as the head's matrix, whatever `tie_word_embeddings` says.
     required: settings that its TF class ignores, or does not get right, with the only value that is supported.
 
     Its layers:
     layer_list: what the TF encoder calls the list of its layers.
-    is_plain_bert: its layers are, in transformers, the same code as BERT's, so `train.model.tpu_layers` knows them.
+    has_tpu_layers: `train.model.tpu_layers` knows its layers: they are ModernBERT's, or in transformers BERT's code.
+    block_attention: how `train.model.block_attention` keeps the documents of a row apart: by the mask and positions
+        that it gives to transformers' layers, or by layers that ask for the documents; None where that is not proven.
     flops: how its operations are counted, a key of `train.model.flops.FORMULAS`; None where that is not known.
     transposed_vocabulary: pattern of the weight whose second axis, not its first, runs over the ids.
 
@@ -46,14 +48,15 @@ class Architecture:
     counts_positions: bool = False
     learns_positions: bool = True
     has_token_types: bool = True
-    activation: str = "hidden_act"
-    dropouts: tuple[str, str] = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+    activations: tuple[str, ...] = ("hidden_act",)
+    dropouts: tuple[str, ...] = ("hidden_dropout_prob", "attention_probs_dropout_prob")
     tied: bool = True
     required: Mapping[str, Any] = field(default_factory=dict)
 
     layer_list: str = "layer"
-    is_plain_bert: bool = False
-    flops: Literal["bert", "deberta-v2", "distilbert", "mobilebert", "rembert"] | None = "bert"
+    has_tpu_layers: bool = False
+    block_attention: Literal["by_mask", "by_itself"] | None = None
+    flops: Literal["bert", "deberta-v2", "distilbert", "mobilebert", "modernbert", "rembert"] | None = "bert"
     transposed_vocabulary: str | None = None
 
     not_in_pytorch: tuple[str, ...] = ()
@@ -69,8 +72,8 @@ class Architecture:
 
 
 ABSOLUTE = {"position_embedding_type": "absolute"}
-BERT = Architecture(required=ABSOLUTE, is_plain_bert=True)
-ROBERTA = Architecture(counts_positions=True, has_token_types=False, required=ABSOLUTE, is_plain_bert=True)
+BERT = Architecture(required=ABSOLUTE, has_tpu_layers=True, block_attention="by_mask")
+ROBERTA = replace(BERT, counts_positions=True, has_token_types=False)
 
 ARCHITECTURES = {
     # Its layers are groups that are used several times. Its TF class has both biases of the head, and uses the first.
@@ -93,7 +96,7 @@ ARCHITECTURES = {
     ),
     "distilbert": Architecture(
         has_token_types=False,
-        activation="activation",
+        activations=("activation",),
         dropouts=("dropout", "attention_dropout"),
         required={"sinusoidal_pos_embds": False},
         flops="distilbert",
@@ -107,6 +110,17 @@ ARCHITECTURES = {
         flops="mobilebert",
         transposed_vocabulary=r"predictions[./]dense[./]weight(:0)?$",
         head_bias=("cls.predictions.decoder.bias", "cls.predictions.bias"),
+    ),
+    # Its TF class is `train.model.modernbert`. `learns_positions`: they are rotations.
+    "modernbert": Architecture(
+        learns_positions=False,
+        has_token_types=False,
+        activations=("hidden_activation", "classifier_activation"),
+        dropouts=("embedding_dropout", "attention_dropout", "mlp_dropout"),
+        required={"initializer_cutoff_factor": 2.0},
+        has_tpu_layers=True,
+        block_attention="by_itself",
+        flops="modernbert",
     ),
     # Both its TF and its PyTorch class count from 1, whatever the padding id.
     "mpnet": Architecture(
@@ -127,7 +141,8 @@ ACTIVATIONS = (
 
 # Weights with one entry per id, by the end of their name in the TF or in the PyTorch class.
 VOCABULARY_WEIGHT = re.compile(
-    r"(word_embeddings[./]weight|(predictions|lm_head|vocab_projector)([./]decoder)?[./](bias|weight))(:0)?$"
+    r"((word|tok)_embeddings[./]weight|((predictions|lm_head|vocab_projector)([./]decoder)?|(^|[./])decoder)[./]"
+    r"(bias|weight))(:0)?$"
 )
 
 REASONS_AGAINST = {
@@ -172,12 +187,12 @@ def check_architecture(config: "PretrainedConfig") -> None:
                 f"{name} of a {model_type} must be {value}, the only value that its TensorFlow class supports; "
                 f"received {getattr(config, name)}. Cure: {cure}."
             )
-    activation = getattr(config, architecture.activation)
-    if activation not in ACTIVATIONS:
-        raise InputError(
-            f"{architecture.activation} must be one of {', '.join(ACTIVATIONS)}; received {activation}. "
-            f"Cure: --config-overrides {architecture.activation}=gelu."
-        )
+    for name in architecture.activations:
+        if getattr(config, name) not in ACTIVATIONS:
+            raise InputError(
+                f"{name} must be one of {', '.join(ACTIVATIONS)}; received {getattr(config, name)}. "
+                f"Cure: --config-overrides {name}=gelu."
+            )
     if architecture.counts_positions and config.pad_token_id is None:
         raise InputError(f"A {model_type} counts its positions from pad_token_id, which its configuration lacks.")
 

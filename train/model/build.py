@@ -4,11 +4,12 @@ from typing import Any
 
 import numpy as np
 import tf_keras
-import transformers
 from transformers import PretrainedConfig
 
 from train.config import ModelConfig
 from train.model.architectures import align_padding_positions, vocabulary_axis
+from train.model.auto_classes import auto_class
+from train.model.block_attention import attend_within_documents
 from train.model.gradient_checkpointing import enable_gradient_checkpointing
 from train.model.tpu_layers import use_tpu_layers
 
@@ -26,19 +27,21 @@ def build_network(
 
     Args:
         model_config: of `resolve_model_config`, its vocabulary padded.
-        settings: how the weights start, and whether activations are computed twice.
+        settings: how the weights start, whether documents are kept apart, and activations computed twice.
         vocabulary_size: ids of the tokenizer; what is padding in the model starts as 0.
         seed: fixes the weights.
         tpu_layers: compute layers as suits XLA on a TPU, where that is known for the architecture.
         model_class: the auto class of transformers.
     """
     tf_keras.utils.set_random_seed(seed)
-    network = getattr(transformers, model_class).from_config(model_config)
+    network = auto_class(model_class).from_config(model_config)
     network(network.dummy_inputs, training=False)
     align_padding_positions(network)
     if settings.position_init == "sinusoidal":
         start_positions_as_sinusoids(network)
     clear_padding(network, vocabulary_size)
+    if settings.block_attention:
+        attend_within_documents(network)
     if tpu_layers:
         use_tpu_layers(network)
     if settings.gradient_checkpointing:

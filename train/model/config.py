@@ -4,6 +4,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from mlm_common.errors import InputError
+from tfrecord_prep.chunking import SEPARATED_CHUNKINGS
 from tokenizer_training.tokenizer import special_ids, vocabulary_size
 from train.config import ModelConfig, read_preset
 from train.data.shards import TrainingInputs
@@ -20,15 +21,24 @@ from train.model.from_pretrained import read_config, read_initial_config
 DECIDED_BY_DATA = ("model_type", "vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "mask_token_id")
 
 
-def resolve_model_config(config: ModelConfig, inputs: TrainingInputs) -> PretrainedConfig:
+def resolve_model_config(
+    config: ModelConfig, inputs: TrainingInputs, max_length: int | None = None
+) -> PretrainedConfig:
     """Build the configuration to train, with vocabulary (padded), special ids and positions of tokenizer and shards.
 
     A configuration that names its own number of positions keeps it; a preset takes the rows' length.
 
+    Args:
+        config: of the run, or of one of its phases.
+        inputs: likewise.
+        max_length: of the rows of all phases, where there are several.
+
     Raises:
         InputError: unknown preset, model or override; a checkpoint to start from that has another vocabulary; an
-            architecture that cannot be trained and exported right; rows longer than the model's positions.
+            architecture that cannot be trained and exported right; documents that are to be kept apart where model or
+            shards do not allow it; rows longer than the model's positions.
     """
+    max_length = max_length or inputs.max_length
     model_config = _read(config, inputs.tokenizer)
     overrides = _parse_overrides(config.config_overrides)
     _override(model_config, overrides, config.config_overrides)
@@ -45,16 +55,18 @@ def resolve_model_config(config: ModelConfig, inputs: TrainingInputs) -> Pretrai
         }
     )
     check_architecture(model_config)
+    if config.block_attention:
+        _check_block_attention(model_config.model_type, inputs)
     if config.dropout is not None:
         _set_dropout(model_config, config.dropout, overrides)
     is_preset = config.pretrained_model_config is None and config.init_from is None
     if is_preset and "max_position_embeddings" not in overrides:
-        model_config.update({"max_position_embeddings": inputs.max_length + position_offset(model_config)})
+        model_config.update({"max_position_embeddings": max_length + position_offset(model_config)})
     positions = max_positions(model_config)
-    if positions is not None and positions < inputs.max_length:
-        needed = inputs.max_length + position_offset(model_config)
+    if positions is not None and positions < max_length:
+        needed = max_length + position_offset(model_config)
         raise InputError(
-            f"Rows must fit the model's positions; the shards' have {inputs.max_length} tokens, the model takes "
+            f"Rows must fit the model's positions; the shards' have {max_length} tokens, the model takes "
             f"{positions}. Give --config-overrides max_position_embeddings={needed}, or prepare shorter rows."
         )
     if config.position_init == "sinusoidal" and not learns_positions(model_config):
@@ -105,6 +117,26 @@ def _override(model_config: PretrainedConfig, overrides: dict[str, str], text: s
     except ValueError as error:
         known = ", ".join(sorted(model_config.to_dict()))
         raise InputError(f"--config-overrides {text}: {error}. A {model_config.model_type} has: {known}.") from error
+
+
+def _check_block_attention(model_type: str, inputs: TrainingInputs) -> None:
+    """Raise InputError where the documents of a row cannot be kept apart."""
+    known = [name for name, architecture in ARCHITECTURES.items() if architecture.block_attention]
+    if model_type not in known:
+        raise InputError(
+            f"--block-attention needs one of {', '.join(known)}; the model is a {model_type}. Leave the flag out, or "
+            "give another --preset or --pretrained-model-config."
+        )
+    for shards in (inputs.train_shards, inputs.eval_shards):
+        if shards is None or not shards.paths:  # of the preflight there may be none
+            continue
+        chunking = shards.manifest.chunking if shards.manifest else "unknown, without a manifest"
+        if chunking not in SEPARATED_CHUNKINGS:
+            raise InputError(
+                "--block-attention needs shards in which a [SEP] ends each document: --chunking "
+                f"{', '.join(SEPARATED_CHUNKINGS)}; that of {shards.folder} is {chunking}. Leave the flag out, or "
+                "prepare the shards with prepare-tfrecord-shards."
+            )
 
 
 def _set_dropout(model_config: PretrainedConfig, rate: float, overrides: dict[str, str]) -> None:

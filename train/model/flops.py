@@ -64,28 +64,36 @@ def step_flops(
     return 3 * 2 * multiplications
 
 
-def full_speed_step_seconds(
-    config: TrainingConfig, model_config: "PretrainedConfig", plan: Plan, num_predictions: int | None
-) -> float | None:
-    """Compute the seconds that a step would take if all replicas computed at their peak.
-
-    None without a TPU, on a TPU that is not this machine's or not in `train.runtime.tpu`, and for a model whose
-    operations cannot be counted.
+def planned_step_flops(model_config: "PretrainedConfig", plan: Plan, num_predictions: int | None) -> int | None:
+    """Count the floating-point operations of a step of the plan; None for a model whose operations cannot be counted.
 
     Args:
         num_predictions: prediction slots of a micro-batch; None where the head is not a masked LM's.
     """
-    if not config.hardware.wants_tpu or config.hardware.tpu_name != "local" or num_predictions is None:
+    if num_predictions is None:
         return None
-    chip = chip_of(local_accelerator_type())
-    num_micro_batches = plan.num_replicas * config.optimization.gradient_accumulation_steps
-    flops = step_flops(
+    num_micro_batches = plan.num_replicas * plan.num_micro_batches
+    return step_flops(
         model_config,
         num_rows=plan.global_batch_rows,
         length=plan.max_length,
         num_predictions=num_micro_batches * num_predictions,
         num_micro_batches=num_micro_batches,
     )
+
+
+def full_speed_step_seconds(
+    config: TrainingConfig, model_config: "PretrainedConfig", plan: Plan, num_predictions: int | None
+) -> float | None:
+    """Compute the seconds that a step would take if all replicas computed at their peak.
+
+    None without a TPU, on a TPU that is not this machine's or not in `train.runtime.tpu`, and for a model whose
+    operations cannot be counted. Further arguments are those of `planned_step_flops`.
+    """
+    if not config.hardware.wants_tpu or config.hardware.tpu_name != "local":
+        return None
+    chip = chip_of(local_accelerator_type())
+    flops = planned_step_flops(model_config, plan, num_predictions)
     if chip is None or flops is None:
         return None
     return flops / (plan.num_replicas * chip.peak_flops_per_second)
@@ -167,11 +175,25 @@ def _mobilebert(config: "PretrainedConfig", length: int) -> Multiplications:  # 
     )
 
 
+def _modernbert(config: "PretrainedConfig", length: int) -> Multiplications:
+    """ModernBERT (Warner et al. 2024); of a local layer the pairs of tokens within its window are counted."""
+    hidden, num_layers = config.hidden_size, config.num_hidden_layers
+    num_global = -(-num_layers // config.global_attn_every_n_layers)
+    window = min(length, config.local_attention + 1)
+    layer = 4 * hidden**2 + 3 * hidden * config.intermediate_size
+    return Multiplications(
+        per_token=num_layers * layer + (num_layers - num_global) * 2 * hidden * window,
+        per_pair=num_global * 2 * hidden,
+        per_prediction=hidden * (hidden + config.vocab_size),
+    )
+
+
 # By the keys that `train.model.architectures` names.
 FORMULAS: dict[str, Callable[["PretrainedConfig", int], Multiplications]] = {
     "bert": _bert,
     "deberta-v2": _deberta_v2,
     "distilbert": _distilbert,
     "mobilebert": _mobilebert,
+    "modernbert": _modernbert,
     "rembert": _rembert,
 }

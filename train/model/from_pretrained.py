@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import transformers
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
 from safetensors import safe_open
@@ -34,13 +33,14 @@ from train.model.architectures import (
     cut_vocabulary,
     vocabulary_axis,
 )
+from train.model.auto_classes import auto_class
 
 WEIGHTS_NAMES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, TF2_WEIGHTS_NAME, TF2_WEIGHTS_INDEX_NAME)
 WEIGHTS_SUFFIXES = (".safetensors", ".h5", ".bin")
 # In the name of a table of positions.
 POSITION_TABLE = "position_embeddings"
 # In PyTorch checkpoints, besides what the TF classes themselves leave out: buffers, and the head's weights once more.
-NOT_IN_TENSORFLOW = re.compile(r"\.(position_ids|token_type_ids)$|\.decoder\.(weight|bias)$")
+NOT_IN_TENSORFLOW = re.compile(r"\.(position_ids|token_type_ids)$|(^|\.)decoder\.(weight|bias)$")
 
 
 def load_model(folder_or_hub_id: str, model_class: str = "TFAutoModelForMaskedLM") -> Any:
@@ -57,11 +57,10 @@ def load_model(folder_or_hub_id: str, model_class: str = "TFAutoModelForMaskedLM
     config = read_config(folder_or_hub_id)
     check_architecture(config)
     weights = find_weights(folder_or_hub_id)
-    auto_class = getattr(transformers, model_class)
     if weights.layout == "pytorch":
-        model, found = _load_pytorch(folder_or_hub_id, config, weights, auto_class)
+        model, found = _load_pytorch(folder_or_hub_id, config, weights, auto_class(model_class))
     else:
-        model, found = _load_tensorflow(folder_or_hub_id, config, auto_class)
+        model, found = _load_tensorflow(folder_or_hub_id, config, auto_class(model_class))
     _check_found(folder_or_hub_id, model, found)
     return model
 
@@ -134,9 +133,9 @@ def _layout(folder_or_hub_id: str, name: str, path: str) -> Literal["pytorch", "
     return "pytorch" if written_by == "pt" else "tensorflow"
 
 
-def _load_tensorflow(folder_or_hub_id: str, config: PretrainedConfig, auto_class: Any) -> tuple[Any, dict[str, Any]]:
+def _load_tensorflow(folder_or_hub_id: str, config: PretrainedConfig, model_class: Any) -> tuple[Any, dict[str, Any]]:
     """Load a model, and what was found of its weights, from TensorFlow's layout."""
-    model, found = auto_class.from_pretrained(
+    model, found = model_class.from_pretrained(
         folder_or_hub_id, config=config, ignore_mismatched_sizes=True, output_loading_info=True
     )
     align_padding_positions(model)
@@ -144,13 +143,13 @@ def _load_tensorflow(folder_or_hub_id: str, config: PretrainedConfig, auto_class
 
 
 def _load_pytorch(
-    folder_or_hub_id: str, config: PretrainedConfig, weights: WeightsFile, auto_class: Any
+    folder_or_hub_id: str, config: PretrainedConfig, weights: WeightsFile, model_class: Any
 ) -> tuple[Any, dict[str, Any]]:
     """Load a model, and what was found of its weights, from PyTorch's layout."""
     from safetensors.tensorflow import load_file  # imports TensorFlow
     from transformers.modeling_tf_pytorch_utils import load_pytorch_state_dict_in_tf2_model
 
-    model = auto_class.from_config(config)
+    model = model_class.from_config(config)
     align_padding_positions(model)
     architecture = architecture_of(config)
     head_bias = architecture.head_bias or ()

@@ -14,6 +14,7 @@ from tensorflow.compiler.tf2xla.python import xla
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from train.model.architectures import architecture_of
+from train.model.block_attention import attending_within, current_documents
 from train.model.stateless_dropout import repeatable
 
 
@@ -34,7 +35,8 @@ def encoder_layers(model: Any) -> list[Any]:
     """
     encoder = getattr(model, model.base_model_prefix)
     name = architecture_of(model.config).layer_list
-    lists = [getattr(module, name) for module in encoder.submodules if isinstance(getattr(module, name, None), list)]
+    modules = (encoder, *encoder.submodules)
+    lists = [getattr(module, name) for module in modules if isinstance(getattr(module, name, None), list)]
     if len(lists) != 1:
         raise ValueError(f"The layers of a {model.config.model_type} are not found: {len(lists)} lists of layers.")
     return list(lists[0])
@@ -49,12 +51,14 @@ def _checkpointed(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def call_and_forget(*args: Any, **kwargs: Any) -> tuple[tf.Tensor]:
         arguments = tf.nest.flatten((args, kwargs))
+        documents = current_documents()
 
         def compute(*tensors: tf.Tensor) -> tf.Tensor:
             rest = iter(tensors)
             filled = [next(rest) if tf.is_tensor(argument) else argument for argument in arguments]
             new_args, new_kwargs = tf.nest.pack_sequence_as((args, kwargs), filled)
-            return call(*new_args, **new_kwargs)[0]
+            with attending_within(documents):  # where the gradient is taken, they are not known any more
+                return call(*new_args, **new_kwargs)[0]
 
         tensors = [argument for argument in arguments if tf.is_tensor(argument)]
         return (_keeping_arguments(repeatable(compute))(*tensors),)

@@ -6,7 +6,7 @@ makes the probabilities anew; dropout is made in the loop; and padding is taken 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -21,27 +21,37 @@ from train.runtime.named_scopes import RARELY, custom_gradient, named
 SAFE_SUMS = (1e-25, 1e30)
 # Keeps exponentials finite, whatever the scores: sums of larger ones are not safe.
 LARGEST_EXPONENT = 80.0
-# A matrix unit is as wide. Of narrower heads, the scores are made anew for each product that takes them.
-MATRIX_UNIT_WIDTH = 128
 # Rows of a matrix of ones: of fewer, XLA would make a sum of its vector unit's, which is slower.
 NUM_ONES = 8
 
 
 def attend(
-    query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, attended: tf.Tensor, row_keys: tf.Tensor | None, rate: float
+    query: tf.Tensor,
+    key: tf.Tensor,
+    value: tf.Tensor,
+    attended: tf.Tensor,
+    row_keys: tf.Tensor | None,
+    rate: float,
+    documents: tuple[tf.Tensor, tf.Tensor] | None = None,
+    reach: int | None = None,
 ) -> tf.Tensor:
-    """Compute softmax(keyᵀ query / √head size) applied to `value`, (batch, heads, head size, length).
+    """Compute softmax(keyᵀ query / √head size) applied to `value`, (batch, heads, head size, queries).
 
     Args:
-        query: (batch, heads, head size, length), static shape; so are `key` and `value`.
-        attended: (batch, 1, length), 1 at tokens that are attended, 0 at padding. A row without any gives 0.
+        query: (batch, heads, head size, queries), static shape.
+        key: (batch, heads, head size, keys), as many, or more by the same number at both ends; so is `value`.
+        attended: (batch, 1, keys), 1 at tokens that are attended, 0 at padding. Queries there give 0.
         row_keys: uint32 (batch, KEY_WORDS) by which probabilities are dropped; None without dropout.
         rate: share of the probabilities that is dropped.
+        documents: int32 (batch, 1, queries) and (batch, 1, keys), the numbers of their documents: a query attends to
+            keys of its own alone, of which there must be one that is attended. None where it attends to all.
+        reach: how far from a query a key is at most that it attends to; None for any distance.
     """
     num_heads, head_size = query.shape[1:3]
     head_keys = None if row_keys is None else fold_in(row_keys[:, tf.newaxis], tf.range(num_heads))
-    attended = attended[:, :, tf.newaxis]  # (batch, 1, 1, length)
-    attention = _Attention(attended, head_keys, rate, 1 / math.sqrt(head_size), head_size < MATRIX_UNIT_WIDTH)
+    attended = attended[:, :, tf.newaxis]  # (batch, 1, 1, keys)
+    blocks = () if documents is None else (documents[0][:, :, tf.newaxis], documents[1][..., tf.newaxis])
+    attention = _Attention(attended, head_keys, rate, 1 / math.sqrt(head_size), blocks, reach)
 
     @custom_gradient
     def apply(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tuple[tf.Tensor, Callable]:
@@ -61,24 +71,34 @@ class _Attention:
     Keys and values are 0 at padding: what is made of them there is finite, and counts nowhere.
     """
 
-    def __init__(self, attended: tf.Tensor, head_keys: tf.Tensor | None, rate: float, scale: float, makes_anew: bool):
-        self.attended = attended  # (batch, 1, 1, length)
+    def __init__(
+        self,
+        attended: tf.Tensor,
+        head_keys: tf.Tensor | None,
+        rate: float,
+        scale: float,
+        documents: tuple[tf.Tensor, ...],
+        reach: int | None,
+    ):
+        self.attended = attended  # (batch, 1, 1, keys)
         self.head_keys = head_keys  # uint32 (batch, heads, KEY_WORDS) or None
         self.rate = rate
         self.scale = scale
-        self.makes_anew = makes_anew
+        self.documents = documents  # int32 (batch, 1, 1, queries) and (batch, 1, keys, 1), or nothing
+        self.reach = reach
 
     def forward(self, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Compute the context, what was subtracted from the scores, and 1 / (sum * share that is kept).
 
-        The latter two are float32 (batch, heads, 1, length).
+        The latter two are float32 (batch, heads, 1, queries).
         """
         shift, sums = self._shift_and_sums(query, key)
-        inverse_sum = tf.math.reciprocal_no_nan(sums * (1 - self.rate))
-        if self.makes_anew:
-            query, key = optimization_barrier(query, key)
-        weights = self._dropped(self._exponentials(query, key, shift), self.head_keys)
-        context = einsum("bnkq,bnhk->bnhq", weights, value) * inverse_sum
+        # Else the compiler makes the shift of all scores, a tensor of their size, in the conditional's branches.
+        shift, sums = optimization_barrier(shift, sums)
+        inverse_sum = tf.where(self._is_query(query), tf.math.reciprocal_no_nan(sums * (1 - self.rate)), 0.0)
+        query, key = optimization_barrier(query, key)  # else the exponentials would be kept for both products
+        weights = self._signed_weights(query, key, shift)
+        context = einsum("bnkq,bnhk->bnhq", tf.nn.relu(weights), value) * inverse_sum
         return tf.cast(context, value.dtype), shift, inverse_sum
 
     def backward(
@@ -100,37 +120,45 @@ class _Attention:
         by_context = tf.cast(by_context * inverse_sum, dtype)
         # Else the compiler would keep the forward pass's exponentials, or make these before they are needed.
         query, key, shift, by_context = optimization_barrier(query, key, shift, by_context)
-        weights = self._exponentials(query, key, shift)
+        weights = self._signed_weights(query, key, shift)
 
-        def by_scores(value: tf.Tensor, head_keys: tf.Tensor | None) -> tf.Tensor:
-            by_weights = self._dropped(einsum("bnhk,bnhq->bnkq", value, by_context), head_keys)
-            return tf.cast(tf.cast(weights, tf.float32) * (by_weights - mean), dtype)
+        def by_scores(value: tf.Tensor) -> tf.Tensor:
+            by_weights = einsum("bnhk,bnhq->bnkq", value, by_context)
+            if self.head_keys is not None:
+                by_weights = tf.where(weights > 0, by_weights, 0.0)
+            return tf.cast(tf.cast(tf.abs(weights), tf.float32) * (by_weights - mean), dtype)
 
-        by_value = tf.einsum("bnkq,bnhq->bnhk", self._dropped(weights, self.head_keys), by_context)
-        by_score = by_scores(value, self.head_keys)
-        by_query = einsum("bnkq,bnhk->bnhq", by_score, key) * self.scale
-        if self.makes_anew:
-            by_score = by_scores(*optimization_barrier(value, self.head_keys))
-        by_key = einsum("bnkq,bnhq->bnhk", by_score, query) * self.scale
-        return tf.cast(by_query, dtype), tf.cast(by_key, dtype), by_value
+        by_value = tf.einsum("bnkq,bnhq->bnhk", tf.nn.relu(weights), by_context)
+        by_query = einsum("bnkq,bnhk->bnhq", by_scores(value), key) * self.scale
+        # Scores' gradients are made anew for each product that takes them, as they lie there: only the sum is turned.
+        by_key = einsum("bnkq,bnhq->bnkh", by_scores(*optimization_barrier(value)), query) * self.scale
+        (by_key,) = optimization_barrier(tf.cast(by_key, dtype))
+        return tf.cast(by_query, dtype), tf.transpose(by_key, (0, 1, 3, 2)), by_value
 
     def _shift_and_sums(self, query: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Find what to subtract from the scores, mostly 0, and the sums of their exponentials over the keys."""
-        batch, num_heads, _, length = query.shape
-        ones = tf.broadcast_to(self.attended, (batch, num_heads, NUM_ONES, length))
+        batch, num_heads, _, num_queries = query.shape
+        ones = tf.broadcast_to(self.attended, (batch, num_heads, NUM_ONES, key.shape[3]))
 
         def sums_after(shift: tf.Tensor) -> tf.Tensor:
             return einsum("bnkq,bnhk->bnhq", self._exponentials(query, key, shift), ones)[:, :, :1]
 
-        zero = tf.zeros((batch, num_heads, 1, length))
+        zero = tf.zeros((batch, num_heads, 1, num_queries))
         sums = sums_after(zero)
-        any_attended = tf.reduce_any(self.attended > 0, axis=-1, keepdims=True)  # (batch, 1, 1, 1)
-        is_safe = tf.reduce_all((sums > SAFE_SUMS[0]) & (sums < SAFE_SUMS[1]) | ~any_attended)
+        is_safe = tf.reduce_all((sums > SAFE_SUMS[0]) & (sums < SAFE_SUMS[1]) | ~self._is_query(query))
+
+        def largest_of_row(row: tuple[tf.Tensor, ...]) -> tf.Tensor:
+            query, key, attended, *documents = (tensor[tf.newaxis] for tensor in row)
+            is_key = tf.transpose(attended, (0, 1, 3, 2)) > 0  # (1, 1, keys, 1)
+            scores = tf.where(is_key, self._scores(query, key), tf.float32.min)
+            scores = self._among_near(_within(documents, scores, tf.float32.min), tf.float32.min)
+            return tf.reduce_max(scores, axis=2, keepdims=True)[0]
 
         @named(RARELY)
         def largest_scores() -> tuple[tf.Tensor, tf.Tensor]:
-            is_key = tf.transpose(self.attended, (0, 1, 3, 2)) > 0  # (batch, 1, length, 1)
-            shift = tf.reduce_max(tf.where(is_key, self._scores(query, key), tf.float32.min), axis=2, keepdims=True)
+            # Row by row: memory for all scores would be set aside in every step, and crowd out what is needed.
+            rows = (query, key, self.attended, *self.documents)
+            shift = tf.map_fn(largest_of_row, rows, fn_output_signature=tf.float32)
             return shift, sums_after(shift)
 
         return tf.cond(is_safe, lambda: (zero, sums), largest_scores)
@@ -139,15 +167,40 @@ class _Attention:
         return einsum("bnhk,bnhq->bnkq", key, query) * self.scale
 
     def _exponentials(self, query: tf.Tensor, key: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
-        """Compute exp(scores - shift), (batch, heads, keys, queries)."""
-        return tf.cast(tf.exp(tf.minimum(self._scores(query, key) - shift, LARGEST_EXPONENT)), query.dtype)
+        """Compute exp(scores - shift), (batch, heads, keys, queries), 0 at keys that a query does not attend to."""
+        exponentials = tf.exp(tf.minimum(self._scores(query, key) - shift, LARGEST_EXPONENT))
+        return tf.cast(self._among_near(_within(self.documents, exponentials, 0.0), 0.0), query.dtype)
 
-    def _dropped(self, weights: tf.Tensor, head_keys: tf.Tensor | None) -> tf.Tensor:
-        """Set the weights that are dropped to 0, without scaling the others."""
-        if head_keys is None:
+    def _is_query(self, query: tf.Tensor) -> tf.Tensor:
+        """Tell which queries are of attended tokens, so each has a key, itself: bool (batch, 1, 1, queries)."""
+        num_queries, num_keys = query.shape[3], self.attended.shape[3]
+        first = (num_keys - num_queries) // 2
+        return self.attended[..., first : first + num_queries] > 0
+
+    def _among_near(self, values: tf.Tensor, other: float) -> tf.Tensor:
+        """Put `other` in the place of values, (batch, heads, keys, queries), of keys that are out of reach."""
+        if self.reach is None:
+            return values
+        num_keys, num_queries = values.shape[2:]
+        # A constant of that size would be read from memory each time.
+        queries = tf.range(num_queries) + (num_keys - num_queries) // 2
+        return tf.where(tf.abs(tf.range(num_keys)[:, tf.newaxis] - queries) <= self.reach, values, other)
+
+    def _signed_weights(self, query: tf.Tensor, key: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
+        """Compute exp(scores - shift), with a minus where they are dropped: drawn once, it is read three times."""
+        weights = self._exponentials(query, key, shift)
+        if self.head_keys is None:
             return weights
-        falls = dropout_mask(head_keys, weights.shape[2:], self.rate)
-        return tf.where(falls, tf.zeros((), weights.dtype), weights)
+        return tf.where(dropout_mask(self.head_keys, weights.shape[2:], self.rate), -weights, weights)
+
+
+def _within(documents: Sequence[tf.Tensor], values: tf.Tensor, other: float) -> tf.Tensor:
+    """Put `other` in the place of values, (batch, heads, keys, queries), of keys that are not of the query's document.
+
+    Args:
+        documents: of queries (batch, 1, 1, queries) and keys (batch, 1, keys, 1); nothing where all are of one.
+    """
+    return tf.where(documents[0] == documents[1], values, other) if documents else values
 
 
 def _sum_over_head(values: tf.Tensor) -> tf.Tensor:

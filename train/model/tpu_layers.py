@@ -1,21 +1,24 @@
-"""The layers of BERT and its kin as a TPU's compiler computes them cheapest, with the same weights and results.
+"""The layers of BERT, its kin and ModernBERT as a TPU's compiler computes them cheapest, with the same results.
 
-XLA charges a TPU for each pass over a tensor, hardly for the matrix unit: so sums are products with a matrix of ones,
-which it joins to what makes their terms, and no tensor changes its layout. Variables, their names and what is exported
-stay those of transformers' layers, whose `call` alone is replaced. For programs that XLA compiles.
+Variables, their names and what is exported stay those of the stock layers, whose `call` alone is replaced. For programs
+that XLA compiles.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
+from transformers.activations_tf import get_tf_activation
 
 from train.model.architectures import architecture_of
+from train.model.block_attention import current_documents
+from train.model.modernbert import TFModernBertAttention, TFModernBertMLP
 from train.model.stateless_dropout import next_keys
-from train.model.tpu_attention import NUM_ONES, attend, einsum, sum_over_last, sum_over_rows
-from train.runtime.named_scopes import custom_gradient
+from train.model.tpu_attention import attend
+from train.model.tpu_functions import dense, dense_of_heads, gelu, heads, layer_norm
+from train.model.tpu_modernbert import gated_call, modernbert_attention_call
 
 
 def use_tpu_layers(model: Any) -> bool:
@@ -24,22 +27,46 @@ def use_tpu_layers(model: Any) -> bool:
     Attention that is called with what pretraining has no use for (head masks, attentions as an output, a mask of more
     than one row a sample) computes as before.
     """
-    if not architecture_of(model.config).is_plain_bert:
-        return False
-    encoder = getattr(model, model.base_model_prefix).encoder
-    for layer in encoder.submodules:
-        if type(layer).__name__.endswith("SelfAttention"):
-            layer.call = _attention_call(layer)
+    for layer, call_of in _known_layers(model):
+        stock_call, layer.call = layer.call, call_of(layer)
+        layer.call.stock_call = stock_call
+    return architecture_of(model.config).has_tpu_layers
+
+
+def use_stock_layers(model: Any) -> None:
+    """Undo `use_tpu_layers`."""
+    for layer, _ in _known_layers(model):
+        if hasattr(layer.call, "stock_call"):
+            layer.call = layer.call.stock_call
+
+
+def attention_layers(model: Any) -> list[Any]:
+    """List the layers that attend, of a model whose layers are known."""
+    return [layer for layer, call_of in _known_layers(model) if call_of in (_attention_call, modernbert_attention_call)]
+
+
+def _known_layers(model: Any) -> Iterator[tuple[Any, Callable[[Any], Callable]]]:
+    """Yield the layers below the head that can be computed otherwise, each with what makes the other `call` of it."""
+    if not architecture_of(model.config).has_tpu_layers:
+        return
+    for layer in getattr(model, model.base_model_prefix).submodules:
+        if isinstance(layer, TFModernBertAttention):
+            yield layer, modernbert_attention_call
+        elif isinstance(layer, TFModernBertMLP):
+            yield layer, gated_call
+        elif type(layer).__name__.endswith("SelfAttention"):
+            yield layer, _attention_call
         elif isinstance(layer, tf_keras.layers.Dense):
-            layer.call = _dense_call(layer)
+            yield layer, _dense_call
         elif isinstance(layer, tf_keras.layers.LayerNormalization):
-            layer.call = _layer_norm_call(layer)
-    return True
+            yield layer, _layer_norm_call
+        elif getattr(layer, "intermediate_act_fn", None) is get_tf_activation("gelu"):
+            yield layer, _gelu_call
 
 
 def _attention_call(layer: Any) -> Callable[..., tuple]:
     stock_call = layer.call
-    num_heads, head_size = layer.num_attention_heads, layer.attention_head_size
+    num_heads = layer.num_attention_heads
 
     @functools.wraps(stock_call)
     def call(
@@ -65,9 +92,11 @@ def _attention_call(layer: Any) -> Callable[..., tuple]:
         query, key, value = (_heads(hidden_states, dense, num_heads) for dense in (layer.query, layer.key, layer.value))
         # transformers adds 0 where a token is attended, -10000 elsewhere.
         attended = tf.cast(attention_mask[:, 0] > -1, hidden_states.dtype)  # (batch, 1, length)
-        context = attend(query, key, value, attended, keys, rate)
-        batch, length, _ = hidden_states.shape
-        return (tf.reshape(tf.transpose(context, (0, 3, 1, 2)), (batch, length, num_heads * head_size)),)
+        documents = current_documents()
+        if documents is not None:
+            documents = (documents[:, tf.newaxis],) * 2
+        # The next layer, a dense one, takes heads.
+        return (attend(query, key, value, attended, keys, rate, documents=documents),)
 
     return call
 
@@ -77,85 +106,29 @@ def _heads(inputs: tf.Tensor, layer: tf_keras.layers.Dense, num_heads: int) -> t
     return heads(inputs, kernel, tf.reshape(tf.cast(layer.bias, inputs.dtype), (num_heads, -1)))
 
 
-@custom_gradient
-def heads(inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-    """Project inputs for each head, to (batch, heads, head size, length): the layout in which products take it.
-
-    Args:
-        inputs: (batch, length, width).
-        kernel: (width, heads, head size), of the same type.
-        bias: (heads, head size), of the same type.
-    """
-
-    def gradient(by_output: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        if by_output.dtype == tf.float32:
-            by_bias = tf.reduce_sum(by_output, axis=(0, 3))
-        else:
-            batch, length, _ = inputs.shape
-            by_bias = einsum("bnhl,blr->nhr", by_output, tf.ones((batch, length, NUM_ONES), by_output.dtype))[..., 0]
-        return (
-            tf.einsum("bnhl,dnh->bld", by_output, kernel),
-            tf.einsum("bld,bnhl->dnh", inputs, by_output),
-            tf.cast(by_bias, bias.dtype),
-        )
-
-    return tf.einsum("bld,dnh->bnhl", inputs, kernel) + bias[..., tf.newaxis], gradient
-
-
 def _dense_call(layer: tf_keras.layers.Dense) -> Callable[[tf.Tensor], tf.Tensor]:
+    layer.input_spec = None  # which asks for the width last, and that of heads is not
+
     def call(inputs: tf.Tensor) -> tf.Tensor:
-        outputs = dense(inputs, tf.cast(layer.kernel, inputs.dtype), tf.cast(layer.bias, inputs.dtype))
+        kernel = tf.cast(layer.kernel, inputs.dtype)
+        bias = tf.zeros(layer.units, inputs.dtype) if layer.bias is None else tf.cast(layer.bias, inputs.dtype)
+        if inputs.shape.rank == 4:
+            outputs = dense_of_heads(inputs, tf.reshape(kernel, (*inputs.shape[1:3], -1)), bias)
+        else:
+            outputs = dense(inputs, kernel, bias)
         return layer.activation(outputs) if layer.activation else outputs
 
     return call
 
 
-@custom_gradient
-def dense(inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-    """Compute inputs @ kernel + bias: (batch, length, width) by (width, units) and (units,), all of one type."""
-
-    def gradient(by_output: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        return (
-            tf.einsum("ble,de->bld", by_output, kernel),
-            tf.einsum("bld,ble->de", inputs, by_output),
-            tf.cast(sum_over_rows(by_output), bias.dtype),
-        )
-
-    return tf.einsum("bld,de->ble", inputs, kernel) + bias, gradient
+def _gelu_call(layer: Any) -> Callable[[tf.Tensor], tf.Tensor]:
+    normalize = getattr(layer, "LayerNorm", tf.identity)  # RoBERTa-PreLayerNorm has one before its dense layer
+    return lambda hidden_states: gelu(layer.dense(normalize(hidden_states)))
 
 
 def _layer_norm_call(layer: tf_keras.layers.LayerNormalization) -> Callable[[tf.Tensor], tf.Tensor]:
-    return lambda inputs: layer_norm(inputs, layer.gamma, layer.beta, layer.epsilon)
+    def call(inputs: tf.Tensor) -> tf.Tensor:
+        beta = tf.zeros_like(layer.gamma) if layer.beta is None else layer.beta
+        return layer_norm(inputs, layer.gamma, beta, layer.epsilon)
 
-
-def layer_norm(inputs: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float) -> tf.Tensor:
-    """Normalize over the last axis (Ba et al. 2016), computed in float32; the result has the inputs' type.
-
-    Args:
-        inputs: (batch, length, width).
-        gamma: float32 (width,), the scale; so is `beta`, the offset.
-        epsilon: added to the variance.
-    """
-    dtype, width = inputs.dtype, inputs.shape[-1]
-
-    @custom_gradient
-    def apply(inputs: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-        mean = sum_over_last(inputs) / width
-        centered = tf.cast(inputs, tf.float32) - mean
-        # Terms rounded to bfloat16 leave the variance as exact as the outputs are: the errors of hundreds average out.
-        variance = sum_over_last(tf.cast(tf.square(centered), dtype)) / width
-        inverse_deviation = tf.math.rsqrt(variance + epsilon)
-
-        def gradient(by_output: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            normalized = (tf.cast(inputs, tf.float32) - mean) * inverse_deviation
-            by_output_float32 = tf.cast(by_output, tf.float32)
-            product = tf.cast(by_output_float32 * normalized, dtype)
-            scale = tf.cast(gamma, dtype)
-            by_mean = sum_over_last(by_output, scale) / width
-            by_deviation = sum_over_last(product, scale) / width
-            by_input = (by_output_float32 * gamma - by_mean - normalized * by_deviation) * inverse_deviation
-            return tf.cast(by_input, dtype), sum_over_rows(product), sum_over_rows(by_output)
-
-        return tf.cast(centered * (inverse_deviation * gamma) + beta, dtype), gradient
-
-    return apply(inputs, tf.convert_to_tensor(gamma), tf.convert_to_tensor(beta))
+    return call

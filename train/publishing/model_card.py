@@ -15,8 +15,10 @@ from tokenizer_training.corpus.config import BUILTIN
 from tokenizer_training.corpus.published_corpus import HUB_ID, hub_dataset
 from tokenizer_training.tokenizer import vocabulary_size
 from train.config import MASK
+from train.model.computation import describe_computation
 from train.publishing.publisher import Publication
 from train.publishing.pytorch_format import num_parameters
+from train.runtime.plan import longest_row, tokens_after
 from train.runtime.run_folder import LOSS_CURVE_NAME
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.task import TaskCard
@@ -32,6 +34,7 @@ tokenizer = AutoTokenizer.from_pretrained({model}{revision})
 model = {auto_class}.from_pretrained({model}{revision})
 ```"""
 
+BLOCK_ATTENTION = "within each document of a row, as if it had a row of its own; positions begin anew in each"
 LIMITS = """- {limits}
 - It knows what its corpus holds, and repeats what is wrong or unfair there.
 - Nothing but the figures above was measured: neither tasks built on it, nor texts of another kind."""
@@ -67,11 +70,11 @@ def model_card(
     }
     sections = {
         "Use": _usage(record, task, tokenizer),
-        "Corpus": markdown_table(corpus_table(record)),
-        "Training": markdown_table(procedure_table(record, task, publication.step)),
+        "Corpus": _corpora(record),
+        "Training": markdown_table(procedure_table(record, task, publication.step)) + _phases_table(record, task),
         "Evaluation": evaluation_table(record, task, evaluations)
         + (f"\n\n![Loss over the steps]({LOSS_CURVE_NAME})" if has_picture else ""),
-        "Limits": LIMITS.format(limits=task.limits.format(max_length=record["plan"]["max_length"])),
+        "Limits": LIMITS.format(limits=task.limits.format(max_length=longest_row(record["plan"]))),
     }
     text = [f"# {_name(hub, task)}", _opening(record, task, publication.step), markdown_table(about)]
     text += [f"## {title}\n\n{content}" for title, content in sections.items()]
@@ -88,13 +91,14 @@ def metadata(
     from huggingface_hub import ModelCardData
 
     hub = record["settings"]["hub"]
-    dataset = hub_dataset((record["train_data"] or {}).get("corpus", {}))
+    corpora = ((phase["train_data"] or {}).get("corpus", {}) for phase in _phases(record))
+    datasets = list(dict.fromkeys(filter(None, map(hub_dataset, corpora))))
     data = ModelCardData(
         library_name="transformers",
         pipeline_tag=task.pipeline_tag,
         language=hub["hub_language"] or None,
         license=hub["hub_license"],
-        datasets=[dataset] if dataset else None,
+        datasets=datasets or None,
         tags=[*task.tags, "tensorboard"],
         mask_token=tokenizer.mask_token,
         widget=[{"text": _example(hub, tokenizer)}] if task.usage else None,
@@ -137,7 +141,7 @@ def _name(hub: dict[str, Any], task: TaskCard) -> str:
 
 
 def _opening(record: dict[str, Any], task: TaskCard, step: int) -> str:
-    init_from, num_steps = record["settings"]["model"]["init_from"], record["plan"]["num_steps"]
+    init_from, num_steps = record["settings"]["model"]["init_from"], _phases(record)[-1]["plan"]["num_steps"]
     start = "from scratch"
     if init_from is not None:
         is_on_hub = HUB_ID.fullmatch(init_from) and not Path(init_from).exists()
@@ -189,27 +193,76 @@ def corpus_table(record: dict[str, Any]) -> dict[str, str]:
     }
 
 
+def _corpora(record: dict[str, Any]) -> str:
+    """Describe the text of each phase; of phases that share theirs, once."""
+    phases_of: dict[str, list[str]] = {}
+    for index, phase in enumerate(_phases(record), start=1):
+        phases_of.setdefault(markdown_table(corpus_table(phase)), []).append(str(index))
+    if len(phases_of) == 1:
+        return next(iter(phases_of))
+    return "\n\n".join(f"In phase {' and '.join(indices)}:\n\n{table}" for table, indices in phases_of.items())
+
+
+def _phases(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """List the record as it is in each phase; a run without phases is one."""
+    return record.get("phases") or [record]
+
+
+def _phases_table(record: dict[str, Any], task: TaskCard) -> str:
+    """Describe what differs between the phases of a run; nothing without any."""
+    header = ("phase", "up to step", "rows", "batch", *task.procedure, "learning rate")
+    rows = [
+        (
+            str(index),
+            f"{(plan := phase['plan'])['num_steps']:,}",
+            f"{plan['max_length']:,} tokens",
+            f"{plan['global_batch_rows']:,} rows",
+            *(text.format(**phase["settings"]) for text in task.procedure.values()),
+            _learning_rate(phase),
+        )
+        for index, phase in enumerate(record.get("phases", ()), start=1)
+    ]
+    return f"\n\n{_table(header, rows)}" if rows else ""
+
+
 def procedure_table(record: dict[str, Any], task: TaskCard, step: int) -> dict[str, str]:
-    """Describe how the model was trained, up to `step`."""
+    """Describe how the model was trained, up to `step`, but for what differs between phases."""
     plan, settings = record["plan"], record["settings"]
     optimization = settings["optimization"]
     batch_tokens = plan["global_batch_rows"] * plan["max_length"]
-    return {
+    rows = {
         "steps": f"{step:,}",
-        "tokens seen": f"{step * batch_tokens:,}, padding included",
+        "tokens seen": f"{tokens_after(plan, step):,}, padding included",
         "epochs": f"{step * plan['global_batch_rows'] / plan['num_rows']:.2f}",
         "batch": f"{plan['global_batch_rows']:,} rows = {batch_tokens:,} tokens a step",
+        **({"attention": BLOCK_ATTENTION} if settings["model"].get("block_attention") else {}),
         **{title: text.format(**settings) for title, text in task.procedure.items()},
         "optimizer": f"{optimization['optimizer']}, beta1 {optimization['adam_beta1']}, beta2 "
         f"{optimization['adam_beta2']}, epsilon {optimization['adam_epsilon']}, weight decay "
         f"{optimization['weight_decay_rate']}, gradients clipped to norm {optimization['max_grad_norm']}",
-        "learning rate": f"{optimization['learning_rate']}, schedule {optimization['schedule']}, "
-        f"{plan['num_warmup_steps']:,} steps of warmup",
+        "learning rate": _learning_rate(record),
         "precision": "bfloat16, weights in float32" if settings["hardware"]["bfloat16"] else "float32",
         "seed": str(settings["run"]["seed"]),
         "hardware": record["hardware"],
+        **_computed(record),
         "software": ", ".join(f"{name} {version}" for name, version in record["versions"].items()),
     }
+    of_a_phase = ("epochs", "batch", *task.procedure, "learning rate") if "phases" in record else ()
+    return {title: text for title, text in rows.items() if title not in of_a_phase}
+
+
+def _learning_rate(record: dict[str, Any]) -> str:
+    optimization = record["settings"]["optimization"]
+    warmup = f"{record['plan']['num_warmup_steps']:,} steps of warmup"
+    return f"{optimization['learning_rate']}, schedule {optimization['schedule']}, {warmup}"
+
+
+def _computed(record: dict[str, Any]) -> dict[str, str]:
+    """Describe how steps were computed, where that was recorded."""
+    if "computation" not in record:
+        return {}
+    on_tpu = record["hardware"].startswith("TPU")
+    return {"computation": describe_computation(record["computation"], on_tpu=on_tpu)}
 
 
 def evaluation_table(record: dict[str, Any], task: TaskCard, evaluations: Sequence[dict[str, Any]]) -> str:

@@ -10,11 +10,11 @@ from train.checkpoints.store import CheckpointRecord
 from train.config import SUBJECTS
 
 # Of `run.json`: as they are.
-PUBLIC_FIELDS = ("commit", "versions", "hardware", "hub_revision", "task", "plan")
+PUBLIC_FIELDS = ("commit", "versions", "hardware", "computation", "hub_revision", "task", "plan")
 # Of a checkpoint's record: as they are.
 PUBLIC_CHECKPOINT_FIELDS = (
     "step", "row", "fingerprint_sha256", "plan", "versions", "logged_step", "validation_loss", "skipped", "num_bytes",
-    "crc32c", "format_version", "generator", "made_by", "num_written_log_lines", "unwritten_log_lines",
+    "crc32c", "format_version", "generator", "computation", "made_by", "num_written_log_lines", "unwritten_log_lines",
 )  # fmt: skip
 # Where transformers keeps the folder that a configuration came from.
 CONFIG_SOURCE = "_name_or_path"
@@ -22,15 +22,13 @@ CONFIG_SOURCE = "_name_or_path"
 
 def published_run(record: Mapping[str, Any]) -> dict[str, Any]:
     """Withhold of a `run.json` what is its owner's; of the fingerprint the hash stays, for the run to be resumed."""
-    published = withhold_except(record, PUBLIC_FIELDS)
-    published["model_config"] = withhold_except(record["model_config"], record["model_config"].keys() - {CONFIG_SOURCE})
-    published["settings"] = _published_settings(record["settings"])
+    published = _published_phase(record)
+    if "phases" in record:
+        published["phases"] = [_published_phase(phase) for phase in record["phases"]]
     published["fingerprint"] = {
         name: value if withhold(value) == value else withheld_hash(value)
         for name, value in record["fingerprint"].items()
     }
-    for name in ("train_data", "eval_data"):
-        published[name] = _published_data(record[name]) if record[name] else None
     return published
 
 
@@ -42,6 +40,15 @@ def published_checkpoint(record: CheckpointRecord) -> CheckpointRecord:
         if one.name not in PUBLIC_CHECKPOINT_FIELDS
     }
     return replace(record, **withheld | {"settings": _published_settings(record.settings)})
+
+
+def _published_phase(record: Mapping[str, Any]) -> dict[str, Any]:
+    published = withhold_except(record, PUBLIC_FIELDS)
+    published["model_config"] = withhold_except(record["model_config"], record["model_config"].keys() - {CONFIG_SOURCE})
+    published["settings"] = _published_settings(record["settings"])
+    for name in ("train_data", "eval_data"):
+        published[name] = _published_data(record[name]) if record[name] else None
+    return published
 
 
 def _published_settings(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

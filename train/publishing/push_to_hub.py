@@ -22,13 +22,14 @@ GRACE_SECONDS = 60.0
 
 
 def steps_of_pushes(config: HubConfig, plan: Plan) -> tuple[int, ...]:
-    """List the steps after which a model is pushed while training continues; the last step is not among them."""
+    """List the steps after which a model is pushed within a phase; its last step is not among them."""
     if config.hub_model_id is None or config.hub_strategy == "end":
         return ()
     if config.hub_strategy in ("steps", "checkpoint"):
         return tuple(range(config.push_steps or plan.save_steps, plan.num_steps, config.push_steps or plan.save_steps))
-    ends = (-(-plan.num_rows * epoch // plan.global_batch_rows) for epoch in range(1, int(plan.num_epochs) + 1))
-    return tuple(step for step in ends if step < plan.num_steps)
+    passes = range(plan.first_row // plan.num_rows + 1, plan.row_after(plan.num_steps) // plan.num_rows + 1)
+    ends = (-((plan.first_row - plan.num_rows * epoch) // plan.global_batch_rows) for epoch in passes)
+    return tuple(plan.first_step + steps for steps in ends if plan.first_step + steps < plan.num_steps)
 
 
 class PushToHub:

@@ -4,7 +4,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-import transformers
 from transformers import PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -15,11 +14,13 @@ from tokenizer_training.tokenizer import load_tokenizer
 from train.checkpoints.store import CheckpointStore, DamagedCheckpointError
 from train.metrics.log import read_metrics
 from train.model.architectures import max_positions
+from train.model.auto_classes import auto_class
 from train.model.from_pretrained import load_model
 from train.publishing.model_card import recorded_task
 from train.publishing.publisher import Publication
 from train.publishing.pytorch_format import ModelSnapshot, take_snapshot
-from train.runtime.run_folder import CHECKPOINTS_FOLDER, RECORD_NAME, read_run_record
+from train.runtime.plan import longest_row, phase_index
+from train.runtime.run_folder import CHECKPOINTS_FOLDER, RECORD_NAME, read_run_record, record_of_phase
 from train.tasks.masked_lm import MaskedLanguageModeling
 
 CHECKPOINT_NAME = re.compile(r"step-(\d+)(\.safetensors|\.json)?")
@@ -77,20 +78,20 @@ def _read_checkpoint(run_folder: str, step: int | None, tokenizer_name: str | No
             f"A checkpoint must be whole; that of step {step or steps[-1]} in {store.folder} is not: {error}. Others "
             f"there: {others or 'none'}."
         ) from error
-    record = read_run_record(run_folder)
+    record = record_of_phase(read_run_record(run_folder), phase_index(checkpoint.plan))
     if tokenizer_name is None and record["tokenizer"] == WITHHELD:
         raise InputError(f"--tokenizer is required: the {RECORD_NAME} in {run_folder} was on the Hub, and names none.")
     config = CONFIG_MAPPING[record["model_config"]["model_type"]].from_dict(record["model_config"])
     weights = {name: array for name, array in arrays.items() if name.startswith(WEIGHTS_PREFIX)}
     model_class = recorded_task(record)["model_class"]
-    class_name = getattr(transformers, model_class)._model_mapping[type(config)].__name__
+    class_name = auto_class(model_class)._model_mapping[type(config)].__name__
     snapshot = ModelSnapshot(class_name, config, weights)
     lines = read_metrics(run_folder, checkpoint.num_written_log_lines, checkpoint.unwritten_log_lines)
     metrics = [line for line in lines if line["step"] <= checkpoint.step]
     return SavedModel(
         Publication(checkpoint.step, snapshot, metrics),
         load_tokenizer(tokenizer_name or record["tokenizer"]),
-        record["plan"]["max_length"],
+        longest_row(record["plan"]),
         model_class,
         run_folder,
         record,

@@ -14,12 +14,14 @@ from train.config import PER_WORKER, TrainingConfig
 from train.runtime.cluster import Cluster
 
 
-def shared_settings(config: TrainingConfig, fingerprint: dict[str, Any]) -> dict[str, Any]:
+def shared_settings(phases: Sequence[TrainingConfig], fingerprint: dict[str, Any]) -> dict[str, Any]:
     """Collect what the workers of a run must have in common: {name: value}, of the same names for all runs.
 
     For what lies at the paths, which may differ, stands the fingerprint.
     """
-    settings = {spelled(name.partition(".")[2]): value for name, value in config.without(PER_WORKER).items()}
+    of_phases = [config.without(PER_WORKER) for config in phases]
+    values = {name: [settings[name] for settings in of_phases] for name in of_phases[0]}
+    settings = {spelled(name.partition(".")[2]): own if len(own) > 1 else own[0] for name, own in values.items()}
     return {**settings, "shards, tokenizer or model": fingerprint}
 
 

@@ -1,11 +1,13 @@
 """What a run will do, worked out before it starts: batches, steps, tokens, memory."""
 
 import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mlm_common.errors import InputError
 from train.config import OptimizationConfig, RunConfig
+from train.runtime.phases import naming_phase
 
 # float32 weights, gradients, and the optimizer's two moments.
 STATE_BYTES_PER_PARAMETER = 4 * 4
@@ -13,8 +15,30 @@ NUM_EVALUATIONS = 10
 
 
 @dataclass(frozen=True)
+class PastPhase:
+    """A phase that lies before another.
+
+    num_steps: steps of the run up to its end.
+    """
+
+    num_steps: int
+    global_batch_rows: int
+    max_length: int
+
+
+@dataclass(frozen=True)
 class Plan:
-    """The numbers of a run; a step is one update of the weights."""
+    """The numbers of a run, or of one of its phases; a step is one update of the weights.
+
+    num_steps: steps of the run up to the end of the phase.
+    num_warmup_steps, num_decay_steps: the first and the last steps of the learning rate's schedule.
+    num_micro_batches: into which a replica's share of a step is cut.
+    before: the phases before this one.
+    num_phases: of the run.
+    first_row: the row of the phase's shards that it begins with; others before it were used by the phases before.
+    first_step_of_rows: the step after which the first of these rows was used.
+    first_schedule_step, last_schedule_step: steps between which the learning rate's schedule runs.
+    """
 
     num_replicas: int
     global_batch_rows: int
@@ -25,32 +49,59 @@ class Plan:
     num_decay_steps: int
     eval_steps: int
     save_steps: int
-    save_minutes: float | None = None
+    save_minutes: float | None
+    num_micro_batches: int
+    first_schedule_step: int
+    last_schedule_step: int
+    before: tuple[PastPhase, ...] = ()
+    num_phases: int = 1
+    first_row: int = 0
+    first_step_of_rows: int = 0
+
+    @property
+    def first_step(self) -> int:
+        """Steps of the run before the phase."""
+        return self.before[-1].num_steps if self.before else 0
+
+    @property
+    def num_own_steps(self) -> int:
+        """Steps of the phase."""
+        return self.num_steps - self.first_step
 
     @property
     def num_tokens(self) -> int:
-        """Tokens the run goes through, padding included."""
-        return self.num_steps * self.global_batch_rows * self.max_length
+        """Tokens the phase goes through, padding included."""
+        return self.num_own_steps * self.global_batch_rows * self.max_length
 
     @property
     def num_epochs(self) -> float:
         """Passes over the rows."""
-        return self.num_steps * self.global_batch_rows / self.num_rows
+        return self.num_own_steps * self.global_batch_rows / self.num_rows
+
+    @property
+    def schedule_steps(self) -> dict[str, int]:
+        """The numbers of steps that `train.optimizer.build_schedule` takes."""
+        return schedule_steps(vars(self))
 
     def row_after(self, step: int, num_skipped_rows: int = 0) -> int:
         """Count the rows up to the last one of a step, over all epochs, with those that were left out so far."""
-        return step * self.global_batch_rows + num_skipped_rows
+        return self.first_row + (step - self.first_step) * self.global_batch_rows + num_skipped_rows
 
     def describe(self, num_parameters: int) -> dict[str, Any]:
         """Describe the plan as {title: text}, for people."""
         by_the_clock = f", and every {self.save_minutes:g} minutes" if self.save_minutes else ""
         state_gib = num_parameters * STATE_BYTES_PER_PARAMETER / 2**30
+        steps = f"{self.num_steps:,}"
+        if self.num_phases > 1:
+            steps = f"{self.first_step:,} to {self.num_steps:,}"
+        has_warmup = self.first_schedule_step + self.num_warmup_steps > self.first_step
+        warmup = f", of which warmup {self.num_warmup_steps:,}" if has_warmup or not self.before else ""
         return {
             "parameters": f"{num_parameters:,}",
             "rows": f"{self.num_rows:,} of {self.max_length} tokens",
             "global batch": f"{self.global_batch_rows:,} rows = {self.global_batch_rows * self.max_length:,} tokens, "
             f"on {self.num_replicas} replica(s)",
-            "steps": f"{self.num_steps:,}, of which warmup {self.num_warmup_steps:,}",
+            "steps": f"{steps}{warmup}",
             "epochs": f"{self.num_epochs:.2f}",
             "tokens": f"{self.num_tokens:,}",
             "evaluation, checkpoint": f"every {self.eval_steps:,}, every {self.save_steps:,} steps{by_the_clock}",
@@ -58,43 +109,146 @@ class Plan:
         }
 
 
-@functools.cache
+@dataclass(frozen=True)
+class PhaseToPlan:
+    """What a phase's plan follows from.
+
+    optimization, run: its settings.
+    goes_on_in_rows: it has the shards of the phase before.
+    has_own_schedule: see `train.runtime.phases.Phase`.
+    name: for errors.
+    """
+
+    optimization: OptimizationConfig
+    run: RunConfig
+    num_rows: int
+    max_length: int
+    goes_on_in_rows: bool = False
+    has_own_schedule: bool = False
+    name: str = ""
+
+
 def make_plan(
     optimization: OptimizationConfig, run: RunConfig, *, num_rows: int, max_length: int, num_replicas: int
 ) -> Plan:
-    """Plan a run on `num_replicas`.
+    """Plan a run of one phase on `num_replicas`; see `make_plans`."""
+    return make_plans((PhaseToPlan(optimization, run, num_rows, max_length),), num_replicas)[0]
+
+
+@functools.cache
+def make_plans(phases: tuple[PhaseToPlan, ...], num_replicas: int) -> tuple[Plan, ...]:
+    """Plan the phases of a run on `num_replicas`.
 
     Raises:
-        InputError: a batch larger than the data set; a warmup, decay or profile longer than the run.
+        InputError: a batch that the replicas cannot take, or larger than the data set; a warmup, decay or profile
+            longer than the run.
     """
-    batch_rows = optimization.per_replica_batch_size * optimization.gradient_accumulation_steps * num_replicas
+    batches = [_batch(phase, num_replicas) for phase in phases]
+    num_steps = [_num_steps(phase, batch_rows) for phase, (_, batch_rows) in zip(phases, batches, strict=True)]
+    run = phases[0].run
+    if run.profiled_steps and run.profiled_steps[1] > sum(num_steps):
+        raise InputError(f"--profile must end within the run's {sum(num_steps)} steps; received {run.profile}.")
+    plans: list[Plan] = []
+    for index, phase in enumerate(phases):
+        first_step, last_step = sum(num_steps[:index]), sum(num_steps[: index + 1])
+        schedule = (first_step, last_step) if phase.has_own_schedule else (0, sum(num_steps))
+        num_warmup_steps, num_decay_steps = _warmup_and_decay(phase, schedule[1] - schedule[0])
+        eval_steps = phase.run.eval_steps or max(1, num_steps[index] // NUM_EVALUATIONS)
+        goes_on = phase.goes_on_in_rows and plans
+        plans.append(
+            Plan(
+                num_replicas=num_replicas,
+                global_batch_rows=batches[index][1],
+                num_rows=phase.num_rows,
+                max_length=phase.max_length,
+                num_steps=last_step,
+                num_warmup_steps=num_warmup_steps,
+                num_decay_steps=num_decay_steps,
+                eval_steps=eval_steps,
+                save_steps=phase.run.save_steps or eval_steps,
+                save_minutes=phase.run.save_minutes or None,
+                num_micro_batches=batches[index][0],
+                first_schedule_step=schedule[0],
+                last_schedule_step=schedule[1],
+                before=tuple(PastPhase(one.num_steps, one.global_batch_rows, one.max_length) for one in plans),
+                num_phases=len(phases),
+                first_row=plans[-1].row_after(first_step) if goes_on else 0,
+                first_step_of_rows=plans[-1].first_step_of_rows if goes_on else first_step,
+            )
+        )
+    return tuple(plans)
+
+
+def phase_index(plan: Mapping[str, Any]) -> int:
+    """Count the phases before that of a recorded plan."""
+    return len(plan.get("before", ()))
+
+
+def schedule_steps(plan: Mapping[str, Any]) -> dict[str, int]:
+    """Collect, from a plan as it is recorded, the numbers of steps that `train.optimizer.build_schedule` takes."""
+    return {
+        "first_step": plan.get("first_schedule_step", 0),
+        "num_steps": plan.get("last_schedule_step", plan["num_steps"]),
+        "num_warmup_steps": plan["num_warmup_steps"],
+        "num_decay_steps": plan["num_decay_steps"],
+    }
+
+
+def tokens_after(plan: Mapping[str, Any], step: int) -> int:
+    """Count the tokens, padding included, that the steps up to `step` took; by a plan as it is recorded."""
+    num_tokens = num_counted = 0
+    for phase in plan.get("before", ()):
+        num_steps = min(step, phase["num_steps"]) - num_counted
+        num_tokens += num_steps * phase["global_batch_rows"] * phase["max_length"]
+        num_counted += num_steps
+    return num_tokens + (step - num_counted) * int(plan["global_batch_rows"] * plan["max_length"])
+
+
+def longest_row(plan: Mapping[str, Any]) -> int:
+    """Find the most tokens of a row up to the phase of a plan as it is recorded."""
+    lengths: Sequence[int] = [phase["max_length"] for phase in (*plan.get("before", ()), plan)]
+    return max(lengths)
+
+
+def _batch(phase: PhaseToPlan, num_replicas: int) -> tuple[int, int]:
+    """Count the micro-batches of a step, and its rows over all replicas."""
+    with naming_phase(phase.name):
+        return _checked_batch(phase.optimization, phase.num_rows, num_replicas)
+
+
+def _num_steps(phase: PhaseToPlan, batch_rows: int) -> int:
+    optimization = phase.optimization
+    return optimization.max_steps or max(1, optimization.num_epochs * phase.num_rows // batch_rows)
+
+
+def _checked_batch(optimization: OptimizationConfig, num_rows: int, num_replicas: int) -> tuple[int, int]:
+    micro_batch_rows = optimization.per_replica_batch_size * num_replicas
+    num_micro_batches = optimization.gradient_accumulation_steps
+    if optimization.global_batch_size is not None:
+        num_micro_batches, rest = divmod(optimization.global_batch_size, micro_batch_rows)
+        if rest or not num_micro_batches:
+            raise InputError(
+                f"--global-batch-size must be a multiple of the {micro_batch_rows} rows that {num_replicas} replicas "
+                f"take at once (--per-replica-batch-size {optimization.per_replica_batch_size} x {num_replicas}); "
+                f"received {optimization.global_batch_size}."
+            )
+    batch_rows = micro_batch_rows * num_micro_batches
     if batch_rows > num_rows:
         raise InputError(
             f"The global batch of {batch_rows} rows (--per-replica-batch-size {optimization.per_replica_batch_size} x "
-            f"--gradient-accumulation-steps {optimization.gradient_accumulation_steps} x {num_replicas} replicas) must "
+            f"--gradient-accumulation-steps {num_micro_batches} x {num_replicas} replicas) must "
             f"not exceed the data set's {num_rows} rows; lower one of the two."
         )
-    num_steps = optimization.max_steps or max(1, optimization.num_epochs * num_rows // batch_rows)
-    num_warmup_steps, num_decay_steps = _warmup_and_decay(optimization, num_steps)
-    if run.profiled_steps and run.profiled_steps[1] > num_steps:
-        raise InputError(f"--profile must end within the run's {num_steps} steps; received {run.profile}.")
-    eval_steps = run.eval_steps or max(1, num_steps // NUM_EVALUATIONS)
-    return Plan(
-        num_replicas=num_replicas,
-        global_batch_rows=batch_rows,
-        num_rows=num_rows,
-        max_length=max_length,
-        num_steps=num_steps,
-        num_warmup_steps=num_warmup_steps,
-        num_decay_steps=num_decay_steps,
-        eval_steps=eval_steps,
-        save_steps=run.save_steps or eval_steps,
-        save_minutes=run.save_minutes or None,
-    )
+    return num_micro_batches, batch_rows
 
 
-def _warmup_and_decay(optimization: OptimizationConfig, num_steps: int) -> tuple[int, int]:
+def _warmup_and_decay(phase: PhaseToPlan, num_steps: int) -> tuple[int, int]:
     """Count the first steps, over which the rate rises, and the last ones, over which `wsd` falls."""
+    with naming_phase(phase.name):
+        return _checked_warmup_and_decay(phase.optimization, num_steps)
+
+
+def _checked_warmup_and_decay(optimization: OptimizationConfig, num_steps: int) -> tuple[int, int]:
     flag, num_warmup_steps = "--warmup-steps", optimization.warmup_steps
     if num_warmup_steps is None:
         flag, num_warmup_steps = "--warmup-ratio", _share(num_steps, optimization.warmup_ratio)

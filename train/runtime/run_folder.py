@@ -27,11 +27,21 @@ OWN_FILES = {
     r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json",
     f"{EXPORT_FOLDER}/runs": r"events\.out\.tfevents\..*",
 }
+_BEGUN = " Phase {} is begun: it, and what lies behind it, must stay as it was; phases that lie ahead may change."
 PROFILES_FOLDER = f"{TENSORBOARD_FOLDER}/plugins/profile"
 
 
-def check_run_folder(run_folder: str, fingerprint: dict[str, Any], *, resume: str, overwrite: bool) -> None:
+def check_run_folder(
+    run_folder: str, fingerprint: dict[str, Any], *, resume: str, overwrite: bool, begun_phase: int = 0
+) -> None:
     """Check that the folder is empty or holds this very run, as `--resume` asks for.
+
+    Args:
+        run_folder: the folder.
+        fingerprint: of the run, with all its phases.
+        resume: as the flag.
+        overwrite: whether the run that is there is to be deleted.
+        begun_phase: the last of the run's phases that was begun, counted from 0; those after it may be others.
 
     Raises:
         InputError: it holds another run, and the first differences are named; a run where there must be none, or none
@@ -57,7 +67,12 @@ def check_run_folder(run_folder: str, fingerprint: dict[str, Any], *, resume: st
             f"--resume never needs a folder without a run; {run_folder} has one. Name another folder, or give "
             "--overwrite-output-dir, which deletes that run."
         )
-    _check_fingerprint(run_folder, fingerprint)
+    _check_fingerprint(run_folder, fingerprint, begun_phase)
+
+
+def phase_prefix(index: int) -> str:
+    """Begin the names of what a phase, counted from 0, has other than the first one in the fingerprint of a run."""
+    return f"phase {index + 1}: "
 
 
 def has_checkpoint(run_folder: str) -> bool:
@@ -98,23 +113,44 @@ def read_run_record(run_folder: str) -> dict[str, Any]:
     return json.loads(open_folder(run_folder).read_text(RECORD_NAME))
 
 
-def _check_fingerprint(run_folder: str, fingerprint: dict[str, Any]) -> None:
+def record_of_phase(record: dict[str, Any], index: int) -> dict[str, Any]:
+    """Give a `run.json` as it is in the phase of that index; as it is where the run has no phases."""
+    phases = record.get("phases")
+    return {**record, **phases[index]} if phases else record
+
+
+def _check_fingerprint(run_folder: str, fingerprint: dict[str, Any], begun_phase: int) -> None:
     theirs = dict(read_run_record(run_folder)["fingerprint"])
     theirs.pop(FORMER_FINGERPRINT_KEY, None)
     # Of a record that was on the Hub, hashes are compared.
     differing = sorted(
-        key for key in fingerprint.keys() | theirs.keys() if not is_same(theirs.get(key), fingerprint.get(key))
+        key
+        for key in fingerprint.keys() | theirs.keys()
+        if not is_same(_value(theirs, key), _value(fingerprint, key)) and _phase_of(key) <= begun_phase
     )
     if differing:
+        has_phases = any(map(_phase_of, fingerprint.keys() | theirs.keys()))
         shown = "; ".join(
-            f"{key}: {_short(theirs.get(key))} there, {_short(fingerprint.get(key))} now" for key in differing[:3]
+            f"{key}: {_short(_value(theirs, key))} there, {_short(_value(fingerprint, key))} now"
+            for key in differing[:3]
         )
         more = f", and {len(differing) - 3} more" if len(differing) > 3 else ""
         raise InputError(
             f"--output-dir must not hold another run; {run_folder} does ({shown}{more}). Name another folder, give "
             "--overwrite-output-dir, or the settings of that run, of which these may change: "
-            f"{', '.join(flags_marked(MAY_CHANGE))}."
+            f"{', '.join(flags_marked(MAY_CHANGE))}." + (_BEGUN.format(begun_phase + 1) if has_phases else "")
         )
+
+
+def _value(fingerprint: dict[str, Any], key: str) -> Any:
+    """Look up what a fingerprint has under a name; what it does not have of a phase is as in the first one."""
+    return fingerprint.get(key, fingerprint.get(re.sub(r"^phase \d+: ", "", key)))
+
+
+def _phase_of(key: str) -> int:
+    """Read from a name in a fingerprint the phase that it is of, counted from 0."""
+    match = re.match(r"phase (\d+): ", key)
+    return int(match[1]) - 1 if match else 0
 
 
 def _holds_run(run_folder: str) -> bool:

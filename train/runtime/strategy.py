@@ -32,17 +32,25 @@ def connect(config: HardwareConfig, cluster: Cluster) -> tf.distribute.Strategy:
         is_cpu = len(names) == 1 and "CPU" in names[0]
         strategy = tf.distribute.OneDeviceStrategy(names[0]) if is_cpu else mirrored_strategy(names)
         devices = "CPU" if "CPU" in names[0] else "GPU"
-    _check_sums_compile(config, strategy.num_replicas_in_sync)
+    _check_step_compiles(config, strategy.num_replicas_in_sync)
     logger.info("training on %s, replicas: %d", devices, strategy.num_replicas_in_sync)
     return strategy
 
 
-def _check_sums_compile(config: HardwareConfig, num_replicas: int) -> None:
-    """Refuse a step whose sums over replicas XLA does not compile: of several CPUs."""
-    if num_replicas > 1 and compiles_with_xla(config) and not tf.config.list_logical_devices("GPU"):
+def _check_step_compiles(config: HardwareConfig, num_replicas: int) -> None:
+    """Refuse a step that XLA does not compile: sums over several CPUs, and whatever is no TPU's in a build for TPUs."""
+    if not compiles_with_xla(config):
+        return
+    flags = "--jit-compile, --bfloat16 and --tpu-layers on, which XLA compiles,"
+    if _is_build_for_tpus():
         raise InputError(
-            "--jit-compile and --bfloat16, which XLA compiles, need GPUs, a TPU or a single CPU: XLA adds up nothing "
-            f"over several; received {num_replicas} CPU replicas. Leave them out."
+            f"{flags} need a TPU where TensorFlow is tensorflow-tpu, as here; received no --tpu-name. Give it, leave "
+            "them out, or install tensorflow: python install.py --extra cpu."
+        )
+    if num_replicas > 1 and not tf.config.list_logical_devices("GPU"):
+        raise InputError(
+            f"{flags} need GPUs, a TPU or a single CPU: XLA adds up nothing over several; received {num_replicas} CPU "
+            "replicas. Leave them out."
         )
 
 
@@ -110,7 +118,12 @@ def _needs_another_setup(error: Exception) -> bool:
         return True
     # A TPU that is held by another process is not found either.
     is_not_found = isinstance(error, tf.errors.NotFoundError | tf.errors.InvalidArgumentError)
-    return is_not_found and not any("tpu" in name for name in packages_distributions().get("tensorflow", ()))
+    return is_not_found and not _is_build_for_tpus()
+
+
+def _is_build_for_tpus() -> bool:
+    """Ask whether TensorFlow is `tensorflow-tpu`, in which XLA compiles for TPUs alone."""
+    return any("tpu" in name for name in packages_distributions().get("tensorflow", ()))
 
 
 def _connect_workers(cluster: Cluster) -> tf.distribute.Strategy:
@@ -126,21 +139,15 @@ def _connect_workers(cluster: Cluster) -> tf.distribute.Strategy:
         ) from error
 
 
-def compiles_with_xla(config: HardwareConfig) -> bool:
-    """Tell whether the step is to be wrapped in `jit_compile`: TPUStrategy compiles by itself."""
+def compiles_with_xla(config: HardwareConfig) -> bool | None:
+    """Tell whether the step is to be wrapped in `jit_compile`: TPUStrategy compiles by itself.
+
+    None where it may be, on CPUs in float32: whether it pays is a question of the model and the length of the run.
+    """
     if config.wants_tpu:
         return False
     if config.jit_compile is None:
-        return config.bfloat16 or bool(tf.config.list_logical_devices("GPU"))
+        if config.bfloat16 or config.tpu_layers == "on" or tf.config.list_logical_devices("GPU"):
+            return True
+        return False if _is_build_for_tpus() else None
     return config.jit_compile
-
-
-def computes_as_suits_tpu(config: HardwareConfig) -> bool:
-    """Tell whether attention is computed as suits XLA on a TPU.
-
-    Raises:
-        InputError: it is asked for where XLA does not compile the step.
-    """
-    if config.tpu_layers and not (config.wants_tpu or compiles_with_xla(config)):
-        raise InputError("--tpu-layers needs a step that XLA compiles; received no --jit-compile. Give it too.")
-    return config.wants_tpu if config.tpu_layers is None else config.tpu_layers

@@ -11,7 +11,7 @@ from mlm_common.errors import InputError
 from tests.fixtures.record_run import unpack
 from train.checkpoints.fingerprint import fingerprint, fingerprint_sha256, is_checkpoint_of
 from train.checkpoints.store import parse_record
-from train.config import MAY_CHANGE, PER_WORKER, ROUNDING, flags_marked, parse_training_config, settings_marked
+from train.config import ADDED, MAY_CHANGE, PER_WORKER, ROUNDING, flags_marked, parse_training_config, settings_marked
 from train.runtime.run_folder import check_run_folder
 
 INPUTS = SimpleNamespace(
@@ -40,7 +40,8 @@ def test_what_may_change_is_not_in_it(flags):
 
 
 @pytest.mark.parametrize(
-    "flags", [("--seed", "1"), ("--learning-rate", "1e-5"), ("--bfloat16",), ("--masking", "span")]
+    "flags",
+    [("--seed", "1"), ("--learning-rate", "1e-5"), ("--bfloat16",), ("--masking", "span"), ("--block-attention",)],
 )
 def test_what_makes_another_run_is(flags):
     assert sha256_of(*flags) != sha256_of()
@@ -86,10 +87,10 @@ def test_marks_are_those_of_whole_settings():
         for subject in dataclasses.fields(config)
         for one in dataclasses.fields(getattr(config, subject.name))
     }
-    for mark in (MAY_CHANGE, PER_WORKER, ROUNDING):
+    for mark in (MAY_CHANGE, PER_WORKER, ROUNDING, ADDED):
         assert settings_marked(mark) < names
     # What workers or the order of sums may differ in is no reason to refuse a run.
     assert settings_marked(PER_WORKER) | settings_marked(ROUNDING) < settings_marked(MAY_CHANGE)
     assert set(flags_marked(PER_WORKER)) == {
-        "--train-dataset", "--eval-dataset", "--tokenizer", "--pretrained-model-config", "--output-dir",
+        "--train-dataset", "--eval-dataset", "--tokenizer", "--pretrained-model-config", "--output-dir", "--phases",
     }  # fmt: skip

@@ -1,6 +1,9 @@
 """What is said of a run that resumes: whether it is bit for bit the one that it would have been."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -11,13 +14,25 @@ from train.runtime.plan import make_plan
 
 LIBRARIES = {"tensorflow": "2.21", "libtpu": "0.0.42", "numpy": "2.0"}
 MADE_BY = {"device": "TPU v3-8", "commit": "abc"}
+COMPUTATION = {"jit_compile": True, "tpu_layers": False}
 
 
-def said(versions: dict[str, str], made_by: dict[str, str], *flags: str, without: str = "") -> list[str]:
-    """List what is said of a checkpoint of these but for where it is; its record lacks the setting `without`."""
-    required = ("--preset", "tiny-cpu", "--train-dataset", "x", "--output-dir", "y", "--max-steps", "9")
+def said(
+    versions: dict[str, str],
+    made_by: dict[str, str],
+    *flags: str,
+    without: str = "",
+    computation: dict[str, Any] = COMPUTATION,
+    changed: Mapping[str, Any] = MappingProxyType({}),
+) -> list[str]:
+    """List what is said of a checkpoint of these but for where it is.
+
+    Its record lacks the setting `without`, and has those `changed` of the hardware.
+    """
+    required = ("--preset", "tiny-roberta-cpu", "--train-dataset", "x", "--output-dir", "y", "--max-steps", "9")
     config = parse_training_config([*required, *flags], "")
     plan = make_plan(config.optimization, config.run, num_rows=1000, max_length=16, num_replicas=1)
+    settings = config.as_dict()
     record = CheckpointRecord(
         step=3,
         row=12,
@@ -25,14 +40,15 @@ def said(versions: dict[str, str], made_by: dict[str, str], *flags: str, without
         plan=asdict(plan),
         settings={
             subject: {name: value for name, value in values.items() if name != without}
-            for subject, values in config.as_dict().items()
+            for subject, values in {**settings, "hardware": {**settings["hardware"], **changed}}.items()
         },
         versions=versions,
         logged_step=3,
+        computation=computation,
         made_by=made_by,
     )
     point = ResumePoint(step=3, checkpoint=record)
-    return list(describe_resume_point(point, plan, config, LIBRARIES, MADE_BY, "path"))[1:]
+    return list(describe_resume_point(point, plan, config, LIBRARIES, COMPUTATION, MADE_BY, "path"))[1:]
 
 
 def test_nothing_is_said_where_nothing_differs() -> None:
@@ -44,6 +60,23 @@ def test_a_setting_that_did_not_exist_yet_had_its_default(name: str) -> None:
     assert said(LIBRARIES, MADE_BY, without=name) == []
     (line,) = said(LIBRARIES, MADE_BY, "--keep-checkpoints", "5", without="keep_checkpoints")
     assert line == "changed since then: --keep-checkpoints 2 -> 5"
+
+
+def test_what_was_decided_counts_and_not_what_left_it_open() -> None:
+    (line,) = said(LIBRARIES, MADE_BY, changed={"jit_compile": True})
+    assert line == "changed since then: --jit-compile True -> None"
+    (line,) = said(LIBRARIES, MADE_BY, computation={"jit_compile": False, "tpu_layers": False})
+    assert line.startswith("not bit for bit the run it would have been, because of --jit-compile False -> True: sums")
+
+
+def test_where_nothing_was_decided_the_setting_counts() -> None:
+    assert (
+        said(LIBRARIES, MADE_BY, computation={})
+        == said(LIBRARIES, MADE_BY, computation={}, changed={"tpu_layers": None})
+        == []
+    )
+    line = said(LIBRARIES, MADE_BY, computation={}, changed={"tpu_layers": True})[1]
+    assert "because of --tpu-layers on -> auto" in line
 
 
 def test_another_libtpu_is_said_on_a_tpu_and_not_elsewhere() -> None:

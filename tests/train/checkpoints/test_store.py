@@ -15,6 +15,7 @@ import pytest
 from mlm_common import background
 from mlm_common.errors import InputError, PermanentError, RunFailedError
 from mlm_common.storage import open_folder
+from train.checkpoints import manager
 from train.checkpoints.manager import Checkpoints
 from train.checkpoints.store import (
     CheckpointRecord,
@@ -34,6 +35,11 @@ RECORD = CheckpointRecord(
     logged_step=7,
     skipped=(SkippedRows(after_step=3, num_rows=16),),
 )
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch):
+    monkeypatch.setattr(manager, "RETRY_SECONDS", (0.01, 0.01))
 
 
 def is_of_run(record):
@@ -91,6 +97,8 @@ def test_the_newest_is_restored(tmp_path):
     assert arrays["optimizer/iterations"] == 100
     assert restored(tmp_path, up_to=99)[0] == 20
     assert restored(tmp_path, interval_steps=30) is None
+    assert restored(tmp_path, since=20, up_to=99, interval_steps=30)[0] == 20
+    assert restored(tmp_path, since=21, up_to=99) is None
 
 
 def truncate(path):
@@ -186,6 +194,12 @@ def test_rotation_keeps_the_newest_and_the_best(tmp_path):
 def test_rotation_keeps_the_newest_of_the_regular_ones(tmp_path):
     save(Checkpoints(str(tmp_path), num_kept=2, kept_interval_steps=10), 10, 20, 23, 24, 25)
     assert CheckpointStore(open_folder(str(tmp_path / "checkpoints"))).steps() == [20, 24, 25]
+
+
+def test_in_a_phase_its_beginning_is_regular_and_losses_before_it_do_not_compare(tmp_path):
+    checkpoints = Checkpoints(str(tmp_path), num_kept=2, kept_interval_steps=50, first_step=10)
+    save(checkpoints, 5, 10, 15, 20, 25, validation_losses=(0.1, 0.2, 8.0, 8.1, 8.2))
+    assert CheckpointStore(open_folder(str(tmp_path / "checkpoints"))).steps() == [10, 15, 20, 25]
 
 
 def test_checkpoints_of_a_way_not_taken_go_away(tmp_path):

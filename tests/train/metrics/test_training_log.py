@@ -1,4 +1,7 @@
+import dataclasses
 import time
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,9 +15,9 @@ from train.config import (
     RunConfig,
     TrainingConfig,
 )
-from train.metrics.training_log import Throughput
+from train.metrics.training_log import Throughput, TrainingDivergedError, TrainingLog
 from train.model.flops import full_speed_step_seconds, step_flops
-from train.runtime.plan import make_plan
+from train.runtime.plan import PhaseToPlan, make_plan, make_plans
 from train.runtime.tpu import ACCELERATOR_TYPE_VARIABLE, CHIPS
 
 
@@ -81,3 +84,16 @@ def test_full_speed_of_what_is_not_known(monkeypatch, hardware, accelerator_type
     monkeypatch.setenv(ACCELERATOR_TYPE_VARIABLE, accelerator_type)
     config = config_of(**hardware)
     assert full_speed_step_seconds(config, tiny_config(model), plan_of(config), num_predictions) is None
+
+
+def test_losses_rise_within_a_phase():
+    config = config_of()
+    lines = [{"step": step, "split": "train", "loss": 1.0} for step in range(1, 6)]
+    phase = PhaseToPlan(dataclasses.replace(config.optimization, max_steps=5), config.run, 1000, 16)
+    first, second = make_plans((phase, phase), 8)
+    for plan, is_refused in ((first, True), (second, False)):
+        written = SimpleNamespace(lines=lines, is_chief=False)
+        about = {"start_step": 5, "logged_step": 5, "num_skipped_rows": 0, "max_loss_rise": 1.0}
+        log = TrainingLog(None, written, plan, **about, take_wait_seconds=lambda: 0.0, throughput=None)
+        with pytest.raises(TrainingDivergedError) if is_refused else nullcontext():
+            log._check_rise(6, 9.0)

@@ -1,18 +1,20 @@
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.fixtures.tiny_models import padded_batch, tiny_config, tiny_model, tiny_tokenizer
+from mlm_common.errors import InputError
+from tests.fixtures.tiny_models import one_layer_model, padded_batch, tiny_config, tiny_tokenizer
+from tfrecord_prep.manifest import ShardSet
 from train.config import ModelConfig
 from train.data.shards import TrainingInputs
 from train.model.architectures import ARCHITECTURES
 from train.model.config import resolve_model_config
 
 
-def resolved(folder: Any, name: str, **settings: Any) -> Any:
+def resolved(folder: Any, name: str, shards: Any = None, **settings: Any) -> Any:
     tiny_config(name).save_pretrained(folder)
-    shards: Any = None
     inputs = TrainingInputs(shards, None, tiny_tokenizer(), "nowhere", 30)
     return resolve_model_config(ModelConfig(pretrained_model_config=str(folder), **settings), inputs)
 
@@ -28,8 +30,8 @@ def test_the_vocabulary_is_padded_to_a_multiple(tmp_path: Any, multiple: int, si
 def test_dropout_is_that_of_every_layer(tmp_path: Any, name: str, rate: float) -> None:
     names = ARCHITECTURES[name].dropouts
     changed = resolved(tmp_path, name, dropout=rate).to_dict()
-    assert [changed[dropout] for dropout in names] == [rate, rate]
-    model = tiny_model(name, **dict.fromkeys(names, rate))
+    assert [changed[dropout] for dropout in names] == [rate] * len(names)
+    model = one_layer_model(name, **dict.fromkeys(names, rate))
     inputs, _ = padded_batch(model)
     differs = np.abs(model(inputs, training=True).logits - model(inputs, training=False).logits).max() > 0
     assert differs == (rate > 0)
@@ -37,3 +39,11 @@ def test_dropout_is_that_of_every_layer(tmp_path: Any, name: str, rate: float) -
 
 def test_without_the_flag_dropout_is_the_configurations(tmp_path: Any) -> None:
     assert resolved(tmp_path, "bert").hidden_dropout_prob == 0.1
+
+
+def test_documents_are_kept_apart_only_in_shards_that_tell_how_they_were_cut(tmp_path: Any) -> None:
+    shards = ShardSet("shards", ("dataset-0-8.tfrecord",), (8,), 8, None, None)
+    assert resolved(tmp_path, "bert", shards).vocab_size
+    with pytest.raises(InputError, match="that of shards is unknown, without a manifest"):
+        resolved(tmp_path, "bert", shards, block_attention=True)
+    assert resolved(tmp_path, "bert", replace(shards, paths=()), block_attention=True).vocab_size  # of the preflight

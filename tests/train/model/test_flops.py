@@ -34,7 +34,8 @@ def graph_flops(model: PretrainingModel) -> int:
     flops = 0
     for op in gradients.get_concrete_function().graph.get_operations():
         assert op.type not in ("Einsum", "BatchMatMul", "BatchMatMulV3")
-        if op.type in ("MatMul", "BatchMatMulV2") and "/pooler/" not in op.name:  # MPNet's is computed and not used
+        # MPNet's pooler is computed and not used; the loss counts what is predicted by a product.
+        if op.type in ("MatMul", "BatchMatMulV2") and "/pooler/" not in op.name and "loss/" not in op.name:
             transposed = op.get_attr("transpose_a" if op.type == "MatMul" else "adj_x")
             flops += 2 * math.prod(op.outputs[0].shape) * op.inputs[0].shape[-2 if transposed else -1]
     return flops
@@ -42,7 +43,9 @@ def graph_flops(model: PretrainingModel) -> int:
 
 @pytest.mark.parametrize("name", COUNTED)
 def test_the_count_is_that_of_tensorflows_graph(name):
-    model = PretrainingModel(tiny_model(name), TASK, seed=0)
+    # Of a local layer the scores within its window count, whatever else is computed: here that is the whole row.
+    changes = {"local_attention": 2 * LENGTH} if name == "modernbert" else {}
+    model = PretrainingModel(tiny_model(name, **changes), TASK, seed=0)
     config = model.network.config
     counted = step_flops(config, num_rows=NUM_ROWS, length=LENGTH, num_predictions=NUM_PREDICTIONS)
     flops = graph_flops(model)
@@ -61,6 +64,14 @@ def test_roberta_base_is_pinned():
     flops = step_flops(config, num_rows=16, length=512, num_predictions=16 * 80)
     assert flops == 6 * (8192 * 12 * (12 * 768**2 + 2 * 512 * 768) + 1280 * 768 * (768 + 32_000))
     assert flops == pytest.approx(4.83e12, rel=0.001)
+
+
+def test_local_layers_of_a_modernbert_count_their_window():
+    config = tiny_config("modernbert", local_attention=8, num_hidden_layers=5, global_attn_every_n_layers=3)
+    short, long = (step_flops(config, num_rows=1, length=length, num_predictions=0) for length in (100, 200))
+    assert long - 2 * short == 6 * 2 * 2 * 32 * (
+        200**2 - 2 * 100**2
+    )  # two global layers, products of scores and values
 
 
 def test_what_is_done_once_a_pass_counts_for_each_micro_batch():

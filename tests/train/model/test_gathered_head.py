@@ -4,7 +4,7 @@ import tensorflow as tf
 import tf_keras
 import transformers
 
-from tests.fixtures.tiny_models import CONFIGS, SAME_CODE, VOCABULARY, one_layer_model, padded_batch, tiny_model
+from tests.fixtures.tiny_models import CONFIGS, SAME_CODE, VOCABULARY, one_layer_model, padded_batch
 from train.model.gathered_head import gather_before_head, predicting_at
 
 # (num_predictions,), into three rows of 12 laid end to end; none is padding.
@@ -30,7 +30,7 @@ def logits_and_gradients(model: transformers.TFPreTrainedModel, inputs: dict, ga
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in SAME_CODE])
 def test_the_gathered_head_gives_the_logits_and_gradients_of_the_full_head(name: str) -> None:
-    model = tiny_model(name)
+    model = one_layer_model(name)
     inputs, _ = padded_batch(model)
     full_logits = model(inputs).logits
     expected_logits, expected_gradients = logits_and_gradients(model, inputs, gather=True)
@@ -94,7 +94,7 @@ def test_it_trains_in_mixed_bfloat16_under_xla(name: str) -> None:
 def test_each_replica_gathers_at_its_own_positions() -> None:
     strategy = tf.distribute.MirroredStrategy(tf.config.list_logical_devices("CPU"))
     with strategy.scope():
-        model = tiny_model("roberta")
+        model = one_layer_model("roberta")
     gather_before_head(model)
     inputs, _ = padded_batch(model)
     full_logits = model(inputs).logits
@@ -110,7 +110,7 @@ def test_each_replica_gathers_at_its_own_positions() -> None:
 
 
 def test_the_context_nests_and_ends_with_an_error() -> None:
-    model = tiny_model("bert")
+    model = one_layer_model("bert")
     gather_before_head(model)
     inputs, _ = padded_batch(model)
     with predicting_at(POSITIONS):

@@ -94,7 +94,9 @@ def test_weights_of_another_size_are_refused(changes: dict[str, Any], message: s
 
 
 def test_the_configuration_is_the_checkpoints_with_overrides(export: Path) -> None:
-    settings = ModelConfig(preset="tiny-cpu", init_from=str(export), config_overrides="max_position_embeddings=40")
+    settings = ModelConfig(
+        preset="tiny-roberta-cpu", init_from=str(export), config_overrides="max_position_embeddings=40"
+    )
     config = resolve_model_config(settings, inputs())
     assert (config.hidden_size, config.max_position_embeddings, config.vocab_size) == (32, 40, 128)
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tests.fixtures.tiny_models import tiny_model
+from tests.fixtures.tiny_models import one_layer_model
 from train.model.architectures import ARCHITECTURES, learns_positions
 from train.model.build import sinusoids, start_positions_as_sinusoids
 
@@ -27,7 +27,7 @@ def test_the_inner_product_of_two_positions_depends_on_their_distance_alone():
 
 @pytest.mark.parametrize("name", ["roberta", "bert", "electra"])
 def test_only_the_position_table_changes_and_keeps_its_size(name):
-    model, untouched = tiny_model(name), tiny_model(name)
+    model, untouched = one_layer_model(name), one_layer_model(name)
     start_positions_as_sinusoids(model)
     table, before = position_table(model).numpy(), position_table(untouched).numpy()
     direction = sinusoids(*table.shape)
@@ -41,6 +41,6 @@ def test_only_the_position_table_changes_and_keeps_its_size(name):
 
 @pytest.mark.parametrize("name", [*ARCHITECTURES, "deberta-v2 as v3"])
 def test_the_models_said_to_learn_positions_have_one_table_of_them(name):
-    model = tiny_model(name)
+    model = one_layer_model(name)
     tables = [variable for variable in model.trainable_variables if "position_embeddings" in variable.name]
     assert len(tables) == learns_positions(model.config)

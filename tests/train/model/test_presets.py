@@ -9,7 +9,7 @@ from train.model.config import resolve_model_config
 from train.model.flops import step_flops
 
 INPUTS = synthetic_inputs(max_length=512, vocab_size=32_000)
-OF_TPU = [name for name in preset_names() if name.endswith(("-8", "-tpu-shaped"))]
+OF_TPU = [name for name in preset_names() if name.endswith(("-8", "-tpu-shaped")) or name.startswith("modernbert")]
 LANES = 128
 
 
@@ -54,15 +54,15 @@ def test_there_are_presets_of_tpus():
     assert len(OF_TPU) >= 4
 
 
-@pytest.mark.parametrize("name", ["roberta-base", "bert-base"])
+@pytest.mark.parametrize("name", ["roberta-base", "bert-base", "modernbert-base", "modernbert-large"])
 def test_a_tpu_shaped_model_is_as_large_and_fills_the_lanes(name):
     stock, shaped = model_of(name), model_of(f"{name}-tpu-shaped")
     assert shaped.hidden_size // shaped.num_attention_heads == LANES
     sizes = {"num_rows": 8, "length": 512, "num_predictions": 128}
     assert step_flops(shaped, **sizes) == step_flops(stock, **sizes)
     differing = {key for key, value in stock.to_dict().items() if shaped.to_dict()[key] != value}
-    dropout = {"hidden_dropout_prob", "attention_probs_dropout_prob"}
-    assert differing == {"num_attention_heads", "hidden_act", *dropout}
+    of_bert = {"hidden_act", "hidden_dropout_prob", "attention_probs_dropout_prob"}
+    assert differing == {"num_attention_heads", *(() if name.startswith("modernbert") else of_bert)}
 
 
 @pytest.mark.parametrize("name", ["roberta-base-v5e-8", "roberta-base-v3-8"])
@@ -70,11 +70,11 @@ def test_a_preset_of_a_slice_trains_the_stock_model(name):
     assert read_preset(name)["model"] == read_preset("roberta-base")["model"]
 
 
-@pytest.mark.parametrize("name", ["tiny-cpu", "roberta-small"])
+@pytest.mark.parametrize("name", ["tiny-cpu", "tiny-roberta-cpu", "roberta-small"])
 def test_small_presets_build(name):
     config = config_of(name)
     masked_lm = build_network(model_of(name), config.model, vocabulary_size=32_000, seed=0)
-    expected_millions = {"tiny-cpu": 7, "roberta-small": 30}
+    expected_millions = {"tiny-cpu": 7, "tiny-roberta-cpu": 7, "roberta-small": 30}
     assert round(masked_lm.count_params() / 1e6) == expected_millions[name]
 
 

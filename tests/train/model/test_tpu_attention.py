@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from train.model.local_attention import is_near
 from train.model.random_bits import fold_in, row_keys
 from train.model.stateless_dropout import dropout_mask
 from train.model.tpu_attention import attend
@@ -11,13 +12,16 @@ KEYS = row_keys((5, 6), BATCH)
 ATTENDED = np.arange(LENGTH) < np.array([[LENGTH], [9], [1]])  # (batch, length)
 
 
-def plain_attention(query, key, value, attended, rate):
-    """The textbook's, with the probabilities that `attend` drops; (batch, heads, head size, length)."""
+def plain_attention(query, key, value, attended, rate, near=True):
+    """The textbook's, with the probabilities that `attend` drops, 0 at padding; (batch, heads, head size, queries)."""
+    num_keys, num_queries = key.shape[3], query.shape[3]
     scores = tf.einsum("bnhk,bnhq->bnkq", key, query) / np.sqrt(query.shape[2])
-    scores = tf.where(attended[:, np.newaxis, :, np.newaxis], scores, -np.inf)
+    scores = tf.where(attended[:, np.newaxis, :, np.newaxis] & near, scores, -1e30)
     probabilities = tf.nn.softmax(scores, axis=2)
-    falls = dropout_mask(fold_in(KEYS[:, tf.newaxis], tf.range(HEADS)), (LENGTH, LENGTH), rate)
-    return tf.einsum("bnkq,bnhk->bnhq", tf.where(falls, 0.0, probabilities / (1 - rate)), value)
+    falls = dropout_mask(fold_in(KEYS[:, tf.newaxis], tf.range(HEADS)), (num_keys, num_queries), rate)
+    context = tf.einsum("bnkq,bnhk->bnhq", tf.where(falls, 0.0, probabilities / (1 - rate)), value)
+    first = (num_keys - num_queries) // 2
+    return context * attended[:, np.newaxis, np.newaxis, first : first + num_queries]
 
 
 def with_gradients(function, *arguments):
@@ -28,11 +32,11 @@ def with_gradients(function, *arguments):
     return outputs, *tape.gradient(outputs, arguments, by_output)
 
 
-def compiled(query, key, value, attended, rate):
+def compiled(query, key, value, attended, rate, **options):
     @tf.function(jit_compile=True)
     def compute(*arguments):
         mask = tf.cast(attended, query.dtype)[:, tf.newaxis]
-        return with_gradients(lambda *args: attend(*args, mask, KEYS if rate else None, rate), *arguments)
+        return with_gradients(lambda *args: attend(*args, mask, KEYS if rate else None, rate, **options), *arguments)
 
     return compute(query, key, value)
 
@@ -50,6 +54,33 @@ def test_results_and_gradients_are_those_of_plain_attention(head_size, scale, ra
     expected = with_gradients(lambda *args: plain_attention(*args, ATTENDED, rate), *arguments)
     for output, value in zip(compiled(*arguments, ATTENDED, rate), expected, strict=True):
         np.testing.assert_allclose(output, value, rtol=1e-4, atol=3e-5 * max(1, scale))
+
+
+@pytest.mark.parametrize(("scale", "rate"), [(1, RATE), (30, 0.0)])
+def test_documents_attend_to_themselves_alone(scale, rate):
+    attended = np.arange(LENGTH) < np.array([[LENGTH], [9], [7]])  # (batch, length)
+    is_second = np.arange(LENGTH) >= np.array([[5], [4], [6]])
+
+    def one_by_one(*args):
+        first, second = (plain_attention(*args, attended & own, rate) for own in (~is_second, is_second))
+        return tf.where(is_second[:, np.newaxis, np.newaxis], second, first)
+
+    arguments = draw(8, scale)
+    numbers = tf.constant(is_second, tf.int32)[:, tf.newaxis]
+    outputs = compiled(*arguments, attended, rate, documents=(numbers, numbers))
+    for output, value in zip(outputs, with_gradients(one_by_one, *arguments), strict=True):
+        np.testing.assert_allclose(output, value, rtol=1e-4, atol=3e-5 * scale)
+
+
+@pytest.mark.parametrize("scale", [1, 100])
+def test_local_attention_with_more_keys_than_queries(scale):
+    reach, margin = 3, 4
+    query, key, value = draw(8, scale)
+    arguments = (query[..., margin:-margin], key, value)
+    near = is_near(LENGTH - 2 * margin, LENGTH, reach).T
+    expected = with_gradients(lambda *args: plain_attention(*args, ATTENDED, RATE, near), *arguments)
+    for output, value in zip(compiled(*arguments, ATTENDED, RATE, reach=reach), expected, strict=True):
+        np.testing.assert_allclose(output, value, rtol=1e-4, atol=3e-5 * scale)
 
 
 def test_in_bfloat16_it_is_near():

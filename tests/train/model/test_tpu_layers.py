@@ -3,14 +3,19 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from mlm_common.errors import InputError
 from tests.fixtures.tiny_models import padded_batch, tiny_model
-from train.config import HardwareConfig
 from train.model.random_bits import row_keys
 from train.model.stateless_dropout import dropping_out_by, key_dropout
-from train.model.tpu_layers import dense, layer_norm, use_tpu_layers
+from train.model.tpu_layers import (
+    dense,
+    dense_of_heads,
+    gelu,
+    heads,
+    layer_norm,
+    use_stock_layers,
+    use_tpu_layers,
+)
 from train.publishing.pytorch_format import pytorch_weights
-from train.runtime.strategy import computes_as_suits_tpu
 
 # Those marked slow have layers of the same make, in a code of their own in transformers.
 REPEATED = ("bert", "camembert", "electra", "roberta-prelayernorm", "xlm-roberta")
@@ -96,6 +101,15 @@ def test_other_layers_and_calls_compute_as_before():
     np.testing.assert_allclose(outputs.attentions[0], expected.attentions[0], atol=1e-5)
 
 
+def test_the_stock_layers_come_back():
+    model = tiny_model("roberta", num_hidden_layers=1)
+    inputs, _ = padded_batch(model)
+    expected = model(inputs).logits
+    use_tpu_layers(model)
+    use_stock_layers(model)
+    np.testing.assert_array_equal(model(inputs).logits, expected)
+
+
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
 def test_layer_norm_and_dense_are_the_plain_ones(dtype):
     inputs, by_output = (
@@ -135,10 +149,43 @@ def test_layer_norm_and_dense_are_the_plain_ones(dtype):
         np.testing.assert_allclose(tf.cast(output, tf.float32), value, atol=tolerance * np.abs(value).max())
 
 
-def test_it_is_for_tpus_unless_asked_for_and_needs_xla():
-    assert computes_as_suits_tpu(HardwareConfig(tpu_name="local"))
-    assert not computes_as_suits_tpu(HardwareConfig(tpu_name="local", tpu_layers=False))
-    assert not computes_as_suits_tpu(HardwareConfig(jit_compile=True))
-    assert computes_as_suits_tpu(HardwareConfig(jit_compile=True, tpu_layers=True))
-    with pytest.raises(InputError, match="--jit-compile"):
-        computes_as_suits_tpu(HardwareConfig(jit_compile=False, tpu_layers=True))
+def exact_and_own(exact, own, dtype, *arguments):
+    """Compute results and gradients by `exact` in float32 without XLA, and by `own` in `dtype` with it."""
+
+    def results(function, dtype):
+        inputs = [tf.cast(argument, dtype) for argument in arguments]
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            output = function(*inputs)
+        by_output = tf.cast(np.random.default_rng(9).normal(size=output.shape), output.dtype)
+        return output, *tape.gradient(output, inputs, by_output)
+
+    arguments = tuple(tf.cast(tf.cast(argument, dtype), tf.float32) for argument in arguments)
+    return results(exact, tf.float32), tf.function(lambda: results(own, dtype), jit_compile=True)()
+
+
+def assert_near(outputs, expected, tolerance):
+    for output, value in zip(outputs, expected, strict=True):
+        np.testing.assert_allclose(tf.cast(output, tf.float32), value, atol=tolerance * np.abs(value).max())
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(tf.float32, 1e-6), (tf.bfloat16, 5e-3)])
+def test_gelu_is_the_exact_one(dtype, tolerance):
+    values = tf.constant(np.concatenate([np.linspace(-12, 12, 2001), [0.0, -100.0, 100.0]]), tf.float32)
+    expected, outputs = exact_and_own(tf_keras.activations.gelu, gelu, dtype, values)
+    assert_near(outputs, expected, tolerance)
+
+
+def test_projections_to_heads_and_from_them_are_plain_products():
+    shapes = ((4, 16, 128), (128, 2, 64), (2, 64), (2, 64, 128), (128,))
+    arguments = [tf.random.stateless_normal(shape, (4, seed)) for seed, shape in enumerate(shapes)]
+
+    def exact(inputs, kernel, bias, other_kernel, other_bias):
+        projected = tf.einsum("bld,dnh->blnh", inputs, kernel) + bias
+        return tf.einsum("blnh,nhe->ble", projected, other_kernel) + other_bias
+
+    def own(inputs, kernel, bias, other_kernel, other_bias):
+        return dense_of_heads(heads(inputs, kernel, bias), other_kernel, other_bias)
+
+    expected, outputs = exact_and_own(exact, own, tf.float32, *arguments)
+    assert_near(outputs, expected, 1e-5)

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from tests.fixtures.tiny_models import MASK, PAD, VOCABULARY, padded_batch, tiny_config, tiny_model, tiny_tokenizer
+from tests.fixtures.tiny_models import (
+    MASK,
+    PAD,
+    VOCABULARY,
+    one_layer_model,
+    padded_batch,
+    tiny_config,
+    tiny_model,
+    tiny_tokenizer,
+)
 from train.config import ModelConfig, OptimizationConfig
 from train.model.architectures import ARCHITECTURES, vocabulary_axis
 from train.model.build import build_network, clear_padding
@@ -34,7 +43,7 @@ def test_the_size_is_the_next_multiple(vocabulary_size: int, multiple: int) -> N
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_padded_model_is_exported_without_its_padding(name: str, tmp_path: Path) -> None:
-    model = tiny_model(name, vocab_size=PADDED)
+    model = one_layer_model(name, vocab_size=PADDED)
     with_ids = [variable for variable in model.weights if PADDED in variable.shape]
     assert [vocabulary_axis(variable.name, name) for variable in with_ids] == [
         variable.shape.as_list().index(PADDED) for variable in with_ids
@@ -121,7 +130,7 @@ def test_steps_are_those_without_padding() -> None:
 
 
 def test_clearing_touches_the_padding_alone() -> None:
-    model, untouched = tiny_model("mobilebert"), tiny_model("mobilebert")
+    model, untouched = one_layer_model("mobilebert"), one_layer_model("mobilebert")
     clear_padding(model, VOCABULARY)
     for variable, before in zip(model.weights, untouched.weights, strict=True):
         np.testing.assert_array_equal(variable, before)

@@ -64,6 +64,7 @@ def record(hub: HubConfig = HUB, init_from: str | None = None, **corpus_settings
         "settings": config.as_dict(),
         "versions": {"tensorflow": "2.21.0"},
         "hardware": "TPU v5e-8, 8 replicas",
+        "computation": {"jit_compile": False, "tpu_layers": True},
         "hub_revision": "abc123",
         "plan": plan,
         "train_data": shards,
@@ -85,7 +86,21 @@ def card(of: dict[str, Any], step: int = 6, metrics: list[dict[str, Any]] = METR
     return text
 
 
+def record_of_phases(**corpus_settings: Any) -> dict[str, Any]:
+    """Make the `run.json` of a run whose last two steps, in a second phase, have 4 rows of 64 tokens."""
+    first, second = record(), record(**corpus_settings)
+    first["plan"]["num_steps"] = 4
+    before = {"before": [{"num_steps": 4, "global_batch_rows": 8, "max_length": 16}]}
+    second["plan"] |= before | {"global_batch_rows": 4, "max_length": 64}
+    second["settings"]["masking"]["mlm_probability"] = 0.3
+    of_phase = ("settings", "plan", "train_data", "eval_data")
+    phases = [{name: one[name] for name in of_phase} | {"model_config": {}} for one in (first, second)]
+    return second | {"phases": phases}
+
+
 RECORDS = {
+    "phases": record_of_phases(),
+    "phases, as published": as_published(record_of_phases(dataset_name="alice/corpus")),
     "files": record(),
     "hub data set": record(dataset_name="alice/corpus", dataset_config="en", dataset_revision="v2"),
     "builtin": record(dataset_name="builtin"),
@@ -96,6 +111,22 @@ RECORDS = {
     "nothing stated": record(HubConfig()),
     "tutorial's shards": record() | {key: {"totals": {"num_rows": 130}} for key in ("train_data", "eval_data")},
 }  # fmt: skip
+
+
+def test_no_text_of_a_phase_leaves_that_is_not_known() -> None:
+    assert "/home" not in json.dumps(as_published(record_of_phases(dataset_name="/home/alice/private/data")))
+
+
+def test_phases_are_told_apart() -> None:
+    text = card(record_of_phases(dataset_name="alice/corpus"))
+    assert f"| tokens seen | {4 * 8 * 16 + 2 * 4 * 64:,}, padding included |" in text
+    assert re.findall(r"^\| (\d) \| (\d) \| (\d+ tokens) \| (\d rows) \| token, (\d+%)", text, flags=re.M) == [
+        ("1", "4", "16 tokens", "8 rows", "15%"), ("2", "6", "64 tokens", "4 rows", "30%"),
+    ]  # fmt: skip
+    assert "In phase 1:" in text
+    assert ModelCard(text).data.datasets == ["alice/corpus"]
+    assert "at most 64 tokens" in text
+    assert "not finished: step 4 of 6" in card(record_of_phases(), step=4)
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -146,6 +177,7 @@ def test_what_a_card_says(name: str, says: list[str]) -> None:
     always = [
         f"| parameters | {num_parameters:,} |", "RobertaForMaskedLM (`roberta`)", "mask token `[MASK]`",
         "| steps | 6 |", "| tokens seen | 768, padding included |", "| epochs | 0.37 |", "TPU v5e-8, 8 replicas",
+        "| computation | compiled by XLA, layers for TPUs |",
         "| 6 | 4.0000 | 54.60 | 0.2500 |", "![Loss over the steps](loss.png)", "Over 75 masked tokens",
     ]  # fmt: skip
     for words in [*always, *says]:
@@ -164,6 +196,15 @@ def test_the_task_is_read_from_the_record() -> None:
     assert 'AutoModelForMaskedLM.from_pretrained("alice/tiny")' in text
     for words in ("| masking |", "frequencies", "widget"):
         assert words not in text
+
+
+def test_documents_that_were_kept_apart_are_told() -> None:
+    of = record()
+    assert "| attention |" not in card(of)
+    of["settings"]["model"]["block_attention"] = True
+    assert "| attention | within each document of a row, as if it had a row of its own;" in card(of)
+    del of["settings"]["model"]["block_attention"]  # as in runs of before
+    assert "| attention |" not in card(of)
 
 
 def test_of_an_unfinished_run_without_evaluation_or_picture() -> None:

@@ -23,7 +23,7 @@ from train.publishing import push_to_hub as train_hub
 from train.publishing.push_to_hub import steps_of_pushes
 from train.run_mlm import main
 from train.runtime import heartbeat
-from train.runtime.plan import make_plan
+from train.runtime.plan import PhaseToPlan, make_plan, make_plans
 
 REPO = "alice/tiny"
 LAST = f"Pretrained for {NUM_STEPS} steps"
@@ -93,6 +93,16 @@ def test_when_to_push(config: HubConfig, expected: tuple[int, ...]) -> None:
     optimization = OptimizationConfig(per_replica_batch_size=16, max_steps=35)
     plan = make_plan(optimization, RunConfig(save_steps=10), num_rows=130, max_length=16, num_replicas=1)
     assert steps_of_pushes(config, plan) == expected
+
+
+def test_a_phase_ends_a_pass_that_the_one_before_began() -> None:
+    """130 rows in batches of 16 for 12 steps, then in batches of 32 for 10."""
+    sizes = ((16, 12), (32, 10))
+    optimizations = (OptimizationConfig(per_replica_batch_size=rows, max_steps=steps) for rows, steps in sizes)
+    phases = (PhaseToPlan(one, RunConfig(), 130, 16, goes_on_in_rows=True) for one in optimizations)
+    config = HubConfig(hub_model_id=REPO, hub_strategy="epoch")
+    # 192 rows are used in the first.
+    assert [steps_of_pushes(config, plan) for plan in make_plans(tuple(phases), 1)] == [(9,), (15, 19)]
 
 
 @pytest.mark.slow

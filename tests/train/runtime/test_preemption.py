@@ -29,7 +29,7 @@ def metadata(monkeypatch):
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
     monkeypatch.setattr(preemption, "POLL_SECONDS", 0.02)
     yield values

@@ -2,6 +2,7 @@
 
 import json
 import urllib.error
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -74,8 +75,18 @@ def test_workers_that_are_not_there_may_be_tried_again(monkeypatch: pytest.Monke
         strategy.connect(HardwareConfig(), read_cluster())
 
 
-@pytest.mark.parametrize("settings", [{"jit_compile": True}, {"bfloat16": True}])
-def test_what_xla_compiles_is_refused_on_several_cpus_before_it_fails_there(settings: dict[str, bool]) -> None:
+@pytest.mark.parametrize("settings", [{"jit_compile": True}, {"bfloat16": True}, {"tpu_layers": "on"}])
+def test_what_xla_compiles_is_refused_on_several_cpus_before_it_fails_there(settings: dict[str, Any]) -> None:
     assert strategy.connect(HardwareConfig(), Cluster()).num_replicas_in_sync == 2
     with pytest.raises(InputError, match="single CPU: XLA adds up nothing over several; received 2 CPU replicas"):
+        strategy.connect(HardwareConfig(**settings), Cluster())
+
+
+@pytest.mark.parametrize("settings", [{"jit_compile": True}, {"bfloat16": True}, {"tpu_layers": "on"}])
+def test_the_build_for_tpus_compiles_nothing_for_a_cpu(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strategy, "packages_distributions", lambda: {"tensorflow": ["tensorflow-tpu"]})
+    assert strategy.compiles_with_xla(HardwareConfig()) is False
+    with pytest.raises(InputError, match=r"need a TPU where TensorFlow is tensorflow-tpu.* --extra cpu"):
         strategy.connect(HardwareConfig(**settings), Cluster())

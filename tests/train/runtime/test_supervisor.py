@@ -61,12 +61,12 @@ def test_what_a_retry_cannot_cure_is_not_tried_again_though_it_got_further(super
 
 
 def test_a_process_that_hangs_is_killed(supervise, caplog):
-    assert supervise("start or time.sleep(100)", stall_seconds=2) == (0, 2)
+    assert supervise("start or time.sleep(100)", stall_seconds=1.5) == (0, 2)
     assert "no progress" in caplog.text
 
 
 def test_a_process_that_reports_is_not_killed(supervise):
-    assert supervise("for _ in range(7): time.sleep(0.5); heartbeat.report('evaluate')", stall_seconds=3) == (0, 1)
+    assert supervise("for _ in range(9): time.sleep(0.2); heartbeat.report('evaluate')", stall_seconds=1.5) == (0, 1)
 
 
 def test_a_preempted_process_is_started_again(supervise):

@@ -102,8 +102,9 @@ def run(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.fixture(scope="module")
 def trained(run: Run) -> tuple[Trainer, dict[str, float]]:
     """Train, export and publish it as the command does."""
-    record = record_run(run, run.plan(1), tf.distribute.OneDeviceStrategy("/device:CPU:0"))
     trainer = trainer_of(run)
+    strategy = tf.distribute.OneDeviceStrategy("/device:CPU:0")
+    record = record_run(run, run.plan(1), strategy, trainer.computation)
     figures = trainer.fit()
     assert figures is not None
     publisher = build_publisher(run, record)

@@ -8,6 +8,7 @@ from mlm_common.errors import InputError
 from mlm_common.storage import Folder, gcs_client, open_folder
 from train.checks.doctor.findings import Finding, ok, warning
 from train.config import TrainingConfig
+from train.runtime.phases import phases_of
 from train.runtime.tpu import read_metadata
 
 EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
@@ -27,11 +28,12 @@ NAMED_PAIRS = {
 
 def cloud_folders(config: TrainingConfig) -> dict[str, Folder]:
     """Find the folders of a run that are in Cloud Storage: {flag: folder}."""
-    paths = {
-        "--train-dataset": config.data.train_dataset,
-        "--eval-dataset": config.data.eval_dataset,
-        "--output-dir": config.run.output_dir,
-    }
+    paths: dict[str, str | None] = {}
+    for phase in phases_of(config):
+        of_phase = f" of phase `{phase.name}`" if phase.name else ""
+        data = phase.config.data
+        paths |= {f"--train-dataset{of_phase}": data.train_dataset, f"--eval-dataset{of_phase}": data.eval_dataset}
+    paths["--output-dir"] = config.run.output_dir
     folders = {flag: open_folder(path) for flag, path in paths.items() if path}
     return {flag: folder for flag, folder in folders.items() if not folder.is_local}
 

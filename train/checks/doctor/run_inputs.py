@@ -12,9 +12,9 @@ from train.checks.doctor.libraries import IMPORT_SECONDS, ProcessFailedError, as
 from train.checks.doctor.machine import check_disk, check_memory
 from train.config import DataConfig, TrainingConfig
 from train.data.shards import TrainingInputs, open_inputs
-from train.model.config import resolve_model_config
-from train.run import Run, check_can_push
+from train.run import check_can_push, newest_phase, open_run
 from train.runtime.cluster import read_cluster
+from train.runtime.phases import naming_phase, phases_of
 from train.runtime.run_folder import check_run_folder
 from train.runtime.tpu import expected_num_replicas
 from train.tasks.masked_lm import MaskedLanguageModeling
@@ -28,6 +28,12 @@ def inputs_of(config: DataConfig) -> TrainingInputs:
 
 def check_data(config: TrainingConfig) -> Iterator[Finding]:
     """Look whether shards are complete, as long as each other, and made with the tokenizer."""
+    for phase in phases_of(config):
+        with naming_phase(phase.name):
+            yield from _check_data(phase.config)
+
+
+def _check_data(config: TrainingConfig) -> Iterator[Finding]:
     inputs = inputs_of(config.data)
     MaskedLanguageModeling.of(inputs, config.masking)
     for flag, shards in (("--train-dataset", inputs.train_shards), ("--eval-dataset", inputs.eval_shards)):
@@ -49,15 +55,20 @@ def check_data(config: TrainingConfig) -> Iterator[Finding]:
 def check_run(config: TrainingConfig) -> Iterator[Finding]:
     """Look whether model, plan and output folder are what a run accepts, and whether it fits disk and memory."""
     try:
-        inputs = inputs_of(config.data)
+        for phase in phases_of(config):
+            inputs_of(phase.config.data)
     except (InputError, OSError):
         return  # check_data says why
-    task = MaskedLanguageModeling.of(inputs, config.masking)
-    run = Run(config, inputs, task, resolve_model_config(config.model, inputs), read_cluster())
+    run = open_run(config, read_cluster())
     run.plan(expected_num_replicas(config.hardware, run.cluster, num_local_devices=1))
+    config = max(run.phases, key=lambda phase: phase.inputs.max_length).config
     if config.run.output_dir is not None:
         check_run_folder(
-            run.output_dir, run.fingerprint, resume=config.run.resume, overwrite=config.run.overwrite_output_dir
+            run.output_dir,
+            run.fingerprint,
+            resume=config.run.resume,
+            overwrite=config.run.overwrite_output_dir,
+            begun_phase=newest_phase(run),
         )
         open_folder(run.output_dir).check_writable()
         yield ok("output", f"{run.output_dir} can be written, and holds no other run")

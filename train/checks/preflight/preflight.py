@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,11 @@ from train.checks.preflight.synthetic_inputs import synthetic_inputs
 from train.checks.preflight.tpu_compiler import DoesNotFitError, check_compiler, compile_for_tpu
 from train.checks.preflight.tpu_slices import TpuSlice, tpu_slice
 from train.config import TrainingConfig
-from train.data.shards import TrainingInputs, open_inputs
+from train.data.shards import TrainingInputs, check_phases, open_inputs
 from train.model.config import resolve_model_config
 from train.model.flops import step_flops
-from train.runtime.plan import Plan, make_plan
+from train.runtime.phases import Phase, naming_phase, phases_of
+from train.runtime.plan import PhaseToPlan, Plan, make_plans
 from train.tasks.masked_lm import MaskedLanguageModeling
 
 if TYPE_CHECKING:
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Only for the schedule, which does not change what a step costs.
-ASSUMED_NUM_STEPS = 1_000_000
+# Without shards: more than any batch has, and steps for the schedule, which does not change what a step costs.
+ASSUMED_NUM_ROWS = 10**12
 CURES = (
     "Cures: a smaller --per-replica-batch-size with as many times more --gradient-accumulation-steps (the same global "
     "batch), --gradient-checkpointing, --bfloat16. --find-batch-size tells the largest batch that fits."
@@ -45,10 +47,12 @@ class Preflight:
     tpu: TpuSlice
     compiler_python: str
 
-    @property
-    def num_micro_batches(self) -> int:
-        """Batches whose gradients are summed in one step."""
-        return self.config.optimization.gradient_accumulation_steps
+    def num_micro_batches(self, rows: int) -> int:
+        """Count the batches of so many rows whose gradients are summed in one step."""
+        optimization = self.config.optimization
+        if optimization.global_batch_size is None:
+            return optimization.gradient_accumulation_steps
+        return -(-optimization.global_batch_size // (rows * self.tpu.num_replicas))
 
     @property
     def state_bytes(self) -> int:
@@ -66,9 +70,10 @@ class Preflight:
         from train.checks.preflight.step_lowering import lower_train_step
 
         logger.info("lowering the step of %d rows", rows)
+        num_micro_batches = self.model.num_micro_batches = self.num_micro_batches(rows)
         stablehlo = lower_train_step(
             self.model,
-            num_rows=rows * self.num_micro_batches,
+            num_rows=rows * num_micro_batches,
             length=self.inputs.max_length,
             num_replicas=self.tpu.num_replicas,
         )
@@ -79,7 +84,7 @@ class Preflight:
             costs=step_costs(compiled.hlo),
             rows=rows,
             length=self.inputs.max_length,
-            num_micro_batches=self.num_micro_batches,
+            num_micro_batches=num_micro_batches,
             needed_flops=self._needed_flops(rows),
             num_steps=self._num_steps(rows),
         )
@@ -90,10 +95,10 @@ class Preflight:
             return None
         return step_flops(
             self.model_config,
-            num_rows=rows * self.num_micro_batches,
+            num_rows=rows * self.num_micro_batches(rows),
             length=self.inputs.max_length,
-            num_predictions=num_predictions * self.num_micro_batches,
-            num_micro_batches=self.num_micro_batches,
+            num_predictions=num_predictions * self.num_micro_batches(rows),
+            num_micro_batches=self.num_micro_batches(rows),
         )
 
     def _num_steps(self, rows: int) -> int | None:
@@ -101,13 +106,14 @@ class Preflight:
         optimization, num_rows = self.config.optimization, self.inputs.train_shards.num_rows
         if optimization.max_steps is not None:
             return optimization.max_steps
-        if rows * self.num_micro_batches * self.tpu.num_replicas > num_rows:
-            return None
-        return _plan(self.config, self.inputs, self.tpu, rows).num_steps
+        batch_rows = rows * self.num_micro_batches(rows) * self.tpu.num_replicas
+        return max(1, optimization.num_epochs * num_rows // batch_rows) if batch_rows <= num_rows else None
 
 
-def open_preflight(config: TrainingConfig, topology: str, vocab_size: int | None, compiler_python: str) -> Preflight:
-    """Make all checks that come before the compiler, and build the model on the CPU.
+def open_preflights(
+    config: TrainingConfig, topology: str, vocab_size: int | None, compiler_python: str
+) -> Iterator[tuple[str, Preflight]]:
+    """Make all checks that come before the compiler; yield the name of each phase and, its model built, its preflight.
 
     Args:
         config: the settings of the run.
@@ -121,19 +127,24 @@ def open_preflight(config: TrainingConfig, topology: str, vocab_size: int | None
     """
     tpu = tpu_slice(topology)
     check_compiler(compiler_python)
-    inputs = _inputs(config, vocab_size)
-    model_config = resolve_model_config(config.model, inputs)
-    plan = _plan(config, inputs, tpu, config.optimization.per_replica_batch_size)
+    phases = phases_of(config)
+    inputs = [_inputs(phase.config, vocab_size) for phase in phases]
+    check_phases(inputs)
+    plans = _plans(phases, inputs, tpu)
+    max_length = max(one.max_length for one in inputs)
 
     import tensorflow as tf
 
     from train.train_step import build_model
 
     tf.config.set_visible_devices([], "GPU")  # a step that is lowered on a GPU holds the GPU's operations
-    config = _on_tpu(config)
-    task = MaskedLanguageModeling.of(inputs, config.masking)
-    model = build_model(config, inputs, task, model_config, plan, tf.distribute.get_strategy())
-    return Preflight(config, inputs, model_config, model, tpu, compiler_python)
+    for phase, own, plan in zip(phases, inputs, plans, strict=True):
+        with naming_phase(phase.name):
+            model_config = resolve_model_config(phase.config.model, own, max_length)
+        on_tpu = _on_tpu(phase.config)
+        task = MaskedLanguageModeling.of(own, on_tpu.masking)
+        model = build_model(on_tpu, own, task, model_config, plan, tf.distribute.get_strategy())
+        yield phase.name, Preflight(on_tpu, own, model_config, model, tpu, compiler_python)
 
 
 def print_step(preflight: Preflight) -> None:
@@ -183,7 +194,7 @@ def print_largest_batch(preflight: Preflight) -> None:
 def _inputs(config: TrainingConfig, vocab_size: int | None) -> TrainingInputs:
     """Open the run's inputs, or make some of --max-length and --vocab-size."""
     max_length = config.data.max_length
-    if config.data.train_dataset is not None:
+    if config.data.train_dataset is not None and (vocab_size is None or config.run.phases is None):
         if vocab_size is not None:
             raise InputError(
                 f"--vocab-size stands in the place of shards; received {vocab_size} beside --train-dataset, which "
@@ -204,12 +215,18 @@ def _on_tpu(config: TrainingConfig) -> TrainingConfig:
     return dataclasses.replace(config, hardware=hardware)
 
 
-def _plan(config: TrainingConfig, inputs: TrainingInputs, tpu: TpuSlice, rows: int) -> Plan:
-    """Plan the run on the slice, at this batch."""
-    optimization = dataclasses.replace(config.optimization, per_replica_batch_size=rows)
-    num_rows = inputs.train_shards.num_rows
-    if config.data.train_dataset is None:
-        num_rows = ASSUMED_NUM_STEPS * rows * optimization.gradient_accumulation_steps * tpu.num_replicas
-    return make_plan(
-        optimization, config.run, num_rows=num_rows, max_length=inputs.max_length, num_replicas=tpu.num_replicas
-    )
+def _plans(phases: Sequence[Phase], inputs: Sequence[TrainingInputs], tpu: TpuSlice) -> tuple[Plan, ...]:
+    """Plan the run on the slice; without shards there are rows enough."""
+    has_shards = [own.train_shards.num_rows > 0 for own in inputs]
+    numbers = [
+        PhaseToPlan(
+            phase.config.optimization,
+            phase.config.run,
+            num_rows=own.train_shards.num_rows if has_rows else ASSUMED_NUM_ROWS,
+            max_length=own.max_length,
+            has_own_schedule=phase.has_own_schedule,
+            name=phase.name,
+        )
+        for phase, own, has_rows in zip(phases, inputs, has_shards, strict=True)
+    ]
+    return make_plans(tuple(numbers), tpu.num_replicas)

@@ -79,7 +79,8 @@ def report_lines(report: StepReport) -> dict[str, str]:
     limit_bytes = tpu.chip.usable_memory_bytes
     free_bytes = limit_bytes - compiled.memory_bytes
     # Near the limit the parts together can be more than the chip has.
-    accepted = f"which the compiler accepts: at most {compiled.peak_bytes / GIB:.2f} are in use at one time"
+    in_use = f": at most {compiled.peak_bytes / GIB:.2f} are in use at one time" if compiled.peak_bytes else ""
+    accepted = f"which the compiler accepts{in_use}"
     room = f"head-room {free_bytes / GIB:.2f}" if free_bytes >= 0 else accepted
     needed = f", {report.needed_flops / 1e12:.3g} that the model needs" if report.needed_flops else ""
     lines = {

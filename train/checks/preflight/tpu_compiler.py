@@ -23,7 +23,7 @@ from train.checks.preflight.tpu_slices import TpuSlice
 logger = logging.getLogger(__name__)
 
 PROGRESS_SECONDS = 30
-CURE_MISSING = "pip install -e '.[preflight]' installs both (Linux on x86-64, Python 3.11 or newer)"
+CURE_MISSING = "`python install.py --extra preflight` makes an environment that has both (Linux on x86-64)"
 # What libtpu writes when a program is too large: what it needs, and what the chip has.
 OUT_OF_MEMORY = (
     re.compile(
@@ -47,7 +47,8 @@ class CompiledStep:
     """What the compiler says of one replica's program; its figures are modelled.
 
     argument_bytes: weights, optimizer and input rows. alias_bytes: outputs that take an argument's place.
-    peak_bytes: the most that is in use at one time; of a tiny program more than its parts, of a large one less.
+    peak_bytes: the most that is in use at one time; of a tiny program more than its parts, of a large one less. None
+        where jax does not tell, which is in Python 3.10.
     num_flops, num_bytes_accessed: as the compiler counts them, with the body of a loop counted once.
     """
 
@@ -56,7 +57,7 @@ class CompiledStep:
     alias_bytes: int
     temp_bytes: int
     generated_code_bytes: int
-    peak_bytes: int
+    peak_bytes: int | None
     num_flops: float
     num_bytes_accessed: float
     hlo: str
@@ -96,7 +97,7 @@ def check_compiler(python: str) -> None:
         last_line = done.stderr.strip().rpartition("\n")[2]
         raise InputError(
             f"The preflight needs the TPU's compiler, which is in the packages jax and libtpu; {python} says: "
-            f"{last_line}. {CURE_MISSING}; or name another environment's interpreter by --compiler-python."
+            f"{last_line}. {CURE_MISSING}: run this by its interpreter, or name that by --compiler-python."
         )
 
 

@@ -43,7 +43,9 @@ def compile_module(topology: str, chip_config: str, num_replicas: int, module_pa
     )
     with jax_mlir.make_ir_context():
         module = ir.Module.parse(module_path.read_text(encoding="utf-8"))
-        return devices[0].client.compile(module, xla_client.DeviceList(devices), options)
+        # It gives the module in the form that this jax's compiler reads: older ones, as bytes.
+        client = devices[0].client
+        return compiler.backend_compile_and_load(client, module, xla_client.DeviceList(devices), options, ())
 
 
 def main(topology: str, chip_config: str, num_replicas: str, module_path: str, folder: str) -> None:
@@ -58,7 +60,7 @@ def main(topology: str, chip_config: str, num_replicas: str, module_path: str, f
     else:
         memory, cost = executable.get_compiled_memory_stats(), executable.cost_analysis()
         result |= {f"{name}_bytes": getattr(memory, f"{name}_size_in_bytes") for name in MEMORY_FIELDS}
-        result["peak_bytes"] = memory.peak_memory_in_bytes
+        result["peak_bytes"] = getattr(memory, "peak_memory_in_bytes", None)  # jax 0.6 does not tell
         result |= {"num_flops": cost["flops"], "num_bytes_accessed": cost["bytes accessed"]}
         Path(folder, HLO_NAME).write_text(executable.hlo_modules()[0].to_string(), encoding="utf-8")
     Path(folder, RESULT_NAME).write_text(json.dumps(result), encoding="utf-8")

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, models
 
 from tests.fixtures.doctor_cases import PROJECT, config_of, found, install, modules, only_error
 from tests.fixtures.tiny_corpus import wrapped
+from tests.fixtures.tiny_phases import phases_flags, phases_with
 from tests.fixtures.tiny_run import run_flags, write_shards
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
 from tokenizer_training.tokenizer import SPECIAL_TOKENS, save_tokenizer
@@ -42,6 +43,15 @@ def test_shards_that_fit(shards: Path, tmp_path: Path) -> None:
     findings = found(run_inputs.check_data, config_of(*run_flags(shards, tmp_path / "run")))
     assert [one.status for one in findings] == ["ok", "ok"]
     assert "rows of 16 tokens, fit the tokenizer" in findings[0].text
+
+
+def test_shards_of_phases(phase_shards: Path, tmp_path: Path) -> None:
+    findings = found(run_inputs.check_data, config_of(*phases_flags(phase_shards, tmp_path / "run")))
+    assert [one.status for one in findings] == ["ok"] * 6
+    assert "rows of 32 tokens, fit the tokenizer" in findings[5].text
+    wrong = phases_with(2, max_length=16)
+    findings = found(run_inputs.check_data, config_of(*phases_flags(phase_shards, tmp_path / "run", wrong)))
+    assert "Phase `long rows`: --max-length must be the shards' 32" in only_error(findings)
 
 
 def test_another_tokenizer(shards: Path, tmp_path: Path) -> None:

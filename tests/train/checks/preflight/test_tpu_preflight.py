@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import yaml
 
 from benchmarks.train_step_tpu import print_steps
 from mlm_common.errors import InputError
@@ -14,7 +15,6 @@ from train.checks.preflight.synthetic_inputs import synthetic_inputs
 from train.checks.preflight.tpu_compiler import CompiledStep, DoesNotFitError
 from train.checks.preflight.tpu_slices import tpu_slice
 from train.config import MaskingConfig
-from train.runtime.strategy import computes_as_suits_tpu
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tpu_preflight import main
 
@@ -73,7 +73,7 @@ def quick_lowering(monkeypatch):
 
 
 def flags(*more, topology="v5e-8"):
-    return ["--topology", topology, "--preset", "tiny-cpu", "--config-overrides", MODEL, *more]
+    return ["--topology", topology, "--preset", "tiny-roberta-cpu", "--config-overrides", MODEL, *more]
 
 
 ASSUMED = ("--max-length", "16", "--vocab-size", "100")
@@ -96,6 +96,23 @@ def test_a_step_of_shards(compiler, capsys, tmp_path):
     assert main(flags("--train-dataset", str(shards / "train"), "--per-replica-batch-size", "1", topology="v4-8")) == 0
     assert compiler == [(1, 16, "v4-8")]
     assert re.search(r"planned run          \d+ steps", capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("quick_lowering")
+def test_each_phase_is_asked_about_before_there_are_shards(compiler, capsys, tmp_path):
+    phases = [
+        {"name": "short", "train_dataset": "none/16", "max_length": 16, "max_steps": 9},
+        {"name": "long", "train_dataset": "none/32", "max_length": 32, "max_steps": 3, "per_replica_batch_size": 2},
+    ]
+    settings = {"per_replica_batch_size": 4, "global_batch_size": 64, "warmup_steps": 5}
+    (tmp_path / "phases.yaml").write_text(yaml.safe_dump({"settings": settings, "phases": phases}))
+    assert main(flags("--phases", str(tmp_path / "phases.yaml"), "--vocab-size", "100")) == 0
+    assert compiler == [(8, 16, "v5e-8"), (8, 32, "v5e-8")]
+    printed = capsys.readouterr().out
+    assert "\nshort\n" in printed
+    assert "4 rows x 16 tokens x 2 micro-batch(es) x 8 replica(s)" in printed
+    assert "2 rows x 32 tokens x 4 micro-batch(es) x 8 replica(s)" in printed.partition("\nlong\n")[2]
+    assert re.search(r"planned run          3 steps", printed)
 
 
 @pytest.mark.usefixtures("quick_lowering")
@@ -138,7 +155,7 @@ def test_no_batch_fits(compiler, capsys, monkeypatch):
     ],
 )
 def test_bad_input_is_refused(compiler, capsys, more, message):
-    assert main(["--preset", "tiny-cpu", *more]) == 2
+    assert main(["--preset", "tiny-roberta-cpu", *more]) == 2
     assert compiler == []
     assert message in capsys.readouterr().err
 
@@ -234,10 +251,13 @@ def test_the_model_is_that_of_a_run_on_a_tpu(monkeypatch):
     build_model = train_step.build_model
 
     def remember(config, *others):
-        built.append(config)
-        return build_model(config, *others)
+        model = build_model(config, *others)
+        built.append((config, model.network))
+        return model
 
     monkeypatch.setattr(train_step, "build_model", remember)
     assert main(flags(*ASSUMED, "--no-tpu", "--max-steps", "10", "--bfloat16")) == 0
-    assert [config.hardware.wants_tpu for config in built] == [True]
-    assert computes_as_suits_tpu(built[0].hardware)
+    ((config, network),) = built
+    assert config.hardware.wants_tpu
+    layers = network.roberta.encoder.submodules
+    assert all("call" in vars(layer) for layer in layers if type(layer).__name__.endswith("SelfAttention"))

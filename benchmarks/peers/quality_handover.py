@@ -1,0 +1,68 @@
+"""What benchmarks/peers/quality_trainer.py needs of shards and a preset, written for a program without TensorFlow.
+
+    python benchmarks/peers/quality_handover.py SHARDS PRESET FOLDER
+
+FOLDER gets `train.npy`, int32 (rows, length); `validation.npz`, the rows as our evaluation masks them; `tokenizer/`;
+and `recipe.json`, the preset's model and settings.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+# The benchmarks are no package that is installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import train  # noqa: F401, I001  (before TensorFlow)
+import numpy as np
+
+from benchmarks.peers.quality_contenders import our_config
+from tfrecord_prep.manifest import ShardSet, open_shards
+from tokenizer_training.tokenizer import vocabulary_size
+from train.data.pipeline import evaluation_batches
+from train.run import Run, prepare_run
+from train.tasks.masking import MaskedRows
+
+READ_ROWS = 256
+
+
+def masked_rows(run: Run, shards: ShardSet) -> MaskedRows:
+    """Read all rows of shards, masked as our evaluation does it: arrays (rows, length)."""
+    features = run.task.features(run.inputs.max_length)
+    batches = evaluation_batches(shards, features, run.task.prepare_row, global_batch_rows=READ_ROWS)
+    columns = zip(*batches.as_numpy_iterator(), strict=True)
+    return MaskedRows(*(np.concatenate(column)[: shards.num_rows] for column in columns))
+
+
+def recipe(run: Run) -> dict[str, object]:
+    """Collect what a program that trains the same model by the same settings has to know."""
+    return {
+        # What fills the vocabulary up for a TPU is not in it.
+        "model": run.model_config.to_dict() | {"vocab_size": vocabulary_size(run.inputs.tokenizer)},
+        "optimization": asdict(run.config.optimization),
+        "mlm_probability": run.config.masking.mlm_probability,
+    }
+
+
+def main() -> None:
+    """Write the files."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("shards", help="Folder with train/ and validation/.")
+    parser.add_argument("preset", help="Whose model and settings are handed over.")
+    parser.add_argument("folder", type=Path, help="Gets the files.")
+    arguments = parser.parse_args()
+    folder = arguments.folder
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as output_dir:
+        run = prepare_run(our_config(arguments.shards, arguments.preset, 100, output_dir))
+    np.save(folder / "train.npy", masked_rows(run, run.inputs.train_shards).original_ids)
+    validation = masked_rows(run, open_shards(f"{arguments.shards}/validation"))
+    np.savez(folder / "validation.npz", **validation._asdict())
+    run.inputs.tokenizer.save_pretrained(folder / "tokenizer")
+    (folder / "recipe.json").write_text(json.dumps(recipe(run)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

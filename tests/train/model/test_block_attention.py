@@ -1,0 +1,223 @@
+"""Documents of one row: numbered by the ids, and computed as if each had a row of its own."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.fixtures.tiny_models import PAD, VOCABULARY, tiny_model
+from tests.fixtures.tiny_steps import RULE, one_cpu, train, two_cpus, weights
+from tfrecord_prep.chunking import CHUNKINGS, Framing
+from tfrecord_prep.encoding import TokenBatch
+from train.config import OptimizationConfig
+from train.model import tpu_layers
+from train.model.block_attention import (
+    attend_within_documents,
+    attending_within,
+    current_documents,
+    number_documents,
+    positions_within,
+)
+from train.model.gradient_checkpointing import enable_gradient_checkpointing
+from train.model.random_bits import row_keys
+from train.model.stateless_dropout import dropping_out_by, key_dropout
+from train.model.tpu_layers import use_stock_layers, use_tpu_layers
+from train.optimizer import build_optimizer
+from train.tasks.masked_lm import MaskedLanguageModeling
+from train.train_step import PretrainingModel, prove_tpu_layers
+
+CLS, SEP, LENGTH = 0, 2, 24
+# Of the documents in each row, framing included.
+LENGTHS = [(6, 9, 5), (24,), (3, 20)]
+# Of the same make, in a code of their own in transformers.
+NAMES = ("roberta", "bert", "camembert", "electra", "roberta-prelayernorm", "xlm-roberta")
+
+
+def rows_of(lengths: list[tuple[int, ...]], pad_id: int, seed: int = 3) -> np.ndarray:
+    """Make a row of each group of documents, padded; the same documents however they are grouped."""
+    rows = np.full((len(lengths), LENGTH), pad_id, np.int32)
+    generator = np.random.default_rng(seed)
+    for row, group in zip(rows, lengths, strict=True):
+        documents = [[CLS, *generator.integers(5, VOCABULARY, length - 2), SEP] for length in group]
+        row[: sum(group)] = np.concatenate(documents)
+    return rows
+
+
+def documents_model(name: str, **changes: Any) -> Any:
+    model = tiny_model(name, num_hidden_layers=1, sep_token_id=SEP, **changes)
+    attend_within_documents(model)
+    return model
+
+
+def logits_and_gradients(model: Any, ids: np.ndarray, jit_compile: bool) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Compute logits of all tokens, row by row, and the gradients of their mean loss."""
+    attended = ids != model.config.pad_token_id
+    inputs = {"input_ids": tf.constant(ids), "attention_mask": tf.constant(attended, tf.int32)}
+
+    def compute() -> tuple[tf.Tensor, list[tf.Tensor]]:
+        with tf.GradientTape() as tape:
+            logits = model(inputs, training=False).logits
+            logits = tf.gather(tf.reshape(logits, (-1, VOCABULARY)), np.flatnonzero(attended))
+            loss = -tf.reduce_mean(tf.nn.log_softmax(logits)[:, 7])
+        gradients = tape.gradient(loss, model.trainable_variables, unconnected_gradients="zero")
+        return logits, [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+    logits, gradients = tf.function(compute, jit_compile=True)() if jit_compile else compute()
+    return logits.numpy(), [gradient.numpy() for gradient in gradients]
+
+
+def test_documents_are_numbered_and_positions_begin_anew() -> None:
+    rows = [
+        [CLS, 5, 6, SEP, CLS, 7, SEP, PAD],
+        [5, SEP, CLS, 6, SEP, CLS, 7, 8],  # as `concat` cuts
+        [CLS, 5, SEP, 6, SEP, SEP, PAD, PAD],  # as `full_sentences` does
+        [PAD] * 8,
+    ]
+    documents = number_documents(tf.constant(rows), SEP, PAD)
+    assert documents.numpy().tolist() == [
+        [0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 1, 2, 2, 2], [0, 0, 0, 1, 1, 2, 2, 2], [0] * 8,
+    ]  # fmt: skip
+    assert positions_within(documents).numpy().tolist() == [
+        [0, 1, 2, 3, 0, 1, 2, 3], [0, 1, 0, 1, 2, 0, 1, 2], [0, 1, 2, 0, 1, 0, 1, 2], list(range(8)),
+    ]  # fmt: skip
+
+
+def test_each_document_of_a_packed_row_begins_with_cls() -> None:
+    generator = np.random.default_rng(0)
+    ends = np.cumsum(generator.integers(1, 9, 60))
+    batch = TokenBatch(generator.integers(5, VOCABULARY, ends[-1], dtype=np.int32), ends, len(ends))
+    (rows,) = CHUNKINGS["packed"]([batch], Framing(cls_id=CLS, sep_id=SEP, pad_id=PAD), LENGTH)
+    documents = number_documents(tf.constant(rows.input_ids), SEP, PAD).numpy()
+    assert documents.max() > 2
+    np.testing.assert_array_equal(documents, np.cumsum(rows.input_ids == CLS, axis=1) - 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_tpu"),
+    [
+        ("roberta", False),
+        *(pytest.param(name, False, marks=pytest.mark.slow) for name in NAMES[1:]),
+        ("modernbert", False),
+        *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("roberta", "modernbert")),
+    ],
+)
+def test_packed_rows_give_what_separate_rows_give(name: str, is_tpu: bool) -> None:
+    # Of a ModernBERT a global layer, and a local one whose rows are cut into blocks.
+    changes = {"local_attention": 4} if name == "modernbert" else {"num_hidden_layers": 1}
+    model = tiny_model(name, sep_token_id=SEP, **changes)
+    packed = rows_of(LENGTHS, model.config.pad_token_id)
+    separate = rows_of([(length,) for group in LENGTHS for length in group], model.config.pad_token_id)
+    seen = model(tf.constant(packed)).logits.numpy()[packed != model.config.pad_token_id]
+    if is_tpu:
+        use_tpu_layers(model)
+    expected, expected_gradients = logits_and_gradients(model, separate, jit_compile=is_tpu)
+    use_stock_layers(model)
+    attend_within_documents(model)
+    if is_tpu:
+        use_tpu_layers(model)
+    logits, gradients = logits_and_gradients(model, packed, jit_compile=is_tpu)
+
+    assert np.abs(seen - expected).max() > 0.01
+    np.testing.assert_allclose(logits, expected, atol=1e-6)
+    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        np.testing.assert_allclose(gradient, expected_gradient, atol=1e-6)
+
+
+def test_layers_for_tpus_stay_within_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without XLA, which their attention needs; for attentions as an output they leave it to the stock layers."""
+
+    def attend(query: Any, key: Any, value: Any, attended: Any, _: None, rate: float, *, documents: Any) -> tf.Tensor:
+        assert rate == 0
+        of_queries, of_keys = documents
+        is_seen = (of_queries[:, :, tf.newaxis] == of_keys[..., tf.newaxis]) & (attended[..., tf.newaxis] > 0)
+        scores = tf.einsum("bnhk,bnhq->bnkq", key, query) / np.sqrt(query.shape[2])
+        return tf.einsum("bnkq,bnhk->bnhq", tf.nn.softmax(tf.where(is_seen, scores, -1e9), axis=2), value)
+
+    monkeypatch.setattr(tpu_layers, "attend", attend)
+    model = documents_model("roberta")
+    ids = rows_of(LENGTHS, PAD)
+    expected = model(tf.constant(ids), output_attentions=True)
+    assert not np.any(expected.attentions[0][0, :, :6, 6:])
+    use_tpu_layers(model)
+    for output_attentions in (False, True):
+        logits = model(tf.constant(ids), output_attentions=output_attentions).logits
+        np.testing.assert_allclose(logits[ids != PAD], expected.logits[ids != PAD], atol=2e-5)
+    use_stock_layers(model)
+    np.testing.assert_array_equal(model(tf.constant(ids)).logits, expected.logits)
+
+
+def test_layers_that_are_computed_again_stay_within_documents() -> None:
+    model = documents_model("roberta", hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
+    key_dropout(model)
+    ids = tf.constant(rows_of(LENGTHS, PAD))
+
+    def gradients() -> list[tf.Tensor]:
+        with dropping_out_by(row_keys((5, 6), len(ids))):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.nn.log_softmax(model(ids, training=True).logits)[..., 7])
+            found = tape.gradient(loss, model.trainable_variables, unconnected_gradients="zero")
+        return [tf.convert_to_tensor(gradient) for gradient in found]
+
+    expected = gradients()
+    enable_gradient_checkpointing(model)
+    for gradient, kept in zip(gradients(), expected, strict=True):
+        np.testing.assert_allclose(gradient, kept, atol=1e-6)
+
+
+def pretraining_model(
+    strategy: Any, num_micro_batches: int = 1, jit_compile: bool = False, **changes: Any
+) -> PretrainingModel:
+    with strategy.scope():
+        network = documents_model("roberta", **changes)
+        if num_micro_batches > 1:
+            enable_gradient_checkpointing(network)
+        task = MaskedLanguageModeling(RULE, PAD)
+        model = PretrainingModel(network, task, seed=3, num_micro_batches=num_micro_batches, max_grad_norm=1.0)
+        optimizer = build_optimizer(OptimizationConfig(learning_rate=1e-2), num_steps=20, num_warmup_steps=0)
+        optimizer.build(network.trainable_variables)
+        model.compile(optimizer=optimizer, jit_compile=jit_compile)
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("forgets", [False, True])
+def test_the_check_of_the_layers_compares_within_documents(forgets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if forgets:
+        monkeypatch.setattr(tpu_layers, "current_documents", lambda: None)
+    model = pretraining_model(one_cpu(), jit_compile=True, attention_probs_dropout_prob=0.2)
+    batch = {"input_ids": tf.constant(rows_of(LENGTHS, PAD))}
+    assert prove_tpu_layers(model, batch, one_cpu()) is not forgets
+
+
+@pytest.mark.slow
+def test_replicas_and_accumulation_give_the_same_steps() -> None:
+    rows = rows_of([(6, 9, 5), (24,), (3, 20), (8, 8, 8), (5, 4), (12, 12), (4, 4, 4, 4), (21, 3)], PAD)
+    expected, model = pretraining_model(one_cpu()), pretraining_model(two_cpus(), num_micro_batches=2)
+    figures = [train(one, rows, num_steps=2) for one in (expected, model)]
+    assert figures[1] == pytest.approx(figures[0], rel=1e-4)
+    np.testing.assert_allclose(weights(model), weights(expected), atol=2e-5)
+
+
+def test_an_evaluation_is_that_of_separate_rows() -> None:
+    """Masks would be others, so there are none: what is predicted stands at the same places of the documents."""
+    model = pretraining_model(one_cpu(), hidden_dropout_prob=0.0)
+    sums = []
+    for lengths in (LENGTHS, [(length,) for group in LENGTHS for length in group]):
+        ids = tf.constant(rows_of(lengths, PAD))
+        rows = model.prepare_batch({"input_ids": ids}, 0)._replace(input_ids=ids, is_masked=ids % 5 == 0)
+        sums.append(model.evaluation_step(rows))
+    assert float(sums[0]["num_masked"]) > 8
+    for name, value in sums[0].items():
+        np.testing.assert_allclose(value, sums[1][name], rtol=1e-6)
+
+
+def test_the_context_nests_and_ends_with_an_error() -> None:
+    documents = tf.zeros((1, 4), tf.int32)
+    with attending_within(documents):
+        with attending_within(None):
+            assert current_documents() is None
+        with pytest.raises(ValueError, match="wrong"), attending_within(documents + 1):
+            raise ValueError("wrong")
+        assert current_documents() is documents
+    assert current_documents() is None

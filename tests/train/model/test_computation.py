@@ -1,0 +1,123 @@
+"""How a step is computed where flags leave it open: by the hardware, the length of the run, and what it did before."""
+
+import dataclasses
+
+import pytest
+
+from tests.fixtures.tiny_models import tiny_config
+from train.config import HardwareConfig, TrainingConfig, parse_training_config
+from train.model import computation
+from train.model.computation import Computation, choose_computation, describe_computation, recorded_computation
+from train.model.flops import planned_step_flops
+from train.runtime.plan import Plan, make_plan
+
+NUM_PREDICTIONS = 10
+
+
+def config_of(*flags: str) -> TrainingConfig:
+    return parse_training_config(
+        ["--preset", "tiny-roberta-cpu", "--train-dataset", "x", "--output-dir", "y", *flags], ""
+    )
+
+
+def plan_of(config: TrainingConfig, num_replicas: int) -> Plan:
+    return make_plan(config.optimization, config.run, num_rows=10**9, max_length=16, num_replicas=num_replicas)
+
+
+def chosen(
+    *flags: str,
+    num_steps: int = 100,
+    num_replicas: int = 1,
+    recorded: Computation | None = None,
+    model: str = "roberta",
+    num_predictions: int | None = NUM_PREDICTIONS,
+) -> Computation:
+    config = config_of("--max-steps", str(num_steps), *flags)
+    plan = plan_of(config, num_replicas)
+    return choose_computation(config, tiny_config(model), plan, num_predictions, recorded)
+
+
+@pytest.fixture(autouse=True)
+def one_cpu_of_known_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of 100 steps are just long enough to be compiled."""
+    config = config_of()
+    flops = planned_step_flops(tiny_config("roberta"), plan_of(config, 1), NUM_PREDICTIONS)
+    assert flops is not None
+    monkeypatch.setattr(computation, "MIN_COMPILED_FLOPS", 100 * flops)
+
+
+def test_runs_on_one_cpu_are_compiled_if_they_are_long_enough() -> None:
+    assert chosen(num_steps=100) == Computation(jit_compile=True, tpu_layers=False)
+    assert chosen(num_steps=99) == Computation(jit_compile=False, tpu_layers=False)
+    assert chosen("--gradient-accumulation-steps", "2", num_steps=50).jit_compile
+
+
+@pytest.mark.parametrize("flags", [("--jit-compile", "true"), ("--bfloat16",), ("--tpu-layers", "on")])
+def test_what_asks_for_xla_is_compiled_however_short_the_run(flags: tuple[str, ...]) -> None:
+    assert chosen(*flags, num_steps=1).jit_compile
+
+
+def test_a_step_is_not_compiled_where_it_cannot_be_or_nobody_knows_what_it_costs() -> None:
+    assert not chosen("--jit-compile", "false").jit_compile
+    assert not chosen(num_replicas=2).jit_compile
+    assert not chosen(model="convbert").jit_compile
+    assert not chosen(num_predictions=None).jit_compile
+    assert not chosen("--tpu-name", "local").jit_compile  # TPUStrategy compiles by itself
+
+
+@pytest.mark.parametrize("was_compiled", [False, True])
+def test_a_run_that_resumes_is_computed_as_it_was(was_compiled: bool) -> None:
+    recorded = Computation(was_compiled, tpu_layers=False)
+    for num_steps in (1, 1000):
+        assert chosen(num_steps=num_steps, recorded=recorded) == recorded
+    assert chosen("--jit-compile", str(not was_compiled), recorded=recorded).jit_compile != was_compiled
+
+
+def test_layers_for_tpus_are_to_be_proven_on_a_tpu_once() -> None:
+    tpu = ("--tpu-name", "local")
+    assert chosen(*tpu).tpu_layers is None
+    assert chosen(*tpu, "--tpu-layers", "on").tpu_layers is True
+    assert chosen(*tpu, "--tpu-layers", "off").tpu_layers is False
+    assert chosen(*tpu, model="distilbert").tpu_layers is False  # whose layers are others
+    for was_proven in (False, True):
+        recorded = Computation(jit_compile=False, tpu_layers=was_proven)
+        assert chosen(*tpu, recorded=recorded) == recorded
+        assert chosen(*tpu, "--tpu-layers", "off" if was_proven else "on", recorded=recorded).tpu_layers != was_proven
+
+
+def test_elsewhere_layers_are_the_stock_ones_unless_asked_for() -> None:
+    assert chosen().tpu_layers is False
+    assert chosen("--tpu-layers", "on") == Computation(jit_compile=True, tpu_layers=True)
+    compiled = Computation(jit_compile=True, tpu_layers=True)
+    assert chosen(recorded=compiled) == compiled
+    assert chosen("--jit-compile", "false", recorded=compiled) == Computation(jit_compile=False, tpu_layers=False)
+
+
+def test_a_record_says_how_a_run_was_computed() -> None:
+    for was in (Computation(jit_compile=True, tpu_layers=False), Computation(jit_compile=False, tpu_layers=True)):
+        assert recorded_computation({"computation": dataclasses.asdict(was)}, {}) == was
+
+
+@pytest.mark.parametrize(
+    ("hardware", "expected"),
+    [
+        (HardwareConfig(), Computation(jit_compile=False, tpu_layers=None)),
+        (HardwareConfig(jit_compile=True), Computation(jit_compile=True, tpu_layers=None)),
+        (HardwareConfig(tpu_layers="on"), Computation(jit_compile=False, tpu_layers=True)),
+        (HardwareConfig(tpu_layers="off"), Computation(jit_compile=False, tpu_layers=False)),
+    ],
+)
+def test_a_record_of_before_means_what_its_settings_meant(hardware: HardwareConfig, expected: Computation) -> None:
+    assert recorded_computation({}, {"hardware": dataclasses.asdict(hardware)}) == expected
+
+
+def test_a_long_run_of_before_stays_without_xla() -> None:
+    assert not chosen(num_steps=10**6, recorded=recorded_computation({}, {"hardware": {}})).jit_compile
+
+
+def test_it_is_told_in_words() -> None:
+    told = describe_computation({"jit_compile": False, "tpu_layers": True}, on_tpu=True)
+    assert told == "compiled by XLA, layers for TPUs"
+    assert (
+        describe_computation({"jit_compile": False, "tpu_layers": False}, on_tpu=False) == "without XLA, stock layers"
+    )

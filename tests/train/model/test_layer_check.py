@@ -1,0 +1,170 @@
+"""What stands between a run on a TPU and layers that compute something else there: each failure, and none."""
+
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from tests.fixtures.tiny_models import PAD, tiny_model
+from tests.fixtures.tiny_steps import RULE, batch_of, one_cpu, token_rows, two_cpus
+from train.config import OptimizationConfig
+from train.model import layer_check, tpu_attention, tpu_layers
+from train.model.architectures import ARCHITECTURES
+from train.model.layer_check import GRADIENT_TOLERANCE, LOSS_TOLERANCE, Figures, agree
+from train.model.tpu_layers import attention_layers
+from train.optimizer import build_optimizer
+from train.tasks.masked_lm import MaskedLanguageModeling
+from train.train_step import PretrainingModel, prove_tpu_layers
+
+# What differs from RoBERTa, and not in transformers' copies of its code alone.
+OTHERS = ("roberta-prelayernorm", "modernbert")
+# Of a ModernBERT a global layer, and a local one whose rows are cut into blocks.
+LAYERS = {"modernbert": {"local_attention": 2}}
+
+
+def built(name="roberta", strategy=None, jit_compile=True):
+    with (strategy or one_cpu()).scope():
+        rates = dict(zip(ARCHITECTURES[name].dropouts, (0.1, 0.2, 0.1), strict=False))
+        network = tiny_model(name, **LAYERS.get(name, {"num_hidden_layers": 1}), **rates)
+        model = PretrainingModel(network, MaskedLanguageModeling(RULE, PAD), seed=3)
+        optimizer = build_optimizer(OptimizationConfig(), num_steps=20, num_warmup_steps=0)
+        optimizer.build(network.trainable_variables)
+        model.compile(optimizer=optimizer, jit_compile=jit_compile)
+    return model
+
+
+def is_proven(model, strategy=None):
+    return prove_tpu_layers(model, batch_of(token_rows()), strategy or one_cpu())
+
+
+def has_tpu_layers(model):
+    return all(hasattr(layer.call, "stock_call") for layer in attention_layers(model.network))
+
+
+def state_of(model):
+    return [variable.numpy() for variable in [*model.network.variables, *model.optimizer.variables]]
+
+
+def check_right_layers(model, caplog):
+    before = state_of(model)
+    calls = [layer.call for layer in model.network.submodules if isinstance(layer, tf_keras.layers.Dropout)]
+    with caplog.at_level(logging.INFO):
+        assert is_proven(model)
+    assert has_tpu_layers(model)
+    assert "layers for TPUs are used; on the first rows they give loss 5." in caplog.text
+    assert "STOCK" not in caplog.text
+    assert all(np.array_equal(one, other) for one, other in zip(state_of(model), before, strict=True))
+    assert calls == [layer.call for layer in model.network.submodules if isinstance(layer, tf_keras.layers.Dropout)]
+
+
+@pytest.mark.parametrize("name", ["roberta", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+def test_right_layers_are_used_and_drop_what_the_stock_ones_drop(name, caplog):
+    check_right_layers(built(name), caplog)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["roberta", "modernbert"])
+def test_right_layers_are_used_in_bfloat16(name, caplog):
+    policy = tf_keras.mixed_precision.global_policy()
+    tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        check_right_layers(built(name), caplog)
+    finally:
+        tf_keras.mixed_precision.set_global_policy(policy)
+
+
+def check_fallback(model, caplog):
+    with caplog.at_level(logging.INFO):
+        assert not is_proven(model)
+    assert not has_tpu_layers(model)
+    (text,) = (record.getMessage() for record in caplog.records if record.name == layer_check.__name__)
+    assert "WARNING" in caplog.text
+    assert text.startswith("The run trains with the STOCK LAYERS: those for TPUs ")
+    assert "--tpu-layers off trains with the stock layers without a check, --tpu-layers on" in text
+    return text
+
+
+def test_layers_that_scale_their_scores_wrongly_are_not_used(caplog, monkeypatch):
+    class WrongAttention(tpu_attention._Attention):
+        def __init__(self, attended, head_keys, rate, scale, *others):
+            super().__init__(attended, head_keys, rate, 1.1 * scale, *others)
+
+    monkeypatch.setattr(tpu_attention, "_Attention", WrongAttention)
+    text = check_fallback(built(), caplog)
+    assert text.count("loss 5.") == text.count("gradient norm ") == 2
+
+
+@pytest.mark.slow
+def test_layers_that_drop_nothing_are_not_used(caplog, monkeypatch):
+    attend = tpu_layers.attend
+    monkeypatch.setattr(tpu_layers, "attend", lambda *tensors_and_keys, **_: attend(*tensors_and_keys[:4], None, 0.0))
+    check_fallback(built(), caplog)
+
+
+def test_layers_that_the_compiler_refuses_are_not_used(caplog, monkeypatch):
+    """XLA has no Python."""
+
+    def attend(query, *_, **__):
+        return tf.ensure_shape(tf.numpy_function(np.sin, [query], query.dtype), query.shape)
+
+    monkeypatch.setattr(tpu_layers, "attend", attend)
+    text = check_fallback(built(), caplog)
+    assert "do not compile here: InvalidArgumentError: " in text
+
+
+@pytest.mark.parametrize("error", [tf.errors.InternalError(None, None, "Mosaic failed"), AttributeError("dot_general")])
+def test_layers_that_cannot_be_traced_are_not_used(error, caplog, monkeypatch):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(tpu_layers, "attend", fail)
+    assert f"do not compile here: {type(error).__name__}: " in check_fallback(built(jit_compile=False), caplog)
+
+
+def test_a_lost_device_says_nothing_about_the_layers(monkeypatch):
+    def fail(*_, **__):
+        raise tf.errors.UnavailableError(None, None, "Socket closed")
+
+    monkeypatch.setattr(tpu_layers, "attend", fail)
+    with pytest.raises(tf.errors.UnavailableError):
+        is_proven(built(jit_compile=False))
+
+
+def test_figures_are_those_of_all_replicas():
+    """A row that one replica alone has moves what every one gets."""
+    rows = np.concatenate([token_rows(), token_rows(seed=1)])
+    strategy = two_cpus()
+    model = built(strategy=strategy, jit_compile=False)
+
+    def losses(rows):
+        dataset = tf.data.Dataset.from_tensor_slices(batch_of(rows)).batch(len(rows), drop_remainder=True)
+        batches = strategy.experimental_distribute_dataset(dataset)
+        sums, squares = tf.function(lambda batch: strategy.run(model.gradient_sums, args=(batch,)))(next(iter(batches)))
+        values = [value.numpy() for value in strategy.experimental_local_results(sums["loss"])]
+        assert all(value.shape == (len(model.network.trainable_variables),) for value in squares.values)
+        return values
+
+    one, same = losses(rows)
+    rows[-1, 5] += 1
+    assert one == same
+    assert losses(rows)[0] != one
+
+
+def test_figures_agree_within_rounding_alone():
+    def figures(loss, *norms):
+        return Figures(loss, dict(zip(("a/kernel:0", "b/kernel:0", "c/bias:0", "d/key/bias:0"), norms, strict=True)))
+
+    expected = figures(5.0, 3.0, 4.0, 1e-9, 1e-3)
+    assert expected.describe() == "loss 5, gradient norm 5"
+    assert agree(expected, expected)
+    assert agree(figures(5.0, 3.0, 4.0, 2e-9, 2e-3), expected)  # next to nothing, or nothing: all rounding
+    for found in (
+        figures(5.0 * (1 + 2 * LOSS_TOLERANCE), 3.0, 4.0, 1e-9, 1e-3),
+        figures(5.0, 3.0 * (1 + 2 * GRADIENT_TOLERANCE), 4.0, 1e-9, 1e-3),
+        figures(float("nan"), 3.0, 4.0, 1e-9, 1e-3),
+        figures(5.0, 3.0, float("nan"), 1e-9, 1e-3),
+    ):
+        assert not agree(found, expected)
+        assert not agree(expected, found)

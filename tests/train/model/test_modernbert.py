@@ -1,0 +1,127 @@
+"""ModernBERT's own parts; what holds for every architecture is tested with the others."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fixtures.tiny_models import VOCABULARY, tiny_model
+from train.model import modernbert
+from train.model.local_attention import in_blocks, is_near, takes_blocks, with_halo
+from train.model.modernbert import rotary_tables, rotated
+from train.model.tpu_layers import use_tpu_layers
+
+
+def padded_rows(length):
+    """Make rows of that length, one whole, two padded: inputs and, as array, which tokens are real."""
+    attended = np.arange(length) < np.array([[length], [length // 2 + 1], [3]])
+    ids = np.random.default_rng(3).integers(5, VOCABULARY, attended.shape)
+    ids = np.where(attended, ids, 1).astype(np.int32)
+    return {"input_ids": ids, "attention_mask": attended.astype(np.int32)}, attended
+
+
+def logits_and_gradients(model, inputs, attended, jit_compile=None):
+    @tf.function(jit_compile=jit_compile, autograph=False)
+    def compute():
+        with tf.GradientTape() as tape:
+            logits = model(inputs, training=False).logits * tf.cast(attended, tf.float32)[..., tf.newaxis]
+            loss = tf.reduce_sum(tf.nn.log_softmax(logits)[..., 7])
+        gradients = tape.gradient(loss, model.trainable_variables)
+        return logits, [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+    return tf.nest.map_structure(lambda tensor: tensor.numpy(), compute())
+
+
+def assert_same(found, expected):
+    np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
+    for gradient, expected_gradient in zip(found[1], expected[1], strict=True):
+        np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-5 * np.abs(expected_gradient).max())
+
+
+@pytest.mark.parametrize("length", [40, 43])
+def test_blocks_of_a_local_layer_give_what_all_scores_with_a_mask_give(length, monkeypatch):
+    model = tiny_model("modernbert")
+    inputs, attended = padded_rows(length)
+    assert takes_blocks(length, model.model.layer[1].attn.reach)
+    found = logits_and_gradients(model, inputs, attended)
+    monkeypatch.setattr(modernbert, "takes_blocks", lambda *_: False)
+    assert_same(found, logits_and_gradients(model, inputs, attended))
+
+
+@pytest.mark.parametrize("name", ["modernbert", pytest.param("modernbert without biases", marks=pytest.mark.slow)])
+def test_layers_for_tpus_give_what_the_stock_ones_give_with_blocks_and_without(name):
+    model = tiny_model(name)
+    rows = [padded_rows(length) for length in (12, 43)]
+    expected = [logits_and_gradients(model, *batch) for batch in rows]
+    assert use_tpu_layers(model)
+    for batch, figures in zip(rows, expected, strict=True):
+        assert_same(logits_and_gradients(model, *batch, jit_compile=True), figures)
+
+
+def test_a_token_out_of_reach_of_local_layers_changes_nothing_and_one_in_reach_does():
+    # One local layer between a global one without keys' weights and the head.
+    model = tiny_model("modernbert", local_attention=8)
+    model.model.layer[0].attn.Wo.kernel.assign(tf.zeros_like(model.model.layer[0].attn.Wo.kernel))
+    inputs, _ = padded_rows(40)
+    ids = inputs["input_ids"][:1]
+
+    def logits(changed):
+        other = ids.copy()
+        other[0, changed] = (other[0, changed] + 1) % VOCABULARY
+        return model({"input_ids": other}).logits.numpy()[0]
+
+    before = model({"input_ids": ids}).logits.numpy()[0]
+    differs = np.abs(logits(20) - before).max(axis=-1) > 1e-6
+    assert np.flatnonzero(differs).tolist() == list(range(16, 25))
+
+
+@given(st.integers(1, 5), st.integers(1, 60))
+@settings(max_examples=30, deadline=None)
+def test_every_key_in_reach_is_in_the_blocks_of_its_query_once(reach, length):
+    positions = tf.range(1, length + 1)[tf.newaxis]
+    queries, keys = in_blocks(positions, reach).numpy()[0], with_halo(positions, reach).numpy()[0]
+    near = is_near(queries.shape[1], keys.shape[1], reach)
+    seen = {
+        int(query): sorted(keys[block][near[at]][keys[block][near[at]] > 0].tolist())
+        for block, row in enumerate(queries)
+        for at, query in enumerate(row)
+        if query
+    }
+    assert seen == {
+        query: list(range(max(1, query - reach), min(length, query + reach) + 1)) for query in range(1, length + 1)
+    }
+
+
+def test_rotations_depend_on_the_distance_alone():
+    states = tf.random.stateless_normal((2, 1, 1, 16), (1, 2))
+    rows = rotated(tf.repeat(states, 50, axis=1), 10_000.0)
+    scores = tf.einsum("qnh,knh->qk", rows[0], rows[1]).numpy()
+    for distance in (-7, 0, 20):
+        diagonal = np.diagonal(scores, distance)
+        np.testing.assert_allclose(diagonal, diagonal[0], atol=1e-5)
+    assert abs(scores[0, 1] - scores[0, 0]) > 0.01
+
+
+def test_angles_are_exact_at_the_last_of_8192_positions():
+    cosines, sines = rotary_tables(8192, 64, 160_000.0)
+    angle = 8191 / 160_000 ** (2 / 64)
+    assert (cosines[8191, 1], sines[8191, 1]) == pytest.approx((np.cos(angle), np.sin(angle)), abs=1e-7)
+
+
+def test_weights_that_write_to_the_residual_stream_start_smaller_by_the_depth():
+    from tests.fixtures.tiny_models import tiny_config
+    from train.model.auto_classes import auto_class
+
+    config = tiny_config("modernbert", hidden_size=96, num_hidden_layers=8, initializer_range=0.05)
+    model = auto_class("TFAutoModelForMaskedLM").from_config(config)
+    model(model.dummy_inputs)
+    layer = model.model.layer[3]
+    # A normal distribution cut at two deviations has 0.88 of them.
+    for dense, deviation in (
+        (layer.attn.Wqkv, 0.05),
+        (layer.attn.Wo, 0.0125),
+        (layer.mlp.Wi, 0.05),
+        (layer.mlp.Wo, 0.0125),
+    ):
+        assert np.std(dense.kernel.numpy()) == pytest.approx(0.88 * deviation, rel=0.05)

@@ -1,0 +1,262 @@
+"""Phases as they are read, planned, told apart and refused; tests/train/test_phases.py trains some."""
+
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlm_common.errors import InputError
+from tests.fixtures.tiny_phases import phases_flags, phases_with
+from train.checkpoints.fingerprint import fingerprint_of_phases, fingerprint_sha256
+from train.checkpoints.resume import check_checkpoint
+from train.config import parse_training_config
+from train.optimizer import build_schedule
+from train.run import open_run
+from train.runtime.cluster import Cluster
+from train.runtime.phases import PER_PHASE, Phase, phases_of
+from train.runtime.plan import PhaseToPlan, Plan, make_plans, tokens_after
+from train.runtime.run_folder import check_run_folder, write_run_record
+
+FLAGS = ["--train-dataset", "shards", "--output-dir", "run", "--warmup-steps", "3"]
+
+
+def phases_in(folder, *phases, settings=None, flags=FLAGS) -> tuple[Phase, ...]:
+    path = folder / "phases.yaml"
+    path.write_text(yaml.safe_dump({"settings": settings or {}, "phases": phases}))
+    return phases_of(parse_training_config([*flags, "--phases", str(path)], ""))
+
+
+def plans_of(phases, num_rows=1000, num_replicas=1) -> tuple[Plan, ...]:
+    numbers = [
+        PhaseToPlan(
+            phase.config.optimization,
+            phase.config.run,
+            num_rows,
+            phase.config.data.max_length or 16,
+            has_own_schedule=phase.has_own_schedule,
+            goes_on_in_rows=index > 0
+            and phase.config.data.train_dataset == phases[index - 1].config.data.train_dataset,
+            name=phase.name,
+        )
+        for index, phase in enumerate(phases)
+    ]
+    return make_plans(tuple(numbers), num_replicas)
+
+
+def rates(phases, plans):
+    return [
+        float(build_schedule(phase.config.optimization, **plan.schedule_steps)(step))
+        for phase, plan in zip(phases, plans, strict=True)
+        for step in range(plan.first_step, plan.num_steps)
+    ]
+
+
+def test_all_that_a_phase_may_have_of_its_own_are_flags():
+    named = parse_training_config(FLAGS, "").as_dict()
+    assert {name for values in named.values() for name in values} > PER_PHASE
+
+
+def test_without_the_flag_a_run_is_one_phase():
+    config = parse_training_config(FLAGS, "")
+    assert phases_of(config) == (Phase("", config),)
+
+
+def test_settings_of_the_file_stand_between_preset_and_flags(tmp_path):
+    settings = {"preset": "roberta-small", "adam-beta1": 0.8, "learning_rate": 0.5}
+    (phase,) = phases_in(tmp_path, {"max_steps": 9}, settings=settings, flags=[*FLAGS, "--learning-rate", "0.25"])
+    optimization = phase.config.optimization
+    assert (optimization.adam_beta1, optimization.learning_rate, optimization.max_steps) == (0.8, 0.25, 9)
+    assert (optimization.gradient_accumulation_steps, phase.config.model.preset) == (8, "roberta-small")
+    assert not phase.has_own_schedule
+
+
+def test_a_phase_has_what_it_names_and_else_what_the_run_has(tmp_path):
+    first, second = phases_in(
+        tmp_path,
+        {"max_steps": 10},
+        {"name": "long", "num-epochs": 2, "train_dataset": "long", "learning_rate": "1e-5", "mlm_probability": 0.3},
+    )
+    assert (first.name, second.name) == ("phase 1", "long")
+    assert (first.config.data.train_dataset, second.config.data.train_dataset) == ("shards", "long")
+    assert (second.config.optimization.learning_rate, second.config.masking.mlm_probability) == (1e-5, 0.3)
+    assert (second.has_own_schedule, second.config.optimization.warmup_steps) == (True, 0)
+    assert first.config.optimization.warmup_steps == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"max_steps": 1, "seed": 3}, "Phase `phase 2`: --seed must be the same in all phases; .* received 3"),
+        ({"max_steps": 1, "optimizer": "lamb"}, "--optimizer must be the same in all phases"),
+        ({"max_steps": 1, "sceed": 3}, "may hold flags of this command only; unknown: sceed"),
+        ({"max_steps": "many"}, "must give --max-steps a whole number; received 'many'"),
+        ({"mlm_probability": 0.3}, "--max-steps or --num-epochs, one of them, is required in each phase"),
+        ({"max_steps": 1, "num_epochs": 1}, "one of them, is required in each phase"),
+        ({"max_steps": 0}, "--max-steps must be at least 1"),
+        ({"max_steps": 1, "mlm_probability": 2}, "Phase `phase 2`: --mlm-probability must lie in 0 to 1"),
+        (
+            {"max_steps": 1, "config_overrides": "num_hidden_layers=3"},
+            "--config-overrides of a phase may hold what needs no other weights: .*; received num_hidden_layers=3",
+        ),
+        ({"max_steps": 1, "config_overrides": "vocab_size=3,rope_theta=1"}, "needs no other weights"),
+    ],
+)
+def test_what_a_phase_may_not_have(tmp_path, settings, rule):
+    with pytest.raises(InputError, match=rule):
+        phases_in(tmp_path, {"max_steps": 1}, settings)
+
+
+@pytest.mark.parametrize("content", ["", "3", "phases: []", "phases: {}", "steps: [1]", "[]", "[3]"])
+def test_a_file_that_holds_no_phases(tmp_path, content):
+    (tmp_path / "phases.yaml").write_text(content)
+    with pytest.raises(InputError, match=r"phases\.yaml"):
+        phases_of(parse_training_config([*FLAGS, "--phases", str(tmp_path / "phases.yaml")], ""))
+
+
+def test_the_length_is_that_of_the_phases(tmp_path):
+    with pytest.raises(InputError, match="--max-steps must be left out with --phases"):
+        phases_in(tmp_path, {"max_steps": 1}, flags=[*FLAGS, "--max-steps", "3"])
+    with pytest.raises(InputError, match="--num-epochs must be left out with --phases"):
+        phases_in(tmp_path, {"max_steps": 1}, flags=[*FLAGS, "--num-epochs", "3"])
+
+
+def test_overrides_of_a_phase_are_added_to_those_of_the_run(tmp_path):
+    flags = [*FLAGS, "--config-overrides", "num_hidden_layers=2"]
+    first, second = phases_in(
+        tmp_path, {"max_steps": 1}, {"max_steps": 1, "config_overrides": "rope_theta=5.0"}, flags=flags
+    )
+    assert first.config.model.config_overrides == "num_hidden_layers=2"
+    assert second.config.model.config_overrides == "num_hidden_layers=2,rope_theta=5.0"
+
+
+def test_one_schedule_spans_the_phases_that_have_none_of_their_own(tmp_path):
+    phases = phases_in(tmp_path, {"max_steps": 900}, {"max_steps": 100, "train_dataset": "long"})
+    alone = phases_in(tmp_path, {"max_steps": 1000})
+    together = rates(phases, plans_of(phases))
+    assert together == rates(alone, plans_of(alone))
+    assert together[:3] == pytest.approx([1e-4 / 3, 2e-4 / 3, 1e-4])
+    assert together[-1] == pytest.approx(1e-4 / 997)
+
+
+def test_a_schedule_of_its_own_begins_and_ends_with_the_phase(tmp_path):
+    own = {"learning_rate": 4e-5, "schedule": "wsd", "decay_ratio": 1.0}
+    phases = phases_in(tmp_path, {"max_steps": 5, "schedule": "constant"}, {"max_steps": 4, **own})
+    falling = [4e-5 * (1 - (step / 4) ** 0.5) for step in range(4)]
+    assert rates(phases, plans_of(phases)) == pytest.approx([1e-4 / 3, 2e-4 / 3, 1e-4, 1e-4, 1e-4, *falling])
+
+
+def test_a_warmup_of_a_later_phase_is_named_by_it(tmp_path):
+    phases = phases_in(tmp_path, {"max_steps": 5}, {"max_steps": 10, "learning_rate": 1.0, "warmup_ratio": 0.4})
+    assert plans_of(phases)[1].num_warmup_steps == 4
+    with pytest.raises(InputError, match=r"Phase `phase 2`: --warmup-steps must be below the run's 2 steps"):
+        plans_of(phases_in(tmp_path, {"max_steps": 5}, {"max_steps": 2, "warmup_steps": 2}))
+
+
+def test_the_global_batch_says_how_much_is_accumulated(tmp_path):
+    settings = {"per_replica_batch_size": 4, "global_batch_size": 64, "warmup_ratio": 0.0}
+    flags = FLAGS[:4]
+    (phase,) = phases_in(tmp_path, {"max_steps": 1}, settings=settings, flags=flags)
+    for num_replicas, num_micro_batches in ((1, 16), (2, 8), (16, 1)):
+        (plan,) = plans_of([phase], num_replicas=num_replicas)
+        assert (plan.global_batch_rows, plan.num_micro_batches) == (64, num_micro_batches)
+    for num_replicas in (3, 32):
+        with pytest.raises(InputError, match=rf"must be a multiple of the {4 * num_replicas} rows that {num_replicas}"):
+            plans_of([phase], num_replicas=num_replicas)
+    with pytest.raises(InputError, match=r"--gradient-accumulation-steps follows from --global-batch-size; .* 2"):
+        phases_in(tmp_path, {"max_steps": 1, "gradient_accumulation_steps": 2}, settings=settings)
+
+
+@settings(deadline=None)
+@given(
+    phases=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9), st.sampled_from([8, 32])), min_size=1, max_size=5),
+    num_rows=st.integers(9, 50),
+)
+def test_phases_use_rows_and_tokens_as_their_steps_do(phases, num_rows):
+    """Rows of one data set are used in their order, without a gap, until a phase has another."""
+    config = parse_training_config(FLAGS, "")
+    to_plan = []
+    for index, (num_steps, batch_rows, length) in enumerate(phases):
+        settings = {"max_steps": num_steps, "per_replica_batch_size": batch_rows, "warmup_steps": 0}
+        optimization = SimpleNamespace(**{**vars(config.optimization), **settings})
+        same = index > 0 and phases[index - 1][2] == length
+        to_plan.append(PhaseToPlan(optimization, config.run, num_rows, length, goes_on_in_rows=same))
+    plans = make_plans.__wrapped__(tuple(to_plan), 1)
+    row = step = num_tokens = 0
+    for (num_steps, batch_rows, _), phase, plan in zip(phases, to_plan, plans, strict=True):
+        row = row if phase.goes_on_in_rows else 0
+        assert (plan.first_step, plan.row_after(step)) == (step, row)
+        step, row, num_tokens = step + num_steps, row + num_steps * batch_rows, num_tokens + plan.num_tokens
+        assert (plan.num_steps, plan.row_after(step)) == (step, row)
+        assert (
+            tokens_after(plans[-1].__dict__ | {"before": [vars(one) for one in plans[-1].before]}, step) == num_tokens
+        )
+    assert sum(steps * rows * length for steps, rows, length in phases) == num_tokens
+
+
+def record_at(plan, step):
+    before = [vars(one) for one in plan.before]
+    return SimpleNamespace(step=step, plan={**vars(plan), "before": before})
+
+
+def test_a_checkpoint_is_of_phases_that_stayed_as_they_were(tmp_path):
+    def planned(*lengths):
+        return plans_of(phases_in(tmp_path, *({"max_steps": length} for length in lengths)))
+
+    record = record_at(planned(10, 10, 10)[1], 15)
+    check_checkpoint(record, planned(10, 8, 99)[1])
+    with pytest.raises(InputError, match=r"phase 1 ended after step 10 .* and now would after step 11"):
+        check_checkpoint(record, planned(11, 10, 10)[1])
+    with pytest.raises(InputError, match=r"received 14 steps, .* of step 15.* Raise .* of phase 2"):
+        check_checkpoint(record, planned(10, 4, 10)[1])
+
+
+def test_fingerprints_of_phases_differ_from_the_first_on_where_they_do():
+    first, second = {"seed": 0, "rate": 1.0}, {"seed": 0, "rate": 2.0, "own": True}
+    assert fingerprint_of_phases([first]) == first
+    joined = fingerprint_of_phases([first, second, first])
+    assert joined == {**first, "phase 2: rate": 2.0, "phase 2: own": True}
+    assert fingerprint_sha256(joined) != fingerprint_sha256(first)
+
+
+@pytest.mark.parametrize("begun_phase", [0, 1, 2])
+def test_only_phases_that_are_begun_must_stay(tmp_path, begun_phase):
+    first, second = {"rate": 1.0, "own": 1}, {"rate": 2.0, "own": 1}
+    write_run_record(str(tmp_path), {"fingerprint": fingerprint_of_phases([first, second, second])})
+
+    def check(*phases):
+        asked = fingerprint_of_phases([first, *phases])
+        check_run_folder(str(tmp_path), asked, resume="auto", overwrite=False, begun_phase=begun_phase)
+
+    check(second, second)
+    for phases, changed in (((second, first), 2), ((first, second), 1), ((first, first), 1)):
+        if changed > begun_phase:
+            check(*phases)
+            continue
+        with pytest.raises(InputError, match=rf"phase {changed + 1}: rate: 2.0 there, 1.0 now.* that lie ahead may"):
+            check(*phases)
+
+
+def test_a_run_is_opened_phase_by_phase(phase_shards, tmp_path):
+    """One model fits the rows of all; the second phase has the rows of the first, the third has others."""
+    config = parse_training_config(phases_flags(phase_shards, tmp_path / "run"), "")
+    run = open_run(config, Cluster())
+    assert {phase.model_config.max_position_embeddings for phase in run.phases} == {34}
+    plans = run.plans(1)
+    assert [(plan.first_row, plan.first_step_of_rows, plan.num_steps) for plan in plans] == [
+        (0, 0, 5), (40, 0, 9), (0, 9, 14),
+    ]  # fmt: skip
+    assert run.phases[2].title == "3 of 3: long rows"
+    hashes = [phase.fingerprint_sha256 for phase in run.phases]
+    assert len(set(hashes)) == 3
+    ahead = phases_flags(phase_shards, tmp_path / "other", phases_with(2, mlm_probability=0.4))
+    other = open_run(parse_training_config(ahead, ""), Cluster())
+    assert [phase.fingerprint_sha256 for phase in other.phases][:2] == hashes[:2]
+    assert other.phases[2].fingerprint_sha256 != hashes[2]
+
+
+def test_shards_of_a_phase_must_be_as_long_as_it_says(phase_shards, tmp_path):
+    config = parse_training_config(phases_flags(phase_shards, tmp_path / "run", phases_with(2, max_length=64)), "")
+    with pytest.raises(InputError, match=r"Phase `long rows`: --max-length must be the shards' 32 .* received 64"):
+        open_run(config, Cluster())

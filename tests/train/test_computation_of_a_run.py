@@ -1,0 +1,92 @@
+"""What a run decides of how it is computed, and that it stays so when it resumes: on a CPU, also in a TPU's place."""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fixtures.same_run import assert_same_run
+from tests.fixtures.tiny_run import NUM_STEPS, forget_checkpoint, run_flags
+from train import trainer
+from train.model import computation
+from train.run_mlm import main
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
+
+DROPOUT = ("--dropout", "0.1")
+TPU = (*DROPOUT, "--tpu-name", "local")
+
+
+def computed(run: Path) -> dict[str, Any]:
+    return json.loads((run / "run.json").read_text())["computation"]
+
+
+def resume_copy(run: Path, folder: Path, shards: Path, *flags: str) -> Path:
+    """Resume a copy of a finished run from the checkpoint before its last one."""
+    shutil.copytree(run, folder)
+    forget_checkpoint(folder, NUM_STEPS)
+    assert main(run_flags(shards, folder, *flags)) == 0
+    return folder
+
+
+@pytest.fixture
+def cpu_as_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a run take the CPU for its TPU; a step is compiled, as TPUStrategy does."""
+    monkeypatch.setattr("train.run.check_tpu_devices", lambda *_: None)
+    monkeypatch.setattr("train.run.device_kind", lambda *_: "TPU v3-8")
+    monkeypatch.setattr("train.trainer.device_kind", lambda *_: "TPU v3-8")
+    monkeypatch.setattr("train.runtime.preemption.read_metadata", lambda *_: None)
+    monkeypatch.setattr("train.runtime.strategy.compiles_with_xla", lambda *_: True)
+
+
+def forbid_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise AssertionError("the layers were held against each other")
+
+    monkeypatch.setattr(trainer, "prove_tpu_layers", fail)
+
+
+@pytest.mark.usefixtures("cpu_as_tpu")
+def test_right_layers_are_used_on_a_tpu_from_the_start_to_the_end(shards, tmp_path, monkeypatch, caplog, capsys):
+    with caplog.at_level(logging.INFO):
+        assert main(run_flags(shards, tmp_path / "run", *TPU)) == 0
+    assert "layers for TPUs are used; on the first rows they give loss 4." in caplog.text
+    assert "computation            compiled by XLA, layers for TPUs" in capsys.readouterr().out
+    assert computed(tmp_path / "run") == {"jit_compile": True, "tpu_layers": True}
+    assert "compiled by XLA, layers for TPUs" in (tmp_path / "run" / "export" / "README.md").read_text()
+
+    forbid_check(monkeypatch)
+    assert_same_run(resume_copy(tmp_path / "run", tmp_path / "resumed", shards, *TPU), tmp_path / "run")
+    assert "because of --" not in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("cpu_as_tpu")
+def test_wrong_layers_are_not_used_on_a_tpu_from_the_start_to_the_end(shards, tmp_path, monkeypatch, caplog, capsys):
+    with monkeypatch.context() as patch:
+        patch.setattr("train.model.tpu_layers.attend", lambda query, *_, **__: 1.1 * query)
+        assert main(run_flags(shards, tmp_path / "run", *TPU)) == 0
+    assert "The run trains with the STOCK LAYERS: those for TPUs give loss " in caplog.text
+    assert computed(tmp_path / "run") == {"jit_compile": True, "tpu_layers": False}
+
+    forbid_check(monkeypatch)
+    assert_same_run(resume_copy(tmp_path / "run", tmp_path / "resumed", shards, *TPU), tmp_path / "run")
+    assert main(run_flags(shards, tmp_path / "off", *TPU, "--tpu-layers", "off")) == 0
+    assert_same_run(tmp_path / "off", tmp_path / "run")
+
+    capsys.readouterr()
+    resume_copy(tmp_path / "run", tmp_path / "on", shards, *TPU, "--tpu-layers", "on")
+    assert (
+        "not bit for bit the run it would have been, because of --tpu-layers False -> True" in capsys.readouterr().out
+    )
+
+
+def test_a_run_that_was_compiled_stays_so_however_long_it_is_by_now(shards, tmp_path, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        patch.setattr(computation, "MIN_COMPILED_FLOPS", 1)
+        assert main(run_flags(shards, tmp_path / "run")) == 0
+    assert computed(tmp_path / "run") == {"jit_compile": True, "tpu_layers": False}
+    assert_same_run(resume_copy(tmp_path / "run", tmp_path / "resumed", shards), tmp_path / "run")
+    assert "because of --" not in capsys.readouterr().out

@@ -1,0 +1,117 @@
+"""Every recipe is read, its commands too, and planned with its model; one is trained, made small."""
+
+import dataclasses
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.fixtures.commands import parse
+from tests.fixtures.tiny_run import MODEL
+from train.checks.preflight.synthetic_inputs import synthetic_inputs
+from train.config import parse_training_config
+from train.metrics.log import read_metrics
+from train.model.config import resolve_model_config
+from train.run_mlm import main
+from train.runtime.phases import phases_of
+from train.runtime.plan import PhaseToPlan, make_plans
+
+FOLDER = Path(__file__).parents[2] / "recipes"
+RECIPES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+NUM_REPLICAS = 8
+# Steps and billions of tokens of the papers, over the scale that the recipe has; of the others with 1.2 million rows.
+EXPECTED = {
+    "bert-base-2018": (1_000_000, 42.6),
+    "domain-adaptation": (12_500 + 468_750, 74.5),
+    "modernbert-base": (891_368, 2019),
+    "roberta-base": (500_000, 2097),
+    "small-language": (234_375 + 187_500, 13.8),
+}
+
+
+def text_of(name: str) -> str:
+    return (FOLDER / f"{name}.yaml").read_text()
+
+
+def lengths_of_shards(name: str) -> dict[str, int]:
+    """Read from the commands in a recipe how long the rows of its shards are, {folder: tokens}."""
+    lengths = {}
+    for line in re.findall(r"^#   python (.+)$", text_of(name), flags=re.M):
+        script, *flags = shlex.split(line)
+        settings = parse(script, flags)
+        if script.startswith("tfrecord_prep/"):
+            lengths[settings[1].output_dir] = settings[1].max_length
+    return lengths
+
+
+def test_all_recipes_are_known() -> None:
+    assert set(RECIPES) <= set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_can_be_planned_and_has_one_model(name: str) -> None:
+    lengths = lengths_of_shards(name)
+    config = parse_training_config(["--phases", str(FOLDER / f"{name}.yaml"), "--output-dir", "run"], "")
+    phases = phases_of(config)
+    to_plan, model_configs = [], []
+    for phase in phases:
+        folder, split = str(phase.config.data.train_dataset).rsplit("/", 1)
+        assert split == "train"
+        assert phase.config.data.eval_dataset == f"{folder}/validation"
+        assert phase.config.data.max_length == lengths[folder]
+        inputs = synthetic_inputs(max_length=lengths[folder], vocab_size=1000)
+        model = dataclasses.replace(phase.config.model, init_from=None)
+        model_configs.append(resolve_model_config(model, inputs, max(lengths.values())))
+        settings = (phase.config.optimization, phase.config.run, 1_200_000, lengths[folder])
+        to_plan.append(PhaseToPlan(*settings, has_own_schedule=phase.has_own_schedule, name=phase.name))
+    plans = make_plans(tuple(to_plan), NUM_REPLICAS)
+    scale = yaml.safe_load(text_of(name)).get("scale", 1)
+    num_steps, billions = EXPECTED[name]
+    assert plans[-1].num_steps == pytest.approx(num_steps * scale, rel=1e-4)
+    assert sum(plan.num_tokens for plan in plans) / 1e9 == pytest.approx(billions * scale, rel=2e-3)
+    assert len({one.hidden_size for one in model_configs}) == 1
+    if name == "modernbert-base":
+        bases = [(one.local_rope_theta, one.global_rope_theta) for one in model_configs]
+        assert bases == [(1e4, 1e4)] * 6 + [(1e4, 1.6e5)] * 2
+    assert "not run it at this size" in " ".join(text_of(name).replace("#", "").split())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
+@pytest.mark.parametrize(
+    ("name", "scale", "num_last_phases", "phase_of_steps", "rates"),
+    [
+        ("bert-base-2018", 3e-6, 2, [1, 1, 1, 2], [1e-4, 1e-4, 2 / 3e4, 1 / 3e4]),
+        ("modernbert-base", 6e-6, 3, [1, 1, 2, 2, 2, 3], [8e-4, 8e-4, 3e-4, 3e-4, 3e-4, 3e-4]),
+    ],
+)
+def test_a_recipe_trains_when_it_is_small(
+    phase_shards: Path,
+    tmp_path: Path,
+    name: str,
+    scale: float,
+    num_last_phases: int,
+    phase_of_steps: list[int],
+    rates: list[float],
+) -> None:
+    recipe = yaml.safe_load(text_of(name))
+    overrides = filter(None, (recipe["settings"].get("config_overrides"), MODEL))
+    recipe["settings"] |= {"config_overrides": ",".join(overrides), "bfloat16": False, "block_attention": False}
+    recipe["phases"] = recipe["phases"][-num_last_phases:]
+    recipe["scale"] = scale
+    for index, phase in enumerate(recipe["phases"]):
+        length = 32 if index else 16
+        for split in ("train", "eval"):
+            phase[f"{split}_dataset"] = f"{phase_shards}/{length}/{split.replace('eval', 'validation')}"
+        phase |= {"max_length": length, "global_batch_size": 8, "per_replica_batch_size": 4}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    flags = ["--phases", str(tmp_path / "recipe.yaml"), "--output-dir", str(tmp_path / "run"), "--log-steps", "1"]
+    assert main(flags) == 0
+    lines = [line for line in read_metrics(str(tmp_path / "run")) if line["split"] == "train"]
+    assert [line["phase"] for line in lines] == phase_of_steps
+    assert [line["learning_rate"] for line in lines] == pytest.approx(rates, abs=1e-9)
+    config = json.loads((tmp_path / "run" / "export" / "config.json").read_text())
+    assert config.get("global_rope_theta", 160_000.0) == 160_000.0

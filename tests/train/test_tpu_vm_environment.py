@@ -1,0 +1,95 @@
+"""The whole life of a run in the environment that `install.py` makes for a TPU VM, on its CPU.
+
+Its TensorFlow is older than this environment's may be: both make the same shards, and the same losses to rounding.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.killable_runs import KillableRuns
+from tests.fixtures.other_environments import PROJECT, installed_environment
+from tests.fixtures.tiny_corpus import DOCUMENTS, flags
+from tests.fixtures.tiny_run import run_flags
+from tests.servers.fixtures import HubHandle
+from train.checks.preflight.tpu_compiler import COMPILER_ENVIRONMENT
+from train.metrics.log import read_metrics
+
+pytestmark = pytest.mark.slow
+
+REPO = "alice/tiny"
+NUM_STEPS = 60
+# XLA for the CPU is no part of the TPU's TensorFlow.
+TRAINING = (
+    *("--max-steps", str(NUM_STEPS), "--log-steps", "5", "--eval-steps", "20", "--save-steps", "20"),
+    *("--dropout", "0.1", "--jit-compile", "false"),
+)
+
+
+@pytest.fixture(scope="module")
+def vm_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed_environment(tmp_path_factory, "tpu")
+
+
+def printed_by(python: str | Path, *command: str, environment: dict[str, str] | None = None) -> str:
+    done = subprocess.run(
+        [python, *command], cwd=PROJECT, env=os.environ | (environment or {}), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def prepare(python: str | Path, folder: Path, environment: dict[str, str]) -> Path:
+    """Train a tokenizer and write shards with the commands, and return the folder of the shards."""
+    folder.mkdir()
+    (folder / "docs.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS))
+    corpus, tokenizer = str(folder / "docs.jsonl"), str(folder / "tokenizer")
+    sizes = ("--vocab-size", "48", "--byte-fallback", "false", "--validation-percent", "20", "--num-workers", "1")
+    trained = ("--data-files", corpus, *sizes, "--output-dir", tokenizer)
+    printed_by(python, "tokenizer_training/train_unigram.py", *trained, environment=environment)
+    written = flags(folder, folder / "shards", "--validation-percent", "20")
+    printed_by(python, "tfrecord_prep/prepare_tfrecord_shards.py", *written, environment=environment)
+    return folder / "shards"
+
+
+def records(shards: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(shards)): path.read_bytes() for path in shards.rglob("*.tfrecord")}
+
+
+def losses(folder: Path) -> dict[tuple[str, int], float]:
+    """Read (split, step) -> loss."""
+    return {(line["split"], line["step"]): line["loss"] for line in read_metrics(str(folder))}
+
+
+def test_the_whole_life_of_a_run(vm_python: Path, hub_server: HubHandle, tmp_path: Path) -> None:
+    environment = COMPILER_ENVIRONMENT | hub_server.environment
+    show = "import train, tensorflow; print(tensorflow.__version__)"
+    assert printed_by(vm_python, "-c", show, environment=environment).startswith("2.20.")
+    shards = prepare(vm_python, tmp_path / "vm", environment)
+    run = tmp_path / "vm" / "run"
+    training = [*run_flags(shards, run, *TRAINING), "--hub-model-id", REPO]
+    with KillableRuns(environment, vm_python) as runs:
+        assert runs.run_and_signal(training, "train", 45, signal.SIGKILL, 0.0) == -signal.SIGKILL
+        saved = sorted(path.stem for path in (run / "checkpoints").glob("*.json"))
+        assert saved[-1] in ("step-00000020", "step-00000040")
+        assert runs.run([*training, "--resume", "must"]) == 0
+    exported = {str(path.relative_to(run / "export")) for path in (run / "export").rglob("*") if path.is_file()}
+    published = hub_server.files(REPO)
+    assert exported <= set(published)
+    assert published["model.safetensors"] == (run / "export" / "model.safetensors").read_bytes()
+    filling = ("--model", str(run / "export"), "--text", "many [MASK] rows")
+    filled = printed_by(vm_python, "train/fill_mask.py", *filling, environment=environment)
+    assert "rows" in filled
+
+    shards_here = prepare(sys.executable, tmp_path / "here", hub_server.environment)
+    assert records(shards_here) == records(shards)
+    with KillableRuns() as runs:
+        assert runs.run(run_flags(shards_here, tmp_path / "here" / "run", *TRAINING)) == 0
+    losses_here = losses(tmp_path / "here" / "run")
+    assert {("train", NUM_STEPS), ("validation", NUM_STEPS)} <= set(losses_here)
+    assert losses(run) == pytest.approx(losses_here, rel=1e-5)

@@ -1,0 +1,85 @@
+"""How the step of a run is computed where its flags leave that open: decided once, recorded, and kept on resuming."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from train.config import TrainingConfig
+from train.model.architectures import architecture_of
+from train.model.flops import planned_step_flops
+from train.runtime.plan import Plan
+
+# Of a run on one CPU whose steps XLA compiles; about 200 CPU seconds of a small model. XLA saves at least some 4 % of
+# them, and compiling step and evaluation takes up to 9.
+MIN_COMPILED_FLOPS = 2e13
+
+
+@dataclass(frozen=True)
+class Computation:
+    """How a step is computed.
+
+    jit_compile: it is wrapped in `jit_compile`; a TPU compiles by itself.
+    tpu_layers: its layers are those of `train.model.tpu_layers`; None where the first rows are to decide.
+    """
+
+    jit_compile: bool
+    tpu_layers: bool | None
+
+
+def choose_computation(
+    config: TrainingConfig,
+    model_config: PretrainedConfig,
+    plan: Plan,
+    num_predictions: int | None,
+    recorded: Computation | None = None,
+) -> Computation:
+    """Choose how the steps of a plan are computed.
+
+    Args:
+        num_predictions: prediction slots of a micro-batch; None where the head is not a masked LM's.
+        recorded: how the run was computed so far on this hardware; holds where a flag leaves it open.
+    """
+    from train.runtime.strategy import compiles_with_xla  # TensorFlow, not for the card
+
+    jit_compile = compiles_with_xla(config.hardware)
+    if jit_compile is None and recorded is not None:
+        jit_compile = recorded.jit_compile
+    if jit_compile is None:
+        flops = planned_step_flops(model_config, plan, num_predictions)
+        # XLA adds up nothing over several CPUs.
+        jit_compile = plan.num_replicas == 1 and flops is not None and plan.num_own_steps * flops >= MIN_COMPILED_FLOPS
+    return Computation(jit_compile, _tpu_layers(config, model_config, jit_compile, recorded))
+
+
+def _tpu_layers(
+    config: TrainingConfig, model_config: PretrainedConfig, jit_compile: bool, recorded: Computation | None
+) -> bool | None:
+    hardware = config.hardware
+    is_compiled = hardware.wants_tpu or jit_compile
+    if hardware.tpu_layers != "auto" or not is_compiled or not architecture_of(model_config).has_tpu_layers:
+        return hardware.tpu_layers == "on"
+    if recorded is not None and recorded.tpu_layers is not None:
+        return recorded.tpu_layers
+    return None if hardware.wants_tpu else False
+
+
+def recorded_computation(record: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]]) -> Computation:
+    """Read from the record of a run how it was computed; before that was recorded, auto meant no XLA on a CPU.
+
+    Args:
+        record: content of a `run.json`.
+        settings: in it, under their current names.
+    """
+    if "computation" in record:
+        return Computation(**record["computation"])
+    hardware = settings["hardware"]
+    layers = {"on": True, "off": False}.get(hardware.get("tpu_layers", "auto"))
+    return Computation(bool(hardware.get("jit_compile")), layers)
+
+
+def describe_computation(computation: Mapping[str, Any], *, on_tpu: bool) -> str:
+    """Tell in words how a step is computed, of a `Computation` as it is recorded."""
+    layers = "layers for TPUs" if computation["tpu_layers"] else "stock layers"
+    return f"{'compiled by XLA' if on_tpu or computation['jit_compile'] else 'without XLA'}, {layers}"

@@ -1,0 +1,129 @@
+"""Layers for TPUs held against the stock ones, on the first rows of a run: on a device of which nobody knows yet."""
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from train.model.random_bits import fold_in
+from train.model.stateless_dropout import dropout_mask
+from train.model.tpu_layers import attention_layers, use_stock_layers, use_tpu_layers
+
+logger = logging.getLogger(__name__)
+
+# Rows of each replica: a TPU's vectors are as high, and more would take longer without showing more.
+NUM_ROWS = 8
+CURE = "--tpu-layers off trains with the stock layers without a check, --tpu-layers on with those for TPUs."
+# How far loss and the norm of a variable's gradient may be off, relative. Rounding to bfloat16 moves them by 0.0001 and
+# 0.006 on a CPU, scores scaled by 1.1 the gradients of new queries and keys by 0.08. The same for float32, where a TPU
+# rounds the factors of products of matrices to bfloat16, too.
+LOSS_TOLERANCE, GRADIENT_TOLERANCE = 2e-3, 3e-2
+# Share of the whole gradient's norm that is added to a variable's: where that is next to nothing, it is all rounding.
+GRADIENT_FLOOR = 1e-4
+# Attention does not depend on the biases of keys: their gradient is all rounding.
+WITHOUT_GRADIENT = "/key/bias:0"
+# Of a device that was lost, about which the layers cannot be blamed.
+LOST_ERRORS = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a forward and a backward pass give.
+
+    loss: mean over what is predicted.
+    gradient_norms: of the summed loss by each variable, by its name.
+    """
+
+    loss: float
+    gradient_norms: dict[str, float]
+
+    @property
+    def grad_norm(self) -> float:
+        """Norm of the whole gradient."""
+        return math.hypot(*self.gradient_norms.values())
+
+    def describe(self) -> str:
+        """Write loss and norm of the whole gradient."""
+        return f"loss {self.loss:.6g}, gradient norm {self.grad_norm:.6g}"
+
+
+def prove_tpu_layers(network: Any, figures: Callable[[], Figures]) -> bool:
+    """Leave the network its layers for TPUs if they compute what the stock ones do, else the stock ones; log which.
+
+    Args:
+        network: a TF model whose layers are known.
+        figures: computes with the layers that the network has at that time, which drop by keys or not at all.
+    """
+    with _stock_layers(network):
+        expected = figures()
+    use_tpu_layers(network)
+    try:
+        found = figures()
+    except LOST_ERRORS:
+        raise
+    except Exception as error:  # of TensorFlow's tracing, or of the device's compiler, whatever that raises
+        reason = f"do not compile here: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    else:
+        if agree(found, expected):
+            logger.info(
+                "layers for TPUs are used; on the first rows they give %s, the stock ones %s",
+                *(found.describe(), expected.describe()),
+            )
+            return True
+        reason = f"give {found.describe()} on the first rows, and the stock ones {expected.describe()}"
+    use_stock_layers(network)
+    logger.warning("The run trains with the STOCK LAYERS: those for TPUs %s. %s", reason, CURE)
+    return False
+
+
+def agree(found: Figures, expected: Figures) -> bool:
+    """Tell whether figures are the same but for rounding; those that are not finite are not."""
+    floor = GRADIENT_FLOOR * expected.grad_norm
+    are_near = (
+        abs(found.gradient_norms[name] - norm) <= GRADIENT_TOLERANCE * (norm + floor)
+        for name, norm in expected.gradient_norms.items()
+        if not name.endswith(WITHOUT_GRADIENT)
+    )
+    return abs(found.loss - expected.loss) <= LOSS_TOLERANCE * abs(expected.loss) and all(are_near)
+
+
+@contextmanager
+def _stock_layers(network: Any) -> Iterator[None]:
+    """Within it the network has its stock layers, whose attention drops what the layers for TPUs drop."""
+    use_stock_layers(network)
+    attentions = attention_layers(network)
+    calls = [layer.dropout.call for layer in attentions]
+    for layer in attentions:
+        layer.dropout.call = _dropping_by_heads(layer.dropout)
+    try:
+        yield
+    finally:
+        for layer, call in zip(attentions, calls, strict=True):
+            layer.dropout.call = call
+
+
+def _dropping_by_heads(layer: Any) -> Callable[..., tf.Tensor]:
+    """Make the `call` of a layer that drops probabilities as `train.model.tpu_attention` does: each head by its key."""
+    keyed = layer.call
+
+    def call(inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
+        """Drop of (batch, heads, queries, keys), or of blocks, (batch, blocks, heads, queries, keys)."""
+        rate = float(layer.rate) if training else 0.0
+        keys = keyed.next_keys() if rate else None
+        if keys is None:
+            return inputs
+        for size in inputs.shape[1:-2]:
+            keys = fold_in(keys[..., tf.newaxis, :], tf.range(size))
+        falls = tf.linalg.matrix_transpose(dropout_mask(keys, inputs.shape[:-3:-1], rate))
+        return tf.where(falls, tf.zeros((), inputs.dtype), inputs / (1 - rate))
+
+    return call

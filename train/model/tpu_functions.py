@@ -1,0 +1,140 @@
+"""Products, normalization and activations as XLA's compiler for TPUs computes them cheapest.
+
+It charges for each pass over a tensor, hardly for the matrix unit: so sums are products with a matrix of ones, which it
+joins to what makes their terms, and no tensor changes its layout.
+"""
+
+import math
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from train.model.tpu_attention import NUM_ONES, einsum, sum_over_last, sum_over_rows
+from train.runtime.named_scopes import custom_gradient
+
+
+@custom_gradient
+def heads(inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+    """Project inputs for each head, to (batch, heads, head size, length): the layout in which products take it.
+
+    Args:
+        inputs: (batch, length, width).
+        kernel: (width, heads, head size), of the same type.
+        bias: (heads, head size), of the same type.
+    """
+
+    def gradient(by_output: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        if by_output.dtype == tf.float32:
+            by_bias = tf.reduce_sum(by_output, axis=(0, 3))
+        else:
+            batch, length, _ = inputs.shape
+            by_bias = einsum("bnhl,blr->nhr", by_output, tf.ones((batch, length, NUM_ONES), by_output.dtype))[..., 0]
+        return (
+            tf.einsum("bnhl,dnh->bld", by_output, kernel),
+            tf.einsum("bld,bnhl->dnh", inputs, by_output),
+            tf.cast(by_bias, bias.dtype),
+        )
+
+    return tf.einsum("bld,dnh->bnhl", inputs, kernel) + bias[..., tf.newaxis], gradient
+
+
+@custom_gradient
+def dense(inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+    """Compute inputs @ kernel + bias: (batch, length, width) by (width, units) and (units,), all of one type."""
+
+    def gradient(by_output: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return (
+            tf.einsum("ble,de->bld", by_output, kernel),
+            tf.einsum("bld,ble->de", inputs, by_output),
+            tf.cast(sum_over_rows(by_output), bias.dtype),
+        )
+
+    return tf.einsum("bld,de->ble", inputs, kernel) + bias, gradient
+
+
+@custom_gradient
+def dense_of_heads(inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+    """Compute inputs @ kernel + bias over all heads, (batch, length, units), from the layout in which `heads` are.
+
+    Args:
+        inputs: (batch, heads, head size, length).
+        kernel: (heads, head size, units), of the same type.
+        bias: (units,), of the same type.
+    """
+
+    def gradient(by_output: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return (
+            tf.einsum("ble,nhe->bnhl", by_output, kernel),
+            tf.einsum("bnhl,ble->nhe", inputs, by_output),
+            tf.cast(sum_over_rows(by_output), bias.dtype),
+        )
+
+    return tf.einsum("bnhl,nhe->ble", inputs, kernel) + bias, gradient
+
+
+@custom_gradient
+def gelu(inputs: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+    """Compute x Φ(x) (Hendrycks & Gimpel 2016) in float32; the result has the inputs' type.
+
+    In bfloat16, XLA would round after each operation, and keep what lies between for the gradient.
+    """
+
+    def gradient(by_output: tf.Tensor) -> tf.Tensor:
+        _, slope = _gelu_and_slope(inputs)
+        return tf.cast(tf.cast(by_output, tf.float32) * slope, inputs.dtype)
+
+    return tf.cast(_gelu_and_slope(inputs)[0], inputs.dtype), gradient
+
+
+@custom_gradient
+def gated_gelu(inputs: tf.Tensor, gate: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+    """Compute x Φ(x) times the gate (GeGLU, Shazeer 2020), as `gelu`."""
+
+    def gradient(by_output: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        values, slope = _gelu_and_slope(inputs)
+        by_output = tf.cast(by_output, tf.float32)
+        by_inputs = by_output * tf.cast(gate, tf.float32) * slope
+        return tf.cast(by_inputs, inputs.dtype), tf.cast(by_output * values, gate.dtype)
+
+    return tf.cast(_gelu_and_slope(inputs)[0] * tf.cast(gate, tf.float32), inputs.dtype), gradient
+
+
+def _gelu_and_slope(inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Compute gelu and its derivative in float32."""
+    values = tf.cast(inputs, tf.float32)
+    share = 0.5 * (1 + tf.math.erf(values / math.sqrt(2)))
+    density = tf.exp(-0.5 * tf.square(values)) / math.sqrt(2 * math.pi)
+    return values * share, share + values * density
+
+
+def layer_norm(inputs: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float) -> tf.Tensor:
+    """Normalize over the last axis (Ba et al. 2016), computed in float32; the result has the inputs' type.
+
+    Args:
+        inputs: (batch, length, width).
+        gamma: float32 (width,), the scale; so is `beta`, the offset.
+        epsilon: added to the variance.
+    """
+    dtype, width = inputs.dtype, inputs.shape[-1]
+
+    @custom_gradient
+    def apply(inputs: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        mean = sum_over_last(inputs) / width
+        centered = tf.cast(inputs, tf.float32) - mean
+        # Terms rounded to bfloat16 leave the variance as exact as the outputs are: the errors of hundreds average out.
+        variance = sum_over_last(tf.cast(tf.square(centered), dtype)) / width
+        inverse_deviation = tf.math.rsqrt(variance + epsilon)
+
+        def gradient(by_output: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            normalized = (tf.cast(inputs, tf.float32) - mean) * inverse_deviation
+            by_output_float32 = tf.cast(by_output, tf.float32)
+            product = tf.cast(by_output_float32 * normalized, dtype)
+            scale = tf.cast(gamma, dtype)
+            by_mean = sum_over_last(by_output, scale) / width
+            by_deviation = sum_over_last(product, scale) / width
+            by_input = (by_output_float32 * gamma - by_mean - normalized * by_deviation) * inverse_deviation
+            return tf.cast(by_input, dtype), sum_over_rows(product), sum_over_rows(by_output)
+
+        return tf.cast(centered * (inverse_deviation * gamma) + beta, dtype), gradient
+
+    return apply(inputs, tf.convert_to_tensor(gamma), tf.convert_to_tensor(beta))

@@ -1,0 +1,103 @@
+"""The phases of a run: parts with settings of their own, between which weights, moments and step are kept."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from mlm_common.command_line import typed_settings
+from mlm_common.errors import InputError
+from mlm_common.settings import require, spelled
+from train.config import SUBJECTS, TrainingConfig, read_phases_file
+
+# Of these settings a phase may have its own.
+SCHEDULE = frozenset(
+    {"learning_rate", "schedule", "warmup_ratio", "warmup_steps", "decay_ratio", "min_learning_rate_ratio"}
+)
+PER_PHASE = SCHEDULE | {
+    "train_dataset", "eval_dataset", "max_length", "config_overrides", "block_attention", "dropout",
+    "gradient_checkpointing", "masking", "mlm_probability", "mask_token_rate", "random_token_rate",
+    "per_replica_batch_size", "gradient_accumulation_steps", "global_batch_size", "num_epochs", "max_steps",
+    "weight_decay_rate", "max_grad_norm", "eval_steps", "save_steps",
+}  # fmt: skip
+# Of a model's configuration: what it has no weights for.
+OVERRIDES_PER_PHASE = frozenset({"rope_theta", "global_rope_theta", "local_rope_theta", "local_attention"})
+NAME = "name"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a run.
+
+    name: for people; empty in a run without `--phases`, which is one phase.
+    config: the settings of the run as they are in this phase.
+    has_own_schedule: its learning rate begins and ends with it; else it is that of a schedule over the whole run.
+    """
+
+    name: str
+    config: TrainingConfig
+    has_own_schedule: bool = False
+
+
+def phases_of(config: TrainingConfig) -> tuple[Phase, ...]:
+    """Read the phases of a run, in their order; one without `--phases`.
+
+    Raises:
+        InputError: a file that holds something else, a setting that is none, or that no phase may have of its own.
+    """
+    if config.run.phases is None:
+        return (Phase("", config),)
+    max_steps, num_epochs = config.optimization.max_steps, config.optimization.num_epochs
+    rule = "must be left out with --phases, of which each has its own"
+    require(max_steps is None, rule, "--max-steps", max_steps)
+    require(num_epochs == 1, rule, "--num-epochs", num_epochs)
+    _, listed = read_phases_file(config.run.phases)
+    phases = []
+    for index, settings in enumerate(listed):
+        name = str(settings.pop(NAME, f"phase {index + 1}"))
+        with naming_phase(name):
+            phases.append(_phase(config, name, index, settings, config.run.phases))
+    return tuple(phases)
+
+
+@contextmanager
+def naming_phase(name: str) -> Iterator[None]:
+    """Name the phase in the errors within it; an empty name stays unsaid."""
+    try:
+        yield
+    except InputError as error:
+        if not name:
+            raise
+        raise type(error)(f"Phase `{name}`: {error}") from error
+
+
+def _phase(config: TrainingConfig, name: str, index: int, settings: dict[str, Any], path: str) -> Phase:
+    settings = typed_settings(SUBJECTS, settings, path)
+    for one in settings:
+        rule = f"must be the same in all phases; of these a phase may have its own: {', '.join(sorted(PER_PHASE))}"
+        require(one in PER_PHASE, rule, spelled(one), settings[one])
+    has_length = ("max_steps" in settings) != ("num_epochs" in settings)
+    require(has_length, "or --num-epochs, one of them, is required in each phase", "--max-steps", sorted(settings))
+    has_own_schedule = not SCHEDULE.isdisjoint(settings)
+    if index and has_own_schedule and "warmup_ratio" not in settings:
+        settings.setdefault("warmup_steps", 0)
+    if "warmup_ratio" in settings:
+        settings.setdefault("warmup_steps", None)
+    if overrides := settings.get("config_overrides"):
+        names = {pair.partition("=")[0].strip() for pair in overrides.split(",")}
+        rule = f"of a phase may hold what needs no other weights: {', '.join(sorted(OVERRIDES_PER_PHASE))}"
+        require(names <= OVERRIDES_PER_PHASE, rule, "--config-overrides", overrides)
+        settings["config_overrides"] = ",".join(filter(None, (config.model.config_overrides, overrides)))
+    own = _with_settings(config, settings)
+    require(bool(own.data.train_dataset), "is required: a folder of shards", "--train-dataset", "nothing")
+    return Phase(name, own, has_own_schedule)
+
+
+def _with_settings(config: TrainingConfig, settings: dict[str, Any]) -> TrainingConfig:
+    """Replace settings by the names of their fields, whatever their subject."""
+    subjects = {}
+    for subject in fields(config):
+        values = getattr(config, subject.name)
+        own = {one.name: settings[one.name] for one in fields(values) if one.name in settings}
+        subjects[subject.name] = replace(values, **own)
+    return replace(config, **subjects)
