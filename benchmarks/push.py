@@ -43,10 +43,10 @@ def build(folder: str, arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Build a trainer of the model, and the callback that pushes it after every step."""
     from benchmarks.peers.train_step_contenders import our_trainer
     from mlm_common.hub.push import HubRepository
-    from train.config import parse_training_config
+    from train.config.sources import parse_training_config
+    from train.loop.run import prepare_run
     from train.publishing.publisher import Publisher
     from train.publishing.push_to_hub import PushToHub
-    from train.run import prepare_run
 
     model = f"num_hidden_layers={arguments.num_layers},max_position_embeddings={LENGTH}"
     flags = ["--preset", "bert-base", "--config-overrides", model, "--max-steps", str(NUM_STEPS)]

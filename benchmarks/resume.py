@@ -125,12 +125,12 @@ def show_saves(folder: Path, arguments: argparse.Namespace) -> None:
 
     from train.checkpoints.manager import Checkpoints, TrainingState
     from train.checkpoints.store import CheckpointRecord
-    from train.config import ModelConfig, OptimizationConfig
+    from train.config.settings import ModelConfig, OptimizationConfig
     from train.model.build import build_network
-    from train.optimizer import build_optimizer
+    from train.step.optimizer import build_optimizer
+    from train.step.train_step import PretrainingModel
     from train.tasks.masked_lm import MaskedLanguageModeling
     from train.tasks.masking_rule import MaskingRule
-    from train.train_step import PretrainingModel
 
     config = AutoConfig.for_model("bert", num_hidden_layers=arguments.num_layers)
     network = build_network(config, ModelConfig(), vocabulary_size=config.vocab_size, seed=0)

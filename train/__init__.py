@@ -1,18 +1,17 @@
 """Stage 3, the training. Its chapters in reading order, each of which imports only from those before it:
 
     run_mlm.py      the command, which reads as a table of contents: what is done, one call a line
-    config.py       all settings of a run
+    config/         all settings of a run, and where they come from
     runtime/        what a run runs on: plan, strategy, devices, workers, hooks between steps, and how it stops
     data/           shards to batches: opened and checked, shuffled by arithmetic, read as tf.data
-    model/          the model: configuration, presets, architectures, layers that suit the TPU, weights to start from
+    layers/         what layers are made of: random bits, dropout, attention and products as suits the TPU
+    model/          the model: configuration, presets, architectures, weights to start from
     tasks/          what is learned: the masked language model, its masks and its loss
-    optimizer.py    AdamW and LAMB, and the learning rate over the run
-    train_step.py   the step: masks, forward, backward, accumulation, clipping
+    step/           masks, forward, backward, accumulation, clipping; AdamW and LAMB, the learning rate; evaluation
     checkpoints/    written by a thread, checked when read, and the rules of resuming from them
     metrics/        what is measured: log, pictures, evaluation, throughput, profiles
     publishing/     the export in PyTorch layout, the model card, and pushes to the Hub
-    run.py          a run around its training: checked, planned, connected, recorded, published
-    trainer.py      the loop: all of these put together, and what is done at which step
+    loop/           all of these put together: a run checked, planned and recorded; what is done at which step
     checks/         what is checked before a TPU is paid for, for the commands doctor.py and tpu_preflight.py
 
 The other commands are export.py, fill_mask.py and compare_runs.py.

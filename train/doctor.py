@@ -13,7 +13,8 @@ try:
     from mlm_common.errors import RunFailedError
     from train.checks.doctor import packages
     from train.checks.doctor.findings import Finding, findings_of
-    from train.config import LAYERS, SUBJECTS, TrainingConfig
+    from train.config.settings import SUBJECTS, TrainingConfig
+    from train.config.sources import LAYERS
 except ModuleNotFoundError as missing:
     print(f"error    Python         {missing}. Install the project in its checkout: pip install -e '.[cpu]'")
     sys.exit(1)

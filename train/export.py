@@ -86,7 +86,7 @@ def _formats(text: str) -> set[str]:
 def _repository(arguments: argparse.Namespace) -> HubRepository | None:
     """Name the repository of `--push`, once it is known that it can be written to; None without the flag."""
     from mlm_common.hub.access import check_hub_access
-    from train.config import FORMER_PUSH
+    from train.config.settings import FORMER_PUSH
 
     if not arguments.push:
         return None

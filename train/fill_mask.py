@@ -13,7 +13,7 @@ from mlm_common.errors import InputError
 # Before transformers is imported.
 from mlm_common.settings import flag
 from mlm_common.storage import open_folder
-from train.config import MASK
+from train.config.settings import MASK
 
 DEFAULT_SENTENCES = (
     "Return a [MASK] of strings.",

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from mlm_common.command_line import command, log_start
-from train.config import parse_training_config
+from train.config.sources import parse_training_config
 from train.runtime.supervisor import supervise_if_asked
 
 
@@ -14,26 +14,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = parse_training_config(argv, __doc__)
     supervise_if_asked(config.run, __file__, argv)
     log_start(__file__)
-    from train import run as stages  # transformers, not for --help
+    from train.loop import run as stages  # transformers, not for --help
+    from train.loop.run_record import print_plan, record_run
 
     run = stages.prepare_run(config)
     if config.run.dry_run:
-        stages.print_plan(run)
+        print_plan(run)
         return
     with stages.own_run_folder(run):
-        from train.trainer import restored_trainers  # TensorFlow, not for bad input
+        from train.loop.fitting import fit  # TensorFlow, not for bad input
+        from train.loop.trainer import restored_trainers
 
         strategy = stages.connect(run)
         with stages.explained_and_stoppable(run, strategy) as stop:
             run.plan(strategy.num_replicas_in_sync)
             stages.check_workers(run, strategy)
             for trainer in restored_trainers(run, strategy):
-                record = stages.record_run(trainer.run, trainer.plan, strategy, trainer.computation)
+                record = record_run(trainer.run, trainer.plan, strategy, trainer.computation)
                 publisher = stages.build_publisher(trainer.run, record)
                 if publisher is not None:
                     trainer.print_start()
                 with stages.push_while_training(trainer.run, trainer.plan, publisher, trainer.log) as pushing:
-                    figures = trainer.fit(stop, pushing)
+                    figures = fit(trainer, stop, pushing)
         if publisher is not None:
             trainer.publish(publisher, figures)
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from mlm_common.command_line import command, log_start, parse_arguments
 from mlm_common.errors import InputError
 from mlm_common.settings import flag
-from train.config import LAYERS, SUBJECTS, TrainingConfig
+from train.config.settings import SUBJECTS, TrainingConfig
+from train.config.sources import LAYERS
 
 
 @dataclass(frozen=True)

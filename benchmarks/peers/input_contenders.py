@@ -66,11 +66,11 @@ def our_batches(
     """Build one epoch of batches of run-mlm's defaults, as `MaskedRows` where masked on the host."""
     import tensorflow as tf
 
-    from train.config import DataConfig
+    from train.config.settings import DataConfig
     from train.data.features import Feature
     from train.data.pipeline import training_batches
     from train.data.shuffle import SampleOrder
-    from train.model.random_bits import row_keys
+    from train.layers.random_bits import row_keys
     from train.tasks.masking import MaskedRows, mask_rows
     from train.tasks.masking_rule import MaskingRule
 

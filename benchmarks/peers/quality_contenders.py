@@ -26,11 +26,12 @@ from transformers import PretrainedConfig, TFAutoModelForMaskedLM, create_optimi
 from benchmarks.peers.input_contenders import tutorial_batches
 from benchmarks.rounds import Rounds
 from benchmarks.peers.train_step_contenders import RoundsCallback, fit_in_rounds, our_trainer
-from train.config import TrainingConfig, parse_training_config
-from train.model.gathered_head import gather_before_head
-from train.run import Run, prepare_run
+from train.config.settings import TrainingConfig
+from train.config.sources import parse_training_config
+from train.layers.gathered_head import gather_before_head
+from train.loop.run import Run, prepare_run
 from train.runtime.preemption import StopRequest
-from train.trainer import Trainer
+from train.loop.trainer import Trainer
 
 SIZES = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",

@@ -23,7 +23,7 @@ from benchmarks.peers.quality_contenders import our_config
 from tfrecord_prep.manifest import ShardSet, open_shards
 from tokenizer_training.tokenizer import vocabulary_size
 from train.data.pipeline import evaluation_batches
-from train.run import Run, prepare_run
+from train.loop.run import Run, prepare_run
 from train.tasks.masking import MaskedRows
 
 READ_ROWS = 256

@@ -71,11 +71,11 @@ def lower_ours(flags: tuple[str, ...], sizes: argparse.Namespace) -> str:
 
     from train.checks.preflight.step_lowering import lower_train_step
     from train.checks.preflight.synthetic_inputs import synthetic_inputs
-    from train.config import parse_training_config
+    from train.config.sources import parse_training_config
     from train.model.config import resolve_model_config
     from train.runtime.plan import make_plan
+    from train.step.train_step import build_model
     from train.tasks.masked_lm import MaskedLanguageModeling
-    from train.train_step import build_model
 
     layers = ("--config-overrides", f"num_hidden_layers={sizes.num_layers}") if sizes.num_layers else ()
     batch = ("--per-replica-batch-size", str(sizes.rows), "--gradient-accumulation-steps", "1")

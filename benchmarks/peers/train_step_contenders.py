@@ -22,10 +22,10 @@ import tf_keras
 from benchmarks.peers.input_contenders import CLS_ID, MASK_ID, PAD_ID, SEP_ID, tutorial_batches
 from benchmarks.rounds import Rounds
 from tfrecord_prep.manifest import open_shards
-from train.config import parse_training_config
-from train.run import Run, prepare_run
+from train.config.sources import parse_training_config
+from train.loop.run import Run, prepare_run
 from train.runtime.strategy import connect
-from train.trainer import Trainer, build_trainer
+from train.loop.trainer import Trainer, build_trainer
 
 NUM_STEPS = 100_000
 
@@ -94,7 +94,7 @@ def fit_in_rounds(trainer: Trainer, rounds: Rounds) -> None:
         return fit(*args, callbacks=[*callbacks, RoundsCallback(rounds)], **options)
 
     trainer.model.fit = fit_with_callback
-    trainer.fit()
+    fit(trainer)
 
 
 CONTENDERS = {"tutorial": tutorial, "ours": ours}

@@ -15,7 +15,7 @@ CONFIGS = (
     "tokenizer_training.corpus.config",
     "tokenizer_training.unigram.config",
     "tfrecord_prep.config",
-    "train.config",
+    "train.config.settings",
 )
 
 

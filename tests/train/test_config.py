@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from mlm_common.errors import InputError
-from train.config import MAY_CHANGE, TrainingConfig, current_settings, flags_marked, parse_training_config
+from train.config.settings import MAY_CHANGE, TrainingConfig, flags_marked
+from train.config.sources import current_settings, parse_training_config
 from train.runtime.plan import make_plan
 
 REQUIRED = ("--train-dataset", "shards", "--output-dir", "out")

@@ -17,7 +17,7 @@ from tests.fixtures.tiny_run import run_flags
 from tests.servers.fixtures import HubHandle
 from tokenizer_training.tokenizer import load_tokenizer
 from train import run as stages
-from train.config import parse_training_config
+from train.config.sources import parse_training_config
 from train.model.from_pretrained import find_weights, read_config
 from train.publishing.hub_checkpoints import resume_from_hub
 from train.run_mlm import main

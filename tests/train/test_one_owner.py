@@ -18,7 +18,7 @@ from train.run_mlm import main
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
-OWNER = "train.run"
+OWNER = "train.loop.run"
 MANY_STEPS = ("--max-steps", "100", "--save-steps", "2", "--eval-steps", "50", "--log-steps", "50")
 
 

@@ -13,9 +13,9 @@ from tests.fixtures.killable_runs import KillableRuns
 from tests.fixtures.same_run import assert_same_run
 from tests.fixtures.tiny_phases import phases_flags, phases_with
 from train.export import main as export
+from train.loop.trainer import Trainer
 from train.metrics.log import read_metrics
 from train.run_mlm import main
-from train.trainer import Trainer
 
 NUM_KILLS = 10
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from train.checkpoints.store import CheckpointRecord
-from train.config import ADDED, MAY_CHANGE, TrainingConfig, settings_marked
+from train.config.settings import ADDED, MAY_CHANGE, TrainingConfig, settings_marked
 from train.data.shards import TrainingInputs, shard_identities
 from train.runtime.run_folder import FORMER_FINGERPRINT_KEY, phase_prefix
 

@@ -20,7 +20,7 @@ from mlm_common.storage import open_folder
 from train.checkpoints.store import Arrays, CheckpointRecord, CheckpointStore, DamagedCheckpointError
 from train.runtime import heartbeat
 from train.runtime.run_folder import CHECKPOINTS_FOLDER
-from train.train_step import PretrainingModel
+from train.step.train_step import PretrainingModel
 
 logger = logging.getLogger(__name__)
 

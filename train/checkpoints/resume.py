@@ -10,7 +10,8 @@ from mlm_common.errors import InputError
 from mlm_common.hub.disclosure import WITHHELD
 from mlm_common.settings import spelled
 from train.checkpoints.store import GENERATOR, CheckpointRecord, SkippedRows
-from train.config import ROUNDING, SUBJECTS, TrainingConfig, current_settings, settings_marked
+from train.config.settings import ROUNDING, SUBJECTS, TrainingConfig, settings_marked
+from train.config.sources import current_settings
 from train.runtime.plan import Plan, phase_index, schedule_steps
 
 LIBRARIES = ("tensorflow", "tensorflow-tpu", "libtpu", "tf-keras", "transformers", "tokenizers", "numpy")
@@ -152,7 +153,7 @@ def describe_resume_point(
 
 
 def _changed_length(step: int, before: dict[str, Any], plan: Plan, config: TrainingConfig) -> Iterator[str]:
-    from train.optimizer import build_schedule
+    from train.step.optimizer import build_schedule
 
     old, new = schedule_steps(before), plan.schedule_steps
     if old == new:

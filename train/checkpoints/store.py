@@ -29,7 +29,7 @@ FORMAT_VERSION = 1
 CHECKSUM_FIELD = "record_crc32c"
 RECORD_SUFFIX, DATA_SUFFIX = ".json", ".safetensors"
 BLOCK_BYTES = 1 << 20
-# What draws masks and dropout: `train.model.random_bits`. In records that name none it was TensorFlow's Philox.
+# What draws masks and dropout: `train.layers.random_bits`. In records that name none it was TensorFlow's Philox.
 GENERATOR, GENERATOR_BEFORE = "keyed mixer", "philox"
 
 _NAME = re.compile(r"step-(\d{8,})(\.json|\.safetensors)")

@@ -11,7 +11,7 @@ from tfrecord_prep.manifest import ShardSet, open_shards
 from tfrecord_prep.records import first_row_ids
 from tokenizer_training.corpus.record import describe_shared_text, describe_unknown, identity, record_of_split
 from tokenizer_training.tokenizer import load_tokenizer, tokenizer_sha256
-from train.config import DataConfig
+from train.config.settings import DataConfig
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from mlm_common.errors import PermanentError
 from train.metrics.log import MetricsLog
 from train.metrics.log_files import TRAIN, VALIDATION
 from train.runtime.plan import Plan
-from train.train_step import PretrainingModel
+from train.step.train_step import PretrainingModel
 
 # {figure: (title in the progress bar, format)}
 SHOWN = {

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from train.config import TrainingConfig
+from train.config.settings import TrainingConfig
 from train.model.architectures import architecture_of
 from train.model.flops import planned_step_flops
 from train.runtime.plan import Plan

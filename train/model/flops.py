@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from train.config import TrainingConfig
+from train.config.settings import TrainingConfig
 from train.model.architectures import architecture_of
 from train.runtime.plan import Plan
 from train.runtime.tpu import chip_of, local_accelerator_type

@@ -13,15 +13,15 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
+from train.layers.stateless_dropout import repeatable
 from train.model.architectures import architecture_of
 from train.model.block_attention import attending_within, current_documents
-from train.model.stateless_dropout import repeatable
 
 
 def enable_gradient_checkpointing(model: Any) -> None:
     """Let each encoder layer of a TF model be computed again where its gradient is taken.
 
-    Results stay the same: so does what a layer drops, provided that it drops by keys (`train.model.stateless_dropout`).
+    Results stay the same: so does what a layer drops, if it drops by keys (`train.layers.stateless_dropout`).
     """
     for layer in encoder_layers(model):
         layer.call = _checkpointed(layer.call)

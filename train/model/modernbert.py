@@ -15,8 +15,8 @@ from transformers.activations_tf import get_tf_activation
 from transformers.modeling_tf_outputs import TFBaseModelOutput, TFMaskedLMOutput
 from transformers.modeling_tf_utils import unpack_inputs
 
+from train.layers.local_attention import in_blocks, is_near, takes_blocks, with_halo
 from train.model.block_attention import current_documents
-from train.model.local_attention import in_blocks, is_near, takes_blocks, with_halo
 
 # In the place of a score that does not count: far below any, and finite, so a query without keys gives no NaN.
 NEVER = -1e30

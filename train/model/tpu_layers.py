@@ -12,12 +12,12 @@ import tensorflow as tf
 import tf_keras
 from transformers.activations_tf import get_tf_activation
 
+from train.layers.stateless_dropout import next_keys
+from train.layers.tpu_attention import attend
+from train.layers.tpu_functions import dense, dense_of_heads, gelu, heads, layer_norm
 from train.model.architectures import architecture_of
 from train.model.block_attention import current_documents
 from train.model.modernbert import TFModernBertAttention, TFModernBertMLP
-from train.model.stateless_dropout import next_keys
-from train.model.tpu_attention import attend
-from train.model.tpu_functions import dense, dense_of_heads, gelu, heads, layer_norm
 from train.model.tpu_modernbert import gated_call, modernbert_attention_call
 
 

@@ -7,13 +7,13 @@ import numpy as np
 import tensorflow as tf
 from transformers.activations_tf import get_tf_activation
 
+from train.layers.local_attention import in_blocks, takes_blocks, with_halo
+from train.layers.random_bits import fold_in
+from train.layers.stateless_dropout import next_keys
+from train.layers.tpu_attention import attend
+from train.layers.tpu_functions import gated_gelu, heads
 from train.model.block_attention import current_documents
-from train.model.local_attention import in_blocks, takes_blocks, with_halo
 from train.model.modernbert import TFModernBertAttention, TFModernBertMLP, rotary_tables
-from train.model.random_bits import fold_in
-from train.model.stateless_dropout import next_keys
-from train.model.tpu_attention import attend
-from train.model.tpu_functions import gated_gelu, heads
 
 
 def modernbert_attention_call(layer: TFModernBertAttention) -> Callable[..., tf.Tensor]:

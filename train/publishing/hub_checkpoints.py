@@ -11,7 +11,7 @@ from mlm_common.hub.push import HubRepository, push_files
 from mlm_common.hub.retries import Interruption, configure_sessions, hub_error, one_line
 from mlm_common.storage import open_folder
 from train.checkpoints.store import DATA_SUFFIX, RECORD_SUFFIX, CheckpointStore, DamagedCheckpointError
-from train.config import HubConfig
+from train.config.settings import HubConfig
 from train.publishing.published_record import published_checkpoint, published_run
 from train.runtime.cluster import Cluster
 from train.runtime.run_folder import CHECKPOINTS_FOLDER, METRICS_NAME, RECORD_NAME, read_run_record

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from tokenizer_training.corpus.config import BUILTIN
 from tokenizer_training.corpus.published_corpus import HUB_ID, hub_dataset
 from tokenizer_training.tokenizer import vocabulary_size
-from train.config import MASK
+from train.config.settings import MASK
 from train.model.computation import describe_computation
 from train.publishing.publisher import Publication
 from train.publishing.pytorch_format import num_parameters

@@ -7,7 +7,7 @@ from typing import Any
 from mlm_common.hub.disclosure import withheld_hash, withhold, withhold_except, withhold_settings
 from tfrecord_prep.push_to_hub import published_manifest
 from train.checkpoints.store import CheckpointRecord
-from train.config import SUBJECTS
+from train.config.settings import SUBJECTS
 
 # Of `run.json`: as they are.
 PUBLIC_FIELDS = ("commit", "versions", "hardware", "computation", "hub_revision", "task", "plan")

@@ -10,7 +10,7 @@ from typing import Any
 from mlm_common.background import LatestItemWorker
 from mlm_common.hub.push import HubRepository
 from mlm_common.hub.retries import Interruption
-from train.config import HubConfig
+from train.config.settings import HubConfig
 from train.publishing.publisher import Publication, Publisher
 from train.runtime import heartbeat
 from train.runtime.plan import Plan

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from mlm_common.errors import InputError
 from mlm_common.settings import spelled
-from train.config import PER_WORKER, TrainingConfig
+from train.config.settings import PER_WORKER, TrainingConfig
 from train.runtime.cluster import Cluster
 
 

@@ -8,7 +8,8 @@ from typing import Any
 from mlm_common.command_line import typed_settings
 from mlm_common.errors import InputError
 from mlm_common.settings import require, spelled
-from train.config import SUBJECTS, TrainingConfig, read_phases_file
+from train.config.settings import SUBJECTS, TrainingConfig
+from train.config.sources import read_phases_file
 
 # Of these settings a phase may have its own.
 SCHEDULE = frozenset(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlm_common.errors import InputError
-from train.config import OptimizationConfig, RunConfig
+from train.config.settings import OptimizationConfig, RunConfig
 from train.runtime.phases import naming_phase
 
 # float32 weights, gradients, and the optimizer's two moments.
@@ -80,7 +80,7 @@ class Plan:
 
     @property
     def schedule_steps(self) -> dict[str, int]:
-        """The numbers of steps that `train.optimizer.build_schedule` takes."""
+        """The numbers of steps that `train.step.optimizer.build_schedule` takes."""
         return schedule_steps(vars(self))
 
     def row_after(self, step: int, num_skipped_rows: int = 0) -> int:
@@ -185,7 +185,7 @@ def phase_index(plan: Mapping[str, Any]) -> int:
 
 
 def schedule_steps(plan: Mapping[str, Any]) -> dict[str, int]:
-    """Collect, from a plan as it is recorded, the numbers of steps that `train.optimizer.build_schedule` takes."""
+    """Collect, from a plan as it is recorded, the numbers of steps that `train.step.optimizer.build_schedule` takes."""
     return {
         "first_step": plan.get("first_schedule_step", 0),
         "num_steps": plan.get("last_schedule_step", plan["num_steps"]),

@@ -7,7 +7,7 @@ from typing import Any
 from mlm_common.errors import InputError
 from mlm_common.hub.disclosure import is_same
 from mlm_common.storage import open_folder
-from train.config import MAY_CHANGE, flags_marked
+from train.config.settings import MAY_CHANGE, flags_marked
 from train.runtime.supervisor import supervision
 
 RECORD_NAME = "run.json"

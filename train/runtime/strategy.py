@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from mlm_common.errors import InputError, RunFailedError
-from train.config import HardwareConfig
+from train.config.settings import HardwareConfig
 from train.runtime.cluster import Cluster
 
 logger = logging.getLogger(__name__)

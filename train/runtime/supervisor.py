@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from mlm_common.errors import EXIT_FAILED, FINAL_STATUSES
-from train.config import RunConfig
+from train.config.settings import RunConfig
 from train.runtime import heartbeat
 
 logger = logging.getLogger(__name__)

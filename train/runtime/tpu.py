@@ -18,7 +18,7 @@ from pathlib import Path
 
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
-from train.config import HardwareConfig, TrainingConfig
+from train.config.settings import HardwareConfig, TrainingConfig
 from train.runtime.cluster import Cluster
 
 logger = logging.getLogger(__name__)

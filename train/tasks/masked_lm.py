@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mlm_common.errors import InputError
 from tokenizer_training.tokenizer import WORD_STARTS_FILE, load_word_starts, special_ids, vocabulary_size, word_starts
-from train.config import MaskingConfig
+from train.config.settings import MaskingConfig
 from train.data.features import Feature
 from train.data.shards import TrainingInputs
 from train.tasks.masking_rule import EVALUATION_MLM_PROBABILITY, MaskingRule
@@ -98,7 +98,7 @@ class MaskedLanguageModeling(Task):
 
     def adapt_network(self, network: Any) -> Any:
         """Let the head be computed at the masked positions alone."""
-        from train.model.gathered_head import gather_before_head
+        from train.layers.gathered_head import gather_before_head
 
         gather_before_head(network)
         return network
@@ -119,7 +119,7 @@ class MaskedLanguageModeling(Task):
         """Add up `loss`, `num_correct` and `num_masked` over the masked tokens; see `masked_lm_loss`."""
         import tensorflow as tf
 
-        from train.model.gathered_head import predicting_at
+        from train.layers.gathered_head import predicting_at
         from train.tasks.masked_lm_loss import masked_lm_loss
         from train.tasks.masking import collect_predictions
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from train.model.tpu_attention import NUM_ONES
+from train.layers.tpu_attention import NUM_ONES
 from train.runtime.named_scopes import custom_gradient, named
 
 # Added to the logits of padding in the vocabulary: e to it is 0, and 0 times it is 0, as of infinity it would not be.

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from train.model.random_bits import KEY_WORDS, draw_bits, fall_under, fold_in, to_integers
+from train.layers.random_bits import KEY_WORDS, draw_bits, fall_under, fold_in, to_integers
 from train.runtime.named_scopes import named
 from train.tasks.masking_rule import MAX_SPAN_TOKENS, MAX_WORD_TOKENS, MaskingRule
 

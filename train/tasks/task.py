@@ -113,7 +113,7 @@ class Task(ABC):
 
         Args:
             batch: {feature: (rows, …)}.
-            row_keys: uint32 (rows, KEY_WORDS) for `train.model.random_bits`, others at each step. By them alone a row
+            row_keys: uint32 (rows, KEY_WORDS) for `train.layers.random_bits`, others at each step. By them alone a row
                 becomes what it does, so that it does not matter how the global batch is cut.
 
         Returns:

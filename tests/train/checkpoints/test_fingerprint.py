@@ -11,7 +11,8 @@ from mlm_common.errors import InputError
 from tests.fixtures.record_run import unpack
 from train.checkpoints.fingerprint import fingerprint, fingerprint_sha256, is_checkpoint_of
 from train.checkpoints.store import parse_record
-from train.config import ADDED, MAY_CHANGE, PER_WORKER, ROUNDING, flags_marked, parse_training_config, settings_marked
+from train.config.settings import ADDED, MAY_CHANGE, PER_WORKER, ROUNDING, flags_marked, settings_marked
+from train.config.sources import parse_training_config
 from train.runtime.run_folder import check_run_folder
 
 INPUTS = SimpleNamespace(

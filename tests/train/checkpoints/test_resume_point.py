@@ -9,7 +9,7 @@ import pytest
 
 from train.checkpoints.resume import ResumePoint, describe_resume_point
 from train.checkpoints.store import CheckpointRecord
-from train.config import parse_training_config
+from train.config.sources import parse_training_config
 from train.runtime.plan import make_plan
 
 LIBRARIES = {"tensorflow": "2.21", "libtpu": "0.0.42", "numpy": "2.0"}

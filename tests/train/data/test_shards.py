@@ -10,7 +10,7 @@ import pytest
 from mlm_common.errors import InputError
 from tests.fixtures.tiny_corpus import flags, write_source
 from tfrecord_prep.prepare_tfrecord_shards import main as prepare
-from train.config import DataConfig
+from train.config.settings import DataConfig
 from train.data.shards import open_inputs
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.fixtures.tiny_models import tiny_config
-from train.config import (
+from train.config.settings import (
     DataConfig,
     HardwareConfig,
     MaskingConfig,

@@ -10,7 +10,9 @@ from tests.fixtures.tiny_models import PAD, VOCABULARY, tiny_model
 from tests.fixtures.tiny_steps import RULE, one_cpu, train, two_cpus, weights
 from tfrecord_prep.chunking import CHUNKINGS, Framing
 from tfrecord_prep.encoding import TokenBatch
-from train.config import OptimizationConfig
+from train.config.settings import OptimizationConfig
+from train.layers.random_bits import row_keys
+from train.layers.stateless_dropout import dropping_out_by, key_dropout
 from train.model import tpu_layers
 from train.model.block_attention import (
     attend_within_documents,
@@ -20,12 +22,10 @@ from train.model.block_attention import (
     positions_within,
 )
 from train.model.gradient_checkpointing import enable_gradient_checkpointing
-from train.model.random_bits import row_keys
-from train.model.stateless_dropout import dropping_out_by, key_dropout
 from train.model.tpu_layers import use_stock_layers, use_tpu_layers
-from train.optimizer import build_optimizer
+from train.step.optimizer import build_optimizer
+from train.step.train_step import PretrainingModel, prove_tpu_layers
 from train.tasks.masked_lm import MaskedLanguageModeling
-from train.train_step import PretrainingModel, prove_tpu_layers
 
 CLS, SEP, LENGTH = 0, 2, 24
 # Of the documents in each row, framing included.

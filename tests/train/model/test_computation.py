@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from tests.fixtures.tiny_models import tiny_config
-from train.config import HardwareConfig, TrainingConfig, parse_training_config
+from train.config.settings import HardwareConfig, TrainingConfig
+from train.config.sources import parse_training_config
 from train.model import computation
 from train.model.computation import Computation, choose_computation, describe_computation, recorded_computation
 from train.model.flops import planned_step_flops

@@ -6,12 +6,12 @@ import pytest
 import tensorflow as tf
 
 from tests.fixtures.tiny_models import CONFIGS, MASK, PAD, SAME_CODE, VOCABULARY, tiny_config, tiny_model
+from train.layers.random_bits import KEY_WORDS
 from train.model.architectures import ARCHITECTURES
 from train.model.flops import FORMULAS, step_flops
-from train.model.random_bits import KEY_WORDS
+from train.step.train_step import PretrainingModel
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.masking_rule import MaskingRule
-from train.train_step import PretrainingModel
 
 NUM_ROWS, LENGTH = 4, 30
 TASK = MaskedLanguageModeling(MaskingRule(MASK, (0, 1, 2, 3, 4), VOCABULARY), PAD)

@@ -7,14 +7,14 @@ import tensorflow as tf
 
 from tests.fixtures.tiny_models import PAD, padded_batch, tiny_model
 from tests.fixtures.tiny_steps import RULE, one_cpu, token_rows, train, two_cpus, weights
-from train.config import OptimizationConfig
+from train.config.settings import OptimizationConfig
+from train.layers.random_bits import key_of, row_keys
+from train.layers.stateless_dropout import dropping_out_by, key_dropout
 from train.model.architectures import ARCHITECTURES
 from train.model.gradient_checkpointing import enable_gradient_checkpointing, encoder_layers
-from train.model.random_bits import key_of, row_keys
-from train.model.stateless_dropout import dropping_out_by, key_dropout
-from train.optimizer import build_optimizer
+from train.step.optimizer import build_optimizer
+from train.step.train_step import PretrainingModel
 from train.tasks.masked_lm import MaskedLanguageModeling
-from train.train_step import PretrainingModel
 
 NAMES = [*ARCHITECTURES, "deberta-v2 as v3", "albert with two groups"]
 

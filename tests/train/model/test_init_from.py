@@ -12,7 +12,7 @@ from mlm_common.hub import push as hub
 from tests.fixtures.tiny_models import VOCABULARY, padded_batch, tiny_config, tiny_model, tiny_tokenizer
 from tests.servers.fixtures import HubHandle
 from tokenizer_training.tokenizer import vocabulary_size
-from train.config import ModelConfig
+from train.config.settings import ModelConfig
 from train.data.shards import TrainingInputs
 from train.model.build import build_network
 from train.model.config import resolve_model_config

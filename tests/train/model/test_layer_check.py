@@ -9,14 +9,14 @@ import tf_keras
 
 from tests.fixtures.tiny_models import PAD, tiny_model
 from tests.fixtures.tiny_steps import RULE, batch_of, one_cpu, token_rows, two_cpus
-from train.config import OptimizationConfig
+from train.config.settings import OptimizationConfig
 from train.model import layer_check, tpu_attention, tpu_layers
 from train.model.architectures import ARCHITECTURES
 from train.model.layer_check import GRADIENT_TOLERANCE, LOSS_TOLERANCE, Figures, agree
 from train.model.tpu_layers import attention_layers
-from train.optimizer import build_optimizer
+from train.step.optimizer import build_optimizer
+from train.step.train_step import PretrainingModel, prove_tpu_layers
 from train.tasks.masked_lm import MaskedLanguageModeling
-from train.train_step import PretrainingModel, prove_tpu_layers
 
 # What differs from RoBERTa, and not in transformers' copies of its code alone.
 OTHERS = ("roberta-prelayernorm", "modernbert")

@@ -3,7 +3,8 @@
 import pytest
 
 from train.checks.preflight.synthetic_inputs import synthetic_inputs
-from train.config import PRESETS_FOLDER, OptimizationConfig, parse_training_config, preset_names, read_preset
+from train.config.settings import OptimizationConfig
+from train.config.sources import PRESETS_FOLDER, parse_training_config, preset_names, read_preset
 from train.model.build import build_network
 from train.model.config import resolve_model_config
 from train.model.flops import step_flops

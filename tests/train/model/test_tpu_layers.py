@@ -4,8 +4,8 @@ import tensorflow as tf
 import tf_keras
 
 from tests.fixtures.tiny_models import padded_batch, tiny_model
-from train.model.random_bits import row_keys
-from train.model.stateless_dropout import dropping_out_by, key_dropout
+from train.layers.random_bits import row_keys
+from train.layers.stateless_dropout import dropping_out_by, key_dropout
 from train.model.tpu_layers import (
     dense,
     dense_of_heads,

@@ -18,17 +18,17 @@ from tests.fixtures.tiny_models import (
     tiny_model,
     tiny_tokenizer,
 )
-from train.config import ModelConfig, OptimizationConfig
+from train.config.settings import ModelConfig, OptimizationConfig
 from train.model.architectures import ARCHITECTURES, vocabulary_axis
 from train.model.build import build_network, clear_padding
 from train.model.config import padded_vocabulary_size
 from train.model.from_pretrained import load_model
-from train.optimizer import build_optimizer
 from train.publishing.pytorch_format import export_model
+from train.step.optimizer import build_optimizer
+from train.step.train_step import PretrainingModel
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.masked_lm_loss import masked_lm_loss
 from train.tasks.masking_rule import MaskingRule
-from train.train_step import PretrainingModel
 
 PADDED = 256
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

@@ -11,7 +11,7 @@ from transformers import AutoConfig
 from tests.fixtures.tiny_models import CONFIGS, tiny_tokenizer
 from tests.servers.fixtures import HubHandle
 from tokenizer_training.tokenizer import vocabulary_size
-from train.config import (
+from train.config.settings import (
     DataConfig,
     HardwareConfig,
     HubConfig,

@@ -28,7 +28,7 @@ from tokenizer_training.train_unigram import main as train_tokenizer
 from tokenizer_training.unigram.config import UnigramConfig
 from tokenizer_training.unigram.normalization import NormalizationConfig
 from train.checkpoints.store import parse_record
-from train.config import SUBJECTS
+from train.config.settings import SUBJECTS
 from train.publishing.published_record import published_checkpoint, published_run
 
 SECRET = "a secret"

@@ -17,7 +17,7 @@ from mlm_common.hub.disclosure import WITHHELD
 from mlm_common.hub.own_files import LISTING_NAME
 from tests.fixtures.tiny_run import NUM_STEPS, run_flags
 from tests.servers.fixtures import HubHandle
-from train.config import HubConfig, OptimizationConfig, RunConfig
+from train.config.settings import HubConfig, OptimizationConfig, RunConfig
 from train.metrics.training_log import TrainingLog
 from train.publishing import push_to_hub as train_hub
 from train.publishing.push_to_hub import steps_of_pushes
@@ -324,7 +324,7 @@ def test_a_network_that_goes_away_costs_the_push_alone(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    check = "train.run.check_hub_access"
+    check = "train.loop.run.check_hub_access"
     monkeypatch.setattr(check, lambda *_, **__: monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9"))
     assert train(shards, tmp_path) == 1
     assert "push them by hand" in capsys.readouterr().err.splitlines()[-1]

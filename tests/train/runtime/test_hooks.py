@@ -9,7 +9,7 @@ from train.runtime import preemption
 from train.runtime.hooks import Hook, Profile, StepsPerExecution
 from train.runtime.preemption import InFlight, StopRequest
 from train.runtime.strategy import mirrored_strategy
-from train.train_step import build_train_function
+from train.step.train_step import build_train_function
 
 
 class Counter(tf_keras.Model):

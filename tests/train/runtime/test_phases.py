@@ -11,13 +11,13 @@ from mlm_common.errors import InputError
 from tests.fixtures.tiny_phases import phases_flags, phases_with
 from train.checkpoints.fingerprint import fingerprint_of_phases, fingerprint_sha256
 from train.checkpoints.resume import check_checkpoint
-from train.config import parse_training_config
-from train.optimizer import build_schedule
-from train.run import open_run
+from train.config.sources import parse_training_config
+from train.loop.run import open_run
 from train.runtime.cluster import Cluster
 from train.runtime.phases import PER_PHASE, Phase, phases_of
 from train.runtime.plan import PhaseToPlan, Plan, make_plans, tokens_after
 from train.runtime.run_folder import check_run_folder, write_run_record
+from train.step.optimizer import build_schedule
 
 FLAGS = ["--train-dataset", "shards", "--output-dir", "run", "--warmup-steps", "3"]
 

@@ -1,7 +1,7 @@
 import pytest
 
 from mlm_common.errors import InputError
-from train.config import OptimizationConfig, RunConfig
+from train.config.settings import OptimizationConfig, RunConfig
 from train.runtime.plan import make_plan
 
 

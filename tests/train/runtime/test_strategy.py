@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from mlm_common.errors import InputError, PermanentError, RunFailedError
-from train.config import HardwareConfig
+from train.config.settings import HardwareConfig
 from train.runtime import strategy
 from train.runtime.cluster import Cluster, read_cluster
 

@@ -8,7 +8,7 @@ from mlm_common.errors import InputError
 from tests.fixtures import tiny_tokenizers
 from tests.fixtures.tiny_corpus import wrapped
 from tokenizer_training.tokenizer import save_tokenizer, vocabulary_size
-from train.config import MaskingConfig
+from train.config.settings import MaskingConfig
 from train.data.shards import TrainingInputs
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.masking_rule import MaskingRule

@@ -7,7 +7,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from train.model.random_bits import row_keys
+from train.layers.random_bits import row_keys
 from train.tasks.masking import MaskedRows, collect_predictions, mask_row_by_content, mask_rows
 from train.tasks.masking_rule import (
     MAX_SPAN_TOKENS,

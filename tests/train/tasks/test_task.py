@@ -12,16 +12,18 @@ from huggingface_hub import ModelCard
 from transformers import TFAutoModelForSequenceClassification
 
 from tests.fixtures.tiny_run import run_flags
-from train.config import parse_training_config
+from train.config.sources import parse_training_config
 from train.data.features import Feature
 from train.export import main as export
+from train.layers.random_bits import draw_bits, fall_under
+from train.loop.fitting import fit
+from train.loop.run import Run, build_publisher, prepare_run
+from train.loop.run_record import record_run
+from train.loop.trainer import Trainer, build_trainer
 from train.metrics.log import read_metrics
 from train.metrics.run_curves import comparison_table, read_runs
 from train.model.from_pretrained import load_model
-from train.model.random_bits import draw_bits, fall_under
-from train.run import Run, build_publisher, prepare_run, record_run
 from train.tasks.task import CardFigure, Mean, Task, TaskCard
-from train.trainer import Trainer, build_trainer
 
 LENGTH, NUM_IDS, FIRST_ID, PAD = 16, 48, 5, 1
 NUM_TRAIN_ROWS, NUM_EVAL_ROWS, NUM_STEPS = 64, 21, 24
@@ -105,7 +107,7 @@ def trained(run: Run) -> tuple[Trainer, dict[str, float]]:
     trainer = trainer_of(run)
     strategy = tf.distribute.OneDeviceStrategy("/device:CPU:0")
     record = record_run(run, run.plan(1), strategy, trainer.computation)
-    figures = trainer.fit()
+    figures = fit(trainer)
     assert figures is not None
     publisher = build_publisher(run, record)
     assert publisher is not None
@@ -132,7 +134,7 @@ def test_it_is_trained_evaluated_and_resumed(run: Run, trained: tuple[Trainer, d
         path.unlink()
     again = trainer_of(run)
     assert again.start.step == 12
-    assert again.fit() == figures
+    assert fit(again) == figures
     for variable, values in zip(again.model.network.weights, weights, strict=True):
         np.testing.assert_array_equal(variable, values)
 

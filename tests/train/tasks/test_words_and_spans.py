@@ -4,7 +4,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from train.model.random_bits import draw_bits, row_keys
+from train.layers.random_bits import draw_bits, row_keys
 from train.tasks.masking import MAX_SPAN_WORDS, first_tokens_of_spans, first_tokens_of_words, is_special, span_lengths
 from train.tasks.masking_rule import MAX_SPAN_TOKENS, MAX_WORD_TOKENS
 

@@ -7,7 +7,7 @@ from typing import Any
 from mlm_common.errors import InputError
 from mlm_common.storage import Folder, gcs_client, open_folder
 from train.checks.doctor.findings import Finding, ok, warning
-from train.config import TrainingConfig
+from train.config.settings import TrainingConfig
 from train.runtime.phases import phases_of
 from train.runtime.tpu import read_metadata
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from mlm_common.errors import InputError, RunFailedError
 from train.checks.doctor.findings import Finding, error, ok, warning
-from train.config import TrainingConfig
+from train.config.settings import TrainingConfig
 
 PROGRAM = "train.checks.doctor.tensorflow_process"
 IMPORT_SECONDS = 300.0  # from a cold disk a minute and more

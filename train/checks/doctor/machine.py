@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mlm_common.storage import open_folder
 from train.checks.doctor.findings import Finding, error, ok, warning
-from train.config import TrainingConfig
+from train.config.settings import TrainingConfig
 from train.runtime.plan import STATE_BYTES_PER_PARAMETER
 
 # A checkpoint: float32 weights and the optimizer's two moments. An export: float32 weights.

@@ -10,9 +10,9 @@ from tokenizer_training.tokenizer import vocabulary_size
 from train.checks.doctor.findings import Finding, error, ok
 from train.checks.doctor.libraries import IMPORT_SECONDS, ProcessFailedError, ask_tensorflow
 from train.checks.doctor.machine import check_disk, check_memory
-from train.config import DataConfig, TrainingConfig
+from train.config.settings import DataConfig, TrainingConfig
 from train.data.shards import TrainingInputs, open_inputs
-from train.run import check_can_push, newest_phase, open_run
+from train.loop.run import check_can_push, newest_phase, open_run
 from train.runtime.cluster import read_cluster
 from train.runtime.phases import naming_phase, phases_of
 from train.runtime.run_folder import check_run_folder

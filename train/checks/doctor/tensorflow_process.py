@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from mlm_common.errors import InputError, RunFailedError
-from train.config import TrainingConfig  # so train comes before TensorFlow, as it must
+from train.config.settings import TrainingConfig  # so train comes before TensorFlow, as it must
 
 
 def import_libraries(_config: TrainingConfig) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from mlm_common.errors import InputError
 from train.checks.doctor.findings import Finding, error, ok, warning
 from train.checks.doctor.libraries import CONNECT_SECONDS, ProcessFailedError, ask_tensorflow
 from train.checks.doctor.packages import TPU_BUILD, tensorflow_builds, tpu_recipe
-from train.config import TrainingConfig
+from train.config.settings import TrainingConfig
 from train.runtime.cluster import read_cluster
 from train.runtime.tpu import GIB, check_tpu_devices, check_tpu_use, chip_of, local_accelerator_type, tpu_devices
 

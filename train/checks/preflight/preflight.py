@@ -15,7 +15,7 @@ from train.checks.preflight.report import StepReport, print_batches, print_repor
 from train.checks.preflight.synthetic_inputs import synthetic_inputs
 from train.checks.preflight.tpu_compiler import DoesNotFitError, check_compiler, compile_for_tpu
 from train.checks.preflight.tpu_slices import TpuSlice, tpu_slice
-from train.config import TrainingConfig
+from train.config.settings import TrainingConfig
 from train.data.shards import TrainingInputs, check_phases, open_inputs
 from train.model.config import resolve_model_config
 from train.model.flops import step_flops
@@ -24,7 +24,7 @@ from train.runtime.plan import PhaseToPlan, Plan, make_plans
 from train.tasks.masked_lm import MaskedLanguageModeling
 
 if TYPE_CHECKING:
-    from train.train_step import PretrainingModel
+    from train.step.train_step import PretrainingModel
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ def open_preflights(
 
     import tensorflow as tf
 
-    from train.train_step import build_model
+    from train.step.train_step import build_model
 
     tf.config.set_visible_devices([], "GPU")  # a step that is lowered on a GPU holds the GPU's operations
     for phase, own, plan in zip(phases, inputs, plans, strict=True):

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 from train.data.pipeline import batch_spec
-from train.train_step import PretrainingModel
+from train.step.train_step import PretrainingModel
 
 
 class ReplicaOfSlice(tf.distribute.ReplicaContext):

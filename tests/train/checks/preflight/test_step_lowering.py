@@ -5,11 +5,11 @@ import tensorflow as tf
 
 from tests.fixtures.tiny_models import tiny_model
 from train.checks.preflight.step_lowering import ReplicaOfSlice, lower_train_step, lowered
-from train.config import OptimizationConfig
-from train.optimizer import build_optimizer
+from train.config.settings import OptimizationConfig
+from train.step.optimizer import build_optimizer
+from train.step.train_step import PretrainingModel
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.masking_rule import MaskingRule
-from train.train_step import PretrainingModel
 
 
 @pytest.fixture(scope="module")

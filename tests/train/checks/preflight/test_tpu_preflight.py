@@ -14,7 +14,7 @@ from train.checks.preflight.report import StepReport, print_batches, print_repor
 from train.checks.preflight.synthetic_inputs import synthetic_inputs
 from train.checks.preflight.tpu_compiler import CompiledStep, DoesNotFitError
 from train.checks.preflight.tpu_slices import tpu_slice
-from train.config import MaskingConfig
+from train.config.settings import MaskingConfig
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tpu_preflight import main
 

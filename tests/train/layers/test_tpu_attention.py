@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from train.model.local_attention import is_near
-from train.model.random_bits import fold_in, row_keys
-from train.model.stateless_dropout import dropout_mask
-from train.model.tpu_attention import attend
+from train.layers.local_attention import is_near
+from train.layers.random_bits import fold_in, row_keys
+from train.layers.stateless_dropout import dropout_mask
+from train.layers.tpu_attention import attend
 
 BATCH, HEADS, LENGTH, RATE = 3, 2, 16, 0.25
 KEYS = row_keys((5, 6), BATCH)

@@ -1,36 +1,28 @@
-"""The stages of one run around its training: checked and planned without TensorFlow, connected, recorded, printed."""
+"""The stages of one run around its training: checked and planned without TensorFlow, connected, published."""
 
 import dataclasses
 import functools
-import json
 import logging
-import platform
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import PretrainedConfig
 
-from mlm_common.command_line import commit
 from mlm_common.errors import InputError
 from mlm_common.folder_owner import owned_folder
 from mlm_common.hub.access import check_hub_access
 from mlm_common.hub.retries import HubAwayError
 from mlm_common.storage import open_folder
-from tfrecord_prep.manifest import ShardSet
-from tokenizer_training.tokenizer import vocabulary_size
 from train.checkpoints.fingerprint import (
     fingerprint,
     fingerprint_of_phases,
     fingerprint_sha256,
     is_checkpoint_of,
 )
-from train.checkpoints.resume import installed_versions
 from train.checkpoints.store import CheckpointRecord, newest_record
-from train.config import HardwareConfig, HubConfig, TrainingConfig, current_settings
+from train.config.settings import HubConfig, TrainingConfig
 from train.data.shards import TrainingInputs, check_phases, open_inputs
 from train.model.config import resolve_model_config
 from train.runtime import heartbeat
@@ -40,16 +32,13 @@ from train.runtime.plan import PhaseToPlan, Plan, make_plans, phase_index
 from train.runtime.preemption import StopRequest, listening
 from train.runtime.run_folder import (
     EXPORT_FOLDER,
-    RECORD_NAME,
     check_run_folder,
     clear_run_folder,
     has_checkpoint,
     is_of_this_supervision,
-    read_run_record,
-    write_run_record,
 )
 from train.runtime.supervisor import supervision
-from train.runtime.tpu import check_tpu_devices, check_tpu_use, expected_num_replicas, local_accelerator_type
+from train.runtime.tpu import check_tpu_devices, check_tpu_use
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.task import Task
 
@@ -57,7 +46,6 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from train.metrics.log import MetricsLog
-    from train.model.computation import Computation
     from train.publishing.publisher import Publisher
     from train.publishing.push_to_hub import PushToHub
 
@@ -332,28 +320,6 @@ def wait_for_workers(run: Run, strategy: "tf.distribute.Strategy") -> None:
         max_over_workers(strategy, [0.0])
 
 
-def computation_so_far(run: Run, strategy: "tf.distribute.Strategy") -> "Computation | None":
-    """Read how the run's steps were computed when it began on this hardware; None where it did not."""
-    from train.model.computation import recorded_computation
-
-    if run.starts_anew or not open_folder(run.output_dir).exists(RECORD_NAME):
-        return None
-    record = read_run_record(run.output_dir)
-    if record.get("hardware") != describe_hardware(run.config.hardware, strategy):
-        return None
-    if phase_index(record["plan"]) != run.index:
-        return None
-    return recorded_computation(record, current_settings(record["settings"]))
-
-
-def record_run(run: Run, plan: Plan, strategy: "tf.distribute.Strategy", computation: "Computation") -> dict[str, Any]:
-    """Write `run.json`, once nothing can refuse the run any more, and return its content."""
-    record = describe_run(run, plan, strategy, computation)
-    if run.cluster.is_chief:
-        write_run_record(run.output_dir, record)
-    return record
-
-
 def build_publisher(run: Run, record: dict[str, Any]) -> "Publisher | None":
     """Build what writes `export/` and its card, and pushes them if asked to; None on all workers but the chief."""
     from train.publishing.model_card import model_card
@@ -379,107 +345,3 @@ def push_while_training(run: Run, plan: Plan, publisher: "Publisher | None", log
     from train.publishing.push_to_hub import PushToHub, steps_of_pushes
 
     return PushToHub(publisher, steps_of_pushes(run.config.hub, plan), metrics=lambda: log.lines)
-
-
-def print_plan(run: Run) -> None:
-    """Print what the run would do; the model is built on the CPU to count its parameters."""
-    from train.model.build import build_network
-    from train.runtime.strategy import local_devices
-
-    plans = run.plans(expected_num_replicas(run.config.hardware, run.cluster, len(local_devices())))
-    if run.config.hardware.wants_tpu:
-        print(f"Without claiming the TPU, {plans[0].num_replicas} replicas are assumed.")
-    network = build_network(
-        run.model_config,
-        run.config.model,
-        vocabulary_size=vocabulary_size(run.inputs.tokenizer),
-        seed=run.config.run.seed,
-        model_class=run.task.model_class,
-    )
-    for phase, plan in zip(run.phases, plans, strict=True):
-        print_table(phase.describe(plan, network.count_params()))
-        if run.all_phases:
-            print()
-    if run.all_phases:
-        print_table({"all phases": f"{plans[-1].num_steps:,} steps, {sum(plan.num_tokens for plan in plans):,} tokens"})
-
-
-def print_result(run: Run, figures: dict[str, float] | None, where: dict[str, str]) -> None:
-    """Print the figures of the last evaluation beside what frequencies alone would give, and where everything is."""
-    rows = {**(run.task.describe(figures) if figures else {}), **where}
-    manifest = run.inputs.eval_shards.manifest if run.inputs.eval_shards else None
-    if manifest is not None and run.task.card.predicts_tokens:
-        entropy = f"{manifest.unigram_entropy_nats:.4f} nats: the best loss of a guess from frequencies alone"
-        rows = {"unigram entropy": entropy, **rows}
-    print()
-    print_table(rows)
-
-
-def print_table(rows: dict[str, str]) -> None:
-    """Print titles and texts in two columns; a text may have several lines."""
-    for title, text in rows.items():
-        for index, line in enumerate(text.split("\n")):
-            print(f"{'' if index else title:<22} {line}")
-
-
-def describe_run(
-    run: Run, plan: Plan, strategy: "tf.distribute.Strategy", computation: "Computation"
-) -> dict[str, Any]:
-    """Collect the content of `run.json`: settings, fingerprint, and how and of what the run is made."""
-    plans = run.plans(plan.num_replicas)
-    phases = [
-        {"name": phase.name, **describe_phase(phase, own)} for phase, own in zip(run.all_phases, plans, strict=False)
-    ]
-    return {
-        "commit": commit(),
-        "versions": installed_versions(),
-        "hardware": describe_hardware(run.config.hardware, strategy),
-        "computation": dataclasses.asdict(computation),
-        # Of a configuration, and with --init-from of its weights, that came from the Hub.
-        "hub_revision": getattr(run.model_config, "_commit_hash", None),
-        "tokenizer": run.inputs.tokenizer_source,
-        "task": run.task.record(),
-        **describe_phase(run, plan),
-        **({"phases": phases} if phases else {}),
-        "supervision": supervision(),
-        "fingerprint": run.fingerprint,
-    }
-
-
-def describe_phase(run: Run, plan: Plan) -> dict[str, Any]:
-    """Collect what `run.json` says of a phase, and of a run as it is in it."""
-    return {
-        "model_config": json.loads(run.model_config.to_json_string(use_diff=False)),
-        "plan": dataclasses.asdict(plan),
-        "train_data": describe_shards(run.inputs.train_shards),
-        "eval_data": describe_shards(run.inputs.eval_shards),
-        "settings": run.config.as_dict(),
-    }
-
-
-def describe_hardware(config: HardwareConfig, strategy: "tf.distribute.Strategy") -> str:
-    """Name what the run computes on, as in `NVIDIA H100, 2 replica(s)`."""
-    return f"{device_kind(config)}, {strategy.num_replicas_in_sync} replica(s)"
-
-
-def device_kind(config: HardwareConfig) -> str:
-    """Name the kind of device that the run computes on, as in `NVIDIA H100`."""
-    import tensorflow as tf
-
-    if config.wants_tpu:
-        local_type = local_accelerator_type() if config.tpu_name == "local" else None
-        return f"TPU {local_type or ''}".strip()
-    if gpus := tf.config.list_physical_devices("GPU"):
-        return str(tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU"))
-    cpu_info = Path("/proc/cpuinfo")
-    model = re.search(r"^model name\s*: (.+)$", cpu_info.read_text() if cpu_info.exists() else "", re.MULTILINE)
-    return f"CPU ({model[1] if model else platform.machine()})"
-
-
-def describe_shards(shards: ShardSet | None) -> dict[str, Any] | None:
-    """Collect what a manifest says about its rows, but for the list of shards; only their number without a manifest."""
-    if shards is None:
-        return None
-    if shards.manifest is None:
-        return {"totals": {"num_rows": shards.num_rows}}
-    return {name: value for name, value in dataclasses.asdict(shards.manifest).items() if name != "shards"}

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from train.model.tpu_attention import NUM_ONES, einsum, sum_over_last, sum_over_rows
+from train.layers.tpu_attention import NUM_ONES, einsum, sum_over_last, sum_over_rows
 from train.runtime.named_scopes import custom_gradient
 
 

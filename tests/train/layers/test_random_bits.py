@@ -4,7 +4,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from train.model.random_bits import KEY_WORDS, draw_bits, fall_under, fold_in, row_keys, to_integers
+from train.layers.random_bits import KEY_WORDS, draw_bits, fall_under, fold_in, row_keys, to_integers
 
 SEED = (3, 4)
 

@@ -12,8 +12,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
-from train.model.random_bits import fold_in
-from train.model.stateless_dropout import dropout_mask
+from train.layers.random_bits import fold_in
+from train.layers.stateless_dropout import dropout_mask
 from train.runtime.named_scopes import RARELY, custom_gradient, named
 
 # Exponentials are taken of the scores as they are while their sums stay within these, far from the limits of float32

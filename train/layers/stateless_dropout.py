@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from train.model.random_bits import draw_bits, fall_under, fold_in
+from train.layers.random_bits import draw_bits, fall_under, fold_in
 
 
 @dataclass

@@ -1,6 +1,5 @@
 """The model that is trained and evaluated: a transformers model with the steps around it, whatever its task."""
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,26 +9,22 @@ import tf_keras
 from transformers import PretrainedConfig
 
 from tokenizer_training.tokenizer import vocabulary_size
-from train.config import TrainingConfig
+from train.config.settings import TrainingConfig
 from train.data.shards import TrainingInputs
+from train.layers.random_bits import key_of, row_keys
+from train.layers.stateless_dropout import dropping_out_by, key_dropout
 from train.model import layer_check
 from train.model.build import build_network
 from train.model.computation import Computation, choose_computation
-from train.model.random_bits import key_of, row_keys
-from train.model.stateless_dropout import dropping_out_by, key_dropout
-from train.optimizer import build_optimizer, clipping_factor, global_norm
-from train.runtime import heartbeat
 from train.runtime.hooks import WAIT_NAME
 from train.runtime.plan import Plan
-from train.runtime.preemption import InFlight, StopRequest
+from train.step.optimizer import build_optimizer, clipping_factor, global_norm
 from train.tasks.task import Task
 
 # Keep apart the random numbers of the task, of dropout, and of dropout from what all rows share.
 TASK_STREAM, DROPOUT_STREAM, SHARED_STREAM = 0, 1, 2
 
 Sums = dict[str, tf.Tensor]
-# The figures of an evaluation, or None where it was asked to stop.
-Evaluator = Callable[[StopRequest], dict[str, float] | None]
 
 
 class PretrainingModel(tf_keras.Model):
@@ -203,42 +198,6 @@ def build_train_function(model: tf_keras.Model) -> Callable[[Any], dict[str, tf.
         return {WAIT_NAME: one_step(iterator)}
 
     return tf.function(execute_many if num_steps.numpy() > 1 else execute_one, reduce_retracing=True)
-
-
-def build_evaluator(
-    model: PretrainingModel, batches: Any, num_batches: int, strategy: tf.distribute.Strategy, *, jit_compile: bool
-) -> Evaluator:
-    """Build a function that evaluates the model as it is when called, on every validation row once.
-
-    It returns None where it is asked to stop before its last batch.
-
-    Args:
-        batches: of `evaluation_batches`, distributed by `distribute_batches`; read anew at each call.
-        num_batches: how many there are for each replica.
-    """
-    evaluation_step = model.evaluation_step
-    if jit_compile:
-        evaluation_step = tf.function(evaluation_step, jit_compile=True)
-
-    @tf.function
-    def step(rows: Any) -> Sums:
-        sums = strategy.run(evaluation_step, args=(rows,))
-        # Every replica holds the global sums.
-        return {name: strategy.experimental_local_results(value)[0] for name, value in sums.items()}
-
-    def evaluate(stop: StopRequest) -> dict[str, float] | None:
-        # Reading a figure from the device waits for it, so all are read at the end.
-        sums: list[Sums] = []
-        in_flight = InFlight(lambda: [value.numpy() for value in sums[-1].values()], stop)
-        for rows in itertools.islice(batches, num_batches):
-            if stop.is_agreed:
-                return None
-            heartbeat.report("evaluate", len(sums))
-            sums.append(step(rows))
-            in_flight.add(1)
-        return model.task.figures({name: sum(np.asarray(one[name], np.float64) for one in sums) for name in sums[0]})
-
-    return evaluate
 
 
 def prove_tpu_layers(model: PretrainingModel, batch: Any, strategy: tf.distribute.Strategy) -> bool:

@@ -1,15 +1,9 @@
 """Settings of stage 3, one frozen dataclass per subject; every field is a flag of `run_mlm.py`."""
 
 import functools
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-import yaml
-
-from mlm_common.command_line import as_settings, parse_arguments, read_yaml_file, under_current_names
-from mlm_common.errors import InputError
 from mlm_common.hub.own_files import FormerPush
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
 from mlm_common.settings import PUBLIC, flag, require, require_each, spelled
@@ -20,10 +14,6 @@ from tokenizer_training.tokenizer import TOKENIZER_FILES
 MAY_CHANGE, PER_WORKER, ROUNDING, ADDED = "may_change", "per_worker", "rounding", "added"
 # Steps of one call from Python on a TPU; a call costs its host a millisecond or more in which it may wait.
 TPU_STEPS_PER_EXECUTION = 32
-# A TPU may be lost without a notice, and a day of it costs more than a checkpoint each quarter of an hour.
-TPU_SAVE_MINUTES = 15.0
-# Numbers of steps by which a schedule is as long as it is; those between evaluations and checkpoints are not.
-SCALED = ("max_steps", "warmup_steps")
 MASK = "[MASK]"
 FORMER_PUSH = FormerPush(
     proof="README.md",
@@ -31,8 +21,6 @@ FORMER_PUSH = FormerPush(
     names=r"README\.md|loss\.png|config\.json|model\.safetensors|tf_model\.h5|runs/events\.out\.tfevents\.\d+"
     r"|run\.json|metrics\.jsonl|checkpoints/step-\d+\.(json|safetensors)|" + TOKENIZER_FILES.pattern,
 )
-# Short YAML files, each a model configuration (`model`) and the settings that train it well (`settings`).
-PRESETS_FOLDER = Path(__file__).resolve().parent / "model" / "presets"
 
 
 def changeable(default: Any, help_text: str, *marks: str, former_name: str | None = None) -> Any:
@@ -411,16 +399,6 @@ class TrainingConfig:
 SUBJECTS = (DataConfig, ModelConfig, MaskingConfig, OptimizationConfig, HardwareConfig, RunConfig, HubConfig)
 
 
-def current_settings(recorded: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Give settings that a run recorded, by subject, the names and values that their flags have now."""
-    settings = {subject: under_current_names(values, SUBJECTS) for subject, values in recorded.items()}
-    hardware = settings.get("hardware", {})
-    former = {None: "auto", True: "on", False: "off"}
-    if "tpu_layers" in hardware:
-        settings["hardware"] = hardware | {"tpu_layers": former.get(hardware["tpu_layers"], hardware["tpu_layers"])}
-    return settings
-
-
 @functools.cache
 def settings_marked(mark: str) -> frozenset[str]:
     """List the settings that bear a mark, as `subject.name`."""
@@ -432,75 +410,3 @@ def settings_marked(mark: str) -> frozenset[str]:
 def flags_marked(mark: str) -> list[str]:
     """List the settings that bear a mark, as they are spelled on the command line, sorted."""
     return sorted(spelled(name.partition(".")[2]) for name in settings_marked(mark))
-
-
-def preset_names() -> list[str]:
-    """List the names that `--preset` takes."""
-    return sorted(path.stem for path in PRESETS_FOLDER.glob("*.yaml"))
-
-
-def read_preset(name: str) -> dict[str, Any]:
-    """Read a preset: its `model`, a configuration as in a config.json, and its `settings`, {field name: value}.
-
-    Raises:
-        InputError: there is no such preset.
-    """
-    require(name in preset_names(), f"must be one of {', '.join(preset_names())}", "--preset", name)
-    return {"settings": {}} | yaml.safe_load((PRESETS_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
-
-
-def preset_settings(name: str) -> dict[str, Any]:
-    """Read the flags that a preset sets, {field name: value}; see `read_preset`."""
-    return read_preset(name)["settings"]
-
-
-def read_phases_file(path: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Read a file of `--phases`: {flag: value} of the whole run, and of each phase, steps multiplied by its `scale`.
-
-    Raises:
-        InputError: there is no such file, or it holds something else.
-    """
-    content = read_yaml_file(path, "--phases")
-    content = {"phases": content} if isinstance(content, list) else content
-    is_right = isinstance(content, dict) and content.keys() <= {"scale", "settings", "phases"}
-    phases = content.get("phases") if is_right else None
-    if not (isinstance(phases, list) and phases):
-        rule = "must name a list of phases, or `settings` and `phases`, with a `scale` for their steps"
-        raise InputError(f"--phases {rule}; {path} holds {content!r}.")
-    scale = content.get("scale", 1)
-    require(isinstance(scale, int | float) and scale > 0, "must have a `scale` above 0", f"--phases {path}", scale)
-    settings, *own = (as_settings(each, path) for each in (content.get("settings") or {}, *phases))
-    return _scaled(settings, scale), [_scaled(each, scale) for each in own]
-
-
-def _scaled(settings: dict[str, Any], scale: float) -> dict[str, Any]:
-    """Multiply the numbers of steps of a file of `--phases`; what is above 0 stays so."""
-
-    def scaled(name: str, value: Any) -> Any:
-        return max(1, round(value * scale)) if name in SCALED and isinstance(value, int) and value > 0 else value
-
-    return {name: scaled(name, value) for name, value in settings.items()}
-
-
-def phases_settings(path: str) -> dict[str, Any]:
-    """Read the flags that a file of `--phases` sets for the whole run, {field name: value}."""
-    return read_phases_file(path)[0]
-
-
-# What stands behind the value of a flag, in the order in which it wins.
-LAYERS = {"preset": preset_settings, "phases": phases_settings}
-
-
-def parse_training_config(argv: Sequence[str] | None, description: str) -> TrainingConfig:
-    """Read the settings given on the command line, over `--config-file`, `--phases`, the preset, the defaults.
-
-    Raises:
-        InputError: a setting is not what it must be, or a required one is missing.
-    """
-    config = TrainingConfig(*parse_arguments(SUBJECTS, argv, description, LAYERS))
-    if config.run.phases is None:
-        require(bool(config.data.train_dataset), "is required: a folder of shards", "--train-dataset", "nothing")
-    require(bool(config.run.output_dir), "is required: the folder of the run", "--output-dir", "nothing")
-    if config.run.save_minutes is None and config.hardware.wants_tpu:
-        return replace(config, run=replace(config.run, save_minutes=TPU_SAVE_MINUTES))
-    return config

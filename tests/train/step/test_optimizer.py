@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.fixtures.tiny_models import CONFIGS, tiny_model
 from tests.fixtures.tiny_steps import two_cpus
-from train.config import OptimizationConfig
-from train.optimizer import OPTIMIZERS, SHAPES, WarmupSchedule, build_optimizer, clipping_factor, global_norm
+from train.config.settings import OptimizationConfig
+from train.step.optimizer import OPTIMIZERS, SHAPES, WarmupSchedule, build_optimizer, clipping_factor, global_norm
 
 NAMES = ("layer/dense/kernel", "layer/dense/bias", "layer/LayerNorm/gamma")
 RATE, DECAY, BETA1, BETA2, EPSILON = 0.01, 0.1, 0.9, 0.98, 1e-6

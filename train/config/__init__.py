@@ -1,0 +1,1 @@
+"""What a run is told: its settings, and where they come from."""

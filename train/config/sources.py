@@ -1,0 +1,102 @@
+"""Where settings come from: the command line, over a configuration file, `--phases`, a preset and the defaults."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mlm_common.command_line import as_settings, parse_arguments, read_yaml_file, under_current_names
+from mlm_common.errors import InputError
+from mlm_common.settings import require
+from train.config.settings import SUBJECTS, TrainingConfig
+
+# A TPU may be lost without a notice, and a day of it costs more than a checkpoint each quarter of an hour.
+TPU_SAVE_MINUTES = 15.0
+# Numbers of steps by which a schedule is as long as it is; those between evaluations and checkpoints are not.
+SCALED = ("max_steps", "warmup_steps")
+# Short YAML files, each a model configuration (`model`) and the settings that train it well (`settings`).
+PRESETS_FOLDER = Path(__file__).resolve().parents[1] / "model" / "presets"
+
+
+def preset_names() -> list[str]:
+    """List the names that `--preset` takes."""
+    return sorted(path.stem for path in PRESETS_FOLDER.glob("*.yaml"))
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    """Read a preset: its `model`, a configuration as in a config.json, and its `settings`, {field name: value}.
+
+    Raises:
+        InputError: there is no such preset.
+    """
+    require(name in preset_names(), f"must be one of {', '.join(preset_names())}", "--preset", name)
+    return {"settings": {}} | yaml.safe_load((PRESETS_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+def preset_settings(name: str) -> dict[str, Any]:
+    """Read the flags that a preset sets, {field name: value}; see `read_preset`."""
+    return read_preset(name)["settings"]
+
+
+def read_phases_file(path: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Read a file of `--phases`: {flag: value} of the whole run, and of each phase, steps multiplied by its `scale`.
+
+    Raises:
+        InputError: there is no such file, or it holds something else.
+    """
+    content = read_yaml_file(path, "--phases")
+    content = {"phases": content} if isinstance(content, list) else content
+    is_right = isinstance(content, dict) and content.keys() <= {"scale", "settings", "phases"}
+    phases = content.get("phases") if is_right else None
+    if not (isinstance(phases, list) and phases):
+        rule = "must name a list of phases, or `settings` and `phases`, with a `scale` for their steps"
+        raise InputError(f"--phases {rule}; {path} holds {content!r}.")
+    scale = content.get("scale", 1)
+    require(isinstance(scale, int | float) and scale > 0, "must have a `scale` above 0", f"--phases {path}", scale)
+    settings, *own = (as_settings(each, path) for each in (content.get("settings") or {}, *phases))
+    return _scaled(settings, scale), [_scaled(each, scale) for each in own]
+
+
+def _scaled(settings: dict[str, Any], scale: float) -> dict[str, Any]:
+    """Multiply the numbers of steps of a file of `--phases`; what is above 0 stays so."""
+
+    def scaled(name: str, value: Any) -> Any:
+        return max(1, round(value * scale)) if name in SCALED and isinstance(value, int) and value > 0 else value
+
+    return {name: scaled(name, value) for name, value in settings.items()}
+
+
+def phases_settings(path: str) -> dict[str, Any]:
+    """Read the flags that a file of `--phases` sets for the whole run, {field name: value}."""
+    return read_phases_file(path)[0]
+
+
+# What stands behind the value of a flag, in the order in which it wins.
+LAYERS = {"preset": preset_settings, "phases": phases_settings}
+
+
+def parse_training_config(argv: Sequence[str] | None, description: str) -> TrainingConfig:
+    """Read the settings given on the command line, over `--config-file`, `--phases`, the preset, the defaults.
+
+    Raises:
+        InputError: a setting is not what it must be, or a required one is missing.
+    """
+    config = TrainingConfig(*parse_arguments(SUBJECTS, argv, description, LAYERS))
+    if config.run.phases is None:
+        require(bool(config.data.train_dataset), "is required: a folder of shards", "--train-dataset", "nothing")
+    require(bool(config.run.output_dir), "is required: the folder of the run", "--output-dir", "nothing")
+    if config.run.save_minutes is None and config.hardware.wants_tpu:
+        return replace(config, run=replace(config.run, save_minutes=TPU_SAVE_MINUTES))
+    return config
+
+
+def current_settings(recorded: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Give settings that a run recorded, by subject, the names and values that their flags have now."""
+    settings = {subject: under_current_names(values, SUBJECTS) for subject, values in recorded.items()}
+    hardware = settings.get("hardware", {})
+    former = {None: "auto", True: "on", False: "off"}
+    if "tpu_layers" in hardware:
+        settings["hardware"] = hardware | {"tpu_layers": former.get(hardware["tpu_layers"], hardware["tpu_layers"])}
+    return settings

@@ -1,0 +1,1 @@
+"""What layers are made of: random bits by keys, dropout, attention and products as a TPU computes them cheapest."""

@@ -1,0 +1,269 @@
+"""What is trained in a run, or a phase of it: a model built, restored from a checkpoint, and published at its end."""
+
+import functools
+import gc
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import tensorflow as tf
+
+from mlm_common.command_line import commit
+from mlm_common.hub.push import HubPushError
+from tokenizer_training.tokenizer import vocabulary_size
+from train.checkpoints.manager import Checkpoints, TrainingState
+from train.checkpoints.resume import (
+    ResumePoint,
+    check_checkpoint,
+    describe_resume_point,
+    installed_versions,
+    resume_point,
+)
+from train.checkpoints.store import Arrays, CheckpointRecord
+from train.data.pipeline import ONE_PIPELINE, evaluation_batches, num_evaluation_batches, training_batches
+from train.data.shards import TrainingInputs
+from train.data.shuffle import SampleOrder
+from train.loop.run import (
+    Run,
+    clear_folder_if_asked,
+    newest_phase,
+    wait_for_workers,
+)
+from train.loop.run_record import computation_so_far, device_kind, print_result, print_table
+from train.metrics.log import MetricsLog
+from train.model.computation import Computation, choose_computation, describe_computation
+from train.model.flops import full_speed_step_seconds
+from train.model.from_pretrained import load_initial_weights
+from train.publishing.publisher import Publisher
+from train.runtime import heartbeat
+from train.runtime.collectives import check_agreement
+from train.runtime.plan import Plan, phase_index
+from train.runtime.run_folder import has_checkpoint
+from train.runtime.strategy import distribute_batches
+from train.step.evaluation import Evaluator, build_evaluator
+from train.step.train_step import PretrainingModel, build_model, prove_tpu_layers
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Trainer:
+    """A compiled model and what it is fitted with: `restore` it, fit it to the plan's last step, `publish` it."""
+
+    run: Run
+    model: PretrainingModel
+    plan: Plan
+    order: SampleOrder
+    evaluate: Evaluator | None
+    log: MetricsLog
+    state: TrainingState
+    checkpoints: Checkpoints
+    full_speed_step_seconds: float | None
+    computation: Computation
+    made_by: dict[str, str]
+    start: ResumePoint = field(default_factory=ResumePoint)
+    versions: dict[str, str] = field(default_factory=installed_versions)
+
+    @property
+    def can_roll_back(self) -> bool:
+        """Whether a blow-up leads back to a checkpoint, and not to the end of the run."""
+        return self.run.config.run.on_nonfinite == "skip"
+
+    def load_initial_weights(self) -> None:
+        """Load the weights of `--init-from`, if it is given and there is no checkpoint to resume from.
+
+        Raises:
+            InputError: they are not there, or do not fit.
+        """
+        run, init_from = self.run, self.run.config.model.init_from
+        if init_from is not None and (run.starts_anew or not has_checkpoint(run.output_dir)):
+            num_ids = vocabulary_size(run.inputs.tokenizer)
+            load_initial_weights(self.model.network, init_from, num_ids, run.task.model_class)
+
+    def restore(self) -> None:
+        """Restore the newest checkpoint, if there is one.
+
+        Raises:
+            InputError: the run cannot resume from there with this plan, no checkpoint is whole, or the workers of a run
+                found different ones.
+        """
+        run = self.run
+
+        def use(record: CheckpointRecord, arrays: Arrays) -> None:
+            check_checkpoint(record, run.plans(self.plan.num_replicas)[phase_index(record.plan)])
+            self.state.write(arrays)
+
+        self.start = resume_point(self.checkpoints.restore_newest(run.is_of_run, use), self.plan)
+        rule = (
+            f"--output-dir must be one folder that all workers see; they found other checkpoints in {run.output_dir}."
+        )
+        check_agreement(self.model.distribute_strategy, run.cluster, {"newest step": self.start.step}, rule=rule)
+        saved = self.start.checkpoint
+        self.log.restore(
+            self.start.step,
+            len(self.start.skipped),
+            num_written=saved.num_written_log_lines if saved else 0,
+            unwritten=saved.unwritten_log_lines if saved else (),
+        )
+
+    @property
+    def phase_to_resume(self) -> int:
+        """The phase that the restored checkpoint leads to, counted from 0."""
+        saved = self.start.checkpoint
+        if saved is None:
+            return 0
+        is_end_of_last = self.start.step == self.plan.first_step and phase_index(saved.plan) == self.run.index - 1
+        return self.run.index if is_end_of_last else phase_index(saved.plan)
+
+    def release(self) -> None:
+        """Let go of the model, so that the next phase's finds its memory free."""
+        del self.model, self.state, self.evaluate
+        gc.collect()
+
+    def prove_layers(self) -> None:
+        """Let the first rows decide between the layers for TPUs and the stock ones, where that is open."""
+        if self.computation.tpu_layers is None:
+            heartbeat.report("prove")
+            strategy = self.model.distribute_strategy
+            batch = next(iter(distribute_batches(strategy, self.batches_from(self.start))))
+            self.computation = replace(self.computation, tpu_layers=prove_tpu_layers(self.model, batch, strategy))
+
+    def print_start(self) -> None:
+        """Print the plan, how it is computed, where it begins or resumes, and a first row as the model sees it."""
+        path = self.checkpoints.path(self.start.step)
+        computation = asdict(self.computation)
+        start = describe_resume_point(
+            self.start, self.plan, self.run.config, self.versions, computation, self.made_by, path
+        )
+        computed = describe_computation(computation, on_tpu=self.run.config.hardware.wants_tpu)
+        rows = {
+            **self.run.describe(self.plan, self.model.network.count_params()),
+            "computation": computed,
+            "start": "\n".join(start),
+        }
+        print_table(rows)
+        for title, text in self.run.task.describe_row(self.first_rows(), self.run.inputs.tokenizer).items():
+            logger.info("%s: %s", title, text)
+
+    def publish(self, publisher: Publisher, figures: dict[str, float] | None) -> None:
+        """Export the model, push it if asked to, and print where all is, with the figures of the last evaluation.
+
+        Raises:
+            HubPushError: the push did not succeed; the export is complete.
+        """
+        heartbeat.report("export", self.plan.num_steps)
+        last = publisher.take(self.model.network, self.plan.num_steps, self.log.lines)
+        where = {"checkpoints": self.checkpoints.describe(), "model": publisher.export_folder}
+        try:
+            with heartbeat.kept_up("publish", last.step):
+                publisher.publish(last, f"Pretrained for {last.step:,} steps")
+        except HubPushError:
+            print_result(self.run, figures, where)
+            raise
+        print_result(self.run, figures, where)
+
+    def batches_from(self, start: ResumePoint) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
+        """Prepare what makes the batches of one input pipeline, from a step on."""
+        return functools.partial(
+            training_batches,
+            self.order,
+            self.model.task.features(self.plan.max_length),
+            global_batch_rows=self.plan.global_batch_rows,
+            start_step=start.step - self.plan.first_step,
+            num_steps=max(1, self.plan.num_steps - start.step),
+            num_left_out_rows=self.plan.first_row + start.num_skipped_rows,
+        )
+
+    def first_rows(self) -> Any:
+        """Read the first batch, and prepare it as the first step does."""
+        batch = next(iter(self.batches_from(self.start)(ONE_PIPELINE).take(1)))
+        return self.model.prepare_batch(batch, self.start.step)
+
+
+def restored_trainers(run: Run, strategy: tf.distribute.Strategy) -> Iterator[Trainer]:
+    """Yield a trainer for each phase that is not over, built and restored when the one before it has been fitted.
+
+    Raises:
+        InputError: the initial weights are not there or do not fit, or the run cannot resume from its checkpoints.
+    """
+    index = newest_phase(run)
+    while True:
+        phase = run.phases[index]
+        heartbeat.report("build")
+        trainer = build_trainer(phase, phase.plan(strategy.num_replicas_in_sync), strategy)
+        trainer.load_initial_weights()
+        clear_folder_if_asked(phase, strategy)
+        trainer.restore()
+        index = trainer.phase_to_resume
+        if index == phase.index:  # else the newest checkpoint of this phase is damaged, and one before it is whole
+            trainer.prove_layers()
+            yield trainer
+            index += 1
+            if index == len(run.phases):
+                return
+            wait_for_workers(run, strategy)  # the others read what the chief has written
+        trainer.release()
+
+
+def build_trainer(run: Run, plan: Plan, strategy: tf.distribute.Strategy) -> Trainer:
+    """Build the trainer of a run, with fresh weights."""
+    config, inputs = run.config, run.inputs
+    num_predictions = run.task.num_predictions(config.optimization.per_replica_batch_size * plan.max_length)
+    recorded = computation_so_far(run, strategy)
+    computation = choose_computation(config, run.model_config, plan, num_predictions, recorded)
+    model = build_model(config, inputs, run.task, run.model_config, plan, strategy, computation)
+    is_chief = strategy.extended.should_checkpoint
+    manifest = inputs.eval_shards.manifest if inputs.eval_shards else None
+    return Trainer(
+        run=run,
+        model=model,
+        plan=plan,
+        order=SampleOrder(
+            inputs.train_shards.paths,
+            inputs.train_shards.num_rows_per_shard,
+            config.run.seed,
+            config.data.shuffle_buffer_size,
+        ),
+        evaluate=_evaluator(inputs, model, plan, strategy, computation.jit_compile),
+        log=MetricsLog(
+            run.output_dir,
+            manifest.unigram_entropy_nats if manifest and run.task.card.predicts_tokens else None,
+            title=run.task.card.model_kind.capitalize(),
+            loss_unit=run.task.card.loss_unit,
+            is_chief=is_chief,
+        ),
+        state=TrainingState(model),
+        checkpoints=Checkpoints(
+            run.output_dir,
+            num_kept=config.run.keep_checkpoints,
+            kept_interval_steps=plan.save_steps if config.run.on_nonfinite == "skip" else 0,
+            first_step=plan.first_step,
+            is_chief=is_chief,
+        ),
+        made_by={"device": device_kind(config.hardware), "commit": commit()},
+        full_speed_step_seconds=full_speed_step_seconds(config, run.model_config, plan, num_predictions),
+        computation=computation,
+    )
+
+
+def _evaluator(
+    inputs: TrainingInputs, model: PretrainingModel, plan: Plan, strategy: tf.distribute.Strategy, jit_compile: bool
+) -> Evaluator | None:
+    if inputs.eval_shards is None:
+        return None
+    global_batch_rows = plan.global_batch_rows // model.num_micro_batches
+    batches_of = functools.partial(
+        evaluation_batches,
+        inputs.eval_shards,
+        model.task.features(plan.max_length),
+        model.task.prepare_row,
+        global_batch_rows=global_batch_rows,
+    )
+    return build_evaluator(
+        model,
+        distribute_batches(strategy, batches_of),
+        num_evaluation_batches(inputs.eval_shards, global_batch_rows),
+        strategy,
+        jit_compile=jit_compile,
+    )
