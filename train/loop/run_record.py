@@ -138,11 +138,17 @@ def print_result(run: Run, figures: dict[str, float] | None, where: dict[str, st
     """Print the figures of the last evaluation beside what frequencies alone would give, and where everything is."""
     rows = {**(run.task.describe(figures) if figures else {}), **where}
     manifest = run.inputs.eval_shards.manifest if run.inputs.eval_shards else None
-    if manifest is not None and run.task.card.predicts_tokens:
-        entropy = f"{manifest.unigram_entropy_nats:.4f} nats: the best loss of a guess from frequencies alone"
-        rows = {"unigram entropy": entropy, **rows}
+    if figures is not None and manifest is not None and run.task.card.predicts_tokens:
+        rows = {"unigram entropy": describe_entropy(manifest.unigram_entropy_nats, figures["loss"]), **rows}
     print()
     print_table(rows)
+
+
+def describe_entropy(entropy_nats: float, loss: float) -> str:
+    """Describe what a model has learned beyond the frequencies of tokens, whose entropy is the best loss by them."""
+    gain = entropy_nats - loss
+    learned = f"the model's is {gain:.4f} lower, by context" if gain > 0 else "the model's is no lower"
+    return f"{entropy_nats:.4f} nats: the best loss of a guess from frequencies alone; {learned}"
 
 
 def print_table(rows: dict[str, str]) -> None:
