@@ -43,6 +43,7 @@ class Architecture:
     renamed: {part of a name by those rules: in PyTorch}.
     depthwise: how the names end of what the PyTorch class has as (channels, 1, …): its convolution is a separable one.
     head_bias: the two names of the head's bias: the one that PyTorch adds to the logits, and another.
+    same_where_none: {setting: another}: where the one is None it is as the other, which transformers 5 does not know.
     """
 
     counts_positions: bool = False
@@ -63,6 +64,7 @@ class Architecture:
     renamed: Mapping[str, str] = field(default_factory=dict)
     depthwise: tuple[str, ...] = ()
     head_bias: tuple[str, str] | None = None
+    same_where_none: Mapping[str, str] = field(default_factory=dict)
 
     def pytorch_name(self, name: str) -> str:
         """Correct the name of a weight that transformers' rules make of its TF name."""
@@ -121,6 +123,7 @@ ARCHITECTURES = {
         has_tpu_layers=True,
         block_attention="by_itself",
         flops="modernbert",
+        same_where_none={"local_rope_theta": "global_rope_theta"},
     ),
     # Both its TF and its PyTorch class count from 1, whatever the padding id.
     "mpnet": Architecture(

@@ -143,6 +143,9 @@ def exported_config(snapshot: ModelSnapshot, vocabulary_size: int | None = None)
     config.architectures = [snapshot.class_name.removeprefix("TF")]
     config.tie_word_embeddings = architecture_of(config).tied
     config.dtype = "float32"
+    for name, other in architecture_of(config).same_where_none.items():
+        if getattr(config, name) is None:
+            setattr(config, name, getattr(config, other))
     return config
 
 

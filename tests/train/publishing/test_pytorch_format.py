@@ -247,3 +247,11 @@ def test_a_vocabulary_of_another_size_is_refused(bert_export: Path, tmp_path: Pa
     tiny_config("bert", vocab_size=BERT["vocab_size"] + 1).save_pretrained(folder)
     with pytest.raises(InputError, match=r"word_embeddings.weight \(200, 32\), not \(201, 32\)"):
         load_model(folder)
+
+
+def test_a_setting_that_another_one_stands_for_is_written_out(tmp_path: Path) -> None:
+    model = tiny_model("modernbert without biases", global_rope_theta=5000.0)
+    assert model.config.local_rope_theta is None
+    export_model(model, tiny_tokenizer(), str(tmp_path), model_max_length=16)
+    assert json.loads((tmp_path / "config.json").read_text())["local_rope_theta"] == 5000.0
+    assert model.config.local_rope_theta is None
