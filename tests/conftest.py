@@ -25,7 +25,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--num-kills", type=int, default=10, help="kills of each stage in the campaign of faults")
+    parser.addoption("--num-kills", type=int, default=10, help="kills of each stage, a third of a run of phases")
     parser.addoption("--campaign-report", help="file that gets what the campaign has seen, as lines of JSON")
 
 

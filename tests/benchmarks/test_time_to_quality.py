@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.time_to_quality import draw, seconds_to
-from benchmarks.torch_environment import REQUIREMENTS
-from tests.fixtures.other_environments import made_environment, output_of
+from tests.fixtures.other_environments import TORCH_ENVIRONMENTS, made_environment, output_of
 from train.metrics.log import read_metrics
 
 PROJECT = Path(__file__).parents[2]
@@ -40,7 +39,7 @@ def test_the_picture_names_each_recipe_and_the_entropy(tmp_path):
 
 @pytest.fixture(scope="session")
 def torch_python(tmp_path_factory):
-    return made_environment(tmp_path_factory, "trainer", *REQUIREMENTS)
+    return made_environment(tmp_path_factory, "transformers-4", *TORCH_ENVIRONMENTS["transformers-4"])
 
 
 @pytest.mark.slow

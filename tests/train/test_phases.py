@@ -17,8 +17,6 @@ from train.loop.trainer import Trainer
 from train.metrics.log import read_metrics
 from train.run_mlm import main
 
-NUM_KILLS = 10
-
 pytestmark = pytest.mark.slow
 
 
@@ -53,10 +51,10 @@ def test_each_phase_has_its_rows_batch_masks_and_rate(whole_run):
     assert "in texts of at most 32 tokens" in card
 
 
-def test_killed_at_random_moments(runs, whole_run, phase_shards, tmp_path):
+def test_killed_at_random_moments(runs, whole_run, phase_shards, tmp_path, pytestconfig):
     """After one to five steps; a run that comes to its end is compared, and another one begun."""
     draw, num_killed, num_ended = random.Random(0), 0, 0
-    while num_killed < NUM_KILLS:
+    while num_killed < pytestconfig.getoption("--num-kills") // 3:
         folder = tmp_path / f"run{num_ended}"
         flags, delay_seconds = phases_flags(phase_shards, folder), draw.uniform(0, 0.1)
         if runs.run_and_signal(flags, "train", draw.randint(1, 5), signal.SIGKILL, delay_seconds):
@@ -99,7 +97,7 @@ def test_a_phase_that_lies_behind_may_not(whole_run, phase_shards, tmp_path, cap
 
 
 def test_a_damaged_checkpoint_leads_back_to_the_phase_before(runs, whole_run, phase_shards, tmp_path):
-    flags = phases_flags(phase_shards, tmp_path / "run", phases_with(), "--keep-checkpoints", "9")
+    flags = phases_flags(phase_shards, tmp_path / "run")
     assert runs.run_and_signal(flags, "train", 11, signal.SIGKILL, 0.0) == -signal.SIGKILL
     for path in (tmp_path / "run" / "checkpoints").glob("*.safetensors"):
         if int(path.stem.removeprefix("step-")) >= 9:
@@ -113,7 +111,7 @@ def test_a_blow_up_leads_back_no_further_than_to_the_beginning_of_its_phase(phas
     """Though no multiple of the second phase's interval lies between, and one of the first phase's before it."""
     diverging = {"learning_rate": 1e38, "max_grad_norm": 0, "save_steps": 4, "eval_steps": 100}
     phases = phases_with(1, **diverging)[:2]
-    more = ("--on-nonfinite", "skip", "--max-rollbacks", "2", "--log-steps", "1", "--keep-checkpoints", "9")
+    more = ("--on-nonfinite", "skip", "--max-rollbacks", "2", "--log-steps", "1")
     assert main(phases_flags(phase_shards, tmp_path / "run", phases, *more)) == EXIT_PERMANENT
     rollbacks = [line for line in read_metrics(str(tmp_path / "run")) if line["split"] == "rollback"]
     assert [(line["step"], line["to_step"], line["num_skipped_rows"]) for line in rollbacks] == [(7, 5, 32)] * 2
@@ -138,10 +136,8 @@ def test_the_model_of_a_phase_is_gone_when_the_next_is_built(phase_shards, tmp_p
     assert [all(each) for each in gone] == [True]
 
 
-def test_a_checkpoint_of_an_earlier_phase_is_exported_as_it_was(runs, phase_shards, tmp_path):
-    flags = phases_flags(phase_shards, tmp_path / "run", phases_with(), "--keep-checkpoints", "9")
-    assert runs.run(flags) == 0
-    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000004"
+def test_a_checkpoint_of_an_earlier_phase_is_exported_as_it_was(whole_run, tmp_path):
+    checkpoint = whole_run / "checkpoints" / "step-00000004"
     assert export([str(checkpoint), str(tmp_path / "export")]) == 0
     card = (tmp_path / "export" / "README.md").read_text()
     assert f"| tokens seen | {4 * 8 * 16:,}, padding included |" in card
