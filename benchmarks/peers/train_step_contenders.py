@@ -88,10 +88,10 @@ def our_trainer(run: Run) -> Trainer:
 
 def fit_in_rounds(trainer: Trainer, rounds: Rounds) -> None:
     """Fit with a callback more, which counts the steps."""
-    fit = trainer.model.fit
+    model_fit = trainer.model.fit
 
     def fit_with_callback(*args: Any, callbacks: list[Any], **options: Any) -> Any:
-        return fit(*args, callbacks=[*callbacks, RoundsCallback(rounds)], **options)
+        return model_fit(*args, callbacks=[*callbacks, RoundsCallback(rounds)], **options)
 
     trainer.model.fit = fit_with_callback
     fit(trainer)
