@@ -23,6 +23,7 @@ from benchmarks.peers.input_contenders import CLS_ID, MASK_ID, PAD_ID, SEP_ID, t
 from benchmarks.rounds import Rounds
 from tfrecord_prep.manifest import open_shards
 from train.config.sources import parse_training_config
+from train.loop.fitting import fit
 from train.loop.run import Run, prepare_run
 from train.runtime.strategy import connect
 from train.loop.trainer import Trainer, build_trainer
