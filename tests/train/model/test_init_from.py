@@ -39,7 +39,9 @@ def inputs() -> TrainingInputs:
     return TrainingInputs(shards, None, tiny_tokenizer(), "nowhere", 30)
 
 
-@pytest.mark.parametrize("name", ["roberta", "mobilebert", "albert", "rembert"])
+@pytest.mark.parametrize(
+    "name", ["roberta", "mobilebert", "albert", "rembert", "modernbert", "modernbert without biases"]
+)
 def test_a_model_starts_as_the_checkpoint_with_padding_of_its_own(name: str, tmp_path: Path) -> None:
     source = tiny_model(name)
     export_model(source, tiny_tokenizer(), str(tmp_path), model_max_length=30)
