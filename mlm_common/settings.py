@@ -18,11 +18,11 @@ def flag(default: Any, help_text: str, *marks: str, former_name: str | None = No
         default: of the field; `list` for an empty one.
         help_text: of the flag.
         marks: words that others read of the setting.
-        former_name: under which it is read, too.
+        former_name: under which it is read, too: its own of before, or another program's.
     """
     metadata: dict[str, Any] = {"help": help_text.replace("%", "%%"), "marks": marks}  # argparse formats its help
     if former_name is not None:
-        metadata["aliases"] = [f"--{former_name}"]
+        metadata["aliases"] = list(dict.fromkeys((f"--{former_name}", spelled(former_name))))
     if default is list:
         return field(default_factory=list, metadata=metadata)
     return field(default=default, metadata=metadata)

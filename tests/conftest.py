@@ -15,6 +15,7 @@ pytest_plugins = [
     "tests.fixtures.other_environments",
     "tests.fixtures.tiny_run",
     "tests.fixtures.tiny_phases",
+    "tests.fixtures.tiny_classification",
 ]
 
 # Files that take longest, of which a process that begins one at the end keeps all others waiting.

@@ -28,6 +28,7 @@ from benchmarks.rounds import Rounds
 from benchmarks.peers.train_step_contenders import RoundsCallback, fit_in_rounds, our_trainer
 from train.config.settings import TrainingConfig
 from train.config.sources import parse_training_config
+from train.data.shards import TrainingInputs
 from train.layers.gathered_head import gather_before_head
 from train.loop.run import Run, prepare_run
 from train.runtime.preemption import StopRequest
@@ -77,6 +78,7 @@ def tutorial(run: Run, settings: dict[str, Any], *, is_tuned: bool = False) -> N
     )
     model.compile(optimizer=optimizer, metrics=["accuracy"])
     batch_rows = optimization.per_replica_batch_size if is_tuned else TUTORIAL_BATCH_ROWS
+    assert isinstance(run.inputs, TrainingInputs)
     batches = tutorial_batches(run.inputs.train_shards, run.inputs.max_length, batch_rows, model.config.vocab_size)
     # Our evaluation, of the tutorial's model.
     trainer = our_trainer(run)

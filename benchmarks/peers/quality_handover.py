@@ -43,7 +43,7 @@ def recipe(run: Run) -> dict[str, object]:
         # What fills the vocabulary up for a TPU is not in it.
         "model": run.model_config.to_dict() | {"vocab_size": vocabulary_size(run.inputs.tokenizer)},
         "optimization": asdict(run.config.optimization),
-        "mlm_probability": run.config.masking.mlm_probability,
+        "mlm_probability": run.config.as_dict()["masking"]["mlm_probability"],
     }
 
 
@@ -57,7 +57,7 @@ def main() -> None:
     folder = arguments.folder
     with tempfile.TemporaryDirectory(prefix="benchmark-") as output_dir:
         run = prepare_run(our_config(arguments.shards, arguments.preset, 100, output_dir))
-    np.save(folder / "train.npy", masked_rows(run, run.inputs.train_shards).original_ids)
+    np.save(folder / "train.npy", masked_rows(run, open_shards(f"{arguments.shards}/train")).original_ids)
     validation = masked_rows(run, open_shards(f"{arguments.shards}/validation"))
     np.savez(folder / "validation.npz", **validation._asdict())
     run.inputs.tokenizer.save_pretrained(folder / "tokenizer")

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from train.checkpoints.store import CheckpointRecord
-from train.config.settings import ADDED, MAY_CHANGE, TrainingConfig, settings_marked
-from train.data.shards import TrainingInputs, shard_identities
+from train.config.settings import ADDED, MAY_CHANGE, RunSettings, settings_marked
+from train.data.inputs import Inputs
 from train.runtime.run_folder import FORMER_FINGERPRINT_KEY, phase_prefix
 
 
-def fingerprint(config: TrainingConfig, inputs: TrainingInputs, model_config: dict[str, Any]) -> dict[str, Any]:
-    """Collect what makes a run this run: {name: value}, from settings, shards and architecture.
+def fingerprint(config: RunSettings, inputs: Inputs, model_config: dict[str, Any]) -> dict[str, Any]:
+    """Collect what makes a run this run: {name: value}, from settings, rows and architecture.
 
     Settings that may change are left out, since something else stands for them: the shards for their folders, the
     resolved configuration for the model's name, the global batch of a checkpoint's plan for its factors. So is the
@@ -20,13 +20,11 @@ def fingerprint(config: TrainingConfig, inputs: TrainingInputs, model_config: di
     before it was there has the fingerprint that it had.
     """
     settings = config.without(MAY_CHANGE)
-    added = {name for name in settings_marked(ADDED) if not settings[name]}
-    shards: dict[str, Any] = {"max_length": inputs.max_length}
-    for name, shard_set in (("train", inputs.train_shards), ("eval", inputs.eval_shards)):
-        shards[f"{name}_shards"] = shard_identities(shard_set) if shard_set else None
+    added = {name for name in settings_marked(ADDED, type(config)) if not settings[name]}
     model = {f"model.{key}": value for key, value in model_config.items()}
     model.pop(FORMER_FINGERPRINT_KEY, None)
-    return {**{name: value for name, value in settings.items() if name not in added}, **shards, **model}
+    content = {name: value for name, value in settings.items() if name not in added} | inputs.identities() | model
+    return json.loads(json.dumps(content))  # as it is read again
 
 
 def fingerprint_of_phases(fingerprints: Sequence[dict[str, Any]]) -> dict[str, Any]:

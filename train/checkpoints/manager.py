@@ -31,7 +31,7 @@ RETRY_SECONDS = (0.5, 2.0)
 
 
 class Checkpoints:
-    """The checkpoints in `OUTPUT_DIR/checkpoints`: the newest `num_kept`, and the one of the lowest validation loss.
+    """The checkpoints in `OUTPUT_DIR/checkpoints`: the newest `num_kept`, and the one of the best validation score.
 
     Every worker restores them; one writes them, which it can alone, since each worker has all weights and moments. Old
     ones are deleted by a thread that nothing waits for; what cannot be deleted is tried again after the next save. To
@@ -122,6 +122,10 @@ class Checkpoints:
                 "there, or start anew with --overwrite-output-dir."
             )
         return None
+
+    def steps(self) -> list[int]:
+        """List the steps of the checkpoints that are there, in ascending order."""
+        return self._store.steps()
 
     def path(self, step: int) -> str:
         """Name the file with the variables of a checkpoint."""
@@ -229,9 +233,9 @@ class Checkpoints:
     def _kept_steps(self) -> list[int]:
         steps = sorted(self._records)
         kept = set(steps[-self._num_kept :])
-        # Losses of other phases are of other rows.
-        losses = {step: record.validation_loss for step, record in self._records.items() if step > self._first_step}
-        evaluated = [(loss, step) for step, loss in losses.items() if loss is not None]
+        # Scores of other phases are of other rows.
+        scores = {step: record.score for step, record in self._records.items() if step > self._first_step}
+        evaluated = [(-score, step) for step, score in scores.items() if score is not None]
         if evaluated:
             kept.add(min(evaluated)[1])
         if self._kept_interval_steps:

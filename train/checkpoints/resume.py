@@ -10,7 +10,7 @@ from mlm_common.errors import InputError
 from mlm_common.hub.disclosure import WITHHELD
 from mlm_common.settings import spelled
 from train.checkpoints.store import GENERATOR, CheckpointRecord, SkippedRows
-from train.config.settings import ROUNDING, SUBJECTS, TrainingConfig, settings_marked
+from train.config.settings import ROUNDING, RunSettings, settings_marked
 from train.config.sources import current_settings
 from train.runtime.plan import Plan, phase_index, schedule_steps
 
@@ -91,7 +91,7 @@ def _of_phase(plan: Plan) -> str:
 def describe_resume_point(
     point: ResumePoint,
     plan: Plan,
-    config: TrainingConfig,
+    config: RunSettings,
     versions: dict[str, str],
     computation: dict[str, Any],
     made_by: dict[str, str],
@@ -117,14 +117,14 @@ def describe_resume_point(
     yield f"after step {point.step:,} of {plan.num_steps:,}, from {checkpoint_path}, at {place}"
     if phase_index(checkpoint.plan) < len(plan.before):
         return  # what differs from the phase before is meant to
-    changes = dict(_changes(current_settings(checkpoint.settings), config.as_dict()))
+    changes = dict(_changes(current_settings(checkpoint.settings, type(config)), config))
     if changes:
         yield f"changed since then: {', '.join(changes.values())}"
     yield from _changed_length(point.step, checkpoint.plan, plan, config)
     before = checkpoint.computation
     # What was decided stands for the settings that leave it open.
     decided = {f"hardware.{name}" for name in before}
-    inexact = [text for name, text in changes.items() if name in settings_marked(ROUNDING) - decided]
+    inexact = [text for name, text in changes.items() if name in settings_marked(ROUNDING, type(config)) - decided]
     inexact += [
         f"{spelled(name)} {old} -> {computation[name]}" for name, old in before.items() if old != computation[name]
     ]
@@ -152,7 +152,7 @@ def describe_resume_point(
         )
 
 
-def _changed_length(step: int, before: dict[str, Any], plan: Plan, config: TrainingConfig) -> Iterator[str]:
+def _changed_length(step: int, before: dict[str, Any], plan: Plan, config: RunSettings) -> Iterator[str]:
     from train.step.optimizer import build_schedule
 
     old, new = schedule_steps(before), plan.schedule_steps
@@ -166,11 +166,11 @@ def _changed_length(step: int, before: dict[str, Any], plan: Plan, config: Train
     )
 
 
-def _changes(before: dict[str, dict[str, Any]], settings: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str]]:
+def _changes(before: dict[str, dict[str, Any]], config: RunSettings) -> Iterator[tuple[str, str]]:
     """Yield (subject.name, text) of the settings that differ; one that did not exist before had its default."""
-    now = json.loads(json.dumps(settings))
-    for (subject, values), config in zip(now.items(), SUBJECTS, strict=True):
-        defaults = asdict(config())
+    now = json.loads(json.dumps(config.as_dict()))
+    for subject, values in now.items():
+        defaults = asdict(config.subjects()[subject]())
         for name, value in values.items():
             there = before.get(subject, {}).get(name, defaults[name])
             if there not in (value, WITHHELD):

@@ -60,6 +60,8 @@ class CheckpointRecord:
         versions: {library: version}.
         logged_step: the last step with a line of training in the log; the means since then are in the data.
         validation_loss: nats, of these weights; None where they were not evaluated.
+        validation_score: by which these weights are compared with others, the higher the better; None where they were
+            not evaluated, or by the loss alone.
         skipped: rows that were left out, in the order in which that was decided.
         num_bytes: size of the data file.
         crc32c: checksum of the data file, eight hexadecimal digits.
@@ -87,6 +89,14 @@ class CheckpointRecord:
     made_by: dict[str, str] = field(default_factory=dict)
     num_written_log_lines: int | None = None
     unwritten_log_lines: tuple[dict[str, Any], ...] = ()
+    validation_score: float | None = None
+
+    @property
+    def score(self) -> float | None:
+        """By what it is compared with others, the higher the better; None where it was not evaluated."""
+        if self.validation_score is None and self.validation_loss is not None:
+            return -self.validation_loss
+        return self.validation_score
 
     def to_json(self) -> str:
         """Write the record as text, with a checksum of its own."""

@@ -1,8 +1,7 @@
 """Settings of stage 3, one frozen dataclass per subject; every field is a flag of `run_mlm.py`."""
 
-import functools
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_type_hints
 
 from mlm_common.hub.own_files import FormerPush
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
@@ -372,9 +371,41 @@ class HubConfig:
         return HubRepository(self.hub_model_id, private=private, branch=branch, tag=self.hub_tag, former=FORMER_PUSH)
 
 
+class RunSettings:
+    """All settings of one run, a dataclass for each subject; those that every kind of run has are named here."""
+
+    model: ModelConfig
+    optimization: OptimizationConfig
+    hardware: HardwareConfig
+    run: RunConfig
+    hub: HubConfig
+
+    def folders(self) -> dict[str, str | None]:
+        """Map flags to the folders that the hosts of a TPU read and write."""
+        return {"--output-dir": self.run.output_dir}
+
+    @classmethod
+    def subjects(cls) -> dict[str, type]:
+        """Map each subject to the dataclass of its settings, in their order."""
+        types = get_type_hints(cls)
+        return {subject.name: types[subject.name] for subject in fields(cast(Any, cls))}
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """Copy the settings as plain values, subject by subject, in the order of the fields."""
+        return asdict(cast(Any, self))
+
+    def without(self, mark: str) -> dict[str, Any]:
+        """Copy the settings that do not bear a mark, as {subject.name: value}."""
+        named = {
+            f"{subject}.{name}": value for subject, values in self.as_dict().items() for name, value in values.items()
+        }
+        marked = settings_marked(mark, type(self))
+        return {name: value for name, value in named.items() if name not in marked}
+
+
 @dataclass(frozen=True)
-class TrainingConfig:
-    """All settings of one run."""
+class TrainingConfig(RunSettings):
+    """All settings of one run of pretraining."""
 
     data: DataConfig
     model: ModelConfig
@@ -384,29 +415,22 @@ class TrainingConfig:
     run: RunConfig
     hub: HubConfig = field(default_factory=HubConfig)
 
-    def as_dict(self) -> dict[str, dict[str, Any]]:
-        """Copy the settings as plain values, subject by subject, in the order of the fields."""
-        return asdict(self)
-
-    def without(self, mark: str) -> dict[str, Any]:
-        """Copy the settings that do not bear a mark, as {subject.name: value}."""
-        named = {
-            f"{subject}.{name}": value for subject, values in self.as_dict().items() for name, value in values.items()
-        }
-        return {name: value for name, value in named.items() if name not in settings_marked(mark)}
+    def folders(self) -> dict[str, str | None]:
+        """Map flags to the folders that the hosts of a TPU read and write."""
+        shards = {"--train-dataset": self.data.train_dataset, "--eval-dataset": self.data.eval_dataset}
+        return shards | super().folders()
 
 
-SUBJECTS = (DataConfig, ModelConfig, MaskingConfig, OptimizationConfig, HardwareConfig, RunConfig, HubConfig)
+SUBJECTS = tuple(TrainingConfig.subjects().values())
 
 
-@functools.cache
-def settings_marked(mark: str) -> frozenset[str]:
+def settings_marked(mark: str, config_class: type[RunSettings] = TrainingConfig) -> frozenset[str]:
     """List the settings that bear a mark, as `subject.name`."""
-    subjects = zip(fields(TrainingConfig), SUBJECTS, strict=True)
-    settings = {f"{subject.name}.{one.name}": one for subject, config in subjects for one in fields(config)}
+    subjects = config_class.subjects().items()
+    settings = {f"{subject}.{one.name}": one for subject, config in subjects for one in fields(config)}
     return frozenset(name for name, one in settings.items() if mark in one.metadata["marks"])
 
 
-def flags_marked(mark: str) -> list[str]:
+def flags_marked(mark: str, config_class: type[RunSettings] = TrainingConfig) -> list[str]:
     """List the settings that bear a mark, as they are spelled on the command line, sorted."""
-    return sorted(spelled(name.partition(".")[2]) for name in settings_marked(mark))
+    return sorted(spelled(name.partition(".")[2]) for name in settings_marked(mark, config_class))

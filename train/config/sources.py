@@ -10,7 +10,7 @@ import yaml
 from mlm_common.command_line import as_settings, parse_arguments, read_yaml_file, under_current_names
 from mlm_common.errors import InputError
 from mlm_common.settings import require
-from train.config.settings import SUBJECTS, TrainingConfig
+from train.config.settings import SUBJECTS, RunConfig, RunSettings, TrainingConfig
 
 # A TPU may be lost without a notice, and a day of it costs more than a checkpoint each quarter of an hour.
 TPU_SAVE_MINUTES = 15.0
@@ -87,14 +87,22 @@ def parse_training_config(argv: Sequence[str] | None, description: str) -> Train
     if config.run.phases is None:
         require(bool(config.data.train_dataset), "is required: a folder of shards", "--train-dataset", "nothing")
     require(bool(config.run.output_dir), "is required: the folder of the run", "--output-dir", "nothing")
+    return replace(config, run=saved_on_tpus(config))
+
+
+def saved_on_tpus(config: RunSettings) -> RunConfig:
+    """Fill in how often a run on a TPU saves, where that was left open."""
     if config.run.save_minutes is None and config.hardware.wants_tpu:
-        return replace(config, run=replace(config.run, save_minutes=TPU_SAVE_MINUTES))
-    return config
+        return replace(config.run, save_minutes=TPU_SAVE_MINUTES)
+    return config.run
 
 
-def current_settings(recorded: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def current_settings(
+    recorded: dict[str, dict[str, Any]], config_class: type[RunSettings] = TrainingConfig
+) -> dict[str, dict[str, Any]]:
     """Give settings that a run recorded, by subject, the names and values that their flags have now."""
-    settings = {subject: under_current_names(values, SUBJECTS) for subject, values in recorded.items()}
+    classes = tuple(config_class.subjects().values())
+    settings = {subject: under_current_names(values, classes) for subject, values in recorded.items()}
     hardware = settings.get("hardware", {})
     former = {None: "auto", True: "on", False: "off"}
     if "tpu_layers" in hardware:

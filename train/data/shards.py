@@ -1,8 +1,9 @@
 """What a run trains on, opened and held against each other before TensorFlow starts: shards, tokenizer, row length."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerFast
 
@@ -12,23 +13,85 @@ from tfrecord_prep.records import first_row_ids
 from tokenizer_training.corpus.record import describe_shared_text, describe_unknown, identity, record_of_split
 from tokenizer_training.tokenizer import load_tokenizer, tokenizer_sha256
 from train.config.settings import DataConfig
+from train.data.features import Feature
+from train.data.inputs import Inputs
+from train.data.shuffle import SampleOrder
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class TrainingInputs:
-    """Shards, tokenizer and length that agree with each other."""
+class TrainingInputs(Inputs):
+    """Shards, tokenizer and length that agree with each other.
+
+    window_rows: rows that are held in memory and permuted together.
+    """
 
     train_shards: ShardSet
     eval_shards: ShardSet | None
     tokenizer: PreTrainedTokenizerFast
-    tokenizer_source: str  # the folder or Hub id that it was loaded from
+    tokenizer_source: str
     max_length: int
+    window_rows: int = DataConfig.shuffle_buffer_size
 
-    def has_rows_of(self, other: "TrainingInputs") -> bool:
+    @property
+    def num_rows(self) -> int:
+        """Rows to train on."""
+        return self.train_shards.num_rows
+
+    @property
+    def unigram_entropy_nats(self) -> float | None:
+        """Entropy of the token frequencies of the rows to evaluate on; None without their manifest."""
+        manifest = self.eval_shards.manifest if self.eval_shards else None
+        return manifest.unigram_entropy_nats if manifest else None
+
+    def has_rows_of(self, other: Inputs) -> bool:
         """Tell whether the rows to train on are those of others."""
+        assert isinstance(other, TrainingInputs)
         return shard_identities(self.train_shards) == shard_identities(other.train_shards)
+
+    def identities(self) -> dict[str, Any]:
+        """Collect length, and names and checksums of the shards."""
+        shards = {"train_shards": self.train_shards, "eval_shards": self.eval_shards}
+        named = {name: shard_identities(shard_set) if shard_set else None for name, shard_set in shards.items()}
+        return {"max_length": self.max_length, **named}
+
+    def describe(self) -> dict[str, Any]:
+        """Collect what the manifests say."""
+        return {"train_data": _describe_shards(self.train_shards), "eval_data": _describe_shards(self.eval_shards)}
+
+    def training_batches(
+        self, features: Mapping[str, Feature], context: "tf.distribute.InputContext", *, seed: int, **steps: int
+    ) -> "tf.data.Dataset":
+        """Read the batches of some steps; see `train.data.pipeline.training_batches`."""
+        from train.data.pipeline import training_batches
+
+        shards = self.train_shards
+        order = SampleOrder(shards.paths, shards.num_rows_per_shard, seed, self.window_rows)
+        return training_batches(order, features, context, **steps)
+
+    def evaluation_batches(
+        self,
+        features: Mapping[str, Feature],
+        prepare_row: Callable[[dict[str, "tf.Tensor"]], Any],
+        context: "tf.distribute.InputContext",
+        *,
+        global_batch_rows: int,
+    ) -> "tf.data.Dataset":
+        """Read every row to evaluate on once; see `train.data.pipeline.evaluation_batches`."""
+        from train.data.pipeline import evaluation_batches
+
+        assert self.eval_shards is not None
+        return evaluation_batches(self.eval_shards, features, prepare_row, context, global_batch_rows=global_batch_rows)
+
+    def num_evaluation_batches(self, global_batch_rows: int) -> int:
+        """Count the global batches of an evaluation, the last one filled up."""
+        from train.data.pipeline import num_evaluation_batches
+
+        return num_evaluation_batches(self.eval_shards, global_batch_rows) if self.eval_shards else 0
 
 
 def open_inputs(config: DataConfig) -> TrainingInputs:
@@ -48,7 +111,9 @@ def open_inputs(config: DataConfig) -> TrainingInputs:
             _check_agreement(shards, tokenizer, max_length)
     if eval_shards is not None:
         _check_corpora(train_shards, eval_shards)
-    return TrainingInputs(train_shards, eval_shards, tokenizer, tokenizer_source, max_length)
+    return TrainingInputs(
+        train_shards, eval_shards, tokenizer, tokenizer_source, max_length, config.shuffle_buffer_size
+    )
 
 
 def check_phases(phases: Sequence[TrainingInputs]) -> None:
@@ -76,6 +141,15 @@ def shard_identities(shards: ShardSet) -> list[str]:
     if shards.manifest is not None:
         return [f"{shard.name} {shard.crc32c}" for shard in shards.manifest.shards]
     return [path.rsplit("/", 1)[-1] for path in shards.paths]
+
+
+def _describe_shards(shards: ShardSet | None) -> dict[str, Any] | None:
+    """Collect what a manifest says about its rows, but for the list of shards; only their number without a manifest."""
+    if shards is None:
+        return None
+    if shards.manifest is None:
+        return {"totals": {"num_rows": shards.num_rows}}
+    return {name: value for name, value in asdict(shards.manifest).items() if name != "shards"}
 
 
 def _tokenizer_source(config: DataConfig, shards: ShardSet) -> str:

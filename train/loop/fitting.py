@@ -163,7 +163,7 @@ class TrainingHooks:
         )
 
     def _record(self, step: int) -> CheckpointRecord:
-        is_evaluated = self.figures is not None and self._evaluated_step == step
+        figures = self.figures if self._evaluated_step == step else None
         log = self._trainer.log
         return CheckpointRecord(
             step=step,
@@ -175,7 +175,8 @@ class TrainingHooks:
             computation=asdict(self._trainer.computation),
             made_by=self._trainer.made_by,
             logged_step=self._log.logged_step,
-            validation_loss=self.figures["loss"] if self.figures and is_evaluated else None,
+            validation_loss=figures["loss"] if figures else None,
+            validation_score=self._trainer.run.task.score(figures) if figures else None,
             skipped=self._start.skipped,
             num_written_log_lines=(num_written := log.num_written),
             unwritten_log_lines=tuple(log.lines[num_written:]),

@@ -3,10 +3,10 @@
 import dataclasses
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from transformers import PretrainedConfig
 
@@ -22,8 +22,9 @@ from train.checkpoints.fingerprint import (
     is_checkpoint_of,
 )
 from train.checkpoints.store import CheckpointRecord, newest_record
-from train.config.settings import HubConfig, TrainingConfig
-from train.data.shards import TrainingInputs, check_phases, open_inputs
+from train.config.settings import MAY_CHANGE, HubConfig, RunSettings, TrainingConfig, flags_marked
+from train.data.inputs import Inputs
+from train.data.shards import check_phases, open_inputs
 from train.model.config import resolve_model_config
 from train.runtime import heartbeat
 from train.runtime.cluster import Cluster, read_cluster
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+Settings = TypeVar("Settings", bound=RunSettings)
+
 
 @dataclass(frozen=True)
 class Run:
@@ -59,8 +62,8 @@ class Run:
     With `--phases` it is the run as it is in one of them, number `index`; `all_phases` are all of them, in their order.
     """
 
-    config: TrainingConfig
-    inputs: TrainingInputs
+    config: RunSettings
+    inputs: Inputs
     task: Task
     model_config: PretrainedConfig
     cluster: Cluster = field(default_factory=Cluster)
@@ -86,7 +89,8 @@ class Run:
 
     def describe(self, plan: Plan, num_parameters: int) -> dict[str, str]:
         """Describe the plan as {title: text}, for people."""
-        return {**({"phase": self.title} if self.all_phases else {}), **plan.describe(num_parameters)}
+        phase = {"phase": self.title} if self.all_phases else {}
+        return phase | plan.describe(num_parameters) | self.inputs.describe_rows()
 
     @property
     def starts_anew(self) -> bool:
@@ -132,11 +136,13 @@ class Run:
                 PhaseToPlan(
                     phase.config.optimization,
                     phase.config.run,
-                    phase.inputs.train_shards.num_rows,
+                    phase.inputs.num_rows,
                     phase.inputs.max_length,
                     index > 0 and phase.inputs.has_rows_of(phases[index - 1].inputs),
                     phase.has_own_schedule,
                     phase.name,
+                    phase.inputs.mean_length,
+                    phase.inputs.fills_passes,
                 )
                 for index, phase in enumerate(phases)
             ),
@@ -145,7 +151,16 @@ class Run:
 
 
 def prepare_run(config: TrainingConfig) -> Run:
+    """Make all checks of a run of pretraining that need neither TensorFlow nor the device; see `checked`."""
+    return checked(config, open_run)
+
+
+def checked(config: Settings, open_run: Callable[[Settings, Cluster], Run]) -> Run:
     """Make all checks that need neither TensorFlow nor the device, and return what they have found.
+
+    Args:
+        config: of the run.
+        open_run: opens its inputs and resolves task and model.
 
     Raises:
         InputError: whatever is wrong with settings, shards, tokenizer, model, output folder, Hub access, TPU or
@@ -223,8 +238,14 @@ def check_output_folder(run: Run) -> None:
     resume = run.config.run.resume
     if is_of_this_supervision(run.output_dir) or not run.cluster.is_chief:
         resume = "auto"  # whose first process, or the chief, may have begun the run a moment ago
-    begun = newest_phase(run)
-    check_run_folder(run.output_dir, run.fingerprint, resume=resume, overwrite=run.starts_anew, begun_phase=begun)
+    check_run_folder(
+        run.output_dir,
+        run.fingerprint,
+        resume=resume,
+        overwrite=run.starts_anew,
+        begun_phase=newest_phase(run),
+        changeable_flags=flags_marked(MAY_CHANGE, type(run.config)),
+    )
 
 
 @contextmanager

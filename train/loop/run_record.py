@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from mlm_common.command_line import commit
 from mlm_common.storage import open_folder
-from tfrecord_prep.manifest import ShardSet
 from tokenizer_training.tokenizer import vocabulary_size
 from train.checkpoints.resume import installed_versions
 from train.config.settings import HardwareConfig
@@ -19,6 +18,7 @@ from train.runtime.plan import Plan, phase_index
 from train.runtime.run_folder import RECORD_NAME, read_run_record, write_run_record
 from train.runtime.supervisor import supervision
 from train.runtime.tpu import expected_num_replicas, local_accelerator_type
+from train.tasks.task import task_record
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -37,7 +37,7 @@ def computation_so_far(run: Run, strategy: "tf.distribute.Strategy") -> "Computa
         return None
     if phase_index(record["plan"]) != run.index:
         return None
-    return recorded_computation(record, current_settings(record["settings"]))
+    return recorded_computation(record, current_settings(record["settings"], type(run.config)))
 
 
 def record_run(run: Run, plan: Plan, strategy: "tf.distribute.Strategy", computation: "Computation") -> dict[str, Any]:
@@ -64,7 +64,7 @@ def describe_run(
         # Of a configuration, and with --init-from of its weights, that came from the Hub.
         "hub_revision": getattr(run.model_config, "_commit_hash", None),
         "tokenizer": run.inputs.tokenizer_source,
-        "task": run.task.record(),
+        "task": task_record(run.task),
         **describe_phase(run, plan),
         **({"phases": phases} if phases else {}),
         "supervision": supervision(),
@@ -77,8 +77,7 @@ def describe_phase(run: Run, plan: Plan) -> dict[str, Any]:
     return {
         "model_config": json.loads(run.model_config.to_json_string(use_diff=False)),
         "plan": dataclasses.asdict(plan),
-        "train_data": describe_shards(run.inputs.train_shards),
-        "eval_data": describe_shards(run.inputs.eval_shards),
+        **run.inputs.describe(),
         "settings": run.config.as_dict(),
     }
 
@@ -100,15 +99,6 @@ def device_kind(config: HardwareConfig) -> str:
     cpu_info = Path("/proc/cpuinfo")
     model = re.search(r"^model name\s*: (.+)$", cpu_info.read_text() if cpu_info.exists() else "", re.MULTILINE)
     return f"CPU ({model[1] if model else platform.machine()})"
-
-
-def describe_shards(shards: ShardSet | None) -> dict[str, Any] | None:
-    """Collect what a manifest says about its rows, but for the list of shards; only their number without a manifest."""
-    if shards is None:
-        return None
-    if shards.manifest is None:
-        return {"totals": {"num_rows": shards.num_rows}}
-    return {name: value for name, value in dataclasses.asdict(shards.manifest).items() if name != "shards"}
 
 
 def print_plan(run: Run) -> None:
@@ -137,9 +127,9 @@ def print_plan(run: Run) -> None:
 def print_result(run: Run, figures: dict[str, float] | None, where: dict[str, str]) -> None:
     """Print the figures of the last evaluation beside what frequencies alone would give, and where everything is."""
     rows = {**(run.task.describe(figures) if figures else {}), **where}
-    manifest = run.inputs.eval_shards.manifest if run.inputs.eval_shards else None
-    if figures is not None and manifest is not None and run.task.card.predicts_tokens:
-        rows = {"unigram entropy": describe_entropy(manifest.unigram_entropy_nats, figures["loss"]), **rows}
+    entropy = run.inputs.unigram_entropy_nats
+    if figures is not None and entropy is not None and run.task.card.predicts_tokens:
+        rows = {"unigram entropy": describe_entropy(entropy, figures["loss"]), **rows}
     print()
     print_table(rows)
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import tensorflow as tf
+import tf_keras
 
 from mlm_common.command_line import commit
 from mlm_common.hub.push import HubPushError
@@ -21,9 +22,8 @@ from train.checkpoints.resume import (
     resume_point,
 )
 from train.checkpoints.store import Arrays, CheckpointRecord
-from train.data.pipeline import ONE_PIPELINE, evaluation_batches, num_evaluation_batches, training_batches
-from train.data.shards import TrainingInputs
-from train.data.shuffle import SampleOrder
+from train.data.inputs import Inputs
+from train.data.pipeline import ONE_PIPELINE
 from train.loop.run import (
     Run,
     clear_folder_if_asked,
@@ -32,6 +32,7 @@ from train.loop.run import (
 )
 from train.loop.run_record import computation_so_far, device_kind, print_result, print_table
 from train.metrics.log import MetricsLog
+from train.metrics.log_files import VALIDATION
 from train.model.computation import Computation, choose_computation, describe_computation
 from train.model.flops import full_speed_step_seconds
 from train.model.from_pretrained import load_initial_weights
@@ -41,7 +42,7 @@ from train.runtime.collectives import check_agreement
 from train.runtime.plan import Plan, phase_index
 from train.runtime.run_folder import has_checkpoint
 from train.runtime.strategy import distribute_batches
-from train.step.evaluation import Evaluator, build_evaluator
+from train.step.evaluation import Adder, Evaluator, build_adder, build_evaluator
 from train.step.train_step import PretrainingModel, build_model, prove_tpu_layers
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,6 @@ class Trainer:
     run: Run
     model: PretrainingModel
     plan: Plan
-    order: SampleOrder
     evaluate: Evaluator | None
     log: MetricsLog
     state: TrainingState
@@ -79,7 +79,9 @@ class Trainer:
         run, init_from = self.run, self.run.config.model.init_from
         if init_from is not None and (run.starts_anew or not has_checkpoint(run.output_dir)):
             num_ids = vocabulary_size(run.inputs.tokenizer)
-            load_initial_weights(self.model.network, init_from, num_ids, run.task.model_class)
+            network, task = self.model.network, run.task
+            tf_keras.utils.set_random_seed(run.config.run.seed)  # of a head that starts anew
+            load_initial_weights(network, init_from, num_ids, task.model_class, starts_head_anew=task.starts_head_anew)
 
     def restore(self) -> None:
         """Restore the newest checkpoint, if there is one.
@@ -146,18 +148,44 @@ class Trainer:
         for title, text in self.run.task.describe_row(self.first_rows(), self.run.inputs.tokenizer).items():
             logger.info("%s: %s", title, text)
 
-    def publish(self, publisher: Publisher, figures: dict[str, float] | None) -> None:
-        """Export the model, push it if asked to, and print where all is, with the figures of the last evaluation.
+    def restore_best(self) -> tuple[int, dict[str, float] | None]:
+        """Go back, at the end of a run, to the checkpoint whose evaluation is the best, the earliest of several.
+
+        Returns:
+            Its step and figures; those of the end where nothing was evaluated.
+        """
+        steps = set(self.checkpoints.steps())
+        lines = [line for line in self.log.lines if line["split"] == VALIDATION and line["step"] in steps]
+        if not lines:
+            return self.plan.num_steps, None
+        best = max(lines, key=lambda line: (self.run.task.score(line), -line["step"]))
+        if best["step"] != self.plan.num_steps:
+            record = self.checkpoints.restore_newest(
+                self.run.is_of_run,
+                lambda _, arrays: self.state.write(arrays),
+                up_to=best["step"],
+                since=best["step"],
+            )
+            assert record is not None
+        return best["step"], {name: value for name, value in best.items() if name not in ("step", "split", "phase")}
+
+    def publish(self, publisher: Publisher, figures: dict[str, float] | None, step: int | None = None) -> None:
+        """Export the model, push it if asked to, and print where all is, with the figures of an evaluation.
+
+        Args:
+            publisher: exports and pushes.
+            figures: of the model.
+            step: after which the model is as it is; by default the last.
 
         Raises:
             HubPushError: the push did not succeed; the export is complete.
         """
         heartbeat.report("export", self.plan.num_steps)
-        last = publisher.take(self.model.network, self.plan.num_steps, self.log.lines)
+        last = publisher.take(self.model.network, step or self.plan.num_steps, self.log.lines)
         where = {"checkpoints": self.checkpoints.describe(), "model": publisher.export_folder}
         try:
             with heartbeat.kept_up("publish", last.step):
-                publisher.publish(last, f"Pretrained for {last.step:,} steps")
+                publisher.publish(last, f"{self.run.task.card.training_verb.capitalize()} for {last.step:,} steps")
         except HubPushError:
             print_result(self.run, figures, where)
             raise
@@ -166,9 +194,9 @@ class Trainer:
     def batches_from(self, start: ResumePoint) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
         """Prepare what makes the batches of one input pipeline, from a step on."""
         return functools.partial(
-            training_batches,
-            self.order,
+            self.run.inputs.training_batches,
             self.model.task.features(self.plan.max_length),
+            seed=self.run.config.run.seed,
             global_batch_rows=self.plan.global_batch_rows,
             start_step=start.step - self.plan.first_step,
             num_steps=max(1, self.plan.num_steps - start.step),
@@ -214,21 +242,14 @@ def build_trainer(run: Run, plan: Plan, strategy: tf.distribute.Strategy) -> Tra
     computation = choose_computation(config, run.model_config, plan, num_predictions, recorded)
     model = build_model(config, inputs, run.task, run.model_config, plan, strategy, computation)
     is_chief = strategy.extended.should_checkpoint
-    manifest = inputs.eval_shards.manifest if inputs.eval_shards else None
     return Trainer(
         run=run,
         model=model,
         plan=plan,
-        order=SampleOrder(
-            inputs.train_shards.paths,
-            inputs.train_shards.num_rows_per_shard,
-            config.run.seed,
-            config.data.shuffle_buffer_size,
-        ),
-        evaluate=_evaluator(inputs, model, plan, strategy, computation.jit_compile),
+        evaluate=build_evaluator(model, evaluation_of(inputs, model, plan, strategy, computation.jit_compile)),
         log=MetricsLog(
             run.output_dir,
-            manifest.unigram_entropy_nats if manifest and run.task.card.predicts_tokens else None,
+            inputs.unigram_entropy_nats if run.task.card.predicts_tokens else None,
             title=run.task.card.model_kind.capitalize(),
             loss_unit=run.task.card.loss_unit,
             is_chief=is_chief,
@@ -247,23 +268,19 @@ def build_trainer(run: Run, plan: Plan, strategy: tf.distribute.Strategy) -> Tra
     )
 
 
-def _evaluator(
-    inputs: TrainingInputs, model: PretrainingModel, plan: Plan, strategy: tf.distribute.Strategy, jit_compile: bool
-) -> Evaluator | None:
-    if inputs.eval_shards is None:
-        return None
+def evaluation_of(
+    inputs: Inputs, model: PretrainingModel, plan: Plan, strategy: tf.distribute.Strategy, jit_compile: bool
+) -> Adder | None:
+    """Build what adds up the task's sums over the rows to evaluate on; None where there are none."""
     global_batch_rows = plan.global_batch_rows // model.num_micro_batches
+    num_batches = inputs.num_evaluation_batches(global_batch_rows)
+    if not num_batches:
+        return None
     batches_of = functools.partial(
-        evaluation_batches,
-        inputs.eval_shards,
+        inputs.evaluation_batches,
         model.task.features(plan.max_length),
         model.task.prepare_row,
         global_batch_rows=global_batch_rows,
     )
-    return build_evaluator(
-        model,
-        distribute_batches(strategy, batches_of),
-        num_evaluation_batches(inputs.eval_shards, global_batch_rows),
-        strategy,
-        jit_compile=jit_compile,
-    )
+    batches = distribute_batches(strategy, batches_of)
+    return build_adder(model, batches, num_batches, strategy, jit_compile=jit_compile)

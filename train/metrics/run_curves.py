@@ -12,7 +12,7 @@ from mlm_common.figures import new_figure
 from mlm_common.storage import open_folder
 from train.metrics.log import read_metrics
 from train.metrics.log_files import TRAIN, VALIDATION
-from train.runtime.plan import tokens_after
+from train.runtime.plan import batch_tokens, tokens_after
 from train.runtime.run_folder import METRICS_NAME, read_run_record
 
 PICTURE_INCHES = (11, 4)
@@ -34,8 +34,7 @@ class RunCurves:
     @property
     def step_tokens(self) -> int:
         """Tokens of a step, padding included."""
-        plan = self.record["plan"]
-        return int(plan["global_batch_rows"] * plan["max_length"])
+        return batch_tokens(self.record["plan"])
 
     @property
     def unigram_entropy_nats(self) -> float | None:

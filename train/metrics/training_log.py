@@ -73,7 +73,7 @@ class Throughput:
         step_seconds = seconds / num_steps
         figures = {
             "step_seconds": round(step_seconds, 6),
-            "tokens_per_second": round(self._plan.global_batch_rows * self._plan.max_length / step_seconds, 1),
+            "tokens_per_second": round(self._plan.batch_tokens / step_seconds, 1),
             "input_wait_share": round(min(1.0, wait_seconds / seconds), 4),
         }
         if self._full_speed_step_seconds is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from train.config.settings import TrainingConfig
+from train.config.settings import RunSettings
 from train.model.architectures import architecture_of
 from train.model.flops import planned_step_flops
 from train.runtime.plan import Plan
@@ -29,7 +29,7 @@ class Computation:
 
 
 def choose_computation(
-    config: TrainingConfig,
+    config: RunSettings,
     model_config: PretrainedConfig,
     plan: Plan,
     num_predictions: int | None,
@@ -54,7 +54,7 @@ def choose_computation(
 
 
 def _tpu_layers(
-    config: TrainingConfig, model_config: PretrainedConfig, jit_compile: bool, recorded: Computation | None
+    config: RunSettings, model_config: PretrainedConfig, jit_compile: bool, recorded: Computation | None
 ) -> bool | None:
     hardware = config.hardware
     is_compiled = hardware.wants_tpu or jit_compile

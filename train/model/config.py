@@ -8,6 +8,7 @@ from tfrecord_prep.chunking import SEPARATED_CHUNKINGS
 from tokenizer_training.tokenizer import special_ids, vocabulary_size
 from train.config.settings import ModelConfig
 from train.config.sources import read_preset
+from train.data.inputs import Inputs
 from train.data.shards import TrainingInputs
 from train.model.architectures import (
     ARCHITECTURES,
@@ -22,9 +23,7 @@ from train.model.from_pretrained import read_config, read_initial_config
 DECIDED_BY_DATA = ("model_type", "vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "mask_token_id")
 
 
-def resolve_model_config(
-    config: ModelConfig, inputs: TrainingInputs, max_length: int | None = None
-) -> PretrainedConfig:
+def resolve_model_config(config: ModelConfig, inputs: Inputs, max_length: int | None = None) -> PretrainedConfig:
     """Build the configuration to train, with vocabulary (padded), special ids and positions of tokenizer and shards.
 
     A configuration that names its own number of positions keeps it; a preset takes the rows' length.
@@ -56,7 +55,7 @@ def resolve_model_config(
         }
     )
     check_architecture(model_config)
-    if config.block_attention:
+    if config.block_attention and isinstance(inputs, TrainingInputs):
         _check_block_attention(model_config.model_type, inputs)
     if config.dropout is not None:
         _set_dropout(model_config, config.dropout, overrides)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from train.config.settings import TrainingConfig
+from train.config.settings import RunSettings
 from train.model.architectures import architecture_of
 from train.runtime.plan import Plan
 from train.runtime.tpu import chip_of, local_accelerator_type
@@ -83,7 +83,7 @@ def planned_step_flops(model_config: "PretrainedConfig", plan: Plan, num_predict
 
 
 def full_speed_step_seconds(
-    config: TrainingConfig, model_config: "PretrainedConfig", plan: Plan, num_predictions: int | None
+    config: RunSettings, model_config: "PretrainedConfig", plan: Plan, num_predictions: int | None
 ) -> float | None:
     """Compute the seconds that a step would take if all replicas computed at their peak.
 

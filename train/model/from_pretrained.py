@@ -4,7 +4,9 @@ It is an export, or any checkpoint of a folder or the Hub; torch is not needed.
 """
 
 import json
+import logging
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +37,8 @@ from train.model.architectures import (
 )
 from train.model.auto_classes import auto_class
 
+logger = logging.getLogger(__name__)
+
 WEIGHTS_NAMES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, TF2_WEIGHTS_NAME, TF2_WEIGHTS_INDEX_NAME)
 WEIGHTS_SUFFIXES = (".safetensors", ".h5", ".bin")
 # In the name of a table of positions.
@@ -43,12 +47,16 @@ POSITION_TABLE = "position_embeddings"
 NOT_IN_TENSORFLOW = re.compile(r"\.(position_ids|token_type_ids)$|(^|\.)decoder\.(weight|bias)$")
 
 
-def load_model(folder_or_hub_id: str, model_class: str = "TFAutoModelForMaskedLM") -> Any:
+def load_model(
+    folder_or_hub_id: str, model_class: str = "TFAutoModelForMaskedLM", *, head_labels: Mapping[int, str] | None = None
+) -> Any:
     """Load a TF model with the weights of an export, or of any checkpoint in safetensors or TensorFlow's h5.
 
     Args:
         folder_or_hub_id: a local folder, or a model on the Hub.
         model_class: the auto class of transformers that has the checkpoint's head.
+        head_labels: {id: label} of a head that the checkpoint may lack, or have in another shape; it starts at random,
+            and what else the checkpoint has of heads is left out. By default it must have the head.
 
     Raises:
         InputError: no such folder or model, no such weights in it, an architecture that is not supported, or weights
@@ -56,13 +64,43 @@ def load_model(folder_or_hub_id: str, model_class: str = "TFAutoModelForMaskedLM
     """
     config = read_config(folder_or_hub_id)
     check_architecture(config)
+    if head_labels is not None:
+        set_labels(config, head_labels)
     weights = find_weights(folder_or_hub_id)
     if weights.layout == "pytorch":
         model, found = _load_pytorch(folder_or_hub_id, config, weights, auto_class(model_class))
     else:
         model, found = _load_tensorflow(folder_or_hub_id, config, auto_class(model_class))
+    if head_labels is not None:
+        found = _without_heads(folder_or_hub_id, model, found)
     _check_found(folder_or_hub_id, model, found)
     return model
+
+
+def set_labels(config: PretrainedConfig, labels: Mapping[int, str]) -> None:
+    """Set {id: label} of what a model's head tells apart."""
+    config.id2label = dict(labels)
+    config.label2id = {label: index for index, label in labels.items()}
+
+
+def _without_heads(folder_or_hub_id: str, model: Any, found: dict[str, Any]) -> dict[str, Any]:
+    """Leave out of what was found all that belongs to a head; a pooler, which an MLM has no use for, is of it."""
+
+    def is_of_base(name: str) -> bool:
+        return name.startswith((f"{model.base_model_prefix}.", f"{model.name}/{model.base_model_prefix}/")) and (
+            "pooler" not in name
+        )
+
+    wrong_shape = found["mismatched_keys"]
+    fresh = [*found["missing_keys"], *(name for name, *_ in wrong_shape)]
+    fresh = sorted(name for name in fresh if not is_of_base(name))
+    if fresh:
+        logger.info("%s has not, so these weights start at random: %s", folder_or_hub_id, ", ".join(fresh))
+    return {
+        "missing_keys": [name for name in found["missing_keys"] if is_of_base(name)],
+        "mismatched_keys": [shapes for shapes in wrong_shape if is_of_base(shapes[0])],
+        "unexpected_keys": [name for name in found["unexpected_keys"] if is_of_base(name)],
+    }
 
 
 def read_config(folder_or_hub_id: str) -> PretrainedConfig:
@@ -256,18 +294,24 @@ def _check_weights(folder_or_hub_id: str) -> None:
 
 
 def load_initial_weights(
-    model: Any, folder_or_hub_id: str, vocabulary_size: int, model_class: str = "TFAutoModelForMaskedLM"
+    model: Any,
+    folder_or_hub_id: str,
+    vocabulary_size: int,
+    model_class: str = "TFAutoModelForMaskedLM",
+    *,
+    starts_head_anew: bool = False,
 ) -> None:
     """Give a built TF model the weights of a checkpoint in a local or `gs://` folder, or on the Hub.
 
     The model may have more positions than the checkpoint; those keep the start they have. Of the vocabulary the first
-    `vocabulary_size` ids are taken, and the model's padding is 0. `model_class` is the auto class of both.
+    `vocabulary_size` ids are taken, and the model's padding is 0. `model_class` is the auto class of both. With
+    `starts_head_anew` what the checkpoint lacks of the head starts at random, by TensorFlow's seed.
 
     Raises:
         InputError: the checkpoint cannot be read, or its weights are not those of this model.
     """
     with local_or_hub(folder_or_hub_id) as name:
-        source = load_model(name, model_class)
+        source = load_model(name, model_class, head_labels=model.config.id2label if starts_head_anew else None)
     given, own = _by_name(source), _by_name(model)
     differing = sorted(given.keys() ^ own.keys())
     if differing:

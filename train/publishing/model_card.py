@@ -18,10 +18,10 @@ from train.config.settings import MASK
 from train.model.computation import describe_computation
 from train.publishing.publisher import Publication
 from train.publishing.pytorch_format import num_parameters
-from train.runtime.plan import longest_row, tokens_after
+from train.runtime.plan import batch_tokens, longest_row, tokens_after
 from train.runtime.run_folder import LOSS_CURVE_NAME
 from train.tasks.masked_lm import MaskedLanguageModeling
-from train.tasks.task import TaskCard
+from train.tasks.task import TaskCard, task_record
 
 # Newest evaluations that are shown.
 MAX_EVALUATIONS = 10
@@ -41,8 +41,8 @@ LIMITS = """- {limits}
 
 
 def recorded_task(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Read from a `run.json` what `Task.record` tells; one without it is of masked language modelling."""
-    return record.get("task") or MaskedLanguageModeling.record()
+    """Read from a `run.json` what `task_record` tells; one without it is of masked language modelling."""
+    return record.get("task") or task_record(MaskedLanguageModeling)
 
 
 def model_card(
@@ -147,9 +147,9 @@ def _opening(record: dict[str, Any], task: TaskCard, step: int) -> str:
         is_on_hub = HUB_ID.fullmatch(init_from) and not Path(init_from).exists()
         revision = f", revision `{record['hub_revision']}`" if is_on_hub and record["hub_revision"] else ""
         # The path of a folder is nobody's business but its owner's.
-        start = f"continued from {f'`{init_from}`' if is_on_hub else 'a checkpoint of its author'}{revision}"
+        start = f"{task.start_words} {f'`{init_from}`' if is_on_hub else 'a checkpoint of its author'}{revision}"
     unfinished = "" if step == num_steps else f" **Training is not finished: step {step:,} of {num_steps:,}.**"
-    return f"A {task.model_kind}, pretrained {start}.{unfinished}"
+    return f"A {task.model_kind}, {task.training_verb} {start}.{unfinished}"
 
 
 def _example(hub: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> str:
@@ -229,12 +229,11 @@ def procedure_table(record: dict[str, Any], task: TaskCard, step: int) -> dict[s
     """Describe how the model was trained, up to `step`, but for what differs between phases."""
     plan, settings = record["plan"], record["settings"]
     optimization = settings["optimization"]
-    batch_tokens = plan["global_batch_rows"] * plan["max_length"]
     rows = {
         "steps": f"{step:,}",
         "tokens seen": f"{tokens_after(plan, step):,}, padding included",
         "epochs": f"{step * plan['global_batch_rows'] / plan['num_rows']:.2f}",
-        "batch": f"{plan['global_batch_rows']:,} rows = {batch_tokens:,} tokens a step",
+        "batch": f"{plan['global_batch_rows']:,} rows = {batch_tokens(plan):,} tokens a step",
         **({"attention": BLOCK_ATTENTION} if settings["model"].get("block_attention") else {}),
         **{title: text.format(**settings) for title, text in task.procedure.items()},
         "optimizer": f"{optimization['optimizer']}, beta1 {optimization['adam_beta1']}, beta2 "

@@ -13,8 +13,9 @@ from train.config.settings import SUBJECTS
 PUBLIC_FIELDS = ("commit", "versions", "hardware", "computation", "hub_revision", "task", "plan")
 # Of a checkpoint's record: as they are.
 PUBLIC_CHECKPOINT_FIELDS = (
-    "step", "row", "fingerprint_sha256", "plan", "versions", "logged_step", "validation_loss", "skipped", "num_bytes",
-    "crc32c", "format_version", "generator", "computation", "made_by", "num_written_log_lines", "unwritten_log_lines",
+    "step", "row", "fingerprint_sha256", "plan", "versions", "logged_step", "validation_loss", "validation_score",
+    "skipped", "num_bytes", "crc32c", "format_version", "generator", "computation", "made_by", "num_written_log_lines",
+    "unwritten_log_lines",
 )  # fmt: skip
 # Where transformers keeps the folder that a configuration came from.
 CONFIG_SOURCE = "_name_or_path"

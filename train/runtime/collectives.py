@@ -10,11 +10,11 @@ import tensorflow as tf
 
 from mlm_common.errors import InputError
 from mlm_common.settings import spelled
-from train.config.settings import PER_WORKER, TrainingConfig
+from train.config.settings import PER_WORKER, RunSettings
 from train.runtime.cluster import Cluster
 
 
-def shared_settings(phases: Sequence[TrainingConfig], fingerprint: dict[str, Any]) -> dict[str, Any]:
+def shared_settings(phases: Sequence[RunSettings], fingerprint: dict[str, Any]) -> dict[str, Any]:
     """Collect what the workers of a run must have in common: {name: value}, of the same names for all runs.
 
     For what lies at the paths, which may differ, stands the fingerprint.

@@ -37,6 +37,7 @@ class Plan:
     num_phases: of the run.
     first_row: the row of the phase's shards that it begins with; others before it were used by the phases before.
     first_step_of_rows: the step after which the first of these rows was used.
+    mean_length: tokens of a row on average, padding included, where rows differ in length.
     first_schedule_step, last_schedule_step: steps between which the learning rate's schedule runs.
     """
 
@@ -57,6 +58,7 @@ class Plan:
     num_phases: int = 1
     first_row: int = 0
     first_step_of_rows: int = 0
+    mean_length: float | None = None
 
     @property
     def first_step(self) -> int:
@@ -71,7 +73,12 @@ class Plan:
     @property
     def num_tokens(self) -> int:
         """Tokens the phase goes through, padding included."""
-        return self.num_own_steps * self.global_batch_rows * self.max_length
+        return self.num_own_steps * self.batch_tokens
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens of a step, padding included; on average where rows differ in length."""
+        return batch_tokens(vars(self))
 
     @property
     def num_epochs(self) -> float:
@@ -99,7 +106,7 @@ class Plan:
         return {
             "parameters": f"{num_parameters:,}",
             "rows": f"{self.num_rows:,} of {self.max_length} tokens",
-            "global batch": f"{self.global_batch_rows:,} rows = {self.global_batch_rows * self.max_length:,} tokens, "
+            "global batch": f"{self.global_batch_rows:,} rows = {self.batch_tokens:,} tokens, "
             f"on {self.num_replicas} replica(s)",
             "steps": f"{steps}{warmup}",
             "epochs": f"{self.num_epochs:.2f}",
@@ -117,6 +124,8 @@ class PhaseToPlan:
     goes_on_in_rows: it has the shards of the phase before.
     has_own_schedule: see `train.runtime.phases.Phase`.
     name: for errors.
+    mean_length: as of a plan.
+    fills_passes: the last batch of each pass over the rows is filled up with rows of padding, which count as rows.
     """
 
     optimization: OptimizationConfig
@@ -126,6 +135,12 @@ class PhaseToPlan:
     goes_on_in_rows: bool = False
     has_own_schedule: bool = False
     name: str = ""
+    mean_length: float | None = None
+    fills_passes: bool = False
+
+    def rows_of_pass(self, batch_rows: int) -> int:
+        """Count the rows of a pass, those of padding included."""
+        return -(-self.num_rows // batch_rows) * batch_rows if self.fills_passes else self.num_rows
 
 
 def make_plan(
@@ -159,7 +174,7 @@ def make_plans(phases: tuple[PhaseToPlan, ...], num_replicas: int) -> tuple[Plan
             Plan(
                 num_replicas=num_replicas,
                 global_batch_rows=batches[index][1],
-                num_rows=phase.num_rows,
+                num_rows=phase.rows_of_pass(batches[index][1]),
                 max_length=phase.max_length,
                 num_steps=last_step,
                 num_warmup_steps=num_warmup_steps,
@@ -174,6 +189,7 @@ def make_plans(phases: tuple[PhaseToPlan, ...], num_replicas: int) -> tuple[Plan
                 num_phases=len(phases),
                 first_row=plans[-1].row_after(first_step) if goes_on else 0,
                 first_step_of_rows=plans[-1].first_step_of_rows if goes_on else first_step,
+                mean_length=phase.mean_length,
             )
         )
     return tuple(plans)
@@ -194,6 +210,11 @@ def schedule_steps(plan: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
+def batch_tokens(plan: Mapping[str, Any]) -> int:
+    """Count the tokens of a step, padding included; by a plan as it is recorded."""
+    return round(plan["global_batch_rows"] * (plan.get("mean_length") or plan["max_length"]))
+
+
 def tokens_after(plan: Mapping[str, Any], step: int) -> int:
     """Count the tokens, padding included, that the steps up to `step` took; by a plan as it is recorded."""
     num_tokens = num_counted = 0
@@ -201,7 +222,7 @@ def tokens_after(plan: Mapping[str, Any], step: int) -> int:
         num_steps = min(step, phase["num_steps"]) - num_counted
         num_tokens += num_steps * phase["global_batch_rows"] * phase["max_length"]
         num_counted += num_steps
-    return num_tokens + (step - num_counted) * int(plan["global_batch_rows"] * plan["max_length"])
+    return num_tokens + (step - num_counted) * batch_tokens(plan)
 
 
 def longest_row(plan: Mapping[str, Any]) -> int:
@@ -213,15 +234,15 @@ def longest_row(plan: Mapping[str, Any]) -> int:
 def _batch(phase: PhaseToPlan, num_replicas: int) -> tuple[int, int]:
     """Count the micro-batches of a step, and its rows over all replicas."""
     with naming_phase(phase.name):
-        return _checked_batch(phase.optimization, phase.num_rows, num_replicas)
+        return _checked_batch(phase.optimization, None if phase.fills_passes else phase.num_rows, num_replicas)
 
 
 def _num_steps(phase: PhaseToPlan, batch_rows: int) -> int:
     optimization = phase.optimization
-    return optimization.max_steps or max(1, optimization.num_epochs * phase.num_rows // batch_rows)
+    return optimization.max_steps or max(1, optimization.num_epochs * phase.rows_of_pass(batch_rows) // batch_rows)
 
 
-def _checked_batch(optimization: OptimizationConfig, num_rows: int, num_replicas: int) -> tuple[int, int]:
+def _checked_batch(optimization: OptimizationConfig, max_rows: int | None, num_replicas: int) -> tuple[int, int]:
     micro_batch_rows = optimization.per_replica_batch_size * num_replicas
     num_micro_batches = optimization.gradient_accumulation_steps
     if optimization.global_batch_size is not None:
@@ -233,11 +254,11 @@ def _checked_batch(optimization: OptimizationConfig, num_rows: int, num_replicas
                 f"received {optimization.global_batch_size}."
             )
     batch_rows = micro_batch_rows * num_micro_batches
-    if batch_rows > num_rows:
+    if max_rows is not None and batch_rows > max_rows:
         raise InputError(
             f"The global batch of {batch_rows} rows (--per-replica-batch-size {optimization.per_replica_batch_size} x "
             f"--gradient-accumulation-steps {num_micro_batches} x {num_replicas} replicas) must "
-            f"not exceed the data set's {num_rows} rows; lower one of the two."
+            f"not exceed the data set's {max_rows} rows; lower one of the two."
         )
     return num_micro_batches, batch_rows
 

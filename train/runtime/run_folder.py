@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from mlm_common.errors import InputError
@@ -27,12 +28,20 @@ OWN_FILES = {
     r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json",
     f"{EXPORT_FOLDER}/runs": r"events\.out\.tfevents\..*",
 }
+# Those of fine-tuning.
+RESULT_FILES = r"(train|eval|all)_results\.json|predict_results_[\w-]+\.txt"
 _BEGUN = " Phase {} is begun: it, and what lies behind it, must stay as it was; phases that lie ahead may change."
 PROFILES_FOLDER = f"{TENSORBOARD_FOLDER}/plugins/profile"
 
 
 def check_run_folder(
-    run_folder: str, fingerprint: dict[str, Any], *, resume: str, overwrite: bool, begun_phase: int = 0
+    run_folder: str,
+    fingerprint: dict[str, Any],
+    *,
+    resume: str,
+    overwrite: bool,
+    begun_phase: int = 0,
+    changeable_flags: Sequence[str] | None = None,
 ) -> None:
     """Check that the folder is empty or holds this very run, as `--resume` asks for.
 
@@ -42,6 +51,7 @@ def check_run_folder(
         resume: as the flag.
         overwrite: whether the run that is there is to be deleted.
         begun_phase: the last of the run's phases that was begun, counted from 0; those after it may be others.
+        changeable_flags: those that may have other values when a run resumes; by default run_mlm's.
 
     Raises:
         InputError: it holds another run, and the first differences are named; a run where there must be none, or none
@@ -67,7 +77,7 @@ def check_run_folder(
             f"--resume never needs a folder without a run; {run_folder} has one. Name another folder, or give "
             "--overwrite-output-dir, which deletes that run."
         )
-    _check_fingerprint(run_folder, fingerprint, begun_phase)
+    _check_fingerprint(run_folder, fingerprint, begun_phase, changeable_flags or flags_marked(MAY_CHANGE))
 
 
 def phase_prefix(index: int) -> str:
@@ -93,6 +103,7 @@ def clear_run_folder(run_folder: str) -> None:
         files.delete_partial_files()
     folder.subfolder(PROFILES_FOLDER).delete()
     folder.delete_files([METRICS_NAME, LOSS_CURVE_NAME])
+    folder.delete_files([name for name in folder.list_files() if re.fullmatch(RESULT_FILES, name)])
     folder.delete_files([RECORD_NAME])  # last: without it the folder is not known as that of a run
 
 
@@ -119,7 +130,9 @@ def record_of_phase(record: dict[str, Any], index: int) -> dict[str, Any]:
     return {**record, **phases[index]} if phases else record
 
 
-def _check_fingerprint(run_folder: str, fingerprint: dict[str, Any], begun_phase: int) -> None:
+def _check_fingerprint(
+    run_folder: str, fingerprint: dict[str, Any], begun_phase: int, changeable_flags: Sequence[str]
+) -> None:
     theirs = dict(read_run_record(run_folder)["fingerprint"])
     theirs.pop(FORMER_FINGERPRINT_KEY, None)
     # Of a record that was on the Hub, hashes are compared.
@@ -138,7 +151,7 @@ def _check_fingerprint(run_folder: str, fingerprint: dict[str, Any], begun_phase
         raise InputError(
             f"--output-dir must not hold another run; {run_folder} does ({shown}{more}). Name another folder, give "
             "--overwrite-output-dir, or the settings of that run, of which these may change: "
-            f"{', '.join(flags_marked(MAY_CHANGE))}." + (_BEGUN.format(begun_phase + 1) if has_phases else "")
+            f"{', '.join(changeable_flags)}." + (_BEGUN.format(begun_phase + 1) if has_phases else "")
         )
 
 

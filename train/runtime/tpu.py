@@ -18,7 +18,7 @@ from pathlib import Path
 
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
-from train.config.settings import HardwareConfig, TrainingConfig
+from train.config.settings import HardwareConfig, RunSettings
 from train.runtime.cluster import Cluster
 
 logger = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ def check_tpu_devices(config: HardwareConfig) -> None:
         )
 
 
-def check_tpu_use(config: TrainingConfig, cluster: Cluster) -> None:
+def check_tpu_use(config: RunSettings, cluster: Cluster) -> None:
     """Check that a TPU is not to train in several processes, and that the hosts of one given by name see all folders.
 
     Raises:
@@ -134,12 +134,7 @@ def check_tpu_use(config: TrainingConfig, cluster: Cluster) -> None:
         )
     if config.hardware.tpu_name == "local":
         return
-    folders = {
-        "--train-dataset": config.data.train_dataset,
-        "--eval-dataset": config.data.eval_dataset,
-        "--output-dir": config.run.output_dir,
-    }
-    for flag, folder in folders.items():
+    for flag, folder in config.folders().items():
         if folder and open_folder(folder).is_local:
             raise InputError(
                 f"{flag} must be in Cloud Storage (gs://BUCKET/NAME) for --tpu-name {config.hardware.tpu_name}, whose "

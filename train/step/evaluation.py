@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from train.runtime import heartbeat
 from train.runtime.preemption import InFlight, StopRequest
@@ -13,12 +14,31 @@ from train.step.train_step import PretrainingModel, Sums
 
 # The figures of an evaluation, or None where it was asked to stop.
 Evaluator = Callable[[StopRequest], dict[str, float] | None]
+# What figures are made of; see `Task.figures`.
+Totals = dict[str, NDArray[Any]]
+# Adds them up, or returns None where it was asked to stop.
+Adder = Callable[[StopRequest], Totals | None]
 
 
-def build_evaluator(
+def build_evaluator(model: PretrainingModel, add_up: Adder | None) -> Evaluator | None:
+    """Build a function that evaluates the model as it is when called; None where there is nothing to evaluate.
+
+    It returns None where it is asked to stop before its last batch.
+    """
+    if add_up is None:
+        return None
+
+    def evaluate(stop: StopRequest) -> dict[str, float] | None:
+        totals = add_up(stop)
+        return None if totals is None else model.task.figures(totals)
+
+    return evaluate
+
+
+def build_adder(
     model: PretrainingModel, batches: Any, num_batches: int, strategy: tf.distribute.Strategy, *, jit_compile: bool
-) -> Evaluator:
-    """Build a function that evaluates the model as it is when called, on every validation row once.
+) -> Adder:
+    """Build a function that adds up the task's sums over all rows, and collects what it keeps of each.
 
     It returns None where it is asked to stop before its last batch.
 
@@ -33,10 +53,10 @@ def build_evaluator(
     @tf.function
     def step(rows: Any) -> Sums:
         sums = strategy.run(evaluation_step, args=(rows,))
-        # Every replica holds the global sums.
+        # Every replica holds those of all.
         return {name: strategy.experimental_local_results(value)[0] for name, value in sums.items()}
 
-    def evaluate(stop: StopRequest) -> dict[str, float] | None:
+    def add_up(stop: StopRequest) -> Totals | None:
         # Reading a figure from the device waits for it, so all are read at the end.
         sums: list[Sums] = []
         in_flight = InFlight(lambda: [value.numpy() for value in sums[-1].values()], stop)
@@ -46,6 +66,11 @@ def build_evaluator(
             heartbeat.report("evaluate", len(sums))
             sums.append(step(rows))
             in_flight.add(1)
-        return model.task.figures({name: sum(np.asarray(one[name], np.float64) for one in sums) for name in sums[0]})
+        return {name: _joined([one[name].numpy() for one in sums]) for name in sums[0]}
 
-    return evaluate
+    return add_up
+
+
+def _joined(values: list[NDArray[Any]]) -> NDArray[Any]:
+    """Add up the sums of the batches in float64; put what was kept of each row one batch after the other."""
+    return np.concatenate(values) if values[0].ndim else np.asarray(sum(np.asarray(values, np.float64)))

@@ -1,5 +1,6 @@
 """The model that is trained and evaluated: a transformers model with the steps around it, whatever its task."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +10,8 @@ import tf_keras
 from transformers import PretrainedConfig
 
 from tokenizer_training.tokenizer import vocabulary_size
-from train.config.settings import TrainingConfig
-from train.data.shards import TrainingInputs
+from train.config.settings import RunSettings
+from train.data.inputs import Inputs
 from train.layers.random_bits import key_of, row_keys
 from train.layers.stateless_dropout import dropping_out_by, key_dropout
 from train.model import layer_check
@@ -99,9 +100,15 @@ class PretrainingModel(tf_keras.Model):
         return self.task.prepare_batch(batch, row_keys((self.seed, TASK_STREAM, step), _num_rows(batch), first_row))
 
     def evaluation_step(self, rows: Any) -> Sums:
-        """Add up the task's sums for a batch of prepared rows, over all replicas."""
+        """Add up the task's sums for a batch of prepared rows, over all replicas; collect what it keeps of each row."""
         replica = tf.distribute.get_replica_context()
-        return replica.all_reduce(tf.distribute.ReduceOp.SUM, self.task.sums(self.network, rows, training=False))
+        sums = self.task.sums(self.network, rows, training=False)
+        of_rows = {name: sums.pop(name) for name in list(sums) if sums[name].shape.rank}
+        sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, sums)
+        # One by one: integers and floats may be on different devices.
+        for name, value in of_rows.items():
+            sums[name] = replica.all_reduce(tf.distribute.ReduceOp.SUM, _in_its_place(value))
+        return sums
 
     def gradient_sums(self, batch: dict[str, tf.Tensor]) -> tuple[Sums, tf.Tensor]:
         """Add up, over all replicas, the task's sums and the squares of each variable's gradient of the summed loss.
@@ -160,6 +167,18 @@ class PretrainingModel(tf_keras.Model):
         return sorted({name for mean in self.task.means for name in (mean.total, mean.weight)})
 
 
+def _in_its_place(value: tf.Tensor) -> tf.Tensor:
+    """Put what a replica has of its rows, (rows, …), where these stand in the global batch, with 0 elsewhere.
+
+    Every kind of device adds up; not every kind puts together.
+    """
+    replica = tf.distribute.get_replica_context()
+    num_replicas, index = replica.num_replicas_in_sync, tf.cast(replica.replica_id_in_sync_group, tf.int32)
+    is_own = tf.reshape(tf.range(num_replicas) == index, (num_replicas, *[1] * value.shape.rank))
+    placed = tf.where(is_own, value, tf.zeros_like(value))  # (replicas, rows, …)
+    return tf.reshape(placed, (-1, *value.shape[1:]))
+
+
 def _num_rows(batch: dict[str, tf.Tensor]) -> int:
     return next(iter(batch.values())).shape[0]
 
@@ -170,11 +189,13 @@ def build_train_function(model: tf_keras.Model) -> Callable[[Any], dict[str, tf.
     As tf_keras' own `Model.make_train_function`, with a clock around the iterator. The answer holds, under `WAIT_NAME`,
     the seconds in which the host had no batch to hand out, float64. On a TPU the steps handed out before may still be
     computed in that time, so the device was idle for at most as long.
+
+    Where batches differ in length, a step is compiled for each length, and each call makes one.
     """
     strategy = model.distribute_strategy
     train_step = model.train_step
     if model.jit_compile:
-        train_step = tf.function(train_step, jit_compile=True, reduce_retracing=True)
+        train_step = tf.function(train_step, jit_compile=True)
 
     def one_step(iterator: Any) -> tf.Tensor:
         asked_seconds = tf.timestamp()
@@ -197,7 +218,23 @@ def build_train_function(model: tf_keras.Model) -> Callable[[Any], dict[str, tf.
     def execute_one(iterator: Any) -> dict[str, tf.Tensor]:
         return {WAIT_NAME: one_step(iterator)}
 
-    return tf.function(execute_many if num_steps.numpy() > 1 else execute_one, reduce_retracing=True)
+    execute = tf.function(execute_many if num_steps.numpy() > 1 else execute_one, reduce_retracing=True)
+    step_on = tf.function(lambda batch: strategy.run(train_step, args=(batch,)), autograph=False)
+
+    def execute_next(iterator: Any) -> dict[str, tf.Tensor]:
+        asked_seconds = time.perf_counter()
+        batch = next(iterator)
+        wait_seconds = time.perf_counter() - asked_seconds
+        step_on(batch)
+        return {WAIT_NAME: tf.constant(wait_seconds, tf.float64)}
+
+    return lambda iterator: (execute if _is_of_one_shape(iterator) else execute_next)(iterator)
+
+
+def _is_of_one_shape(iterator: Any) -> bool:
+    """Tell whether all batches of an iterator have the same shape."""
+    specs = tf.nest.flatten(iterator.element_spec, expand_composites=True)
+    return all(spec.shape.is_fully_defined() for spec in specs)
 
 
 def prove_tpu_layers(model: PretrainingModel, batch: Any, strategy: tf.distribute.Strategy) -> bool:
@@ -223,8 +260,8 @@ def prove_tpu_layers(model: PretrainingModel, batch: Any, strategy: tf.distribut
 
 
 def build_model(
-    config: TrainingConfig,
-    inputs: TrainingInputs,
+    config: RunSettings,
+    inputs: Inputs,
     task: Task,
     model_config: PretrainedConfig,
     plan: Plan,

@@ -54,6 +54,8 @@ class TaskCard:
     figures: of the evaluations.
     loss_unit: of the loss.
     predicts_tokens: the loss compares with that of a guess from the frequencies of the tokens.
+    training_verb: what was done to the model, as within a sentence.
+    start_words: which words follow that where it did not start from scratch.
     tags: by which the Hub finds the model.
     usage: lines that use the {model}, at its {revision}, on the {sentence} of `--hub-example`; without them the card
         has lines that load it.
@@ -68,6 +70,8 @@ class TaskCard:
     figures: tuple[CardFigure, ...]
     loss_unit: str = "nats"
     predicts_tokens: bool = False
+    training_verb: str = "pretrained"
+    start_words: str = "continued from"
     tags: tuple[str, ...] = ()
     usage: str | None = None
     procedure: dict[str, str] = field(default_factory=dict)
@@ -76,7 +80,7 @@ class TaskCard:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "TaskCard":
-        """Read one of `Task.record`, as it was or from JSON."""
+        """Read one of `task_record`, as it was or from JSON."""
         return cls(**{**record, "figures": tuple(CardFigure(*figure) for figure in record["figures"])})
 
 
@@ -89,16 +93,14 @@ class Task(ABC):
     means: figures of training and evaluation. The first is the loss that is minimised: its total, summed over the
         rows of the whole global batch, divided by its weight.
     card: the task for the readers of a model's card.
+    starts_head_anew: what the weights that a run begins with lack of the model's head, or have in another shape,
+        starts at random; else such weights are refused.
     """
 
+    starts_head_anew: bool = False
     model_class: str
     means: tuple[Mean, ...]
     card: TaskCard
-
-    @classmethod
-    def record(cls) -> dict[str, Any]:
-        """Collect what `run.json` says of the task: all that is needed to export a checkpoint."""
-        return {"model_class": cls.model_class, "card": asdict(cls.card)}
 
     @abstractmethod
     def features(self, length: int) -> dict[str, Feature]:
@@ -130,17 +132,26 @@ class Task(ABC):
         """Run the network on rows of `prepare_batch` or `prepare_row`, and add up losses, hits and counts.
 
         Batches and replicas must add up exactly, so these are float32 sums over the rows, those that `means` names
-        among them, as scalars. Rows of padding must count for nothing.
+        among them, as scalars. Rows of padding must count for nothing. In an evaluation there may besides be what is
+        kept of each row, (rows, …), for figures that are no sums.
         """
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        """Compute the figures of an evaluation from the sums over all its rows, in float64; `loss` is one of them."""
+        """Compute the figures of an evaluation from what `sums` gave; `loss` is one of them.
+
+        Args:
+            sums: over all rows, in float64; and what was kept of each row, batch after batch, those of padding too.
+        """
         means = {name: float(sums[total] / sums[weight]) if sums[weight] else 0.0 for name, total, weight in self.means}
         return means | self.derived_figures(means)
 
     def derived_figures(self, means: Mapping[str, float]) -> dict[str, float]:  # noqa: ARG002
         """Compute the figures that follow from the means, of training or of evaluation."""
         return {}
+
+    def score(self, figures: Mapping[str, float]) -> float:
+        """Compute by what evaluations are compared, the higher the better; the checkpoint of the best is kept."""
+        return -figures["loss"]
 
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
         """Describe the figures of the last evaluation for people: {title: text}."""
@@ -156,3 +167,8 @@ class Task(ABC):
         By them operations are counted; None where the model has another head.
         """
         return None
+
+
+def task_record(task: Task | type[Task]) -> dict[str, Any]:
+    """Collect what `run.json` says of a task: all that is needed to export a checkpoint."""
+    return {"model_class": task.model_class, "card": asdict(task.card)}

@@ -3,23 +3,22 @@
 import dataclasses
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from mlm_common.errors import InputError
 from tests.fixtures.record_run import unpack
+from tests.fixtures.tiny_models import tiny_tokenizer
+from tfrecord_prep.manifest import ShardSet
 from train.checkpoints.fingerprint import fingerprint, fingerprint_sha256, is_checkpoint_of
 from train.checkpoints.store import parse_record
 from train.config.settings import ADDED, MAY_CHANGE, PER_WORKER, ROUNDING, flags_marked, settings_marked
 from train.config.sources import parse_training_config
+from train.data.shards import TrainingInputs
 from train.runtime.run_folder import check_run_folder
 
-INPUTS = SimpleNamespace(
-    max_length=16,
-    train_shards=SimpleNamespace(manifest=None, paths=["a/dataset-0-8.tfrecord"]),
-    eval_shards=None,
-)
+SHARDS = ShardSet("a", ("a/dataset-0-8.tfrecord",), (8,), num_rows=8, manifest=None, tokenizer_folder=None)
+INPUTS = TrainingInputs(SHARDS, None, tiny_tokenizer(), "nowhere", 16)
 MODEL_CONFIG = {"model_type": "roberta", "vocab_size": 128}
 
 
@@ -73,8 +72,8 @@ def test_runs_and_checkpoints_that_were_recorded_with_the_version_of_transformer
 def test_shards_and_architecture_are_in_it():
     config = parse_training_config(["--train-dataset", "shards", "--output-dir", "run"], "")
     others = [
-        fingerprint(config, SimpleNamespace(**{**vars(INPUTS), "max_length": 32}), MODEL_CONFIG),
-        fingerprint(config, SimpleNamespace(**{**vars(INPUTS), "eval_shards": INPUTS.train_shards}), MODEL_CONFIG),
+        fingerprint(config, dataclasses.replace(INPUTS, max_length=32), MODEL_CONFIG),
+        fingerprint(config, dataclasses.replace(INPUTS, eval_shards=SHARDS), MODEL_CONFIG),
         fingerprint(config, INPUTS, {**MODEL_CONFIG, "vocab_size": 256}),
     ]
     assert sha256_of() not in {fingerprint_sha256(one) for one in others}

@@ -26,6 +26,7 @@ from train.publishing.published_record import published_run
 from train.publishing.publisher import Publication
 from train.publishing.pytorch_format import ModelSnapshot
 from train.tasks.masked_lm import MaskedLanguageModeling
+from train.tasks.task import task_record
 
 HUB = HubConfig(hub_model_id="alice/tiny", hub_license="apache-2.0", hub_language=["en", "de"])
 TOTALS = {
@@ -188,7 +189,7 @@ def test_the_task_is_read_from_the_record() -> None:
     of = record()
     assert "| masking | token, 15% of the tokens: 80% masked, 10% random, the rest kept |" in card(of)
     assert "Knowing the frequencies of the tokens only gives a loss of 4.2000." in card(of)
-    task = json.loads(json.dumps(MaskedLanguageModeling.record()))
+    task = json.loads(json.dumps(task_record(MaskedLanguageModeling)))
     assert card(of | {"task": task}) == card(of)
     task["card"] |= {"predicts_tokens": False, "usage": None, "procedure": {}, "pipeline_tag": "other"}
     text = card(of | {"task": task})

@@ -61,7 +61,9 @@ def check_run(config: TrainingConfig) -> Iterator[Finding]:
         return  # check_data says why
     run = open_run(config, read_cluster())
     run.plan(expected_num_replicas(config.hardware, run.cluster, num_local_devices=1))
-    config = max(run.phases, key=lambda phase: phase.inputs.max_length).config
+    longest = max(run.phases, key=lambda phase: phase.inputs.max_length).config
+    assert isinstance(longest, TrainingConfig)
+    config = longest
     if config.run.output_dir is not None:
         check_run_folder(
             run.output_dir,

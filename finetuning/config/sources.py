@@ -1,0 +1,29 @@
+"""Where settings of fine-tuning come from: the command line, over a configuration file and the defaults."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from finetuning.config.settings import FinetuningConfig
+from mlm_common.command_line import parse_arguments
+from mlm_common.settings import require
+from train.config.sources import saved_on_tpus
+
+Settings = TypeVar("Settings", bound=FinetuningConfig)
+
+
+def parse_finetuning_config(config_class: type[Settings], argv: Sequence[str] | None, description: str) -> Settings:
+    """Read the settings of a task given on the command line, over `--config-file` and the defaults.
+
+    Raises:
+        InputError: a setting is not what it must be, or a required one is missing.
+    """
+    subjects = config_class.subjects()
+    settings: dict[str, Any] = dict(
+        zip(subjects, parse_arguments(tuple(subjects.values()), argv, description), strict=True)
+    )
+    config = config_class(**settings)
+    require(bool(config.model.init_from), "is required: the model to start from", "--init-from", "nothing")
+    require(bool(config.run.output_dir), "is required: the folder of the run", "--output-dir", "nothing")
+    run: Any = saved_on_tpus(config)
+    return replace(config, run=run)

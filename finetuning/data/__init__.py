@@ -1,0 +1,1 @@
+"""From files of texts and labels to batches of a few static lengths."""

@@ -1,0 +1,101 @@
+"""Which rows make a batch: of one bucket of lengths each, in an order that is a pure function of seed and pass.
+
+In each pass over the rows they are permuted, and the rows of a bucket cut into batches in that order. What is left over
+of a bucket joins the next longer one; of the longest, it makes a batch that rows of padding fill up. Then the batches
+are permuted. So each row is used once in a pass, a pass has as many batches as without buckets, and the batch of any
+step is found by arithmetic.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+# In a batch, where a row of padding stands.
+PADDING = -1
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches by the numbers of their rows.
+
+    rows: int32 (batches, batch_rows), `PADDING` where a batch is filled up.
+    lengths: int32 (batches,), the tokens that the rows of each are filled up to.
+    """
+
+    rows: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+def bucket_of_rows(row_lengths: NDArray[np.int64], lengths: Sequence[int]) -> NDArray[np.int64]:
+    """Find for each row the bucket, by its place in the ascending `lengths`, whose length it reaches at most."""
+    return np.searchsorted(np.asarray(lengths), row_lengths)
+
+
+def training_batches(
+    row_lengths: NDArray[np.int64], lengths: Sequence[int], *, batch_rows: int, seed: int, first: int, num_batches: int
+) -> Batches:
+    """Make `num_batches` batches from number `first` on, counted over all passes.
+
+    Args:
+        row_lengths: tokens of each row.
+        lengths: of the buckets, ascending; the last is that of the longest row at least.
+        batch_rows: rows of a batch.
+        seed: of the run.
+        first: batches before.
+        num_batches: of the result.
+    """
+    batches_of_pass = -(-len(row_lengths) // batch_rows)
+    passes = range(first // batches_of_pass, -(-(first + num_batches) // batches_of_pass))
+    made = [_pass(row_lengths, lengths, batch_rows, _seed(seed, number)) for number in passes]
+    begin = first - passes.start * batches_of_pass
+    chosen = slice(begin, begin + num_batches)
+    return Batches(
+        np.concatenate([one.rows for one in made])[chosen], np.concatenate([one.lengths for one in made])[chosen]
+    )
+
+
+def evaluation_batches(row_lengths: NDArray[np.int64], lengths: Sequence[int], *, batch_rows: int) -> Batches:
+    """Make the batches of an evaluation: every row once, bucket by bucket, the last batch of each filled up."""
+    buckets = bucket_of_rows(row_lengths, lengths)
+    rows: list[NDArray[np.int64]] = []
+    of_batches: list[int] = []
+    for bucket, length in enumerate(lengths):
+        own = _filled(np.flatnonzero(buckets == bucket), batch_rows)
+        rows.append(own)
+        of_batches += [length] * (len(own) // batch_rows)
+    joined = np.concatenate(rows).reshape(-1, batch_rows)
+    return Batches(joined.astype(np.int32), np.array(of_batches, np.int32))
+
+
+def _pass(row_lengths: NDArray[np.int64], lengths: Sequence[int], batch_rows: int, seed: int) -> Batches:
+    random = np.random.Philox(key=seed)
+    buckets = bucket_of_rows(row_lengths, lengths)
+    order = np.argsort(random.random_raw(len(row_lengths)), kind="stable")
+    filled = [bucket for bucket in range(len(lengths)) if (buckets == bucket).any()]
+    rest = np.array([], np.int64)
+    rows: list[NDArray[np.int64]] = []
+    of_batches: list[int] = []
+    for bucket in filled:
+        own = np.concatenate([rest, order[buckets[order] == bucket]])
+        num_full = len(own) // batch_rows * batch_rows
+        own, rest = (_filled(own, batch_rows), rest) if bucket == filled[-1] else (own[:num_full], own[num_full:])
+        rows.append(own)
+        of_batches += [lengths[bucket]] * (len(own) // batch_rows)
+    batch_order = np.argsort(random.random_raw(len(of_batches)), kind="stable")
+    joined = np.concatenate(rows).reshape(-1, batch_rows)
+    return Batches(joined[batch_order].astype(np.int32), np.array(of_batches, np.int32)[batch_order])
+
+
+def _filled(rows: NDArray[np.int64], batch_rows: int) -> NDArray[np.int64]:
+    """Fill up the last batch with rows of padding."""
+    return np.concatenate([rows, np.full(-len(rows) % batch_rows, PADDING)])
+
+
+def _seed(seed: int, number: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}/{number}".encode()).digest()[:16], "little")

@@ -1,0 +1,146 @@
+"""The parts of a task of classification: texts, or pairs of texts, with what stands for their labels."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from finetuning.config.settings import ClassificationData
+from finetuning.data.glue import GLUE_TASKS, HUB_NAME, HUB_SPLITS, GlueTask
+from finetuning.data.labels import is_missing
+from finetuning.data.tables import Table, read_hub_tables, read_table
+from mlm_common.errors import InputError
+from mlm_common.settings import require
+
+NO_TEXT = ("id", "idx", "index")
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Texts with labels as they stand in a table.
+
+    name: where they stand.
+    texts: one or two columns.
+    labels: None where there are none.
+    """
+
+    name: str
+    texts: tuple[Sequence[str], ...]
+    labels: Sequence[Any] | None
+
+    @property
+    def num_rows(self) -> int:
+        """Number of examples."""
+        return len(self.texts[0])
+
+
+@dataclass(frozen=True)
+class Parts:
+    """All examples of a run.
+
+    validation: {ending of the names of the figures: examples}; the first is the one that checkpoints are chosen by.
+    tests: {name of the predictions: examples}.
+    """
+
+    train: Examples
+    validation: dict[str, Examples] = field(default_factory=dict)
+    tests: dict[str, Examples] = field(default_factory=dict)
+
+
+def read_parts(data: ClassificationData) -> Parts:
+    """Read the examples to train on, to evaluate on and to predict.
+
+    Raises:
+        InputError: a file, a column, a text or a label is not there.
+        HubAwayError: the Hub cannot be reached.
+    """
+    if data.task_name is not None:
+        return _read_glue(data, GLUE_TASKS[data.task_name])
+    tables = _own_tables(data)
+    if "train" not in tables:
+        rule = "--train-file is required, or --task-name, or a --dataset-name with a split train"
+        raise InputError(f"{rule}; received {data.dataset_name or 'nothing'}.")
+    texts = data.text_column_names or _text_columns(tables["train"], data)
+
+    def examples(split: str) -> dict[str, Examples]:
+        return {"": _examples(tables[split], texts, data, needs_labels=split != "test")} if split in tables else {}
+
+    tests = examples("test") if data.predicts else {}
+    if data.predicts and not tests:
+        raise InputError(
+            f"--do-predict needs a part to predict: --test-file, or a split test; received {list(tables)}."
+        )
+    return Parts(examples("train")[""], examples("validation"), {f"test{ending}": one for ending, one in tests.items()})
+
+
+def _own_tables(data: ClassificationData) -> dict[str, Table]:
+    if data.dataset_name is not None:
+        tables = read_hub_tables(data.dataset_name, data.dataset_config_name, data.dataset_revision)
+        tables = {split: tables[split] for split in SPLITS if split in tables}
+    else:
+        files = {split: getattr(data, f"{split}_file") for split in SPLITS}
+        tables = {split: read_table(path, f"--{split}-file") for split, path in files.items() if path is not None}
+    limits = (data.max_train_samples, data.max_eval_samples, data.max_predict_samples)
+    return {split: tables[split].first(limit) for split, limit in zip(SPLITS, limits, strict=True) if split in tables}
+
+
+def _text_columns(table: Table, data: ClassificationData) -> list[str]:
+    names = [name for name in table.columns if name != data.label_column_name and name.lower() not in NO_TEXT]
+    require(
+        1 <= len(names) <= 2,
+        f"must say which columns of {table.name} are the texts, where that are not one or two besides "
+        f"{data.label_column_name}",
+        "--text-column-names",
+        f"nothing, with the columns {', '.join(table.columns)}",
+    )
+    return names
+
+
+def _examples(table: Table, texts: Sequence[str], data: ClassificationData, *, needs_labels: bool) -> Examples:
+    labels: Sequence[Any] | None = None
+    if needs_labels or data.label_column_name in table.columns:
+        labels = table.column(data.label_column_name, "--label-column-name")
+        if table.holds_text and data.problem_type == "multi_label_classification":
+            labels = [[one.strip() for one in value.split(data.label_separator) if one.strip()] for value in labels]
+        if not needs_labels and all(map(is_missing, labels)):
+            labels = None
+    return Examples(table.name, _texts(table, texts), labels)
+
+
+def _texts(table: Table, names: Sequence[str]) -> tuple[Sequence[str], ...]:
+    columns = tuple(table.column(name, "--text-column-names") for name in names)
+    for name, column in zip(names, columns, strict=True):
+        for row, text in enumerate(column, start=1):
+            if not isinstance(text, str):
+                raise InputError(f"Column {name} of {table.name} must hold text; row {row:,} has {text!r}.")
+    return columns
+
+
+def _read_glue(data: ClassificationData, task: GlueTask) -> Parts:
+    hub = None
+    if data.glue_dir is None:
+        hub = read_hub_tables(HUB_NAME, data.task_name, data.dataset_revision)
+
+    def part(file: str, limit: int | None, *, has_labels: bool) -> Examples:
+        if hub is not None:
+            table = hub[HUB_SPLITS[file]].first(limit)
+            texts, label = task.hub_texts, "label"
+        else:
+            path = f"{str(data.glue_dir).rstrip('/')}/{task.folder}/{file}.tsv"
+            columns = task.columns if has_labels else None
+            table = read_table(path, "--glue-dir", columns, skips_short_rows=task.skips_short_rows).first(limit)
+            texts, label = task.texts, task.label
+        labels = table.column(label, "--task-name") if has_labels else None
+        if labels is not None and task.label_names:
+            labels = [task.label_names[int(value)] if value in ("0", "1") else value for value in labels]
+        return Examples(table.name, _texts(table, texts), labels)
+
+    tests = task.all_tests if data.predicts else {}
+    return Parts(
+        part("train", data.max_train_samples, has_labels=True),
+        {ending: part(file, data.max_eval_samples, has_labels=True) for ending, file in task.validation.items()},
+        {
+            f"{data.task_name}{ending}": part(file, data.max_predict_samples, has_labels=False)
+            for ending, (file, _) in tests.items()
+        },
+    )

@@ -1,0 +1,80 @@
+"""The tasks of GLUE (Wang et al. 2018): their files, columns and metrics, and how its site takes predictions.
+
+Files: the download of https://gluebenchmark.com/tasks, .tsv without quoting.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+# GLUE's own on the Hub.
+HUB_NAME = "nyu-mll/glue"
+
+
+@dataclass(frozen=True)
+class GlueTask:
+    """One task.
+
+    folder: in the download.
+    texts: the columns of text.
+    label: their column of labels.
+    metrics: the first score, or the mean of both, is the task's.
+    hub_texts: the columns of text on the Hub.
+    columns: of the files for training and validation that have no line with their names.
+    label_names: the classes as predictions name them, by the digit in the files; empty where the files have the names.
+    validation: {ending of the figures' names: file}, the first of which is the one that a checkpoint is chosen by.
+    tests: {ending of the predictions' name: (file of the download, name in a submission)}; by default one.
+    skips_short_rows: some lines of its files lack columns, and belong to no example.
+    is_regression: its label is a number.
+    """
+
+    folder: str
+    texts: tuple[str, ...]
+    label: str
+    metrics: tuple[str, ...]
+    hub_texts: tuple[str, ...]
+    columns: tuple[str, ...] | None = None
+    label_names: tuple[str, ...] = ()
+    validation: Mapping[str, str] = field(default_factory=lambda: {"": "dev"})
+    tests: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    skips_short_rows: bool = False
+    is_regression: bool = False
+
+    @property
+    def all_tests(self) -> Mapping[str, tuple[str, str]]:
+        """As `tests`, the default filled in."""
+        return self.tests or {"": ("test", self.folder)}
+
+
+SENTENCE, PAIR = ("sentence",), ("sentence1", "sentence2")
+ENTAILMENT = ("entailment", "not_entailment")
+
+GLUE_TASKS = {
+    "cola": GlueTask(
+        "CoLA", SENTENCE, "label", ("matthews_correlation",), SENTENCE, columns=("source", "label", "mark", "sentence"),
+        label_names=("unacceptable", "acceptable"),
+    ),
+    "mnli": GlueTask(
+        "MNLI", PAIR, "gold_label", ("accuracy",), ("premise", "hypothesis"),
+        validation={"": "dev_matched", "_mm": "dev_mismatched"},
+        tests={"": ("test_matched", "MNLI-m"), "-mm": ("test_mismatched", "MNLI-mm")},
+    ),
+    "mrpc": GlueTask(
+        "MRPC", ("#1 String", "#2 String"), "Quality", ("accuracy", "f1"), PAIR,
+        label_names=("not_equivalent", "equivalent"),
+    ),
+    "qnli": GlueTask("QNLI", ("question", "sentence"), "label", ("accuracy",), ("question", "sentence")),
+    "qqp": GlueTask(
+        "QQP", ("question1", "question2"), "is_duplicate", ("accuracy", "f1"), ("question1", "question2"),
+        label_names=("not_duplicate", "duplicate"), skips_short_rows=True,
+    ),
+    "rte": GlueTask("RTE", PAIR, "label", ("accuracy",), PAIR),
+    "sst2": GlueTask("SST-2", SENTENCE, "label", ("accuracy",), SENTENCE, label_names=("negative", "positive")),
+    "stsb": GlueTask("STS-B", PAIR, "score", ("pearson", "spearmanr"), PAIR, is_regression=True),
+    "wnli": GlueTask("WNLI", PAIR, "label", ("accuracy",), PAIR, label_names=ENTAILMENT[::-1]),
+}  # fmt: skip
+
+# On the Hub, by the files of the download.
+HUB_SPLITS = {
+    "train": "train", "dev": "validation", "test": "test", "dev_matched": "validation_matched",
+    "dev_mismatched": "validation_mismatched", "test_matched": "test_matched", "test_mismatched": "test_mismatched",
+}  # fmt: skip

@@ -1,0 +1,130 @@
+"""What a run of fine-tuning trains on and is evaluated on: encoded rows in memory, in buckets of lengths."""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+
+from finetuning.data import buckets
+from finetuning.data.rows import EncodedRows
+from tokenizer_training.tokenizer import tokenizer_sha256
+from train.data.features import Feature
+from train.data.inputs import Inputs
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+@dataclass(frozen=True)
+class ExampleInputs(Inputs):
+    """Rows to train on, rows to evaluate on, and the lengths that they are filled up to.
+
+    lengths: of the buckets, ascending.
+    sources: {"train_data" and "eval_data": what `run.json` says of where they come from}.
+    """
+
+    train_rows: EncodedRows
+    eval_rows: EncodedRows | None
+    tokenizer: PreTrainedTokenizerFast
+    tokenizer_source: str
+    lengths: tuple[int, ...]
+    sources: Mapping[str, Any]
+
+    fills_passes: ClassVar[bool] = True
+
+    @property
+    def max_length(self) -> int:  # type: ignore[override]
+        """Tokens of the longest row, those it is filled up to included."""
+        return self.lengths[-1]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows to train on."""
+        return self.train_rows.num_rows
+
+    @functools.cached_property
+    def mean_length(self) -> float:  # type: ignore[override]
+        """Tokens of a row to train on, on average, those it is filled up to included."""
+        return float(np.mean(np.asarray(self.lengths)[buckets.bucket_of_rows(self.train_rows.lengths, self.lengths)]))
+
+    def with_eval_rows(self, rows: EncodedRows) -> "ExampleInputs":
+        """Make inputs with other rows to evaluate."""
+        return replace(self, eval_rows=rows)
+
+    def identities(self) -> dict[str, Any]:
+        """Hash the rows and the tokenizer."""
+        return {
+            "max_length": self.max_length,
+            "train_rows": self.train_rows.sha256,
+            "eval_rows": self.eval_rows.sha256 if self.eval_rows else None,
+            "tokenizer": tokenizer_sha256(self.tokenizer),
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """Collect where the rows come from, and how many there are."""
+        parts = {"train_data": self.train_rows, "eval_data": self.eval_rows}
+        return {
+            name: None if rows is None else {**self.sources.get(name, {}), "totals": {"num_rows": rows.num_rows}}
+            for name, rows in parts.items()
+        }
+
+    def describe_rows(self) -> dict[str, str]:
+        """Describe how many rows of which length there are."""
+        counts = np.bincount(buckets.bucket_of_rows(self.train_rows.lengths, self.lengths), minlength=len(self.lengths))
+        shares = [f"{count:,} of {length}" for count, length in zip(counts, self.lengths, strict=True) if count]
+        evaluated = self.eval_rows.num_rows if self.eval_rows else 0
+        return {
+            "rows": f"{self.num_rows:,} to train on, {evaluated:,} to evaluate on",
+            "tokens of a row": f"up to {', '.join(shares)}; on average {self.train_rows.lengths.mean():.1f}, "
+            f"with padding {self.mean_length:.1f}",
+        }
+
+    def training_batches(
+        self,
+        features: Mapping[str, Feature],
+        context: "tf.distribute.InputContext",
+        *,
+        seed: int,
+        global_batch_rows: int,
+        start_step: int,
+        num_steps: int,
+        num_left_out_rows: int = 0,
+    ) -> "tf.data.Dataset":
+        """Make the batches of some steps; see `finetuning.data.buckets`."""
+        from finetuning.data.batches import batches_of_rows
+
+        batches = buckets.training_batches(
+            self.train_rows.lengths,
+            self.lengths,
+            batch_rows=global_batch_rows,
+            seed=seed,
+            first=start_step + num_left_out_rows // global_batch_rows,
+            num_batches=num_steps,
+        )
+        return batches_of_rows(self.train_rows, batches, features, context)
+
+    def evaluation_batches(
+        self,
+        features: Mapping[str, Feature],
+        prepare_row: "Callable[[dict[str, tf.Tensor]], Any]",
+        context: "tf.distribute.InputContext",
+        *,
+        global_batch_rows: int,
+    ) -> "tf.data.Dataset":
+        """Make the batches of an evaluation, with every row once."""
+        from finetuning.data.batches import batches_of_rows
+
+        assert self.eval_rows is not None
+        batches = self._evaluation(global_batch_rows)
+        return batches_of_rows(self.eval_rows, batches, features, context, prepare_row)
+
+    def num_evaluation_batches(self, global_batch_rows: int) -> int:
+        """Count the global batches of an evaluation."""
+        return len(self._evaluation(global_batch_rows)) if self.eval_rows else 0
+
+    def _evaluation(self, global_batch_rows: int) -> buckets.Batches:
+        assert self.eval_rows is not None
+        return buckets.evaluation_batches(self.eval_rows.lengths, self.lengths, batch_rows=global_batch_rows)

@@ -1,0 +1,78 @@
+"""Put the predictions of GLUE's tasks, a run each, into the zip file that gluebenchmark.com takes."""
+
+import io
+import sys
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from finetuning.data.glue import GLUE_TASKS
+from mlm_common.command_line import command, parse_arguments
+from mlm_common.errors import InputError
+from mlm_common.settings import flag, require
+from mlm_common.storage import folder_and_name, open_folder
+from train.runtime.run_folder import RECORD_NAME, read_run_record
+
+
+@dataclass(frozen=True)
+class SubmissionConfig:
+    """Which runs, and the file."""
+
+    runs: list[str] = flag(list, "Folders of runs of run_classification.py with --task-name and --do-predict.")
+    output: str = flag("glue_submission.zip", "The zip file, local or gs://.")
+
+    def __post_init__(self) -> None:
+        require(bool(self.runs), "is required: folders of runs", "--runs", "nothing")
+        require(self.output.endswith(".zip"), "must end in .zip", "--output", self.output)
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """Read the predictions of each run, write them as GLUE wants them, and say which tasks are missing."""
+    (config,) = parse_arguments((SubmissionConfig,), argv, __doc__)
+    files: dict[str, str] = {}
+    for run in config.runs:
+        files |= submission_files(run)
+    folder, name = folder_and_name(config.output)
+    folder.write_bytes(name, zipped(files))
+    missing = sorted({file for task in GLUE_TASKS.values() for _, file in task.all_tests.values()} - files.keys())
+    print(f"{config.output}: {', '.join(sorted(files))}" + (f"; missing: {', '.join(missing)}" if missing else ""))
+
+
+def submission_files(run: str) -> dict[str, str]:
+    """Make {name of a file, without its ending: its text} of the predictions of a run.
+
+    Raises:
+        InputError: it is no run of a task of GLUE, or has not predicted.
+    """
+    folder = open_folder(run)
+    name = read_run_record(run)["settings"]["data"].get("task_name") if folder.exists(RECORD_NAME) else None
+    if name is None:
+        raise InputError(f"--runs must be of tasks of GLUE, made with --task-name; {run} is not.")
+    task, files = GLUE_TASKS[name], {}
+    for ending, (_, file) in task.all_tests.items():
+        predictions = f"predict_results_{name}{ending}.txt"
+        if not folder.exists(predictions):
+            raise InputError(f"--runs must have predicted; {run} has no {predictions}. Run it again with --do-predict.")
+        lines = [line.split("\t") for line in folder.read_text(predictions).splitlines()[1:]]
+        rows = [f"{index}\t{_as_submitted(one, task.label_names)}\n" for index, one in lines]
+        files[file] = "index\tprediction\n" + "".join(rows)
+    return files
+
+
+def zipped(files: dict[str, str]) -> bytes:
+    """Make a zip file of texts; of the same ones always the same bytes."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in sorted(files.items()):
+            archive.writestr(zipfile.ZipInfo(f"{name}.tsv"), text)
+    return content.getvalue()
+
+
+def _as_submitted(prediction: str, label_names: Sequence[str]) -> str:
+    """Give a class the digit that it has in the task's files, where it has one."""
+    return str(label_names.index(prediction)) if label_names else prediction
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""The model that a run of fine-tuning starts from: where it lies, its tokenizer, and its configuration."""
+
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
+
+from finetuning.config.settings import FinetuningConfig
+from mlm_common.errors import InputError
+from mlm_common.storage import local_or_hub, open_folder
+from tokenizer_training.tokenizer import load_tokenizer
+from train.model.architectures import check_architecture, max_positions
+from train.model.from_pretrained import WEIGHTS_SUFFIXES, read_config
+from train.runtime.run_folder import EXPORT_FOLDER, RECORD_NAME
+
+
+def starting_model(init_from: str) -> str:
+    """Name the folder or Hub id of the model: of a run's folder, its export.
+
+    Raises:
+        InputError: the run has none yet.
+    """
+    folder = open_folder(init_from)
+    if not folder.exists(RECORD_NAME):
+        return init_from
+    if not folder.subfolder(EXPORT_FOLDER).exists("config.json"):
+        raise InputError(
+            f"--init-from must be a model; the run in {init_from} has no export yet. Make one of its newest "
+            f"checkpoint by python train/export.py {init_from} FOLDER, and name that."
+        )
+    return folder.path_of(EXPORT_FOLDER)
+
+
+def open_model(config: FinetuningConfig) -> tuple[PretrainedConfig, PreTrainedTokenizerFast, str]:
+    """Read the configuration of the model to start from, and its tokenizer; also return where that came from.
+
+    Raises:
+        InputError: one of them is not there, or the architecture is not supported, or its rows are shorter than those
+            asked for.
+    """
+    init_from, data = str(config.model.init_from), config.data
+    try:
+        with local_or_hub(init_from, without=WEIGHTS_SUFFIXES) as name:
+            model_config = read_config(name)
+    except InputError as error:
+        raise InputError(f"--init-from: {error}") from error
+    check_architecture(model_config)
+    positions = max_positions(model_config)
+    if positions is not None and data.max_seq_length > positions:
+        raise InputError(
+            f"--max-seq-length must be at most the {positions} tokens that {init_from} takes; received "
+            f"{data.max_seq_length}."
+        )
+    tokenizer = load_tokenizer(init_from)
+    if data.tokenizer_name is None:
+        return model_config, tokenizer, init_from
+    named = load_tokenizer(data.tokenizer_name)
+    if named.get_vocab() != tokenizer.get_vocab():
+        raise InputError(
+            f"--tokenizer-name must have the vocabulary of {init_from}, since what was learned belongs to the ids; "
+            f"{data.tokenizer_name} has another. Leave it out."
+        )
+    return model_config, named, data.tokenizer_name

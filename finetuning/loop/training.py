@@ -1,0 +1,98 @@
+"""What all commands of fine-tuning do: check, connect, train by `train`'s loop, score the best checkpoint, export."""
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finetuning.config.sources import Settings
+from finetuning.data.inputs import ExampleInputs
+from finetuning.data.rows import EncodedRows
+from train.loop import run as stages
+from train.loop.run import Run
+from train.runtime.cluster import Cluster
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from train.loop.trainer import Trainer
+    from train.runtime.preemption import StopRequest
+
+# Runs the model on rows, for what the task keeps of each: `Task.figures` takes it.
+Predict = Callable[[EncodedRows], dict[str, NDArray[Any]]]
+
+
+class Job(ABC, Generic[Settings]):
+    """What one command does besides: which run it opens, and which results it writes."""
+
+    @abstractmethod
+    def open_run(self, config: Settings, cluster: Cluster) -> Run:
+        """Open the examples and the model to start from, before TensorFlow starts.
+
+        Raises:
+            InputError: whatever is wrong with them.
+        """
+
+    @abstractmethod
+    def write_results(self, trainer: "Trainer", figures: dict[str, float] | None, step: int, predict: Predict) -> None:
+        """Write the results of the model as it stands after `step`, with the figures of its evaluation.
+
+        All workers of a run are to predict the same rows, and the chief alone writes.
+        """
+
+
+def finetune(config: Settings, job: Job[Settings]) -> None:
+    """Check all that can be checked, print the plan, connect; build, restore, fit; score, export, push."""
+    from train.loop.run_record import print_plan, record_run
+
+    run = stages.checked(config, job.open_run)
+    if config.run.dry_run:
+        print_plan(run)
+        return
+    with stages.own_run_folder(run):
+        from train.loop.fitting import fit  # TensorFlow, not for bad input
+        from train.loop.trainer import restored_trainers
+
+        strategy = stages.connect(run)
+        with stages.explained_and_stoppable(run, strategy) as stop:
+            run.plan(strategy.num_replicas_in_sync)
+            stages.check_workers(run, strategy)
+            (trainer,) = restored_trainers(run, strategy)
+            record = record_run(run, trainer.plan, strategy, trainer.computation)
+            publisher = stages.build_publisher(run, record)
+            if publisher is not None:
+                trainer.print_start()
+            with stages.push_while_training(run, trainer.plan, publisher, trainer.log) as pushing:
+                figures, step = fit(trainer, stop, pushing), trainer.plan.num_steps
+            if config.run.load_best_model_at_end:
+                stages.wait_for_workers(run, strategy)  # the others read what the chief has written
+                step, figures = trainer.restore_best()
+            job.write_results(trainer, figures, step, functools.partial(predict, trainer, strategy, stop))
+        if publisher is not None:
+            trainer.publish(publisher, figures, step)
+
+
+def predict(
+    trainer: "Trainer", strategy: "tf.distribute.Strategy", stop: "StopRequest", rows: EncodedRows
+) -> dict[str, NDArray[Any]]:
+    """Run the model on rows that are neither trained on nor evaluated in training.
+
+    Raises:
+        RunStoppedError: it was asked to stop; the same command goes on here.
+    """
+    from train.loop.trainer import evaluation_of
+    from train.runtime.preemption import RunStoppedError
+
+    assert isinstance(trainer.run.inputs, ExampleInputs)
+    inputs = trainer.run.inputs.with_eval_rows(rows)
+    add_up = evaluation_of(inputs, trainer.model, trainer.plan, strategy, trainer.computation.jit_compile)
+    totals = add_up(stop) if add_up is not None else {}
+    if totals is None:
+        raise RunStoppedError(
+            "The run was asked to stop, and has, while it predicted; the training is complete. Give the same command "
+            "again: it predicts."
+        )
+    return {name: np.asarray(value) for name, value in totals.items()}

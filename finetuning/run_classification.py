@@ -1,0 +1,25 @@
+"""Fine-tune a model to classify texts or pairs of texts, or to give them a number: GLUE's tasks, and one's own."""
+
+import sys
+from collections.abc import Sequence
+
+from finetuning.config.settings import ClassificationConfig
+from finetuning.config.sources import parse_finetuning_config
+from mlm_common.command_line import command, log_start
+from train.runtime.supervisor import supervise_if_asked
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """Check all that can be checked, print the plan, connect; build, restore, fit; score, predict, export, push."""
+    config = parse_finetuning_config(ClassificationConfig, argv, __doc__)
+    supervise_if_asked(config.run, __file__, argv)
+    log_start(__file__)
+    from finetuning.loop.classification import Classification  # transformers, not for --help
+    from finetuning.loop.training import finetune
+
+    finetune(config, Classification())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""How good predictions are, and what a guess without the text would score."""

@@ -1,0 +1,122 @@
+"""Metrics of classes and numbers, by scikit-learn and scipy, and what a guess without the text would score."""
+
+import importlib.util
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finetuning.data.labels import Labels, ProblemType
+from mlm_common.errors import InputError
+from mlm_common.settings import require
+
+# The mean of a task's metrics, where it has several.
+COMBINED = "combined_score"
+# Of a task of one's own; the first is the one by which checkpoints are compared.
+OWN_METRICS: dict[ProblemType, tuple[str, ...]] = {
+    "single_label_classification": ("accuracy", "f1_macro"),
+    "multi_label_classification": ("f1_micro", "f1_macro", "accuracy"),
+    "regression": ("pearson", "spearmanr", "mse"),
+}
+# The lower the better.
+ERRORS = ("mse",)
+
+
+def check_packages() -> None:
+    """Check that what computes metrics is installed.
+
+    Raises:
+        InputError: it is not.
+    """
+    missing = [name for name in ("sklearn", "scipy") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(
+            f"Metrics need scikit-learn and scipy; {missing[0]} is missing: pip install -e '.[finetuning]'."
+        )
+
+
+def chosen_metric(metrics: Sequence[str], name: str | None) -> str:
+    """Choose the metric by which checkpoints are compared: `name`, which --metric-name gives, or the task's own.
+
+    Raises:
+        InputError: the task has no such metric.
+    """
+    known = [*metrics, *((COMBINED,) if len(metrics) > 1 else ()), "loss"]
+    require(name in (None, *known), f"must be one of {', '.join(known)}", "--metric-name", name)
+    return name or metrics[0]
+
+
+def predict(logits: NDArray[Any], problem_type: ProblemType) -> NDArray[Any]:
+    """Make predictions of logits (rows, labels): a class (rows,), 0 or 1 (rows, labels), or a number (rows,)."""
+    if problem_type == "regression":
+        return logits[:, 0]
+    if problem_type == "multi_label_classification":
+        return (logits > 0).astype(np.int32)  # probability above one half
+    return np.argmax(logits, axis=-1)
+
+
+def scores(metrics: Sequence[str], predictions: NDArray[Any], references: NDArray[Any]) -> dict[str, float]:
+    """Compute metrics, and with several their mean, `combined_score`; a correlation with a constant is 0.
+
+    Args:
+        metrics: names in `METRICS`.
+        predictions: of `predict`.
+        references: of the same shape.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of constants, and of classes that are not predicted: both are 0
+        computed = {name: float(METRICS[name](references, predictions)) for name in metrics}
+    computed = {name: 0.0 if math.isnan(value) else value for name, value in computed.items()}
+    if len(computed) > 1 and not set(metrics) & set(ERRORS):
+        computed[COMBINED] = float(np.mean(list(computed.values())))
+    return computed
+
+
+def baseline(labels: Labels, train_labels: NDArray[Any], num_rows: int) -> NDArray[Any]:
+    """Guess without the text: of `num_rows` rows the most frequent class, each class that most rows have, the mean."""
+    if labels.problem_type == "single_label_classification":
+        guess: Any = np.bincount(train_labels, minlength=len(labels.names)).argmax()
+    elif labels.problem_type == "multi_label_classification":
+        guess = (train_labels.mean(axis=0) > 0.5).astype(np.int32)
+    else:
+        guess = train_labels.mean()
+    return np.repeat(np.asarray(guess)[np.newaxis], num_rows, axis=0)
+
+
+def is_degenerate(predictions: NDArray[Any]) -> bool:
+    """Tell whether all rows have the same prediction: nothing was learned."""
+    return len(predictions) > 1 and bool((predictions == predictions[0]).all())
+
+
+def _sklearn(name: str, **settings: Any) -> Callable[[NDArray[Any], NDArray[Any]], float]:
+    def compute(references: NDArray[Any], predictions: NDArray[Any]) -> float:
+        from sklearn import metrics
+
+        return getattr(metrics, name)(references, predictions, **settings)
+
+    return compute
+
+
+def _scipy(name: str) -> Callable[[NDArray[Any], NDArray[Any]], float]:
+    def compute(references: NDArray[Any], predictions: NDArray[Any]) -> float:
+        from scipy import stats
+
+        return getattr(stats, name)(predictions, references)[0]
+
+    return compute
+
+
+# {name: of (references, predictions)}, under the names of GLUE's.
+METRICS: dict[str, Callable[[NDArray[Any], NDArray[Any]], float]] = {
+    "accuracy": _sklearn("accuracy_score"),
+    "f1": _sklearn("f1_score"),
+    "f1_macro": _sklearn("f1_score", average="macro", zero_division=0.0),
+    "f1_micro": _sklearn("f1_score", average="micro", zero_division=0.0),
+    "matthews_correlation": _sklearn("matthews_corrcoef"),
+    "mse": _sklearn("mean_squared_error"),
+    "pearson": _scipy("pearsonr"),
+    "spearmanr": _scipy("spearmanr"),
+}

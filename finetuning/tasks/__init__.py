@@ -1,0 +1,1 @@
+"""What is learned: heads, their losses and figures."""

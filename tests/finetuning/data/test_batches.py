@@ -1,0 +1,53 @@
+"""Rows as tf.data: filled up to their bucket, shared out over hosts and replicas, each made by the task."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from finetuning.data.batches import batches_of_rows
+from finetuning.data.buckets import Batches
+from finetuning.data.rows import EncodedRows
+from train.data.features import Feature
+
+ROWS = EncodedRows(
+    np.array([0, 2, 5, 6]),
+    {"input_ids": np.array([10, 11, 20, 21, 22, 30], np.int32)},
+    {"label": np.array([1, 0, 1], np.int32), "index": np.arange(3, dtype=np.int32)},
+)
+FEATURES = {
+    "input_ids": Feature((None,), padding=1),  # type: ignore[arg-type]
+    "label": Feature(),
+    "index": Feature(padding=-1),
+}
+BATCHES = Batches(np.array([[2, 0, -1, -1], [1, 2, 0, -1]], np.int32), np.array([2, 4], np.int32))
+
+
+def test_rows_are_filled_up() -> None:
+    first, second = batches_of_rows(ROWS, BATCHES, FEATURES, tf.distribute.InputContext()).as_numpy_iterator()
+    assert first["input_ids"].tolist() == [[30, 1], [10, 11], [1, 1], [1, 1]]
+    assert second["input_ids"].tolist() == [[20, 21, 22, 1], [30, 1, 1, 1], [10, 11, 1, 1], [1, 1, 1, 1]]
+    assert second["index"].tolist() == [1, 2, 0, -1]
+    assert second["label"].tolist() == [0, 1, 1, 0]
+    assert first["input_ids"].dtype == np.int32
+
+
+@pytest.mark.parametrize("num_hosts", [1, 2])
+def test_replicas_share_a_batch(num_hosts: int) -> None:
+    """Host after host, replica after replica, the rows of the global batches are all there."""
+    own = []
+    for host in range(num_hosts):
+        context = tf.distribute.InputContext(num_hosts, host, num_replicas_in_sync=2)
+        own.append(list(batches_of_rows(ROWS, BATCHES, FEATURES, context).as_numpy_iterator()))
+    for step in range(2):
+        of_step = [batch for host in own for batch in host[step * len(host) // 2 : (step + 1) * len(host) // 2]]
+        assert len(of_step) == 2
+        assert np.concatenate([batch["index"] for batch in of_step]).tolist() == BATCHES.rows[step].tolist()
+
+
+def test_a_task_makes_its_rows() -> None:
+    def prepare(row: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        return row["input_ids"] + 1, row["index"] * 2
+
+    first, _ = batches_of_rows(ROWS, BATCHES, FEATURES, tf.distribute.InputContext(), prepare).as_numpy_iterator()
+    assert first[0].tolist() == [[31, 2], [11, 12], [2, 2], [2, 2]]
+    assert first[1].tolist() == [4, 0, -2, -2]

@@ -1,0 +1,89 @@
+"""Which columns are texts and labels: of GLUE's tasks, whose files are made here, and of one's own."""
+
+from pathlib import Path
+
+import pytest
+
+from finetuning.config.settings import ClassificationData
+from finetuning.data.examples import read_parts
+from finetuning.data.glue import GLUE_TASKS
+from mlm_common.errors import InputError
+
+# The columns of each task's files, as the download has them: of training, and of the test part where that has others.
+HEADERS = {
+    "cola": ("", "index sentence"),
+    "mnli": ("index sentence1 sentence2 label1 gold_label", "index sentence1 sentence2"),
+    "mrpc": ("Quality|#1 ID|#2 ID|#1 String|#2 String", "index|#1 ID|#2 ID|#1 String|#2 String"),
+    "qnli": ("index question sentence label", "index question sentence"),
+    "qqp": ("id qid1 qid2 question1 question2 is_duplicate", "id question1 question2"),
+    "rte": ("index sentence1 sentence2 label", "index sentence1 sentence2"),
+    "sst2": ("sentence label", "index sentence"),
+    "stsb": ("index genre sentence1 sentence2 score", "index genre sentence1 sentence2"),
+    "wnli": ("index sentence1 sentence2 label", "index sentence1 sentence2"),
+}
+LABELS = {"stsb": ("2.5", "4.000"), "mnli": ("neutral", "entailment"), "rte": ("not_entailment", "entailment")}
+LABELS["qnli"] = LABELS["rte"]
+
+
+def write_part(path: Path, header: str, values: dict[str, tuple[str, str]], names: tuple[str, ...] = ()) -> None:
+    columns = names or tuple(header.split("|") if "|" in header else header.split())
+    lines = [] if names else ["\t".join(columns)]
+    lines += ["\t".join(values.get(column, ("0", "1"))[row] for column in columns) for row in range(2)]
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("name", GLUE_TASKS)
+def test_a_task_of_glue_is_read(name: str, tmp_path: Path) -> None:
+    task = GLUE_TASKS[name]
+    texts = {column: (f"{column} one", f'"{column} two') for column in task.texts}
+    labels = LABELS.get(name, ("0", "1"))
+    (tmp_path / task.folder).mkdir()
+    for file in ("train", *task.validation.values()):
+        write_part(
+            tmp_path / task.folder / f"{file}.tsv", HEADERS[name][0], {**texts, task.label: labels}, task.columns or ()
+        )
+    for file, _ in task.all_tests.values():
+        write_part(tmp_path / task.folder / f"{file}.tsv", HEADERS[name][1], texts)
+
+    parts = read_parts(ClassificationData(task_name=name, glue_dir=str(tmp_path), do_predict=True))
+    expected = tuple(list(column) for column in texts.values())
+    for examples in (parts.train, *parts.validation.values(), *parts.tests.values()):
+        assert tuple(list(column) for column in examples.texts) == expected
+    assert list(parts.train.labels or ()) == (list(task.label_names) or list(labels))
+    assert all(examples.labels is None for examples in parts.tests.values())
+    assert set(parts.validation) == {"", *(["_mm"] if name == "mnli" else [])}
+
+
+def own(tmp_path: Path, content: str, **settings: object) -> ClassificationData:
+    (tmp_path / "a.tsv").write_text(content)
+    return ClassificationData(train_file=str(tmp_path / "a.tsv"), **settings)
+
+
+def test_columns_of_ones_own(tmp_path: Path) -> None:
+    parts = read_parts(own(tmp_path, "id\tpremise\tlabel\thypothesis\n7\ta\tx\tb\n"))
+    assert (parts.train.texts, parts.train.labels) == ((["a"], ["b"]), ["x"])
+    named = read_parts(own(tmp_path, "a\tb\tc\td\n1\t2\t3\t4\n", text_column_names=["c"], label_column_name="a"))
+    assert (named.train.texts, named.train.labels) == ((["3"],), ["1"])
+    several = own(tmp_path, "text\tlabel\nt\tx, y\nu\t\n", problem_type="multi_label_classification")
+    assert read_parts(several).train.labels == [["x", "y"], []]
+
+
+def test_a_test_part_may_have_labels(tmp_path: Path) -> None:
+    for content, labels in (("text\nt\n", None), ("text\tlabel\nt\tx\n", ["x"])):
+        (tmp_path / "b.tsv").write_text(content)
+        data = own(tmp_path, "text\tlabel\nt\tx\n", test_file=str(tmp_path / "b.tsv"))
+        assert read_parts(data).tests["test"].labels == labels
+
+
+@pytest.mark.parametrize(
+    ("content", "settings", "message"),
+    [
+        ("a\tb\tc\tlabel\n1\t2\t3\t4\n", {}, "--text-column-names must say which columns of .* are the texts"),
+        ("text\tclass\nt\tx\n", {}, "--label-column-name must name a column of .*: text, class; received label"),
+        ("text\tlabel\nt\tx\n", {"text_column_names": ["body"]}, "--text-column-names must name a column"),
+        ("text\tlabel\nt\tx\n", {"do_predict": True}, "--do-predict needs a part to predict"),
+    ],
+)
+def test_what_is_missing(tmp_path: Path, content: str, settings: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_parts(own(tmp_path, content, **settings))

@@ -1,0 +1,86 @@
+"""Tables of each kind, and what is wrong with those that are none."""
+
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from finetuning.data.tables import read_hub_tables, read_table
+from mlm_common.errors import InputError
+
+ROWS = [{"text": 'a "b', "label": "x"}, {"text": "c, d", "label": "y"}]
+
+
+def write(path, content):
+    if isinstance(content, str):
+        path.write_text(content, newline="")
+    elif content is not None:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(content), path)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.tsv", 'text\tlabel\na "b\tx\nc, d\ty\n'),
+        ("b.tsv", 'text\tlabel\r\na "b\tx\r\nc, d\ty'),
+        ("a.csv", 'text,label\n"a ""b",x\n\n"c, d",y\n'),
+        ("a.jsonl", "\ufeff" + "".join(json.dumps(row) + "\n" for row in ROWS)),
+        ("a.json", json.dumps(ROWS)),
+        ("a.parquet", ROWS),
+    ],
+)
+def test_a_table_is_read(tmp_path, name, content) -> None:
+    table = read_table(write(tmp_path / name, content), "--train-file")
+    assert table.num_rows == 2
+    assert {column: list(values) for column, values in table.columns.items()} == {
+        "text": [row["text"] for row in ROWS],
+        "label": [row["label"] for row in ROWS],
+    }
+    assert table.first(1).columns["text"] == [ROWS[0]["text"]]
+
+
+def test_lines_without_names_and_short_ones(tmp_path) -> None:
+    path = write(tmp_path / "a.tsv", "1\ta\n2\n3\tb\u2028b\n")
+    table = read_table(path, "", ("number", "text"), skips_short_rows=True)
+    assert table.columns == {"number": ["1", "3"], "text": ["a", "b\u2028b"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", "text", "--train-file takes files ending in .tsv, .csv, .json"),
+        ("a.tsv", None, "there is no"),
+        ("a.tsv", "", "must name a file with rows"),
+        ("b.tsv", "text\tlabel\n", "must name a file with rows"),
+        ("c.tsv", "text\tlabel\na\tb\na\n", "must have the 2 columns text, label; line 3 has 1"),
+        ("a.csv", "text,label\na,b,c\n", "line 2 has 3"),
+        ("a.jsonl", '{"text": "a"}\n{"label": 1}\n', "must have the columns of the first; row 2 lacks text"),
+        ("b.jsonl", '{"text": "a"}\n[1]\n', "row 2 is not"),
+        ("c.jsonl", '{"text": \n', "must name a readable .jsonl file"),
+        ("a.parquet", "text", "must name a readable .parquet file"),
+    ],
+)
+def test_what_is_no_table(tmp_path, name, content, message) -> None:
+    with pytest.raises(InputError, match=message):
+        read_table(write(tmp_path / name, content), "--train-file")
+
+
+def test_a_column_that_is_not_there(tmp_path) -> None:
+    table = read_table(write(tmp_path / "a.tsv", "text\tlabel\na\tb\n"), "")
+    with pytest.raises(InputError, match=r"--label-column-name must name a column of .*: text, label; received class"):
+        table.column("class", "--label-column-name")
+
+
+def test_a_data_set_of_a_folder(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    for split in ("train", "validation"):
+        write(tmp_path / "data" / f"{split}.jsonl", "".join(json.dumps(row) + "\n" for row in ROWS))
+    tables = read_hub_tables(str(tmp_path / "data"), None, None)
+    assert {split: list(table.columns["text"]) for split, table in tables.items()} == {
+        split: ['a "b', "c, d"] for split in ("train", "validation")
+    }
+    with pytest.raises(InputError, match="--dataset-name must be a data set of the Hub"):
+        read_hub_tables(str(tmp_path / "nowhere"), None, None)

@@ -1,0 +1,66 @@
+"""Metrics against sums done by hand, guesses without the text, and runs that learned nothing."""
+
+import math
+
+import numpy as np
+import pytest
+
+from finetuning.data.labels import Labels
+from finetuning.scores.classification import baseline, chosen_metric, is_degenerate, predict, scores
+from mlm_common.errors import InputError
+
+REFERENCES = np.array([1, 1, 1, 0, 0, 1])
+PREDICTIONS = np.array([1, 0, 1, 1, 0, 1])  # 3 true positives, 1 false, 1 missed, 1 true negative
+
+
+def test_metrics_of_classes() -> None:
+    found = scores(("accuracy", "f1", "matthews_correlation", "f1_macro"), PREDICTIONS, REFERENCES)
+    assert found["accuracy"] == 4 / 6
+    assert found["f1"] == pytest.approx(3 / 4)
+    assert found["matthews_correlation"] == pytest.approx((3 * 1 - 1 * 1) / math.sqrt(4 * 4 * 2 * 2))
+    assert found["f1_macro"] == pytest.approx((3 / 4 + 1 / 2) / 2)
+    assert found["combined_score"] == pytest.approx(sum(list(found.values())[:4]) / 4)
+
+
+def test_metrics_of_numbers() -> None:
+    references, predictions = np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.0, 1.0, 4.0, 9.0])
+    found = scores(("pearson", "spearmanr", "mse"), predictions, references)
+    assert found["pearson"] == pytest.approx(np.corrcoef(references, predictions)[0, 1])
+    assert found["spearmanr"] == pytest.approx(1.0)
+    assert found["mse"] == pytest.approx((4 + 36) / 4)
+    assert "combined_score" not in found  # of what is better high and what is better low
+
+
+def test_a_constant_scores_nothing() -> None:
+    found = scores(("pearson", "spearmanr"), np.ones(4), np.arange(4.0))
+    assert found == {"pearson": 0.0, "spearmanr": 0.0, "combined_score": 0.0}
+    assert scores(("matthews_correlation", "f1"), np.zeros(6, int), REFERENCES)["combined_score"] == 0.0
+
+
+def test_predictions_of_logits() -> None:
+    logits = np.array([[0.1, -2.0, 0.3], [3.0, 1.0, 0.0]], np.float32)
+    assert predict(logits, "single_label_classification").tolist() == [2, 0]
+    assert predict(logits, "multi_label_classification").tolist() == [[1, 0, 1], [1, 1, 0]]
+    assert predict(logits[:, :1], "regression").tolist() == logits[:, 0].tolist()
+
+
+def test_a_guess_without_the_text() -> None:
+    one = Labels("single_label_classification", ("a", "b"))
+    assert baseline(one, np.array([0, 1, 1]), 2).tolist() == [1, 1]
+    several = Labels("multi_label_classification", ("a", "b"))
+    assert baseline(several, np.array([[1, 0], [1, 1], [1, 0]]), 2).tolist() == [[1, 0], [1, 0]]
+    assert baseline(Labels("regression", ("score",)), np.array([1.0, 2.0]), 2).tolist() == [1.5, 1.5]
+
+
+def test_degenerate_runs() -> None:
+    assert is_degenerate(np.array([1, 1, 1]))
+    assert is_degenerate(np.array([[0, 1], [0, 1]]))
+    assert not is_degenerate(np.array([1, 1, 0]))
+    assert not is_degenerate(np.array([1]))
+
+
+def test_the_metric_by_which_the_best_is_chosen() -> None:
+    assert chosen_metric(("accuracy", "f1"), None) == "accuracy"
+    assert chosen_metric(("accuracy", "f1"), "combined_score") == "combined_score"
+    with pytest.raises(InputError, match="--metric-name must be one of accuracy, loss; received f1"):
+        chosen_metric(("accuracy",), "f1")

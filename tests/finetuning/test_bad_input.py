@@ -1,0 +1,114 @@
+"""Bad input to fine-tuning: one line with the cure, exit status 2, before TensorFlow is imported."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# Prints for each list of flags the exit status, stderr, and whether TensorFlow was imported by then.
+DRIVER = """
+import contextlib, io, json, sys
+from finetuning.run_classification import main
+for flags in json.load(sys.stdin):
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors):
+        status = main(flags)
+    print(json.dumps([status, errors.getvalue(), "tensorflow" in sys.modules]))
+"""
+TRAIN = "text\tlabel\na list\tx\na file\ty\n"
+
+
+def with_file(name: str, content: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_text(content) and None
+
+
+def run_without_export(folder: Path) -> None:
+    (folder / "model" / "run.json").write_text("{}")
+
+
+def other_tokenizer(folder: Path) -> None:
+    shutil.copytree(folder / "model", folder / "other")
+    path = folder / "other" / "tokenizer.json"
+    settings = json.loads(path.read_text())
+    settings["model"]["vocab"].append(["more", -9.0])
+    path.write_text(json.dumps(settings))
+
+
+def no_weights(folder: Path) -> None:
+    (folder / "model" / "model.safetensors").unlink()
+
+
+def another_run(folder: Path) -> None:
+    (folder / "run").mkdir()
+    (folder / "run" / "run.json").write_text(json.dumps({"fingerprint": {"run.seed": 7}}))
+
+
+FILES = ["--train-file", "{}/train.tsv", "--validation-file", "{}/b.tsv"]
+# name: (what is done to the folder, flags in which {} is that folder, what the error says)
+CASES = {
+    "nothing to train on": (None, [], "--train-file is required, or --task-name"),
+    "two sources": (None, [*FILES, "--task-name", "cola"], "--task-name and --train-file must not both be given"),
+    "no file": (None, FILES, "--validation-file must name a file"),
+    "an empty file": (with_file("b.tsv", ""), FILES, "--validation-file must name a file with rows"),
+    "an unknown label": (
+        with_file("b.tsv", "text\tlabel\nt\tz\n"),
+        FILES,
+        "Each label must be one of the training part's: x, y; row 1 of",
+    ),
+    "a column missing": (with_file("b.tsv", "text\tclass\nt\tx\n"), FILES, "--label-column-name must name a column of"),
+    "a label missing": (with_file("b.tsv", "text\tlabel\nt\t\n"), FILES, "must have a label; row 1 of"),
+    "one label": (with_file("train.tsv", "text\tlabel\nt\tx\n"), FILES[:2], "must be of two classes at least"),
+    "no such metric": (None, [*FILES[:2], "--metric-name", "f1"], "--metric-name must be one of accuracy, f1_macro"),
+    "rows longer than the model": (
+        None,
+        [*FILES[:2], "--max-seq-length", "31"],
+        "--max-seq-length must be at most the 30 tokens that",
+    ),
+    "buckets out of order": (None, [*FILES[:2], "--length-buckets", "16", "8", "30"], "must be growing numbers of tok"),
+    "buckets too short": (None, [*FILES[:2], "--length-buckets", "16"], "--length-buckets must end with --max-seq-len"),
+    "another tokenizer": (
+        other_tokenizer,
+        [*FILES[:2], "--tokenizer-name", "{}/other"],
+        "--tokenizer-name must have the vocabulary of",
+    ),
+    "no weights": (no_weights, FILES[:2], "A model must hold model.safetensors or tf_model.h5"),
+    "no model": (None, [*FILES[:2], "--init-from", "{}/nowhere"], "--init-from: A model is a folder with config.json"),
+    "a run without an export": (run_without_export, FILES[:2], "has no export yet. Make one of its newest checkpoint"),
+    "GLUE without its files": (
+        None,
+        ["--task-name", "rte", "--glue-dir", "{}"],
+        "--glue-dir must name a file, local or",
+    ),
+    "another run": (another_run, FILES[:2], "--output-dir must not hold another run"),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tiny_start: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, bool]]:
+    """Run all cases in one process."""
+    commands = []
+    for name, (change, more, _) in CASES.items():
+        folder = tmp_path_factory.mktemp("case")
+        shutil.copytree(tiny_start / "start", folder / "model")
+        (folder / "train.tsv").write_text(TRAIN)
+        if change is not None:
+            change(folder)
+        flags = ["--init-from", "{}/model", "--output-dir", "{}/run", "--max-seq-length", "30", *more]
+        commands.append([flag.format(folder) for flag in flags])
+        assert name
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER], input=json.dumps(commands), capture_output=True, text=True, check=True
+    )
+    return dict(zip(CASES, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_input(outcomes: dict[str, tuple[int, str, bool]], name: str) -> None:
+    status, errors, has_tensorflow = outcomes[name]
+    (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert CASES[name][2] in line
+    assert (status, has_tensorflow) == (2, False)

@@ -1,0 +1,126 @@
+"""A run of classification from its files to its results, and what others read of it."""
+
+import json
+import shutil
+import signal
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from transformers import PreTrainedTokenizerFast
+
+from finetuning.glue_submission import main as submit
+from finetuning.run_classification import main
+from tests.fixtures.killable_runs import KillableRuns
+from tests.fixtures.same_run import assert_same_run, newest_variables, timeless_lines
+from tests.fixtures.tiny_classification import LABELS, NUM_TEST, NUM_TRAIN, NUM_VALIDATION, examples, flags
+from train.model.from_pretrained import load_model
+
+STEPS_OF_PASS = -(-NUM_TRAIN // 8)
+
+
+def results(run: Path, name: str) -> dict[str, object]:
+    return json.loads((run / f"{name}_results.json").read_text())
+
+
+def predictions(run: Path) -> list[str]:
+    header, *lines = (run / "predict_results_sst2.txt").read_text().splitlines()
+    assert header == "index\tprediction"
+    assert [line.split("\t")[0] for line in lines] == [str(index) for index in range(NUM_TEST)]
+    return [line.split("\t")[1] for line in lines]
+
+
+def test_it_learns_what_can_be_learned(classified: Path) -> None:
+    """Every pass takes all rows, the last batch weighted; every row is evaluated once."""
+    lines = timeless_lines(classified)
+    assert lines[-1]["step"] == 4 * STEPS_OF_PASS
+    validation = [line for line in lines if line["split"] == "validation"]
+    assert [line["step"] for line in validation] == [9, 18, 27, 36]
+    assert {line["num_rows"] for line in validation} == {NUM_VALIDATION}
+    train = [line for line in lines if line["split"] == "train"]
+    assert train[-1]["epoch"] == 4.0
+    assert train[-1]["accuracy"] == 1.0
+    assert predictions(classified) == [label for _, label in examples(NUM_TEST, 9)]
+
+
+def test_its_results_are_files(classified: Path) -> None:
+    evaluated, everything = results(classified, "eval"), results(classified, "all")
+    labels = [label for _, label in examples(NUM_VALIDATION, len("dev"))]
+    of_train = [label for _, label in examples(NUM_TRAIN, len("train"))]
+    majority = max(LABELS, key=of_train.count)
+    assert evaluated["eval_accuracy"] == 1.0
+    assert evaluated["eval_guess_accuracy"] == pytest.approx(labels.count(majority) / NUM_VALIDATION)
+    assert (evaluated["eval_samples"], evaluated["eval_is_degenerate"]) == (NUM_VALIDATION, False)
+    assert results(classified, "train")["train_samples"] == NUM_TRAIN
+    assert everything == results(classified, "train") | evaluated
+
+
+def test_the_best_checkpoint_is_exported(classified: Path) -> None:
+    """The earliest of those with the highest accuracy that were saved, kept however many came after it."""
+    lines = timeless_lines(classified)
+    validation = [line for line in lines if line["split"] == "validation" and line["step"] % 6 == 0]
+    best = max(validation, key=lambda line: (line["accuracy"], -line["step"]))
+    assert results(classified, "eval")["eval_loss"] == best["loss"]
+    assert results(classified, "eval")["epoch"] == best["step"] / STEPS_OF_PASS
+    record = json.loads((classified / "checkpoints" / f"step-{best['step']:08d}.json").read_text())
+    assert record["validation_score"] == best["accuracy"]
+
+
+def test_the_export_is_a_classifier(classified: Path) -> None:
+    """With names of its labels, and the logits that the predictions were made of."""
+    export = classified / "export"
+    config = json.loads((export / "config.json").read_text())
+    assert config["architectures"] == ["RobertaForSequenceClassification"]
+    assert config["id2label"] == {str(index): name for index, name in enumerate(LABELS)}
+    assert config["problem_type"] == "single_label_classification"
+    network = load_model(str(export), "TFAutoModelForSequenceClassification")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(export)
+    texts = [text for text, _ in examples(NUM_TEST, 9)]
+    inputs = tokenizer(texts, padding=True, truncation=True, max_length=30, return_tensors="np")
+    classes = np.argmax(network({name: inputs[name] for name in ("input_ids", "attention_mask")}).logits, -1)
+    assert [config["id2label"][str(one)] for one in classes] == predictions(classified)
+    _, metadata, text = (export / "README.md").read_text().split("---\n", 2)
+    assert yaml.safe_load(metadata)["pipeline_tag"] == "text-classification"
+    assert "A classifier of texts, fine-tuned from a checkpoint of its author." in text
+
+
+def test_predictions_become_a_submission(classified: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert submit(["--runs", str(classified), "--output", str(tmp_path / "glue.zip")]) == 0
+    printed = capsys.readouterr().out
+    assert "SST-2; missing: CoLA, MNLI-m, MNLI-mm, MRPC" in printed
+    with zipfile.ZipFile(tmp_path / "glue.zip") as archive:
+        assert archive.namelist() == ["SST-2.tsv"]
+        rows = archive.read("SST-2.tsv").decode().split("\n")
+    digits = {name: str(index) for index, name in enumerate(LABELS)}
+    expected = [f"{index}\t{digits[name]}" for index, name in enumerate(predictions(classified))]
+    assert rows == ["index\tprediction", *expected, ""]
+
+
+@pytest.mark.usefixtures("one_device")
+def test_it_resumes_bit_for_bit(classified: Path, tiny_start: Path, tmp_path: Path) -> None:
+    """From a checkpoint in the middle of a pass, with dropout."""
+    shutil.copytree(classified, tmp_path / "run")
+    for path in (tmp_path / "run" / "checkpoints").glob("step-00000036.*"):
+        path.unlink()
+    shutil.rmtree(tmp_path / "run" / "export")
+    assert main(flags(tiny_start, tmp_path / "run", "--do-predict", "--resume", "must")) == 0
+    assert timeless_lines(tmp_path / "run") == timeless_lines(classified)
+    assert newest_variables(tmp_path / "run") == newest_variables(classified)
+    for name in ("export/model.safetensors", "all_results.json", "predict_results_sst2.txt"):
+        assert (tmp_path / "run" / name).read_bytes() == (classified / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_killed_equals_unkilled(tiny_start: Path, tmp_path: Path) -> None:
+    """On two devices, in micro-batches, killed while it saves and while it evaluates."""
+    more = ("--per-replica-batch-size", "2", "--gradient-accumulation-steps", "2", "--num-epochs", "2", "--do-predict")
+    with KillableRuns(command="finetuning.run_classification") as runs:
+        assert runs.run(flags(tiny_start, tmp_path / "whole", *more)) == 0
+        killed = flags(tiny_start, tmp_path / "killed", *more, "--save-minutes", "0.001")
+        for phase, num_reports in (("save", 3), ("evaluate", 2)):
+            assert runs.run_and_signal(killed, phase, num_reports, signal.SIGKILL, 0.001) == -signal.SIGKILL
+        assert runs.run(killed) == 0
+    assert_same_run(tmp_path / "killed", tmp_path / "whole")
+    assert predictions(tmp_path / "killed") == predictions(tmp_path / "whole")

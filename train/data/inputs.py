@@ -1,0 +1,93 @@
+"""What a run trains on and is evaluated on, wherever its rows lie: in shards, or in memory."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from train.data.features import Feature
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from transformers import PreTrainedTokenizerFast
+
+
+class Inputs(ABC):
+    """Rows of token ids to train on and to evaluate on, by one tokenizer.
+
+    A run is checked before TensorFlow starts, so methods that read batches import it themselves.
+
+    tokenizer: that made the rows.
+    tokenizer_source: the folder or Hub id that it was loaded from.
+    max_length: tokens of the longest row.
+    mean_length: tokens of a row on average, padding included, where rows differ in length; else None.
+    fills_passes: the last batch of each pass over the rows is filled up with rows of padding; else batches run on over
+        the end of a pass.
+    """
+
+    tokenizer: "PreTrainedTokenizerFast"
+    tokenizer_source: str
+    max_length: int
+    mean_length: float | None = None
+    fills_passes: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def num_rows(self) -> int:
+        """Rows to train on."""
+
+    @property
+    def unigram_entropy_nats(self) -> float | None:
+        """Entropy of the token frequencies of the rows to evaluate on, where it is known."""
+        return None
+
+    def has_rows_of(self, other: "Inputs") -> bool:  # noqa: ARG002
+        """Tell whether a phase would go on in the rows of the one before it."""
+        return False
+
+    @abstractmethod
+    def identities(self) -> dict[str, Any]:
+        """Collect what tells these rows from others, for the fingerprint of a run."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Collect what `run.json` says of the rows: `train_data`, and `eval_data`, None without rows to evaluate on."""
+
+    def describe_rows(self) -> dict[str, str]:
+        """Describe the rows in the plan of a run, {title: text}, where that says more than their number and length."""
+        return {}
+
+    @abstractmethod
+    def training_batches(
+        self,
+        features: Mapping[str, Feature],
+        context: "tf.distribute.InputContext",
+        *,
+        seed: int,
+        global_batch_rows: int,
+        start_step: int,
+        num_steps: int,
+        num_left_out_rows: int = 0,
+    ) -> "tf.data.Dataset":
+        """Read the batches of `num_steps` steps from `start_step` on for the replicas of one input pipeline.
+
+        Before them, as many rows were used as the steps up to `start_step` take, and `num_left_out_rows`. Each batch is
+        {feature: (global_batch_rows / replicas, …)}; those of a step follow each other in the order of the replicas.
+        """
+
+    @abstractmethod
+    def evaluation_batches(
+        self,
+        features: Mapping[str, Feature],
+        prepare_row: Callable[[dict[str, "tf.Tensor"]], Any],
+        context: "tf.distribute.InputContext",
+        *,
+        global_batch_rows: int,
+    ) -> "tf.data.Dataset":
+        """Read every row once, over all pipelines, as batches for the replicas of one, each row made by `prepare_row`.
+
+        There are `num_evaluation_batches` global batches; those that are not full are filled up with rows of padding.
+        """
+
+    @abstractmethod
+    def num_evaluation_batches(self, global_batch_rows: int) -> int:
+        """Count the global batches of `evaluation_batches`; 0 where nothing is evaluated."""
