@@ -23,7 +23,7 @@ class ExampleInputs(Inputs):
     """Rows to train on, rows to evaluate on, and the lengths that they are filled up to.
 
     lengths: of the buckets, ascending.
-    sources: {"train_data" and "eval_data": what `run.json` says of where they come from}.
+    sources: what `run.json` says of where they come from; `source` in words.
     """
 
     train_rows: EncodedRows
@@ -67,7 +67,7 @@ class ExampleInputs(Inputs):
         """Collect where the rows come from, and how many there are."""
         parts = {"train_data": self.train_rows, "eval_data": self.eval_rows}
         return {
-            name: None if rows is None else {**self.sources.get(name, {}), "totals": {"num_rows": rows.num_rows}}
+            name: None if rows is None else {**self.sources, "totals": {"num_rows": rows.num_rows}}
             for name, rows in parts.items()
         }
 

@@ -20,6 +20,7 @@ from finetuning.loop.results import write_predictions, write_results
 from finetuning.loop.training import Job, Predict
 from finetuning.scores.classification import COMBINED, OWN_METRICS, baseline, check_packages, scores
 from finetuning.tasks.classification import TextClassification
+from tokenizer_training.corpus.published_corpus import HUB_ID
 from tokenizer_training.tokenizer import special_ids
 from train.loop.run import Run
 from train.metrics.log_files import TRAIN
@@ -76,7 +77,7 @@ class Classification(Job[ClassificationConfig]):
         self.tests = {name: part(examples) for name, examples in parts.tests.items()}
         first = next(iter(self.validation.values()), None)
         inputs = ExampleInputs(
-            train.rows, first.rows if first else None, tokenizer, source, data.lengths, sources=_sources(data)
+            train.rows, first.rows if first else None, tokenizer, source, data.lengths, _sources(data)
         )
         metrics = GLUE_TASKS[data.task_name].metrics if data.task_name else OWN_METRICS[labels.problem_type]
         guess = {}
@@ -146,7 +147,12 @@ def _sources(data: ClassificationData) -> Mapping[str, Any]:
         for name in ("task_name", "dataset_name", "dataset_config_name", "dataset_revision")
         if (value := getattr(data, name)) is not None
     }
-    return {"train_data": source, "eval_data": source}
+    words = "tables of its author's"
+    if data.task_name is not None:
+        words = f"GLUE (Wang et al. 2018), task {data.task_name}"
+    elif data.dataset_name is not None and HUB_ID.fullmatch(data.dataset_name):
+        words = f"`{data.dataset_name}` of the Hub"
+    return source | {"source": words}
 
 
 def _named(figures: Mapping[str, float]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The folders: few entries at the top of train/, names that shadow nothing, and README's map of them."""
 
+import importlib
 import re
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 PROJECT = Path(__file__).parents[2]
-STAGES = ("tokenizer_training", "tfrecord_prep", "train")
+STAGES = ("tokenizer_training", "tfrecord_prep", "train", "finetuning")
 # Of tests/ the map names what is not there once more.
 MAPPED = ("mlm_common", *STAGES, "benchmarks", "recipes", "notebooks", "docs")
 
@@ -46,11 +47,8 @@ def test_the_map_of_readme_names_all_folders() -> None:
     assert mapped == {folder for folder in folders if folder.split("/")[0] != "tests"}
 
 
-def test_the_chapters_of_train_are_all_there() -> None:
-    import train
-
-    named = set(re.findall(r"\b(\w+(?:\.py|/))", train.__doc__ or ""))
-    there = {
-        path.parts[1] + ("/" if len(path.parts) > 2 else "") for path in tracked_files() if path.parts[0] == "train"
-    }
+@pytest.mark.parametrize("stage", ["train", "finetuning"])
+def test_the_chapters_of_a_stage_are_all_there(stage: str) -> None:
+    named = set(re.findall(r"\b(\w+(?:\.py|/))", importlib.import_module(stage).__doc__ or ""))
+    there = {path.parts[1] + ("/" if len(path.parts) > 2 else "") for path in tracked_files() if path.parts[0] == stage}
     assert named == there - {"__init__.py"}

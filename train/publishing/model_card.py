@@ -180,7 +180,7 @@ def corpus_table(record: dict[str, Any]) -> dict[str, str]:
     data = record["train_data"]
     corpus, totals = data.get("corpus"), data["totals"]
     if corpus is None:
-        return {"source": "not recorded", "rows": f"{totals['num_rows']:,}"}
+        return {"source": data.get("source", "not recorded"), "rows": f"{totals['num_rows']:,}"}
     settings = corpus["settings"]
     rows = {"source": _source(corpus)}
     if hub_dataset(corpus):

@@ -1,0 +1,77 @@
+"""The sums of each kind of problem, of given logits, against those done by hand; rows of padding count nothing."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from finetuning.data.labels import Labels
+from finetuning.tasks.classification import TextClassification
+
+PAD = 1
+IDS = np.array([[0, 7, 2, PAD], [0, 8, 9, 2], [PAD] * 4], np.int32)
+INDEX = np.array([1, 0, -1], np.int32)
+LOGITS = np.array([[1.0, -1.0], [0.5, 2.0], [9.0, 9.0]], np.float32)
+
+
+def make_task(problem_type: str, references: list, metrics: tuple[str, ...], num_labels: int = 2) -> TextClassification:
+    labels = Labels(problem_type, tuple("abc"[:num_labels]))  # type: ignore[arg-type]
+    return TextClassification(labels, np.array(references), metrics, pad_token_id=PAD, token_types=False)
+
+
+def sums_of(task: TextClassification, logits: np.ndarray, labels: list, dtype: type, *, training: bool = False) -> dict:
+    seen = []
+
+    def network(inputs: dict, training: bool) -> SimpleNamespace:
+        seen.append((inputs["attention_mask"].numpy().tolist(), training))
+        return SimpleNamespace(logits=tf.constant(logits, tf.float16))
+
+    rows = {"input_ids": tf.constant(IDS), "label": tf.constant(labels, dtype), "index": tf.constant(INDEX)}
+    sums = task.sums(network, rows, training=training)
+    assert seen == [([[1, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]], training)]
+    return {name: value.numpy() for name, value in sums.items()}
+
+
+def test_one_class() -> None:
+    task = make_task("single_label_classification", [1, 1], ("accuracy", "f1"))
+    sums = sums_of(task, LOGITS, [0, 0, 0], np.int32)
+    losses = np.log(1 + np.exp([-2.0, 1.5]))
+    assert sums["loss"] == pytest.approx(losses.sum(), rel=1e-3)
+    assert (sums["num_rows"], sums["num_correct"]) == (2, 1)
+    figures = task.figures(sums)
+    # In the order of the rows: the second is predicted as 0, the first as 1.
+    assert task.predictions(sums).tolist() == [1, 0]
+    assert figures["loss"] == pytest.approx(losses.mean(), rel=1e-3)
+    assert (figures["accuracy"], figures["num_rows"], figures["is_degenerate"]) == (0.5, 2, 0)
+    assert task.score(figures) == figures["accuracy"]
+    assert set(sums_of(task, LOGITS, [0, 0, 0], np.int32, training=True)) == {"loss", "num_rows", "num_correct"}
+
+
+def test_several_classes() -> None:
+    task = make_task("multi_label_classification", [[0, 1], [1, 0]], ("f1_micro",))
+    sums = sums_of(task, LOGITS, [[1, 0], [1, 1], [0, 0]], np.float32)
+    losses = [np.log(1 + np.exp(-1.0)), (np.log(1 + np.exp(-0.5)) + np.log(1 + np.exp(-2.0))) / 2]
+    assert sums["loss"] == pytest.approx(sum(losses), rel=1e-3)
+    assert task.predictions(sums).tolist() == [[1, 1], [1, 0]]
+    assert task.figures(sums)["f1_micro"] == pytest.approx(2 * 2 / (2 * 2 + 1))
+
+
+def test_a_number() -> None:
+    task = make_task("regression", [2.0, 0.0], ("mse",), num_labels=1)
+    sums = sums_of(task, LOGITS[:, :1], [3.0, 0.0, 5.0], np.float32)
+    assert sums["loss"] == pytest.approx(2.0**2 + 0.5**2, rel=1e-3)
+    figures = task.figures(sums)
+    assert figures["mse"] == pytest.approx(((0.5 - 2) ** 2 + 1) / 2)
+    assert task.score(figures) == -figures["mse"]
+
+
+def test_what_is_printed() -> None:
+    task = make_task("single_label_classification", [1, 1], ("accuracy",))
+    task.guess = {"accuracy": 0.75}
+    figures = {"loss": 0.5, "accuracy": 0.25, "num_rows": 2, "is_degenerate": 1}
+    assert task.describe(figures) == {
+        "validation loss": "0.5000, of 2 rows",
+        "accuracy": "0.2500; a guess without the text: 0.7500",
+        "degenerate": "all rows are predicted alike: nothing was learned",
+    }
