@@ -8,7 +8,7 @@
     tasks/                  what is learned: the heads, their losses, their figures
     loop/                   a run opened, trained by `train`'s loop, and its results written
 
-What trains is the stage before, `train`: the step, checkpoints, resuming, devices, export. Nothing there knows of this folder.
+What trains is the stage before, `train`: step, checkpoints, resuming, devices, export. Nothing there knows of this one.
 """
 
 import train  # noqa: F401  (before transformers and TensorFlow)

@@ -16,9 +16,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     supervise_if_asked(config.run, __file__, argv)
     log_start(__file__)
     from finetuning.loop.classification import Classification  # transformers, not for --help
-    from finetuning.loop.training import finetune
+    from finetuning.loop.seeds import finetune_seeds
 
-    finetune(config, Classification())
+    finetune_seeds(config, Classification)
 
 
 if __name__ == "__main__":

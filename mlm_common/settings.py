@@ -24,7 +24,7 @@ def flag(default: Any, help_text: str, *marks: str, former_name: str | None = No
     if former_name is not None:
         metadata["aliases"] = list(dict.fromkeys((f"--{former_name}", spelled(former_name))))
     if default is list:
-        return field(default_factory=list, metadata=metadata)
+        return field(default_factory=list, hash=False, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 

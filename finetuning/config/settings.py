@@ -175,9 +175,16 @@ class FinetuningRun(RunConfig):
 
     phases: str | None = fixed()
     seed: int = flag(42, "Fixes the start of the head, the order of examples, and dropout.")
+    seeds: list[int] = changeable(
+        list, "Make a run with each of these seeds, in OUTPUT_DIR/seed-…, and a table of their scores: 1 2 3."
+    )
     load_best_model_at_end: bool = changeable(
         True, "Export, score and predict with the checkpoint of the best evaluation, not with the last."
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(len(set(self.seeds)) == len(self.seeds), "must differ", "--seeds", self.seeds)
 
 
 @dataclass(frozen=True)
@@ -197,6 +204,10 @@ class FinetuningConfig(RunSettings):
     hardware: FinetuningHardware
     run: FinetuningRun
     hub: FinetuningHub
+
+    def __post_init__(self) -> None:
+        is_one = not self.run.seeds or self.hub.hub_model_id is None
+        require(is_one, "must not be given with --hub-model-id, which is of one model", "--seeds", self.run.seeds)
 
 
 @dataclass(frozen=True)

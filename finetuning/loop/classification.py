@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 
 from finetuning.config.settings import ClassificationConfig, ClassificationData
 from finetuning.data.examples import Examples, read_parts
-from finetuning.data.glue import GLUE_TASKS
+from finetuning.data.glue import GLUE_TASKS, HUB_NAME
 from finetuning.data.inputs import ExampleInputs
 from finetuning.data.labels import Labels, find_labels
 from finetuning.data.rows import EncodedRows, encode_texts
@@ -19,7 +19,9 @@ from finetuning.loop.model import open_model, starting_model
 from finetuning.loop.results import write_predictions, write_results
 from finetuning.loop.training import Job, Predict
 from finetuning.scores.classification import COMBINED, OWN_METRICS, baseline, check_packages, scores
+from finetuning.scores.pictures import MAX_CLASSES, confusion_counts, draw_confusion
 from finetuning.tasks.classification import TextClassification
+from mlm_common.storage import open_folder
 from tokenizer_training.corpus.published_corpus import HUB_ID
 from tokenizer_training.tokenizer import special_ids
 from train.loop.run import Run
@@ -28,6 +30,7 @@ from train.model.architectures import uses_token_types
 from train.model.config import resolve_model_config
 from train.model.from_pretrained import set_labels
 from train.runtime.cluster import Cluster
+from train.runtime.run_folder import CONFUSION_NAME
 
 if TYPE_CHECKING:
     from train.loop.trainer import Trainer
@@ -119,13 +122,24 @@ class Classification(Job[ClassificationConfig]):
             predictions[name] = [_shown(one, self.labels) for one in task.predictions(totals)]
             if part.labels is not None:
                 predicted |= _named(task.figures_of(totals, part.labels))
+        picture = self._confusion(predict, task)
         if not run.cluster.is_chief:
             return
+        if picture is not None:
+            open_folder(run.output_dir).write_bytes(CONFUSION_NAME, picture)
         write_results(run.output_dir, {"train": train, "eval": evaluated, "predict": predicted})
         for name, lines in predictions.items():
             write_predictions(run.output_dir, name, lines)
         if figures and figures["is_degenerate"]:
             logger.warning("All rows to evaluate on are predicted alike: nothing was learned.")
+
+    def _confusion(self, predict: Predict, task: TextClassification) -> bytes | None:
+        """Draw which classes are taken for which, of the rows to evaluate on; None where that says nothing."""
+        part = self.validation.get("")
+        if part is None or part.labels is None or not task.is_one_class or len(self.labels.names) > MAX_CLASSES:
+            return None
+        counts = confusion_counts(part.labels, task.predictions(predict(part.rows)), len(self.labels.names))
+        return draw_confusion(counts, self.labels.names)
 
 
 def _labels(data: ClassificationData, train: Examples, model_config: PretrainedConfig) -> Labels:
@@ -142,13 +156,14 @@ def _labels(data: ClassificationData, train: Examples, model_config: PretrainedC
 
 
 def _sources(data: ClassificationData) -> Mapping[str, Any]:
-    source = {
+    source: dict[str, Any] = {
         name: value
         for name in ("task_name", "dataset_name", "dataset_config_name", "dataset_revision")
         if (value := getattr(data, name)) is not None
     }
     words = "tables of its author's"
     if data.task_name is not None:
+        source |= {"dataset_name": HUB_NAME, "dataset_config_name": data.task_name}
         words = f"GLUE (Wang et al. 2018), task {data.task_name}"
     elif data.dataset_name is not None and HUB_ID.fullmatch(data.dataset_name):
         words = f"`{data.dataset_name}` of the Hub"

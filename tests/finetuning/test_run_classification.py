@@ -82,7 +82,12 @@ def test_the_export_is_a_classifier(classified: Path) -> None:
     classes = np.argmax(network({name: inputs[name] for name in ("input_ids", "attention_mask")}).logits, -1)
     assert [config["id2label"][str(one)] for one in classes] == predictions(classified)
     _, metadata, text = (export / "README.md").read_text().split("---\n", 2)
-    assert yaml.safe_load(metadata)["pipeline_tag"] == "text-classification"
+    about = yaml.safe_load(metadata)
+    assert (about["pipeline_tag"], about["datasets"]) == ("text-classification", ["nyu-mll/glue"])
+    assert "base_model" not in about  # the folder it started from is nobody's business
+    assert "| source | GLUE (Wang et al. 2018), task sst2 |" in text
+    assert "](confusion_matrix.png)" in text
+    assert (export / "confusion_matrix.png").read_bytes().startswith(b"\x89PNG")
     assert "A classifier of texts, fine-tuned from a checkpoint of its author." in text
 
 

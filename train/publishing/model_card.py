@@ -5,7 +5,7 @@ Metadata: https://huggingface.co/docs/hub/model-cards#model-card-metadata.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from train.model.computation import describe_computation
 from train.publishing.publisher import Publication
 from train.publishing.pytorch_format import num_parameters
 from train.runtime.plan import batch_tokens, longest_row, tokens_after
-from train.runtime.run_folder import LOSS_CURVE_NAME
+from train.runtime.run_folder import CONFUSION_NAME, LOSS_CURVE_NAME
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.task import TaskCard, task_record
 
+PICTURES = {LOSS_CURVE_NAME: "Loss over the steps", CONFUSION_NAME: "Rows by label and prediction"}
 # Newest evaluations that are shown.
 MAX_EVALUATIONS = 10
 
@@ -46,7 +47,7 @@ def recorded_task(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def model_card(
-    record: dict[str, Any], tokenizer: PreTrainedTokenizerFast, publication: Publication, has_picture: bool
+    record: dict[str, Any], tokenizer: PreTrainedTokenizerFast, publication: Publication, files: Collection[str]
 ) -> str:
     """Write the README.md of a publication: metadata for the Hub, then text for people.
 
@@ -54,7 +55,7 @@ def model_card(
         record: the run's `run.json`.
         tokenizer: the model's.
         publication: the model and the figures that the card is about.
-        has_picture: whether the picture of the loss lies beside the card.
+        files: names of what lies beside the card; pictures among them are shown.
     """
     hub, config = record["settings"]["hub"], publication.model.config
     task = TaskCard.from_record(recorded_task(record)["card"])
@@ -73,7 +74,7 @@ def model_card(
         "Corpus": _corpora(record),
         "Training": markdown_table(procedure_table(record, task, publication.step)) + _phases_table(record, task),
         "Evaluation": evaluation_table(record, task, evaluations)
-        + (f"\n\n![Loss over the steps]({LOSS_CURVE_NAME})" if has_picture else ""),
+        + "".join(f"\n\n![{title}]({name})" for name, title in PICTURES.items() if name in files),
         "Limits": LIMITS.format(limits=task.limits.format(max_length=longest_row(record["plan"]))),
     }
     text = [f"# {_name(hub, task)}", _opening(record, task, publication.step), markdown_table(about)]
@@ -86,15 +87,17 @@ def metadata(
 ) -> str:
     """Write the YAML by which the Hub finds and shows the model.
 
-    Without `base_model`: the Hub would call a model with one a fine-tune of it.
+    Only a model that was fine-tuned has a `base_model`: the Hub would call any model with one a fine-tune of it.
     """
     from huggingface_hub import ModelCardData
 
     hub = record["settings"]["hub"]
     corpora = ((phase["train_data"] or {}).get("corpus", {}) for phase in _phases(record))
-    datasets = list(dict.fromkeys(filter(None, map(hub_dataset, corpora))))
+    named = [*map(hub_dataset, corpora), hub_examples(record["train_data"])]
+    datasets = list(dict.fromkeys(filter(None, named)))
     data = ModelCardData(
         library_name="transformers",
+        base_model=base_model(record) if task.training_verb != "pretrained" else None,
         pipeline_tag=task.pipeline_tag,
         language=hub["hub_language"] or None,
         license=hub["hub_license"],
@@ -110,17 +113,30 @@ def metadata(
     return data.to_yaml()
 
 
+def base_model(record: dict[str, Any]) -> str | None:
+    """Name the model of the Hub that a run started from; None where that was a folder."""
+    init_from = record["settings"]["model"]["init_from"]
+    return init_from if init_from and HUB_ID.fullmatch(init_from) and not Path(init_from).exists() else None
+
+
+def hub_examples(data: Mapping[str, Any] | None) -> str | None:
+    """Name the data set of the Hub that examples are of; None where they are of none."""
+    name = (data or {}).get("dataset_name")
+    return name if name and HUB_ID.fullmatch(name) else None
+
+
 def _eval_results(record: dict[str, Any], task: TaskCard, evaluation: dict[str, Any]) -> list[Any]:
     from huggingface_hub import EvalResult
 
     settings = record["eval_data"].get("corpus", {}).get("settings", {})
-    dataset = hub_dataset(record["eval_data"].get("corpus", {}))
+    dataset = hub_dataset(record["eval_data"].get("corpus", {})) or hub_examples(record["eval_data"])
+    settings = settings or record["eval_data"]
     about = {
         "task_type": task.pipeline_tag,
         "task_name": task.task_name,
         "dataset_type": dataset or "text",
         "dataset_name": dataset or "held-out part of the corpus",
-        "dataset_config": settings.get("dataset_config") if dataset else None,
+        "dataset_config": settings.get("dataset_config", settings.get("dataset_config_name")) if dataset else None,
         "dataset_split": record["eval_data"].get("split"),
         "dataset_revision": settings.get("dataset_revision") if dataset else None,
     }
@@ -144,7 +160,7 @@ def _opening(record: dict[str, Any], task: TaskCard, step: int) -> str:
     init_from, num_steps = record["settings"]["model"]["init_from"], _phases(record)[-1]["plan"]["num_steps"]
     start = "from scratch"
     if init_from is not None:
-        is_on_hub = HUB_ID.fullmatch(init_from) and not Path(init_from).exists()
+        is_on_hub = base_model(record) is not None
         revision = f", revision `{record['hub_revision']}`" if is_on_hub and record["hub_revision"] else ""
         # The path of a folder is nobody's business but its owner's.
         start = f"{task.start_words} {f'`{init_from}`' if is_on_hub else 'a checkpoint of its author'}{revision}"

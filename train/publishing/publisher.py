@@ -1,7 +1,7 @@
 """The published model: a snapshot of a run becomes a folder with its card, local or `gs://`, and goes to the Hub."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from mlm_common.storage import Folder, open_folder
 from tokenizer_training.tokenizer import vocabulary_size
 from train.publishing.hub_checkpoints import push_newest_checkpoint
 from train.publishing.pytorch_format import ModelSnapshot, export_model, take_snapshot
-from train.runtime.run_folder import LOSS_CURVE_NAME, TENSORBOARD_FOLDER
+from train.runtime.run_folder import CONFUSION_NAME, LOSS_CURVE_NAME, TENSORBOARD_FOLDER
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Publisher:
 
     run_folder: of the run, with the picture of its loss and its TensorBoard files.
     export_folder: that is written.
-    card: makes the README.md of a publication; whether the folder has the picture of the loss is its second argument.
+    card: makes the README.md of a publication; its second argument are the files that lie beside it.
     pushes_checkpoints: push the newest checkpoint of the run, too.
     publish_details: push its records as they are.
     """
@@ -49,7 +49,7 @@ class Publisher:
     export_folder: str
     tokenizer: PreTrainedTokenizerFast
     model_max_length: int
-    card: Callable[[Publication, bool], str]
+    card: Callable[[Publication, Collection[str]], str]
     repository: HubRepository | None = None
     pushes_checkpoints: bool = False
     publish_details: bool = False
@@ -98,16 +98,17 @@ class Publisher:
         log_files = read_log_files(open_folder(self.run_folder))
         for name, content in log_files.items():
             export.write_bytes(name, content)
-        export.write_text(CARD_NAME, self.card(publication, LOSS_CURVE_NAME in log_files))
+        export.write_text(CARD_NAME, self.card(publication, log_files))
         return [*names, *log_files, CARD_NAME]
 
 
 def read_log_files(run: Folder) -> dict[str, bytes]:
-    """Read the picture of the loss and TensorBoard's files, {name in the export: content}; what fails is a warning."""
+    """Read the pictures and TensorBoard's files, {name in the export: content}; what fails is a warning."""
     files = {}
     try:
-        if run.exists(LOSS_CURVE_NAME):
-            files[LOSS_CURVE_NAME] = run.read_bytes(LOSS_CURVE_NAME)
+        for name in (LOSS_CURVE_NAME, CONFUSION_NAME):
+            if run.exists(name):
+                files[name] = run.read_bytes(name)
         events = run.subfolder(TENSORBOARD_FOLDER)
         names = [name for name in sorted(events.list_files()) if EVENTS_MARK in name]
         for number, name in enumerate(names):

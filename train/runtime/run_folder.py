@@ -14,6 +14,7 @@ from train.runtime.supervisor import supervision
 RECORD_NAME = "run.json"
 METRICS_NAME = "metrics.jsonl"
 LOSS_CURVE_NAME = "loss.png"
+CONFUSION_NAME = "confusion_matrix.png"
 CHECKPOINTS_FOLDER = "checkpoints"
 TENSORBOARD_FOLDER = "tensorboard"
 EXPORT_FOLDER = "export"
@@ -24,12 +25,12 @@ FORMER_FINGERPRINT_KEY = "model.transformers_version"
 OWN_FILES = {
     CHECKPOINTS_FOLDER: r"step-\d+\.(json|safetensors)",
     TENSORBOARD_FOLDER: r"events\.out\.tfevents\..*",
-    EXPORT_FOLDER: r"README\.md|loss\.png|model\.safetensors|tf_model\.h5|config\.json|"
+    EXPORT_FOLDER: r"README\.md|loss\.png|confusion_matrix\.png|model\.safetensors|tf_model\.h5|config\.json|"
     r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json",
     f"{EXPORT_FOLDER}/runs": r"events\.out\.tfevents\..*",
 }
 # Those of fine-tuning.
-RESULT_FILES = r"(train|eval|all)_results\.json|predict_results_[\w-]+\.txt"
+RESULT_FILES = r"(train|eval|all)_results\.json|predict_results_[\w-]+\.txt|confusion_matrix\.png"
 _BEGUN = " Phase {} is begun: it, and what lies behind it, must stay as it was; phases that lie ahead may change."
 PROFILES_FOLDER = f"{TENSORBOARD_FOLDER}/plugins/profile"
 

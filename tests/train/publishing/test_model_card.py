@@ -82,7 +82,7 @@ def card(of: dict[str, Any], step: int = 6, metrics: list[dict[str, Any]] = METR
     arrays = {"tf/word_embeddings/weight:0": np.zeros((200, 32)), "tf/dense/kernel:0": np.zeros((32, 64))}
     snapshot = ModelSnapshot("TFRobertaForMaskedLM", config, arrays)
     before = copy.deepcopy(of)
-    text = model_card(of, tiny_tokenizer(), Publication(step, snapshot, metrics), has_picture)
+    text = model_card(of, tiny_tokenizer(), Publication(step, snapshot, metrics), ["loss.png"] if has_picture else [])
     assert of == before
     return text
 
@@ -221,7 +221,7 @@ def test_the_example_has_the_tokenizers_own_mask_token() -> None:
     tokenizer.mask_token = "<m>"
     config = AutoConfig.for_model(**CONFIGS["roberta"])
     snapshot = ModelSnapshot("TFRobertaForMaskedLM", config, {})
-    text = model_card(record(hub), tokenizer, Publication(6, snapshot, []), False)
+    text = model_card(record(hub), tokenizer, Publication(6, snapshot, []), [])
     assert 'pipeline("fill-mask", model="alice/tiny", revision="trial")' in text
     assert 'fill_mask("Das ist <m>.")' in text
     assert ModelCard(text).data.to_dict()["widget"] == [{"text": "Das ist <m>."}]

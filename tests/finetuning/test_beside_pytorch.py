@@ -1,0 +1,105 @@
+"""A run of classification beside PyTorch's: the export read by transformers 4 and 5, and losses step by step."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from finetuning.config.settings import ClassificationConfig
+from finetuning.config.sources import parse_finetuning_config
+from finetuning.loop.classification import Classification
+from finetuning.run_classification import main
+from tests.fixtures.other_environments import output_of
+from tests.fixtures.tiny_classification import NUM_TEST, examples, flags
+from train.metrics.log import read_metrics
+from train.runtime.cluster import Cluster
+from train.step.optimizer import build_schedule
+
+pytestmark = pytest.mark.slow
+
+NUM_STEPS = 20
+
+# Prints what a pipeline says of texts, and what of the model was not loaded.
+READER = """
+import json, sys
+from transformers import AutoModelForSequenceClassification, pipeline
+
+_, loading = AutoModelForSequenceClassification.from_pretrained(sys.argv[1], output_loading_info=True)
+classify = pipeline("text-classification", model=sys.argv[1])
+labels = [one["label"] for one in classify(json.loads(sys.argv[2]), truncation=True, max_length=30)]
+wrong_keys = {kind: sorted(map(str, keys)) for kind, keys in loading.items() if keys}
+print(json.dumps({"labels": labels, "wrong_keys": wrong_keys}))
+"""
+
+# Trains on the batches of a file by AdamW, and prints the losses.
+TRAINER = """
+import json, sys
+import numpy as np
+import torch
+from transformers import AutoModelForSequenceClassification
+
+model = AutoModelForSequenceClassification.from_pretrained(
+    sys.argv[1], hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+)
+model.train()
+decays = lambda name: not (name.endswith("bias") or "LayerNorm" in name)
+groups = [
+    {"params": [one for name, one in model.named_parameters() if decays(name) == decayed], "weight_decay": decay}
+    for decayed, decay in ((True, 0.01), (False, 0.0))
+]
+optimizer = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.999))
+losses = []
+for step, (batch, rate) in enumerate(zip(json.load(open(sys.argv[2])), json.loads(sys.argv[3])), start=1):
+    ids, labels = torch.tensor(batch["input_ids"]), torch.tensor(batch["labels"])
+    loss = model(input_ids=ids, attention_mask=(ids != 1).long(), labels=labels).loss
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+        # PyTorch adds it after the correction of the moment's bias, tf_keras before.
+        group["eps"] = 1e-6 / (1 - 0.999**step) ** 0.5
+    optimizer.step()
+    losses.append(loss.item())
+print(json.dumps(losses))
+"""
+
+
+def test_transformers_reads_the_export(classified: Path, python: Path) -> None:
+    texts = [text for text, _ in examples(NUM_TEST, 9)]
+    read = json.loads(output_of(python, READER, str(classified / "export"), json.dumps(texts)))
+    assert read == {"labels": [label for _, label in examples(NUM_TEST, 9)], "wrong_keys": {}}
+
+
+@pytest.mark.usefixtures("one_device")
+def test_losses_are_those_of_pytorch(classified: Path, tiny_start: Path, python: Path, tmp_path: Path) -> None:
+    """From a model that was fine-tuned before, on the same batches of several lengths, with dropout 0."""
+    more = ("--init-from", str(classified / "export"), "--dropout", "0", "--log-steps", "1", "--learning-rate", "0.002")
+    argv = flags(tiny_start, tmp_path / "run", *more, "--max-steps", str(NUM_STEPS))
+    assert main(argv) == 0
+    ours = [line["loss"] for line in read_metrics(str(tmp_path / "run")) if line["split"] == "train"]
+
+    config = parse_finetuning_config(ClassificationConfig, argv, "")
+    run = Classification().open_run(config, Cluster())
+    plan = run.plan(1)
+    batches = run.inputs.training_batches(
+        run.task.features(plan.max_length),
+        tf.distribute.InputContext(),
+        seed=config.run.seed,
+        global_batch_rows=plan.global_batch_rows,
+        start_step=0,
+        num_steps=NUM_STEPS,
+    )
+    written = []
+    for batch in batches.as_numpy_iterator():
+        is_row = batch["index"] >= 0
+        written.append({"input_ids": batch["input_ids"][is_row].tolist(), "labels": batch["label"][is_row].tolist()})
+    assert len({len(batch["input_ids"][0]) for batch in written}) == 2
+    (tmp_path / "batches.json").write_text(json.dumps(written))
+    schedule = build_schedule(config.optimization, **plan.schedule_steps)
+    rates = json.dumps([float(schedule(step)) for step in range(NUM_STEPS)])
+    theirs = json.loads(output_of(python, TRAINER, str(classified / "export"), str(tmp_path / "batches.json"), rates))
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    assert ours[0] > ours[-1]
