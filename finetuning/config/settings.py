@@ -34,7 +34,7 @@ class ExamplesConfig:
     """Where the examples come from, and how long their rows are."""
 
     train_file: str | None = changeable(
-        None, "Examples to train on: .tsv, .csv, .jsonl (or .json) or .parquet, local or gs://.", PER_WORKER
+        None, "Examples to train on: .tsv, .csv, .jsonl (or .json), .parquet or .conll, local or gs://.", PER_WORKER
     )
     validation_file: str | None = changeable(
         None, "Examples to evaluate on, by which the best checkpoint is chosen; without it nothing is.", PER_WORKER
@@ -122,6 +122,18 @@ class ClassificationData(ExamplesConfig):
         require(len(self.text_column_names) <= 2, "must be one or two", "--text-column-names", self.text_column_names)
         is_of_glue = self.glue_dir is None or self.task_name is not None
         require(is_of_glue, "needs --task-name", "--glue-dir", self.glue_dir)
+
+
+@dataclass(frozen=True)
+class TaggingData(ExamplesConfig):
+    """Which words have which tags."""
+
+    text_column_name: str = flag("tokens", "Column of the words, a list a row; a .conll file's first is called so.")
+    label_column_name: str = flag("ner_tags", "Column of their tags, likewise; a .conll file's last is called so.")
+    metric_name: str | None = changeable(
+        None,
+        "Metric by which the best checkpoint is chosen; by default the F1 of entities, of other tags the accuracy.",
+    )
 
 
 @dataclass(frozen=True)
@@ -215,3 +227,10 @@ class ClassificationConfig(FinetuningConfig):
     """All settings of one run of classification."""
 
     data: ClassificationData
+
+
+@dataclass(frozen=True)
+class TaggingConfig(FinetuningConfig):
+    """All settings of one run of tagging."""
+
+    data: TaggingData

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from finetuning.config.settings import ClassificationData
+from finetuning.config.settings import ClassificationData, ExamplesConfig
 from finetuning.data.glue import GLUE_TASKS, HUB_NAME, HUB_SPLITS, GlueTask
 from finetuning.data.labels import is_missing
 from finetuning.data.tables import Table, read_hub_tables, read_table
@@ -56,30 +56,36 @@ def read_parts(data: ClassificationData) -> Parts:
     """
     if data.task_name is not None:
         return _read_glue(data, GLUE_TASKS[data.task_name])
-    tables = _own_tables(data)
-    if "train" not in tables:
-        rule = "--train-file is required, or --task-name, or a --dataset-name with a split train"
-        raise InputError(f"{rule}; received {data.dataset_name or 'nothing'}.")
+    tables = own_tables(data)
     texts = data.text_column_names or _text_columns(tables["train"], data)
 
     def examples(split: str) -> dict[str, Examples]:
         return {"": _examples(tables[split], texts, data, needs_labels=split != "test")} if split in tables else {}
 
     tests = examples("test") if data.predicts else {}
-    if data.predicts and not tests:
-        raise InputError(
-            f"--do-predict needs a part to predict: --test-file, or a split test; received {list(tables)}."
-        )
     return Parts(examples("train")[""], examples("validation"), {f"test{ending}": one for ending, one in tests.items()})
 
 
-def _own_tables(data: ClassificationData) -> dict[str, Table]:
+def own_tables(data: ExamplesConfig) -> dict[str, Table]:
+    """Read files or splits, {train, validation or test: table}, of those that are named, cut to as many rows as asked.
+
+    Raises:
+        InputError: there is nothing to train on, or to predict where that is asked for.
+        HubAwayError: the Hub cannot be reached.
+    """
     if data.dataset_name is not None:
         tables = read_hub_tables(data.dataset_name, data.dataset_config_name, data.dataset_revision)
         tables = {split: tables[split] for split in SPLITS if split in tables}
     else:
         files = {split: getattr(data, f"{split}_file") for split in SPLITS}
         tables = {split: read_table(path, f"--{split}-file") for split, path in files.items() if path is not None}
+    if "train" not in tables:
+        rule = "--train-file is required, or a --dataset-name with a split train, or --task-name where there are tasks"
+        raise InputError(f"{rule}; received {data.dataset_name or 'nothing'}.")
+    if data.predicts and "test" not in tables:
+        raise InputError(
+            f"--do-predict needs a part to predict: --test-file, or a split test; received {', '.join(tables)}."
+        )
     limits = (data.max_train_samples, data.max_eval_samples, data.max_predict_samples)
     return {split: tables[split].first(limit) for split, limit in zip(SPLITS, limits, strict=True) if split in tables}
 

@@ -1,4 +1,4 @@
-"""Tables as people have them: .tsv, .csv, .jsonl and .parquet files, local or `gs://`, and data sets of the Hub."""
+"""Tables as people have them: .tsv, .csv, .jsonl, .parquet and .conll files, local or `gs://`; data sets of the Hub."""
 
 import csv
 import io
@@ -11,6 +11,9 @@ from typing import Any
 from mlm_common.errors import InputError
 from mlm_common.hub.retries import hub_error, one_line
 from mlm_common.storage import folder_and_name, read_file
+
+# What the columns of a .conll file are called, and those of most data sets of the Hub.
+TOKENS, TAGS = "tokens", "ner_tags"
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def read_hub_tables(name: str, config: str | None, revision: str | None) -> dict
         InputError: there is none.
         HubAwayError: the Hub cannot be reached.
     """
-    from datasets import ClassLabel, load_dataset
+    from datasets import ClassLabel, List, load_dataset
 
     try:
         splits = load_dataset(name, config, revision=revision)
@@ -103,6 +106,8 @@ def read_hub_tables(name: str, config: str | None, revision: str | None) -> dict
             if isinstance(kind, ClassLabel):
                 # -1 stands for no label.
                 columns[column] = [None if value in (None, -1) else kind.names[value] for value in columns[column]]
+            elif isinstance(kind, List) and isinstance(kind.feature, ClassLabel):
+                columns[column] = [[kind.feature.names[value] for value in row] for row in columns[column]]
         tables[split] = Table(f"{name}, split {split}", columns)
     return tables
 
@@ -153,6 +158,32 @@ def _read_jsonl(path: str, content: bytes) -> dict[str, list[Any]]:
     return {name: [row[name] for row in rows] for name in names}
 
 
+def _read_conll(path: str, content: bytes) -> dict[str, list[Any]]:
+    """Read sentences, a token a line, with its tag as the last of several columns; blank lines divide sentences.
+
+    A line that begins with -DOCSTART- is none of a sentence.
+    """
+    sentences: list[list[list[str]]] = [[]]
+    num_columns = 0
+    for number, line in enumerate(content.decode("utf-8-sig").split("\n"), start=1):
+        columns = line.split()
+        if not columns or columns[0] == "-DOCSTART-":
+            sentences.append([])
+            continue
+        num_columns = num_columns or len(columns)
+        if len(columns) != num_columns:
+            raise InputError(
+                f"Each line of {path} must have as many columns as the first, {num_columns}; line {number:,} has "
+                f"{len(columns)}."
+            )
+        sentences[-1].append(columns)
+    sentences = [sentence for sentence in sentences if sentence]
+    read = {TOKENS: [[columns[0] for columns in sentence] for sentence in sentences]}
+    if sentences and len(sentences[0][0]) > 1:
+        read[TAGS] = [[columns[-1] for columns in sentence] for sentence in sentences]
+    return read
+
+
 def _read_parquet(_: str, content: bytes) -> dict[str, list[Any]]:
     import pyarrow.parquet
 
@@ -161,6 +192,7 @@ def _read_parquet(_: str, content: bytes) -> dict[str, list[Any]]:
 
 
 READERS: dict[str, Callable[[str, bytes], dict[str, list[Any]]]] = {
+    ".conll": _read_conll,
     ".csv": _read_csv,
     ".json": _read_jsonl,
     ".jsonl": _read_jsonl,

@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,21 +10,19 @@ from transformers import PretrainedConfig
 
 from finetuning.config.settings import ClassificationConfig, ClassificationData
 from finetuning.data.examples import Examples, read_parts
-from finetuning.data.glue import GLUE_TASKS, HUB_NAME
+from finetuning.data.glue import GLUE_TASKS
 from finetuning.data.inputs import ExampleInputs
 from finetuning.data.labels import Labels, find_labels
 from finetuning.data.rows import EncodedRows, encode_texts
-from finetuning.loop.model import open_model, starting_model
-from finetuning.loop.results import write_predictions, write_results
+from finetuning.loop.model import open_model, source_of, starting_model
+from finetuning.loop.results import named, train_results, write_predictions, write_results
 from finetuning.loop.training import Job, Predict
 from finetuning.scores.classification import COMBINED, OWN_METRICS, baseline, check_packages, scores
 from finetuning.scores.pictures import MAX_CLASSES, confusion_counts, draw_confusion
 from finetuning.tasks.classification import TextClassification
 from mlm_common.storage import open_folder
-from tokenizer_training.corpus.published_corpus import HUB_ID
 from tokenizer_training.tokenizer import special_ids
 from train.loop.run import Run
-from train.metrics.log_files import TRAIN
 from train.model.architectures import uses_token_types
 from train.model.config import resolve_model_config
 from train.model.from_pretrained import set_labels
@@ -80,7 +77,7 @@ class Classification(Job[ClassificationConfig]):
         self.tests = {name: part(examples) for name, examples in parts.tests.items()}
         first = next(iter(self.validation.values()), None)
         inputs = ExampleInputs(
-            train.rows, first.rows if first else None, tokenizer, source, data.lengths, _sources(data)
+            train.rows, first.rows if first else None, tokenizer, source, data.lengths, source_of(data)
         )
         metrics = GLUE_TASKS[data.task_name].metrics if data.task_name else OWN_METRICS[labels.problem_type]
         guess = {}
@@ -104,24 +101,22 @@ class Classification(Job[ClassificationConfig]):
         """Write the scores, and the predictions of the test parts."""
         run, task = trainer.run, trainer.run.task
         assert isinstance(task, TextClassification)
-        epoch = round(trainer.plan.row_after(step) / trainer.plan.num_rows, 4)
-        losses = [line["loss"] for line in trainer.log.lines if line["split"] == TRAIN]
-        train = {"samples": run.inputs.num_rows, "epoch": epoch} | ({"loss": losses[-1]} if losses else {})
+        train = train_results(trainer, step)
         evaluated: dict[str, Any] = {}
         for ending, part in self.validation.items():
             of_part = figures if ending == "" else None
             if of_part is None and part.labels is not None:
                 of_part = task.figures_of(predict(part.rows), part.labels)
-            evaluated |= {f"{name}{ending}": value for name, value in _named(of_part or {}).items()}
+            evaluated |= {f"{name}{ending}": value for name, value in named(of_part or {}).items()}
         if evaluated:
-            evaluated |= {f"guess_{name}": value for name, value in task.guess.items()} | {"epoch": epoch}
+            evaluated |= {f"guess_{name}": value for name, value in task.guess.items()} | {"epoch": train["epoch"]}
         predicted: dict[str, Any] = {}
         predictions = {}
         for name, part in self.tests.items():
             totals = predict(part.rows)
             predictions[name] = [_shown(one, self.labels) for one in task.predictions(totals)]
             if part.labels is not None:
-                predicted |= _named(task.figures_of(totals, part.labels))
+                predicted |= named(task.figures_of(totals, part.labels))
         picture = self._confusion(predict, task)
         if not run.cluster.is_chief:
             return
@@ -153,27 +148,6 @@ def _labels(data: ClassificationData, train: Examples, model_config: PretrainedC
     is_classifier = any("ForSequenceClassification" in name for name in model_config.architectures or ())
     known = model_config.id2label if is_classifier else None
     return find_labels(train.labels, train.name, problem_type, known)
-
-
-def _sources(data: ClassificationData) -> Mapping[str, Any]:
-    source: dict[str, Any] = {
-        name: value
-        for name in ("task_name", "dataset_name", "dataset_config_name", "dataset_revision")
-        if (value := getattr(data, name)) is not None
-    }
-    words = "tables of its author's"
-    if data.task_name is not None:
-        source |= {"dataset_name": HUB_NAME, "dataset_config_name": data.task_name}
-        words = f"GLUE (Wang et al. 2018), task {data.task_name}"
-    elif data.dataset_name is not None and HUB_ID.fullmatch(data.dataset_name):
-        words = f"`{data.dataset_name}` of the Hub"
-    return source | {"source": words}
-
-
-def _named(figures: Mapping[str, float]) -> dict[str, Any]:
-    """Give figures the names that they have in the files."""
-    named: dict[str, Any] = {"samples" if name == "num_rows" else name: value for name, value in figures.items()}
-    return named | ({"is_degenerate": bool(named["is_degenerate"])} if "is_degenerate" in named else {})
 
 
 def _shown(prediction: Any, labels: Labels) -> str:

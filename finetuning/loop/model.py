@@ -1,10 +1,14 @@
-"""The model that a run of fine-tuning starts from: where it lies, its tokenizer, and its configuration."""
+"""What a run of fine-tuning starts from: where model and examples lie, the tokenizer, the configuration."""
+
+from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
-from finetuning.config.settings import FinetuningConfig
+from finetuning.config.settings import ExamplesConfig, FinetuningConfig
+from finetuning.data.glue import HUB_NAME
 from mlm_common.errors import InputError
 from mlm_common.storage import local_or_hub, open_folder
+from tokenizer_training.corpus.published_corpus import HUB_ID
 from tokenizer_training.tokenizer import load_tokenizer
 from train.model.architectures import check_architecture, max_positions
 from train.model.from_pretrained import WEIGHTS_SUFFIXES, read_config
@@ -58,3 +62,17 @@ def open_model(config: FinetuningConfig) -> tuple[PretrainedConfig, PreTrainedTo
             f"{data.tokenizer_name} has another. Leave it out."
         )
     return model_config, named, data.tokenizer_name
+
+
+def source_of(data: ExamplesConfig) -> dict[str, Any]:
+    """Collect what `run.json` says of where the examples come from; `source` is in words for the card."""
+    names = ("dataset_name", "dataset_config_name", "dataset_revision")
+    source = {name: value for name in names if (value := getattr(data, name)) is not None}
+    words = "tables of its author's"
+    task_name = getattr(data, "task_name", None)
+    if task_name is not None:
+        source |= {"task_name": task_name, "dataset_name": HUB_NAME, "dataset_config_name": task_name}
+        words = f"GLUE (Wang et al. 2018), task {task_name}"
+    elif data.dataset_name is not None and HUB_ID.fullmatch(data.dataset_name):
+        words = f"`{data.dataset_name}` of the Hub"
+    return source | {"source": words}

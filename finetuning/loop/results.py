@@ -2,9 +2,13 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlm_common.storage import open_folder
+from train.metrics.log_files import TRAIN
+
+if TYPE_CHECKING:
+    from train.loop.trainer import Trainer
 
 
 def write_results(output_dir: str, parts: Mapping[str, Mapping[str, Any]]) -> None:
@@ -25,6 +29,19 @@ def write_results(output_dir: str, parts: Mapping[str, Mapping[str, Any]]) -> No
     folder.write_text(
         "all_results.json", _as_text({name: one for part in named.values() for name, one in part.items()})
     )
+
+
+def train_results(trainer: "Trainer", step: int) -> dict[str, Any]:
+    """Collect the figures of the training up to `step`: examples, passes, and the loss of the last line of the log."""
+    losses = [line["loss"] for line in trainer.log.lines if line["split"] == TRAIN and line["step"] <= step]
+    epoch = round(trainer.plan.row_after(step) / trainer.plan.num_rows, 4)
+    return {"samples": trainer.run.inputs.num_rows, "epoch": epoch} | ({"loss": losses[-1]} if losses else {})
+
+
+def named(figures: Mapping[str, float]) -> dict[str, Any]:
+    """Give figures the names that they have in the files."""
+    named: dict[str, Any] = {"samples" if name == "num_rows" else name: value for name, value in figures.items()}
+    return named | ({"is_degenerate": bool(named["is_degenerate"])} if "is_degenerate" in named else {})
 
 
 def write_predictions(output_dir: str, name: str, predictions: Iterable[str]) -> None:

@@ -50,7 +50,7 @@ def another_run(folder: Path) -> None:
 FILES = ["--train-file", "{}/train.tsv", "--validation-file", "{}/b.tsv"]
 # name: (what is done to the folder, flags in which {} is that folder, what the error says)
 CASES = {
-    "nothing to train on": (None, [], "--train-file is required, or --task-name"),
+    "nothing to train on": (None, [], "--train-file is required, or a --dataset-name"),
     "two sources": (None, [*FILES, "--task-name", "cola"], "--task-name and --train-file must not both be given"),
     "no file": (None, FILES, "--validation-file must name a file"),
     "an empty file": (with_file("b.tsv", ""), FILES, "--validation-file must name a file with rows"),

@@ -15,6 +15,7 @@ RECORD_NAME = "run.json"
 METRICS_NAME = "metrics.jsonl"
 LOSS_CURVE_NAME = "loss.png"
 CONFUSION_NAME = "confusion_matrix.png"
+TAGS_NAME = "predictions.txt"
 CHECKPOINTS_FOLDER = "checkpoints"
 TENSORBOARD_FOLDER = "tensorboard"
 EXPORT_FOLDER = "export"
@@ -30,7 +31,7 @@ OWN_FILES = {
     f"{EXPORT_FOLDER}/runs": r"events\.out\.tfevents\..*",
 }
 # Those of fine-tuning.
-RESULT_FILES = r"(train|eval|all)_results\.json|predict_results_[\w-]+\.txt|confusion_matrix\.png"
+RESULT_FILES = r"(train|eval|all)_results\.json|predict_results_[\w-]+\.txt|confusion_matrix\.png|predictions\.txt"
 _BEGUN = " Phase {} is begun: it, and what lies behind it, must stay as it was; phases that lie ahead may change."
 PROFILES_FOLDER = f"{TENSORBOARD_FOLDER}/plugins/profile"
 

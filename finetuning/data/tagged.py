@@ -1,0 +1,128 @@
+"""Sentences whose words have tags, and the rows that a model takes: the tag of a word is learned at its first token."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerFast
+
+from finetuning.config.settings import TaggingData
+from finetuning.data.examples import SPLITS, own_tables
+from finetuning.data.labels import Labels
+from finetuning.data.rows import INDEX, INPUT_IDS, TEXTS_AT_ONCE, TOKEN_TYPES, EncodedRows
+from finetuning.data.tables import Table
+from mlm_common.errors import InputError
+
+# Of tokens that no word begins with.
+NO_TAG, NO_WORD = -100, -1
+WORD = "word"
+OUTSIDE = "O"
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Words with their tags as they stand in a table.
+
+    name: where they stand.
+    words: of each sentence.
+    tags: likewise; None where there are none.
+    """
+
+    name: str
+    words: Sequence[Sequence[str]]
+    tags: Sequence[Sequence[str]] | None
+
+
+def read_sentences(data: TaggingData) -> dict[str, Sentences]:
+    """Read {train, validation or test: sentences}, of those that are named.
+
+    Raises:
+        InputError: a file, a column or a tag is not there.
+        HubAwayError: the Hub cannot be reached.
+    """
+    tables = own_tables(data)
+    return {split: _sentences(tables[split], data, needs_tags=split != "test") for split in SPLITS if split in tables}
+
+
+def _sentences(table: Table, data: TaggingData, *, needs_tags: bool) -> Sentences:
+    words = table.column(data.text_column_name, "--text-column-name")
+    tags = None
+    if needs_tags or data.label_column_name in table.columns:
+        tags = table.column(data.label_column_name, "--label-column-name")
+    for row, sentence in enumerate(words, start=1):
+        if not (isinstance(sentence, list) and all(isinstance(word, str) and word.strip() for word in sentence)):
+            raise InputError(
+                f"Column {data.text_column_name} of {table.name} must hold lists of words; row {row:,} has "
+                f"{sentence!r}."
+            )
+        if tags is not None and not (isinstance(tags[row - 1], list) and len(tags[row - 1]) == len(sentence)):
+            raise InputError(
+                f"Column {data.label_column_name} of {table.name} must hold a tag for each word; row {row:,} has "
+                f"{len(sentence)} words and the tags {tags[row - 1]!r}."
+            )
+    return Sentences(table.name, words, None if tags is None else [[str(tag) for tag in row] for row in tags])
+
+
+def encode_sentences(
+    tokenizer: PreTrainedTokenizerFast,
+    sentences: Sentences,
+    labels: Labels,
+    *,
+    max_length: int,
+    token_types: bool,
+) -> EncodedRows:
+    """Encode the words of each sentence, with a space between, as text in pretraining was; cut to `max_length`.
+
+    Features of tokens are the ids, `WORD`, the number of the word that begins there or `NO_WORD`, and `label`, its tag
+    or `NO_TAG`.
+    """
+    ids: list[Sequence[int]] = []
+    types: list[Sequence[int]] = []
+    words: list[NDArray[np.int32]] = []
+    tags: list[NDArray[np.int32]] = []
+    for start in range(0, len(sentences.words), TEXTS_AT_ONCE):
+        some = sentences.words[start : start + TEXTS_AT_ONCE]
+        encoded = tokenizer(
+            [" ".join(sentence) for sentence in some],
+            truncation=True,
+            max_length=max_length,
+            return_token_type_ids=token_types,
+            return_attention_mask=False,
+            return_offsets_mapping=True,
+        )
+        ids += encoded["input_ids"]
+        types += encoded["token_type_ids"] if token_types else []
+        words += [_words_of_tokens(*pair) for pair in zip(some, encoded["offset_mapping"], strict=True)]
+    for row, of_tokens in enumerate(words):
+        if sentences.tags is None:
+            tags.append(np.full(len(of_tokens), NO_TAG, np.int32))
+            continue
+        own = labels.encode(sentences.tags[row], f"{sentences.name}, sentence {row + 1:,}")
+        tags.append(np.where(of_tokens == NO_WORD, NO_TAG, own[of_tokens]).astype(np.int32))
+    starts = np.concatenate([[0], np.cumsum([len(row) for row in ids])]).astype(np.int64)
+    features: dict[str, Sequence[Any]] = {INPUT_IDS: ids, WORD: words, "label": tags}
+    if token_types:
+        features[TOKEN_TYPES] = types
+    joined = {name: np.concatenate([np.asarray(row, np.int32) for row in rows]) for name, rows in features.items()}
+    return EncodedRows(starts, joined, {INDEX: np.arange(len(ids), dtype=np.int32)})
+
+
+def _words_of_tokens(words: Sequence[str], offsets: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
+    """Find for each token the word that begins with it, or `NO_WORD`.
+
+    A token belongs to the word of its last character, since that of some tokenizers begins with the space before it.
+    """
+    ends = list(accumulate(len(word) + 1 for word in words))  # after the space that follows
+    found, last = [], NO_WORD
+    for begin, end in offsets:
+        word = int(np.searchsorted(ends, end - 1, side="right")) if end > begin else NO_WORD
+        is_space = word != NO_WORD and end == ends[word]
+        if word in (NO_WORD, last) or is_space:
+            found.append(NO_WORD)
+        else:
+            found.append(word)
+            last = word
+    return np.array(found, np.int32)

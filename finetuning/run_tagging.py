@@ -1,0 +1,25 @@
+"""Fine-tune a model to tag words: names of people, places and products, parts of speech, whatever has a tag each."""
+
+import sys
+from collections.abc import Sequence
+
+from finetuning.config.settings import TaggingConfig
+from finetuning.config.sources import parse_finetuning_config
+from mlm_common.command_line import command, log_start
+from train.runtime.supervisor import supervise_if_asked
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """Check all that can be checked, print the plan, connect; build, restore, fit; score, predict, export, push."""
+    config = parse_finetuning_config(TaggingConfig, argv, __doc__)
+    supervise_if_asked(config.run, __file__, argv)
+    log_start(__file__)
+    from finetuning.loop.seeds import finetune_seeds
+    from finetuning.loop.tagging import TaggingJob  # transformers, not for --help
+
+    finetune_seeds(config, TaggingJob)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""Token classification: each word has a tag, learned and predicted at its first token."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from finetuning.data.labels import Labels
+from finetuning.data.rows import INDEX, INPUT_IDS, TOKEN_TYPES
+from finetuning.data.tagged import NO_TAG, NO_WORD, WORD, Sentences
+from finetuning.scores.classification import chosen_metric
+from finetuning.scores.tagging import default_tag, is_degenerate, metrics_of, scores
+from train.data.features import Feature
+from train.tasks.task import CardFigure, Mean, Task, TaskCard
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from transformers import PreTrainedTokenizerFast
+
+
+class Tagging(Task):
+    """Learns the tag of each word.
+
+    Args:
+        labels: the tags.
+        sentences: to evaluate on.
+        metric: by which checkpoints are compared; by default the first.
+        pad_token_id: of the tokenizer.
+        token_types: whether the rows have them.
+        max_length: tokens of the longest row.
+        guess: what a guess without the text would score, by metric.
+    """
+
+    model_class = "TFAutoModelForTokenClassification"
+    starts_head_anew = True
+    means = (Mean("loss", "loss", "num_tagged"), Mean("accuracy", "num_correct", "num_tagged"))
+
+    def __init__(
+        self,
+        labels: Labels,
+        sentences: Sentences | None,
+        metric: str | None = None,
+        *,
+        pad_token_id: int,
+        token_types: bool,
+        max_length: int,
+        guess: Mapping[str, float] | None = None,
+    ):
+        self.labels = labels
+        self.sentences = sentences
+        self.metrics = metrics_of(labels.names)
+        self.metric = chosen_metric(self.metrics, metric)
+        self.pad_token_id = pad_token_id
+        self.token_types = token_types
+        self.max_length = max_length
+        self.guess: Mapping[str, float] = {} if guess is None else guess
+        self.card = TaskCard(
+            model_kind="tagger of words",
+            task_name="Token classification",
+            pipeline_tag="token-classification",
+            figures=(
+                CardFigure("loss", "loss", "loss", "Loss"),
+                *(CardFigure(name, name, name, name) for name in self.metrics),
+            ),
+            tags=("token-classification",),
+            training_verb="fine-tuned",
+            start_words="from",
+            evaluation="Over the {num_words:,} words of {num_rows:,} sentences to evaluate on, by which this "
+            "checkpoint was chosen; precision, recall and F1 are of whole entities.",
+        )
+
+    def features(self, length: int) -> dict[str, Feature]:
+        """Name ids, token types where there are any, where words begin, their tags, and the number of the row."""
+        token_types = {TOKEN_TYPES: Feature((length,))} if self.token_types else {}
+        return {
+            INPUT_IDS: Feature((length,), padding=self.pad_token_id),
+            **token_types,
+            WORD: Feature((length,), padding=NO_WORD),
+            "label": Feature((length,), padding=NO_TAG),
+            INDEX: Feature(padding=-1),
+        }
+
+    def sums(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> dict[str, "tf.Tensor"]:
+        """Add up `loss`, `num_correct` and `num_tagged` over the words with a tag; keep the tags of an evaluation."""
+        import tensorflow as tf
+
+        ids, labels = rows[INPUT_IDS], rows["label"]
+        inputs = {INPUT_IDS: ids, "attention_mask": tf.cast(ids != self.pad_token_id, tf.int32)}
+        if self.token_types:
+            inputs[TOKEN_TYPES] = rows[TOKEN_TYPES]
+        logits = tf.cast(network(inputs, training=training).logits, tf.float32)  # (rows, length, tags)
+        is_tagged = tf.cast(labels != NO_TAG, tf.float32)  # (rows, length)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), logits)
+        predicted = tf.argmax(logits, axis=-1, output_type=tf.int32)
+        sums = {
+            "loss": tf.reduce_sum(losses * is_tagged),
+            "num_correct": tf.reduce_sum(tf.cast(predicted == labels, tf.float32) * is_tagged),
+            "num_tagged": tf.reduce_sum(is_tagged),
+        }
+        return sums if training else sums | {"tag": self._of_one_length(predicted), **self._places(rows)}
+
+    def _places(self, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
+        return {WORD: self._of_one_length(rows[WORD], NO_WORD), INDEX: rows[INDEX]}
+
+    def _of_one_length(self, values: "tf.Tensor", padding: int = 0) -> "tf.Tensor":
+        """Fill up to the longest rows, (rows, max_length), since what is kept is of all buckets."""
+        import tensorflow as tf
+
+        return tf.pad(values, ((0, 0), (0, self.max_length - values.shape[1])), constant_values=padding)
+
+    def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
+        """Compute loss and metrics of the sentences to evaluate on, and the numbers of sentences and words."""
+        assert self.sentences is not None
+        return self.figures_of(sums, self.sentences)
+
+    def figures_of(self, sums: Mapping[str, Any], sentences: Sentences) -> dict[str, float]:
+        """Compute the same of these sentences, which have tags."""
+        assert sentences.tags is not None
+        predictions = self.predictions(sums, sentences)
+        figures = {"loss": super().figures(sums)["loss"]} | scores(self.metrics, predictions, sentences.tags)
+        return figures | {
+            "num_rows": len(predictions),
+            "num_words": sum(map(len, sentences.words)),
+            "num_words_cut_off": sum(map(len, sentences.words)) - int((sums[WORD] != NO_WORD).sum()),
+            "is_degenerate": int(is_degenerate(predictions)),
+        }
+
+    def predictions(self, sums: Mapping[str, Any], sentences: Sentences) -> list[list[str]]:
+        """Make the tags of all words; one that was cut off, or has no token of its own, is outside of all entities."""
+        tags = [np.full(len(words), default_tag(self.labels.names)) for words in sentences.words]
+        for index, words, predicted in zip(sums[INDEX], sums[WORD], sums["tag"], strict=True):
+            if index >= 0:
+                begins = words != NO_WORD
+                tags[index][words[begins]] = predicted[begins]
+        return [[self.labels.names[tag] for tag in sentence] for sentence in tags]
+
+    def score(self, figures: Mapping[str, float]) -> float:
+        """Compute by what checkpoints are compared."""
+        return -figures["loss"] if self.metric == "loss" else figures[self.metric]
+
+    def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
+        """Describe loss and metrics for people, beside what a guess without the text would score."""
+        words = f"{figures['num_words']:,} words of {figures['num_rows']:,} sentences"
+        rows = {"validation loss": f"{figures['loss']:.4f}, of {words}"}
+        for name in self.metrics:
+            guess = f"; a guess without the text: {self.guess[name]:.4f}" if name in self.guess else ""
+            rows[name] = f"{figures[name]:.4f}{guess}"
+        if figures["num_words_cut_off"]:
+            rows["cut off"] = f"{figures['num_words_cut_off']:,} words, which count as outside of entities"
+        if figures["is_degenerate"]:
+            rows["degenerate"] = "all words are predicted alike: nothing was learned"
+        return rows
+
+    def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
+        """Show the first row with its tags."""
+        ids, labels = rows[INPUT_IDS][0].numpy(), rows["label"][0].numpy()
+        tags = " ".join(self.labels.names[label] for label in labels if label != NO_TAG)
+        return {"first row": tokenizer.decode(ids[ids != self.pad_token_id]), "its tags": tags}

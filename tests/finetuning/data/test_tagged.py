@@ -1,0 +1,94 @@
+"""Which token begins a word, by tokenizers of all kinds; what is wrong with sentences."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import processors
+from transformers import PreTrainedTokenizerFast
+
+from finetuning.config.settings import TaggingData
+from finetuning.data.labels import Labels
+from finetuning.data.tables import read_table
+from finetuning.data.tagged import NO_TAG, NO_WORD, Sentences, encode_sentences, read_sentences
+from mlm_common.errors import InputError
+from tests.fixtures.tiny_tokenizers import KINDS, SPECIAL_TOKENS
+
+LABELS = Labels("single_label_classification", ("O", "B-X"))
+# Those that cut no text across words, and know these words.
+OF_WORDS = ("unigram", "lowercased", "albert", "wordpiece", "byte_level", "marks_every_space")
+
+
+def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
+    backend = KINDS[kind]()
+    cls, pad, sep, unk, mask = SPECIAL_TOKENS
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{cls} $A {sep}", special_tokens=[(token, backend.token_to_id(token)) for token in (cls, sep)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, cls_token=cls, pad_token=pad, sep_token=sep, unk_token=unk, mask_token=mask
+    )
+
+
+TOKENIZERS = {kind: tokenizer_of(kind) for kind in OF_WORDS}
+
+
+@pytest.mark.parametrize("kind", OF_WORDS)
+@settings(max_examples=25, deadline=None)
+@given(words=st.lists(st.sampled_from(["a", "model", "language,", "12", "of", "masked", "é"]), min_size=1, max_size=8))
+def test_each_word_begins_once(kind: str, words: list[str]) -> None:
+    tags = ["B-X" if word == "model" else "O" for word in words]
+    rows = encode_sentences(
+        TOKENIZERS[kind], Sentences("a", [words], [tags]), LABELS, max_length=100, token_types=False
+    )
+    begun = rows.of_tokens["word"]
+    assert begun[begun != NO_WORD].tolist() == list(range(len(words)))
+    learned = rows.of_tokens["label"]
+    assert (learned != NO_TAG).tolist() == (begun != NO_WORD).tolist()
+    assert [LABELS.names[tag] for tag in learned[learned != NO_TAG]] == tags
+
+
+def test_a_row_that_is_cut() -> None:
+    words = ["model"] * 30
+    rows = encode_sentences(
+        TOKENIZERS["wordpiece"], Sentences("a", [words], None), LABELS, max_length=10, token_types=False
+    )
+    assert rows.lengths.tolist() == [10]
+    assert max(rows.of_tokens["word"]) < 30
+    assert set(rows.of_tokens["label"]) == {NO_TAG}
+
+
+CONLL = "-DOCSTART- -X- O\n\nEU NNP B-ORG\nrejects VBZ O\n\n\nPeter NNP B-PER\nBlackburn NNP I-PER\n"
+
+
+def test_conll_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.conll").write_text(CONLL)
+    table = read_table(str(tmp_path / "a.conll"), "--train-file")
+    assert table.columns == {
+        "tokens": [["EU", "rejects"], ["Peter", "Blackburn"]],
+        "ner_tags": [["B-ORG", "O"], ["B-PER", "I-PER"]],
+    }
+    (tmp_path / "b.conll").write_text("a\nb\n\nc\n")
+    sentences = read_sentences(TaggingData(train_file=str(tmp_path / "a.conll"), test_file=str(tmp_path / "b.conll")))
+    assert (sentences["test"].words, sentences["test"].tags) == ([["a", "b"], ["c"]], None)
+    (tmp_path / "c.conll").write_text("a O\nb\n")
+    with pytest.raises(InputError, match="must have as many columns as the first, 2; line 2 has 1"):
+        read_table(str(tmp_path / "c.conll"), "--train-file")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"tokens": "a b", "ner_tags": ["O"]}, "must hold lists of words; row 1 has 'a b'"),
+        ({"tokens": ["a", " "], "ner_tags": ["O", "O"]}, "must hold lists of words"),
+        ({"tokens": ["a", "b"], "ner_tags": ["O"]}, "must hold a tag for each word; row 1 has 2 words"),
+        ({"tokens": ["a"], "tags": ["O"]}, "--label-column-name must name a column of"),
+        ({"words": ["a"], "ner_tags": ["O"]}, "--text-column-name must name a column of"),
+    ],
+)
+def test_what_are_no_sentences(tmp_path: Path, row: dict, message: str) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    with pytest.raises(InputError, match=message):
+        read_sentences(TaggingData(train_file=str(tmp_path / "a.jsonl")))
