@@ -14,7 +14,7 @@
     loop/           all of these put together: a run checked, planned and recorded; what is done at which step
     checks/         what is checked before a TPU is paid for, for the commands doctor.py and tpu_preflight.py
 
-The other commands are export.py, fill_mask.py and compare_runs.py.
+The other commands are export.py, fill_mask.py, compare_runs.py and convert_bert.py.
 
 This module prepares the environment for TensorFlow and transformers, which read it when they are first imported. Import
 it before `tensorflow`, `tf_keras` and transformers' TF classes. It imports none of them itself.

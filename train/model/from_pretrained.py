@@ -43,8 +43,11 @@ WEIGHTS_NAMES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, TF2_WEIGHTS_NAME, T
 WEIGHTS_SUFFIXES = (".safetensors", ".h5", ".bin")
 # In the name of a table of positions.
 POSITION_TABLE = "position_embeddings"
-# In PyTorch checkpoints, besides what the TF classes themselves leave out: buffers, and the head's weights once more.
-NOT_IN_TENSORFLOW = re.compile(r"\.(position_ids|token_type_ids)$|(^|\.)decoder\.(weight|bias)$")
+# In PyTorch checkpoints, besides what the TF classes themselves leave out: buffers, the head's weights once more, and
+# the head for pairs, where the class has none.
+NOT_IN_TENSORFLOW = re.compile(
+    r"\.(position_ids|token_type_ids)$|(^|\.)decoder\.(weight|bias)$|(^|\.)(seq_relationship|sop_classifier)\."
+)
 
 
 def load_model(

@@ -26,6 +26,9 @@ from train.model.architectures import (
     vocabulary_axis,
 )
 
+# What `tokenizer_config.json` tells transformers' own class for BERT, which would lower the case without it.
+CASE_SETTINGS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
+
 
 @dataclass(frozen=True)
 class ModelSnapshot:
@@ -93,12 +96,30 @@ def export_model(
         ValueError: the model is not as `train.model.architectures` prepares it, so its export would be wrong.
     """
     snapshot = model if isinstance(model, ModelSnapshot) else take_snapshot(model)
+    return write_model(
+        folder,
+        pytorch_weights(snapshot, vocabulary_size),
+        exported_config(snapshot, vocabulary_size),
+        exported_tokenizer(tokenizer, snapshot.config, model_max_length),
+    )
+
+
+def write_model(
+    folder: str, weights: dict[str, np.ndarray], config: PretrainedConfig, tokenizer: PreTrainedTokenizerFast
+) -> list[str]:
+    """Write what PyTorch opens to a local folder, each file replaced in one step, `config.json` last; name the files.
+
+    Args:
+        folder: made if missing.
+        weights: {name in the PyTorch class: array in its layout}.
+        config: of `exported_config`.
+        tokenizer: of `exported_tokenizer`.
+    """
     Path(folder).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".export-", suffix=PARTIAL_SUFFIX) as staging:
-        weights = pytorch_weights(snapshot, vocabulary_size)
         write_safetensors(Path(staging, SAFE_WEIGHTS_NAME), weights, metadata={"format": "pt"})
-        exported_tokenizer(tokenizer, snapshot.config, model_max_length).save_pretrained(staging)
-        exported_config(snapshot, vocabulary_size).save_pretrained(staging)
+        tokenizer.save_pretrained(staging)
+        config.save_pretrained(staging)
         paths = sorted(Path(staging).iterdir(), key=lambda path: path.name == CONFIG_NAME)
         for path in paths:
             path.replace(Path(folder, path.name))
@@ -138,9 +159,14 @@ def pytorch_weights(model: Any, vocabulary_size: int | None = None) -> dict[str,
 
 def exported_config(snapshot: ModelSnapshot, vocabulary_size: int | None = None) -> PretrainedConfig:
     """Make the configuration of the PyTorch model, with `vocabulary_size` ids; by default all."""
-    config = copy.deepcopy(snapshot.config)
+    return pytorch_config(snapshot.config, snapshot.class_name.removeprefix("TF"), vocabulary_size)
+
+
+def pytorch_config(config: PretrainedConfig, class_name: str, vocabulary_size: int | None = None) -> PretrainedConfig:
+    """Make the configuration of a PyTorch class, with `vocabulary_size` ids; by default all."""
+    config = copy.deepcopy(config)
     config.vocab_size = vocabulary_size or config.vocab_size
-    config.architectures = [snapshot.class_name.removeprefix("TF")]
+    config.architectures = [class_name]
     config.tie_word_embeddings = architecture_of(config).tied
     config.dtype = "float32"
     for name, other in architecture_of(config).same_where_none.items():
@@ -157,11 +183,13 @@ def exported_tokenizer(
     backend.no_truncation()
     backend.no_padding()
     token_types = ["token_type_ids"] if uses_token_types(config) else []
+    case = {name: tokenizer.init_kwargs[name] for name in CASE_SETTINGS if name in tokenizer.init_kwargs}
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         model_max_length=model_max_length,
         model_input_names=["input_ids", *token_types, "attention_mask"],
         clean_up_tokenization_spaces=False,
+        **case,
         **tokenizer.special_tokens_map_extended,
     )
 

@@ -1,0 +1,262 @@
+"""Google's checkpoints, written by these tests, become what the export makes of the same model, bit for bit."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from transformers import AutoTokenizer, BertTokenizerFast
+
+from tests.fixtures.google_checkpoints import (
+    WORDPIECES,
+    Variables,
+    google_settings,
+    google_variables,
+    write_google_checkpoint,
+    write_variables,
+)
+from tests.fixtures.other_environments import REQUIREMENTS, TORCH, made_environment, output_of
+from tests.fixtures.tiny_models import padded_batch, tiny_model
+from tests.servers.fixtures import CloudStorageHandle
+from train.convert_bert import main
+from train.model.from_pretrained import load_model
+from train.publishing.pytorch_format import pytorch_weights
+
+IDS = {"pad_token_id": 0, "bos_token_id": 3, "eos_token_id": 4}
+
+
+@pytest.fixture(scope="module")
+def bert() -> Any:
+    return tiny_model("bert", "TFAutoModelForPreTraining", **IDS)
+
+
+@pytest.fixture(scope="module")
+def albert() -> Any:
+    return tiny_model("albert with two groups", "TFAutoModelForPreTraining", **IDS)
+
+
+@pytest.fixture(scope="module")
+def bert_variables(bert: Any) -> Variables:
+    return google_variables(bert)
+
+
+def convert(*arguments: object) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize("name", ["bert", "albert"])
+def test_a_training_checkpoint_becomes_the_export_of_the_same_model(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    model = request.getfixturevalue(name)
+    variables = google_variables(model, with_slots=True)
+    source = write_google_checkpoint(tmp_path / f"uncased_{name}", variables, google_settings(model.config))
+    assert convert(source, tmp_path / "out") == 0
+    weights, expected = load_file(tmp_path / "out" / "model.safetensors"), pytorch_weights(model)
+    assert weights.keys() == expected.keys()
+    for weight, array in weights.items():
+        np.testing.assert_array_equal(array, expected[weight], weight)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["model_type"], config["architectures"]) == (name, [f"{name.capitalize()}ForPreTraining"])
+    # Without the head for pairs, as --init-from of a masked language model reads it.
+    batch, _ = padded_batch(model)
+    np.testing.assert_allclose(load_model(str(tmp_path / "out"))(batch).logits, model(batch)[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("lower", [True, False])
+def test_the_tokenizer_is_googles(lower: bool, bert: Any, bert_variables: Variables, tmp_path: Path) -> None:
+    source = write_google_checkpoint(tmp_path / "a", bert_variables, google_settings(bert.config))
+    assert convert(source, tmp_path / "out", f"--{'' if lower else 'no-'}do-lower-case") == 0
+    text = "The Ä of A functionx, returns 天 the"
+    googles = BertTokenizerFast(str(source / "vocab.txt"), do_lower_case=lower)
+    for loaded in (AutoTokenizer, BertTokenizerFast):
+        tokenizer = loaded.from_pretrained(tmp_path / "out")
+        assert tokenizer(text, "a")["input_ids"] == googles(text, "a")["input_ids"]
+        assert tokenizer(text, "a")["token_type_ids"] == googles(text, "a")["token_type_ids"]
+        assert tokenizer.model_max_length == bert.config.max_position_embeddings
+    assert ("Ä" in googles.tokenize(text)) is not lower
+
+
+def test_a_zip_and_a_folder_in_the_cloud(
+    bert: Any, bert_variables: Variables, tmp_path: Path, cloud: CloudStorageHandle
+) -> None:
+    source = write_google_checkpoint(tmp_path / "cased_L-2", bert_variables, google_settings(bert.config))
+    assert convert(source, tmp_path / "out") == 0
+    expected = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    archive = Path(shutil.make_archive(str(tmp_path / "zipped"), "zip", tmp_path, "cased_L-2"))
+    cloud.put(f"zips/{archive.name}", archive.read_bytes())
+    for path in source.iterdir():
+        cloud.put(f"models/cased_L-2/{path.name}", path.read_bytes())
+    url = cloud.bucket_url
+    places = (str(archive), f"{url}/zips/{archive.name}", f"{url}/models/cased_L-2", f"{source}/bert_model.ckpt")
+    for number, place in enumerate(places):
+        assert convert(place, f"{url}/out-{number}") == 0
+        objects = cloud.objects()
+        assert {name: objects[f"out-{number}/{name}"] for name in expected} == expected
+
+
+def test_the_newest_checkpoint_of_a_training(
+    bert: Any, bert_variables: Variables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_google_checkpoint(tmp_path / "cased", bert_variables, google_settings(bert.config))
+    bias = np.array([5, 6], np.float32)
+    write_variables(source / "model.ckpt-20", bert_variables | {"cls/seq_relationship/output_bias": bias})
+    assert convert(source, tmp_path / "out") == 2
+    assert "has bert_model.ckpt, model.ckpt-20: give the path of one" in capsys.readouterr().err
+    (source / "checkpoint").write_text('model_checkpoint_path: "/tpu/model.ckpt-20"\nall_model_checkpoint_paths: "a"\n')
+    assert convert(source, tmp_path / "out") == 0
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    np.testing.assert_array_equal(weights["cls.seq_relationship.bias"], bias)
+
+
+def test_heads_that_are_not_there(
+    bert: Any, bert_variables: Variables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model without the one for pairs, from TF Hub; one that was fine-tuned."""
+    no_pairs = {f"module/{name}": value for name, value in bert_variables.items() if "seq_relationship" not in name}
+    encoder = {name: value for name, value in bert_variables.items() if name.startswith("bert/")}
+    fine_tuned = encoder | {"output_weights": np.ones((3, 32), "f"), "output_bias": np.ones(3, "f")}
+    for name, variables in (("BertForMaskedLM", no_pairs), ("BertModel", fine_tuned)):
+        source = write_google_checkpoint(tmp_path / f"cased_{name}", variables, google_settings(bert.config))
+        assert convert(source, tmp_path / name) == 0
+        assert json.loads((tmp_path / name / "config.json").read_text())["architectures"] == [name]
+        weights = load_file(tmp_path / name / "model.safetensors")
+        assert {key.split(".")[0] for key in weights} == ({"bert", "cls"} if "Masked" in name else {"bert"})
+    assert "left out, as of a fine-tuned head: output_bias, output_weights" in capsys.readouterr().out
+
+
+def without(name: str) -> Callable[[Variables], Variables]:
+    return lambda variables: {key: value for key, value in variables.items() if key != name}
+
+
+def unchanged(variables: Variables) -> Variables:
+    return variables
+
+
+CUT = "cls/predictions/transform/dense/kernel"
+WRONG = [
+    (without(CUT), {}, WORDPIECES, f"missing: {CUT}$"),
+    (without("bert/pooler/dense/bias"), {}, WORDPIECES, "missing: bert/pooler/dense/bias$"),
+    (lambda all_of_it: all_of_it | {"bert/extra": np.ones(3, "f")}, {}, WORDPIECES, "unknown: bert/extra$"),
+    (unchanged, {"num_hidden_layers": 1}, WORDPIECES, "unknown: bert/encoder/layer_1/attention/output/.* 11 more"),
+    (unchanged, {"num_hidden_layers": 3}, WORDPIECES, "missing: bert/encoder/layer_2/.* and 11 more"),
+    (unchanged, {"max_position_embeddings": 64}, WORDPIECES, r"position_embeddings \(32, 32\), not \(64, 32\)$"),
+    (unchanged, {"hidden_act": "selu"}, WORDPIECES, "hidden_act must be one of"),
+    (unchanged, {"num_attention_heads": 5}, WORDPIECES, "num_attention_heads must divide hidden_size"),
+    (unchanged, {"vocab_size": 199}, WORDPIECES, "must have the 199 tokens of the configuration; .* has 200"),
+    (unchanged, {"vocab_size": 199}, WORDPIECES[:-1], r"word_embeddings \(200, 32\), not \(199, 32\)"),
+    (unchanged, {}, WORDPIECES[:-1], "must have the 200 tokens of the configuration; .* has 199"),
+    (unchanged, {}, ["a", *WORDPIECES[1:]], r"must have \[PAD\]; "),
+    (lambda _: {"electra/embeddings/word_embeddings": np.ones(3, "f")}, {}, WORDPIECES, "are: electra/embeddings"),
+    (lambda _: {"_CHECKPOINTABLE_OBJECT_GRAPH": np.array("x")}, {}, WORDPIECES, "is an object checkpoint of Tens"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "settings", "vocabulary", "message"), WRONG, ids=[message for *_, message in WRONG])
+def test_files_that_do_not_fit_each_other_are_refused(
+    change: Callable[[Variables], Variables],
+    settings: dict[str, Any],
+    vocabulary: list[str],
+    message: str,
+    bert: Any,
+    bert_variables: Variables,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "cased"
+    write_google_checkpoint(folder, change(bert_variables), google_settings(bert.config) | settings, vocabulary)
+    assert convert(folder, tmp_path / "out") == 2
+    assert re.search(rf"^error: .*{message}", capsys.readouterr().err.splitlines()[-1])
+    assert not list((tmp_path / "out").glob("*"))
+
+
+def test_files_that_are_missing_or_damaged_are_refused(
+    bert: Any, bert_variables: Variables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_google_checkpoint(tmp_path / "model", bert_variables, google_settings(bert.config))
+    (source / "config.json").write_text("{}")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken.zip").write_bytes(b"PK")
+    index, data = (source / f"bert_model.ckpt.{end}" for end in ("index", "data-00000-of-00001"))
+    config = ("--bert-config", source / "bert_config.json")
+    cases = [
+        ((tmp_path / "nothing",), "there is no .*nothing.index"),
+        ((tmp_path / "empty",), "there is no .*empty.index"),
+        ((tmp_path / "broken.zip",), "A .zip must be whole"),
+        ((tmp_path / "none.zip",), "CHECKPOINT must name a file"),
+        ((source,), r"there are bert_config.json, config.json. Name it: --bert-config"),
+        ((source, "--bert-config", source / "config.json"), "must have vocab_size, hidden_size"),
+        ((source, "--bert-config", source / "vocab.txt"), "must name a file of JSON"),
+        ((source, *config), "Give --do-lower-case or --no-do-lower-case"),
+        ((source, *config, "--do-lower-case", "--vocabulary", source / "v.txt"), "--vocabulary must name a file"),
+    ]
+    for (place, *flags), message in cases:
+        assert convert(place, tmp_path / "out", *flags) == 2
+        assert re.search(message, capsys.readouterr().err.splitlines()[-1])
+    for path in (data, index):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        assert convert(source, tmp_path / "out", *config, "--do-lower-case") == 2
+        assert "The files of a checkpoint must be whole" in capsys.readouterr().err.splitlines()[-1]
+    assert not list((tmp_path / "out").glob("*"))
+
+
+# Loads Google's checkpoints by transformers' own functions, which ask TensorFlow for the variables: here what stands in
+# its place, with the arrays that it has read.
+READER = """
+import json, sys, types
+from pathlib import Path
+import numpy as np
+import torch
+import transformers
+from transformers.models.albert.modeling_albert import load_tf_weights_in_albert
+from transformers.models.bert.modeling_bert import load_tf_weights_in_bert
+
+for folder in sorted(Path(sys.argv[1]).iterdir()):
+    variables = dict(np.load(folder / "variables.npz"))
+    train = types.SimpleNamespace(
+        list_variables=lambda path: [(name, array.shape) for name, array in variables.items()],
+        load_variable=lambda path, name: variables[name],
+    )
+    sys.modules["tensorflow"] = types.SimpleNamespace(train=train)
+    model, loading = transformers.AutoModelForPreTraining.from_pretrained(folder / "out", output_loading_info=True)
+    read = load_tf_weights_in_albert if model.config.model_type == "albert" else load_tf_weights_in_bert
+    expected = read(type(model)(model.config), model.config, str(folder))
+    expected.tie_weights()
+    theirs, own = expected.state_dict(), model.state_dict()
+    wrong = [name for name in theirs if not torch.equal(theirs[name], own[name])]
+    sys.__stdout__.write("RESULT " + json.dumps({
+        "class": type(model).__name__,
+        "num_weights": len(theirs),
+        "wrong": wrong,
+        "keys": {kind: sorted(map(str, keys)) for kind, keys in loading.items() if keys},
+    }) + "\\n")
+"""
+
+
+@pytest.mark.slow
+def test_it_equals_transformers_own_conversion(
+    bert: Any, albert: Any, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Which needs torch; transformers 5 has dropped it."""
+    import tensorflow as tf
+
+    for name, model in (("bert", bert), ("albert", albert)):
+        variables = google_variables(model, with_slots=True)
+        source = write_google_checkpoint(tmp_path / "cased" / name, variables, google_settings(model.config))
+        folder = tmp_path / "read" / name
+        assert convert(source, folder / "out", "--no-do-lower-case") == 0
+        reader = tf.train.load_checkpoint(str(source / "bert_model.ckpt"))
+        np.savez(folder / "variables.npz", **{key: reader.get_tensor(key) for key in variables})
+    python = made_environment(tmp_path_factory, "transformers-4", TORCH, REQUIREMENTS["transformers-4"])
+    printed = output_of(python, READER, str(tmp_path / "read"))
+    results = [json.loads(line.removeprefix("RESULT ")) for line in printed.splitlines() if line.startswith("RESULT ")]
+    assert [result["class"] for result in results] == ["AlbertForPreTraining", "BertForPreTraining"]
+    for result in results:
+        assert result["num_weights"] > 40
+        assert result["wrong"] == []
+        assert result["keys"] == {}

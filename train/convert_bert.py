@@ -1,0 +1,58 @@
+"""Convert a TF1 checkpoint of Google's BERT or ALBERT to a folder like an export, for PyTorch and --init-from."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from mlm_common.command_line import command, log_start
+from mlm_common.storage import open_folder
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument(
+        "checkpoint",
+        help="Folder with the checkpoint, its configuration and its vocabulary, a .zip of one, or the path of one of "
+        "several checkpoints up to .index. Local or gs://. The slots of its optimizer are passed over.",
+    )
+    parser.add_argument("output", help="Folder of the model, local or gs://.")
+    parser.add_argument(
+        "--do-lower-case",
+        action=argparse.BooleanOptionalAction,
+        help="Whether text is put into lower case; needed where no name says cased or uncased.",
+    )
+    parser.add_argument("--bert-config", help="Configuration, where it is not beside the checkpoint.")
+    parser.add_argument(
+        "--vocabulary", help="vocab.txt, or SentencePiece's .model, where it is not beside the checkpoint."
+    )
+    return parser
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """Read the checkpoint, hold its files against each other, write the model."""
+    arguments = build_parser().parse_args(argv)
+    log_start(__file__)
+    output = open_folder(arguments.output)
+    output.check_writable()
+    from train.publishing.google_checkpoint import read_google_checkpoint  # transformers, not for --help
+    from train.publishing.pytorch_format import exported_tokenizer, pytorch_config, write_model
+
+    read = read_google_checkpoint(
+        arguments.checkpoint,
+        config=arguments.bert_config,
+        vocabulary=arguments.vocabulary,
+        do_lower_case=arguments.do_lower_case,
+    )
+    tokenizer = exported_tokenizer(read.tokenizer, read.config, read.config.max_position_embeddings)
+    with output.staging() as local_folder:
+        write_model(local_folder, read.weights, pytorch_config(read.config, read.class_name), tokenizer)
+        output.upload_folder(local_folder)
+    if read.left_out:
+        print(f"left out, as of a fine-tuned head: {', '.join(read.left_out)}")
+    print(f"{read.class_name} of {read.config.vocab_size:,} tokens: {arguments.output}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

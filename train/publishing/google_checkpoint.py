@@ -1,0 +1,246 @@
+"""A checkpoint of Google's BERT or ALBERT, in the files that google-research/bert and albert publish and write."""
+
+import json
+import logging
+import re
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from transformers import AlbertTokenizerFast, BertTokenizerFast, PretrainedConfig, PreTrainedTokenizerFast
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.bert.tokenization_bert import load_vocab
+
+from mlm_common.errors import InputError
+from mlm_common.storage import Folder, folder_and_name, open_folder, read_file
+from tokenizer_training.tokenizer import special_ids, vocabulary_size
+from train.model.architectures import architecture_of, check_architecture
+from train.publishing.google_variables import Conversion, model_type_of, plan_conversion
+
+logger = logging.getLogger(__name__)
+
+INDEX_SUFFIX = ".index"
+# The graph, which nobody needs.
+META_SUFFIX = ".meta"
+ARCHIVE_SUFFIX = ".zip"
+# TensorFlow's own record of the newest checkpoint of a folder.
+STATE_FILE = "checkpoint"
+NEWEST = re.compile(r'^model_checkpoint_path: "(?:.*/)?([^/"]+)"', re.MULTILINE)
+CONFIG_FILE = re.compile(r".*config.*\.json")
+VOCABULARY_FILE = re.compile(r".*vocab.*\.txt|.*\.model")
+SENTENCEPIECE_SUFFIX = ".model"
+# Shapes do not tell all of them, and their defaults are those of one model.
+NEEDED_SETTINGS = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+    "max_position_embeddings", "type_vocab_size", "hidden_act",
+)  # fmt: skip
+WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+CLASS_NAMES = {"bert": "Bert", "albert": "Albert"}
+
+
+@dataclass(frozen=True)
+class GoogleCheckpoint:
+    """What was read.
+
+    weights: {name in the PyTorch class: float32 array in its layout}.
+    class_name: of the PyTorch class.
+    left_out: variables of a fine-tuned head, which are not among the weights.
+    """
+
+    config: PretrainedConfig
+    weights: dict[str, np.ndarray]
+    tokenizer: PreTrainedTokenizerFast
+    class_name: str
+    left_out: list[str]
+
+
+def read_google_checkpoint(
+    checkpoint: str, *, config: str | None = None, vocabulary: str | None = None, do_lower_case: bool | None = None
+) -> GoogleCheckpoint:
+    """Read a checkpoint with its configuration and vocabulary, and hold them against each other; torch is not needed.
+
+    Args:
+        checkpoint: a folder, a .zip of one, or the path of a checkpoint's files up to `.index`; local or `gs://`.
+        config: file of the configuration; by default the one beside the checkpoint.
+        vocabulary: file of the vocabulary, WordPiece's or SentencePiece's; by default the one beside the checkpoint.
+        do_lower_case: whether the model was trained on text in lower case; by default what the names of the files'
+            folder and of the .zip say: `cased` or `uncased`.
+
+    Raises:
+        InputError: a file is missing or damaged; variables are missing, unknown, or of another shape than the
+            configuration says; the vocabulary has another size; nothing tells the case.
+    """
+    with _opened(checkpoint) as (folder, name):
+        config_path = config or _only_file(folder, CONFIG_FILE, "--bert-config")
+        vocabulary_path = vocabulary or _only_file(folder, VOCABULARY_FILE, "--vocabulary")
+        files = [one for one in folder.list_files() if one.startswith(f"{name}.") and not one.endswith(META_SUFFIX)]
+        with folder.local_copy(files) as local, _local_file(vocabulary_path, "--vocabulary") as vocabulary_file:
+            reader = _variables(Path(local, name), checkpoint)
+            shapes = {variable: tuple(shape) for variable, shape in reader.get_variable_to_shape_map().items()}
+            model_config = _read_config(config_path, model_type_of(shapes, checkpoint))
+            lowers = _lowers_case(do_lower_case, (_name_of(folder), PurePosixPath(checkpoint).name), checkpoint)
+            tokenizer = _read_tokenizer(vocabulary_file, vocabulary_path, model_config, lowers)
+            _set_special_ids(model_config, tokenizer)
+            check_architecture(model_config)
+            conversion = plan_conversion(shapes, model_config, checkpoint)
+            weights = _read_weights(reader, conversion, model_config)
+    class_name = CLASS_NAMES[model_config.model_type] + conversion.model_class
+    return GoogleCheckpoint(model_config, weights, tokenizer, class_name, conversion.left_out)
+
+
+@contextmanager
+def _opened(checkpoint: str) -> Iterator[tuple[Folder, str]]:
+    """Give the folder of a checkpoint's files, and what their names begin with; a .zip is unpacked meanwhile."""
+    if checkpoint.endswith(ARCHIVE_SUFFIX):
+        with _local_file(checkpoint, "CHECKPOINT") as archive, tempfile.TemporaryDirectory() as unpacked:
+            try:
+                zipfile.ZipFile(archive).extractall(unpacked)
+            except zipfile.BadZipFile as error:
+                raise InputError(f"A .zip must be whole; {checkpoint}: {error}.") from error
+            found = sorted({path.parent for path in Path(unpacked).rglob(f"*{INDEX_SUFFIX}")})
+            if len(found) != 1:
+                raise InputError(
+                    f"A .zip must hold one folder with a checkpoint (*{INDEX_SUFFIX}); {checkpoint} has {len(found)}."
+                )
+            folder = open_folder(str(found[0]))
+            yield folder, _newest_checkpoint(folder, checkpoint)
+        return
+    folder = open_folder(checkpoint)
+    if folder.list_files():
+        yield folder, _newest_checkpoint(folder, checkpoint)
+        return
+    folder, name = folder_and_name(checkpoint.rstrip("/"))
+    if name + INDEX_SUFFIX not in folder.list_files():
+        raise InputError(
+            "CHECKPOINT must be a folder, a .zip of one, or the path of a checkpoint's files without .index; there is "
+            f"no {checkpoint}{INDEX_SUFFIX}."
+        )
+    yield folder, name
+
+
+def _newest_checkpoint(folder: Folder, checkpoint: str) -> str:
+    files = folder.list_files()
+    names = sorted(name.removesuffix(INDEX_SUFFIX) for name in files if name.endswith(INDEX_SUFFIX))
+    if len(names) == 1:
+        return names[0]
+    newest = NEWEST.search(folder.read_text(STATE_FILE)) if STATE_FILE in files else None
+    if newest and newest[1] in names:
+        logger.info("of %d checkpoints in %s the newest: %s", len(names), checkpoint, newest[1])
+        return newest[1]
+    there = f"has {', '.join(names)}: give the path of one" if names else "has none"
+    raise InputError(f"A folder must hold one checkpoint of TF1, by name *{INDEX_SUFFIX}; {checkpoint} {there}.")
+
+
+def _only_file(folder: Folder, pattern: re.Pattern[str], flag: str) -> str:
+    names = sorted(name for name in folder.list_files() if pattern.fullmatch(name))
+    if len(names) != 1:
+        raise InputError(
+            f"Beside the checkpoint must be one file like {pattern.pattern}; there are {', '.join(names) or 'none'}. "
+            f"Name it: {flag}."
+        )
+    return folder.path_of(names[0])
+
+
+@contextmanager
+def _local_file(path: str, flag: str) -> Iterator[str]:
+    folder, name = folder_and_name(path)
+    if name not in folder.list_files():
+        raise InputError(f"{flag} must name a file; there is no {path}.")
+    with folder.local_copy([name]) as local:
+        yield str(Path(local, name))
+
+
+def _name_of(folder: Folder) -> str:
+    return Path(folder.path).resolve().name if folder.is_local else PurePosixPath(folder.path).name
+
+
+@contextmanager
+def _must_be_whole(name: str) -> Iterator[None]:
+    """Explain what TensorFlow's reader raises within it; imports TensorFlow."""
+    import tensorflow as tf
+
+    try:
+        yield
+    except (tf.errors.OpError, IndexError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"The files of a checkpoint must be whole; {name}: {reason}") from error
+
+
+def _variables(prefix: Path, checkpoint: str) -> Any:
+    """Open the variables of a checkpoint."""
+    with _must_be_whole(checkpoint):
+        import tensorflow as tf
+
+        return tf.train.load_checkpoint(str(prefix))
+
+
+def _read_config(path: str, model_type: str) -> PretrainedConfig:
+    try:
+        settings = json.loads(read_file(path))
+    except (OSError, ValueError) as error:
+        raise InputError(f"--bert-config must name a file of JSON; {path}: {error}") from error
+    missing = [name for name in NEEDED_SETTINGS if name not in settings] if isinstance(settings, dict) else ["{"]
+    if missing:
+        raise InputError(f"The configuration of a {model_type} must have {', '.join(missing)}; {path} does not.")
+    config = CONFIG_MAPPING[model_type](**settings)
+    if config.hidden_size % config.num_attention_heads:
+        raise InputError(
+            f"num_attention_heads must divide hidden_size; {path} has {config.num_attention_heads} and "
+            f"{config.hidden_size}."
+        )
+    return config
+
+
+def _lowers_case(asked: bool | None, names: tuple[str, ...], checkpoint: str) -> bool:
+    told = {"uncased" in name.lower() for name in names if "cased" in name.lower()}
+    if asked is None and len(told) != 1:
+        raise InputError(
+            "Neither checkpoint nor vocabulary tells whether text is put into lower case, and the name of "
+            f"{checkpoint} holds neither cased nor uncased. Give --do-lower-case or --no-do-lower-case."
+        )
+    return told.pop() if asked is None else asked
+
+
+def _read_tokenizer(
+    local_path: str, path: str, config: PretrainedConfig, do_lower_case: bool
+) -> PreTrainedTokenizerFast:
+    try:
+        if path.endswith(SENTENCEPIECE_SUFFIX):
+            tokenizer = AlbertTokenizerFast(vocab_file=local_path, do_lower_case=do_lower_case)
+        else:
+            missing = [token for token in WORDPIECE_SPECIALS if token not in load_vocab(local_path)]
+            if missing:
+                raise InputError(f"A vocabulary of WordPiece must have {', '.join(missing)}; {path} does not.")
+            tokenizer = BertTokenizerFast(vocab_file=local_path, do_lower_case=do_lower_case)
+    except (OSError, RuntimeError, UnicodeDecodeError) as error:
+        raise InputError(f"--vocabulary must name a vocabulary; {path} cannot be read: {error}") from error
+    if vocabulary_size(tokenizer) != config.vocab_size:
+        raise InputError(
+            f"The vocabulary must have the {config.vocab_size:,} tokens of the configuration; {path} has "
+            f"{vocabulary_size(tokenizer):,}. Name the checkpoint's own: --vocabulary; where the model was padded, "
+            "fill it up with lines [unused…]."
+        )
+    return tokenizer
+
+
+def _set_special_ids(config: PretrainedConfig, tokenizer: PreTrainedTokenizerFast) -> None:
+    ids = special_ids(tokenizer)
+    config.update({"pad_token_id": ids["pad"], "bos_token_id": ids["cls"], "eos_token_id": ids["sep"]})
+    config.update({f"{name}_token_id": ids[name] for name in ("cls", "sep", "mask")})
+
+
+def _read_weights(reader: Any, conversion: Conversion, config: PretrainedConfig) -> dict[str, np.ndarray]:
+    weights = {}
+    for variable, (name, _, is_transposed) in conversion.weights.items():
+        with _must_be_whole(variable):
+            array = reader.get_tensor(variable)
+        weights[name] = np.ascontiguousarray(array.T if is_transposed else array, dtype=np.float32)
+    # Of an ALBERT both classes of PyTorch's have the bias twice.
+    names = architecture_of(config).head_bias or ()
+    biases = [weights[name] for name in names if name in weights]
+    return weights | ({name: biases[0].copy() for name in names} if biases else {})
