@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from mlm_common.errors import InputError
 from tfrecord_prep.encoding import TokenBatch
 from tfrecord_prep.packing import pack
+from tfrecord_prep.segment_pairs import WINDOW_TOKENS, PairRule, Pairs, draw_pairs
 
 # Numbers of passages in the order of the rows, (num_arranged,), and how many the rows up to each hold, (num_rows,).
 Arrangement = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -33,6 +34,7 @@ class Rows:
 
     input_ids: NDArray[np.int32]  # (num_rows, max_length)
     num_tokens_per_row: NDArray[np.int64]  # (num_rows,): ids before the padding
+    next_sentence_labels: NDArray[np.int64] | None = None  # (num_rows,): of pairs, as in `segment_pairs`
 
 
 def cut_concat(batches: Iterable[TokenBatch], framing: Framing, max_length: int) -> Iterator[Rows]:
@@ -81,17 +83,50 @@ def cut_packed(batches: Iterable[TokenBatch], framing: Framing, max_length: int)
     yield from _cut_passages(batches, framing, max_length, pack)
 
 
+def cut_segment_pairs(
+    batches: Iterable[TokenBatch], framing: Framing, max_length: int, rule: PairRule | None = None
+) -> Iterator[Rows]:
+    """Yield a row `[CLS] A [SEP] B [SEP]` for each pair of `draw_pairs`; any row may be padded.
+
+    Others than those of a pair are drawn within a million tokens. Arguments as in `cut_concat`; batches that know of no
+    sentences have documents of one. What does not fit a row is left out, and what is drawn is there twice.
+    """
+    rule = rule or PairRule()
+    ids = np.empty(0, np.int32)  # since the begin of the first document that is in no row yet
+    document_ends, sentence_ends = np.empty(0, np.int64), np.empty(0, np.int64)
+    num_done = 0
+    for batch in chain(batches, [None]):
+        if batch is not None:
+            ends = batch.document_ends if batch.sentence_ends is None else batch.sentence_ends
+            sentence_ends = np.append(sentence_ends, ends + len(ids))
+            document_ends = np.append(document_ends, batch.document_ends + len(ids))
+            ids = np.append(ids, batch.ids)
+        while num_documents := _window_documents(document_ends, is_all=batch is None):
+            end = document_ends[num_documents - 1]
+            is_own = sentence_ends <= end
+            own_ends = document_ends[:num_documents]
+            pairs = draw_pairs(ids[:end], sentence_ends[is_own], own_ends, max_length - 3, rule, num_done)
+            if len(pairs.labels):
+                yield _rows_of_pairs(ids, pairs, framing, max_length)
+            num_done += num_documents
+            ids, sentence_ends = ids[end:], sentence_ends[~is_own] - end
+            document_ends = document_ends[num_documents:] - end
+
+
 CHUNKINGS: dict[str, Callable[[Iterable[TokenBatch], Framing, int], Iterator[Rows]]] = {
     "concat": cut_concat,
     "full_sentences": cut_full_sentences,
     "documents": cut_documents,
     "packed": cut_packed,
+    "segment_pairs": cut_segment_pairs,
 }
 # Those of which a [SEP] ends every document, and every passage that is framed by itself, and stands nowhere else: so
 # the ids alone tell which tokens of a row are of one document.
 SEPARATED_CHUNKINGS = ("concat", "full_sentences", "documents", "packed")
 # Those of which any row may end in padding; of the others only the last of a partition.
-PADDING_CHUNKINGS = ("documents", "packed")
+PADDING_CHUNKINGS = ("documents", "packed", "segment_pairs")
+# The one whose rows have a `next_sentence_label`, and whose documents are cut into sentences.
+PAIRS = "segment_pairs"
 
 
 def check_chunking(chunking: str, max_length: int) -> None:
@@ -186,6 +221,28 @@ def _arrange_in_order(lengths: NDArray[np.int64], max_length: int, *, is_all: bo
     return np.arange(row_ends[-1] if row_ends else 0), np.array(row_ends, np.int64)
 
 
+def _window_documents(document_ends: NDArray[np.int64], *, is_all: bool) -> int:
+    """Count the documents that are drawn from together: the fewest that fill a window, at least two; 0 for not yet.
+
+    Those that would be alone at the end join the window before them.
+    """
+    num_documents = max(2, int(np.searchsorted(document_ends, WINDOW_TOKENS)) + 1)
+    if len(document_ends) >= num_documents + 2:
+        return num_documents
+    return len(document_ends) if is_all else 0
+
+
+def _rows_of_pairs(ids: NDArray[np.int32], pairs: Pairs, framing: Framing, max_length: int) -> Rows:
+    begins, ends_in_ids = pairs.begins.ravel(), pairs.ends.ravel()
+    lengths = ends_in_ids - begins  # (2 * num_pairs,)
+    ends = np.cumsum(lengths)  # in the text of the rows
+    text = _gathered(ids, begins, lengths)
+    positions = np.concatenate([ends, (ends - lengths)[::2]])
+    values = np.repeat([framing.sep_id, framing.cls_id], [len(ends), len(ends) // 2])
+    stream = np.insert(text, positions, values)  # at the same place [SEP], then [CLS]
+    return _filled(stream, lengths.reshape(-1, 2).sum(axis=1) + 3, framing, max_length, pairs.labels)
+
+
 def _rows_of_passages(
     ids: NDArray[np.int32],
     passage_ends: NDArray[np.int64],
@@ -197,11 +254,27 @@ def _rows_of_passages(
     begins = np.append(0, passage_ends[:-1])[order]
     lengths = passage_ends[order] - begins
     ends = np.cumsum(lengths)  # in the text as it is arranged
-    text = ids[np.arange(ends[-1]) + np.repeat(begins - (ends - lengths), lengths)]
+    text = _gathered(ids, begins, lengths)
     positions = np.concatenate([ends, ends - lengths])
     values = np.repeat([framing.sep_id, framing.cls_id], len(ends))
     stream = np.insert(text, positions, values)  # at the same place [SEP], then [CLS]
-    num_tokens = np.diff(ends[row_ends - 1] + 2 * row_ends, prepend=0)
-    rows = np.full((len(row_ends), max_length), framing.pad_id, np.int32)
-    rows[np.arange(max_length) < num_tokens[:, None]] = stream
-    return Rows(rows, num_tokens)
+    return _filled(stream, np.diff(ends[row_ends - 1] + 2 * row_ends, prepend=0), framing, max_length)
+
+
+def _gathered(ids: NDArray[np.int32], begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Lay ranges of the ids end to end."""
+    ends = np.cumsum(lengths)
+    return ids[np.arange(ends[-1]) + np.repeat(begins - (ends - lengths), lengths)]
+
+
+def _filled(
+    stream: NDArray[np.int32],
+    num_tokens_per_row: NDArray[np.int64],
+    framing: Framing,
+    max_length: int,
+    labels: NDArray[np.int64] | None = None,
+) -> Rows:
+    """Make rows of a stream of tokens, so many in each, and fill them up with padding."""
+    rows = np.full((len(num_tokens_per_row), max_length), framing.pad_id, np.int32)
+    rows[np.arange(max_length) < num_tokens_per_row[:, None]] = stream
+    return Rows(rows, num_tokens_per_row, labels)

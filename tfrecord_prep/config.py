@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mlm_common.errors import InputError
-from mlm_common.settings import flag
+from mlm_common.settings import flag, require
 from mlm_common.storage import open_folder
 from mlm_common.worker_pool import num_cores
-from tfrecord_prep.chunking import check_chunking
+from tfrecord_prep.chunking import PAIRS, check_chunking
 
 MIN_PARTITION_BYTES = 1 << 10
 LOCAL_RUNNER = "local"
@@ -29,12 +29,19 @@ class PrepareConfig:
         None, "Local or gs:// folder; each split of the corpus gets a folder in it. Required."
     )
     max_length: int = flag(512, "Tokens a row, framing included. Default: the length BERT and RoBERTa end at.")
-    chunking: Literal["concat", "full_sentences", "documents", "packed"] = flag(
+    chunking: Literal["concat", "full_sentences", "documents", "packed", "segment_pairs"] = flag(
         "concat",
         "`concat`: documents framed by [CLS] and [SEP] one after the other, cut every --max-length tokens. "
         "`full_sentences`: as RoBERTa, each row framed, [SEP] between documents. `documents`: as many whole "
         "documents in order as fit, each framed, then padding; only a document longer than a row is cut. "
-        "`packed`: the same, with documents that fit each other put together: hardly any padding.",
+        "`packed`: the same, with documents that fit each other put together: hardly any padding. `segment_pairs`: as "
+        "BERT, [CLS] A [SEP] B [SEP], where B follows A or, in half of the rows, is of another document, with a "
+        "next_sentence_label for --objective mlm+nsp (docs/bert.md); for parity, as RoBERTa found no gain in it.",
+    )
+    sentences_by: Literal["punctuation", "line"] = flag(
+        "punctuation",
+        "With --chunking segment_pairs: what a sentence is. `punctuation`: a line, or a part of one that ends in . ! ? "
+        "or their like; `line`: a line, as in the text files of google-research/bert.",
     )
     shard_size: int = flag(
         16384, "Rows a shard, at most. Default: under 30 MB at --max-length 512, so that several fit in memory."
@@ -82,6 +89,8 @@ class PrepareConfig:
         if not self.tokenizer_name_or_path and not self.verify:
             raise InputError("A tokenizer is needed: --tokenizer-name-or-path, the folder that train-unigram wrote.")
         check_chunking(self.chunking, self.max_length)
+        is_needed = self.sentences_by == "punctuation" or self.chunking == PAIRS
+        require(is_needed, f"needs --chunking {PAIRS}", "--sentences-by", f"it with {self.chunking}")
         if self.shard_size < 1:
             raise InputError(f"--shard-size must be 1 row or more; received {self.shard_size}.")
         if self.partition_bytes is not None and self.partition_bytes < MIN_PARTITION_BYTES:

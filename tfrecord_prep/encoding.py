@@ -2,7 +2,7 @@
 
 import functools
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,15 +28,19 @@ class TokenBatch:
     """Some of the stream of documents' ids, without framing.
 
     `document_ends` are the places in `ids` where documents end that have any, those begun in an earlier batch too;
-    `num_documents` counts all that end here, those without ids too.
+    `num_documents` counts all that end here, those without ids too. `sentence_ends` are those of sentences, where
+    documents are cut into them: of each document its end is one.
     """
 
     ids: NDArray[np.int32]  # (num_ids,)
     document_ends: NDArray[np.int64]  # (num_ends,)
     num_documents: int
+    sentence_ends: NDArray[np.int64] | None = None  # (num_sentence_ends,)
 
 
-def encode_documents(tokenizer_json: str, documents: Iterable[str]) -> Iterator[TokenBatch]:
+def encode_documents(
+    tokenizer_json: str, documents: Iterable[str], sentences_of: Callable[[str], list[str]] | None = None
+) -> Iterator[TokenBatch]:
     """Yield the ids of documents, some hundred thousand characters at a time.
 
     A longer document is cut at the space between two words, which does not change its ids where a tokenizer treats
@@ -45,36 +49,50 @@ def encode_documents(tokenizer_json: str, documents: Iterable[str]) -> Iterator[
     Args:
         tokenizer_json: what `plain_text_tokenizer_json` returned.
         documents: texts; those of nothing but white space have no ids.
+        sentences_of: cuts a document into sentences, at least one; each is encoded by itself.
     """
     encoder = _encoder(tokenizer_json)
     num_open_ids = 0  # of the document that no batch has ended yet
-    sized = ((passage, len(passage.text) + 1) for passage in _passages(documents))  # blank documents have a size, too
+    num_open_sentence_ids = 0
+    passages_of_all = _passages(documents, sentences_of or (lambda document: [document]))
+    sized = ((passage, len(passage.text) + 1) for passage in passages_of_all)  # blank documents have a size, too
     for passages in grouped(sized, CHARACTERS_AT_ONCE):
         ids_of_passages = encoder.encode([passage.text for passage in passages])
         ids = np.frombuffer(b"".join(ids_of_passages), np.int32)
         ends_of_passages = np.cumsum([len(ids) for ids in ids_of_passages]) // ids.itemsize
-        ends = ends_of_passages[[passage.is_last for passage in passages]]
-        starts = np.concatenate([[-num_open_ids], ends])[:-1]
-        yield TokenBatch(ids, ends[ends > starts], len(ends))
+        ends = ends_of_passages[[passage.ends_document for passage in passages]]
+        sentence_ends = ends_of_passages[[passage.ends_sentence for passage in passages]]
+        with_ids = _with_ids(sentence_ends, num_open_sentence_ids) if sentences_of else None
+        yield TokenBatch(ids, _with_ids(ends, num_open_ids), len(ends), with_ids)
         num_open_ids = len(ids) - ends[-1] if len(ends) else len(ids) + num_open_ids
+        num_open_sentence_ids = len(ids) - sentence_ends[-1] if len(sentence_ends) else len(ids) + num_open_sentence_ids
+
+
+def _with_ids(ends: NDArray[np.int64], num_open_ids: int) -> NDArray[np.int64]:
+    """Keep the ends of what has ids, `num_open_ids` of which an earlier batch has of the first."""
+    return ends[ends > np.concatenate([[-num_open_ids], ends])[:-1]]
 
 
 @dataclass(frozen=True)
 class _Passage:
-    """A document, or what was cut of a long one."""
+    """A sentence, or what was cut of a long one; where documents are not cut into sentences each is one."""
 
     text: str
-    is_last: bool
+    ends_sentence: bool
+    ends_document: bool
 
 
-def _passages(documents: Iterable[str]) -> Iterator[_Passage]:
+def _passages(documents: Iterable[str], sentences_of: Callable[[str], list[str]]) -> Iterator[_Passage]:
     for document in documents:
-        start = 0
-        while len(document) - start > CHARACTERS_AT_ONCE:
-            end = _end_of_passage(document, start)
-            yield _Passage(document[start:end], is_last=False)
-            start = end
-        yield _Passage("" if document.isspace() else document[start:], is_last=True)
+        sentences = sentences_of(document)
+        for number, sentence in enumerate(sentences, start=1):
+            start = 0
+            while len(sentence) - start > CHARACTERS_AT_ONCE:
+                end = _end_of_passage(sentence, start)
+                yield _Passage(sentence[start:end], ends_sentence=False, ends_document=False)
+                start = end
+            rest = "" if sentence.isspace() else sentence[start:]
+            yield _Passage(rest, ends_sentence=True, ends_document=number == len(sentences))
 
 
 def _end_of_passage(document: str, start: int) -> int:

@@ -47,13 +47,19 @@ class TokenizerRecord:
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over a split; `num_tokens` counts ids that are not padding, framing included."""
+    """Sums over a split; `num_tokens` counts ids that are not padding, framing included.
+
+    Of pairs of segments, a row each: `num_random_pairs` have a second one that does not follow the first, and
+    `num_documents_without_pair` documents with text gave none.
+    """
 
     num_documents: int
     num_blank_documents: int
     num_tokens: int
     num_padding_tokens: int
     num_rows: int
+    num_random_pairs: int = 0
+    num_documents_without_pair: int = 0
 
     def __add__(self, other: "Totals") -> "Totals":
         sums = map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other))
@@ -65,12 +71,14 @@ class Manifest:
     """What a split's folder holds and how it was made: equal settings and corpus make an equal manifest.
 
     `bad_rows` are those of the corpus that were left out, None where it tells none: an older one, or withheld.
+    `sentences_by` says how documents were cut into sentences, for pairs of segments; else None.
     """
 
     format_version: int = FORMAT_VERSION
     split: str
     max_length: int
     chunking: str
+    sentences_by: str | None = None
     shard_size: int
     partition_bytes: int
     tokenizer: TokenizerRecord

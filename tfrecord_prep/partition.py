@@ -1,5 +1,7 @@
 """A partition of the corpus, the unit of work: its shards depend on its documents and the settings alone."""
 
+import dataclasses
+import functools
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -12,10 +14,11 @@ from numpy.typing import NDArray
 from mlm_common.errors import InputError
 from mlm_common.folder_owner import FolderOwner
 from mlm_common.storage import NewFile, open_folder
-from tfrecord_prep.chunking import CHUNKINGS, Framing, Rows
+from tfrecord_prep.chunking import CHUNKINGS, PAIRS, Framing, Rows
 from tfrecord_prep.encoding import TokenBatch, encode_documents
 from tfrecord_prep.manifest import ShardRecord, Totals
 from tfrecord_prep.records import encode_rows
+from tfrecord_prep.sentences import SentencesBy, sentences_of
 from tfrecord_prep.split_folder import PartitionResult, write_sidecar
 from tokenizer_training.corpus.bad_rows import BadRows
 from tokenizer_training.corpus.config import CorpusConfig
@@ -24,7 +27,10 @@ from tokenizer_training.corpus.corpus import Partition, read_partition
 
 @dataclass(frozen=True)
 class PartitionSettings:
-    """What all partitions of a split share; `tokenizer_json` is that of `plain_text_tokenizer_json`."""
+    """What all partitions of a split share; `tokenizer_json` is that of `plain_text_tokenizer_json`.
+
+    `sentences_by` matters to pairs of segments alone.
+    """
 
     folder: str
     tokenizer_json: str
@@ -33,6 +39,7 @@ class PartitionSettings:
     chunking: str
     max_length: int
     shard_size: int
+    sentences_by: SentencesBy = "punctuation"
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,25 @@ class TokenTally:
         return counts
 
 
+class PairTally:
+    """Rows of pairs, once, counted on the way: text is left out of them, or is in two; as `TokenTally` counts ids."""
+
+    def __init__(self, rows: Iterable[Rows], settings: PartitionSettings) -> None:
+        self._rows = rows
+        self._special_ids = list(settings.special_ids.values())
+        self.num_rows = self.num_random_pairs = 0
+        self.id_counts = np.zeros(settings.vocabulary_size, np.int64)
+
+    def __iter__(self) -> Iterator[Rows]:
+        for rows in self._rows:
+            self.num_rows += len(rows.input_ids)
+            if rows.next_sentence_labels is not None:
+                self.num_random_pairs += int(rows.next_sentence_labels.sum())
+            self.id_counts += np.bincount(rows.input_ids.ravel(), minlength=len(self.id_counts))
+            self.id_counts[self._special_ids] = 0
+            yield rows
+
+
 def work_on_partition(work: SplitWork, numbered: NumberedPartition) -> PartitionResult:
     """Read, tokenize, cut and write one partition.
 
@@ -110,11 +136,19 @@ def build_partition(
     """
     special_ids = settings.special_ids
     framing = Framing(cls_id=special_ids["cls"], sep_id=special_ids["sep"], pad_id=special_ids["pad"])
-    tally = TokenTally(encode_documents(settings.tokenizer_json, documents), settings)
-    rows = CHUNKINGS[settings.chunking](tally, framing, settings.max_length)
-    shards = write_shards(settings.folder, numbered.index, rows, settings.shard_size)
+    cut = functools.partial(sentences_of, by=settings.sentences_by) if settings.chunking == PAIRS else None
+    tally = TokenTally(encode_documents(settings.tokenizer_json, documents, cut), settings)
+    rows: Iterable[Rows] = CHUNKINGS[settings.chunking](tally, framing, settings.max_length)
+    pairs = PairTally(rows, settings) if settings.chunking == PAIRS else None
+    shards = write_shards(settings.folder, numbered.index, pairs or rows, settings.shard_size)
     totals = _totals(tally, shards, settings.max_length)
-    result = PartitionResult(numbered.index, numbered.sha256, shards, totals, bad_rows, tally.id_counts)
+    id_counts = tally.id_counts
+    if pairs is not None:
+        # Only a document without another one, and of one sentence, has none to be in a pair with.
+        num_without = 0 if pairs.num_rows else totals.num_documents - totals.num_blank_documents
+        counts = {"num_random_pairs": pairs.num_random_pairs, "num_documents_without_pair": num_without}
+        totals, id_counts = dataclasses.replace(totals, **counts), pairs.id_counts
+    result = PartitionResult(numbered.index, numbered.sha256, shards, totals, bad_rows, id_counts)
     write_sidecar(settings.folder, result)
     return result
 
@@ -153,7 +187,8 @@ def write_shards(folder: str, partition: int, rows: Iterable[Rows], shard_size: 
             while start < len(some.input_ids):
                 shard = shard or _Shard(files.enter_context(destination.new_file()))
                 end = min(start + shard_size - shard.num_rows, len(some.input_ids))
-                shard.write(Rows(some.input_ids[start:end], some.num_tokens_per_row[start:end]))
+                labels = None if some.next_sentence_labels is None else some.next_sentence_labels[start:end]
+                shard.write(Rows(some.input_ids[start:end], some.num_tokens_per_row[start:end], labels))
                 if shard.num_rows == shard_size:
                     finished, shard = finish(shard), None
                 start = end
@@ -174,7 +209,7 @@ class _Shard:
 
     def write(self, rows: Rows) -> None:
         """Append rows."""
-        data = encode_rows(rows.input_ids, rows.num_tokens_per_row)
+        data = encode_rows(rows.input_ids, rows.num_tokens_per_row, rows.next_sentence_labels)
         self._file.write(data)
         self._checksum.update(data)
         self._num_bytes += len(data)

@@ -21,8 +21,9 @@ from mlm_common.hub.push import MAIN_BRANCH, HubRepository
 from mlm_common.settings import spelled
 from mlm_common.storage import open_folder
 from mlm_common.worker_pool import map_in_order
+from tfrecord_prep.chunking import PAIRS
 from tfrecord_prep.config import DATAFLOW_RUNNER, LOCAL_RUNNER, PrepareConfig
-from tfrecord_prep.manifest import Manifest, read_manifest
+from tfrecord_prep.manifest import Manifest, Totals, read_manifest
 from tfrecord_prep.partition import NumberedPartition, SplitWork, work_on_partition
 from tfrecord_prep.push_to_hub import FORMER_PUSH, push_shards
 from tfrecord_prep.split import Engine, SplitPlan, find_stale_parts, log_first_row, plan_splits, prepare_split
@@ -246,10 +247,17 @@ def describe_split(folder: str, manifest: Manifest) -> str:
             f"  tokens           {totals.num_tokens:,}",
             f"  rows             {totals.num_rows:,} of {manifest.max_length} tokens",
             f"  padding          {totals.num_padding_tokens:,} tokens, {padding_percent:.3f} %",
+            *([f"  pairs            {_describe_pairs(totals)}"] if manifest.chunking == PAIRS else []),
             f"  shards           {len(manifest.shards):,}",
             f"  unigram entropy  {manifest.unigram_entropy_nats:.3f} nats, the loss of knowing frequencies only",
         ]
     )
+
+
+def _describe_pairs(totals: Totals) -> str:
+    random_percent = 100 * totals.num_random_pairs / totals.num_rows
+    pairs = f"{totals.num_rows:,}, of which {totals.num_random_pairs:,} random ({random_percent:.1f} %)"
+    return f"{pairs}; documents without: {totals.num_documents_without_pair:,}"
 
 
 if __name__ == "__main__":

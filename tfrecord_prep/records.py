@@ -1,7 +1,8 @@
 """TFRecord files of `tf.train.Example` records, written and read without TensorFlow.
 
 A record holds two features, both int64 lists of `max_length` values: `input_ids`, and `attention_mask`, which is 1
-before the padding and 0 in it. Formats: https://www.tensorflow.org/tutorials/load_data/tfrecord (framing) and
+before the padding and 0 in it. That of a pair of segments holds a third, `next_sentence_label`, of one value. Formats:
+https://www.tensorflow.org/tutorials/load_data/tfrecord (framing) and
 https://protobuf.dev/programming-guides/encoding (messages).
 """
 
@@ -14,25 +15,36 @@ from numpy.typing import NDArray
 
 from mlm_common.storage import read_file
 
+LABEL_KEY = "next_sentence_label"
+
 _LENGTH_DELIMITED = 2
 _CRC_MASK_DELTA = 0xA282EAD8
 
 
-def encode_rows(input_ids: NDArray[np.int32], num_tokens_per_row: NDArray[np.int64]) -> bytes:
+def encode_rows(
+    input_ids: NDArray[np.int32],
+    num_tokens_per_row: NDArray[np.int64],
+    next_sentence_labels: NDArray[np.int64] | None = None,
+) -> bytes:
     """Encode rows as the content of a TFRecord file, with one record per row.
 
     Args:
         input_ids: none negative; (num_rows, max_length).
         num_tokens_per_row: ids before the padding; (num_rows,).
+        next_sentence_labels: of pairs of segments, 0 or 1; (num_rows,).
     """
     max_length = input_ids.shape[1]
     packed_ids, sizes_bytes = _packed_varints(input_ids)
     offsets = [0, *np.cumsum(sizes_bytes).tolist()]
     lengths = num_tokens_per_row.tolist()
     masks = {n: _feature(b"attention_mask", b"\1" * n + b"\0" * (max_length - n)) for n in set(lengths)}
+    labels = [b""] * len(lengths)
+    if next_sentence_labels is not None:
+        encoded = [_feature(LABEL_KEY.encode(), bytes([label])) for label in (0, 1)]
+        labels = [encoded[label] for label in next_sentence_labels.tolist()]
     records = bytearray()
-    for start, end, num_tokens in zip(offsets[:-1], offsets[1:], lengths, strict=True):
-        example = _field(1, _feature(b"input_ids", packed_ids[start:end]) + masks[num_tokens])
+    for start, end, num_tokens, label in zip(offsets[:-1], offsets[1:], lengths, labels, strict=True):
+        example = _field(1, _feature(b"input_ids", packed_ids[start:end]) + masks[num_tokens] + label)
         records += _framed(example)
     return bytes(records)
 

@@ -15,6 +15,7 @@ import numpy as np
 from mlm_common.errors import InputError, RunFailedError
 from mlm_common.folder_owner import owner_of
 from mlm_common.storage import CloudStorageError, open_folder
+from tfrecord_prep.chunking import PAIRS
 from tfrecord_prep.config import PrepareConfig
 from tfrecord_prep.manifest import (
     FORMAT_VERSION,
@@ -60,6 +61,8 @@ logger = logging.getLogger(__name__)
 
 LIBRARIES = ("mlm-pretraining", "tokenizers", "transformers", "datasets", "numpy")
 SHOWN_CHARACTERS = 400
+# Of pairs half are random, and a few more since documents end.
+RANDOM_SHARES = (0.4, 0.8)
 
 # Works on numbered partitions, each by `work_on_partition`, and yields the results as they come.
 Engine = Callable[[SplitWork, Iterable[NumberedPartition]], Iterable[PartitionResult]]
@@ -87,6 +90,7 @@ def plan_splits(config: PrepareConfig, tokenizer: "PreTrainedTokenizerFast", cor
         "format_version": FORMAT_VERSION,
         "max_length": config.max_length,
         "chunking": config.chunking,
+        **({"sentences_by": config.sentences_by} if config.chunking == PAIRS else {}),
         "shard_size": config.shard_size,
         "partition_bytes": config.partition_bytes or before or default_partition_bytes(corpus),
         "tokenizer": dataclasses.asdict(
@@ -164,6 +168,7 @@ def _partition_settings(plan: SplitPlan, tokenizer: "PreTrainedTokenizerFast") -
         chunking=plan.fields["chunking"],
         max_length=plan.fields["max_length"],
         shard_size=plan.fields["shard_size"],
+        **({"sentences_by": plan.fields["sentences_by"]} if plan.fields["chunking"] == PAIRS else {}),
     )
 
 
@@ -196,11 +201,25 @@ def _sum_up(plan: SplitPlan, sha256: Mapping[int, str], bad_rows: BadRows) -> Ma
         clear_folder(plan.folder)
         raise InputError(
             f"A split must hold text; {plan.split_name} has {totals.num_documents:,} documents, and none of them gave "
-            "a token that the tokenizer knows (see --text-column, --limit, --validation-percent, --test-percent)."
+            "a token that the tokenizer knows (see --text-column, --limit, --validation-percent, --test-percent)"
+            + (", or a pair, which takes two sentences." if plan.fields["chunking"] == PAIRS else ".")
         )
+    if plan.fields["chunking"] == PAIRS:
+        _warn_of_random_share(plan.folder, totals)
     known = plan.fields | {"tokenizer": TokenizerRecord(**plan.fields["tokenizer"])}
     entropy = entropy_nats(id_counts)
     return Manifest(**known, shards=tuple(shards), totals=totals, bad_rows=bad_rows, unigram_entropy_nats=entropy)
+
+
+def _warn_of_random_share(folder: str, totals: Totals) -> None:
+    share = totals.num_random_pairs / totals.num_rows
+    if share < RANDOM_SHARES[0]:
+        reason = "a random segment is of another document of its partition, and many have none: --partition-bytes"
+    elif share > RANDOM_SHARES[1]:
+        reason = "one sentence goes with a random segment only, and many documents, or rows, are one: --sample-by"
+    else:
+        return
+    logger.warning("%s: %.0f %% of the pairs are random, where half should be: %s.", folder, 100 * share, reason)
 
 
 @contextlib.contextmanager

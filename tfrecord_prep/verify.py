@@ -15,7 +15,7 @@ from mlm_common.progress import progress_bar
 from mlm_common.storage import open_folder
 from mlm_common.storage.reading import find_stored_files
 from mlm_common.worker_pool import map_in_order
-from tfrecord_prep.chunking import PADDING_CHUNKINGS
+from tfrecord_prep.chunking import PADDING_CHUNKINGS, PAIRS
 from tfrecord_prep.manifest import (
     MANIFEST_NAME,
     PLAN_NAME,
@@ -25,7 +25,7 @@ from tfrecord_prep.manifest import (
     entropy_nats,
     open_shards,
 )
-from tfrecord_prep.records import decode_rows, read_records
+from tfrecord_prep.records import LABEL_KEY, decode_rows, read_records
 from tokenizer_training.tokenizer import load_tokenizer, tokenizer_sha256
 
 
@@ -66,14 +66,15 @@ def verify_split(folder: str, num_processes: int) -> str:
         raise RunFailedError(f"{folder} has no {MANIFEST_NAME} to hold its shards against.")
     if tokenizer_sha256(tokenizer) != manifest.tokenizer.sha256:
         raise RunFailedError(f"{folder}/tokenizer is not the tokenizer of the manifest.")
-    id_counts = np.zeros(manifest.tokenizer.vocabulary_size, np.int64)
+    id_counts, num_random_pairs = np.zeros(manifest.tokenizer.vocabulary_size, np.int64), 0
     without_lists = dataclasses.replace(manifest, shards=(), corpus={})  # sent to a worker with each shard
     check = partial(check_shard, folder, without_lists)
     with progress_bar(f"Verifying {folder}", " shards", len(manifest.shards)) as bar:
-        for counts in map_in_order(check, _shards_to_check(manifest), num_processes, "Give fewer --num-workers."):
-            id_counts += counts
+        for found in map_in_order(check, _shards_to_check(manifest), num_processes, "Give fewer --num-workers."):
+            id_counts += found.id_counts
+            num_random_pairs += found.num_random_pairs
             bar.update()
-    _check_totals(folder, manifest, id_counts)
+    _check_totals(folder, manifest, id_counts, num_random_pairs)
     bad_rows = manifest.bad_rows
     left_out = (
         f" Rows of the corpus that cannot be read: {bad_rows.describe()}." if bad_rows and bad_rows.num_rows else ""
@@ -85,7 +86,7 @@ def verify_split(folder: str, num_processes: int) -> str:
     )
 
 
-def _check_totals(folder: str, manifest: Manifest, id_counts: NDArray[np.int64]) -> None:
+def _check_totals(folder: str, manifest: Manifest, id_counts: NDArray[np.int64], num_random_pairs: int) -> None:
     special_ids = manifest.tokenizer.special_ids
     num_padding = int(id_counts[special_ids["pad"]])
     text_counts = id_counts.copy()
@@ -94,6 +95,7 @@ def _check_totals(folder: str, manifest: Manifest, id_counts: NDArray[np.int64])
         "num_rows": int(id_counts.sum()) // manifest.max_length,
         "num_tokens": int(id_counts.sum()) - num_padding,
         "num_padding_tokens": num_padding,
+        "num_random_pairs": num_random_pairs,
     }
     for name, value in found.items():
         if getattr(manifest.totals, name) != value:
@@ -121,15 +123,23 @@ def _shards_to_check(manifest: Manifest) -> Iterator[ShardToCheck]:
         yield ShardToCheck(shard, is_first=own != before, is_last=own != after)
 
 
-def check_shard(folder: str, manifest: Manifest, shard: ShardToCheck) -> NDArray[np.int64]:
-    """Check a shard, and count how often it has each id, padding included; (vocabulary_size,).
+@dataclass(frozen=True)
+class ShardCounts:
+    """What is in a shard: how often each id, padding included, and of pairs how many are random."""
+
+    id_counts: NDArray[np.int64]  # (vocabulary_size,)
+    num_random_pairs: int
+
+
+def check_shard(folder: str, manifest: Manifest, shard: ShardToCheck) -> ShardCounts:
+    """Check a shard, and count what is in it.
 
     Raises:
         RunFailedError: the first difference, with file and row (counted from 0).
     """
     files = open_folder(folder)
     path, data = files.path_of(shard.record.name), files.read_bytes(shard.record.name)
-    rows = _read_rows(path, data, manifest.max_length)
+    rows = _read_rows(path, data, manifest)
     if len(rows.input_ids) != shard.record.num_rows:
         raise RunFailedError(f"{path} has {len(rows.input_ids):,} rows, the manifest {shard.record.num_rows:,}.")
     _check_ids(path, rows, manifest)
@@ -141,7 +151,8 @@ def check_shard(folder: str, manifest: Manifest, shard: ShardToCheck) -> NDArray
     crc32c = f"{google_crc32c.value(data):08x}"
     if crc32c != shard.record.crc32c:
         raise RunFailedError(f"{path} has the CRC32C {crc32c}, the manifest {shard.record.crc32c}.")
-    return np.bincount(rows.input_ids.ravel(), minlength=manifest.tokenizer.vocabulary_size)
+    id_counts = np.bincount(rows.input_ids.ravel(), minlength=manifest.tokenizer.vocabulary_size)
+    return ShardCounts(id_counts, int(rows.labels.sum()))
 
 
 @dataclass(frozen=True)
@@ -150,6 +161,7 @@ class _Rows:
 
     input_ids: NDArray[np.int64]  # (num_rows, max_length)
     is_token: NDArray[np.bool_]  # (num_rows, max_length)
+    labels: NDArray[np.int64]  # (num_rows,), of pairs; else empty
 
     @property
     def num_tokens(self) -> NDArray[np.int64]:
@@ -168,7 +180,8 @@ class _Rows:
         return np.logical_or.reduce(bad, axis=1)
 
 
-def _read_rows(path: str, data: bytes, max_length: int) -> _Rows:
+def _read_rows(path: str, data: bytes, manifest: Manifest) -> _Rows:
+    max_length = manifest.max_length
     examples: list[bytes] = []
     try:
         for example in read_records(data):
@@ -178,12 +191,14 @@ def _read_rows(path: str, data: bytes, max_length: int) -> _Rows:
     try:
         input_ids = decode_rows(examples, "input_ids", max_length)
         mask = decode_rows(examples, "attention_mask", max_length)
+        labels = decode_rows(examples if manifest.chunking == PAIRS else [], LABEL_KEY, 1)[:, 0]
     except ValueError as error:
         raise RunFailedError(f"{path}: {error}.") from error
     expected = np.arange(max_length) < mask.sum(axis=1)[:, None]
     _check_rows(path, mask != expected, "the attention mask is not ones, then zeros")
     _check_rows(path, ~expected[:, 0], "the row is empty")
-    return _Rows(input_ids, expected)
+    _check_rows(path, (labels < 0) | (labels > 1), f"{LABEL_KEY} is neither 0 nor 1")
+    return _Rows(input_ids, expected, labels)
 
 
 def _check_ids(path: str, rows: _Rows, manifest: Manifest) -> None:
@@ -204,8 +219,14 @@ def _check_framing(path: str, rows: _Rows, manifest: Manifest, shard: ShardToChe
     if manifest.chunking != "concat":
         _check_rows(path, rows.any_in_row(is_first & ~is_cls), "the row does not begin with the cls token")
         _check_rows(path, rows.any_in_row(is_last & ~is_sep), "the row does not end with the sep token")
-    if manifest.chunking == "full_sentences":
+    if manifest.chunking in ("full_sentences", PAIRS):
         _check_rows(path, rows.any_in_row(is_cls & ~is_first), "a cls token stands within the row")
+    if manifest.chunking == PAIRS:
+        is_empty = is_sep & np.append(False, (is_sep | is_cls)[:-1])
+        _check_rows(path, rows.any_in_row(is_empty), "a segment is empty")
+        num_segments = (rows.input_ids == manifest.tokenizer.special_ids["sep"]).sum(axis=1)
+        _check_rows(path, num_segments != 2, "the row is no pair of segments with a sep token after each")
+    if manifest.chunking in ("full_sentences", PAIRS):
         return
     # Documents follow each other as [CLS] … [SEP] [CLS] … [SEP], none of them empty, over the ends of rows.
     is_wrong = np.append(shard.is_first and not is_cls[0], is_cls[1:] != is_sep[:-1])

@@ -55,9 +55,11 @@ def test_worked_row(encoded: list[TokenBatch]) -> None:
     for name, cut in CHUNKINGS.items():
         text += f"\n--chunking {name}\n"
         for rows in cut(encoded, FRAMING, MAX_LENGTH):
-            for row, num_tokens in zip(rows.input_ids, rows.num_tokens_per_row, strict=True):
+            for index, (row, num_tokens) in enumerate(zip(rows.input_ids, rows.num_tokens_per_row, strict=True)):
                 mask = (np.arange(MAX_LENGTH) < num_tokens).astype(int)
                 text += f"input_ids       {joined(row)}\nattention_mask  {joined(mask)}\n"
+                if rows.next_sentence_labels is not None:
+                    text += f"next_sentence_label  {rows.next_sentence_labels[index]}\n"
     assert block("worked row") == text
 
 

@@ -56,9 +56,9 @@ def in_memory_config(folder: Path) -> PrepareConfig:
 
 @needs_beam
 def test_two_processes_write_the_bytes_of_the_local_run(source: Path, tmp_path: Path) -> None:
-    packed = ["--chunking", "packed"]
-    assert main(flags(source, tmp_path / "beam", *packed, *TWO_PROCESSES)) == 0
-    assert contents(tmp_path / "beam") == local_bytes(source, tmp_path / "local", *packed)
+    pairs = ["--chunking", "segment_pairs"]
+    assert main(flags(source, tmp_path / "beam", *pairs, *TWO_PROCESSES)) == 0
+    assert contents(tmp_path / "beam") == local_bytes(source, tmp_path / "local", *pairs)
 
 
 @needs_beam

@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlm_common.errors import InputError
-from tfrecord_prep.chunking import CHUNKINGS, MIN_LENGTH, Framing, Rows, check_chunking
+from tfrecord_prep.chunking import CHUNKINGS, MIN_LENGTH, PAIRS, Framing, Rows, check_chunking
 from tfrecord_prep.encoding import TokenBatch
 from tfrecord_prep.packing import best_fit, pack
 
+# Those that keep all text; of the other there is test_segment_pairs.py.
+CHUNKINGS = {name: cut for name, cut in CHUNKINGS.items() if name != PAIRS}
 CLS, PAD, SEP = 0, 1, 2
 FRAMING = Framing(cls_id=CLS, sep_id=SEP, pad_id=PAD)
 
@@ -187,7 +189,7 @@ def test_every_passage_is_packed_once_into_rows_that_hold_it(lengths: list[int])
 
 
 def test_bad_settings_name_the_flag() -> None:
-    choices = "concat, full_sentences, documents, packed"
+    choices = "concat, full_sentences, documents, packed, segment_pairs"
     with pytest.raises(InputError, match=rf"--chunking must be one of {choices}; received 'sentences'"):
         check_chunking("sentences", 512)
     with pytest.raises(InputError, match=r"--max-length must be at least 8 tokens a row; received 7"):

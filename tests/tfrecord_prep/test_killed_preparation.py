@@ -65,7 +65,7 @@ def kill(process: subprocess.Popen, with_workers: bool) -> bool:
 def test_killed_and_resumed_on_faulty_cloud_storage(
     source: Path, tmp_path: Path, cloud_storage: CloudStorageHandle
 ) -> None:
-    sizes = ["--chunking", "packed", "--partition-bytes", "1024", "--num-workers", "2"]
+    sizes = ["--chunking", "segment_pairs", "--partition-bytes", "1024", "--num-workers", "2"]
     assert main(flags(source, tmp_path, *sizes)) == 0
     expected = {f"run/{name}": data for name, data in contents(tmp_path).items()}
     environment = {"STORAGE_EMULATOR_HOST": cloud_storage.url, "NO_PROXY": "127.0.0.1"}

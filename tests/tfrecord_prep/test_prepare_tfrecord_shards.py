@@ -17,7 +17,6 @@ from transformers import PreTrainedTokenizerFast
 from mlm_common.storage import gcs_client as cloud_client
 from tests.fixtures.tiny_corpus import BLANK, DOCUMENTS, contents, flags, read_rows, wrapped, write_source
 from tests.servers.fixtures import CloudStorageHandle
-from tfrecord_prep.chunking import CHUNKINGS
 from tfrecord_prep.manifest import open_shards, read_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main, seen_splits
 from tfrecord_prep.records import decode_feature, read_records
@@ -38,7 +37,7 @@ def tokenizer(source: Path) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(source / "tokenizer")
 
 
-@pytest.mark.parametrize("chunking", [chunking for chunking in CHUNKINGS if chunking != "packed"])
+@pytest.mark.parametrize("chunking", ["concat", "full_sentences", "documents"])
 def test_tokens_in_are_tokens_written(
     source: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, chunking: str
 ) -> None:

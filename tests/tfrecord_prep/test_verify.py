@@ -12,10 +12,10 @@ import pytest
 
 from tests.fixtures.tiny_corpus import flags, write_source
 from tests.servers.fixtures import CloudStorageHandle
-from tfrecord_prep.chunking import CHUNKINGS, PADDING_CHUNKINGS
+from tfrecord_prep.chunking import CHUNKINGS, PADDING_CHUNKINGS, PAIRS
 from tfrecord_prep.manifest import ShardRecord, read_manifest, write_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main
-from tfrecord_prep.records import decode_rows, encode_rows, read_records
+from tfrecord_prep.records import LABEL_KEY, decode_rows, encode_rows, read_records
 
 CLS, PAD, SEP, MASK = 0, 1, 2, 4
 
@@ -81,7 +81,8 @@ def rewrite_shard(folder: Path, number: int, change: Change, **counts: int) -> N
     examples = list(read_records(path.read_bytes()))
     ids, mask = (decode_rows(examples, key, manifest.max_length) for key in ("input_ids", "attention_mask"))
     ids, num_tokens = change(ids.astype(np.int32), mask.sum(axis=1))
-    data = encode_rows(ids, num_tokens)
+    labels = decode_rows(examples, LABEL_KEY, 1)[-len(ids) :, 0] if manifest.chunking == PAIRS else None
+    data = encode_rows(ids, num_tokens, labels)
     path.write_bytes(data)
     sums = {"num_bytes": len(data), "num_tokens": int(num_tokens.sum()), "crc32c": f"{google_crc32c.value(data):08x}"}
     new = dataclasses.replace(record, **(sums | counts))
@@ -136,8 +137,28 @@ def test_wrong_framing(folder: Path, capsys: pytest.CaptureFixture) -> None:
     check_found(folder, capsys, rf"dataset-00000-00000-5\.tfrecord, row 0: .*{framing}")
 
 
+def test_pairs(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder = tmp_path / PAIRS
+    for change, problem in (
+        (
+            lambda ids, num: (np.where(np.arange(16) == 15, ids, np.where(ids == SEP, 9, ids)), num),
+            r", row \d: .* is no pair of",
+        ),
+        (lambda ids, num: (np.where(np.arange(16) == 1, SEP, ids), num), ", row 0: a segment is empty"),
+    ):
+        shutil.copytree(prepared / PAIRS, folder, dirs_exist_ok=True)
+        rewrite_shard(folder, 1, change)
+        check_found(folder, capsys, rf"dataset-00000-00001-5\.tfrecord{problem}")
+    shutil.copytree(prepared / PAIRS, folder, dirs_exist_ok=True)
+    manifest = read_manifest(str(folder / "train"))
+    totals = dataclasses.replace(manifest.totals, num_random_pairs=1)
+    write_manifest(str(folder / "train"), dataclasses.replace(manifest, totals=totals))
+    check_found(folder, capsys, r"manifest\.json has num_random_pairs 1; the shards have ")
+
+
+@pytest.mark.parametrize("folder", [name for name in CHUNKINGS if name != PAIRS], indirect=True)
 def test_padding_within_a_partition(folder: Path, capsys: pytest.CaptureFixture) -> None:
-    row_end = {"concat": None, "full_sentences": SEP, "documents": SEP, "packed": SEP}[folder.name]
+    row_end = None if folder.name == "concat" else SEP
 
     def change(ids: Rows, num_tokens: np.ndarray) -> tuple[Rows, np.ndarray]:
         row = next(
