@@ -113,7 +113,7 @@ def cut_segment_pairs(
             document_ends = document_ends[num_documents:] - end
 
 
-CHUNKINGS: dict[str, Callable[[Iterable[TokenBatch], Framing, int], Iterator[Rows]]] = {
+CHUNKINGS: dict[str, Callable[..., Iterator[Rows]]] = {
     "concat": cut_concat,
     "full_sentences": cut_full_sentences,
     "documents": cut_documents,

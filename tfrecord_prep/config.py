@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mlm_common.errors import InputError
-from mlm_common.settings import flag, require
+from mlm_common.settings import flag, require, require_each
 from mlm_common.storage import open_folder
 from mlm_common.worker_pool import num_cores
 from tfrecord_prep.chunking import PAIRS, check_chunking
+from tfrecord_prep.segment_pairs import PairRule
 
 MIN_PARTITION_BYTES = 1 << 10
 LOCAL_RUNNER = "local"
@@ -42,6 +43,11 @@ class PrepareConfig:
         "punctuation",
         "With --chunking segment_pairs: what a sentence is. `punctuation`: a line, or a part of one that ends in . ! ? "
         "or their like; `line`: a line, as in the text files of google-research/bert.",
+    )
+    random_share: float = flag(
+        0.5,
+        "With --chunking segment_pairs: share of the pairs whose second segment is of another document (BERT's 0.5). 0 "
+        "for --objective mlm+sop, which asks about the others only; what is one sentence is still in a random pair.",
     )
     shard_size: int = flag(
         16384, "Rows a shard, at most. Default: under 30 MB at --max-length 512, so that several fit in memory."
@@ -91,6 +97,9 @@ class PrepareConfig:
         check_chunking(self.chunking, self.max_length)
         is_needed = self.sentences_by == "punctuation" or self.chunking == PAIRS
         require(is_needed, f"needs --chunking {PAIRS}", "--sentences-by", f"it with {self.chunking}")
+        require_each(self, "random_share", lambda value: 0 <= value <= 1, "must lie in 0 to 1")
+        is_needed = self.random_share == PairRule.random_share or self.chunking == PAIRS
+        require(is_needed, f"needs --chunking {PAIRS}", "--random-share", f"it with {self.chunking}")
         if self.shard_size < 1:
             raise InputError(f"--shard-size must be 1 row or more; received {self.shard_size}.")
         if self.partition_bytes is not None and self.partition_bytes < MIN_PARTITION_BYTES:

@@ -71,7 +71,8 @@ class Manifest:
     """What a split's folder holds and how it was made: equal settings and corpus make an equal manifest.
 
     `bad_rows` are those of the corpus that were left out, None where it tells none: an older one, or withheld.
-    `sentences_by` says how documents were cut into sentences, for pairs of segments; else None.
+    Of pairs of segments `sentences_by` says how documents were cut into sentences, and `random_share` how many pairs
+    were to be random; else they are None.
     """
 
     format_version: int = FORMAT_VERSION
@@ -79,6 +80,7 @@ class Manifest:
     max_length: int
     chunking: str
     sentences_by: str | None = None
+    random_share: float | None = None
     shard_size: int
     partition_bytes: int
     tokenizer: TokenizerRecord

@@ -18,6 +18,7 @@ from tfrecord_prep.chunking import CHUNKINGS, PAIRS, Framing, Rows
 from tfrecord_prep.encoding import TokenBatch, encode_documents
 from tfrecord_prep.manifest import ShardRecord, Totals
 from tfrecord_prep.records import encode_rows
+from tfrecord_prep.segment_pairs import PairRule
 from tfrecord_prep.sentences import SentencesBy, sentences_of
 from tfrecord_prep.split_folder import PartitionResult, write_sidecar
 from tokenizer_training.corpus.bad_rows import BadRows
@@ -29,7 +30,7 @@ from tokenizer_training.corpus.corpus import Partition, read_partition
 class PartitionSettings:
     """What all partitions of a split share; `tokenizer_json` is that of `plain_text_tokenizer_json`.
 
-    `sentences_by` matters to pairs of segments alone.
+    `sentences_by` and `random_share` matter to pairs of segments alone.
     """
 
     folder: str
@@ -40,6 +41,7 @@ class PartitionSettings:
     max_length: int
     shard_size: int
     sentences_by: SentencesBy = "punctuation"
+    random_share: float = PairRule.random_share
 
 
 @dataclass(frozen=True)
@@ -136,10 +138,12 @@ def build_partition(
     """
     special_ids = settings.special_ids
     framing = Framing(cls_id=special_ids["cls"], sep_id=special_ids["sep"], pad_id=special_ids["pad"])
-    cut = functools.partial(sentences_of, by=settings.sentences_by) if settings.chunking == PAIRS else None
-    tally = TokenTally(encode_documents(settings.tokenizer_json, documents, cut), settings)
-    rows: Iterable[Rows] = CHUNKINGS[settings.chunking](tally, framing, settings.max_length)
-    pairs = PairTally(rows, settings) if settings.chunking == PAIRS else None
+    has_pairs = settings.chunking == PAIRS
+    by_sentence = functools.partial(sentences_of, by=settings.sentences_by) if has_pairs else None
+    tally = TokenTally(encode_documents(settings.tokenizer_json, documents, by_sentence), settings)
+    rule = {"rule": PairRule(random_share=settings.random_share)} if has_pairs else {}
+    rows: Iterable[Rows] = CHUNKINGS[settings.chunking](tally, framing, settings.max_length, **rule)
+    pairs = PairTally(rows, settings) if has_pairs else None
     shards = write_shards(settings.folder, numbered.index, pairs or rows, settings.shard_size)
     totals = _totals(tally, shards, settings.max_length)
     id_counts = tally.id_counts

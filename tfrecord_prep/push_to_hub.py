@@ -41,8 +41,8 @@ FORMER_PUSH = FormerPush(
 )
 # Of the manifest: as they are. The corpus is published in part, all else withheld.
 PUBLIC_FIELDS = (
-    "format_version", "split", "max_length", "chunking", "sentences_by", "shard_size", "partition_bytes", "tokenizer",
-    "shards", "totals", "unigram_entropy_nats", "versions",
+    "format_version", "split", "max_length", "chunking", "sentences_by", "random_share", "shard_size",
+    "partition_bytes", "tokenizer", "shards", "totals", "unigram_entropy_nats", "versions",
 )  # fmt: skip
 CARD = """# {name}
 

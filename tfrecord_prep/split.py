@@ -61,8 +61,10 @@ logger = logging.getLogger(__name__)
 
 LIBRARIES = ("mlm-pretraining", "tokenizers", "transformers", "datasets", "numpy")
 SHOWN_CHARACTERS = 400
-# Of pairs half are random, and a few more since documents end.
-RANDOM_SHARES = (0.4, 0.8)
+# Settings and fields of the manifest that pairs of segments have, and no other rows.
+PAIR_SETTINGS = ("sentences_by", "random_share")
+# By so much the share of random pairs may be below what is asked for, or above: where documents end it is.
+FEWER_RANDOM, MORE_RANDOM = 0.1, 0.3
 
 # Works on numbered partitions, each by `work_on_partition`, and yields the results as they come.
 Engine = Callable[[SplitWork, Iterable[NumberedPartition]], Iterable[PartitionResult]]
@@ -90,7 +92,7 @@ def plan_splits(config: PrepareConfig, tokenizer: "PreTrainedTokenizerFast", cor
         "format_version": FORMAT_VERSION,
         "max_length": config.max_length,
         "chunking": config.chunking,
-        **({"sentences_by": config.sentences_by} if config.chunking == PAIRS else {}),
+        **({name: getattr(config, name) for name in PAIR_SETTINGS} if config.chunking == PAIRS else {}),
         "shard_size": config.shard_size,
         "partition_bytes": config.partition_bytes or before or default_partition_bytes(corpus),
         "tokenizer": dataclasses.asdict(
@@ -168,7 +170,7 @@ def _partition_settings(plan: SplitPlan, tokenizer: "PreTrainedTokenizerFast") -
         chunking=plan.fields["chunking"],
         max_length=plan.fields["max_length"],
         shard_size=plan.fields["shard_size"],
-        **({"sentences_by": plan.fields["sentences_by"]} if plan.fields["chunking"] == PAIRS else {}),
+        **({name: plan.fields[name] for name in PAIR_SETTINGS} if plan.fields["chunking"] == PAIRS else {}),
     )
 
 
@@ -205,21 +207,22 @@ def _sum_up(plan: SplitPlan, sha256: Mapping[int, str], bad_rows: BadRows) -> Ma
             + (", or a pair, which takes two sentences." if plan.fields["chunking"] == PAIRS else ".")
         )
     if plan.fields["chunking"] == PAIRS:
-        _warn_of_random_share(plan.folder, totals)
+        _warn_of_random_share(plan, totals)
     known = plan.fields | {"tokenizer": TokenizerRecord(**plan.fields["tokenizer"])}
     entropy = entropy_nats(id_counts)
     return Manifest(**known, shards=tuple(shards), totals=totals, bad_rows=bad_rows, unigram_entropy_nats=entropy)
 
 
-def _warn_of_random_share(folder: str, totals: Totals) -> None:
-    share = totals.num_random_pairs / totals.num_rows
-    if share < RANDOM_SHARES[0]:
+def _warn_of_random_share(plan: SplitPlan, totals: Totals) -> None:
+    share, asked = totals.num_random_pairs / totals.num_rows, plan.fields["random_share"]
+    if share < asked - FEWER_RANDOM:
         reason = "a random segment is of another document of its partition, and many have none: --partition-bytes"
-    elif share > RANDOM_SHARES[1]:
+    elif share > asked + MORE_RANDOM:
         reason = "one sentence goes with a random segment only, and many documents, or rows, are one: --sample-by"
     else:
         return
-    logger.warning("%s: %.0f %% of the pairs are random, where half should be: %s.", folder, 100 * share, reason)
+    numbers = (plan.folder, 100 * share, 100 * asked)
+    logger.warning("%s: %.0f %% of the pairs are random, where %.0f %% should be: %s.", *numbers, reason)
 
 
 @contextlib.contextmanager

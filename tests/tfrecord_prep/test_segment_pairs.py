@@ -204,7 +204,7 @@ def test_a_partition_of_pairs(tmp_path: Path) -> None:
 
 def test_any_number_of_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_source(tmp_path)
-    texts = [". ".join(f"{DOCUMENTS[n + m]} A" for m in range(1 + n % 9)) for n in range(80)]
+    texts = [". ".join(f"A {DOCUMENTS[n + m][:9]}" for m in range(1 + n % 9)) for n in range(80)]
     (source / "docs.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     more = ("--chunking", "segment_pairs", "--validation-percent", "20")
     for number in (1, 2):
@@ -216,5 +216,11 @@ def test_any_number_of_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert f"  pairs            {manifest.totals.num_rows}, of which" in capsys.readouterr().out
     assert main([*flags(source, tmp_path / "out-1", *more, "--sentences-by", "line")]) == 2
     assert "sentences_by is 'punctuation' there, 'line' is asked for" in capsys.readouterr().err
+    assert main([*flags(source, tmp_path / "out-3", *more), "--random-share", "0"]) == 0
+    in_order = read_manifest(str(tmp_path / "out-3" / "train"))
+    assert in_order.random_share == 0
+    assert in_order.totals.num_random_pairs < 0.8 * manifest.totals.num_random_pairs
+    assert main([*flags(source, tmp_path / "out-4"), "--random-share", "0"]) == 2
+    assert "--random-share needs --chunking segment_pairs; received it with concat" in capsys.readouterr().err
     assert main([*flags(source, tmp_path / "out-3"), "--sentences-by", "line"]) == 2
     assert "--sentences-by needs --chunking segment_pairs; received it with concat" in capsys.readouterr().err

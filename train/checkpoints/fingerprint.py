@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from train.checkpoints.store import CheckpointRecord
-from train.config.settings import ADDED, MAY_CHANGE, RunSettings, settings_marked
+from train.config.settings import ADDED, MAY_CHANGE, RunSettings, default_of, settings_marked
 from train.data.inputs import Inputs
 from train.runtime.run_folder import FORMER_FINGERPRINT_KEY, phase_prefix
 
@@ -20,7 +20,8 @@ def fingerprint(config: RunSettings, inputs: Inputs, model_config: dict[str, Any
     before it was there has the fingerprint that it had.
     """
     settings = config.without(MAY_CHANGE)
-    added = {name for name in settings_marked(ADDED, type(config)) if not settings[name]}
+    kind = type(config)
+    added = {name for name in settings_marked(ADDED, kind) if settings[name] == default_of(name, kind)}
     model = {f"model.{key}": value for key, value in model_config.items()}
     model.pop(FORMER_FINGERPRINT_KEY, None)
     content = {name: value for name, value in settings.items() if name not in added} | inputs.identities() | model

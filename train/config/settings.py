@@ -9,7 +9,7 @@ from mlm_common.settings import PUBLIC, flag, require, require_each, spelled
 from tokenizer_training.tokenizer import TOKENIZER_FILES
 
 # Marks of a setting. A resumed run may be given another value; each worker of a run may; another value changes how sums
-# are rounded, and nothing else; it is off in runs of before it was added.
+# are rounded, and nothing else; runs of before it was added have its default.
 MAY_CHANGE, PER_WORKER, ROUNDING, ADDED = "may_change", "per_worker", "rounding", "added"
 # Steps of one call from Python on a TPU; a call costs its host a millisecond or more in which it may wait.
 TPU_STEPS_PER_EXECUTION = 32
@@ -69,6 +69,13 @@ class ModelConfig:
         None,
         "Continue from this checkpoint: a folder (local or gs://) or Hub id with config.json, the tokenizer of the "
         "shards, and weights in safetensors or TensorFlow's h5. The preset then gives the training settings only.",
+    )
+    objective: Literal["mlm", "mlm+nsp", "mlm+sop"] = flag(
+        "mlm",
+        "What is learned: masked tokens; with them, as BERT, whether the second segment of a row follows the first "
+        "(nsp); or, as ALBERT, whether the two were swapped (sop). These need shards of --chunking segment_pairs, and "
+        "a bert, albert or mobilebert. They are for parity, and a trained pooler: RoBERTa found no gain in nsp.",
+        ADDED,
     )
     config_overrides: str | None = changeable(
         None, "Changes to the model's configuration: num_hidden_layers=4,hidden_act=gelu_new"
@@ -422,6 +429,12 @@ class TrainingConfig(RunSettings):
 
 
 SUBJECTS = tuple(TrainingConfig.subjects().values())
+
+
+def default_of(name: str, config_class: type[RunSettings] = TrainingConfig) -> Any:
+    """Look up the default of a setting, by `subject.name`."""
+    subject, _, own_name = name.partition(".")
+    return next(one.default for one in fields(config_class.subjects()[subject]) if one.name == own_name)
 
 
 def settings_marked(mark: str, config_class: type[RunSettings] = TrainingConfig) -> frozenset[str]:

@@ -40,7 +40,7 @@ from train.runtime.run_folder import (
 )
 from train.runtime.supervisor import supervision
 from train.runtime.tpu import check_tpu_devices, check_tpu_use
-from train.tasks.masked_lm import MaskedLanguageModeling
+from train.tasks.objectives import task_of
 from train.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def open_run(config: TrainingConfig, cluster: Cluster) -> Run:
     runs = []
     for index, (phase, own) in enumerate(zip(phases, inputs, strict=True)):
         with naming_phase(phase.name):
-            task = MaskedLanguageModeling.of(own, phase.config.masking)
+            task = task_of(phase.config, own)
             model_config = resolve_model_config(phase.config.model, own, max_length)
         described = (phase.name, phase.has_own_schedule, index)
         runs.append(Run(phase.config, own, task, model_config, cluster, *described))

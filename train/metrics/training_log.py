@@ -17,6 +17,8 @@ from train.step.train_step import PretrainingModel
 SHOWN = {
     "loss": ("loss", "{:.3f}"),
     "masked_accuracy": ("accuracy", "{:.3f}"),
+    "nsp_accuracy": ("pairs", "{:.3f}"),
+    "sop_accuracy": ("pairs", "{:.3f}"),
     "grad_norm": ("norm", "{:.2f}"),
     "learning_rate": ("rate", "{:.1e}"),
     "tokens_per_second": ("tokens/s", "{:,.0f}"),

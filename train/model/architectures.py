@@ -25,6 +25,7 @@ class Architecture:
     counts_positions: the first token has the position after the padding id, as in RoBERTa, not 0.
     learns_positions: its table of absolute positions, where it has one, is trained; RoFormer's is fixed.
     has_token_types: its tokenizer tells a first sentence from a second.
+    has_pair_head: its class for pretraining has a head that answers a question about two segments.
     activations: the settings that name functions: of its feed-forward layers, and of a head that has one of its own.
     dropouts: the settings of its dropout in pretraining: of hidden states and of attention.
     tied: its TF class uses the input embedding as the head's matrix, whatever `tie_word_embeddings` says.
@@ -49,6 +50,7 @@ class Architecture:
     counts_positions: bool = False
     learns_positions: bool = True
     has_token_types: bool = True
+    has_pair_head: bool = False
     activations: tuple[str, ...] = ("hidden_act",)
     dropouts: tuple[str, ...] = ("hidden_dropout_prob", "attention_probs_dropout_prob")
     tied: bool = True
@@ -80,11 +82,12 @@ ROBERTA = replace(BERT, counts_positions=True, has_token_types=False)
 ARCHITECTURES = {
     # Its layers are groups that are used several times. Its TF class has both biases of the head, and uses the first.
     "albert": Architecture(
+        has_pair_head=True,
         required=ABSOLUTE,
         layer_list="albert_layer_groups",
         head_bias=("predictions.decoder.bias", "predictions.bias"),
     ),
-    "bert": BERT,
+    "bert": replace(BERT, has_pair_head=True),
     "camembert": ROBERTA,
     # `flops`: what its convolutions cost depends on how they are run.
     "convbert": Architecture(
@@ -107,6 +110,7 @@ ARCHITECTURES = {
     # `normalization_type`: the TF class gives its layer norm an epsilon of its own. `transposed_vocabulary`: the head
     # needs it next to the embedding, which is narrower. Of the biases its TF class has the second only.
     "mobilebert": Architecture(
+        has_pair_head=True,
         tied=False,
         required={"normalization_type": "no_norm"},
         flops="mobilebert",

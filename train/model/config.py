@@ -16,6 +16,7 @@ from train.model.architectures import (
     learns_positions,
     max_positions,
     position_offset,
+    uses_token_types,
 )
 from train.model.from_pretrained import read_config, read_initial_config
 
@@ -57,6 +58,8 @@ def resolve_model_config(config: ModelConfig, inputs: Inputs, max_length: int | 
     check_architecture(model_config)
     if config.block_attention and isinstance(inputs, TrainingInputs):
         _check_block_attention(model_config.model_type, inputs)
+    if config.objective != "mlm":
+        _check_pair_head(config.objective, model_config)
     if config.dropout is not None:
         _set_dropout(model_config, config.dropout, overrides)
     is_preset = config.pretrained_model_config is None and config.init_from is None
@@ -137,6 +140,21 @@ def _check_block_attention(model_type: str, inputs: TrainingInputs) -> None:
                 f"{', '.join(SEPARATED_CHUNKINGS)}; that of {shards.folder} is {chunking}. Leave the flag out, or "
                 "prepare the shards with prepare-tfrecord-shards."
             )
+
+
+def _check_pair_head(objective: str, model_config: PretrainedConfig) -> None:
+    """Raise InputError where the model cannot answer a question about two segments."""
+    known = [name for name, architecture in ARCHITECTURES.items() if architecture.has_pair_head]
+    if model_config.model_type not in known:
+        raise InputError(
+            f"--objective {objective} needs one of {', '.join(known)}; the model is a {model_config.model_type}. Give "
+            "--objective mlm, or another --preset or --pretrained-model-config."
+        )
+    if not uses_token_types(model_config):
+        raise InputError(
+            f"--objective {objective} needs a model that tells two segments apart; type_vocab_size is "
+            f"{model_config.type_vocab_size}. Give --config-overrides type_vocab_size=2."
+        )
 
 
 def _set_dropout(model_config: PretrainedConfig, rate: float, overrides: dict[str, str]) -> None:

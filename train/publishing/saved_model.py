@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import PreTrainedTokenizerFast
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from mlm_common.errors import InputError
@@ -13,15 +13,16 @@ from mlm_common.storage import local_or_hub, open_folder
 from tokenizer_training.tokenizer import load_tokenizer
 from train.checkpoints.store import CheckpointStore, DamagedCheckpointError
 from train.metrics.log import read_metrics
-from train.model.architectures import max_positions
+from train.model.architectures import ARCHITECTURES, max_positions
 from train.model.auto_classes import auto_class
-from train.model.from_pretrained import load_model
+from train.model.from_pretrained import load_model, read_config
 from train.publishing.model_card import recorded_task
 from train.publishing.publisher import Publication
 from train.publishing.pytorch_format import ModelSnapshot, take_snapshot
 from train.runtime.plan import longest_row, phase_index
 from train.runtime.run_folder import CHECKPOINTS_FOLDER, RECORD_NAME, read_run_record, record_of_phase
 from train.tasks.masked_lm import MaskedLanguageModeling
+from train.tasks.pair_pretraining import NextSentencePrediction
 
 CHECKPOINT_NAME = re.compile(r"step-(\d+)(\.safetensors|\.json)?")
 # What a name in a checkpoint begins with when it is a weight, and no moment or mean.
@@ -100,7 +101,18 @@ def _read_checkpoint(run_folder: str, step: int | None, tokenizer_name: str | No
 
 def _read_folder(path: str, tokenizer_name: str | None) -> SavedModel:
     with local_or_hub(path) as name:
-        snapshot = take_snapshot(load_model(name))
+        model_class = _class_of(read_config(name))
+        snapshot = take_snapshot(load_model(name, model_class))
         tokenizer = load_tokenizer(tokenizer_name or name)
     max_length = min(tokenizer.model_max_length, max_positions(snapshot.config) or tokenizer.model_max_length)
-    return SavedModel(Publication(0, snapshot, []), tokenizer, max_length)
+    return SavedModel(Publication(0, snapshot, []), tokenizer, max_length, model_class)
+
+
+def _class_of(config: PretrainedConfig) -> str:
+    """Find the auto class that has the heads of a folder's model: that for masked tokens, or the one for pairs, too."""
+    architecture = ARCHITECTURES.get(config.model_type)
+    has_pair_head = architecture is not None and architecture.has_pair_head
+    names = config.architectures or ()
+    if has_pair_head and any(name.endswith("ForPreTraining") for name in names):
+        return NextSentencePrediction.model_class
+    return MaskedLanguageModeling.model_class

@@ -66,7 +66,7 @@ class PretrainingModel(tf_keras.Model):
         step = tf.cast(self.optimizer.iterations, tf.int32)
         num_rows = _num_rows(batch)
         first_row = tf.cast(replica.replica_id_in_sync_group, tf.int32) * num_rows
-        rows = self.prepare_batch(batch, step, first_row=first_row)
+        rows = self._weighed(self.prepare_batch(batch, step, first_row=first_row))
         gradients, sums = self._gradients(rows, row_keys((self.seed, DROPOUT_STREAM, step), num_rows, first_row))
         gradients, sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, (gradients, sums))
 
@@ -99,6 +99,10 @@ class PretrainingModel(tf_keras.Model):
         """Make the rows that are learned from at a step of a batch, which begins at `first_row` of the global one."""
         return self.task.prepare_batch(batch, row_keys((self.seed, TASK_STREAM, step), _num_rows(batch), first_row))
 
+    def _weighed(self, rows: Any) -> Any:
+        replica = tf.distribute.get_replica_context()
+        return self.task.weigh_rows(rows, lambda total: replica.all_reduce(tf.distribute.ReduceOp.SUM, total))
+
     def evaluation_step(self, rows: Any) -> Sums:
         """Add up the task's sums for a batch of prepared rows, over all replicas; collect what it keeps of each row."""
         replica = tf.distribute.get_replica_context()
@@ -121,7 +125,7 @@ class PretrainingModel(tf_keras.Model):
         num_rows = _num_rows(batch)
         first_row = tf.cast(replica.replica_id_in_sync_group, tf.int32) * num_rows
         keys = row_keys((self.seed, DROPOUT_STREAM, step), num_rows, first_row)
-        rows = self.prepare_batch(batch, step, first_row=first_row)
+        rows = self._weighed(self.prepare_batch(batch, step, first_row=first_row))
         gradients, sums = self._micro_batch_gradients(rows, keys, key_of((self.seed, SHARED_STREAM, step)))
         squares = tf.stack([tf.reduce_sum(tf.square(gradient)) for gradient in gradients])
         return replica.all_reduce(tf.distribute.ReduceOp.SUM, (sums, squares))

@@ -46,7 +46,7 @@ class MaskedLanguageModeling(Task):
     """
 
     model_class = "TFAutoModelForMaskedLM"
-    means = (Mean("loss", "loss", "num_masked"), Mean("masked_accuracy", "num_correct", "num_masked"))
+    means: tuple[Mean, ...] = (Mean("loss", "loss", "num_masked"), Mean("masked_accuracy", "num_correct", "num_masked"))
     card = TaskCard(
         model_kind="masked language model",
         task_name="Masked language modeling",
@@ -79,18 +79,7 @@ class MaskedLanguageModeling(Task):
         Raises:
             InputError: words are to be masked, and nothing tells which tokens begin one.
         """
-        ids = special_ids(inputs.tokenizer)
-        rule = MaskingRule(
-            masking=masking.masking,
-            word_starts=None if masking.masking == "token" else _word_starts(inputs, masking),
-            mask_token_id=ids["mask"],
-            special_ids=tuple(sorted(inputs.tokenizer.all_special_ids)),
-            vocabulary_size=vocabulary_size(inputs.tokenizer),
-            mlm_probability=masking.mlm_probability,
-            mask_token_rate=masking.mask_token_rate,
-            random_token_rate=masking.random_token_rate,
-        )
-        return cls(rule, ids["pad"])
+        return cls(masking_rule(inputs, masking), special_ids(inputs.tokenizer)["pad"])
 
     def features(self, length: int) -> dict[str, Feature]:
         """Name the token ids; rows of padding hold no token that could be masked."""
@@ -117,6 +106,12 @@ class MaskedLanguageModeling(Task):
 
     def sums(self, network: Any, rows: "MaskedRows", *, training: bool) -> dict[str, "tf.Tensor"]:
         """Add up `loss`, `num_correct` and `num_masked` over the masked tokens; see `masked_lm_loss`."""
+        return self.outputs_and_sums(network, rows, {}, training=training)[1]
+
+    def outputs_and_sums(
+        self, network: Any, rows: "MaskedRows", inputs: dict[str, "tf.Tensor"], *, training: bool
+    ) -> tuple[Any, dict[str, "tf.Tensor"]]:
+        """Give what the network makes of the rows and of these `inputs` besides, and the sums over masked tokens."""
         import tensorflow as tf
 
         from train.layers.gathered_head import predicting_at
@@ -127,9 +122,10 @@ class MaskedLanguageModeling(Task):
         predictions = collect_predictions(rows, rule.num_prediction_slots(rows.input_ids.shape.num_elements()))
         attended = tf.cast(rows.input_ids != self.pad_token_id, tf.int32)  # (batch, length)
         with predicting_at(predictions.positions):
-            outputs = network({"input_ids": rows.input_ids, "attention_mask": attended}, training=training)
-        return masked_lm_loss(
-            outputs.logits[0], predictions.labels, predictions.weights, vocabulary_size=rule.vocabulary_size
+            outputs = network({"input_ids": rows.input_ids, "attention_mask": attended, **inputs}, training=training)
+        logits = outputs[0][0]  # of the first output, (1, num_predictions, vocabulary)
+        return outputs, masked_lm_loss(
+            logits, predictions.labels, predictions.weights, vocabulary_size=rule.vocabulary_size
         )
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
@@ -159,6 +155,24 @@ class MaskedLanguageModeling(Task):
     def num_predictions(self, num_tokens: int) -> int:
         """Count the slots for masked tokens."""
         return self.rule.num_prediction_slots(num_tokens)
+
+
+def masking_rule(inputs: TrainingInputs, masking: MaskingConfig) -> MaskingRule:
+    """Make the rule of the training's masks.
+
+    Raises:
+        InputError: words are to be masked, and nothing tells which tokens begin one.
+    """
+    return MaskingRule(
+        masking=masking.masking,
+        word_starts=None if masking.masking == "token" else _word_starts(inputs, masking),
+        mask_token_id=special_ids(inputs.tokenizer)["mask"],
+        special_ids=tuple(sorted(inputs.tokenizer.all_special_ids)),
+        vocabulary_size=vocabulary_size(inputs.tokenizer),
+        mlm_probability=masking.mlm_probability,
+        mask_token_rate=masking.mask_token_rate,
+        random_token_rate=masking.random_token_rate,
+    )
 
 
 def _word_starts(inputs: TrainingInputs, masking: MaskingConfig) -> NDArray[np.bool_]:

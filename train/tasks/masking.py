@@ -82,10 +82,14 @@ def mask_row_by_content(input_ids: tf.Tensor, rule: MaskingRule) -> MaskedRows:
 
     Evaluation uses it: whatever the order, batch size or number of replicas, a row has the same masks.
     """
-    fingerprint = tf.fingerprint(input_ids[tf.newaxis])  # uint8 (1, 8), FarmHash64
-    row_keys = tf.bitcast(tf.reshape(fingerprint, (1, KEY_WORDS, 4)), tf.uint32)  # (1, KEY_WORDS)
-    masked = mask_rows(input_ids[tf.newaxis], row_keys, rule)
+    masked = mask_rows(input_ids[tf.newaxis], key_of_content(input_ids), rule)
     return MaskedRows(*(tensor[0] for tensor in masked))
+
+
+def key_of_content(input_ids: tf.Tensor) -> tf.Tensor:
+    """Make the key of one row, int32 (length,), of its own tokens: uint32 (1, KEY_WORDS)."""
+    fingerprint = tf.fingerprint(input_ids[tf.newaxis])  # uint8 (1, 8), FarmHash64
+    return tf.bitcast(tf.reshape(fingerprint, (1, KEY_WORDS, 4)), tf.uint32)
 
 
 @named("masks")

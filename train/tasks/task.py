@@ -1,7 +1,7 @@
 """What is learned, in one place, so that loop, step, pipelines and evaluation need not know it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -126,6 +126,15 @@ class Task(ABC):
     def prepare_row(self, row: dict[str, "tf.Tensor"]) -> Any:
         """Make of one row of evaluation what `prepare_batch` makes of many; a function of the row alone."""
         return row
+
+    def weigh_rows(self, rows: Any, add_up: Callable[["tf.Tensor"], "tf.Tensor"]) -> Any:  # noqa: ARG002
+        """Put into rows of `prepare_batch` what needs sums over the whole global batch: weights of several losses, say.
+
+        Args:
+            rows: of one replica.
+            add_up: adds up a tensor over all replicas.
+        """
+        return rows
 
     @abstractmethod
     def sums(self, network: Any, rows: Any, *, training: bool) -> dict[str, "tf.Tensor"]:

@@ -17,7 +17,7 @@ from train.runtime.cluster import read_cluster
 from train.runtime.phases import naming_phase, phases_of
 from train.runtime.run_folder import check_run_folder
 from train.runtime.tpu import expected_num_replicas
-from train.tasks.masked_lm import MaskedLanguageModeling
+from train.tasks.objectives import task_of
 
 
 @functools.cache
@@ -35,7 +35,7 @@ def check_data(config: TrainingConfig) -> Iterator[Finding]:
 
 def _check_data(config: TrainingConfig) -> Iterator[Finding]:
     inputs = inputs_of(config.data)
-    MaskedLanguageModeling.of(inputs, config.masking)
+    task_of(config, inputs)
     for flag, shards in (("--train-dataset", inputs.train_shards), ("--eval-dataset", inputs.eval_shards)):
         if shards is None:
             continue

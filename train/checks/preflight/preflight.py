@@ -21,7 +21,7 @@ from train.model.config import resolve_model_config
 from train.model.flops import step_flops
 from train.runtime.phases import Phase, naming_phase, phases_of
 from train.runtime.plan import PhaseToPlan, Plan, make_plans
-from train.tasks.masked_lm import MaskedLanguageModeling
+from train.tasks.objectives import task_of
 
 if TYPE_CHECKING:
     from train.step.train_step import PretrainingModel
@@ -142,7 +142,7 @@ def open_preflights(
         with naming_phase(phase.name):
             model_config = resolve_model_config(phase.config.model, own, max_length)
         on_tpu = _on_tpu(phase.config)
-        task = MaskedLanguageModeling.of(own, on_tpu.masking)
+        task = task_of(on_tpu, own)
         model = build_model(on_tpu, own, task, model_config, plan, tf.distribute.get_strategy())
         yield phase.name, Preflight(on_tpu, own, model_config, model, tpu, compiler_python)
 

@@ -1,0 +1,176 @@
+"""Runs that learn from pairs: trained, evaluated, resumed and exported, for all classes that the file is for."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from safetensors.numpy import load_file
+
+from tests.fixtures.made_once import made_once
+from tests.fixtures.other_environments import output_of
+from tests.fixtures.same_run import assert_same_run
+from tests.fixtures.tiny_corpus import DOCUMENTS, flags, write_source
+from tests.fixtures.tiny_run import MODEL, NUM_STEPS, forget_checkpoint, run_flags
+from tfrecord_prep.prepare_tfrecord_shards import main as prepare
+from train.export import main as export
+from train.fill_mask import fill_masks
+from train.metrics.log import read_metrics
+from train.model.from_pretrained import load_model
+from train.run_mlm import main
+
+PAIRS = ("--preset", "bert-base", "--dropout", "0.1")
+BOTH_HEADS = {"cls.seq_relationship.weight", "bert.pooler.dense.weight", "cls.predictions.bias"}
+
+
+@pytest.fixture(scope="session")
+def pair_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of pairs, in whose documents there are sentences to find."""
+
+    def make(folder: Path) -> None:
+        source = write_source(folder)
+        texts = [". ".join(f"A {DOCUMENTS[n + m][:9]}" for m in range(2 + n % 9)) for n in range(80)]
+        (source / "docs.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        more = ("--chunking", "segment_pairs", "--validation-percent", "20")
+        assert prepare(flags(source, folder / "shards", *more)) == 0
+
+    return made_once(tmp_path_factory, "pair-source", make) / "shards"
+
+
+@pytest.fixture(scope="session")
+def pair_run(pair_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    def make(folder: Path) -> None:
+        one = tf.distribute.OneDeviceStrategy("/device:CPU:0")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("train.runtime.strategy.connect", lambda *_: one)  # half as much is traced
+            assert main(run_flags(pair_shards, folder, *PAIRS, "--objective", "mlm+nsp")) == 0
+
+    return made_once(tmp_path_factory, "pair-run", make)
+
+
+def test_it_is_evaluated(pair_run: Path) -> None:
+    lines = read_metrics(str(pair_run))
+    for line in lines:
+        assert line["loss"] == pytest.approx(line["mlm_loss"] + line["nsp_loss"], rel=1e-3)
+        assert 0 <= line["nsp_accuracy"] <= 1
+        assert line["perplexity"] == pytest.approx(np.exp(line["mlm_loss"]))
+    last = lines[-1]
+    assert (last["split"], last["step"]) == ("validation", NUM_STEPS)
+    totals = json.loads((pair_run / "run.json").read_text())["eval_data"]["totals"]
+    assert last["num_pairs"] == totals["num_rows"] > totals["num_random_pairs"] > 0
+    card = (pair_run / "export" / "README.md").read_text()
+    assert "accuracy, next sentence" in card
+    assert f"{last['num_pairs']:,} pairs. The loss is the sum of both." in card
+
+
+@pytest.mark.slow
+def test_it_resumes_to_the_same_end(pair_run: Path, pair_shards: Path, tmp_path: Path, one_device: None) -> None:  # noqa: ARG001
+    shutil.copytree(pair_run, tmp_path / "run")
+    forget_checkpoint(tmp_path / "run", NUM_STEPS)
+    assert main(run_flags(pair_shards, tmp_path / "run", *PAIRS, "--objective", "mlm+nsp")) == 0
+    assert_same_run(tmp_path / "run", pair_run)
+
+
+def test_its_file_is_for_all_classes(pair_run: Path, tmp_path: Path) -> None:
+    folder = pair_run / "export"
+    assert json.loads((folder / "config.json").read_text())["architectures"] == ["BertForPreTraining"]
+    assert load_file(folder / "model.safetensors").keys() > BOTH_HEADS
+    ids = np.random.default_rng(0).integers(5, 40, (2, 12), dtype=np.int32)
+    both = load_model(str(folder), "TFAutoModelForPreTraining")(ids)
+    np.testing.assert_allclose(load_model(str(folder))(ids).logits, both.prediction_logits, atol=1e-6)
+    pairs = load_model(str(folder), "TFAutoModelForNextSentencePrediction")(ids)
+    np.testing.assert_allclose(pairs.logits, both.seq_relationship_logits, atol=1e-6)
+    assert len(fill_masks(str(folder), ["a [MASK] of"])[0]) == 5
+    # A folder is exported again with all its heads.
+    assert export([str(folder), str(tmp_path)]) == 0
+    assert (tmp_path / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+def test_an_albert_continues_with_the_order_of_sentences(pair_shards: Path, tmp_path: Path, one_device: None) -> None:  # noqa: ARG001
+    config = {"model_type": "albert", "embedding_size": 16, "num_hidden_groups": 1, "max_position_embeddings": 16}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = ("--pretrained-model-config", str(tmp_path), "--config-overrides", MODEL, "--objective", "mlm+sop")
+    steps = ("--max-steps", "2", "--eval-steps", "2", "--log-steps", "1")
+    assert main(run_flags(pair_shards, tmp_path / "run", *model, *steps)) == 0
+    assert {"sop_loss", "sop_accuracy", "num_pairs"} <= read_metrics(str(tmp_path / "run"))[-1].keys()
+    continued = ("--init-from", str(tmp_path / "run" / "export"), "--objective", "mlm+sop")
+    assert main(run_flags(pair_shards, tmp_path / "more", *continued, "--dry-run")) == 0
+    weights = load_file(tmp_path / "run" / "export" / "model.safetensors")
+    assert {"sop_classifier.classifier.weight", "albert.pooler.weight"} <= weights.keys()
+
+
+@pytest.mark.parametrize(
+    ("folder", "more", "message"),
+    [
+        ("shards", PAIRS, "--objective mlm+nsp needs shards of --chunking segment_pairs; that of"),
+        ("pair_shards", (), "--objective mlm+nsp needs one of albert, bert, mobilebert; the model is a roberta"),
+        ("pair_shards", (*PAIRS, "--config-overrides", f"{MODEL},type_vocab_size=1"), "tells two segments apart"),
+        ("pair_shards", (*PAIRS, "--block-attention"), "--block-attention needs shards in which"),
+    ],
+)
+def test_what_has_no_pairs_is_refused(
+    folder: str,
+    more: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shards = request.getfixturevalue(folder)
+    assert main(run_flags(shards, tmp_path / "run", *more, "--objective", "mlm+nsp", "--dry-run")) == 2
+    assert message in capsys.readouterr().err
+
+
+# Prints, for the export, what each class does not find in it, and how far the logits are from TensorFlow's.
+READER = """
+import json, sys
+from pathlib import Path
+import numpy as np
+import torch
+import transformers
+
+folder = Path(sys.argv[1])
+expected = np.load(sys.argv[2])
+batch = {name: torch.tensor(expected[name]).long() for name in ("input_ids", "attention_mask", "token_type_ids")}
+names = ("ForPreTraining", "ForMaskedLM", "ForNextSentencePrediction", "ForSequenceClassification")
+for name in names:
+    model_class = getattr(transformers, sys.argv[3] + name, None)
+    if model_class is None:
+        continue
+    model, loading = model_class.from_pretrained(folder, output_loading_info=True)
+    with torch.no_grad():
+        outputs = model.eval()(**batch)
+    compared = {
+        "ForPreTraining": {"prediction_logits": outputs[0], "pair_logits": outputs[1] if len(outputs) > 1 else None},
+        "ForMaskedLM": {"prediction_logits": outputs[0]},
+        "ForNextSentencePrediction": {"pair_logits": outputs[0]},
+    }.get(name, {})
+    differences = [float(np.abs(logits.numpy() - expected[key]).max()) for key, logits in compared.items()]
+    print(json.dumps({"name": name, "missing": sorted(loading["missing_keys"]), "differences": differences}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert", "albert", "mobilebert"])
+def test_transformers_on_torch_reads_all_heads(python: Path, name: str, tmp_path: Path) -> None:
+    from tests.fixtures.tiny_models import padded_batch, tiny_model, tiny_tokenizer
+    from train.publishing.pytorch_format import export_model
+
+    model = tiny_model(name, "TFAutoModelForPreTraining")
+    export_model(model, tiny_tokenizer(), str(tmp_path / "export"), model_max_length=30)
+    batch, attended = padded_batch(model)
+    batch["token_type_ids"] = (attended & (np.arange(12) > 5)).astype(np.int32)
+    prediction_logits, pair_logits = (logits.numpy() for logits in model(batch).to_tuple())
+    np.savez(tmp_path / "tf.npz", **batch, prediction_logits=prediction_logits, pair_logits=pair_logits)
+    prefix = {"bert": "Bert", "albert": "Albert", "mobilebert": "MobileBert"}[name]
+    printed = output_of(python, READER, str(tmp_path / "export"), str(tmp_path / "tf.npz"), prefix)
+    results = {result["name"]: result for result in map(json.loads, printed.splitlines())}
+    assert results.keys() >= {"ForPreTraining", "ForMaskedLM", "ForSequenceClassification"}
+    for result in results.values():
+        print(python.parent.parent.name, name, result)
+        is_classifier = result["name"] == "ForSequenceClassification"
+        assert result["missing"] == (["classifier.bias", "classifier.weight"] if is_classifier else [])
+        assert all(difference < 1e-5 for difference in result["differences"])

@@ -1,0 +1,214 @@
+"""BERT's and ALBERT's objectives: masked tokens and, of a pair of segments, whether the second follows the first."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mlm_common.errors import InputError
+from tfrecord_prep.chunking import PAIRS
+from tfrecord_prep.records import LABEL_KEY
+from tfrecord_prep.segment_pairs import IS_NEXT
+from tokenizer_training.tokenizer import special_ids
+from train.config.settings import MaskingConfig
+from train.data.features import Feature
+from train.data.shards import TrainingInputs
+from train.tasks.masked_lm import MaskedLanguageModeling, masking_rule
+from train.tasks.masking_rule import MaskingRule
+from train.tasks.task import CardFigure, Mean, TaskCard
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from transformers import PreTrainedTokenizerFast
+
+    from train.tasks.masking import MaskedRows
+
+# In the place of a label: the pair does not count.
+NO_LABEL = -100
+EVALUATION = (
+    "Over {num_masked_tokens:,} masked tokens of rows that were not trained on, 15 % of each row, always the same, and "
+    "{num_pairs:,} pairs. The loss is the sum of both."
+)
+
+
+class PairRows(NamedTuple):
+    """Masked rows, each with a question about its pair of segments."""
+
+    masked: "MaskedRows"
+    labels: "tf.Tensor"  # int32 (batch,), the right answer, 0 or 1
+    weights: "tf.Tensor"  # float32 (batch,), what its loss counts for beside that of a masked token; 0 without question
+
+
+class PairPretraining(MaskedLanguageModeling):
+    """Predicts masked tokens, and answers a question about each pair of segments.
+
+    The loss is the mean over the masked tokens of the global batch plus the mean over its pairs.
+    """
+
+    model_class = "TFAutoModelForPreTraining"
+    pair_name: str  # of the question, in the names of figures
+
+    def __init__(self, rule: MaskingRule, pad_token_id: int, sep_token_id: int):
+        super().__init__(rule, pad_token_id)
+        self.sep_token_id = sep_token_id
+
+    @classmethod
+    def of(cls, inputs: TrainingInputs, masking: MaskingConfig) -> "PairPretraining":
+        """Make the task of a run.
+
+        Raises:
+            InputError: the shards have no pairs; or words are to be masked, and nothing tells which tokens begin one.
+        """
+        for shards in (inputs.train_shards, inputs.eval_shards):
+            if shards is None or not shards.paths:  # of the preflight there may be none
+                continue
+            chunking = shards.manifest.chunking if shards.manifest else "unknown, without a manifest"
+            if chunking != PAIRS:
+                raise InputError(
+                    f"--objective mlm+{cls.pair_name} needs shards of --chunking {PAIRS}; that of {shards.folder} is "
+                    f"{chunking}. Prepare them so, or leave the flag out."
+                )
+        ids = special_ids(inputs.tokenizer)
+        return cls(masking_rule(inputs, masking), ids["pad"], ids["sep"])
+
+    def features(self, length: int) -> dict[str, Feature]:
+        """Name the token ids and the label of the pair."""
+        return {**super().features(length), LABEL_KEY: Feature(padding=NO_LABEL)}
+
+    @abstractmethod
+    def ask(self, batch: dict[str, "tf.Tensor"], row_keys: "tf.Tensor") -> tuple["tf.Tensor", ...]:
+        """Give rows, int32 (batch, length), the answers, int32 (batch,), and whether these count, bool (batch,)."""
+
+    def prepare_batch(self, batch: dict[str, "tf.Tensor"], row_keys: "tf.Tensor") -> Any:
+        """Ask about the pairs, and mask the rows."""
+        import tensorflow as tf
+
+        input_ids, labels, counts = self.ask(batch, row_keys)
+        masked = super().prepare_batch({"input_ids": input_ids}, row_keys)
+        return PairRows(masked, labels, tf.cast(counts, tf.float32))
+
+    def prepare_row(self, row: dict[str, "tf.Tensor"]) -> Any:
+        """Ask about the pair and mask the row, both by its content."""
+        import tensorflow as tf
+
+        from train.tasks.masking import key_of_content
+
+        batch = {name: feature[tf.newaxis] for name, feature in row.items()}
+        input_ids, labels, counts = (one[0] for one in self.ask(batch, key_of_content(row["input_ids"])))
+        return PairRows(super().prepare_row({"input_ids": input_ids}), labels, tf.cast(counts, tf.float32))
+
+    def weigh_rows(self, rows: Any, add_up: Callable[["tf.Tensor"], "tf.Tensor"]) -> Any:
+        """Weigh the pairs so that, divided by the number of masked tokens, their losses add up to their mean."""
+        import tensorflow as tf
+
+        num_masked = add_up(tf.reduce_sum(tf.cast(rows.masked.is_masked, tf.float32)))
+        num_pairs = add_up(tf.reduce_sum(rows.weights))
+        return rows._replace(weights=rows.weights * tf.math.divide_no_nan(num_masked, num_pairs))
+
+    def sums(self, network: Any, rows: Any, *, training: bool) -> dict[str, "tf.Tensor"]:
+        """Add up the losses, and those of both questions apart; see `masked_lm_loss` and `pair_losses`."""
+        import tensorflow as tf
+
+        from train.tasks.segment_pairs import pair_losses, token_types
+
+        types = token_types(rows.masked.input_ids, self.sep_token_id, self.pad_token_id)
+        outputs, sums = self.outputs_and_sums(network, rows.masked, {"token_type_ids": types}, training=training)
+        losses, is_right = pair_losses(outputs[1], tf.maximum(rows.labels, 0))
+        counts = tf.cast(rows.weights > 0, tf.float32)
+        return {
+            **sums,
+            "loss": sums["loss"] + tf.reduce_sum(losses * rows.weights),
+            "mlm_loss": sums["loss"],
+            "pair_loss": tf.reduce_sum(losses * counts),
+            "num_right_pairs": tf.reduce_sum(is_right * counts),
+            "num_pairs": tf.reduce_sum(counts),
+        }
+
+    def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
+        """Compute the losses (nats), the accuracies, the perplexity, and the numbers of masked tokens and of pairs."""
+        figures = super().figures(sums)
+        loss = figures["mlm_loss"] + figures[f"{self.pair_name}_loss"]
+        return figures | {"loss": loss, "num_pairs": int(sums["num_pairs"])}
+
+    def derived_figures(self, means: Mapping[str, float]) -> dict[str, float]:
+        """Compute the perplexity of masked tokens, e to their loss; infinite where that does not fit a float."""
+        loss = means["mlm_loss"]
+        return {"perplexity": math.exp(loss) if loss < 700 else math.inf}
+
+    def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
+        """Describe losses and accuracies for people."""
+        loss, accuracy = figures[f"{self.pair_name}_loss"], figures[f"{self.pair_name}_accuracy"]
+        return {
+            **super().describe({**figures, "loss": figures["mlm_loss"]}),
+            f"{self.pair_name} loss": f"{loss:.4f} nats per pair",
+            f"{self.pair_name} accuracy": f"{accuracy:.4f} of {figures['num_pairs']:,} pairs",
+        }
+
+    def describe_row(self, rows: Any, tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
+        """Show the first row, what the model sees of it, and what is asked."""
+        counts = bool(rows.weights[0] > 0)
+        asked = {self.pair_name: str(int(rows.labels[0])) if counts else "not asked"}
+        return super().describe_row(rows.masked, tokenizer) | asked
+
+
+def _means(pair_name: str) -> tuple[Mean, ...]:
+    return (
+        Mean("loss", "loss", "num_masked"),
+        Mean("mlm_loss", "mlm_loss", "num_masked"),
+        Mean("masked_accuracy", "num_correct", "num_masked"),
+        Mean(f"{pair_name}_loss", "pair_loss", "num_pairs"),
+        Mean(f"{pair_name}_accuracy", "num_right_pairs", "num_pairs"),
+    )
+
+
+def _card(pair_name: str, title: str, limits: str) -> TaskCard:
+    card, figures = MaskedLanguageModeling.card, {one.name: one for one in MaskedLanguageModeling.card.figures}
+    return replace(
+        card,
+        figures=(
+            CardFigure("loss", "loss (nats)", "loss", "Loss (nats, of masked tokens and of pairs)"),
+            CardFigure("mlm_loss", "of masked tokens", "loss", "Loss (nats per masked token)"),
+            figures["perplexity"],
+            figures["masked_accuracy"],
+            CardFigure(f"{pair_name}_accuracy", f"accuracy, {title}", "accuracy", f"Accuracy, {title}"),
+        ),
+        loss_unit="nats per masked token, and per pair",
+        predicts_tokens=False,  # the loss is of more than tokens
+        evaluation=EVALUATION,
+        limits=f"{card.limits} {limits}",
+    )
+
+
+class NextSentencePrediction(PairPretraining):
+    """Asks whether the second segment follows the first: 1 where it is of another document (Devlin et al. 2018)."""
+
+    pair_name = "nsp"
+    means = _means("nsp")
+    card = _card("nsp", "next sentence", "Its head for pairs answers 1 where the second text is a random one.")
+
+    def ask(self, batch: dict[str, "tf.Tensor"], row_keys: "tf.Tensor") -> tuple["tf.Tensor", ...]:  # noqa: ARG002
+        """Take what stage 2 has drawn."""
+        return batch["input_ids"], batch[LABEL_KEY], batch[LABEL_KEY] >= 0
+
+
+class SentenceOrderPrediction(PairPretraining):
+    """Asks whether the segments were swapped: 1 where they were (Lan et al. 2019, ALBERT).
+
+    Pairs of different documents have no order, and are not asked about.
+    """
+
+    pair_name = "sop"
+    means = _means("sop")
+    card = _card("sop", "sentence order", "Its head for pairs answers 1 where the two texts were swapped.")
+
+    def ask(self, batch: dict[str, "tf.Tensor"], row_keys: "tf.Tensor") -> tuple["tf.Tensor", ...]:
+        """Swap half of the pairs."""
+        import tensorflow as tf
+
+        from train.tasks.segment_pairs import swap_some
+
+        input_ids, is_swapped = swap_some(batch["input_ids"], row_keys, self.sep_token_id)
+        has_order = batch[LABEL_KEY] == IS_NEXT
+        input_ids = tf.where(has_order[:, tf.newaxis], input_ids, batch["input_ids"])
+        return input_ids, tf.cast(is_swapped, tf.int32), has_order
