@@ -108,8 +108,11 @@ def _heads(inputs: tf.Tensor, layer: tf_keras.layers.Dense, num_heads: int) -> t
 
 def _dense_call(layer: tf_keras.layers.Dense) -> Callable[[tf.Tensor], tf.Tensor]:
     layer.input_spec = None  # which asks for the width last, and that of heads is not
+    stock_call = layer.call
 
     def call(inputs: tf.Tensor) -> tf.Tensor:
+        if inputs.shape.rank == 2:  # one token a row, the pooler's
+            return stock_call(inputs)
         kernel = tf.cast(layer.kernel, inputs.dtype)
         bias = tf.zeros(layer.units, inputs.dtype) if layer.bias is None else tf.cast(layer.bias, inputs.dtype)
         if inputs.shape.rank == 4:

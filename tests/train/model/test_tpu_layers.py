@@ -189,3 +189,12 @@ def test_projections_to_heads_and_from_them_are_plain_products():
 
     expected, outputs = exact_and_own(exact, own, tf.float32, *arguments)
     assert_near(outputs, expected, 1e-5)
+
+
+def test_the_pooler_is_computed_as_before():
+    model = tiny_model("bert", "TFAutoModelForPreTraining", num_hidden_layers=1)
+    inputs, _ = padded_batch(model)
+    expected = model(inputs).seq_relationship_logits
+    use_tpu_layers(model)
+    logits = tf.function(lambda: model(inputs).seq_relationship_logits, jit_compile=True)()
+    np.testing.assert_allclose(logits, expected, atol=2e-5)
