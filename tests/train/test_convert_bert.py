@@ -20,12 +20,15 @@ from tests.fixtures.google_checkpoints import (
     write_google_checkpoint,
     write_variables,
 )
-from tests.fixtures.other_environments import REQUIREMENTS, TORCH, made_environment, output_of
+from tests.fixtures.other_environments import TORCH_ENVIRONMENTS, made_environment, output_of
 from tests.fixtures.tiny_models import padded_batch, tiny_model
 from tests.servers.fixtures import CloudStorageHandle
+from tfrecord_prep.prepare_tfrecord_shards import main as prepare
 from train.convert_bert import main
+from train.fill_mask import fill_masks
 from train.model.from_pretrained import load_model
 from train.publishing.pytorch_format import pytorch_weights
+from train.run_mlm import main as run_mlm
 
 IDS = {"pad_token_id": 0, "bos_token_id": 3, "eos_token_id": 4}
 
@@ -205,6 +208,43 @@ def test_files_that_are_missing_or_damaged_are_refused(
     assert not list((tmp_path / "out").glob("*"))
 
 
+@pytest.mark.slow
+def test_a_converted_model_is_trained_on_with_both_heads_and_fills_masks(
+    bert: Any,
+    bert_variables: Variables,
+    tmp_path: Path,
+    one_device: None,  # noqa: ARG001
+) -> None:
+    """WordPiece from Google's vocabulary to the end: rows of pairs, whole words by ##, the export."""
+    source = write_google_checkpoint(tmp_path / "uncased", bert_variables, google_settings(bert.config))
+    assert convert(source, tmp_path / "bert") == 0
+    lines = [f"The function returns {'abc' * (n % 4)} value. Of {'xyz' * (n % 3)} value" for n in range(60)]
+    (tmp_path / "text.txt").write_text(
+        "\n".join(f"{line}. {other}" for line, other in zip(lines, lines[7:], strict=False))
+    )
+    corpus = ("--data-files", str(tmp_path / "text.txt"), "--validation-percent", "20", "--num-workers", "1")
+    cut = ("--chunking", "segment_pairs", "--max-length", "32", "--output-dir", str(tmp_path / "shards"))
+    assert prepare(["--tokenizer-name-or-path", str(tmp_path / "bert"), *corpus, *cut]) == 0
+    starts = np.load(tmp_path / "shards" / "train" / "tokenizer" / "word_starts.npy")
+    assert starts.tolist() == [not token.startswith("##") for token in WORDPIECES]
+    shards = [
+        f"--{name}-dataset={tmp_path}/shards/{split}" for name, split in (("train", "train"), ("eval", "validation"))
+    ]
+    objective = ("--objective", "mlm+nsp", "--masking", "whole_word", "--init-from", str(tmp_path / "bert"))
+    steps = ("--max-steps", "2", "--per-replica-batch-size", "4", "--learning-rate", "1e-5", "--warmup-steps", "0")
+    out = ("--output-dir", str(tmp_path / "run"))
+    assert run_mlm([*shards, *objective, *steps, *out, "--preset", "bert-base"]) == 0
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("bert", "run/export"))
+    assert before.keys() == after.keys()
+    for name, array in after.items():
+        np.testing.assert_allclose(array, before[name], atol=1e-4)
+    assert any((array != before[name]).any() for name, array in after.items())
+    (predictions,) = fill_masks(str(tmp_path / "run" / "export"), ["THE [MASK] of value"])
+    assert predictions[0]["sequence"].startswith("the ")
+    theirs, own = (BertTokenizerFast.from_pretrained(tmp_path / name) for name in ("bert", "run/export"))
+    assert own("The ÄA function")["input_ids"] == theirs("The ÄA function")["input_ids"]
+
+
 # Loads Google's checkpoints by transformers' own functions, which ask TensorFlow for the variables: here what stands in
 # its place, with the arrays that it has read.
 READER = """
@@ -252,7 +292,7 @@ def test_it_equals_transformers_own_conversion(
         assert convert(source, folder / "out", "--no-do-lower-case") == 0
         reader = tf.train.load_checkpoint(str(source / "bert_model.ckpt"))
         np.savez(folder / "variables.npz", **{key: reader.get_tensor(key) for key in variables})
-    python = made_environment(tmp_path_factory, "transformers-4", TORCH, REQUIREMENTS["transformers-4"])
+    python = made_environment(tmp_path_factory, "transformers-4", *TORCH_ENVIRONMENTS["transformers-4"])
     printed = output_of(python, READER, str(tmp_path / "read"))
     results = [json.loads(line.removeprefix("RESULT ")) for line in printed.splitlines() if line.startswith("RESULT ")]
     assert [result["class"] for result in results] == ["AlbertForPreTraining", "BertForPreTraining"]
