@@ -147,6 +147,7 @@ class FinetunedModel(ModelConfig):
         former_name="model_name_or_path",
     )
     preset: str = fixed("")
+    objective: Literal["mlm", "mlm+nsp", "mlm+sop"] = fixed("mlm")
     pretrained_model_config: str | None = fixed()
     position_init: Literal["random", "sinusoidal"] = fixed("random")
     block_attention: bool = fixed(False)
