@@ -40,12 +40,15 @@ def batch_of_pairs(num_rows: int = 8) -> dict[str, tf.Tensor]:
     return {"input_ids": tf.constant(rows, tf.int32), "next_sentence_label": tf.constant(labels, tf.int32)}
 
 
-def build(name: str, strategy: tf.distribute.Strategy, **settings: Any) -> PretrainingModel:
+def build(
+    name: str, strategy: tf.distribute.Strategy, num_steps: int = 20, learning_rate: float = 1e-2, **settings: Any
+) -> PretrainingModel:
     with strategy.scope():
         network = tiny_model(name, "TFAutoModelForPreTraining", num_hidden_layers=1, **NO_DROPOUT)
         task = TASKS[name](RULE, PAD, SEP)
         model = PretrainingModel(network, task, seed=3, max_grad_norm=MAX_GRAD_NORM, **settings)
-        optimizer = build_optimizer(OptimizationConfig(learning_rate=1e-2), num_steps=20, num_warmup_steps=0)
+        config = OptimizationConfig(learning_rate=learning_rate)
+        optimizer = build_optimizer(config, num_steps=num_steps, num_warmup_steps=0)
         optimizer.build(model.network.trainable_variables)
         model.compile(optimizer=optimizer, jit_compile=False)
     return model
@@ -154,3 +157,35 @@ def test_the_gradient_is_that_of_both_means() -> None:
     for gradient, other in zip(gradients, expected, strict=True):
         scaled = gradient / sums["num_masked"]
         np.testing.assert_allclose(scaled, tf.convert_to_tensor(other), atol=1e-5)
+
+
+NUM_STEPS = 500
+
+
+def topic_pairs(num_rows: int, seed: int) -> dict[str, tf.Tensor]:
+    """Make pairs of segments of two topics, each with words of its own: of one topic 0, of both 1."""
+    generator = np.random.default_rng(seed)
+    topics = generator.integers(0, 2, (num_rows, 2))
+    words = 5 + 90 * np.repeat(topics, 6, axis=1) + generator.integers(0, 90, (num_rows, 12))
+    rows = np.insert(words, [0, 6, 12], [CLS, SEP, SEP], axis=1)
+    return {
+        "input_ids": tf.constant(np.pad(rows, ((0, 0), (0, 1)), constant_values=PAD), tf.int32),
+        "next_sentence_label": tf.constant(topics[:, 0] != topics[:, 1], tf.int32),
+    }
+
+
+@pytest.mark.slow
+def test_it_learns_to_tell_pairs_apart() -> None:
+    """On rows that were not trained on; the labels mean what they mean in the head of transformers."""
+    model = build("bert", one_cpu(), num_steps=NUM_STEPS, learning_rate=3e-3)
+    model.compile(optimizer=model.optimizer, jit_compile=True)
+    batches = tf.data.Dataset.from_tensor_slices(topic_pairs(64 * NUM_STEPS, seed=0)).batch(64, drop_remainder=True)
+    model.fit(batches, steps_per_epoch=NUM_STEPS, verbose=0)
+    batch = topic_pairs(500, seed=1)
+    types = token_types(batch["input_ids"], SEP, PAD)
+    attended = tf.cast(batch["input_ids"] != PAD, tf.int32)
+    inputs = {"input_ids": batch["input_ids"], "attention_mask": attended, "token_type_ids": types}
+    is_random = model.network(inputs).seq_relationship_logits.numpy().argmax(axis=1)
+    accuracy = (is_random == batch["next_sentence_label"].numpy()).mean()
+    print(accuracy)
+    assert accuracy > 0.9
