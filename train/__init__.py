@@ -6,7 +6,7 @@
     data/           shards to batches: opened and checked, shuffled by arithmetic, read as tf.data
     layers/         what layers are made of: random bits, dropout, attention and products as suits the TPU
     model/          the model: configuration, presets, architectures, weights to start from
-    tasks/          what is learned: the masked language model, its masks and its loss
+    tasks/          what is learned: masked tokens, pairs of segments; their masks and losses
     step/           masks, forward, backward, accumulation, clipping; AdamW and LAMB, the learning rate; evaluation
     checkpoints/    written by a thread, checked when read, and the rules of resuming from them
     metrics/        what is measured: log, pictures, evaluation, throughput, profiles

@@ -1,1 +1,1 @@
-"""What is learned: the masked-language-model task and its masks."""
+"""What is learned: masked tokens, and with them what two segments are to each other."""
