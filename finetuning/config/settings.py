@@ -137,6 +137,28 @@ class TaggingData(ExamplesConfig):
 
 
 @dataclass(frozen=True)
+class QuestionData(ExamplesConfig):
+    """Which questions about which paragraphs, and how an answer is chosen."""
+
+    max_seq_length: int = flag(384, "Tokens of the longest row: a question and a window of its paragraph (BERT's 384).")
+    doc_stride: int = flag(128, "Tokens that two windows of a paragraph share, or by which they differ.")
+    doc_stride_is: Literal["overlap", "step"] = flag(
+        "overlap", "Whether --doc-stride is the overlap, as in transformers' script, or the step, as in Google's."
+    )
+    n_best_size: int = changeable(20, "Tokens at which an answer may begin, and end; answers that are listed.")
+    max_answer_length: int = changeable(30, "Tokens of the longest answer (BERT's 30).")
+    null_score_diff_threshold: float = changeable(
+        0.0,
+        "Where some questions have no answer: none is given if its score is higher than a text's by more than this.",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        counts = "doc_stride n_best_size max_answer_length"
+        require_each(self, counts, lambda value: value >= 1, "must be at least 1")
+
+
+@dataclass(frozen=True)
 class FinetunedModel(ModelConfig):
     """Which model is fine-tuned."""
 
@@ -235,3 +257,10 @@ class TaggingConfig(FinetuningConfig):
     """All settings of one run of tagging."""
 
     data: TaggingData
+
+
+@dataclass(frozen=True)
+class QuestionConfig(FinetuningConfig):
+    """All settings of one run of question answering."""
+
+    data: QuestionData

@@ -31,7 +31,10 @@ OWN_FILES = {
     f"{EXPORT_FOLDER}/runs": r"events\.out\.tfevents\..*",
 }
 # Those of fine-tuning.
-RESULT_FILES = r"(train|eval|all)_results\.json|predict_results_[\w-]+\.txt|confusion_matrix\.png|predictions\.txt"
+RESULT_FILES = (
+    r"(train|eval|all)_results\.json|predict_results_[\w-]+\.txt|confusion_matrix\.png|predictions\.txt"
+    r"|(nbest_)?predictions\.json|null_odds\.json"
+)
 _BEGUN = " Phase {} is begun: it, and what lies behind it, must stay as it was; phases that lie ahead may change."
 PROFILES_FOLDER = f"{TENSORBOARD_FOLDER}/plugins/profile"
 

@@ -1,0 +1,25 @@
+"""Fine-tune a model to answer questions about texts by a part of the text: SQuAD 1.1, 2.0 and files of their form."""
+
+import sys
+from collections.abc import Sequence
+
+from finetuning.config.settings import QuestionConfig
+from finetuning.config.sources import parse_finetuning_config
+from mlm_common.command_line import command, log_start
+from train.runtime.supervisor import supervise_if_asked
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """Check all that can be checked, print the plan, connect; build, restore, fit; score, predict, export, push."""
+    config = parse_finetuning_config(QuestionConfig, argv, __doc__)
+    supervise_if_asked(config.run, __file__, argv)
+    log_start(__file__)
+    from finetuning.loop.questions import QuestionJob  # transformers, not for --help
+    from finetuning.loop.seeds import finetune_seeds
+
+    finetune_seeds(config, QuestionJob)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""Exact match and F1 against transformers' port of SQuAD's script; answers chosen of logits that are written down."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.data.metrics.squad_metrics import squad_evaluate
+
+from finetuning.data.questions import Question, Windows
+from finetuning.data.rows import EncodedRows
+from finetuning.scores.questions import choose_answers, exact_match, f1, normalized, scores
+
+PIECES = st.lists(st.sampled_from(["the", "A", "U.S.", "cat", "dog", "-", "1999", "é"]), max_size=4).map(" ".join)
+
+
+def test_normalization() -> None:
+    assert normalized("  The U.S.  cat,\nan old one!") == "us cat old one"
+    assert exact_match("the Cat.", "cat") == 1.0
+    assert f1("black cat", "the cat sat") == pytest.approx(2 * (1 / 2) * (1 / 2) / 1)
+    assert (f1("", ""), f1("the", ""), f1("cat", "")) == (1.0, 1.0, 0.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(PIECES, st.lists(PIECES, max_size=3)), min_size=1, max_size=5))
+def test_scores_are_those_of_transformers(cases: list[tuple[str, list[str]]]) -> None:
+    questions = [
+        Question(str(number), "", "", tuple((text, 0) for text in answers)) for number, (_, answers) in enumerate(cases)
+    ]
+    predictions = {str(number): prediction for number, (prediction, _) in enumerate(cases)}
+    theirs = squad_evaluate(
+        [
+            SimpleNamespace(qas_id=one.id, answers=[{"text": text} for text, _ in one.answers or ()])
+            for one in questions
+        ],
+        predictions,
+    )
+    ours = scores(questions, predictions)
+    assert ours["exact_match"] == pytest.approx(theirs["exact"])
+    assert ours["f1"] == pytest.approx(theirs["f1"])
+    for name in ("HasAns_f1", "NoAns_exact"):
+        if name in ours:
+            assert ours[name] == pytest.approx(theirs[name])
+
+
+# [CLS] ? [SEP] one two three [SEP], the paragraph in two windows of which the second lacks its first word.
+BEGINS = np.array([-1, -1, -1, 0, 3, 7, -1, -1, -1, -1, 3, 7, -1], np.int32)
+ENDS = np.array([-1, -1, -1, 3, 7, 13, -1, -1, -1, -1, 7, 13, -1], np.int32)
+WINDOWS = Windows(
+    [Question("q", "?", "one two three", None)],
+    EncodedRows(np.array([0, 7, 13]), {}, {}),
+    np.array([0, 0], np.int32),
+    BEGINS,
+    ENDS,
+)
+
+
+def logits(*high: tuple[int, int, float]) -> np.ndarray:
+    values = np.zeros((2, 8), np.float32)
+    for row, token, value in high:
+        values[row, token] = value
+    return values
+
+
+def chosen(start: np.ndarray, end: np.ndarray, null_threshold: float | None = None, length: int = 30):
+    (answer,) = choose_answers(WINDOWS, start, end, num_best=3, max_answer_length=length, null_threshold=null_threshold)
+    return answer
+
+
+def test_the_best_span_of_all_windows() -> None:
+    answer = chosen(logits((0, 3, 2.0), (1, 3, 3.0)), logits((0, 5, 1.0), (1, 4, 2.5)))
+    assert answer.text == "two three"
+    assert [one["text"] for one in answer.best] == ["two three", "one two three", "two"]
+    assert answer.best[0]["start_logit"] + answer.best[0]["end_logit"] == 5.5
+    assert sum(one["probability"] for one in answer.best) == pytest.approx(1.0)
+
+
+def test_an_answer_does_not_end_before_it_begins_nor_grow_too_long() -> None:
+    start, end = logits((0, 5, 9.0), (0, 3, 5.0)), logits((0, 3, 9.0), (0, 5, 5.0))
+    assert {one["text"] for one in chosen(start, end).best} == {"one", "one two three", "three"}
+    assert "one two three" not in {one["text"] for one in chosen(start, end, length=2).best}
+    assert not any("?" in one["text"] for one in chosen(logits((0, 1, 99.0)), logits((0, 2, 99.0))).best)
+
+
+def test_no_answer() -> None:
+    """Its score is the lowest of all windows, since an answer may stand in one of them."""
+    start, end = logits((0, 0, 9.0), (1, 0, 4.0), (1, 3, 2.0)), logits((1, 3, 1.0))
+    assert chosen(start, end).text == "two"
+    answer = chosen(start, end, null_threshold=0.0)
+    assert (answer.text, answer.null_odds) == ("", pytest.approx(4.0 - 3.0))
+    assert chosen(start, end, null_threshold=1.5).text == "two"
