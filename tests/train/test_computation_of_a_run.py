@@ -10,7 +10,7 @@ import pytest
 
 from tests.fixtures.same_run import assert_same_run
 from tests.fixtures.tiny_run import NUM_STEPS, forget_checkpoint, run_flags
-from train import trainer
+from train.loop import trainer
 from train.model import computation
 from train.run_mlm import main
 

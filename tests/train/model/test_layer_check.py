@@ -10,7 +10,8 @@ import tf_keras
 from tests.fixtures.tiny_models import PAD, tiny_model
 from tests.fixtures.tiny_steps import RULE, batch_of, one_cpu, token_rows, two_cpus
 from train.config.settings import OptimizationConfig
-from train.model import layer_check, tpu_attention, tpu_layers
+from train.layers import tpu_attention
+from train.model import layer_check, tpu_layers
 from train.model.architectures import ARCHITECTURES
 from train.model.layer_check import GRADIENT_TOLERANCE, LOSS_TOLERANCE, Figures, agree
 from train.model.tpu_layers import attention_layers

@@ -245,7 +245,7 @@ def test_names_are_shortened_and_gradients_told():
 
 @pytest.mark.usefixtures("quick_lowering", "compiler")
 def test_the_model_is_that_of_a_run_on_a_tpu(monkeypatch):
-    from train import train_step
+    from train.step import train_step
 
     built = []
     build_model = train_step.build_model
