@@ -21,7 +21,6 @@ from train.config.settings import (
 
 # The shortest rows that are worth a program of their own; each bucket is twice as long as the one before.
 SHORTEST_BUCKET = 16
-PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 
 
 def fixed(value: Any = None) -> Any:

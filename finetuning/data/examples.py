@@ -86,6 +86,8 @@ def own_tables(data: ExamplesConfig) -> dict[str, Table]:
         raise InputError(
             f"--do-predict needs a part to predict: --test-file, or a split test; received {', '.join(tables)}."
         )
+    if not data.predicts:
+        tables.pop("test", None)
     limits = (data.max_train_samples, data.max_eval_samples, data.max_predict_samples)
     return {split: tables[split].first(limit) for split, limit in zip(SPLITS, limits, strict=True) if split in tables}
 

@@ -1,5 +1,6 @@
 """Encoded examples in memory: rows of differing length, laid end to end."""
 
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class EncodedRows:
         """Tokens of each row, (rows,)."""
         return np.diff(self.starts)
 
-    @property
+    @functools.cached_property
     def sha256(self) -> str:
         """Hash of all that it holds."""
         digest = hashlib.sha256(self.starts.tobytes())
