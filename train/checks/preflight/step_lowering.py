@@ -1,6 +1,7 @@
 """The train step as StableHLO, the compiler's input, made by TensorFlow on a machine without a TPU."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -50,9 +51,10 @@ class ReplicaOfSlice(tf.distribute.ReplicaContext):
 def lower_train_step(model: PretrainingModel, *, num_rows: int, length: int, num_replicas: int) -> str:
     """Lower `model.train_step` on rows of `length` tokens, the share of one of `num_replicas`, to StableHLO text.
 
-    Variables are arguments, and results that take the argument's memory where the step assigns them.
+    Variables are arguments, and results that take the argument's memory where the step assigns them. The values of the
+    model's are lost: the compiler that runs next needs the memory.
     """
-
+    variables = [*model.variables, *model.optimizer.variables]
     spec = batch_spec(model.task.features(length), num_rows)
 
     @tf.function(jit_compile=True, autograph=False)
@@ -60,7 +62,18 @@ def lower_train_step(model: PretrainingModel, *, num_rows: int, length: int, num
         with ReplicaOfSlice(num_replicas):
             return model.train_step(dict(zip(spec, features, strict=True)))
 
-    return lowered(step, *spec.values())
+    for variable in variables:
+        _assign(variable, variable.shape)  # lowering looks at the shape of the value
+    try:
+        return lowered(step, *spec.values())
+    finally:
+        for variable in variables:
+            _assign(variable, ())
+
+
+def _assign(variable: tf.Variable, shape: Sequence[int]) -> None:
+    """Put zeros in the place of the value; its memory is freed."""
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.zeros(shape, variable.dtype))
 
 
 def lowered(function: Any, *arguments: Any) -> str:
