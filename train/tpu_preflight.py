@@ -3,6 +3,7 @@
 Takes all flags of run_mlm.py; what it prints is modelled by the compiler, not measured.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     *subjects, settings = parse_arguments((*SUBJECTS, PreflightConfig), argv, __doc__, LAYERS)
     config = TrainingConfig(*subjects)
     log_start(__file__)
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # whose allocator gives no memory back
     from train.checks.preflight.preflight import (  # transformers, not for --help
         open_preflights,
         print_largest_batch,

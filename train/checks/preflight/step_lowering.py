@@ -1,5 +1,6 @@
 """The train step as StableHLO, the compiler's input, made by TensorFlow on a machine without a TPU."""
 
+import ctypes
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -69,6 +70,7 @@ def lower_train_step(model: PretrainingModel, *, num_rows: int, length: int, num
     finally:
         for variable in variables:
             _assign(variable, ())
+        ctypes.CDLL(None).malloc_trim(0)  # gives the system what was freed
 
 
 def _assign(variable: tf.Variable, shape: Sequence[int]) -> None:
