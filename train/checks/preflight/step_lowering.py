@@ -2,6 +2,7 @@
 
 import ctypes
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,7 +71,8 @@ def lower_train_step(model: PretrainingModel, *, num_rows: int, length: int, num
     finally:
         for variable in variables:
             _assign(variable, ())
-        ctypes.CDLL(None).malloc_trim(0)  # gives the system what was freed
+        if sys.platform == "linux":
+            ctypes.CDLL(None).malloc_trim(0)  # gives the system what was freed
 
 
 def _assign(variable: tf.Variable, shape: Sequence[int]) -> None:
