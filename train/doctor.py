@@ -1,6 +1,7 @@
 """Tell what is wrong before it costs hours: installation and machine and, of a run's flags, all that it would meet.
 
-Takes all flags of run_mlm.py, so give it the same command line. Without flags it looks at installation and machine.
+Takes all flags of run_mlm.py, so give it the same command line. Without flags it looks at installation and machine;
+with --output-dir alone also at the run in that folder, of pretraining or of fine-tuning.
 Each line is ok, warning or error, with what cures it; the exit status is 1 with an error, 2 for bad flags.
 """
 
@@ -66,6 +67,8 @@ def of_run(config: TrainingConfig) -> Iterator[Finding]:
     if config.data.train_dataset or config.run.phases:
         yield from _findings("data", "run_inputs.check_data", config)
         yield from _findings("run", "run_inputs.check_run", config)
+    elif config.run.output_dir:
+        yield from _findings("run", "run_inputs.check_folder", config)
     yield from _findings("Hub", "run_inputs.check_hub", config)
 
 

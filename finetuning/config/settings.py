@@ -215,9 +215,16 @@ class FinetuningRun(RunConfig):
     load_best_model_at_end: bool = changeable(
         True, "Export, score and predict with the checkpoint of the best evaluation, not with the last."
     )
+    topology: str | None = changeable(
+        None,
+        "With --dry-run: ask the TPU's compiler, without a TPU, whether the step on the longest rows fits this slice, "
+        "and how fast it would be: v3-8, v5e-8 … (docs/preflight.md).",
+    )
+    compiler_python: str | None = changeable(None, "Interpreter that has jax and libtpu for that, where not this one.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(self.dry_run or self.topology is None, "needs --dry-run", "--topology", self.topology)
         require(len(set(self.seeds)) == len(self.seeds), "must differ", "--seeds", self.seeds)
 
 

@@ -1,6 +1,7 @@
 """What all commands of fine-tuning do: check, connect, train by `train`'s loop, score the best checkpoint, export."""
 
 import functools
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic
@@ -51,6 +52,8 @@ def finetune(config: Settings, job: Job[Settings]) -> None:
     run = stages.checked(config, job.open_run)
     if config.run.dry_run:
         print_plan(run)
+        if config.run.topology is not None:
+            print_compiled(run, config.run.topology, config.run.compiler_python or sys.executable)
         return
     with stages.own_run_folder(run):
         from train.loop.fitting import fit  # TensorFlow, not for bad input
@@ -73,6 +76,24 @@ def finetune(config: Settings, job: Job[Settings]) -> None:
             job.write_results(trainer, figures, step, functools.partial(predict, trainer, strategy, stop))
         if publisher is not None:
             trainer.publish(publisher, figures, step)
+
+
+def print_compiled(run: Run, topology: str, compiler_python: str) -> None:
+    """Print what the TPU's compiler says of the step on the longest rows.
+
+    Raises:
+        InputError: an unknown slice, or no compiler.
+        RunFailedError: the step does not fit, or does not compile.
+    """
+    from train.checks.preflight.preflight import build_preflight, print_step
+    from train.checks.preflight.tpu_compiler import check_compiler
+    from train.checks.preflight.tpu_slices import tpu_slice
+
+    tpu = tpu_slice(topology)
+    check_compiler(compiler_python)
+    plan = run.plan(tpu.num_replicas)
+    print(f"\nThe step on rows of {run.inputs.max_length} tokens, the longest; of shorter ones it is faster.")
+    print_step(build_preflight(run.config, run.inputs, run.task, run.model_config, plan, tpu, compiler_python))
 
 
 def predict(

@@ -85,7 +85,7 @@ def test_both_parts_print_their_tables(tmp_path):
 
 SCRIPTS = (
     *("input_pipeline.py", "prepare.py", "preemption.py", "resume.py", "train_step_cpu.py", "train_step_tpu.py"),
-    "time_to_quality.py",
+    *("time_to_quality.py", "finetune_step.py"),
     *("peers/input_contenders.py", "peers/prepare_peers.py", "peers/tpu_step_contenders.py"),
 )
 

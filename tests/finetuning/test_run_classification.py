@@ -13,9 +13,11 @@ from transformers import PreTrainedTokenizerFast
 
 from finetuning.glue_submission import main as submit
 from finetuning.run_classification import main
+from tests.fixtures.doctor_cases import config_of, found
 from tests.fixtures.killable_runs import KillableRuns
 from tests.fixtures.same_run import assert_same_run, newest_variables, timeless_lines
 from tests.fixtures.tiny_classification import LABELS, NUM_TEST, NUM_TRAIN, NUM_VALIDATION, examples, flags
+from train.checks.doctor.run_inputs import check_folder
 from train.model.from_pretrained import load_model
 
 STEPS_OF_PASS = -(-NUM_TRAIN // 8)
@@ -55,6 +57,20 @@ def test_its_results_are_files(classified: Path) -> None:
     assert (evaluated["eval_samples"], evaluated["eval_is_degenerate"]) == (NUM_VALIDATION, False)
     assert results(classified, "train")["train_samples"] == NUM_TRAIN
     assert everything == results(classified, "train") | evaluated
+
+
+def test_the_doctor_reads_its_folder(classified: Path, tmp_path: Path) -> None:
+    (finding,) = found(check_folder, config_of("--output-dir", str(classified)))
+    assert finding.status == "ok"
+    assert "holds a run (Text classification), saved after step 36 of 36, whole, exported" in finding.text
+    shutil.copytree(classified / "checkpoints", tmp_path / "checkpoints")
+    shutil.copy(classified / "run.json", tmp_path)
+    (newest,) = (tmp_path / "checkpoints").glob("*36.safetensors")
+    newest.write_bytes(newest.read_bytes()[:-1])
+    (finding,) = found(check_folder, config_of("--output-dir", str(tmp_path)))
+    assert finding.status == "warning"
+    assert "is damaged: its data file has" in finding.text
+    assert found(check_folder, config_of("--output-dir", str(tmp_path / "nothing"))) == []
 
 
 def test_the_best_checkpoint_is_exported(classified: Path) -> None:

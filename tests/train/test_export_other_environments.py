@@ -2,7 +2,9 @@
 
 import json
 import sys
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,8 +58,8 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
     }))
 """
 
-# Prints, for each export of a ModernBERT and each way of attention, what was loaded and how far its logits are off.
-LONG_READER = """
+# Prints, for each export with a head and each way of attention, what was loaded and how far its logits are off.
+HEAD_READER = """
 import json, sys
 from pathlib import Path
 import numpy as np
@@ -66,12 +68,13 @@ import transformers
 
 for folder in sorted(Path(sys.argv[1]).iterdir()):
     tensorflow = np.load(folder / "tensorflow.npz")
-    model_class = getattr(transformers, json.loads((folder / "config.json").read_text())["architectures"][0])
-    for attention in ("sdpa", "eager"):
+    name = json.loads((folder / "config.json").read_text())["architectures"][0]
+    model_class = getattr(transformers, "AutoModelFor" + name.rpartition("For")[2])
+    for attention in ("sdpa", "eager") if "ModernBert" in name else (None,):
         model, loading = model_class.from_pretrained(folder, attn_implementation=attention, output_loading_info=True)
         model.eval()
         differences = {}
-        for length in ("300", "1024"):
+        for length in [name.removeprefix("ids") for name in tensorflow if name.startswith("ids")]:
             ids, attended = (torch.tensor(tensorflow[name + length]).long() for name in ("ids", "attended"))
             with torch.no_grad():
                 outputs = model(input_ids=ids, attention_mask=attended)
@@ -82,7 +85,9 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
         wrong_keys = {kind: sorted(map(str, keys)) for kind, keys in loading.items() if keys}
         print(json.dumps({"name": folder.name, "wrong_keys": wrong_keys, "differences": differences}))
 """
-MODERNBERT_HEADS = ("MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering")
+HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering")
+# Whose heads stand on what differs: a pooler, on nothing, on another width, on stacked layers.
+MODELS_WITH_HEADS = ("albert", "bert", "distilbert", "mobilebert", "roberta")
 
 # Prints what a tokenizer makes of texts and pairs of them, and which of its tokens are special.
 TEXT_READER = """
@@ -170,26 +175,51 @@ def test_transformers_on_torch_reads_every_export_as_tensorflow_made_it(
         assert max(result["differences"].values()) < TOLERANCE, result
 
 
-def test_rows_of_a_modernbert_that_are_longer_than_its_window(python: Path, tmp_path: Path) -> None:
+def write_head(folder: Path, name: str, head: str, lengths: tuple[int, ...], **changes: Any) -> None:
+    """Export a model with that head, with TensorFlow's logits of rows of each of these lengths, some padded."""
     from train.publishing.pytorch_format import export_model
 
-    for name in MODERNBERT_HEADS:
-        model = tiny_model(
-            "modernbert", f"TFAutoModelFor{name}", local_attention=128, num_hidden_layers=3,
-            global_attn_every_n_layers=3, num_labels=2, classifier_pooling="mean",
-        )  # fmt: skip
-        export_model(model, tiny_tokenizer(), str(tmp_path / name), model_max_length=1024)
-        arrays = {}
-        for length in (300, 1024):
-            attended = np.arange(length) < np.array([[length], [length // 2], [length - 7]])
-            ids = np.where(attended, np.random.default_rng(length).integers(5, VOCABULARY, attended.shape), 1)
-            outputs = model({"input_ids": ids.astype(np.int32), "attention_mask": attended.astype(np.int32)})
-            logits = np.stack(outputs.to_tuple(), axis=-1) if name == "QuestionAnswering" else outputs.logits.numpy()
-            arrays |= {f"ids{length}": ids, f"attended{length}": attended, f"logits{length}": logits}
-        np.savez(tmp_path / name / "tensorflow.npz", **arrays)
-    results = [json.loads(line) for line in output_of(python, LONG_READER, str(tmp_path)).splitlines()]
-    assert sorted(result["name"] for result in results) == sorted(2 * MODERNBERT_HEADS)
+    model = tiny_model(name, f"TFAutoModelFor{head}", **changes)
+    export_model(model, tiny_tokenizer(), str(folder), model_max_length=max(lengths))
+    arrays = {}
+    for length in lengths:
+        attended = np.arange(length) < np.array([[length], [length // 2], [length - 7]])
+        ids = np.where(attended, np.random.default_rng(length).integers(5, VOCABULARY, attended.shape), 1)
+        outputs = model({"input_ids": ids.astype(np.int32), "attention_mask": attended.astype(np.int32)})
+        logits = np.stack(outputs.to_tuple(), axis=-1) if head == "QuestionAnswering" else outputs.logits.numpy()
+        arrays |= {f"ids{length}": ids, f"attended{length}": attended, f"logits{length}": logits}
+    np.savez(folder / "tensorflow.npz", **arrays)
+
+
+def check_heads(python: Path, root: Path, num_results: int) -> None:
+    """Check that PyTorch loads all of each export, and computes the same logits."""
+    results = [json.loads(line) for line in output_of(python, HEAD_READER, str(root)).splitlines()]
+    assert len(results) == num_results
     for result in results:
         print(python.parent.parent.name, result)
         assert result["wrong_keys"] == {}, result
         assert all(difference < 1e-5 for difference in result["differences"].values()), result
+
+
+def test_rows_of_a_modernbert_that_are_longer_than_its_window(python: Path, tmp_path: Path) -> None:
+    for head in ("MaskedLM", *HEADS):
+        write_head(
+            *(tmp_path / head, "modernbert", head, (300, 1024)), local_attention=128, num_hidden_layers=3,
+            global_attn_every_n_layers=3, num_labels=2, classifier_pooling="mean",
+        )  # fmt: skip
+    check_heads(python, tmp_path, num_results=2 * 4)
+
+
+@pytest.fixture(scope="module")
+def exports_with_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of exports of models of one layer with each of the heads of fine-tuning."""
+    root = tmp_path_factory.mktemp("heads")
+    for name, head in product(MODELS_WITH_HEADS, HEADS):
+        one_layer = {"n_layers" if "n_layers" in CONFIGS[name] else "num_hidden_layers": 1}
+        num_labels = 2 if head == "QuestionAnswering" else 3
+        write_head(root / f"{name}-{head}", name, head, (12, 30), num_labels=num_labels, **one_layer)
+    return root
+
+
+def test_transformers_on_torch_reads_heads_of_fine_tuning(python: Path, exports_with_heads: Path) -> None:
+    check_heads(python, exports_with_heads, num_results=len(MODELS_WITH_HEADS) * len(HEADS))

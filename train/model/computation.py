@@ -32,13 +32,13 @@ def choose_computation(
     config: RunSettings,
     model_config: PretrainedConfig,
     plan: Plan,
-    num_predictions: int | None,
+    num_predictions: int,
     recorded: Computation | None = None,
 ) -> Computation:
     """Choose how the steps of a plan are computed.
 
     Args:
-        num_predictions: prediction slots of a micro-batch; None where the head is not a masked LM's.
+        num_predictions: prediction slots of a micro-batch; 0 where the head is not a masked LM's.
         recorded: how the run was computed so far on this hardware; holds where a flag leaves it open.
     """
     from train.runtime.strategy import compiles_with_xla  # TensorFlow, not for the card

@@ -2,7 +2,8 @@
 
 Counted as Chowdhery et al. 2022 (PaLM, appendix B) do: matrix products, an addition and a multiplication each, forward
 once and backward twice; what the hardware does besides (recomputed activations, softmax, layer norms, the optimizer) is
-not. Products of attention are counted whole, since nothing here is causal. The head works on the prediction slots only.
+not. Products of attention are counted whole, since nothing here is causal. The head works on the prediction slots only;
+heads of fine-tuning, which have a few outputs, are not counted.
 """
 
 from collections.abc import Callable
@@ -28,7 +29,7 @@ class Multiplications:
     per_pass: of what a pass does once, whatever its rows (relative positions).
     """
 
-    per_token: int
+    per_token: float
     per_pair: int
     per_prediction: int
     per_pass: int = 0
@@ -38,7 +39,7 @@ def step_flops(
     config: "PretrainedConfig",
     *,
     num_rows: int,
-    length: int,
+    length: float,
     num_predictions: int,
     num_micro_batches: int = 1,
 ) -> int | None:
@@ -47,7 +48,7 @@ def step_flops(
     Args:
         config: of a type in `train.model.architectures`.
         num_rows: rows of the step, over all micro-batches.
-        length: tokens a row.
+        length: tokens a row, padding included; on average where rows differ in length.
         num_predictions: prediction slots of the step, over all micro-batches.
         num_micro_batches: forward passes that the rows are split into.
     """
@@ -61,29 +62,27 @@ def step_flops(
         + num_predictions * forward.per_prediction
         + num_micro_batches * forward.per_pass
     )
-    return 3 * 2 * multiplications
+    return round(3 * 2 * multiplications)
 
 
-def planned_step_flops(model_config: "PretrainedConfig", plan: Plan, num_predictions: int | None) -> int | None:
+def planned_step_flops(model_config: "PretrainedConfig", plan: Plan, num_predictions: int) -> int | None:
     """Count the floating-point operations of a step of the plan; None for a model whose operations cannot be counted.
 
     Args:
-        num_predictions: prediction slots of a micro-batch; None where the head is not a masked LM's.
+        num_predictions: prediction slots of a micro-batch; 0 where the head is not a masked LM's.
     """
-    if num_predictions is None:
-        return None
     num_micro_batches = plan.num_replicas * plan.num_micro_batches
     return step_flops(
         model_config,
         num_rows=plan.global_batch_rows,
-        length=plan.max_length,
+        length=plan.mean_length or plan.max_length,
         num_predictions=num_micro_batches * num_predictions,
         num_micro_batches=num_micro_batches,
     )
 
 
 def full_speed_step_seconds(
-    config: RunSettings, model_config: "PretrainedConfig", plan: Plan, num_predictions: int | None
+    config: RunSettings, model_config: "PretrainedConfig", plan: Plan, num_predictions: int
 ) -> float | None:
     """Compute the seconds that a step would take if all replicas computed at their peak.
 
@@ -99,7 +98,7 @@ def full_speed_step_seconds(
     return flops / (plan.num_replicas * chip.peak_flops_per_second)
 
 
-def _bert(config: "PretrainedConfig", length: int) -> Multiplications:  # noqa: ARG001
+def _bert(config: "PretrainedConfig", length: float) -> Multiplications:  # noqa: ARG001
     """BERT, RoBERTa and theirs; with `embedding_size` also ALBERT, ELECTRA and RoFormer."""
     hidden, num_layers = config.hidden_size, config.num_hidden_layers
     embedding = getattr(config, "embedding_size", hidden)
@@ -114,7 +113,7 @@ def _bert(config: "PretrainedConfig", length: int) -> Multiplications:  # noqa: 
     )
 
 
-def _distilbert(config: "PretrainedConfig", length: int) -> Multiplications:  # noqa: ARG001
+def _distilbert(config: "PretrainedConfig", length: float) -> Multiplications:  # noqa: ARG001
     hidden, num_layers = config.dim, config.n_layers
     return Multiplications(
         per_token=num_layers * (4 * hidden**2 + 2 * hidden * config.hidden_dim),
@@ -123,7 +122,7 @@ def _distilbert(config: "PretrainedConfig", length: int) -> Multiplications:  # 
     )
 
 
-def _rembert(config: "PretrainedConfig", length: int) -> Multiplications:  # noqa: ARG001
+def _rembert(config: "PretrainedConfig", length: float) -> Multiplications:  # noqa: ARG001
     hidden, num_layers = config.hidden_size, config.num_hidden_layers
     return Multiplications(
         per_token=num_layers * (4 * hidden**2 + 2 * hidden * config.intermediate_size)
@@ -133,7 +132,7 @@ def _rembert(config: "PretrainedConfig", length: int) -> Multiplications:  # noq
     )
 
 
-def _deberta_v2(config: "PretrainedConfig", length: int) -> Multiplications:
+def _deberta_v2(config: "PretrainedConfig", length: float) -> Multiplications:
     """Disentangled attention (He et al. 2020): each token also meets the table of relative positions, either way."""
     plain = _bert(config, length)
     if not config.relative_attention:
@@ -153,7 +152,7 @@ def _deberta_v2(config: "PretrainedConfig", length: int) -> Multiplications:
     )
 
 
-def _mobilebert(config: "PretrainedConfig", length: int) -> Multiplications:  # noqa: ARG001
+def _mobilebert(config: "PretrainedConfig", length: float) -> Multiplications:  # noqa: ARG001
     """MobileBERT (Sun et al. 2020) with its bottlenecks and stacked feed-forward networks."""
     hidden, inner, num_layers = config.hidden_size, config.true_hidden_size, config.num_hidden_layers
     value_width, num_bottlenecks = hidden, 0
@@ -175,7 +174,7 @@ def _mobilebert(config: "PretrainedConfig", length: int) -> Multiplications:  # 
     )
 
 
-def _modernbert(config: "PretrainedConfig", length: int) -> Multiplications:
+def _modernbert(config: "PretrainedConfig", length: float) -> Multiplications:
     """ModernBERT (Warner et al. 2024); of a local layer the pairs of tokens within its window are counted."""
     hidden, num_layers = config.hidden_size, config.num_hidden_layers
     num_global = -(-num_layers // config.global_attn_every_n_layers)
@@ -189,7 +188,7 @@ def _modernbert(config: "PretrainedConfig", length: int) -> Multiplications:
 
 
 # By the keys that `train.model.architectures` names.
-FORMULAS: dict[str, Callable[["PretrainedConfig", int], Multiplications]] = {
+FORMULAS: dict[str, Callable[["PretrainedConfig", float], Multiplications]] = {
     "bert": _bert,
     "deberta-v2": _deberta_v2,
     "distilbert": _distilbert,

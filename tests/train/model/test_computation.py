@@ -31,11 +31,10 @@ def chosen(
     num_replicas: int = 1,
     recorded: Computation | None = None,
     model: str = "roberta",
-    num_predictions: int | None = NUM_PREDICTIONS,
 ) -> Computation:
     config = config_of("--max-steps", str(num_steps), *flags)
     plan = plan_of(config, num_replicas)
-    return choose_computation(config, tiny_config(model), plan, num_predictions, recorded)
+    return choose_computation(config, tiny_config(model), plan, NUM_PREDICTIONS, recorded)
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +61,6 @@ def test_a_step_is_not_compiled_where_it_cannot_be_or_nobody_knows_what_it_costs
     assert not chosen("--jit-compile", "false").jit_compile
     assert not chosen(num_replicas=2).jit_compile
     assert not chosen(model="convbert").jit_compile
-    assert not chosen(num_predictions=None).jit_compile
     assert not chosen("--tpu-name", "local").jit_compile  # TPUStrategy compiles by itself
 
 

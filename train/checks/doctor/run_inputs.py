@@ -7,7 +7,8 @@ from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
 from tfrecord_prep.records import first_row_ids
 from tokenizer_training.tokenizer import vocabulary_size
-from train.checks.doctor.findings import Finding, error, ok
+from train.checkpoints.store import CheckpointStore, DamagedCheckpointError, newest_record
+from train.checks.doctor.findings import Finding, error, ok, warning
 from train.checks.doctor.libraries import IMPORT_SECONDS, ProcessFailedError, ask_tensorflow
 from train.checks.doctor.machine import check_disk, check_memory
 from train.config.settings import DataConfig, TrainingConfig
@@ -15,7 +16,13 @@ from train.data.shards import TrainingInputs, open_inputs
 from train.loop.run import check_can_push, newest_phase, open_run
 from train.runtime.cluster import read_cluster
 from train.runtime.phases import naming_phase, phases_of
-from train.runtime.run_folder import check_run_folder
+from train.runtime.run_folder import (
+    CHECKPOINTS_FOLDER,
+    EXPORT_FOLDER,
+    RECORD_NAME,
+    check_run_folder,
+    read_run_record,
+)
 from train.runtime.tpu import expected_num_replicas
 from train.tasks.objectives import task_of
 
@@ -85,6 +92,28 @@ def check_run(config: TrainingConfig) -> Iterator[Finding]:
     yield ok("model", f"{run.model_config.model_type}, {num_parameters:,} parameters")
     yield from check_disk(config, num_parameters)
     yield from check_memory(config, num_parameters)
+
+
+def check_folder(config: TrainingConfig) -> Iterator[Finding]:
+    """Look which run the folder holds, of pretraining or of fine-tuning, and whether its newest checkpoint is whole."""
+    folder = str(config.run.output_dir)
+    if not open_folder(folder).exists(RECORD_NAME):
+        return
+    run, newest = read_run_record(folder), newest_record(folder)
+    task = run.get("task", {}).get("card", {}).get("task_name", "masked language modeling")
+    if newest is None:
+        yield ok("run", f"{folder} holds a run ({task}) without a checkpoint")
+        return
+    store = CheckpointStore(open_folder(folder).subfolder(CHECKPOINTS_FOLDER))
+    try:
+        store.read_arrays(newest)
+    except DamagedCheckpointError as damage:
+        text = f"the newest checkpoint of {folder}, {store.path(newest.step)}, is damaged: {damage}."
+        yield warning("run", text, "A run resumes from the one before it, if there is one.")
+        return
+    exported = "exported" if open_folder(folder).subfolder(EXPORT_FOLDER).exists("config.json") else "not exported yet"
+    steps = f"saved after step {newest.step:,} of {newest.plan['num_steps']:,}, whole, {exported}"
+    yield ok("run", f"{folder} holds a run ({task}), {steps}")
 
 
 def check_hub(config: TrainingConfig) -> Iterator[Finding]:

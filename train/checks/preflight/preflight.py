@@ -4,7 +4,7 @@ import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from transformers import PretrainedConfig
 
@@ -15,18 +15,22 @@ from train.checks.preflight.report import StepReport, print_batches, print_repor
 from train.checks.preflight.synthetic_inputs import synthetic_inputs
 from train.checks.preflight.tpu_compiler import DoesNotFitError, check_compiler, compile_for_tpu
 from train.checks.preflight.tpu_slices import TpuSlice, tpu_slice
-from train.config.settings import TrainingConfig
+from train.config.settings import RunSettings, TrainingConfig
+from train.data.inputs import Inputs
 from train.data.shards import TrainingInputs, check_phases, open_inputs
 from train.model.config import resolve_model_config
 from train.model.flops import step_flops
 from train.runtime.phases import Phase, naming_phase, phases_of
 from train.runtime.plan import PhaseToPlan, Plan, make_plans
 from train.tasks.objectives import task_of
+from train.tasks.task import Task
 
 if TYPE_CHECKING:
     from train.step.train_step import PretrainingModel
 
 logger = logging.getLogger(__name__)
+
+Settings = TypeVar("Settings", bound=RunSettings)
 
 # Without shards: more than any batch has, and steps for the schedule, which does not change what a step costs.
 ASSUMED_NUM_ROWS = 10**12
@@ -40,8 +44,8 @@ CURES = (
 class Preflight:
     """A run whose step can be compiled for a slice, at any number of rows."""
 
-    config: TrainingConfig
-    inputs: TrainingInputs
+    config: RunSettings
+    inputs: Inputs
     model_config: PretrainedConfig
     model: "PretrainingModel"
     tpu: TpuSlice
@@ -91,8 +95,6 @@ class Preflight:
 
     def _needed_flops(self, rows: int) -> int | None:
         num_predictions = self.model.task.num_predictions(rows * self.inputs.max_length)
-        if num_predictions is None:
-            return None
         return step_flops(
             self.model_config,
             num_rows=rows * self.num_micro_batches(rows),
@@ -102,8 +104,8 @@ class Preflight:
         )
 
     def _num_steps(self, rows: int) -> int | None:
-        """Count the steps of the planned run; None where nothing tells, or the shards do not fill a batch."""
-        optimization, num_rows = self.config.optimization, self.inputs.train_shards.num_rows
+        """Count the steps of the planned run; None where nothing tells, or the rows do not fill a batch."""
+        optimization, num_rows = self.config.optimization, self.inputs.num_rows
         if optimization.max_steps is not None:
             return optimization.max_steps
         batch_rows = rows * self.num_micro_batches(rows) * self.tpu.num_replicas
@@ -132,19 +134,31 @@ def open_preflights(
     check_phases(inputs)
     plans = _plans(phases, inputs, tpu)
     max_length = max(one.max_length for one in inputs)
+    for phase, own, plan in zip(phases, inputs, plans, strict=True):
+        with naming_phase(phase.name):
+            model_config = resolve_model_config(phase.config.model, own, max_length)
+        task = task_of(phase.config, own)
+        yield phase.name, build_preflight(phase.config, own, task, model_config, plan, tpu, compiler_python)
 
+
+def build_preflight(
+    config: RunSettings,
+    inputs: Inputs,
+    task: Task,
+    model_config: PretrainedConfig,
+    plan: Plan,
+    tpu: TpuSlice,
+    compiler_python: str,
+) -> Preflight:
+    """Build the model of a run as it is on a TPU, and make its preflight."""
     import tensorflow as tf
 
     from train.step.train_step import build_model
 
     tf.config.set_visible_devices([], "GPU")  # a step that is lowered on a GPU holds the GPU's operations
-    for phase, own, plan in zip(phases, inputs, plans, strict=True):
-        with naming_phase(phase.name):
-            model_config = resolve_model_config(phase.config.model, own, max_length)
-        on_tpu = _on_tpu(phase.config)
-        task = task_of(on_tpu, own)
-        model = build_model(on_tpu, own, task, model_config, plan, tf.distribute.get_strategy())
-        yield phase.name, Preflight(on_tpu, own, model_config, model, tpu, compiler_python)
+    on_tpu = _on_tpu(config)
+    model = build_model(on_tpu, inputs, task, model_config, plan, tf.distribute.get_strategy())
+    return Preflight(on_tpu, inputs, model_config, model, tpu, compiler_python)
 
 
 def print_step(preflight: Preflight) -> None:
@@ -209,10 +223,10 @@ def _inputs(config: TrainingConfig, vocab_size: int | None) -> TrainingInputs:
     return synthetic_inputs(max_length=max_length, vocab_size=vocab_size)
 
 
-def _on_tpu(config: TrainingConfig) -> TrainingConfig:
+def _on_tpu(config: Settings) -> Settings:
     """Give the run a TPU: the model computes there in the ways that suit it."""
     hardware = dataclasses.replace(config.hardware, tpu_name=config.hardware.tpu_name or "local", no_tpu=False)
-    return dataclasses.replace(config, hardware=hardware)
+    return dataclasses.replace(cast(Any, config), hardware=hardware)
 
 
 def _plans(phases: Sequence[Phase], inputs: Sequence[TrainingInputs], tpu: TpuSlice) -> tuple[Plan, ...]:

@@ -1,0 +1,198 @@
+"""Fine-tuning on the CPU: examples a second of run-classification, transformers' Trainer and its TensorFlow script.
+
+    python benchmarks/finetune_step.py --glue-dir work/glue
+
+All train the same classifier on the rows of SST-2 in batches of as many, in float32 on all cores. They are processes
+that run rounds of steps in turns, so that the machine's other load falls on all; tracing, compiling and the first steps
+are not counted. `trainer` is PyTorch's, whose rows are filled up to the longest of their batch; with `grouped` rows of
+like length come together (`group_by_length`). `tf script` fills all rows up to the longest of all, `tf script dynamic`
+to that of the batch. Without `--glue-dir` the sentences are a stand-in: made-up words, as many to a sentence as SST-2
+has. PyTorch runs in an environment of its own, which is made in a temporary folder where `--torch-python` names none.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.generated_text import write_generated_text
+from benchmarks.rounds import MeasuredProgram, Times
+from benchmarks.tables import median_and_range, print_machine, print_table
+from benchmarks.torch_environment import make_torch_environment, torch_variables
+
+PEERS = Path(__file__).resolve().parent / "peers"
+# What each contender is: program, and its own flags.
+OURS, TRAINER = "finetune_contenders.py", "finetune_trainer.py"
+CONTENDERS = {
+    "ours": (OURS, ["ours"]),
+    "ours with XLA": (OURS, ["ours", "--jit-compile=true"]),
+    "ours without XLA": (OURS, ["ours", "--jit-compile=false"]),
+    "trainer": (TRAINER, []),
+    "trainer grouped": (TRAINER, ["--group"]),
+    "tf script": (OURS, ["script"]),
+    "tf script dynamic": (OURS, ["script", "--dynamic"]),
+}
+DEFAULT_CONTENDERS = ["ours", "trainer", "trainer grouped", "tf script", "tf script dynamic"]
+# {share of SST-2's sentences to train on: the words that they have at most}, counted in GLUE's download.
+WORDS_OF_SENTENCES = {
+    0.0: 1, 0.1: 2, 0.2: 3, 0.3: 4, 0.4: 5, 0.5: 7, 0.6: 9, 0.7: 12, 0.8: 15, 0.9: 21, 0.95: 26, 0.99: 36, 1.0: 52,
+}  # fmt: skip
+NUM_ROWS, NUM_DEV_ROWS = 67_349, 872
+BYTES_PER_SENTENCE = 100
+
+
+def write_stand_in(folder: Path, num_rows: int) -> None:
+    """Write SST-2's files with sentences of made-up words, as many to a sentence as in SST-2, and labels at random."""
+    generator = np.random.default_rng(0)
+    write_generated_text(folder / "text", (num_rows + NUM_DEV_ROWS) * BYTES_PER_SENTENCE)
+    words = (folder / "text").read_text(encoding="ascii").split()
+    (folder / "SST-2").mkdir(parents=True)
+    for file, count in (("train", num_rows), ("dev", NUM_DEV_ROWS)):
+        shares, most = zip(*WORDS_OF_SENTENCES.items(), strict=True)
+        nums = np.interp(generator.random(count), shares, most).astype(int)
+        lines = [f"{' '.join(words.pop() for _ in range(num))}\t{generator.integers(2)}\n" for num in nums]
+        (folder / "SST-2" / f"{file}.tsv").write_text("sentence\tlabel\n" + "".join(lines))
+
+
+def prepare(folder: Path, glue_dir: str | None, num_rows: int, settings: dict[str, Any]) -> NDArray[np.int64]:
+    """Write glue/, tokenizer/, start/, a model to start from, and rows.npz; return the tokens of each row."""
+    if glue_dir:
+        shutil.copytree(Path(glue_dir) / "SST-2", folder / "glue" / "SST-2")
+    else:
+        (folder / "glue").mkdir()
+        write_stand_in(folder / "glue", num_rows)
+    command = [sys.executable, str(PEERS / OURS), "prepare", str(folder), "--settings", json.dumps(settings)]
+    subprocess.run(command, check=True, stdout=sys.stderr)
+    return np.diff(np.load(folder / "rows.npz")["starts"])
+
+
+def start(name: str, folder: Path, settings: dict[str, Any], torch_python: str) -> MeasuredProgram:
+    """Start a contender and return it after its warmup."""
+    program, flags = CONTENDERS[name]
+    is_torch = program == TRAINER
+    command = [torch_python if is_torch else sys.executable, str(PEERS / program)]
+    command += [*flags[:1], str(folder), *flags[1:]] if not is_torch else [str(folder), *flags]
+    environment = torch_variables() if is_torch else os.environ
+    environment = {**environment, "HF_HUB_OFFLINE": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    running = MeasuredProgram(name, [*command, "--settings", json.dumps(settings)], environment)
+    running.wait()
+    return running
+
+
+def measure(
+    folder: Path, settings: dict[str, Any], torch_python: str, names: list[str], num_rounds: int
+) -> dict[str, list[Times]]:
+    """Measure {contender: times of each round}; print what they report of their start."""
+    programs = []
+    try:
+        for name in names:
+            programs.append(start(name, folder, settings, torch_python))
+            figures = ", ".join(f"{figure} {value:g}" for figure, value in programs[-1].figures.items())
+            print(f"{name} is warm{f': {figures}' if figures else ''}", flush=True)
+        times: dict[str, list[Times]] = {name: [] for name in names}
+        for number in range(num_rounds):
+            for program in programs:
+                times[program.name].append(program.run_round())
+            print(f"round {number + 1} of {num_rounds}", file=sys.stderr)
+    finally:
+        for program in programs:
+            program.end()
+    return times
+
+
+def tokens_of_rows(names: list[str], lengths: NDArray[np.int64], settings: dict[str, Any]) -> dict[str, float]:
+    """Compute for each contender how many tokens a row has on average, padding included."""
+    from finetuning.config.settings import ExamplesConfig
+    from finetuning.data.buckets import bucket_of_rows
+
+    batch_rows = settings["batch_rows"]
+    shuffled = np.random.default_rng(0).permutation(lengths)[: len(lengths) // batch_rows * batch_rows]
+    grouped = np.concatenate(
+        [np.sort(some) for some in np.split(shuffled, range(0, len(shuffled), 50 * batch_rows)[1:])]
+    )
+    buckets = np.asarray(ExamplesConfig(max_seq_length=settings["length"]).lengths)
+    tokens = {
+        "ours": buckets[bucket_of_rows(lengths, buckets)].mean(),
+        "trainer": shuffled.reshape(-1, batch_rows).max(axis=1).mean(),
+        "trainer grouped": grouped.reshape(-1, batch_rows).max(axis=1).mean(),
+        "tf script": lengths.max(),
+    }
+    tokens["tf script dynamic"] = tokens["trainer"]
+    return {name: float(tokens["ours" if name.startswith("ours") else name]) for name in names}
+
+
+def print_results(times: dict[str, list[Times]], num_rows: int, tokens: dict[str, float]) -> None:
+    """Print examples a second of each, and the medians of the rounds' ratios of the first to the others."""
+    rows = []
+    for name, rounds in times.items():
+        rates = [num_rows / one.seconds for one in rounds]
+        milliseconds = statistics.median(1000 * one.cpu_seconds / num_rows for one in rounds)
+        rows.append([name, *median_and_range(rates, ",.0f"), f"{milliseconds:.2f}", f"{tokens[name]:.1f}"])
+    print_table("fine-tuning|examples/s|(from-to)|CPU ms an example|tokens a row", rows)
+    first, *others = times
+    rows = []
+    for other in others:
+        pairs = list(zip(times[first], times[other], strict=True))
+        ratios = [theirs.seconds / ours.seconds for ours, theirs in pairs]
+        cpu_ratio = statistics.median(theirs.cpu_seconds / ours.cpu_seconds for ours, theirs in pairs)
+        rows.append([f"{first} / {other}", *median_and_range(ratios, ".2f"), f"{cpu_ratio:.2f}"])
+    print_table("speed|median of the rounds|(from-to)|by CPU seconds", rows)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--glue-dir", help="Folder with SST-2/, of GLUE's download; without it a stand-in.")
+    parser.add_argument("--num-rows", type=int, default=NUM_ROWS, help="Rows of the stand-in.")
+    parser.add_argument("--torch-python", help="Interpreter of an environment with torch and transformers 4.57.")
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=DEFAULT_CONTENDERS)
+    parser.add_argument("--num-layers", type=int, default=4)
+    parser.add_argument("--hidden-size", type=int, default=256)
+    parser.add_argument("--num-heads", type=int, default=4)
+    parser.add_argument("--vocab-size", type=int, default=8192)
+    parser.add_argument("--length", type=int, default=128, help="Tokens of the longest row.")
+    parser.add_argument("--batch-rows", type=int, default=32, help="Rows a batch.")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--steps-per-round", type=int, default=40)
+    parser.add_argument("--warmup-steps", type=int, default=20)
+    arguments = parser.parse_args()
+    settings = {
+        "model": {
+            "num_hidden_layers": arguments.num_layers,
+            "hidden_size": arguments.hidden_size,
+            "num_attention_heads": arguments.num_heads,
+            "intermediate_size": 4 * arguments.hidden_size,
+        },
+        "vocab_size": arguments.vocab_size,
+        "length": arguments.length,
+        "batch_rows": arguments.batch_rows,
+        "rounds": {"steps_per_round": arguments.steps_per_round, "warmup_steps": arguments.warmup_steps},
+    }
+    print_machine()
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
+        folder = Path(name)
+        lengths = prepare(folder, arguments.glue_dir, arguments.num_rows, settings)
+        source = "SST-2" if arguments.glue_dir else "a stand-in for SST-2, of made-up words"
+        print(f"{len(lengths):,} rows of {source}, of {lengths.mean():.1f} tokens, the longest of {lengths.max()}")
+        torch_python = arguments.torch_python or ""
+        if not torch_python and any(CONTENDERS[one][0] == TRAINER for one in arguments.contenders):
+            torch_python = make_torch_environment(folder / "torch")
+        times = measure(folder, settings, torch_python, arguments.contenders, arguments.rounds)
+    tokens = tokens_of_rows(arguments.contenders, lengths, settings)
+    print_results(times, arguments.steps_per_round * arguments.batch_rows, tokens)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""The TensorFlow programs that benchmarks/finetune_step.py compares: they fine-tune a classifier, in rounds.
+
+    python benchmarks/peers/finetune_contenders.py ours FOLDER --settings '{"length": 128, …}'
+
+`prepare` writes FOLDER/tokenizer, FOLDER/start, a model with random weights, and FOLDER/rows.npz, from FOLDER/glue.
+`ours` is `run_classification.py`. `script` trains as transformers' examples/tensorflow/text-classification do: by
+`prepare_tf_dataset`, `create_optimizer`, compile and fit; all rows are filled up to the longest of all, as a TPU needs
+it, or with `--dynamic` each batch to its longest.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+# The benchmarks are no package that is installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import train  # noqa: F401, I001  (before TensorFlow)
+import numpy as np
+
+from benchmarks.peers.train_step_contenders import RoundsCallback, fit_in_rounds, our_trainer
+from benchmarks.rounds import Rounds
+from finetuning.config.settings import ClassificationConfig, ClassificationData
+from finetuning.config.sources import parse_finetuning_config
+from finetuning.data.buckets import training_batches
+from finetuning.data.examples import read_parts
+from finetuning.data.inputs import ExampleInputs
+from finetuning.data.rows import INPUT_IDS, encode_texts
+from finetuning.loop.classification import Classification
+from tokenizer_training.tokenizer import load_tokenizer, special_ids, vocabulary_size
+from tokenizer_training.train_unigram import main as train_unigram
+from train.checkpoints.resume import ResumePoint
+from train.config.settings import ModelConfig
+from train.loop.run import checked
+from train.loop.trainer import Trainer
+from train.model.build import build_network
+from train.publishing.pytorch_format import export_model
+from train.runtime.strategy import distribute_batches
+
+NUM_LABELS = 2
+# Of transformers' script and of ours: rate, passes, and share of the steps to warm up.
+LEARNING_RATE, NUM_EPOCHS, WARMUP_RATIO = 2e-5, 3, 0.1
+
+
+def prepare(folder: Path, settings: dict[str, Any]) -> None:
+    """Write what all contenders start from."""
+    from transformers import RobertaConfig
+
+    parts = read_parts(ClassificationData(task_name="sst2", glue_dir=str(folder / "glue")))
+    (sentences,) = parts.train.texts
+    (folder / "sentences.txt").write_text("\n".join(sentences), encoding="utf-8")
+    flags = ["--data-files", str(folder / "sentences.txt"), "--output-dir", str(folder / "tokenizer")]
+    if train_unigram([*flags, "--vocab-size", str(settings["vocab_size"])]):
+        sys.exit(1)
+    tokenizer = load_tokenizer(str(folder / "tokenizer"))
+    ids, num_ids = special_ids(tokenizer), vocabulary_size(tokenizer)
+    config = RobertaConfig(
+        **settings["model"], vocab_size=num_ids, max_position_embeddings=settings["length"] + 2, type_vocab_size=1,
+        pad_token_id=ids["pad"], bos_token_id=ids["cls"], eos_token_id=ids["sep"],
+    )  # fmt: skip
+    network = build_network(config, ModelConfig(), vocabulary_size=num_ids, seed=0)
+    export_model(network, tokenizer, str(folder / "start"), model_max_length=settings["length"])
+    labels = np.array([name in ("1", "positive") for name in parts.train.labels or ()], np.int64)
+    rows = encode_texts(tokenizer, parts.train.texts, max_length=settings["length"], token_types=False, labels=labels)
+    np.savez(folder / "rows.npz", ids=rows.of_tokens[INPUT_IDS], starts=rows.starts, labels=labels)
+
+
+def ours(folder: Path, settings: dict[str, Any], flags: list[str]) -> None:
+    """Train as run_classification.py does, with its log, and without validation."""
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as output_dir:
+        config = parse_finetuning_config(
+            ClassificationConfig,
+            [
+                *("--task-name", "sst2", "--glue-dir", str(folder / "glue"), "--init-from", str(folder / "start")),
+                *("--output-dir", f"{output_dir}/run", "--max-seq-length", str(settings["length"])),
+                *("--per-replica-batch-size", str(settings["batch_rows"]), "--num-epochs", str(NUM_EPOCHS), *flags),
+            ],
+            "",
+        )
+        trainer = replace(our_trainer(checked(config, Classification().open_run)), evaluate=None)
+        trainer.load_initial_weights()
+        started_seconds = time.perf_counter()
+        figures = {"programs": float(compile_all(trainer)), "seconds to compile": time.perf_counter() - started_seconds}
+        fit_in_rounds(trainer, Rounds(**settings["rounds"], figures=lambda: figures))
+
+
+def compile_all(trainer: Trainer) -> int:
+    """Make a step with a batch of each length, so that no program is compiled later; return how many there are."""
+    inputs, plan = trainer.run.inputs, trainer.plan
+    assert isinstance(inputs, ExampleInputs)
+    batches = training_batches(
+        inputs.train_rows.lengths,
+        inputs.lengths,
+        batch_rows=plan.global_batch_rows,
+        seed=trainer.run.config.run.seed,
+        first=0,
+        num_batches=plan.num_steps,
+    )
+    _, first_steps = np.unique(batches.lengths, return_index=True)
+    train_function = trainer.model.make_train_function()
+    for step in first_steps:
+        make_batches = trainer.batches_from(ResumePoint(int(step)))
+        train_function(iter(distribute_batches(trainer.model.distribute_strategy, make_batches)))
+    return len(first_steps)
+
+
+def script(folder: Path, settings: dict[str, Any], flags: list[str]) -> None:
+    """Train as transformers' scripts for TensorFlow do."""
+    from datasets import Dataset
+    from transformers import AutoConfig, TFAutoModelForSequenceClassification, create_optimizer
+
+    tokenizer = load_tokenizer(str(folder / "start"))
+    rows, batch_rows = dict(np.load(folder / "rows.npz")), settings["batch_rows"]
+    ids = np.split(rows["ids"], rows["starts"][1:-1])
+    columns = {"input_ids": ids, "attention_mask": [np.ones_like(row) for row in ids]}
+    if flags != ["--dynamic"]:
+        columns = tokenizer.pad(columns, padding="longest", return_tensors="np")
+    config = AutoConfig.from_pretrained(folder / "start", num_labels=NUM_LABELS)
+    model = TFAutoModelForSequenceClassification.from_config(config)
+    dataset = model.prepare_tf_dataset(
+        Dataset.from_dict({**columns, "labels": rows["labels"]}), batch_rows, shuffle=True, tokenizer=tokenizer
+    )
+    num_steps = NUM_EPOCHS * len(dataset)
+    optimizer, _ = create_optimizer(
+        init_lr=LEARNING_RATE,
+        num_train_steps=num_steps,
+        num_warmup_steps=int(num_steps * WARMUP_RATIO),
+        weight_decay_rate=0.01,
+        adam_global_clipnorm=1.0,
+    )
+    model.compile(optimizer=optimizer, metrics=["accuracy"])
+    model.fit(dataset, epochs=NUM_EPOCHS, verbose=0, callbacks=[RoundsCallback(Rounds(**settings["rounds"]))])
+
+
+CONTENDERS = {"ours": ours, "script": script}
+
+
+def main() -> None:
+    """Write what the contenders start from, or train until the other side ends."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("program", choices=["prepare", *CONTENDERS])
+    parser.add_argument("folder", type=Path, help="With glue/.")
+    parser.add_argument("--settings", type=json.loads, required=True, help="JSON: model, length, batch_rows, …")
+    arguments, flags = parser.parse_known_args()
+    if arguments.program == "prepare":
+        prepare(arguments.folder, arguments.settings)
+    else:
+        CONTENDERS[arguments.program](arguments.folder, arguments.settings, flags)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Transformers' Trainer on PyTorch, in rounds, for benchmarks/finetune_step.py; needs torch and accelerate.
+
+    python benchmarks/peers/finetune_trainer.py FOLDER --settings '{"batch_rows": 32, …}'
+
+FOLDER is of `finetune_contenders.py prepare`. It trains as examples/pytorch/text-classification/run_glue.py does with
+`--pad_to_max_length False`: the default attention and fused AdamW, batches filled up to their longest row. With
+`--group` rows of like length come together.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+# The benchmarks are no package that is installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np
+import torch
+from transformers import (
+    AutoModelForSequenceClassification,
+    DataCollatorWithPadding,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+)
+
+from benchmarks.peers.quality_trainer import RoundsCallback
+from benchmarks.rounds import Rounds
+
+
+class Rows(torch.utils.data.Dataset):
+    """Rows as the tokenizer encodes them, of their own lengths."""
+
+    def __init__(self, rows: dict[str, np.ndarray]):
+        self.ids = [row.tolist() for row in np.split(rows["ids"], rows["starts"][1:-1])]
+        self.labels = rows["labels"].tolist()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        ids = self.ids[index]
+        return {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": self.labels[index]}
+
+
+def main() -> None:
+    """Train until the other side ends."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="Of finetune_contenders.py.")
+    parser.add_argument("--settings", type=json.loads, required=True, help="JSON: batch_rows, rounds.")
+    parser.add_argument("--group", action="store_true", help="Rows of like length in a batch.")
+    arguments = parser.parse_args()
+    folder, settings = arguments.folder, arguments.settings
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "start")
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as output_dir:
+        training = TrainingArguments(
+            output_dir=output_dir,
+            num_train_epochs=3,
+            per_device_train_batch_size=settings["batch_rows"],
+            learning_rate=2e-5,
+            warmup_ratio=0.1,
+            weight_decay=0.01,
+            group_by_length=arguments.group,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            use_cpu=True,
+        )
+        Trainer(
+            model=AutoModelForSequenceClassification.from_pretrained(folder / "start", num_labels=2),
+            args=training,
+            train_dataset=Rows(dict(np.load(folder / "rows.npz"))),
+            data_collator=DataCollatorWithPadding(tokenizer),
+            callbacks=[RoundsCallback(Rounds(**settings["rounds"]))],
+        ).train()
+
+
+if __name__ == "__main__":
+    main()
