@@ -124,7 +124,7 @@ def tokens_of_rows(names: list[str], lengths: NDArray[np.int64], settings: dict[
     )
     buckets = np.asarray(ExamplesConfig(max_seq_length=settings["length"]).lengths)
     tokens = {
-        "ours": buckets[bucket_of_rows(lengths, buckets)].mean(),
+        "ours": buckets[bucket_of_rows(lengths, buckets.tolist())].mean(),
         "trainer": shuffled.reshape(-1, batch_rows).max(axis=1).mean(),
         "trainer grouped": grouped.reshape(-1, batch_rows).max(axis=1).mean(),
         "tf script": lengths.max(),
