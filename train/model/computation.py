@@ -48,8 +48,9 @@ def choose_computation(
         jit_compile = recorded.jit_compile
     if jit_compile is None:
         flops = planned_step_flops(model_config, plan, num_predictions)
-        # XLA adds up nothing over several CPUs.
-        jit_compile = plan.num_replicas == 1 and flops is not None and plan.num_own_steps * flops >= MIN_COMPILED_FLOPS
+        # XLA adds up nothing over several CPUs, and compiles a program for each length of rows.
+        is_one_program = plan.num_replicas == 1 and plan.mean_length is None
+        jit_compile = is_one_program and flops is not None and plan.num_own_steps * flops >= MIN_COMPILED_FLOPS
     return Computation(jit_compile, _tpu_layers(config, model_config, jit_compile, recorded))
 
 

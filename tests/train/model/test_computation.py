@@ -52,6 +52,14 @@ def test_runs_on_one_cpu_are_compiled_if_they_are_long_enough() -> None:
     assert chosen("--gradient-accumulation-steps", "2", num_steps=50).jit_compile
 
 
+def test_rows_that_differ_in_length_are_not_compiled_unasked() -> None:
+    config = config_of("--max-steps", "1000")
+    plan = dataclasses.replace(plan_of(config, 1), mean_length=12.0)
+    assert not choose_computation(config, tiny_config("roberta"), plan, NUM_PREDICTIONS).jit_compile
+    flops = planned_step_flops(tiny_config("roberta"), plan, 0)
+    assert 0 < (flops or 0) < (planned_step_flops(tiny_config("roberta"), plan_of(config, 1), 0) or 0)
+
+
 @pytest.mark.parametrize("flags", [("--jit-compile", "true"), ("--bfloat16",), ("--tpu-layers", "on")])
 def test_what_asks_for_xla_is_compiled_however_short_the_run(flags: tuple[str, ...]) -> None:
     assert chosen(*flags, num_steps=1).jit_compile
