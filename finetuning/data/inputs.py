@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -24,6 +24,7 @@ class ExampleInputs(Inputs):
 
     lengths: of the buckets, ascending.
     sources: what `run.json` says of where they come from; `source` in words.
+    more_identities: what else makes the run this one, {name: value}.
     """
 
     train_rows: EncodedRows
@@ -32,6 +33,7 @@ class ExampleInputs(Inputs):
     tokenizer_source: str
     lengths: tuple[int, ...]
     sources: Mapping[str, Any]
+    more_identities: Mapping[str, str] = field(default_factory=dict)
 
     fills_passes: ClassVar[bool] = True
 
@@ -61,6 +63,7 @@ class ExampleInputs(Inputs):
             "train_rows": self.train_rows.sha256,
             "eval_rows": self.eval_rows.sha256 if self.eval_rows else None,
             "tokenizer": tokenizer_sha256(self.tokenizer),
+            **self.more_identities,
         }
 
     def describe(self) -> dict[str, Any]:

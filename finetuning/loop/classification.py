@@ -1,49 +1,27 @@
-"""A run of classification: its examples and model opened, its results written."""
+"""A run of classification: its examples and model opened, and a picture of its results."""
 
-import dataclasses
-import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
 
-from numpy.typing import NDArray
 from transformers import PretrainedConfig
 
 from finetuning.config.settings import ClassificationConfig, ClassificationData
 from finetuning.data.examples import Examples, read_parts
 from finetuning.data.glue import GLUE_TASKS
-from finetuning.data.inputs import ExampleInputs
 from finetuning.data.labels import Labels, find_labels
-from finetuning.data.rows import EncodedRows, encode_texts
-from finetuning.loop.model import open_model, source_of, starting_model
-from finetuning.loop.results import named, train_results, write_predictions, write_results
-from finetuning.loop.training import Job, Predict
+from finetuning.data.rows import encode_texts
+from finetuning.loop.model import open_start
+from finetuning.loop.rows import Part, RowsJob
+from finetuning.loop.training import Predict
 from finetuning.scores.classification import COMBINED, OWN_METRICS, baseline, check_packages, scores
 from finetuning.scores.pictures import MAX_CLASSES, confusion_counts, draw_confusion
 from finetuning.tasks.classification import TextClassification
 from mlm_common.storage import open_folder
-from tokenizer_training.tokenizer import special_ids
 from train.loop.run import Run
-from train.model.architectures import uses_token_types
-from train.model.config import resolve_model_config
-from train.model.from_pretrained import set_labels
 from train.runtime.cluster import Cluster
 from train.runtime.run_folder import CONFUSION_NAME
 
-if TYPE_CHECKING:
-    from train.loop.trainer import Trainer
 
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Part:
-    """Examples as the model takes them, and their labels; None where they have none."""
-
-    rows: EncodedRows
-    labels: NDArray[Any] | None
-
-
-class Classification(Job[ClassificationConfig]):
+class Classification(RowsJob[ClassificationConfig]):
     """The job of `run_classification.py`."""
 
     def open_run(self, config: ClassificationConfig, cluster: Cluster) -> Run:
@@ -53,32 +31,25 @@ class Classification(Job[ClassificationConfig]):
             InputError: whatever is wrong with examples, labels, tokenizer or model.
         """
         check_packages()
-        init_from = starting_model(str(config.model.init_from))
-        config = dataclasses.replace(config, model=dataclasses.replace(config.model, init_from=init_from))
-        data = config.data
-        model_config, tokenizer, source = open_model(config)
+        start, data = open_start(config), config.data
         parts = read_parts(data)
-        labels = _labels(data, parts.train, model_config)
+        labels = _labels(data, parts.train, start.model_config)
 
         def part(examples: Examples) -> Part:
             encoded = None if examples.labels is None else labels.encode(examples.labels, examples.name)
             rows = encode_texts(
-                tokenizer,
+                start.tokenizer,
                 examples.texts,
                 max_length=data.max_seq_length,
-                token_types=uses_token_types(model_config),
+                token_types=start.token_types,
                 labels=labels.nothing(examples.num_rows) if encoded is None else encoded,
             )
             return Part(rows, encoded)
 
         train = part(parts.train)
-        self.labels = labels
         self.validation = {ending: part(examples) for ending, examples in parts.validation.items()}
         self.tests = {name: part(examples) for name, examples in parts.tests.items()}
         first = next(iter(self.validation.values()), None)
-        inputs = ExampleInputs(
-            train.rows, first.rows if first else None, tokenizer, source, data.lengths, source_of(data)
-        )
         metrics = GLUE_TASKS[data.task_name].metrics if data.task_name else OWN_METRICS[labels.problem_type]
         guess = {}
         if first is not None and first.labels is not None and train.labels is not None:
@@ -88,53 +59,21 @@ class Classification(Job[ClassificationConfig]):
             first.labels if first else None,
             metrics,
             data.metric_name or (COMBINED if data.task_name and len(metrics) > 1 else None),
-            pad_token_id=special_ids(tokenizer)["pad"],
-            token_types=uses_token_types(model_config),
             guess=guess,
+            **start.of_rows,
         )
-        resolved = resolve_model_config(config.model, inputs)
-        set_labels(resolved, labels.by_id)
-        resolved.problem_type = labels.problem_type
-        return Run(config, inputs, task, resolved, cluster)
+        run = start.run(task, train.rows, first.rows if first else None, cluster, labels.by_id)
+        run.model_config.problem_type = labels.problem_type
+        return run
 
-    def write_results(self, trainer: "Trainer", figures: dict[str, float] | None, step: int, predict: Predict) -> None:
-        """Write the scores, and the predictions of the test parts."""
-        run, task = trainer.run, trainer.run.task
-        assert isinstance(task, TextClassification)
-        train = train_results(trainer, step)
-        evaluated: dict[str, Any] = {}
-        for ending, part in self.validation.items():
-            of_part = figures if ending == "" else None
-            if of_part is None and part.labels is not None:
-                of_part = task.figures_of(predict(part.rows), part.labels)
-            evaluated |= {f"{name}{ending}": value for name, value in named(of_part or {}).items()}
-        if evaluated:
-            evaluated |= {f"guess_{name}": value for name, value in task.guess.items()} | {"epoch": train["epoch"]}
-        predicted: dict[str, Any] = {}
-        predictions = {}
-        for name, part in self.tests.items():
-            totals = predict(part.rows)
-            predictions[name] = [_shown(one, self.labels) for one in task.predictions(totals)]
-            if part.labels is not None:
-                predicted |= named(task.figures_of(totals, part.labels))
-        picture = self._confusion(predict, task)
-        if not run.cluster.is_chief:
-            return
-        if picture is not None:
-            open_folder(run.output_dir).write_bytes(CONFUSION_NAME, picture)
-        write_results(run.output_dir, {"train": train, "eval": evaluated, "predict": predicted})
-        for name, lines in predictions.items():
-            write_predictions(run.output_dir, name, lines)
-        if figures and figures["is_degenerate"]:
-            logger.warning("All rows to evaluate on are predicted alike: nothing was learned.")
-
-    def _confusion(self, predict: Predict, task: TextClassification) -> bytes | None:
-        """Draw which classes are taken for which, of the rows to evaluate on; None where that says nothing."""
-        part = self.validation.get("")
-        if part is None or part.labels is None or not task.is_one_class or len(self.labels.names) > MAX_CLASSES:
-            return None
-        counts = confusion_counts(part.labels, task.predictions(predict(part.rows)), len(self.labels.names))
-        return draw_confusion(counts, self.labels.names)
+    def more_results(self, task: TextClassification, predict: Predict) -> Callable[[str], None]:
+        """Draw which classes are taken for which, of the rows to evaluate on, where that says something."""
+        part, names = self.validation.get(""), task.labels.names
+        if part is None or part.labels is None or not task.is_one_class or len(names) > MAX_CLASSES:
+            return super().more_results(task, predict)
+        counts = confusion_counts(part.labels, task.predictions(predict(part.rows)), len(names))
+        picture = draw_confusion(counts, names)
+        return lambda output_dir: open_folder(output_dir).write_bytes(CONFUSION_NAME, picture)
 
 
 def _labels(data: ClassificationData, train: Examples, model_config: PretrainedConfig) -> Labels:
@@ -148,12 +87,3 @@ def _labels(data: ClassificationData, train: Examples, model_config: PretrainedC
     is_classifier = any("ForSequenceClassification" in name for name in model_config.architectures or ())
     known = model_config.id2label if is_classifier else None
     return find_labels(train.labels, train.name, problem_type, known)
-
-
-def _shown(prediction: Any, labels: Labels) -> str:
-    """Write a prediction: the names of its classes, divided by commas, or its number."""
-    if labels.problem_type == "regression":
-        return f"{prediction:.3f}"
-    if labels.problem_type == "multi_label_classification":
-        return ",".join(name for name, holds in zip(labels.names, prediction, strict=True) if holds)
-    return labels.names[int(prediction)]

@@ -1,18 +1,85 @@
 """What a run of fine-tuning starts from: where model and examples lie, the tokenizer, the configuration."""
 
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from finetuning.config.settings import ExamplesConfig, FinetuningConfig
 from finetuning.data.glue import HUB_NAME
+from finetuning.data.inputs import ExampleInputs
+from finetuning.data.rows import EncodedRows
+from finetuning.tasks.task import ExampleTask
 from mlm_common.errors import InputError
 from mlm_common.storage import local_or_hub, open_folder
 from tokenizer_training.corpus.published_corpus import HUB_ID
-from tokenizer_training.tokenizer import load_tokenizer
-from train.model.architectures import check_architecture, max_positions
-from train.model.from_pretrained import WEIGHTS_SUFFIXES, read_config
+from tokenizer_training.tokenizer import load_tokenizer, special_ids
+from train.loop.run import Run
+from train.model.architectures import check_architecture, max_positions, uses_token_types
+from train.model.config import resolve_model_config
+from train.model.from_pretrained import WEIGHTS_SUFFIXES, read_config, set_labels
+from train.runtime.cluster import Cluster
 from train.runtime.run_folder import EXPORT_FOLDER, RECORD_NAME
+
+
+@dataclass(frozen=True)
+class Start:
+    """The settings of a run, and the model that it starts from.
+
+    config: of the run, `--init-from` a model.
+    model_config: of that model.
+    tokenizer: of the run.
+    tokenizer_source: where that came from.
+    """
+
+    config: FinetuningConfig
+    model_config: PretrainedConfig
+    tokenizer: PreTrainedTokenizerFast
+    tokenizer_source: str
+
+    @property
+    def token_types(self) -> bool:
+        """Whether the model tells a first text from a second."""
+        return uses_token_types(self.model_config)
+
+    @property
+    def of_rows(self) -> dict[str, Any]:
+        """What an `ExampleTask` is to know of the rows."""
+        return {"pad_token_id": special_ids(self.tokenizer)["pad"], "token_types": self.token_types}
+
+    def run(
+        self,
+        task: ExampleTask,
+        train_rows: EncodedRows,
+        eval_rows: EncodedRows | None,
+        cluster: Cluster,
+        labels: Mapping[int, str] | None = None,
+        identities: Mapping[str, str] | None = None,
+    ) -> Run:
+        """Make the run of a task.
+
+        Args:
+            task: what is learned.
+            train_rows: to train on.
+            eval_rows: to evaluate on.
+            cluster: of the run.
+            labels: what the head tells apart, {id: name}; by default the head is the task's own.
+            identities: what else makes it this run, {name: value}.
+
+        Raises:
+            InputError: settings of the model that do not fit it.
+        """
+        data = self.config.data
+        source = self.tokenizer_source
+        inputs = ExampleInputs(
+            train_rows, eval_rows, self.tokenizer, source, data.lengths, source_of(data), identities or {}
+        )
+        resolved = resolve_model_config(self.config.model, inputs)
+        if labels is not None:
+            set_labels(resolved, labels)
+        return Run(self.config, inputs, task, resolved, cluster)
 
 
 def starting_model(init_from: str) -> str:
@@ -32,14 +99,15 @@ def starting_model(init_from: str) -> str:
     return folder.path_of(EXPORT_FOLDER)
 
 
-def open_model(config: FinetuningConfig) -> tuple[PretrainedConfig, PreTrainedTokenizerFast, str]:
-    """Read the configuration of the model to start from, and its tokenizer; also return where that came from.
+def open_start(config: FinetuningConfig) -> Start:
+    """Read the configuration of the model to start from, and its tokenizer.
 
     Raises:
         InputError: one of them is not there, or the architecture is not supported, or its rows are shorter than those
             asked for.
     """
-    init_from, data = str(config.model.init_from), config.data
+    init_from, data = starting_model(str(config.model.init_from)), config.data
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, init_from=init_from))
     try:
         with local_or_hub(init_from, without=WEIGHTS_SUFFIXES) as name:
             model_config = read_config(name)
@@ -54,14 +122,14 @@ def open_model(config: FinetuningConfig) -> tuple[PretrainedConfig, PreTrainedTo
         )
     tokenizer = load_tokenizer(init_from)
     if data.tokenizer_name is None:
-        return model_config, tokenizer, init_from
+        return Start(config, model_config, tokenizer, init_from)
     named = load_tokenizer(data.tokenizer_name)
     if named.get_vocab() != tokenizer.get_vocab():
         raise InputError(
             f"--tokenizer-name must have the vocabulary of {init_from}, since what was learned belongs to the ids; "
             f"{data.tokenizer_name} has another. Leave it out."
         )
-    return model_config, named, data.tokenizer_name
+    return Start(config, model_config, named, data.tokenizer_name)
 
 
 def source_of(data: ExamplesConfig) -> dict[str, Any]:

@@ -1,23 +1,17 @@
 """A run of question answering: its questions and model opened, its results written."""
 
-import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
 from finetuning.config.settings import QuestionConfig
-from finetuning.data.inputs import ExampleInputs
 from finetuning.data.questions import make_windows, read_questions
-from finetuning.loop.model import open_model, source_of, starting_model
+from finetuning.loop.model import open_start
 from finetuning.loop.results import named, train_results, write_results
 from finetuning.loop.training import Job, Predict
 from finetuning.tasks.questions import QuestionAnswering
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
-from tokenizer_training.tokenizer import special_ids
 from train.loop.run import Run
-from train.model.architectures import uses_token_types
-from train.model.config import resolve_model_config
-from train.model.from_pretrained import set_labels
 from train.runtime.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -36,39 +30,20 @@ class QuestionJob(Job[QuestionConfig]):
         Raises:
             InputError: whatever is wrong with questions, tokenizer or model.
         """
-        init_from = starting_model(str(config.model.init_from))
-        config = dataclasses.replace(config, model=dataclasses.replace(config.model, init_from=init_from))
-        data = config.data
-        model_config, tokenizer, source = open_model(config)
+        start, data = open_start(config), config.data
         parts = read_questions(data)
         if data.predicts and not {"test", "validation"} & parts.keys():
             raise InputError("--do-predict needs questions to predict; received neither --test-file nor validation.")
-        token_types = uses_token_types(model_config)
         windows = {
-            split: make_windows(tokenizer, questions, data, token_types=token_types)
+            split: make_windows(start.tokenizer, questions, data, token_types=start.token_types)
             for split, questions in parts.items()
             if split != "test" or data.predicts
         }
         self.predicted = windows.get("test") or windows.get("validation")
         validation = windows.get("validation")
-        inputs = ExampleInputs(
-            windows["train"].rows,
-            validation.rows if validation else None,
-            tokenizer,
-            source,
-            data.lengths,
-            sources=source_of(data),
-        )
-        task = QuestionAnswering(
-            validation,
-            data,
-            may_have_no_answer=any(not one.answers for one in parts["train"]),
-            pad_token_id=special_ids(tokenizer)["pad"],
-            token_types=token_types,
-        )
-        resolved = resolve_model_config(config.model, inputs)
-        set_labels(resolved, ENDS)
-        return Run(config, inputs, task, resolved, cluster)
+        may_have_no_answer = any(not one.answers for one in parts["train"])
+        task = QuestionAnswering(validation, data, may_have_no_answer=may_have_no_answer, **start.of_rows)
+        return start.run(task, windows["train"].rows, validation.rows if validation else None, cluster, ENDS)
 
     def write_results(self, trainer: "Trainer", figures: dict[str, float] | None, step: int, predict: Predict) -> None:
         """Write the scores, and the answers to the questions of the test part, or else of the validation part."""

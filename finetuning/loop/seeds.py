@@ -18,7 +18,7 @@ NO_SCORES = ("eval_samples", "eval_is_degenerate", "epoch")
 def finetune_seeds(config: Settings, new_job: Callable[[], Job[Settings]]) -> None:
     """Make the run of the settings; with `--seeds` one for each, in a folder of its own, and the table of all.
 
-    A run that is complete is not made again, so the same command goes on after a stop.
+    A run that is complete is not made again, so the same command resumes after a stop.
     """
     if not config.run.seeds:
         finetune(config, new_job())

@@ -1,25 +1,19 @@
 """A run of tagging: its sentences and model opened, its results written."""
 
-import dataclasses
 import logging
 from typing import TYPE_CHECKING
 
 from finetuning.config.settings import TaggingConfig
-from finetuning.data.inputs import ExampleInputs
 from finetuning.data.labels import Labels, find_labels
 from finetuning.data.rows import EncodedRows
 from finetuning.data.tagged import OUTSIDE, Sentences, encode_sentences, read_sentences
-from finetuning.loop.model import open_model, source_of, starting_model
+from finetuning.loop.model import open_start
 from finetuning.loop.results import named, train_results, write_results
 from finetuning.loop.training import Job, Predict
 from finetuning.scores.tagging import baseline, check_packages, metrics_of, scores
 from finetuning.tasks.tagging import Tagging
 from mlm_common.storage import open_folder
-from tokenizer_training.tokenizer import special_ids
 from train.loop.run import Run
-from train.model.architectures import uses_token_types
-from train.model.config import resolve_model_config
-from train.model.from_pretrained import set_labels
 from train.runtime.cluster import Cluster
 from train.runtime.run_folder import TAGS_NAME
 
@@ -39,48 +33,31 @@ class TaggingJob(Job[TaggingConfig]):
             InputError: whatever is wrong with sentences, tags, tokenizer or model.
         """
         check_packages()
-        init_from = starting_model(str(config.model.init_from))
-        config = dataclasses.replace(config, model=dataclasses.replace(config.model, init_from=init_from))
-        data = config.data
-        model_config, tokenizer, source = open_model(config)
+        start, data = open_start(config), config.data
         parts = read_sentences(data)
         tags = parts["train"].tags
         assert tags is not None
-        is_tagger = any("ForTokenClassification" in name for name in model_config.architectures or ())
+        is_tagger = any("ForTokenClassification" in name for name in start.model_config.architectures or ())
         flat = [tag for sentence in tags for tag in sentence]
-        labels = find_labels(
-            flat, parts["train"].name, "single_label_classification", model_config.id2label if is_tagger else None
-        )
+        known = start.model_config.id2label if is_tagger else None
+        labels = find_labels(flat, parts["train"].name, "single_label_classification", known)
         if not is_tagger:
             labels = Labels(labels.problem_type, tuple(sorted(labels.names, key=lambda name: name != OUTSIDE)))
-        token_types = uses_token_types(model_config)
 
         def encoded(sentences: Sentences) -> EncodedRows:
             return encode_sentences(
-                tokenizer, sentences, labels, max_length=data.max_seq_length, token_types=token_types
+                start.tokenizer, sentences, labels, max_length=data.max_seq_length, token_types=start.token_types
             )
 
         rows = {split: encoded(sentences) for split, sentences in parts.items()}
         validation, self.test = parts.get("validation"), parts.get("test") if data.predicts else None
         self.test_rows = rows["test"] if self.test else None
-        inputs = ExampleInputs(
-            rows["train"], rows.get("validation"), tokenizer, source, data.lengths, sources=source_of(data)
-        )
         guess = {}
         if validation is not None and validation.tags is not None:
             guess = scores(metrics_of(labels.names), baseline(tags, validation.words), validation.tags)
-        task = Tagging(
-            labels,
-            validation,
-            data.metric_name,
-            pad_token_id=special_ids(tokenizer)["pad"],
-            token_types=token_types,
-            max_length=inputs.max_length,
-            guess=guess,
-        )
-        resolved = resolve_model_config(config.model, inputs)
-        set_labels(resolved, labels.by_id)
-        return Run(config, inputs, task, resolved, cluster)
+        settings = {"max_length": data.max_seq_length, "guess": guess, **start.of_rows}
+        task = Tagging(labels, validation, data.metric_name, **settings)
+        return start.run(task, rows["train"], rows.get("validation"), cluster, labels.by_id)
 
     def write_results(self, trainer: "Trainer", figures: dict[str, float] | None, step: int, predict: Predict) -> None:
         """Write the scores, and the tags of the test part."""

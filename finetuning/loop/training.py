@@ -102,7 +102,7 @@ def predict(
     """Run the model on rows that are neither trained on nor evaluated in training.
 
     Raises:
-        RunStoppedError: it was asked to stop; the same command goes on here.
+        RunStoppedError: it was asked to stop; the same command resumes here.
     """
     from train.loop.trainer import evaluation_of
     from train.runtime.preemption import RunStoppedError

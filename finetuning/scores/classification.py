@@ -38,13 +38,19 @@ def check_packages() -> None:
         )
 
 
+def with_mean(metrics: Sequence[str]) -> tuple[str, ...]:
+    """Name the metrics, and their mean where `scores` computes one."""
+    has_mean = len(metrics) > 1 and not set(metrics) & set(ERRORS)
+    return (*metrics, COMBINED) if has_mean else tuple(metrics)
+
+
 def chosen_metric(metrics: Sequence[str], name: str | None) -> str:
-    """Choose the metric by which checkpoints are compared: `name`, which --metric-name gives, or the task's own.
+    """Choose the metric by which checkpoints are compared: `name`, which --metric-name gives, or the task's first.
 
     Raises:
         InputError: the task has no such metric.
     """
-    known = [*metrics, *((COMBINED,) if len(metrics) > 1 else ()), "loss"]
+    known = [*metrics, "loss"]
     require(name in (None, *known), f"must be one of {', '.join(known)}", "--metric-name", name)
     return name or metrics[0]
 
@@ -70,7 +76,7 @@ def scores(metrics: Sequence[str], predictions: NDArray[Any], references: NDArra
         warnings.simplefilter("ignore")  # of constants, and of classes that are not predicted: both are 0
         computed = {name: float(METRICS[name](references, predictions)) for name in metrics}
     computed = {name: 0.0 if math.isnan(value) else value for name, value in computed.items()}
-    if len(computed) > 1 and not set(metrics) & set(ERRORS):
+    if COMBINED in with_mean(metrics):
         computed[COMBINED] = float(np.mean(list(computed.values())))
     return computed
 

@@ -3,18 +3,16 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from finetuning.data.labels import Labels
-from finetuning.data.rows import INDEX, INPUT_IDS, TOKEN_TYPES
-from finetuning.scores.classification import COMBINED, ERRORS, chosen_metric, is_degenerate, predict, scores
+from finetuning.scores.classification import ERRORS, chosen_metric, predict, scores, with_mean
+from finetuning.tasks.rows import RowTask
 from train.data.features import Feature
-from train.tasks.task import CardFigure, Mean, Task, TaskCard
+from train.tasks.task import CardFigure, Mean, TaskCard
 
 if TYPE_CHECKING:
     import tensorflow as tf
-    from transformers import PreTrainedTokenizerFast
 
 # The Hub's words for metrics.
 HUB_METRICS = {"f1_macro": "f1", "f1_micro": "f1", "pearson": "pearsonr"}
@@ -22,7 +20,7 @@ NAMES = {"single_label_classification": "classifier of texts", "multi_label_clas
          "several labels each", "regression": "model that gives texts a number"}  # fmt: skip
 
 
-class TextClassification(Task):
+class TextClassification(RowTask):
     """Learns what stands on the first token of a row, or on what the model pools.
 
     Args:
@@ -37,7 +35,7 @@ class TextClassification(Task):
     """
 
     model_class = "TFAutoModelForSequenceClassification"
-    starts_head_anew = True
+    errors = ERRORS
 
     def __init__(
         self,
@@ -51,16 +49,17 @@ class TextClassification(Task):
         guess: Mapping[str, float] | None = None,
         name: str = "texts and labels of its author's",
     ):
+        super().__init__(pad_token_id=pad_token_id, token_types=token_types)
         self.labels = labels
         self.references = references
         self.metrics = metrics
-        self.metric = chosen_metric(metrics, metric)
-        self.guess: Mapping[str, float] = {} if guess is None else guess
-        self.pad_token_id = pad_token_id
-        self.token_types = token_types
+        self.metric = chosen_metric(with_mean(metrics), metric)
+        self.guess = {} if guess is None else guess
         self.is_one_class = labels.problem_type == "single_label_classification"
-        accuracy = (Mean("accuracy", "num_correct", "num_rows"),) if self.is_one_class else ()
-        self.means = (Mean("loss", "loss", "num_rows"), *accuracy)
+        several = labels.problem_type == "multi_label_classification"
+        self.label = Feature((len(labels.names),) if several else (), dtype="int64" if self.is_one_class else "float32")
+        if self.is_one_class:
+            self.means = (*self.means, Mean("accuracy", "num_correct", "num_rows"))
         shown = [CardFigure("loss", "loss", "loss", "Loss")]
         shown += [CardFigure(one, one.replace("_", " "), HUB_METRICS.get(one, one), one) for one in metrics]
         self.card = TaskCard(
@@ -74,78 +73,40 @@ class TextClassification(Task):
             evaluation=f"Over the {{num_rows:,}} rows to evaluate on of {name}, by which this checkpoint was chosen.",
         )
 
-    def features(self, length: int) -> dict[str, Feature]:
-        """Name ids, token types where there are any, the label, and the number of the row, -1 in padding."""
-        token_types = {TOKEN_TYPES: Feature((length,))} if self.token_types else {}
-        several = self.labels.problem_type == "multi_label_classification"
-        label = Feature((len(self.labels.names),) if several else (), dtype="int64" if self.is_one_class else "float32")
-        ids = Feature((length,), padding=self.pad_token_id)
-        return {INPUT_IDS: ids, **token_types, "label": label, INDEX: Feature(padding=-1)}
+    def outputs(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> "tf.Tensor":
+        """Compute the logits, (rows, labels)."""
+        return network(self.network_inputs(rows), training=training).logits
 
-    def sums(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> dict[str, "tf.Tensor"]:
-        """Add up `loss` and `num_rows`, of classes also `num_correct`; keep the logits of an evaluation."""
-        import tensorflow as tf
-
-        ids, labels = rows[INPUT_IDS], rows["label"]
-        inputs = {INPUT_IDS: ids, "attention_mask": tf.cast(ids != self.pad_token_id, tf.int32)}
-        if self.token_types:
-            inputs[TOKEN_TYPES] = rows[TOKEN_TYPES]
-        logits = tf.cast(network(inputs, training=training).logits, tf.float32)  # (rows, labels)
-        is_row = tf.cast(rows[INDEX] >= 0, tf.float32)  # (rows,)
-        sums = {"loss": tf.reduce_sum(self._losses(logits, labels) * is_row), "num_rows": tf.reduce_sum(is_row)}
-        if self.is_one_class:
-            is_right = tf.cast(tf.argmax(logits, axis=-1, output_type=tf.int32) == labels, tf.float32)
-            sums["num_correct"] = tf.reduce_sum(is_right * is_row)
-        return sums if training else sums | {"logits": logits, INDEX: rows[INDEX]}
-
-    def _losses(self, logits: "tf.Tensor", labels: "tf.Tensor") -> "tf.Tensor":
+    def losses(self, outputs: "tf.Tensor", labels: "tf.Tensor") -> "tf.Tensor":
         """Compute the loss of each row, (rows,), as the PyTorch classes of transformers do."""
         import tensorflow as tf
 
         if self.is_one_class:
-            return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+            return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs)
         if self.labels.problem_type == "regression":
-            return tf.square(logits[:, 0] - labels)
-        return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits), axis=-1)
+            return tf.square(outputs[:, 0] - labels)
+        return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, outputs), axis=-1)
 
-    def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        """Compute loss and metrics of the rows to evaluate on, their number, and whether all are predicted alike."""
-        assert self.references is not None
-        return self.figures_of(sums, self.references)
+    def counts(self, outputs: "tf.Tensor", labels: "tf.Tensor") -> dict[str, "tf.Tensor"]:
+        """Count, of classes, `num_correct`."""
+        import tensorflow as tf
 
-    def figures_of(self, sums: Mapping[str, Any], references: NDArray[Any]) -> dict[str, float]:
-        """Compute the same of rows with these labels."""
-        predictions = self.predictions(sums)
-        figures = {"loss": super().figures(sums)["loss"]} | scores(self.metrics, predictions, references)
-        return figures | {"num_rows": len(predictions), "is_degenerate": int(is_degenerate(predictions))}
+        if not self.is_one_class:
+            return {}
+        return {"num_correct": tf.cast(tf.argmax(outputs, axis=-1, output_type=tf.int32) == labels, tf.float32)}
 
-    def predictions(self, sums: Mapping[str, Any]) -> NDArray[Any]:
-        """Make the predictions of all rows, in their order; see `finetuning.scores.classification.predict`."""
-        index = sums[INDEX]
-        order = np.argsort(index, kind="stable")[np.count_nonzero(index < 0) :]
-        return predict(sums["logits"][order], self.labels.problem_type)
+    def predict(self, outputs: NDArray[Any]) -> NDArray[Any]:
+        """Make predictions; see `finetuning.scores.classification.predict`."""
+        return predict(outputs, self.labels.problem_type)
 
-    def score(self, figures: Mapping[str, float]) -> float:
-        """Compute by what checkpoints are compared."""
-        value = figures[self.metric]
-        return -value if self.metric in (*ERRORS, "loss") else value
+    def scores(self, predictions: NDArray[Any], labels: NDArray[Any]) -> dict[str, float]:
+        """Compute the metrics, and with several their mean."""
+        return scores(self.metrics, predictions, labels)
 
-    def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
-        """Describe loss and metrics for people, beside what a guess without the text would score."""
-        rows = {"validation loss": f"{figures['loss']:.4f}, of {figures['num_rows']:,} rows"}
-        for name in (*self.metrics, *((COMBINED,) if COMBINED in figures else ())):
-            guess = f"; a guess without the text: {self.guess[name]:.4f}" if name in self.guess else ""
-            rows[name.replace("_", " ")] = f"{figures[name]:.4f}{guess}"
-        if figures["is_degenerate"]:
-            rows["degenerate"] = "all rows are predicted alike: nothing was learned"
-        return rows
-
-    def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
-        """Show the first row with its label."""
-        label = rows["label"][0].numpy()
+    def shown(self, label: Any) -> str:
+        """Write a label: the names of its classes, divided by commas, or its number."""
         if self.is_one_class:
-            label = self.labels.names[int(label)]
-        elif self.labels.problem_type == "multi_label_classification":
-            label = ", ".join(name for name, holds in zip(self.labels.names, label, strict=True) if holds) or "none"
-        ids = rows[INPUT_IDS][0].numpy()
-        return {"first row": tokenizer.decode(ids[ids != self.pad_token_id]), "its label": str(label)}
+            return self.labels.names[int(label)]
+        if self.labels.problem_type == "regression":
+            return super().shown(label)
+        return ",".join(name for name, holds in zip(self.labels.names, label, strict=True) if holds)

@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from finetuning.config.settings import QuestionData
 from finetuning.data.questions import END, START, Windows
-from finetuning.data.rows import INDEX, INPUT_IDS, TOKEN_TYPES
+from finetuning.data.rows import INDEX, INPUT_IDS
 from finetuning.scores.questions import Answer, choose_answers, scores
+from finetuning.tasks.task import ExampleTask
 from train.data.features import Feature
-from train.tasks.task import CardFigure, Mean, Task, TaskCard
+from train.tasks.task import CardFigure, Mean, TaskCard
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -21,7 +20,7 @@ NEVER = -1e9
 METRICS = ("exact_match", "f1")
 
 
-class QuestionAnswering(Task):
+class QuestionAnswering(ExampleTask):
     """Learns where the answer to a question stands.
 
     Args:
@@ -33,7 +32,6 @@ class QuestionAnswering(Task):
     """
 
     model_class = "TFAutoModelForQuestionAnswering"
-    starts_head_anew = True
     means = (Mean("loss", "loss", "num_rows"),)
     card = TaskCard(
         model_kind="model that answers questions about texts",
@@ -60,31 +58,24 @@ class QuestionAnswering(Task):
         pad_token_id: int,
         token_types: bool,
     ):
+        super().__init__(pad_token_id=pad_token_id, token_types=token_types)
         self.windows = windows
         self.data = data
         self.may_have_no_answer = may_have_no_answer
-        self.pad_token_id = pad_token_id
-        self.token_types = token_types
 
     def features(self, length: int) -> dict[str, Feature]:
-        """Name ids, token types where there are any, both ends of the answer, and the number of the row."""
-        token_types = {TOKEN_TYPES: Feature((length,))} if self.token_types else {}
-        ids = Feature((length,), padding=self.pad_token_id)
-        return {INPUT_IDS: ids, **token_types, START: Feature(), END: Feature(), INDEX: Feature(padding=-1)}
+        """Name those of the text, and both ends of the answer."""
+        return {**self.text_features(length), START: Feature(), END: Feature()}
 
     def sums(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> dict[str, "tf.Tensor"]:
         """Add up `loss`, the mean of that of both ends, and `num_rows`; keep the logits of an evaluation."""
         import tensorflow as tf
 
-        ids = rows[INPUT_IDS]
-        attended = tf.cast(ids != self.pad_token_id, tf.int32)
-        inputs = {INPUT_IDS: ids, "attention_mask": attended}
-        if self.token_types:
-            inputs[TOKEN_TYPES] = rows[TOKEN_TYPES]
+        inputs = self.network_inputs(rows)
         outputs = network(inputs, training=training)
         # Padding cannot be an answer, so that the loss does not depend on how far a row is filled up.
         start, end = (
-            tf.where(attended > 0, tf.cast(logits, tf.float32), NEVER)
+            tf.where(inputs["attention_mask"] > 0, tf.cast(logits, tf.float32), NEVER)
             for logits in (outputs.start_logits, outputs.end_logits)
         )  # (rows, length)
         losses = [
@@ -95,7 +86,7 @@ class QuestionAnswering(Task):
         sums = {"loss": tf.reduce_sum(tf.add_n(losses) / 2 * is_row), "num_rows": tf.reduce_sum(is_row)}
         if training:
             return sums
-        padding = ((0, 0), (0, self.data.max_seq_length - ids.shape[1]))
+        padding = ((0, 0), (0, self.data.max_seq_length - rows[INPUT_IDS].shape[1]))
         kept = {"start": start, "end": end}
         kept = {name: tf.pad(logits, padding, constant_values=NEVER) for name, logits in kept.items()}
         return sums | kept | {INDEX: rows[INDEX]}
@@ -113,12 +104,10 @@ class QuestionAnswering(Task):
 
     def answers(self, sums: Mapping[str, Any], windows: Windows) -> list[Answer]:
         """Choose the answers to all questions, in their order."""
-        index = sums[INDEX]
-        order = np.argsort(index, kind="stable")[np.count_nonzero(index < 0) :]
         return choose_answers(
             windows,
-            sums["start"][order],
-            sums["end"][order],
+            self.in_order(sums, "start"),
+            self.in_order(sums, "end"),
             num_best=self.data.n_best_size,
             max_answer_length=self.data.max_answer_length,
             null_threshold=self.data.null_score_diff_threshold if self.may_have_no_answer else None,

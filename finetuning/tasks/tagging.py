@@ -6,19 +6,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from finetuning.data.labels import Labels
-from finetuning.data.rows import INDEX, INPUT_IDS, TOKEN_TYPES
+from finetuning.data.rows import INDEX, INPUT_IDS
 from finetuning.data.tagged import NO_TAG, NO_WORD, WORD, Sentences
 from finetuning.scores.classification import chosen_metric
 from finetuning.scores.tagging import default_tag, is_degenerate, metrics_of, scores
+from finetuning.tasks.task import ExampleTask
 from train.data.features import Feature
-from train.tasks.task import CardFigure, Mean, Task, TaskCard
+from train.tasks.task import CardFigure, Mean, TaskCard
 
 if TYPE_CHECKING:
     import tensorflow as tf
     from transformers import PreTrainedTokenizerFast
 
 
-class Tagging(Task):
+class Tagging(ExampleTask):
     """Learns the tag of each word.
 
     Args:
@@ -32,7 +33,6 @@ class Tagging(Task):
     """
 
     model_class = "TFAutoModelForTokenClassification"
-    starts_head_anew = True
     means = (Mean("loss", "loss", "num_tagged"), Mean("accuracy", "num_correct", "num_tagged"))
 
     def __init__(
@@ -46,12 +46,11 @@ class Tagging(Task):
         max_length: int,
         guess: Mapping[str, float] | None = None,
     ):
+        super().__init__(pad_token_id=pad_token_id, token_types=token_types)
         self.labels = labels
         self.sentences = sentences
         self.metrics = metrics_of(labels.names)
         self.metric = chosen_metric(self.metrics, metric)
-        self.pad_token_id = pad_token_id
-        self.token_types = token_types
         self.max_length = max_length
         self.guess: Mapping[str, float] = {} if guess is None else guess
         self.card = TaskCard(
@@ -70,25 +69,17 @@ class Tagging(Task):
         )
 
     def features(self, length: int) -> dict[str, Feature]:
-        """Name ids, token types where there are any, where words begin, their tags, and the number of the row."""
-        token_types = {TOKEN_TYPES: Feature((length,))} if self.token_types else {}
-        return {
-            INPUT_IDS: Feature((length,), padding=self.pad_token_id),
-            **token_types,
-            WORD: Feature((length,), padding=NO_WORD),
-            "label": Feature((length,), padding=NO_TAG),
-            INDEX: Feature(padding=-1),
-        }
+        """Name those of the text, where words begin, and their tags."""
+        words, tags = Feature((length,), padding=NO_WORD), Feature((length,), padding=NO_TAG)
+        return {**self.text_features(length), WORD: words, "label": tags}
 
     def sums(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> dict[str, "tf.Tensor"]:
         """Add up `loss`, `num_correct` and `num_tagged` over the words with a tag; keep the tags of an evaluation."""
         import tensorflow as tf
 
-        ids, labels = rows[INPUT_IDS], rows["label"]
-        inputs = {INPUT_IDS: ids, "attention_mask": tf.cast(ids != self.pad_token_id, tf.int32)}
-        if self.token_types:
-            inputs[TOKEN_TYPES] = rows[TOKEN_TYPES]
-        logits = tf.cast(network(inputs, training=training).logits, tf.float32)  # (rows, length, tags)
+        labels = rows["label"]
+        outputs = network(self.network_inputs(rows), training=training)
+        logits = tf.cast(outputs.logits, tf.float32)  # (rows, length, tags)
         is_tagged = tf.cast(labels != NO_TAG, tf.float32)  # (rows, length)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), logits)
         predicted = tf.argmax(logits, axis=-1, output_type=tf.int32)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from finetuning.data.labels import Labels
-from finetuning.scores.classification import baseline, chosen_metric, is_degenerate, predict, scores
+from finetuning.scores.classification import baseline, chosen_metric, is_degenerate, predict, scores, with_mean
 from mlm_common.errors import InputError
 
 REFERENCES = np.array([1, 1, 1, 0, 0, 1])
@@ -61,6 +61,6 @@ def test_degenerate_runs() -> None:
 
 def test_the_metric_by_which_the_best_is_chosen() -> None:
     assert chosen_metric(("accuracy", "f1"), None) == "accuracy"
-    assert chosen_metric(("accuracy", "f1"), "combined_score") == "combined_score"
+    assert chosen_metric(with_mean(("accuracy", "f1")), "combined_score") == "combined_score"
     with pytest.raises(InputError, match="--metric-name must be one of accuracy, loss; received f1"):
         chosen_metric(("accuracy",), "f1")

@@ -1,0 +1,113 @@
+"""Tasks with one answer for each row: a class, several of them, a number, or what a task of one's own makes of it."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finetuning.data.rows import INDEX, INPUT_IDS
+from finetuning.scores.classification import COMBINED, is_degenerate
+from finetuning.tasks.task import ExampleTask
+from train.data.features import Feature
+from train.tasks.task import Mean
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from transformers import PreTrainedTokenizerFast
+
+
+class RowTask(ExampleTask):
+    """Learns the label of each row; a subclass says by which outputs of a network, and how good these are.
+
+    label: the feature that holds it.
+    references: labels of the rows to evaluate on.
+    metrics: names in `scores`.
+    metric: of them or `loss`, by which checkpoints are compared.
+    errors: the lower the better.
+    guess: what a guess without the text would score, by metric.
+    """
+
+    means: tuple[Mean, ...] = (Mean("loss", "loss", "num_rows"),)
+    label: Feature
+    references: NDArray[Any] | None
+    metrics: tuple[str, ...]
+    metric: str
+    errors: tuple[str, ...] = ()
+    guess: Mapping[str, float]
+
+    @abstractmethod
+    def outputs(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> "tf.Tensor":
+        """Compute what the network says of each row, (rows, …)."""
+
+    @abstractmethod
+    def losses(self, outputs: "tf.Tensor", labels: "tf.Tensor") -> "tf.Tensor":
+        """Compute the loss of each row, (rows,), of float32 outputs."""
+
+    @abstractmethod
+    def predict(self, outputs: NDArray[Any]) -> NDArray[Any]:
+        """Make predictions of outputs (rows, …), in the form of the labels."""
+
+    @abstractmethod
+    def scores(self, predictions: NDArray[Any], labels: NDArray[Any]) -> dict[str, float]:
+        """Compute {metric: figure} of predictions."""
+
+    def counts(self, outputs: "tf.Tensor", labels: "tf.Tensor") -> dict[str, "tf.Tensor"]:  # noqa: ARG002
+        """Compute what else of each row is added up for `means`, {name: (rows,)}."""
+        return {}
+
+    def shown(self, label: Any) -> str:
+        """Write a label or a prediction for people, and for files."""
+        return f"{label:.3f}" if isinstance(label, np.floating) else str(label)
+
+    def features(self, length: int) -> dict[str, Feature]:
+        """Name those of the text, and the label."""
+        return {**self.text_features(length), "label": self.label}
+
+    def sums(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> dict[str, "tf.Tensor"]:
+        """Add up `loss`, `num_rows` and `counts`; keep the outputs of an evaluation."""
+        import tensorflow as tf
+
+        outputs = tf.cast(self.outputs(network, rows, training=training), tf.float32)
+        is_row = tf.cast(rows[INDEX] >= 0, tf.float32)  # (rows,)
+        of_rows = {"loss": self.losses(outputs, rows["label"]), **self.counts(outputs, rows["label"])}
+        sums = {name: tf.reduce_sum(values * is_row) for name, values in of_rows.items()}
+        sums["num_rows"] = tf.reduce_sum(is_row)
+        return sums if training else sums | {"outputs": outputs, INDEX: rows[INDEX]}
+
+    def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
+        """Compute loss and metrics of the rows to evaluate on, their number, and whether all are predicted alike."""
+        assert self.references is not None
+        return self.figures_of(sums, self.references)
+
+    def figures_of(self, sums: Mapping[str, Any], references: NDArray[Any]) -> dict[str, float]:
+        """Compute the same of rows with these labels."""
+        predictions = self.predictions(sums)
+        figures = {"loss": super().figures(sums)["loss"]} | self.scores(predictions, references)
+        return figures | {"num_rows": len(predictions), "is_degenerate": int(is_degenerate(predictions))}
+
+    def predictions(self, sums: Mapping[str, Any]) -> NDArray[Any]:
+        """Make the predictions of all rows, in their order."""
+        return self.predict(self.in_order(sums, "outputs"))
+
+    def score(self, figures: Mapping[str, float]) -> float:
+        """Compute by what checkpoints are compared."""
+        value = figures[self.metric]
+        return -value if self.metric in (*self.errors, "loss") else value
+
+    def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
+        """Describe loss and metrics for people, beside what a guess without the text would score."""
+        rows = {"validation loss": f"{figures['loss']:.4f}, of {figures['num_rows']:,} rows"}
+        for name in (*self.metrics, *((COMBINED,) if COMBINED in figures else ())):
+            guess = f"; a guess without the text: {self.guess[name]:.4f}" if name in self.guess else ""
+            rows[name.replace("_", " ")] = f"{figures[name]:.4f}{guess}"
+        if figures["is_degenerate"]:
+            rows["degenerate"] = "all rows are predicted alike: nothing was learned"
+        return rows
+
+    def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
+        """Show the first row with its label."""
+        ids = rows[INPUT_IDS][0].numpy()
+        text = tokenizer.decode(ids[ids != self.pad_token_id])
+        return {"first row": text, "its label": self.shown(rows["label"][0].numpy()) or "none"}
