@@ -1,11 +1,12 @@
 """The parts of a task of classification: texts, or pairs of texts, with what stands for their labels."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from finetuning.config.settings import ClassificationData, ExamplesConfig
-from finetuning.data.glue import GLUE_TASKS, HUB_NAME, HUB_SPLITS, GlueTask
+from finetuning.data.glue import GLUE_TASKS, HUB_CONFIGS, HUB_NAME, HUB_SPLITS, GlueTask
 from finetuning.data.labels import is_missing
 from finetuning.data.tables import Table, read_hub_tables, read_table
 from mlm_common.errors import InputError
@@ -32,6 +33,11 @@ class Examples:
     def num_rows(self) -> int:
         """Number of examples."""
         return len(self.texts[0])
+
+    def first(self, num_rows: int | None) -> "Examples":
+        """Keep the first examples; all by default."""
+        labels = None if self.labels is None else self.labels[:num_rows]
+        return Examples(self.name, tuple(column[:num_rows] for column in self.texts), labels)
 
 
 @dataclass(frozen=True)
@@ -88,8 +94,17 @@ def own_tables(data: ExamplesConfig) -> dict[str, Table]:
         )
     if not data.predicts:
         tables.pop("test", None)
-    limits = (data.max_train_samples, data.max_eval_samples, data.max_predict_samples)
-    return {split: tables[split].first(limit) for split, limit in zip(SPLITS, limits, strict=True) if split in tables}
+    limits = num_samples(data)
+    return {split: tables[split].first(limits[split]) for split in SPLITS if split in tables}
+
+
+def num_samples(data: ExamplesConfig) -> dict[str, int | None]:
+    """Map each part to the number of its examples that are used; None where all are."""
+    return {
+        "train": data.max_train_samples,
+        "validation": data.max_eval_samples,
+        "test": data.max_predict_samples,
+    }
 
 
 def _text_columns(table: Table, data: ClassificationData) -> list[str]:
@@ -125,16 +140,16 @@ def _texts(table: Table, names: Sequence[str]) -> tuple[Sequence[str], ...]:
 
 
 def _read_glue(data: ClassificationData, task: GlueTask) -> Parts:
-    hub = None
-    if data.glue_dir is None:
-        hub = read_hub_tables(HUB_NAME, data.task_name, data.dataset_revision)
+    @functools.cache
+    def hub(config: str) -> dict[str, Table]:
+        return read_hub_tables(HUB_NAME, config, data.dataset_revision)
 
     def part(file: str, limit: int | None, *, has_labels: bool) -> Examples:
-        if hub is not None:
-            table = hub[HUB_SPLITS[file]].first(limit)
+        if data.glue_dir is None:
+            table = hub(HUB_CONFIGS.get(file, str(data.task_name)))[HUB_SPLITS[file]].first(limit)
             texts, label = task.hub_texts, "label"
         else:
-            path = f"{str(data.glue_dir).rstrip('/')}/{task.folder}/{file}.tsv"
+            path = f"{data.glue_dir.rstrip('/')}/{file if '/' in file else f'{task.folder}/{file}'}.tsv"
             columns = task.columns if has_labels else None
             table = read_table(path, "--glue-dir", columns, skips_short_rows=task.skips_short_rows).first(limit)
             texts, label = task.texts, task.label

@@ -22,7 +22,8 @@ class GlueTask:
     columns: of the files for training and validation that have no line with their names.
     label_names: the classes as predictions name them, by the digit in the files; empty where the files have the names.
     validation: {ending of the figures' names: file}, the first of which is the one that a checkpoint is chosen by.
-    tests: {ending of the predictions' name: (file of the download, name in a submission)}; by default one.
+    tests: {ending of the predictions' name: (file of the download, name in a submission)}; by default one. A file that
+        bears its folder's name is another folder's.
     skips_short_rows: some lines of its files lack columns, and belong to no example.
     is_regression: its label is a number.
     """
@@ -47,6 +48,8 @@ class GlueTask:
 
 SENTENCE, PAIR = ("sentence",), ("sentence1", "sentence2")
 ENTAILMENT = ("entailment", "not_entailment")
+# What a model of MNLI also predicts: pairs that show which kinds of inference it knows.
+DIAGNOSTIC = "diagnostic/diagnostic"
 
 GLUE_TASKS = {
     "cola": GlueTask(
@@ -56,7 +59,9 @@ GLUE_TASKS = {
     "mnli": GlueTask(
         "MNLI", PAIR, "gold_label", ("accuracy",), ("premise", "hypothesis"),
         validation={"": "dev_matched", "_mm": "dev_mismatched"},
-        tests={"": ("test_matched", "MNLI-m"), "-mm": ("test_mismatched", "MNLI-mm")},
+        tests={
+            "": ("test_matched", "MNLI-m"), "-mm": ("test_mismatched", "MNLI-mm"), "-ax": (DIAGNOSTIC, "AX"),
+        },
     ),
     "mrpc": GlueTask(
         "MRPC", ("#1 String", "#2 String"), "Quality", ("accuracy", "f1"), PAIR,
@@ -73,8 +78,11 @@ GLUE_TASKS = {
     "wnli": GlueTask("WNLI", PAIR, "label", ("accuracy",), PAIR, label_names=ENTAILMENT[::-1]),
 }  # fmt: skip
 
+# The configuration of the Hub with a file that is not of its task's.
+HUB_CONFIGS = {DIAGNOSTIC: "ax"}
 # On the Hub, by the files of the download.
 HUB_SPLITS = {
     "train": "train", "dev": "validation", "test": "test", "dev_matched": "validation_matched",
     "dev_mismatched": "validation_mismatched", "test_matched": "test_matched", "test_mismatched": "test_mismatched",
+    DIAGNOSTIC: "test",
 }  # fmt: skip

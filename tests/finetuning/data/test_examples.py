@@ -7,6 +7,7 @@ import pytest
 from finetuning.config.settings import ClassificationData
 from finetuning.data.examples import read_parts
 from finetuning.data.glue import GLUE_TASKS
+from finetuning.data.tables import Table
 from mlm_common.errors import InputError
 
 # The columns of each task's files, as the download has them: of training, and of the test part where that has others.
@@ -42,8 +43,10 @@ def test_a_task_of_glue_is_read(name: str, tmp_path: Path) -> None:
         write_part(
             tmp_path / task.folder / f"{file}.tsv", HEADERS[name][0], {**texts, task.label: labels}, task.columns or ()
         )
+    (tmp_path / "diagnostic").mkdir()
     for file, _ in task.all_tests.values():
-        write_part(tmp_path / task.folder / f"{file}.tsv", HEADERS[name][1], texts)
+        path = tmp_path / f"{file}.tsv" if "/" in file else tmp_path / task.folder / f"{file}.tsv"
+        write_part(path, HEADERS[name][1], texts)
 
     parts = read_parts(ClassificationData(task_name=name, glue_dir=str(tmp_path), do_predict=True))
     expected = tuple(list(column) for column in texts.values())
@@ -52,6 +55,26 @@ def test_a_task_of_glue_is_read(name: str, tmp_path: Path) -> None:
     assert list(parts.train.labels or ()) == (list(task.label_names) or list(labels))
     assert all(examples.labels is None for examples in parts.tests.values())
     assert set(parts.validation) == {"", *(["_mm"] if name == "mnli" else [])}
+    assert set(parts.tests) == {name, *(["mnli-mm", "mnli-ax"] if name == "mnli" else [])}
+
+
+def test_diagnostics_of_the_hub_are_a_configuration_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = {"premise": ["a"], "hypothesis": ["b"], "label": ["neutral"]}
+    asked = []
+
+    def read(name: str, config: str, revision: str | None) -> dict[str, Table]:
+        asked.append((name, config, revision))
+        splits = ("train", "validation_matched", "validation_mismatched", "test_matched", "test_mismatched")
+        return {split: Table(f"{config} {split}", columns) for split in (("test",) if config == "ax" else splits)}
+
+    monkeypatch.setattr("finetuning.data.examples.read_hub_tables", read)
+    parts = read_parts(ClassificationData(task_name="mnli", do_predict=True))
+    assert asked == [("nyu-mll/glue", "mnli", None), ("nyu-mll/glue", "ax", None)]
+    assert {name: one.name for name, one in parts.tests.items()} == {
+        "mnli": "mnli test_matched",
+        "mnli-mm": "mnli test_mismatched",
+        "mnli-ax": "ax test",
+    }
 
 
 def own(tmp_path: Path, content: str, **settings: object) -> ClassificationData:
