@@ -158,6 +158,27 @@ class QuestionData(ExamplesConfig):
 
 
 @dataclass(frozen=True)
+class OwnData(ExamplesConfig):
+    """Which task, and what it reads: the files that are named, or whatever it finds by itself."""
+
+    task: str | None = changeable(
+        None,
+        "FILE.py:CLASS, a task of your own: a subclass of finetuning.tasks.own.OwnTask, as recipes/star_ratings.py has "
+        "one. The code of this local file is run, and no other that is not installed.",
+        PER_WORKER,
+    )
+    metric_name: str | None = changeable(
+        None, "Metric by which the best checkpoint is chosen; by default the first of the task's."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        file, _, name = (self.task or "task.py:Task").rpartition(":")
+        is_right = file.endswith(".py") and name.isidentifier()
+        require(is_right, "must be FILE.py:CLASS, a local file and a class in it", "--task", self.task)
+
+
+@dataclass(frozen=True)
 class FinetunedModel(ModelConfig):
     """Which model is fine-tuned."""
 
@@ -270,3 +291,10 @@ class QuestionConfig(FinetuningConfig):
     """All settings of one run of question answering."""
 
     data: QuestionData
+
+
+@dataclass(frozen=True)
+class OwnConfig(FinetuningConfig):
+    """All settings of one run of a task of one's own."""
+
+    data: OwnData

@@ -12,8 +12,9 @@ import pytest
 # Prints for each list of flags the exit status, stderr, and whether TensorFlow was imported by then.
 DRIVER = """
 import contextlib, io, json, sys
-from finetuning.run_classification import main
+from finetuning import run_classification, run_task
 for flags in json.load(sys.stdin):
+    main = (run_task if "--task" in flags else run_classification).main
     errors = io.StringIO()
     with contextlib.redirect_stderr(errors):
         status = main(flags)
@@ -48,6 +49,23 @@ def another_run(folder: Path) -> None:
 
 
 FILES = ["--train-file", "{}/train.tsv", "--validation-file", "{}/b.tsv"]
+OWN = [*FILES[:2], "--task", "{}/task.py:Mine"]
+OWN_TASK = """
+from finetuning.data.examples import Examples
+from finetuning.tasks.own import OwnTask
+class Mine(OwnTask):
+    def read(self, data):
+        return READ
+    head = losses = predict = lambda self, *_: None
+    def scores(self, predictions, labels):
+        return {"share": 1.0}
+"""
+
+
+def own_task(read: str) -> Callable[[Path], None]:
+    return with_file("task.py", OWN_TASK.replace("READ", read))
+
+
 # name: (what is done to the folder, flags in which {} is that folder, what the error says)
 CASES = {
     "nothing to train on": (None, [], "--train-file is required, or a --dataset-name"),
@@ -82,6 +100,42 @@ CASES = {
         None,
         ["--task-name", "rte", "--glue-dir", "{}"],
         "--glue-dir must name a file, local or",
+    ),
+    "no task": (None, [*FILES[:2], "--task", "stars"], "--task must be FILE.py:CLASS, a local file and a class in it"),
+    "no file of the task": (None, OWN, "--task must name a local file; there is no"),
+    "a task of the Hub": (None, [*OWN[:3], "alice/model/task.py:Mine"], "--task must name a local file; there is no"),
+    "a file that fails": (
+        with_file("task.py", "import nothing_of_that_name\n"),
+        OWN,
+        "ends with ModuleNotFoundError: No module named 'nothing_of_that_name'",
+    ),
+    "no such class": (with_file("task.py", "class Other: ...\n"), OWN, "of Other; received Mine"),
+    "a class that is no task": (with_file("task.py", "class Mine: ...\n"), OWN, "--task must name a subclass of"),
+    "methods that are missing": (
+        with_file("task.py", "from finetuning.tasks.own import OwnTask\nclass Mine(OwnTask): ...\n"),
+        OWN,
+        "lacks head, losses, predict, read, scores",
+    ),
+    "a task without training": (own_task("{}"), OWN, "read of Mine must give examples under train; received nothing"),
+    "a task without labels": (
+        own_task("{'train': Examples('a', (['t'],), None)}"),
+        OWN,
+        "read of Mine must give labels to train and evaluate on; under train are none",
+    ),
+    "a task without texts": (
+        own_task("{'train': Examples('a', ([7, 8],), [1])}"),
+        OWN,
+        "under train are 1 and 2 of them",
+    ),
+    "a task with nothing to predict": (
+        own_task("{'train': Examples('a', (['t'],), [1])}"),
+        [*OWN, "--do-predict"],
+        "--do-predict needs a part to predict; read of Mine gives train",
+    ),
+    "no such metric of a task": (
+        own_task("{'train': Examples('a', (['t'],), [1])}"),
+        [*OWN, "--metric-name", "f1"],
+        "--metric-name must be one of share, loss; received f1",
     ),
     "another run": (another_run, FILES[:2], "--output-dir must not hold another run"),
 }

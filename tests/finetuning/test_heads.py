@@ -37,7 +37,7 @@ def test_a_head_starts_anew(name: str, tmp_path: Path) -> None:
         starts = []
         for seed in (1, 1, 2):
             tf_keras.utils.set_random_seed(seed)
-            load_initial_weights(network, str(tmp_path), NUM_IDS, model_class, starts_head_anew=True)
+            load_initial_weights(network, str(tmp_path), NUM_IDS, model_class, adapt_network=lambda network: network)
             starts.append(by_name(network))
         # A pooler that a masked language model has is never trained, and is in no export.
         shared = [one for one in starts[0] if one in learned and "pooler" not in one]

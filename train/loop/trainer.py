@@ -81,7 +81,8 @@ class Trainer:
             num_ids = vocabulary_size(run.inputs.tokenizer)
             network, task = self.model.network, run.task
             tf_keras.utils.set_random_seed(run.config.run.seed)  # of a head that starts anew
-            load_initial_weights(network, init_from, num_ids, task.model_class, starts_head_anew=task.starts_head_anew)
+            adapt_network = task.adapt_network if task.starts_head_anew else None
+            load_initial_weights(network, init_from, num_ids, task.model_class, adapt_network=adapt_network)
 
     def restore(self) -> None:
         """Restore the newest checkpoint, if there is one.

@@ -146,6 +146,8 @@ ACTIVATIONS = (
     "gelu", "gelu_10", "gelu_fast", "gelu_new", "mish", "quick_gelu", "relu", "sigmoid", "silu", "swish", "tanh",
 )  # fmt: skip
 
+# What a head that no class of transformers has is called, as a part of a network and in the names of its weights.
+OWN_HEAD = "own_head"
 # Weights with one entry per id, by the end of their name in the TF or in the PyTorch class.
 VOCABULARY_WEIGHT = re.compile(
     r"((word|tok)_embeddings[./]weight|((predictions|lm_head|vocab_projector)([./]decoder)?|(^|[./])decoder)[./]"
@@ -242,6 +244,8 @@ def align_padding_positions(model: Any) -> None:
 
 def vocabulary_axis(name: str, model_type: str) -> int | None:
     """Find the axis of a weight that runs over the ids, or None; `name` is that in the TF or the PyTorch class."""
+    if OWN_HEAD in re.split("[./]", name):
+        return None
     if VOCABULARY_WEIGHT.search(name):
         return 0
     transposed = ARCHITECTURES[model_type].transposed_vocabulary

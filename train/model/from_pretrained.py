@@ -6,7 +6,7 @@ It is an export, or any checkpoint of a folder or the Hub; torch is not needed.
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -51,7 +51,11 @@ NOT_IN_TENSORFLOW = re.compile(
 
 
 def load_model(
-    folder_or_hub_id: str, model_class: str = "TFAutoModelForMaskedLM", *, head_labels: Mapping[int, str] | None = None
+    folder_or_hub_id: str,
+    model_class: str = "TFAutoModelForMaskedLM",
+    *,
+    head_labels: Mapping[int, str] | None = None,
+    adapt_network: Callable[[Any], Any] = lambda network: network,
 ) -> Any:
     """Load a TF model with the weights of an export, or of any checkpoint in safetensors or TensorFlow's h5.
 
@@ -60,6 +64,7 @@ def load_model(
         model_class: the auto class of transformers that has the checkpoint's head.
         head_labels: {id: label} of a head that the checkpoint may lack, or have in another shape; it starts at random,
             and what else the checkpoint has of heads is left out. By default it must have the head.
+        adapt_network: changes the model in place: a head of a task's own is put on it.
 
     Raises:
         InputError: no such folder or model, no such weights in it, an architecture that is not supported, or weights
@@ -71,9 +76,12 @@ def load_model(
         set_labels(config, head_labels)
     weights = find_weights(folder_or_hub_id)
     if weights.layout == "pytorch":
-        model, found = _load_pytorch(folder_or_hub_id, config, weights, auto_class(model_class))
+        network = auto_class(model_class).from_config(config)
+        align_padding_positions(network)
+        model, found = _load_pytorch(folder_or_hub_id, weights, adapt_network(network))
     else:
         model, found = _load_tensorflow(folder_or_hub_id, config, auto_class(model_class))
+        adapt_network(model)
     if head_labels is not None:
         found = _without_heads(folder_or_hub_id, model, found)
     _check_found(folder_or_hub_id, model, found)
@@ -183,16 +191,12 @@ def _load_tensorflow(folder_or_hub_id: str, config: PretrainedConfig, model_clas
     return model, found
 
 
-def _load_pytorch(
-    folder_or_hub_id: str, config: PretrainedConfig, weights: WeightsFile, model_class: Any
-) -> tuple[Any, dict[str, Any]]:
+def _load_pytorch(folder_or_hub_id: str, weights: WeightsFile, model: Any) -> tuple[Any, dict[str, Any]]:
     """Load a model, and what was found of its weights, from PyTorch's layout."""
     from safetensors.tensorflow import load_file  # imports TensorFlow
     from transformers.modeling_tf_pytorch_utils import load_pytorch_state_dict_in_tf2_model
 
-    model = model_class.from_config(config)
-    align_padding_positions(model)
-    architecture = architecture_of(config)
+    architecture = architecture_of(model.config)
     head_bias = architecture.head_bias or ()
     return load_pytorch_state_dict_in_tf2_model(
         model,
@@ -302,19 +306,21 @@ def load_initial_weights(
     vocabulary_size: int,
     model_class: str = "TFAutoModelForMaskedLM",
     *,
-    starts_head_anew: bool = False,
+    adapt_network: Callable[[Any], Any] | None = None,
 ) -> None:
     """Give a built TF model the weights of a checkpoint in a local or `gs://` folder, or on the Hub.
 
     The model may have more positions than the checkpoint; those keep the start they have. Of the vocabulary the first
     `vocabulary_size` ids are taken, and the model's padding is 0. `model_class` is the auto class of both. With
-    `starts_head_anew` what the checkpoint lacks of the head starts at random, by TensorFlow's seed.
+    `adapt_network`, which made the model of one of that class, what the checkpoint lacks of the head starts at random,
+    by TensorFlow's seed.
 
     Raises:
         InputError: the checkpoint cannot be read, or its weights are not those of this model.
     """
     with local_or_hub(folder_or_hub_id) as name:
-        source = load_model(name, model_class, head_labels=model.config.id2label if starts_head_anew else None)
+        anew = {"head_labels": model.config.id2label, "adapt_network": adapt_network} if adapt_network else {}
+        source = load_model(name, model_class, **anew)
     given, own = _by_name(source), _by_name(model)
     differing = sorted(given.keys() ^ own.keys())
     if differing:

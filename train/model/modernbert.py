@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tf_keras
-from transformers import ModernBertConfig, TFAutoModelForMaskedLM, TFPreTrainedModel
+from transformers import ModernBertConfig, TFAutoModel, TFAutoModelForMaskedLM, TFPreTrainedModel
 from transformers.activations_tf import get_tf_activation
 from transformers.modeling_tf_outputs import TFBaseModelOutput, TFMaskedLMOutput
 from transformers.modeling_tf_utils import unpack_inputs
@@ -287,8 +287,8 @@ class TFModernBertDecoder(tf_keras.layers.Layer):
         return logits if self.bias is None else logits + tf.cast(self.bias, logits.dtype)
 
 
-class TFModernBertWithHead(TFPreTrainedModel):
-    """An encoder with the beginning of a head, for the classes below."""
+class TFModernBertModel(TFPreTrainedModel):
+    """The encoder as a model, for heads that are put on it and for the classes below."""
 
     config_class = ModernBertConfig
     base_model_prefix = "model"
@@ -297,16 +297,46 @@ class TFModernBertWithHead(TFPreTrainedModel):
     def __init__(self, config: ModernBertConfig, *inputs: Any, **kwargs: Any):
         super().__init__(config, *inputs, **kwargs)
         self.model = TFModernBertMainLayer(config, name="model")
-        self.head = TFModernBertPredictionHead(config, name="head")
+
+    @property
+    def parts(self) -> tuple[tf_keras.layers.Layer, ...]:
+        """All layers."""
+        return (self.model,)
 
     def build(self, _input_shape: Any = None) -> None:
         """Make all variables."""
         if self.built:
             return
         self.built = True
-        for part in (self.model, self.head, self.last):
+        for part in self.parts:
             with tf.name_scope(part.name):
                 part.build((None, None, self.config.hidden_size))
+
+    @unpack_inputs
+    def call(
+        self,
+        input_ids: tf.Tensor | None = None,
+        attention_mask: tf.Tensor | None = None,
+        output_attentions: bool | None = None,  # noqa: ARG002  (transformers fills these in)
+        output_hidden_states: bool | None = None,  # noqa: ARG002
+        return_dict: bool | None = None,  # noqa: ARG002
+        training: bool = False,
+    ) -> Any:
+        """Compute the last hidden states, (batch, length, hidden), of ids (batch, length)."""
+        return self.model(input_ids, attention_mask=attention_mask, training=training)
+
+
+class TFModernBertWithHead(TFModernBertModel):
+    """An encoder with the beginning of a head, for the classes below."""
+
+    def __init__(self, config: ModernBertConfig, *inputs: Any, **kwargs: Any):
+        super().__init__(config, *inputs, **kwargs)
+        self.head = TFModernBertPredictionHead(config, name="head")
+
+    @property
+    def parts(self) -> tuple[tf_keras.layers.Layer, ...]:
+        """All layers."""
+        return (self.model, self.head, self.last)
 
     @property
     def last(self) -> tf_keras.layers.Layer:
@@ -341,4 +371,5 @@ class TFModernBertForMaskedLM(TFModernBertWithHead):
         return TFMaskedLMOutput(logits=self.decoder(self.head(outputs[0])))
 
 
+TFAutoModel.register(ModernBertConfig, TFModernBertModel, exist_ok=True)
 TFAutoModelForMaskedLM.register(ModernBertConfig, TFModernBertForMaskedLM, exist_ok=True)

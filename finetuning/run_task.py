@@ -1,0 +1,27 @@
+"""Fine-tune a model on a task of one's own, a class in a file: its data, its head, its metric."""
+
+import sys
+from collections.abc import Sequence
+
+from finetuning.config.settings import OwnConfig
+from finetuning.config.sources import parse_finetuning_config
+from mlm_common.command_line import command, log_start
+from mlm_common.settings import require
+from train.runtime.supervisor import supervise_if_asked
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """Check all that can be checked, print the plan, connect; build, restore, fit; score, predict, export, push."""
+    config = parse_finetuning_config(OwnConfig, argv, __doc__)
+    require(bool(config.data.task), "is required: FILE.py:CLASS, the task", "--task", "nothing")
+    supervise_if_asked(config.run, __file__, argv)
+    log_start(__file__)
+    from finetuning.loop.own import OwnJob  # transformers, not for --help
+    from finetuning.loop.seeds import finetune_seeds
+
+    finetune_seeds(config, OwnJob)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""A task of one's own in one file: how many stars a review gives, learned in their order.
+
+    python finetuning/run_task.py --task recipes/star_ratings.py:StarRatings --init-from work/model \\
+        --train-file reviews/train.tsv --validation-file reviews/validation.tsv --output-dir work/stars
+
+Data: tables with a column `review` and a column `stars`, 1 to 5. Head: one logit for each "more than this many stars"
+(Frank and Hall 2001), on the mean of the tokens. Metric: Cohen's kappa with quadratic weights, for which a miss by two
+stars is four times as bad as one by one.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finetuning.config.settings import ExamplesConfig
+from finetuning.data.examples import Examples, own_tables
+from finetuning.tasks.own import OwnTask
+from mlm_common.errors import InputError
+
+MOST_STARS = 5
+
+
+class StarRatings(OwnTask):
+    """Learns the stars of a review."""
+
+    errors = ("mean_absolute_error",)
+
+    def read(self, data: ExamplesConfig) -> Mapping[str, Examples]:
+        """Read the files, or the data set, that the flags name."""
+        examples = {}
+        for split, table in own_tables(data).items():
+            stars = [int(value) for value in table.columns["stars"]] if "stars" in table.columns else None
+            if stars and not set(stars) <= set(range(1, MOST_STARS + 1)):
+                raise InputError(f"Stars must be 1 to {MOST_STARS}; {table.name} has {min(stars)} to {max(stars)}.")
+            examples[split] = Examples(table.name, (table.column("review", "--task"),), stars)
+        return examples
+
+    def head(self, config: Any) -> list[Any]:
+        """Make a layer as wide as the encoder, dropout, and the logits."""
+        from tf_keras import layers
+
+        return [layers.Dense(config.hidden_size, "tanh"), layers.Dropout(0.1), layers.Dense(MOST_STARS - 1)]
+
+    def losses(self, outputs: Any, labels: Any) -> Any:
+        """Compute the cross-entropies of all logits of a row, summed: (rows,)."""
+        import tensorflow as tf
+
+        is_more = tf.cast(labels[:, tf.newaxis] > tf.range(1, MOST_STARS), tf.float32)  # (rows, logits)
+        return tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(is_more, outputs), axis=-1)
+
+    def predict(self, outputs: NDArray[Any]) -> NDArray[Any]:
+        """Count how many "more than" are likely."""
+        return 1 + (outputs > 0).sum(axis=-1)
+
+    def scores(self, predictions: NDArray[Any], labels: NDArray[Any]) -> dict[str, float]:
+        """Compute kappa, by which checkpoints are compared, and by how many stars a prediction misses."""
+        from sklearn.metrics import cohen_kappa_score
+
+        kappa = cohen_kappa_score(labels, predictions, weights="quadratic")
+        return {"kappa": float(kappa), "mean_absolute_error": float(np.abs(predictions - labels).mean())}

@@ -1,0 +1,225 @@
+"""A task of one's own: the one of recipes/, from its files to its results, and what may be wrong with others."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from safetensors.numpy import load_file
+from transformers import PreTrainedTokenizerFast
+
+from finetuning.data.examples import Examples
+from finetuning.loop.own import read_labels
+from finetuning.run_task import main
+from finetuning.tasks.own import OwnTask, load_task
+from mlm_common.errors import InputError
+from tests.fixtures.made_once import made_once
+from tests.fixtures.same_run import newest_variables, timeless_lines
+from train.model.from_pretrained import load_model
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "star_ratings.py"
+TASK = f"{RECIPE}:StarRatings"
+WORDS = ("list", "file")
+NUM_ROWS = {"train": 60, "validation": 20, "test": 9}
+
+
+def reviews(split: str) -> list[tuple[str, int]]:
+    """Make (review, stars): of eight words, two more are `list` for each star."""
+    draw = random.Random(split)
+    rows = []
+    for _ in range(NUM_ROWS[split]):
+        stars = draw.randint(1, 5)
+        words = [WORDS[index >= 2 * (stars - 1)] for index in range(8)]
+        draw.shuffle(words)
+        rows.append((" ".join(words), stars))
+    return rows
+
+
+def flags(start: Path, folder: Path, *more: str) -> list[str]:
+    """Write the reviews to a folder, and make the flags of a run on them in its subfolder `run`."""
+    folder.mkdir(exist_ok=True)
+    for split in NUM_ROWS:
+        has_stars = split != "test"
+        lines = [f"{text}\t{stars}\n" if has_stars else f"{text}\n" for text, stars in reviews(split)]
+        (folder / f"{split}.tsv").write_text(("review\tstars\n" if has_stars else "review\n") + "".join(lines))
+    files = [f"--{split}-file={folder}/{split}.tsv" for split in NUM_ROWS]
+    return [
+        *("--task", TASK, "--init-from", str(start), "--output-dir", str(folder / "run"), *files),
+        *("--max-seq-length", "16", "--length-buckets", "16", "--per-replica-batch-size", "12", "--num-epochs", "4"),
+        *("--learning-rate", "0.01", "--log-steps", "5", "--eval-steps", "5", "--save-steps", "5", *more),
+    ]
+
+
+@pytest.fixture(scope="module")
+def rated(tiny_start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of `flags` with a run from its start to its end."""
+
+    def make(folder: Path) -> None:
+        one = tf.distribute.OneDeviceStrategy("/device:CPU:0")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("train.runtime.strategy.connect", lambda *_: one)
+            assert main(flags(tiny_start / "start", folder)) == 0
+
+    return made_once(tmp_path_factory, "rated", make)
+
+
+def results(folder: Path) -> dict[str, float]:
+    return json.loads((folder / "run" / "eval_results.json").read_text())
+
+
+def predicted(folder: Path) -> list[str]:
+    lines = (folder / "run" / "predict_results_test.txt").read_text().splitlines()[1:]
+    return [line.split("\t")[1] for line in lines]
+
+
+def test_it_learns_what_can_be_learned(rated: Path) -> None:
+    """The checkpoint of the best kappa is scored, beside what the most frequent number of stars would score."""
+    evaluated = results(rated)
+    validation = [line for line in timeless_lines(rated / "run") if line["split"] == "validation"]
+    assert evaluated["eval_kappa"] == max(line["kappa"] for line in validation) > 0.9
+    assert evaluated["eval_guess_kappa"] == 0
+    of_train, stars = ([rating for _, rating in reviews(split)] for split in ("train", "validation"))
+    guess = np.bincount(of_train).argmax()
+    assert evaluated["eval_guess_mean_absolute_error"] == pytest.approx(np.abs(guess - np.array(stars)).mean())
+    assert (evaluated["eval_samples"], evaluated["eval_is_degenerate"]) == (NUM_ROWS["validation"], False)
+    assert np.abs(np.array(predicted(rated), int) - [rating for _, rating in reviews("test")]).mean() < 0.3
+
+
+def test_the_export_has_the_encoder_and_the_head(rated: Path) -> None:
+    """Both in PyTorch's layout: by them the predictions are computed again, the head's by hand."""
+    export = rated / "run" / "export"
+    config = json.loads((export / "config.json").read_text())
+    assert config["architectures"] == ["RobertaModel"]
+    weights = load_file(export / "model.safetensors")
+    width, head = config["hidden_size"], {name: one for name, one in weights.items() if name.startswith("own_head.")}
+    assert {name: one.shape for name, one in head.items()} == {
+        "own_head.dense.weight": (width, width),
+        "own_head.dense.bias": (width,),
+        "own_head.dense_1.weight": (4, width),
+        "own_head.dense_1.bias": (4,),
+    }
+    encoder = load_model(str(export), "TFAutoModel", head_labels=config.get("id2label", {}))
+    inputs = PreTrainedTokenizerFast.from_pretrained(export)([text for text, _ in reviews("test")], return_tensors="np")
+    states = encoder({name: inputs[name] for name in ("input_ids", "attention_mask")}).last_hidden_state.numpy()
+    pooled = states.mean(axis=1)  # all are of one length
+    wide = np.tanh(pooled @ head["own_head.dense.weight"].T + head["own_head.dense.bias"])
+    logits = wide @ head["own_head.dense_1.weight"].T + head["own_head.dense_1.bias"]
+    assert [str(1 + count) for count in (logits > 0).sum(axis=1)] == predicted(rated)
+    text = (export / "README.md").read_text()
+    assert "names\n  that begin with `own_head.`" in text
+    assert "model = AutoModel.from_pretrained(" in text
+    assert str(RECIPE.parent) not in text
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
+def test_it_resumes_bit_for_bit(rated: Path, tiny_start: Path, tmp_path: Path) -> None:
+    """From the checkpoint before the last; another task in the file would be another run."""
+    shutil.copytree(rated, tmp_path / "rated")
+    for path in (tmp_path / "rated" / "run" / "checkpoints").glob("step-00000020.*"):
+        path.unlink()
+    shutil.rmtree(tmp_path / "rated" / "run" / "export")
+    resuming = flags(tiny_start / "start", tmp_path / "rated", "--resume", "must")
+    assert main(resuming) == 0
+    assert timeless_lines(tmp_path / "rated" / "run") == timeless_lines(rated / "run")
+    assert newest_variables(tmp_path / "rated" / "run") == newest_variables(rated / "run")
+    for name in ("export/model.safetensors", "all_results.json", "predict_results_test.txt"):
+        assert (tmp_path / "rated" / "run" / name).read_bytes() == (rated / "run" / name).read_bytes()
+
+
+def test_another_file_is_another_run(
+    rated: Path, tiny_start: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """The same file elsewhere is the same run."""
+    shutil.copytree(rated, tmp_path / "rated")
+    for ending, status in (("", 0), ("\nMOST_STARS = 6\n", 2)):
+        (tmp_path / "elsewhere.py").write_text(RECIPE.read_text() + ending)
+        moved = flags(tiny_start / "start", tmp_path / "rated", "--task", f"{tmp_path}/elsewhere.py:StarRatings")
+        assert main([*moved, "--dry-run"]) == status
+    assert "--output-dir must not hold another run" in capsys.readouterr().err
+
+
+def test_the_losses_and_predictions_of_the_recipe() -> None:
+    """Three stars are more than one and two, not more than three and four."""
+    task = load_task(TASK)(pad_token_id=1, token_types=False)
+    logits = np.array([[3.0, 1.0, -1.0, -2.0]], np.float32)
+    expected = np.log1p(np.exp([-3.0, -1.0, -1.0, -2.0])).sum()
+    assert task.losses(tf.constant(logits), tf.constant([3])).numpy() == pytest.approx([expected], rel=1e-6)
+    assert task.predict(logits).tolist() == [3]
+    assert task.scores(np.array([1, 3, 5]), np.array([1, 4, 5]))["mean_absolute_error"] == pytest.approx(1 / 3)
+
+
+def test_the_mean_of_the_tokens_leaves_padding_out() -> None:
+    task = load_task(TASK)(pad_token_id=1, token_types=False)
+    states = tf.constant([[[2.0], [4.0], [99.0]], [[99.0], [99.0], [99.0]]])
+    assert task.pooled(states, tf.constant([[1, 1, 0], [0, 0, 0]])).numpy().tolist() == [[3.0], [0.0]]
+
+
+def test_what_labels_say() -> None:
+    """Their form, the metrics, and what a guess scores: the most frequent one, or the mean."""
+
+    class Numbers(load_task(TASK)):  # type: ignore[misc]
+        def scores(self, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+            return {"error": float(np.abs(predictions - labels).mean()), "largest": float(predictions.max())}
+
+    task = Numbers(pad_token_id=1, token_types=False)
+    task.see_labels(np.array([3, 1, 3], np.int32), np.array([1, 2], np.int32), "largest")
+    assert (task.label.shape, task.label.dtype) == ((), "int64")
+    assert (task.metrics, task.metric, task.guess) == (("error", "largest"), "largest", {"error": 1.5, "largest": 3.0})
+    assert task.score({"error": 2.0, "largest": 5.0}) == 5.0
+    task.see_labels(np.array([[0.0, 1.0], [1.0, 2.0]], np.float32), np.array([[0.5, 0.5]], np.float32), None)
+    assert (task.label.shape, task.label.dtype, task.guess["error"]) == ((2,), "float32", 0.5)
+    with pytest.raises(InputError, match="--metric-name must be one of error, largest, loss; received f1"):
+        task.see_labels(np.array([1], np.int32), None, "f1")
+
+
+def test_labels_are_numbers_of_one_form() -> None:
+    def labels_of(train: list, validation: list) -> dict[str, np.ndarray]:
+        text = (["t"] * 2,)
+        return read_labels({"train": Examples("a", text, train), "validation": Examples("b", text, validation)})
+
+    assert {name: one.dtype for name, one in labels_of([1, 2], [1, 3]).items()} == dict.fromkeys(
+        ("train", "validation"), np.int32
+    )
+    assert {one.dtype for one in labels_of([1, 2], [1.5, 3]).values()} == {np.dtype(np.float32)}
+    for wrong in (["x", "y"], [[1], [1, 2]], [1.0, float("nan")], [None, 1]):
+        with pytest.raises(InputError, match="Labels of a task must be numbers, as many for each row; those of b"):
+            labels_of([1, 2], wrong)
+    with pytest.raises(InputError, match=r"must be of one form: of a each is \(\), of b \(2,\)"):
+        labels_of([1, 2], [[1, 2], [3, 4]])
+
+
+HEADS = {
+    "return [layers.Dense(2, name='decoder'), layers.Dense(2)]": None,
+    "return [tf_keras.Sequential([layers.Dense(2)])]": "single ones, no models as tf_keras.Sequential",
+    "return [layers.Dense(2, name='a'), layers.Dense(2, name='a')]": "differ in their names",
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_weights_of_a_head_have_names_of_their_own(head: str, tmp_path: Path) -> None:
+    """A layer may bear the name of a transformers' one, whose first ids alone are kept."""
+    from tests.fixtures.tiny_models import tiny_model
+    from train.publishing.pytorch_format import pytorch_weights
+
+    own = f"    def head(self, config):\n        import tf_keras\n        layers = tf_keras.layers\n        {head}\n"
+    (tmp_path / "task.py").write_text(f"{RECIPE.read_text()}\n\nclass Other(StarRatings):\n{own}")
+    task = load_task(f"{tmp_path}/task.py:Other")(pad_token_id=1, token_types=False)
+    network = tiny_model("roberta", "TFAutoModel", num_hidden_layers=1)
+    if HEADS[head]:
+        with pytest.raises(InputError, match=HEADS[head]):
+            task.adapt_network(network)
+        return
+    names = {weight.name for weight in task.adapt_network(network).own_head.weights}
+    assert names == {weight.name for weight in task.adapt_network(network).own_head.weights}
+    shapes = {name: one.shape for name, one in pytorch_weights(network, 1).items() if name.startswith("own_head.")}
+    assert shapes["own_head.decoder.weight"] == (2, 32)
+    assert shapes["own_head.decoder.bias"] == (2,)
+
+
+def test_the_task_is_a_class_of_the_base() -> None:
+    assert issubclass(load_task(TASK), OwnTask)
+    assert len(RECIPE.read_text().splitlines()) <= 65
