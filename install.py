@@ -91,6 +91,15 @@ def install(extra: str | None = None, environment: str | Path | None = None) -> 
     return str(python)
 
 
+def add_extra(python: str, extra: str) -> None:
+    """Install into an environment what an extra of the project needs besides, such as `finetuning`.
+
+    Raises:
+        subprocess.CalledProcessError: a package could not be installed; what uv said stands above.
+    """
+    _run(_find_uv(), "pip", "install", "--quiet", "--python", python, "--editable", f".[{extra}]")
+
+
 def default_environment(extra: str) -> str:
     """Name an extra's environment: they differ, since those of two extras may exclude each other."""
     return f".venv-{extra}"

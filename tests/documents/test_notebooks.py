@@ -13,7 +13,7 @@ import pytest
 from nbclient import NotebookClient
 
 from tests.fixtures.commands import parse
-from tests.fixtures.notebooks import COMPARISON, NOTEBOOKS, WALKTHROUGH, code_cells
+from tests.fixtures.notebooks import COMPARISON, FINETUNING, NOTEBOOKS, WALKTHROUGH, code_cells
 from tests.fixtures.recorded_runs import write_run
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
 
@@ -52,7 +52,7 @@ def pictures(cell: Any) -> list[bytes]:
     return [base64.b64decode(data["image/png"]) for data in datas if "image/png" in data]
 
 
-@pytest.mark.parametrize("path", [WALKTHROUGH, COMPARISON])
+@pytest.mark.parametrize("path", [WALKTHROUGH, COMPARISON, FINETUNING])
 def test_notebooks_are_valid_and_stripped(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
@@ -90,6 +90,22 @@ def test_commands_of_the_walkthrough(quick: bool, tpu_name: str) -> None:
         assert parse(script, flags)
 
 
+@pytest.mark.parametrize("glue_task", ["", "sst2"])
+def test_commands_of_the_finetuning(glue_task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that `watch` runs; the plan is the first of them with one more flag."""
+    monkeypatch.setenv("MLM_GLUE_TASK", glue_task)
+    cells, commands = code_cells(FINETUNING), []
+    variables: dict[str, Any] = {"PYTHON": "python", "find_extra": lambda: "tpu"}
+    variables["watch"] = lambda _, command, *__, **___: commands.append(command)
+    for name in ("settings", "plan", "train", "own-train"):
+        exec("\n".join(line for line in cells[name].splitlines() if not line.startswith("!")), variables)
+    assert "!{PYTHON} {TRAIN} --dry-run" in cells["plan"]
+    for command, script in zip(commands, ("run_classification", "run_task"), strict=True):
+        path, *flags = shlex.split(command)
+        assert path == f"finetuning/{script}.py"
+        assert parse(path, flags)
+
+
 def cell_trees(path: Path) -> dict[str, ast.Module]:
     """Parse the code of each cell, without its commands."""
     return {
@@ -98,18 +114,19 @@ def cell_trees(path: Path) -> dict[str, ast.Module]:
     }
 
 
-@pytest.mark.parametrize("path", [WALKTHROUGH, COMPARISON])
+@pytest.mark.parametrize("path", [WALKTHROUGH, COMPARISON, FINETUNING])
 def test_what_cells_import_from_the_project_is_there(path: Path) -> None:
     nodes = [node for tree in cell_trees(path).values() for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     for node in nodes:
-        module = NOTEBOOKS.parent / f"{str(node.module).replace('.', '/')}.py"
+        package = NOTEBOOKS.parent / str(node.module).replace(".", "/")
+        module = package / "__init__.py" if package.is_dir() else package.with_suffix(".py")
         if (NOTEBOOKS.parent / str(node.module).partition(".")[0]).exists():
             for alias in node.names:
                 defined = rf"^(def |class |[\w, ]*\b){alias.name}\b"
                 assert re.search(defined, module.read_text(), flags=re.M), f"{module}: {alias.name}"
 
 
-@pytest.mark.parametrize("path", [WALKTHROUGH, COMPARISON])
+@pytest.mark.parametrize("path", [WALKTHROUGH, COMPARISON, FINETUNING])
 def test_cells_are_small(path: Path) -> None:
     trees = cell_trees(path)
     for name, source in code_cells(path).items():
@@ -144,6 +161,23 @@ def test_the_walkthrough(
     assert {"model.safetensors", "config.json", "tokenizer.json", "README.md"} <= set(pushed)
     assert pushed["model.safetensors"] == cloud_storage.objects()["walkthrough/model/export/model.safetensors"]
     assert pushed["loss.png"].startswith(PNG)
+
+
+@pytest.mark.slow
+def test_the_finetuning(tiny_start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the tiny model, whose rows are shorter, in a few steps."""
+    settings = {"MLM_INIT_FROM": str(tiny_start / "start"), "MLM_WORK": str(tmp_path)}
+    smaller = {"--max-seq-length 64": "--max-seq-length 30 --length-buckets 30", "--num-epochs 3": "--max-steps 12"}
+    cells = run_notebook(FINETUNING, settings, monkeypatch, smaller)
+    assert "900 to train on, 200 to evaluate on" in printed(cells["plan"])
+    figures = dict(re.findall(r"^(\w+) +([\d.]+|false|true)$", printed(cells["scores"]).lower(), flags=re.M))
+    assert {"eval_accuracy", "eval_guess_accuracy", "predict_accuracy"} <= set(figures)
+    assert re.search(r"^(datasets|huggingface_hub|matplotlib|numpy): \w", printed(cells["scores"]), flags=re.M)
+    assert [picture.startswith(PNG) for picture in pictures(cells["matrix"])] == [True]
+    for name in ("train", "own-train"):
+        assert [picture.startswith(PNG) for picture in pictures(cells[name])] == [True], name
+    assert "kappa" in printed(cells["own-train"])
+    assert (tmp_path / "stars" / "export" / "model.safetensors").is_file()
 
 
 def test_the_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
