@@ -19,6 +19,8 @@ from mlm_common.errors import InputError
 from tests.fixtures.made_once import made_once
 from tests.fixtures.same_run import newest_variables, timeless_lines
 from train.model.from_pretrained import load_model
+from train.publishing.pytorch_format import pytorch_weights
+from train.publishing.saved_model import read_saved_model
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "star_ratings.py"
 TASK = f"{RECIPE}:StarRatings"
@@ -70,6 +72,11 @@ def results(folder: Path) -> dict[str, float]:
     return json.loads((folder / "run" / "eval_results.json").read_text())
 
 
+def best_step(folder: Path) -> int:
+    lines = [line for line in timeless_lines(folder / "run") if line["split"] == "validation"]
+    return max(lines, key=lambda line: (line["kappa"], -line["step"]))["step"]
+
+
 def predicted(folder: Path) -> list[str]:
     lines = (folder / "run" / "predict_results_test.txt").read_text().splitlines()[1:]
     return [line.split("\t")[1] for line in lines]
@@ -101,6 +108,10 @@ def test_the_export_has_the_encoder_and_the_head(rated: Path) -> None:
         "own_head.dense_1.weight": (4, width),
         "own_head.dense_1.bias": (4,),
     }
+    saved = read_saved_model(str(rated / "run" / "checkpoints" / f"step-{best_step(rated):08d}"))
+    of_checkpoint = pytorch_weights(saved.publication.model, len(saved.tokenizer))
+    assert of_checkpoint.keys() == weights.keys()
+    assert all((of_checkpoint[name] == weights[name]).all() for name in weights)
     encoder = load_model(str(export), "TFAutoModel", head_labels=config.get("id2label", {}))
     inputs = PreTrainedTokenizerFast.from_pretrained(export)([text for text, _ in reviews("test")], return_tensors="np")
     states = encoder({name: inputs[name] for name in ("input_ids", "attention_mask")}).last_hidden_state.numpy()
@@ -203,7 +214,6 @@ HEADS = {
 def test_weights_of_a_head_have_names_of_their_own(head: str, tmp_path: Path) -> None:
     """A layer may bear the name of a transformers' one, whose first ids alone are kept."""
     from tests.fixtures.tiny_models import tiny_model
-    from train.publishing.pytorch_format import pytorch_weights
 
     own = f"    def head(self, config):\n        import tf_keras\n        layers = tf_keras.layers\n        {head}\n"
     (tmp_path / "task.py").write_text(f"{RECIPE.read_text()}\n\nclass Other(StarRatings):\n{own}")
