@@ -36,7 +36,7 @@ def put_head(network: Any, make_layers: Callable[[], Sequence[tf_keras.layers.La
         InputError: weights that would not be found again by their names.
     """
     if not network.built:
-        network.build_in_name_scope()
+        network(network.dummy_inputs, training=False)
     # Keras numbers the names of layers, and another network of the task must have the same ones.
     tf_keras.backend.reset_uids()
     network.own_head = OwnHead(make_layers())
