@@ -59,8 +59,9 @@ class OwnTask(RowTask):
         """
         import tensorflow as tf
 
-        weights = tf.cast(attended, states.dtype)[..., tf.newaxis]
-        return tf.reduce_sum(states * weights, axis=1) / tf.maximum(tf.reduce_sum(weights, axis=1), 1)
+        weights = tf.cast(attended, tf.float32)[..., tf.newaxis]  # (rows, length, 1)
+        totals = tf.reduce_sum(tf.cast(states, tf.float32) * weights, axis=1)
+        return totals / tf.maximum(tf.reduce_sum(weights, axis=1), 1)
 
     def outputs(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> "tf.Tensor":
         """Compute what the head says of each row, (rows, …)."""

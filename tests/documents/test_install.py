@@ -100,6 +100,15 @@ def test_both_notebooks_install_alike() -> None:
     assert first == second
 
 
+def test_an_extra_is_added_to_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[tuple] = []
+    monkeypatch.setattr(install, "_find_uv", lambda: "uv")
+    monkeypatch.setattr(install, "_run", lambda *command: commands.append(command))
+    install.add_extra("/env/bin/python", "finetuning")
+    ((*_, python, editable, project),) = commands
+    assert (python, editable, project) == ("/env/bin/python", "--editable", ".[finetuning]")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("python_version", "jax"), [("3.10", "0.6.2"), ("3.11", "0.7.1"), ("3.12", "0.7.1")])
 def test_the_preflight_can_be_installed_for_each_python(python_version: str, jax: str) -> None:
