@@ -94,11 +94,10 @@ class OwnTask(RowTask):
         self.guess = {}
         if validation is not None:
             self.guess = self.scores(np.repeat(_guess(train)[np.newaxis], len(validation), axis=0), validation)
-        name = type(self).__name__
         figures = [CardFigure(one, one.replace("_", " "), one, one) for one in self.metrics]
         self.card = TaskCard(
-            model_kind=f"model for a task of its author's, {name}",
-            task_name=name,
+            model_kind="model for a task of its author's",
+            task_name=type(self).__name__,
             pipeline_tag="feature-extraction",
             figures=(CardFigure("loss", "loss", "loss", "Loss"), *figures),
             training_verb="fine-tuned",

@@ -60,7 +60,9 @@ def model_card(
     hub, config = record["settings"]["hub"], publication.model.config
     task = TaskCard.from_record(recorded_task(record)["card"])
     num_weights = num_parameters(publication.model, vocabulary_size(tokenizer))
-    evaluations = [line for line in publication.metrics if line["split"] == "validation"]
+    step = publication.step
+    evaluations = [line for line in publication.metrics if line["split"] == "validation" and line["step"] <= step]
+    was_best = any(line["step"] > step for line in publication.metrics)
     about = {
         "architecture": f"{publication.model.class_name.removeprefix('TF')} (`{config.model_type}`)",
         "parameters": f"{num_weights:,}",
@@ -72,12 +74,12 @@ def model_card(
     sections = {
         "Use": _usage(record, task, tokenizer),
         "Corpus": _corpora(record),
-        "Training": markdown_table(procedure_table(record, task, publication.step)) + _phases_table(record, task),
+        "Training": markdown_table(procedure_table(record, task, step)) + _phases_table(record, task),
         "Evaluation": evaluation_table(record, task, evaluations)
         + "".join(f"\n\n![{title}]({name})" for name, title in PICTURES.items() if name in files),
         "Limits": LIMITS.format(limits=task.limits.format(max_length=longest_row(record["plan"]))),
     }
-    text = [f"# {_name(hub, task)}", _opening(record, task, publication.step), markdown_table(about)]
+    text = [f"# {_name(hub, task)}", _opening(record, task, step, was_best=was_best), markdown_table(about)]
     text += [f"## {title}\n\n{content}" for title, content in sections.items()]
     return f"---\n{metadata(record, task, tokenizer, evaluations)}\n---\n\n" + "\n\n".join(text) + "\n"
 
@@ -156,7 +158,7 @@ def _name(hub: dict[str, Any], task: TaskCard) -> str:
     return hub["hub_model_id"].partition("/")[2] if hub["hub_model_id"] else task.model_kind.capitalize()
 
 
-def _opening(record: dict[str, Any], task: TaskCard, step: int) -> str:
+def _opening(record: dict[str, Any], task: TaskCard, step: int, *, was_best: bool) -> str:
     init_from, num_steps = record["settings"]["model"]["init_from"], _phases(record)[-1]["plan"]["num_steps"]
     start = "from scratch"
     if init_from is not None:
@@ -164,8 +166,11 @@ def _opening(record: dict[str, Any], task: TaskCard, step: int) -> str:
         revision = f", revision `{record['hub_revision']}`" if is_on_hub and record["hub_revision"] else ""
         # The path of a folder is nobody's business but its owner's.
         start = f"{task.start_words} {f'`{init_from}`' if is_on_hub else 'a checkpoint of its author'}{revision}"
-    unfinished = "" if step == num_steps else f" **Training is not finished: step {step:,} of {num_steps:,}.**"
-    return f"A {task.model_kind}, {task.training_verb} {start}.{unfinished}"
+    place = f"step {step:,} of {num_steps:,}"
+    note = "" if step == num_steps else f" **Training is not finished: {place}.**"
+    if was_best:
+        note = f" It is as after {place}, whose evaluation was the best."
+    return f"A {task.model_kind}, {task.training_verb} {start}.{note}"
 
 
 def _example(hub: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> str:

@@ -127,7 +127,7 @@ def test_phases_are_told_apart() -> None:
     assert "In phase 1:" in text
     assert ModelCard(text).data.datasets == ["alice/corpus"]
     assert "at most 64 tokens" in text
-    assert "not finished: step 4 of 6" in card(record_of_phases(), step=4)
+    assert "not finished: step 4 of 6" in card(record_of_phases(), step=4, metrics=[])
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -225,3 +225,13 @@ def test_the_example_has_the_tokenizers_own_mask_token() -> None:
     assert 'pipeline("fill-mask", model="alice/tiny", revision="trial")' in text
     assert 'fill_mask("Das ist <m>.")' in text
     assert ModelCard(text).data.to_dict()["widget"] == [{"text": "Das ist <m>."}]
+
+
+def test_of_the_best_checkpoint_of_a_run_that_went_on() -> None:
+    """Its figures are those of that checkpoint, not the run's last ones."""
+    text = card(RECORDS["files"], step=3)
+    assert "It is as after step 3 of 6, whose evaluation was the best." in text
+    assert "not finished" not in text
+    values = {one.metric_type: one.metric_value for one in ModelCard(text).data.eval_results}
+    assert (values["loss"], values["perplexity"]) == (4.5, 90.0)
+    assert "4.0000" not in text
