@@ -1,4 +1,4 @@
-"""Convert a TF1 checkpoint of Google's BERT or ALBERT to a folder like an export, for PyTorch and --init-from."""
+"""Convert a TF1 checkpoint of Google's BERT or ALBERT, or one of Model Garden's BERT, for PyTorch and --init-from."""
 
 import argparse
 import sys
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_model(local_folder, read.weights, pytorch_config(read.config, read.class_name), tokenizer)
         output.upload_folder(local_folder)
     if read.left_out:
-        print(f"left out, as of a fine-tuned head: {', '.join(read.left_out)}")
+        print(f"left out, as of other heads: {', '.join(read.left_out)}")
     print(f"{read.class_name} of {read.config.vocab_size:,} tokens: {arguments.output}")
 
 

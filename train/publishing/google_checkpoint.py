@@ -1,4 +1,4 @@
-"""A checkpoint of Google's BERT or ALBERT, in the files that google-research/bert and albert publish and write."""
+"""A checkpoint of Google's BERT or ALBERT, in the files that google-research/bert and albert and Model Garden write."""
 
 import json
 import logging
@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import numpy as np
 from transformers import AlbertTokenizerFast, BertTokenizerFast, PretrainedConfig, PreTrainedTokenizerFast
@@ -20,7 +19,8 @@ from mlm_common.errors import InputError
 from mlm_common.storage import Folder, folder_and_name, open_folder, read_file
 from tokenizer_training.tokenizer import special_ids, vocabulary_size
 from train.model.architectures import architecture_of, check_architecture
-from train.publishing.google_variables import Conversion, model_type_of, plan_conversion
+from train.publishing.garden_checkpoint import OBJECT_GRAPH, read_object_graph
+from train.publishing.google_variables import Conversion, Variables, model_type_of, plan_conversion
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class GoogleCheckpoint:
 
     weights: {name in the PyTorch class: float32 array in its layout}.
     class_name: of the PyTorch class.
-    left_out: variables of a fine-tuned head, which are not among the weights.
+    left_out: variables of other heads, which are not among the weights.
     """
 
     config: PretrainedConfig
@@ -80,17 +80,17 @@ def read_google_checkpoint(
         vocabulary_path = vocabulary or _only_file(folder, VOCABULARY_FILE, "--vocabulary")
         files = [one for one in folder.list_files() if one.startswith(f"{name}.") and not one.endswith(META_SUFFIX)]
         with folder.local_copy(files) as local, _local_file(vocabulary_path, "--vocabulary") as vocabulary_file:
-            reader = _variables(Path(local, name), checkpoint)
-            shapes = {variable: tuple(shape) for variable, shape in reader.get_variable_to_shape_map().items()}
-            model_config = _read_config(config_path, model_type_of(shapes, checkpoint))
+            variables = _variables(Path(local, name), checkpoint)
+            model_config = _read_config(config_path, model_type_of(variables.shapes, checkpoint))
             lowers = _lowers_case(do_lower_case, (_name_of(folder), PurePosixPath(checkpoint).name), checkpoint)
             tokenizer = _read_tokenizer(vocabulary_file, vocabulary_path, model_config, lowers)
             _set_special_ids(model_config, tokenizer)
             check_architecture(model_config)
-            conversion = plan_conversion(shapes, model_config, checkpoint)
-            weights = _read_weights(reader, conversion, model_config)
+            conversion = plan_conversion(variables.shapes, model_config, checkpoint)
+            weights = _read_weights(variables, conversion, model_config)
     class_name = CLASS_NAMES[model_config.model_type] + conversion.model_class
-    return GoogleCheckpoint(model_config, weights, tokenizer, class_name, conversion.left_out)
+    left_out = conversion.left_out + variables.left_out
+    return GoogleCheckpoint(model_config, weights, tokenizer, class_name, left_out)
 
 
 @contextmanager
@@ -163,20 +163,27 @@ def _name_of(folder: Folder) -> str:
 def _must_be_whole(name: str) -> Iterator[None]:
     """Explain what TensorFlow's reader raises within it; imports TensorFlow."""
     import tensorflow as tf
+    from google.protobuf.message import DecodeError
 
     try:
         yield
-    except (tf.errors.OpError, IndexError, RuntimeError, ValueError) as error:
+    except InputError:
+        raise
+    except (tf.errors.OpError, DecodeError, IndexError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"The files of a checkpoint must be whole; {name}: {reason}") from error
 
 
-def _variables(prefix: Path, checkpoint: str) -> Any:
-    """Open the variables of a checkpoint."""
+def _variables(prefix: Path, checkpoint: str) -> Variables:
+    """Open the variables of a checkpoint, of TF1 or of TensorFlow 2."""
     with _must_be_whole(checkpoint):
         import tensorflow as tf
 
-        return tf.train.load_checkpoint(str(prefix))
+        reader = tf.train.load_checkpoint(str(prefix))
+        shapes = {name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()}
+        if OBJECT_GRAPH in shapes:
+            return read_object_graph(reader, checkpoint)
+        return Variables(shapes, reader.get_tensor, [])
 
 
 def _read_config(path: str, model_type: str) -> PretrainedConfig:
@@ -234,11 +241,11 @@ def _set_special_ids(config: PretrainedConfig, tokenizer: PreTrainedTokenizerFas
     config.update({f"{name}_token_id": ids[name] for name in ("cls", "sep", "mask")})
 
 
-def _read_weights(reader: Any, conversion: Conversion, config: PretrainedConfig) -> dict[str, np.ndarray]:
+def _read_weights(variables: Variables, conversion: Conversion, config: PretrainedConfig) -> dict[str, np.ndarray]:
     weights = {}
     for variable, (name, _, is_transposed) in conversion.weights.items():
         with _must_be_whole(variable):
-            array = reader.get_tensor(variable)
+            array = variables.read(variable)
         weights[name] = np.ascontiguousarray(array.T if is_transposed else array, dtype=np.float32)
     # Of an ALBERT both classes of PyTorch's have the bias twice.
     names = architecture_of(config).head_bias or ()

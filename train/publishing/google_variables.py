@@ -1,12 +1,13 @@
-"""The variables of Google's TF1 checkpoints of BERT and ALBERT, and which weight of the PyTorch class each is.
+"""The variables of Google's checkpoints of BERT and ALBERT, by their names in TF1, and which weight in PyTorch each is.
 
 Names and shapes are those of `modeling.py` and `run_pretraining.py` in google-research/bert and google-research/albert.
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 from transformers import PretrainedConfig
 
 from mlm_common.errors import InputError
@@ -18,13 +19,26 @@ OPTIMIZER_STATE = re.compile(
 )
 # The heads of run_classifier.py and run_squad.py.
 FINE_TUNING_HEADS = ("output_weights", "output_bias", "cls/squad/output_weights", "cls/squad/output_bias")
-# In the names of an object checkpoint, as TensorFlow 2 and Model Garden write them.
-OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+# Of the head for pairs, a matrix that is stored as PyTorch's is.
+PAIR_WEIGHTS = "cls/seq_relationship/output_weights"
 # Before all names of what TF Hub holds.
 HUB_PREFIX = "module/"
 # In the names of ALBERT's layers, and of no others.
 ALBERT_MARK = "/inner_group_"
 NUM_SHOWN = 5
+
+
+class Variables(NamedTuple):
+    """What a checkpoint holds.
+
+    shapes: of the variables, by name.
+    read: reads one, by name.
+    left_out: what is of another head, and is not among them.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    read: Callable[[str], np.ndarray]
+    left_out: list[str]
 
 
 class Weight(NamedTuple):
@@ -57,15 +71,9 @@ def model_type_of(variables: Collection[str], checkpoint: str) -> str:
     Raises:
         InputError: it is of something else.
     """
-    if OBJECT_GRAPH in variables:
-        raise InputError(
-            "CHECKPOINT must be one of TF1, whose variables have the names of google-research/bert or albert; "
-            f"{checkpoint} is an object checkpoint of TensorFlow 2, as Model Garden writes them. Use Google's TF1 "
-            "files of the same model, or a conversion for PyTorch, which --init-from reads as it is."
-        )
     names = {_own_name(name) for name in variables}
     if "bert/embeddings/word_embeddings" not in names:
-        shown = _listed(sorted(name for name in names if not OPTIMIZER_STATE.search(name)))
+        shown = listed(sorted(name for name in names if not OPTIMIZER_STATE.search(name)))
         raise InputError(
             "A checkpoint of Google's BERT or ALBERT holds bert/embeddings/word_embeddings; in "
             f"{checkpoint} are: {shown}."
@@ -104,7 +112,7 @@ def plan_conversion(shapes: Mapping[str, tuple[int, ...]], config: PretrainedCon
     if any(wrong.values()):
         raise InputError(
             f"The variables must be those that the configuration says, of a {config.model_type}; in {checkpoint} are "
-            + "; ".join(f"{kind}: {_listed(names)}" for kind, names in wrong.items() if names)
+            + "; ".join(f"{kind}: {listed(names)}" for kind, names in wrong.items() if names)
         )
     return Conversion({found[name]: weight for name, weight in expected.items()}, left_out, model_class)
 
@@ -113,7 +121,8 @@ def _own_name(variable: str) -> str:
     return variable.removeprefix(HUB_PREFIX)
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Write out names for people, the first few of many."""
     more = f" and {len(names) - NUM_SHOWN:,} more" if len(names) > NUM_SHOWN else ""
     return ", ".join(names[:NUM_SHOWN]) + more
 
@@ -154,9 +163,8 @@ def _masked_lm_head(config: PretrainedConfig, name: str, dense: str, norm: str, 
 
 
 def _pair_head(config: PretrainedConfig, name: str) -> Weights:
-    """List the weights of the head, whose matrix is stored as PyTorch's is."""
     return {
-        "cls/seq_relationship/output_weights": Weight(f"{name}.weight", (2, config.hidden_size)),
+        PAIR_WEIGHTS: Weight(f"{name}.weight", (2, config.hidden_size)),
         "cls/seq_relationship/output_bias": Weight(f"{name}.bias", (2,)),
     }
 
