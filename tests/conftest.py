@@ -14,6 +14,7 @@ pytest_plugins = [
     "tests.servers.fixtures",
     "tests.fixtures.other_environments",
     "tests.fixtures.tiny_run",
+    "tests.fixtures.tiny_pairs",
     "tests.fixtures.tiny_phases",
     "tests.fixtures.tiny_classification",
 ]

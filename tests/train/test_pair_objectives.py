@@ -1,53 +1,22 @@
-"""Runs that learn from pairs: trained, evaluated, resumed and exported, for all classes that the file is for."""
+"""Runs that learn from pairs: trained, evaluated and exported, for all classes that the file is for."""
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from safetensors.numpy import load_file
 
-from tests.fixtures.made_once import made_once
 from tests.fixtures.other_environments import output_of
-from tests.fixtures.same_run import assert_same_run
-from tests.fixtures.tiny_corpus import DOCUMENTS, flags, write_source
-from tests.fixtures.tiny_run import MODEL, NUM_STEPS, forget_checkpoint, run_flags
-from tfrecord_prep.prepare_tfrecord_shards import main as prepare
+from tests.fixtures.tiny_pairs import BERT
+from tests.fixtures.tiny_run import MODEL, NUM_STEPS, run_flags
 from train.export import main as export
 from train.fill_mask import fill_masks
 from train.metrics.log import read_metrics
 from train.model.from_pretrained import load_model
 from train.run_mlm import main
 
-PAIRS = ("--preset", "bert-base", "--dropout", "0.1")
 BOTH_HEADS = {"cls.seq_relationship.weight", "bert.pooler.dense.weight", "cls.predictions.bias"}
-
-
-@pytest.fixture(scope="session")
-def pair_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards of pairs, in whose documents there are sentences to find."""
-
-    def make(folder: Path) -> None:
-        source = write_source(folder)
-        texts = [". ".join(f"A {DOCUMENTS[n + m][:9]}" for m in range(2 + n % 9)) for n in range(80)]
-        (source / "docs.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-        more = ("--chunking", "segment_pairs", "--validation-percent", "20")
-        assert prepare(flags(source, folder / "shards", *more)) == 0
-
-    return made_once(tmp_path_factory, "pair-source", make) / "shards"
-
-
-@pytest.fixture(scope="session")
-def pair_run(pair_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    def make(folder: Path) -> None:
-        one = tf.distribute.OneDeviceStrategy("/device:CPU:0")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("train.runtime.strategy.connect", lambda *_: one)  # half as much is traced
-            assert main(run_flags(pair_shards, folder, *PAIRS, "--objective", "mlm+nsp")) == 0
-
-    return made_once(tmp_path_factory, "pair-run", make)
 
 
 def test_it_is_evaluated(pair_run: Path) -> None:
@@ -63,14 +32,6 @@ def test_it_is_evaluated(pair_run: Path) -> None:
     card = (pair_run / "export" / "README.md").read_text()
     assert "accuracy, next sentence" in card
     assert f"{last['num_pairs']:,} pairs. The loss is the sum of both." in card
-
-
-@pytest.mark.slow
-def test_it_resumes_to_the_same_end(pair_run: Path, pair_shards: Path, tmp_path: Path, one_device: None) -> None:  # noqa: ARG001
-    shutil.copytree(pair_run, tmp_path / "run")
-    forget_checkpoint(tmp_path / "run", NUM_STEPS)
-    assert main(run_flags(pair_shards, tmp_path / "run", *PAIRS, "--objective", "mlm+nsp")) == 0
-    assert_same_run(tmp_path / "run", pair_run)
 
 
 def test_its_file_is_for_all_classes(pair_run: Path, tmp_path: Path) -> None:
@@ -105,10 +66,10 @@ def test_an_albert_continues_with_the_order_of_sentences(pair_shards: Path, tmp_
 @pytest.mark.parametrize(
     ("folder", "more", "message"),
     [
-        ("shards", PAIRS, "--objective mlm+nsp needs shards of --chunking segment_pairs; that of"),
+        ("shards", BERT, "--objective mlm+nsp needs shards of --chunking segment_pairs; that of"),
         ("pair_shards", (), "--objective mlm+nsp needs one of albert, bert, mobilebert; the model is a roberta"),
-        ("pair_shards", (*PAIRS, "--config-overrides", f"{MODEL},type_vocab_size=1"), "tells two segments apart"),
-        ("pair_shards", (*PAIRS, "--block-attention"), "--block-attention needs shards in which"),
+        ("pair_shards", (*BERT, "--config-overrides", f"{MODEL},type_vocab_size=1"), "tells two segments apart"),
+        ("pair_shards", (*BERT, "--block-attention"), "--block-attention needs shards in which"),
     ],
 )
 def test_what_has_no_pairs_is_refused(
@@ -124,7 +85,7 @@ def test_what_has_no_pairs_is_refused(
     assert message in capsys.readouterr().err
 
 
-# Prints, for the export, what each class does not find in it, and how far the logits are from TensorFlow's.
+# Prints, for each export and class, what is not found in the file, and how far the logits are from TensorFlow's.
 READER = """
 import json, sys
 from pathlib import Path
@@ -132,45 +93,47 @@ import numpy as np
 import torch
 import transformers
 
-folder = Path(sys.argv[1])
-expected = np.load(sys.argv[2])
-batch = {name: torch.tensor(expected[name]).long() for name in ("input_ids", "attention_mask", "token_type_ids")}
-names = ("ForPreTraining", "ForMaskedLM", "ForNextSentencePrediction", "ForSequenceClassification")
-for name in names:
-    model_class = getattr(transformers, sys.argv[3] + name, None)
-    if model_class is None:
-        continue
-    model, loading = model_class.from_pretrained(folder, output_loading_info=True)
-    with torch.no_grad():
-        outputs = model.eval()(**batch)
-    compared = {
-        "ForPreTraining": {"prediction_logits": outputs[0], "pair_logits": outputs[1] if len(outputs) > 1 else None},
-        "ForMaskedLM": {"prediction_logits": outputs[0]},
-        "ForNextSentencePrediction": {"pair_logits": outputs[0]},
-    }.get(name, {})
-    differences = [float(np.abs(logits.numpy() - expected[key]).max()) for key, logits in compared.items()]
-    print(json.dumps({"name": name, "missing": sorted(loading["missing_keys"]), "differences": differences}))
+for folder in sorted(Path(sys.argv[1]).iterdir()):
+    expected = np.load(folder / "tensorflow.npz")
+    batch = {name: torch.tensor(expected[name]).long() for name in ("input_ids", "attention_mask", "token_type_ids")}
+    for name in ("ForPreTraining", "ForMaskedLM", "ForNextSentencePrediction", "ForSequenceClassification"):
+        model_class = getattr(transformers, folder.name + name, None)
+        if model_class is None:
+            continue
+        model, loading = model_class.from_pretrained(folder, output_loading_info=True)
+        with torch.no_grad():
+            outputs = model.eval()(**batch)
+        compared = {
+            "ForPreTraining": [(outputs[0], "prediction_logits"), (outputs[-1], "pair_logits")],
+            "ForMaskedLM": [(outputs[0], "prediction_logits")],
+            "ForNextSentencePrediction": [(outputs[0], "pair_logits")],
+        }.get(name, [])
+        differences = [float(np.abs(logits.numpy() - expected[key]).max()) for logits, key in compared]
+        missing = sorted(loading["missing_keys"])
+        print(json.dumps({"class": folder.name + name, "missing": missing, "differences": differences}))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bert", "albert", "mobilebert"])
-def test_transformers_on_torch_reads_all_heads(python: Path, name: str, tmp_path: Path) -> None:
+def test_transformers_on_torch_reads_all_heads(python: Path, tmp_path: Path) -> None:
     from tests.fixtures.tiny_models import padded_batch, tiny_model, tiny_tokenizer
     from train.publishing.pytorch_format import export_model
 
-    model = tiny_model(name, "TFAutoModelForPreTraining")
-    export_model(model, tiny_tokenizer(), str(tmp_path / "export"), model_max_length=30)
-    batch, attended = padded_batch(model)
-    batch["token_type_ids"] = (attended & (np.arange(12) > 5)).astype(np.int32)
-    prediction_logits, pair_logits = (logits.numpy() for logits in model(batch).to_tuple())
-    np.savez(tmp_path / "tf.npz", **batch, prediction_logits=prediction_logits, pair_logits=pair_logits)
-    prefix = {"bert": "Bert", "albert": "Albert", "mobilebert": "MobileBert"}[name]
-    printed = output_of(python, READER, str(tmp_path / "export"), str(tmp_path / "tf.npz"), prefix)
-    results = {result["name"]: result for result in map(json.loads, printed.splitlines())}
-    assert results.keys() >= {"ForPreTraining", "ForMaskedLM", "ForSequenceClassification"}
-    for result in results.values():
-        print(python.parent.parent.name, name, result)
-        is_classifier = result["name"] == "ForSequenceClassification"
+    prefixes = ("Bert", "Albert", "MobileBert")
+    for prefix in prefixes:
+        model = tiny_model(prefix.lower(), "TFAutoModelForPreTraining")
+        export_model(model, tiny_tokenizer(), str(tmp_path / prefix), model_max_length=30)
+        batch, attended = padded_batch(model)
+        batch["token_type_ids"] = (attended & (np.arange(12) > 5)).astype(np.int32)
+        prediction_logits, pair_logits = (logits.numpy() for logits in model(batch).to_tuple())
+        expected = {"prediction_logits": prediction_logits, "pair_logits": pair_logits}
+        np.savez(tmp_path / prefix / "tensorflow.npz", **batch, **expected)
+    printed = output_of(python, READER, str(tmp_path))
+    results = {result["class"]: result for result in map(json.loads, printed.splitlines())}
+    heads = ("ForPreTraining", "ForMaskedLM", "ForSequenceClassification")
+    assert results.keys() >= {prefix + head for prefix in prefixes for head in heads}
+    for name, result in results.items():
+        print(python.parent.parent.name, result)
+        is_classifier = name.endswith("ForSequenceClassification")
         assert result["missing"] == (["classifier.bias", "classifier.weight"] if is_classifier else [])
         assert all(difference < 1e-5 for difference in result["differences"])

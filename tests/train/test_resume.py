@@ -16,6 +16,7 @@ import tensorflow as tf
 from mlm_common.errors import EXIT_PERMANENT, EXIT_STOPPED
 from tests.fixtures.killable_runs import PROJECT, KillableRuns
 from tests.fixtures.same_run import assert_same_run, timeless_lines
+from tests.fixtures.tiny_pairs import PAIRS
 from tests.fixtures.tiny_run import MODEL, run_flags
 from tfrecord_prep.records import encode_rows
 from train.metrics.log import read_metrics
@@ -64,6 +65,18 @@ def test_sigterm_saves_and_the_run_resumes(runs, whole_run, shards, tmp_path):
     assert not (tmp_path / "run" / "export").exists()
     assert runs.run([*flags, "--resume", "must"]) == 0
     assert_same_run(tmp_path / "run", whole_run)
+
+
+@pytest.mark.slow
+def test_a_run_of_pairs_is_killed_while_saving(runs, pair_run, pair_shards, tmp_path):
+    """On one device; the run that was not killed is one of this process."""
+    flags = run_flags(pair_shards, tmp_path / "run", *PAIRS, "--save-minutes", "0.001")
+    status = runs.run_and_signal(flags, "save", 3, signal.SIGKILL, 0.001, num_devices=1)
+    assert status == -signal.SIGKILL
+    assert list((tmp_path / "run" / "checkpoints").glob("*.json"))
+    assert not (tmp_path / "run" / "export").exists()
+    assert runs.run([*flags, "--resume", "must"], num_devices=1) == 0
+    assert_same_run(tmp_path / "run", pair_run)
 
 
 def bad_rows(shards, folder, num_good=6):

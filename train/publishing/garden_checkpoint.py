@@ -122,7 +122,7 @@ def read_object_graph(reader: Any, checkpoint: str) -> Variables:
     return Variables(shapes, read, sorted(others - of_model))
 
 
-def _parts(graph: ObjectGraph, encoder: int) -> dict[str, int]:
+def _parts(graph: ObjectGraph, encoder: int | None) -> dict[str, int]:
     """Find layers of the encoder and the heads, and variables in none, by their names in google-research/bert."""
     parts = graph.find_all(encoder, "bert/embeddings", EMBEDDINGS)
     for index in count():
