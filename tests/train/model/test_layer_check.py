@@ -87,6 +87,7 @@ def check_fallback(model, caplog):
     return text
 
 
+@pytest.mark.slow
 def test_layers_that_scale_their_scores_wrongly_are_not_used(caplog, monkeypatch):
     class WrongAttention(tpu_attention._Attention):
         def __init__(self, attended, head_keys, rate, scale, *others):
