@@ -40,7 +40,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     *subjects, settings = parse_arguments((*SUBJECTS, PreflightConfig), argv, __doc__, LAYERS)
     config = TrainingConfig(*subjects)
     log_start(__file__)
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # whose allocator gives no memory back
     from train.checks.preflight.preflight import (  # transformers, not for --help
         open_preflights,
         print_largest_batch,
@@ -58,4 +57,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # whose allocator gives no memory back
     sys.exit(main())
