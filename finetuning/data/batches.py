@@ -39,6 +39,7 @@ def batches_of_rows(
     of_rows = {name: _with_padding(encoded.of_rows[name], features[name]) for name in features if name not in of_tokens}
     starts = tf.constant(np.append(encoded.starts, encoded.starts[-1]))  # after the last row one of no tokens: padding
 
+    @tf.autograph.experimental.do_not_convert
     def make(rows: tf.Tensor, length: tf.Tensor) -> dict[str, tf.Tensor]:
         rows = tf.where(rows < 0, encoded.num_rows, rows)
         begins, ends = tf.gather(starts, rows), tf.gather(starts, rows + 1)
@@ -58,7 +59,8 @@ def batches_of_rows(
     lengths = np.repeat(batches.lengths, num_replicas)
     dataset = tf.data.Dataset.from_tensor_slices((own_rows, lengths)).map(make, num_parallel_calls=tf.data.AUTOTUNE)
     if prepare_row is not None:
-        dataset = dataset.map(lambda batch: _row_by_row(batch, prepare_row, replica_rows))
+        prepare = tf.autograph.experimental.do_not_convert(prepare_row)
+        dataset = dataset.map(lambda batch: _row_by_row(batch, prepare, replica_rows))
     options = tf.data.Options()
     options.deterministic = True
     return dataset.prefetch(tf.data.AUTOTUNE).with_options(options)

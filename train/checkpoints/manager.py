@@ -272,7 +272,7 @@ class TrainingState:
         for name, variable in model.optimizer.state_of(trained).items():
             self._variables[f"optimizer/{name}"] = variable
         self._means: dict[str, tf.Variable] = {}
-        self._replicas_means = tf.function(self._read_on_replicas)
+        self._replicas_means = tf.function(self._read_on_replicas, autograph=False)
         for metric in model.metrics:
             for name, variable in zip(_names(metric.variables, metric.name), metric.variables, strict=True):
                 self._means[f"metrics/{metric.name}/{name}"] = variable
@@ -311,7 +311,7 @@ class TrainingState:
             for variable, value in zip(self._means.values(), values, strict=True):
                 variable.assign(value)
 
-        tf.function(self._strategy.run)(assign, args=(values,))
+        tf.function(self._strategy.run, autograph=False)(assign, args=(values,))
 
     def _check(self, arrays: Arrays) -> None:
         variables = {**self._variables, **self._means}

@@ -44,6 +44,7 @@ def training_batches(
     first_places = (np.cumsum(num_rows - num_skipped_rows) - (num_rows - num_skipped_rows)) % global_batch_rows
     paths = tf.constant(list(order.shard_paths))
 
+    @tf.autograph.experimental.do_not_convert
     def read_window(
         shard_indices: tf.Tensor, seed: tf.Tensor, num_rows: tf.Tensor, num_skipped_rows: tf.Tensor, first: tf.Tensor
     ) -> tf.Tensor:
@@ -73,6 +74,7 @@ def training_batches(
     dataset = dataset.map(read_window).prefetch(1).rebatch(replica_rows, drop_remainder=True)
     dataset = dataset.take(num_steps * _num_replicas(context))
 
+    @tf.autograph.experimental.do_not_convert
     def parse(records: tf.Tensor) -> dict[str, tf.Tensor]:
         return parse_records(tf.ensure_shape(records, (replica_rows,)), features)
 
@@ -100,9 +102,11 @@ def evaluation_batches(
     }
     records = tf.data.TFRecordDataset(list(shards.paths), num_parallel_reads=NUM_PARALLEL_READS)
     own = records.batch(pipeline_rows).shard(context.num_input_pipelines, context.input_pipeline_id)
-    rows = own.map(lambda batch: parse_records(batch, features), num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+    parse = tf.autograph.experimental.do_not_convert(lambda batch: parse_records(batch, features))
+    rows = own.map(parse, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
     rows = rows.concatenate(tf.data.Dataset.from_tensors(padding).repeat()).take(num_batches * pipeline_rows)
-    rows = rows.map(prepare_row, num_parallel_calls=tf.data.AUTOTUNE)
+    prepare = tf.autograph.experimental.do_not_convert(prepare_row)
+    rows = rows.map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
     replica_rows = context.get_per_replica_batch_size(global_batch_rows)
     return _deterministic(rows.batch(replica_rows, drop_remainder=True).prefetch(tf.data.AUTOTUNE))
 

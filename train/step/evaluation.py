@@ -50,7 +50,7 @@ def build_adder(
     if jit_compile:
         evaluation_step = tf.function(evaluation_step, jit_compile=True)
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(rows: Any) -> Sums:
         sums = strategy.run(evaluation_step, args=(rows,))
         # Every replica holds those of all.

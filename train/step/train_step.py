@@ -60,6 +60,7 @@ class PretrainingModel(tf_keras.Model):
         for metric in self.metrics:
             metric.reset_state()
 
+    @tf.autograph.experimental.do_not_convert
     def train_step(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Make one step from this replica's share of the global batch, {feature: (rows, …)}."""
         replica, means = tf.distribute.get_replica_context(), self.task.means
@@ -103,6 +104,7 @@ class PretrainingModel(tf_keras.Model):
         replica = tf.distribute.get_replica_context()
         return self.task.weigh_rows(rows, lambda total: replica.all_reduce(tf.distribute.ReduceOp.SUM, total))
 
+    @tf.autograph.experimental.do_not_convert
     def evaluation_step(self, rows: Any) -> Sums:
         """Add up the task's sums for a batch of prepared rows, over all replicas; collect what it keeps of each row."""
         replica = tf.distribute.get_replica_context()
@@ -114,6 +116,7 @@ class PretrainingModel(tf_keras.Model):
             sums[name] = replica.all_reduce(tf.distribute.ReduceOp.SUM, _in_its_place(value))
         return sums
 
+    @tf.autograph.experimental.do_not_convert
     def gradient_sums(self, batch: dict[str, tf.Tensor]) -> tuple[Sums, tf.Tensor]:
         """Add up, over all replicas, the task's sums and the squares of each variable's gradient of the summed loss.
 
@@ -214,15 +217,17 @@ def build_train_function(model: tf_keras.Model) -> Callable[[Any], dict[str, tf.
     num_steps = model._steps_per_execution
 
     def execute_many(iterator: Any) -> dict[str, tf.Tensor]:
-        wait_seconds = tf.constant(0.0, tf.float64)
-        for _ in tf.range(num_steps):
-            wait_seconds += one_step(iterator)
+        _, wait_seconds = tf.while_loop(
+            lambda step, _: step < num_steps,
+            lambda step, seconds: (step + 1, seconds + one_step(iterator)),
+            (tf.zeros_like(num_steps), tf.constant(0.0, tf.float64)),
+        )
         return {WAIT_NAME: wait_seconds}
 
     def execute_one(iterator: Any) -> dict[str, tf.Tensor]:
         return {WAIT_NAME: one_step(iterator)}
 
-    execute = tf.function(execute_many if num_steps.numpy() > 1 else execute_one, reduce_retracing=True)
+    execute = tf.function(execute_many if num_steps.numpy() > 1 else execute_one, autograph=False, reduce_retracing=True)
     step_on = tf.function(lambda batch: strategy.run(train_step, args=(batch,)), autograph=False)
 
     def execute_next(iterator: Any) -> dict[str, tf.Tensor]:
@@ -253,7 +258,7 @@ def prove_tpu_layers(model: PretrainingModel, batch: Any, strategy: tf.distribut
         gradient_sums = model.gradient_sums
         if model.jit_compile:
             gradient_sums = tf.function(gradient_sums, jit_compile=True)
-        results = tf.function(lambda batch: strategy.run(gradient_sums, args=(batch,)))(batch)
+        results = tf.function(lambda batch: strategy.run(gradient_sums, args=(batch,)), autograph=False)(batch)
         # Every replica holds the global sums.
         sums, squares = tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], results)
         loss, names = model.task.means[0], [variable.name for variable in model.network.trainable_variables]
