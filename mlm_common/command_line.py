@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import functools
+import gc
 import io
 import logging
 import resource
@@ -183,6 +184,8 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # for names of files that are not UTF-8
+        # Looking for garbage among what TensorFlow and transformers make when they are imported takes a second.
+        gc.set_threshold(10_000)
         started_seconds = time.monotonic()
         try:
             main(argv)

@@ -4,7 +4,7 @@ import functools
 import logging
 import re
 from collections.abc import Callable
-from importlib.metadata import packages_distributions
+from importlib.metadata import distributions
 from typing import Any
 
 import tensorflow as tf
@@ -14,6 +14,9 @@ from train.config.settings import HardwareConfig
 from train.runtime.cluster import Cluster
 
 logger = logging.getLogger(__name__)
+
+# Distributions of TensorFlow in which XLA compiles for TPUs alone.
+TPU_BUILDS = ("tensorflow-tpu", "tf-nightly-tpu")
 
 
 def connect(config: HardwareConfig, cluster: Cluster) -> tf.distribute.Strategy:
@@ -122,8 +125,8 @@ def _needs_another_setup(error: Exception) -> bool:
 
 
 def _is_build_for_tpus() -> bool:
-    """Ask whether TensorFlow is `tensorflow-tpu`, in which XLA compiles for TPUs alone."""
-    return any("tpu" in name for name in packages_distributions().get("tensorflow", ()))
+    """Ask whether TensorFlow is one of TPU_BUILDS."""
+    return any(found for name in TPU_BUILDS for found in distributions(name=name))
 
 
 def _connect_workers(cluster: Cluster) -> tf.distribute.Strategy:

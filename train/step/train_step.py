@@ -217,17 +217,19 @@ def build_train_function(model: tf_keras.Model) -> Callable[[Any], dict[str, tf.
     num_steps = model._steps_per_execution
 
     def execute_many(iterator: Any) -> dict[str, tf.Tensor]:
+        end = num_steps.read_value()  # once: it may be on the device
         _, wait_seconds = tf.while_loop(
-            lambda step, _: step < num_steps,
+            lambda step, _: step < end,
             lambda step, seconds: (step + 1, seconds + one_step(iterator)),
-            (tf.zeros_like(num_steps), tf.constant(0.0, tf.float64)),
+            (tf.zeros_like(end), tf.constant(0.0, tf.float64)),
         )
         return {WAIT_NAME: wait_seconds}
 
     def execute_one(iterator: Any) -> dict[str, tf.Tensor]:
         return {WAIT_NAME: one_step(iterator)}
 
-    execute = tf.function(execute_many if num_steps.numpy() > 1 else execute_one, autograph=False, reduce_retracing=True)
+    execute = execute_many if num_steps.numpy() > 1 else execute_one
+    execute = tf.function(execute, autograph=False, reduce_retracing=True)
     step_on = tf.function(lambda batch: strategy.run(train_step, args=(batch,)), autograph=False)
 
     def execute_next(iterator: Any) -> dict[str, tf.Tensor]:

@@ -22,7 +22,7 @@ def connect_failing_by(error: Exception, monkeypatch: pytest.MonkeyPatch, packag
 
     monkeypatch.setattr(tf.distribute.cluster_resolver, "TPUClusterResolver", lambda **_: None)
     monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", fail)
-    monkeypatch.setattr(strategy, "packages_distributions", lambda: {"tensorflow": [package]})
+    monkeypatch.setattr(strategy, "distributions", lambda name: [name] if name == package else [])
     with pytest.raises((InputError, RunFailedError), match="--tpu-name must name a TPU that can be reached") as caught:
         strategy.connect(LOCAL, Cluster())
     assert not isinstance(caught.value, PermanentError)
@@ -86,7 +86,7 @@ def test_what_xla_compiles_is_refused_on_several_cpus_before_it_fails_there(sett
 def test_the_build_for_tpus_compiles_nothing_for_a_cpu(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strategy, "packages_distributions", lambda: {"tensorflow": ["tensorflow-tpu"]})
+    monkeypatch.setattr(strategy, "distributions", lambda name: [name] if name == "tensorflow-tpu" else [])
     assert strategy.compiles_with_xla(HardwareConfig()) is False
     with pytest.raises(InputError, match=r"need a TPU where TensorFlow is tensorflow-tpu.* --extra cpu"):
         strategy.connect(HardwareConfig(**settings), Cluster())
