@@ -11,6 +11,7 @@ import pytest
 import train  # noqa: F401  (before TensorFlow)
 
 pytest_plugins = [
+    "tests.fixtures.autograph",
     "tests.servers.fixtures",
     "tests.fixtures.other_environments",
     "tests.fixtures.tiny_run",
@@ -35,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Set up TensorFlow, unless this process only hands out the tests to those of pytest-xdist."""
     if config.getoption("tx", None) and not hasattr(config, "workerinput"):
         return
+    gc.disable()  # until all is imported, which makes a million objects that stay
     import tensorflow as tf
 
     # Before any test module makes a tensor. A single device is taken by name where one replica is meant.
@@ -50,6 +52,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Spare the collector of garbage all that was imported."""
     gc.freeze()
+    gc.set_threshold(10_000)
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ Each input pipeline (one a host) gives the batches of its own replicas, cut out 
 follow each other in the order of the replicas. All is made by operations of TensorFlow, which any host can run.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -59,8 +60,8 @@ def batches_of_rows(
     lengths = np.repeat(batches.lengths, num_replicas)
     dataset = tf.data.Dataset.from_tensor_slices((own_rows, lengths)).map(make, num_parallel_calls=tf.data.AUTOTUNE)
     if prepare_row is not None:
-        prepare = tf.autograph.experimental.do_not_convert(prepare_row)
-        dataset = dataset.map(lambda batch: _row_by_row(batch, prepare, replica_rows))
+        make_rows = functools.partial(_row_by_row, prepare_row=prepare_row, num_rows=replica_rows)
+        dataset = dataset.map(tf.autograph.experimental.do_not_convert(make_rows))
     options = tf.data.Options()
     options.deterministic = True
     return dataset.prefetch(tf.data.AUTOTUNE).with_options(options)

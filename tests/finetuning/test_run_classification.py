@@ -119,7 +119,7 @@ def test_predictions_become_a_submission(classified: Path, tmp_path: Path, capsy
     assert rows == ["index\tprediction", *expected, ""]
 
 
-@pytest.mark.usefixtures("one_device")
+@pytest.mark.usefixtures("one_device", "nothing_converted")
 def test_it_resumes_bit_for_bit(classified: Path, tiny_start: Path, tmp_path: Path) -> None:
     """From a checkpoint in the middle of a pass, with dropout."""
     shutil.copytree(classified, tmp_path / "run")

@@ -55,6 +55,7 @@ def test_the_gathered_head_trains_in_a_graph_under_xla(name: str) -> None:
     gather_before_head(model)
 
     @tf.function(jit_compile=True)
+    @tf.autograph.experimental.do_not_convert
     def step() -> tuple:
         with predicting_at(POSITIONS):
             return logits_and_gradients(model, inputs, gather=False)
@@ -78,6 +79,7 @@ def test_it_trains_in_mixed_bfloat16_under_xla(name: str) -> None:
     gather_before_head(model)
 
     @tf.function(jit_compile=True)
+    @tf.autograph.experimental.do_not_convert
     def step() -> tuple[tf.Tensor, tf.Tensor]:
         with tf.GradientTape() as tape, predicting_at(POSITIONS):
             logits = tf.cast(model(inputs, training=True).logits, tf.float32)
@@ -100,6 +102,7 @@ def test_each_replica_gathers_at_its_own_positions() -> None:
     full_logits = model(inputs).logits
 
     @tf.function
+    @tf.autograph.experimental.do_not_convert
     def replica_logits() -> tf.Tensor:
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         with predicting_at(tf.cast(POSITIONS + replica, tf.int32)):

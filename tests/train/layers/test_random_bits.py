@@ -22,6 +22,7 @@ def test_keys_and_bits_are_pinned():
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_a_rows_keys_do_not_depend_on_how_the_batch_is_cut(jit_compile):
     @tf.function(jit_compile=jit_compile)
+    @tf.autograph.experimental.do_not_convert
     def draw(step, first_row):
         keys = row_keys((3, step), 2, first_row)
         bits = draw_bits(keys, (3, 5))

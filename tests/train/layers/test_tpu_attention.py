@@ -34,6 +34,7 @@ def with_gradients(function, *arguments):
 
 def compiled(query, key, value, attended, rate, **options):
     @tf.function(jit_compile=True)
+    @tf.autograph.experimental.do_not_convert
     def compute(*arguments):
         mask = tf.cast(attended, query.dtype)[:, tf.newaxis]
         return with_gradients(lambda *args: attend(*args, mask, KEYS if rate else None, rate, **options), *arguments)

@@ -55,6 +55,7 @@ def logits_and_gradients(model: Any, ids: np.ndarray, jit_compile: bool) -> tupl
     attended = ids != model.config.pad_token_id
     inputs = {"input_ids": tf.constant(ids), "attention_mask": tf.constant(attended, tf.int32)}
 
+    @tf.autograph.experimental.do_not_convert
     def compute() -> tuple[tf.Tensor, list[tf.Tensor]]:
         with tf.GradientTape() as tape:
             logits = model(inputs, training=False).logits

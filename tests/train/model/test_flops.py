@@ -26,6 +26,7 @@ COUNTED = [
 
 def graph_flops(model: PretrainingModel) -> int:
     @tf.function(input_signature=[tf.TensorSpec((NUM_ROWS, LENGTH), tf.int32)])
+    @tf.autograph.experimental.do_not_convert
     def gradients(input_ids):
         rows = model.prepare_batch({"input_ids": input_ids}, 0)
         keys = tf.zeros((NUM_ROWS + 1, KEY_WORDS), tf.uint32)

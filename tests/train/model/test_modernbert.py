@@ -22,7 +22,8 @@ def padded_rows(length):
 
 
 def logits_and_gradients(model, inputs, attended, jit_compile=None):
-    @tf.function(jit_compile=jit_compile, autograph=False)
+    @tf.function(jit_compile=jit_compile)
+    @tf.autograph.experimental.do_not_convert
     def compute():
         with tf.GradientTape() as tape:
             logits = model(inputs, training=False).logits * tf.cast(attended, tf.float32)[..., tf.newaxis]

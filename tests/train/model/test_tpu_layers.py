@@ -22,6 +22,10 @@ REPEATED = ("bert", "camembert", "electra", "roberta-prelayernorm", "xlm-roberta
 NAMES = ["roberta", *(pytest.param(name, marks=pytest.mark.slow) for name in REPEATED)]
 
 
+def compiled(function):
+    return tf.function(tf.autograph.experimental.do_not_convert(function), jit_compile=True)
+
+
 def attended_logits_and_gradients(model, inputs, attended, jit_compile):
     """Compute logits and gradients of the attended positions alone: at the others the model may give anything."""
     weights = tf.cast(attended, tf.float32)
@@ -33,7 +37,7 @@ def attended_logits_and_gradients(model, inputs, attended, jit_compile):
         gradients = tape.gradient(loss, model.trainable_variables, unconnected_gradients="zero")
         return logits * weights[..., tf.newaxis], [tf.convert_to_tensor(gradient) for gradient in gradients]
 
-    logits, gradients = tf.function(compute, jit_compile=True)() if jit_compile else compute()
+    logits, gradients = compiled(compute)() if jit_compile else compute()
     return logits.numpy(), [gradient.numpy() for gradient in gradients]
 
 
@@ -81,7 +85,7 @@ def test_dropout_is_that_of_the_stock_layers():
     inputs, attended = padded_batch(model)
     key_dropout(model)
 
-    @tf.function(jit_compile=True)
+    @compiled
     def logits():
         with dropping_out_by(row_keys((1, 2), 3)):
             return model(inputs, training=True).logits * tf.cast(attended, tf.float32)[..., tf.newaxis]
@@ -97,7 +101,7 @@ def test_other_layers_and_calls_compute_as_before():
     inputs, _ = padded_batch(model)
     expected = model(inputs, output_attentions=True)
     use_tpu_layers(model)
-    outputs = tf.function(lambda: model(inputs, output_attentions=True), jit_compile=True)()
+    outputs = compiled(lambda: model(inputs, output_attentions=True))()
     np.testing.assert_allclose(outputs.attentions[0], expected.attentions[0], atol=1e-5)
 
 
@@ -137,12 +141,11 @@ def test_layer_norm_and_dense_are_the_plain_ones(dtype):
         *results(plain_layer_norm, *exactly(inputs, gamma, beta)),
         *results(lambda values, kernel, bias: values @ kernel + bias, *exactly(inputs, kernel, bias)),
     ]
-    outputs = tf.function(
+    outputs = compiled(
         lambda: [
             *results(lambda *arguments: layer_norm(*arguments, 1e-5), inputs, gamma, beta),
             *results(dense, inputs, kernel, bias),
-        ],
-        jit_compile=True,
+        ]
     )()
     tolerance = 1e-5 if dtype == tf.float32 else 1e-2
     for output, value in zip(outputs, expected, strict=True):
@@ -161,7 +164,7 @@ def exact_and_own(exact, own, dtype, *arguments):
         return output, *tape.gradient(output, inputs, by_output)
 
     arguments = tuple(tf.cast(tf.cast(argument, dtype), tf.float32) for argument in arguments)
-    return results(exact, tf.float32), tf.function(lambda: results(own, dtype), jit_compile=True)()
+    return results(exact, tf.float32), compiled(lambda: results(own, dtype))()
 
 
 def assert_near(outputs, expected, tolerance):
@@ -196,5 +199,5 @@ def test_the_pooler_is_computed_as_before():
     inputs, _ = padded_batch(model)
     expected = model(inputs).seq_relationship_logits
     use_tpu_layers(model)
-    logits = tf.function(lambda: model(inputs).seq_relationship_logits, jit_compile=True)()
+    logits = compiled(lambda: model(inputs).seq_relationship_logits)()
     np.testing.assert_allclose(logits, expected, atol=2e-5)

@@ -80,6 +80,7 @@ def test_the_padding_is_never_predicted_and_gets_no_gradient(dtype: tf.DType, ji
     labels, weights = tf.constant([2, 2]), tf.ones(2)
 
     @tf.function(jit_compile=jit_compile)
+    @tf.autograph.experimental.do_not_convert
     def sums_and_gradient(logits: tf.Tensor) -> tuple:
         with tf.GradientTape() as tape:
             tape.watch(logits)

@@ -175,6 +175,7 @@ def test_xla_draws_the_same_masks(masking):
     rule = make_rule(masking=masking)
 
     @tf.function(jit_compile=True)
+    @tf.autograph.experimental.do_not_convert
     def compiled(ids):
         rows = mask_rows(ids, row_keys(SEED, 4), rule)
         return rows, collect_predictions(rows, 80)
