@@ -2,6 +2,7 @@
 
 import ast
 import base64
+import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import numpy as np
 import pytest
 from nbclient import NotebookClient
 
@@ -16,13 +18,14 @@ from tests.fixtures.commands import parse
 from tests.fixtures.notebooks import COMPARISON, FINETUNING, NOTEBOOKS, WALKTHROUGH, code_cells
 from tests.fixtures.recorded_runs import write_run
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
+from tokenizer_training.corpus.builtin import read_folders
 
 PNG = b"\x89PNG\r\n\x1a\n"
 CELL_SECONDS = 1800
 REPO = "alice/walkthrough"
 # Of the walkthrough, with which the model still learns more than how frequent each piece is.
 SMALLER = {
-    "--limit 8000": "--limit 3000",
+    "--limit 8000": "",
     "--vocab-size 2048": "--vocab-size 512",
     "--max-steps 300": "--max-steps 200",
 }
@@ -136,12 +139,18 @@ def test_cells_are_small(path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_walkthrough(
-    cloud_storage: CloudStorageHandle, hub_server: HubHandle, monkeypatch: pytest.MonkeyPatch
+    cloud_storage: CloudStorageHandle, hub_server: HubHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of it on the CPU, its folder in Cloud Storage, its model pushed to the Hub; both stand-ins on loopback."""
+    """All of it on the CPU, its folder in Cloud Storage, its model pushed to the Hub; both stand-ins on loopback.
+
+    Of the built-in corpus one package, since each of three cells would read it all.
+    """
+    documents = read_folders([str(Path(np.__file__).parent)])
+    (tmp_path / "docs.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
     settings = {"MLM_QUICK": "1", "MLM_WORK": f"{cloud_storage.bucket_url}/walkthrough", "MLM_HUB_MODEL_ID": REPO}
     environment = cloud_storage.environment | hub_server.environment | settings
-    cells = run_notebook(WALKTHROUGH, environment, monkeypatch, SMALLER)
+    corpus = {"--dataset-name builtin": f"--data-files {tmp_path / 'docs.jsonl'}"}
+    cells = run_notebook(WALKTHROUGH, environment, monkeypatch, SMALLER | corpus)
 
     assert printed(cells["device"]).split()[-1] == "1"
     assert "▁" in printed(cells["segmentation"])

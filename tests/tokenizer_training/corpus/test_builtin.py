@@ -1,15 +1,12 @@
 import asyncio
 import hashlib
 import multiprocessing
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tokenizer_training.corpus.builtin import (
-    MAX_BYTES,
     MIN_DOCUMENT_CHARACTERS,
     describe_builtin_corpus,
     extract_documents,
@@ -127,24 +124,3 @@ def test_description_names_the_installation() -> None:
     assert description["python"] == ".".join(map(str, sys.version_info[:3]))
     assert description["num_packages"] > 20
     assert description == describe_builtin_corpus()
-
-
-@pytest.mark.slow
-def test_whole_installation_gives_the_same_text_twice() -> None:
-    program = (
-        "import hashlib; from tokenizer_training.corpus.builtin import read_builtin_corpus;"
-        "texts = read_builtin_corpus(); print(sum(len(text.encode()) for text in texts));"
-        "print(hashlib.sha256(chr(0).join(texts).encode()).hexdigest())"
-    )
-    outputs = [
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env=os.environ | {"PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    ]
-    assert outputs[0] == outputs[1]
-    assert 10_000_000 < int(outputs[0].split()[0]) <= MAX_BYTES
