@@ -1,6 +1,8 @@
 import asyncio
 import hashlib
 import multiprocessing
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -124,3 +126,25 @@ def test_description_names_the_installation() -> None:
     assert description["python"] == ".".join(map(str, sys.version_info[:3]))
     assert description["num_packages"] > 20
     assert description == describe_builtin_corpus()
+
+
+@pytest.mark.slow
+def test_the_standard_library_gives_the_same_text_twice() -> None:
+    """Whatever the order of its sets; the quick start's test compares how much two processes read of all packages."""
+    program = (
+        "import hashlib, sysconfig; from tokenizer_training.corpus.builtin import read_folders;"
+        "texts = read_folders([sysconfig.get_path('stdlib')]); print(sum(len(text.encode()) for text in texts));"
+        "print(hashlib.sha256(chr(0).join(texts).encode()).hexdigest())"
+    )
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert outputs[0] == outputs[1]
+    assert int(outputs[0].split()[0]) > 500_000
