@@ -56,8 +56,8 @@ class PrepareConfig:
         None,
         "Bytes of the corpus, as stored, that make a partition: a unit of work, which a run that is "
         "resumed does not repeat, and whose last row is padded. Default: by the size of the corpus, 1 to 64 MiB. "
-        "A file that cannot be cut (.gz, .csv, .json, .parquet) is in one partition, unless there are so few that "
-        "the main process reads them and cuts the text.",
+        "A file that cannot be cut (.gz, .csv, .json) is in one partition, as a row group of .parquet is, unless there "
+        "are so few that the main process reads them and cuts the text.",
     )
     num_workers: int | None = flag(None, "Processes. The shards are the same for any number. Default: one per core.")
     runner: Literal["local", "DirectRunner", "DataflowRunner"] = flag(

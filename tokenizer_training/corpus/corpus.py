@@ -80,9 +80,9 @@ class Corpus:
         """Cut a split into units of work, in order; `read_partition` gives the documents of each.
 
         They are byte ranges of files, at most `partition_bytes` as stored, where a worker can read them by itself: a
-        file that cannot be cut is one whole, small files come together. Where there are no files, where these are few
-        and cannot be cut, or where documents must be counted (`limit`), they are documents, at most `partition_bytes`
-        of text.
+        file that cannot be cut is one whole, as a row group of Parquet is, small files come together. Where there are
+        no files, where these are few and cannot be cut, or where documents must be counted (`limit`), they are
+        documents, at most `partition_bytes` of text.
 
         Raises:
             InputError: as `documents`.
@@ -111,15 +111,16 @@ class Corpus:
     def num_sampled_bytes(self, split_name: str, max_bytes: int, seed: int) -> int | None:
         """Estimate how many bytes of text `sampled_documents` reads; None where the files do not tell."""
         files = self._files_to_cut(split_name)
-        byte_ranges = self._sample(split_name, max_bytes, seed) or [ByteRange(file) for file in files]
         if not files or any(file.name.endswith((".gz", ".parquet")) for file in files):
             return None
+        byte_ranges = self._sample(split_name, max_bytes, seed) or [ByteRange(file) for file in files]
         return int(sum(byte_range.num_bytes for byte_range in byte_ranges) * _share_of_split(self.config, split_name))
 
     def _sample(self, split_name: str, max_bytes: int, seed: int) -> list[ByteRange] | None:
         """Draw the byte ranges to read for a sample, None for all of the split."""
         num_bytes = int(2 * max_bytes / _share_of_split(self.config, split_name))
-        return draw_byte_ranges(self._files_to_cut(split_name), self.config.sample_by, num_bytes, seed)
+        files, config = self._files_to_cut(split_name), self.config
+        return draw_byte_ranges(files, config.sample_by, config.text_column, num_bytes, seed)
 
     def _files_to_cut(self, split_name: str) -> tuple[StoredFile, ...]:
         """List the files of a split, none where its documents must be counted from the first on."""

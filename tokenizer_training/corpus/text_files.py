@@ -97,8 +97,11 @@ def read_byte_range(
     try:
         if file_format == "parquet":
             with byte_range.file.open() as raw:
-                file: io.BufferedReader[Any] = io.BufferedReader(raw, raw.read_ahead_bytes)
-                yield from text_formats.parquet_texts(file, text_column, name, handler)
+                # Reading further ahead than to the end of the range would be for nothing.
+                block_bytes = min(raw.read_ahead_bytes, max(byte_range.num_bytes, text_formats.PARQUET_BUFFER_BYTES))
+                file: io.BufferedReader[Any] = io.BufferedReader(raw, block_bytes)
+                bounds = byte_range.start, _stop(byte_range)
+                yield from text_formats.parquet_texts(file, text_column, name, handler, *bounds)
         else:
             errors = "surrogateescape" if on_bad_row == "skip" else "strict"
             with _open_text(byte_range, errors, newline="" if file_format == "csv" else None) as text:
@@ -109,10 +112,7 @@ def read_byte_range(
         if isinstance(error, UnicodeDecodeError) and file_format != "parquet":
             _check_utf8(byte_range)
         kind = "gzip" if isinstance(error, EOFError | gzip.BadGzipFile | zlib.error) else file_format
-        raise InputError(
-            f"{name} must be a readable {kind} file; {' '.join(str(error).split()).rstrip('.')}. "
-            "Make or fetch it again, or leave it out of --data-files."
-        ) from error
+        raise text_formats.unreadable_file(name, kind, error) from error
 
 
 def _format_of(name: str, flag: str) -> str:

@@ -8,11 +8,17 @@ import csv
 import io
 import itertools
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TextIO
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TextIO
 
 from mlm_common.errors import InputError
+from mlm_common.storage.reading import StoredFile
 from tokenizer_training.corpus.bad_rows import BadRowHandler
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import FileMetaData, ParquetFile
 
 ROWS_PER_BATCH = 64
 # Of JSON without the text column.
@@ -155,19 +161,78 @@ def check_json_column(file: TextIO, text_column: str, name: str) -> None:
         raise _no_column(names, text_column, name)
 
 
-def parquet_texts(file: io.BufferedReader, text_column: str, name: str, on_bad_row: BadRowHandler) -> Iterator[str]:
-    """Yield the text of each row of a Parquet file, an empty one where it has none.
+def parquet_texts(
+    file: io.BufferedReader,
+    text_column: str,
+    name: str,
+    on_bad_row: BadRowHandler,
+    start: int = 0,
+    stop: int = sys.maxsize,
+) -> Iterator[str]:
+    """Yield the text of each row of the row groups that begin in bytes [start, stop), an empty one where it has none.
 
     Raises:
         InputError: there is no such column, or it holds something else than text.
     """
-    from pyarrow.parquet import ParquetFile
-
-    table = ParquetFile(file, buffer_size=PARQUET_BUFFER_BYTES, pre_buffer=False)  # else it reads all of a column first
+    table = _parquet_file(file)
     if text_column not in table.schema_arrow.names:
         raise _no_column(table.schema_arrow.names, text_column, name)
-    batches = table.iter_batches(ROWS_PER_BATCH, columns=[text_column], use_threads=False)
-    yield from _arrow_texts((batch.column(0) for batch in batches), text_column, name, on_bad_row)
+    num_rows_before = 0
+    for number, group_start in enumerate(_row_group_starts(table.metadata)):
+        if start <= group_start < stop:
+            batches = table.iter_batches(ROWS_PER_BATCH, row_groups=[number], columns=[text_column], use_threads=False)
+            columns = (batch.column(0) for batch in batches)
+            yield from _arrow_texts(columns, text_column, name, on_bad_row, num_rows_before)
+        num_rows_before += table.metadata.row_group(number).num_rows
+
+
+@lru_cache(maxsize=1 << 16)
+def row_group_starts(file: StoredFile) -> tuple[int, ...]:
+    """Look up the bytes at which the row groups of a Parquet file begin, in order.
+
+    Raises:
+        InputError: the file is not Parquet, or damaged.
+    """
+    return tuple(sorted(_row_group_starts(_parquet_metadata(file))))
+
+
+@lru_cache(maxsize=1 << 16)
+def row_group_text_bytes(file: StoredFile, text_column: str) -> tuple[int, ...]:
+    """Look up the uncompressed bytes of the text column in the row groups of a Parquet file, as they begin.
+
+    Raises:
+        InputError: the file is not Parquet, or damaged, or has no such column.
+    """
+    metadata = _parquet_metadata(file)
+    paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+    if text_column not in paths:
+        raise _no_column(paths, text_column, file.name)
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    sizes_bytes = (group.column(paths.index(text_column)).total_uncompressed_size for group in groups)
+    return tuple(size for _, size in sorted(zip(_row_group_starts(metadata), sizes_bytes, strict=True)))
+
+
+def _parquet_metadata(file: StoredFile) -> "FileMetaData":
+    try:
+        with file.open() as raw:
+            return _parquet_file(raw).metadata
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:
+        raise unreadable_file(file.name, "parquet", error) from error
+
+
+def _parquet_file(file: Any) -> "ParquetFile":
+    from pyarrow.parquet import ParquetFile
+
+    return ParquetFile(file, buffer_size=PARQUET_BUFFER_BYTES, pre_buffer=False)  # else it reads all of a column first
+
+
+def _row_group_starts(metadata: "FileMetaData") -> Iterator[int]:
+    for number in range(metadata.num_row_groups):
+        first = metadata.row_group(number).column(0)
+        # The offset of the group itself is missing in files of old writers. What is not there is None or 0.
+        yield min(filter(None, (first.dictionary_page_offset, first.data_page_offset)), default=0)
 
 
 def dataset_texts(rows: Any, text_column: str, source: str, on_bad_row: BadRowHandler) -> Iterator[str]:
@@ -186,8 +251,10 @@ def dataset_texts(rows: Any, text_column: str, source: str, on_bad_row: BadRowHa
     yield from _arrow_texts(columns(), text_column, source, on_bad_row)
 
 
-def _arrow_texts(columns: Iterable[Any], text_column: str, source: str, on_bad_row: BadRowHandler) -> Iterator[str]:
-    num_rows = 0
+def _arrow_texts(
+    columns: Iterable[Any], text_column: str, source: str, on_bad_row: BadRowHandler, num_rows_before: int = 0
+) -> Iterator[str]:
+    num_rows = num_rows_before
     for column in columns:
         for number, value in enumerate(_arrow_values(column), num_rows + 1):
             if isinstance(value, UnicodeDecodeError):
@@ -233,6 +300,14 @@ def _is_unicode(text: str, number: int, on_bad_row: BadRowHandler) -> bool:
 
 def _pass_over(_number: int, _rule: str, _problem: str) -> None:
     """Handle a row that cannot be read where it does not matter."""
+
+
+def unreadable_file(name: str, kind: str, error: Exception) -> InputError:
+    """Say that a file is not of its kind, or damaged."""
+    return InputError(
+        f"{name} must be a readable {kind} file; {' '.join(str(error).split()).rstrip('.')}. "
+        "Make or fetch it again, or leave it out of --data-files."
+    )
 
 
 def _no_column(names: Iterable[str], text_column: str, source: str) -> InputError:

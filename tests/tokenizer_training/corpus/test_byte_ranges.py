@@ -88,7 +88,7 @@ def test_cut_sizes() -> None:
     rows, cloud_rows = StoredFile("a.jsonl", 10), StoredFile("gs://bucket/a.txt", 5, generation=7)
     assert cut_file(rows, "paragraph", 4) == [ByteRange(rows, 0, 3), ByteRange(rows, 3, 6), ByteRange(rows, 6, 10)]
     assert cut_file(cloud_rows, "line", 3)[1] == ByteRange(cloud_rows, 2, 5)
-    for name in ("a.txt.gz", "a.jsonl.gz", "a.json", "a.csv", "a.parquet"):
+    for name in ("a.txt.gz", "a.jsonl.gz", "a.json", "a.csv"):
         assert cut_file(StoredFile(name, 10), "line", 4) == [ByteRange(StoredFile(name, 10))]
     text = StoredFile("a.txt", 10)
     for sample_by in ("paragraph", "document"):

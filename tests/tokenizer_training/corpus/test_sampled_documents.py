@@ -121,7 +121,7 @@ def test_sample_of_objects_asks_for_its_ranges_only(cloud: CloudStorageHandle) -
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_ranges_lie_in_their_files_and_share_nothing(sizes: list[int], num_bytes: int, seed: int) -> None:
     files = [StoredFile(f"{index}.txt", size, index) for index, size in enumerate(sizes)]
-    byte_ranges = draw_byte_ranges(files, "line", num_bytes, seed)
+    byte_ranges = draw_byte_ranges(files, "line", "text", num_bytes, seed)
     assert (byte_ranges is None) == (sum(sizes) <= num_bytes)
     ends = dict.fromkeys(files, 0)
     for byte_range in byte_ranges or ():

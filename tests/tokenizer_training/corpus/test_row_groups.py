@@ -1,0 +1,184 @@
+"""Parquet cut by its row groups: together they are the whole file, wherever it is cut; samples are drawn of them."""
+
+import os
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mlm_common.errors import InputError
+from mlm_common.storage.reading import find_stored_files
+from tests.fixtures.text_files import local_file, read_file, read_range
+from tests.servers.fixtures import CloudStorageHandle
+from tokenizer_training.corpus.bad_rows import BadRow, BadRows
+from tokenizer_training.corpus.byte_ranges import ByteRange, cut_file, draw_byte_ranges
+from tokenizer_training.corpus.config import CorpusConfig
+from tokenizer_training.corpus.corpus import Corpus, open_corpus, read_partition
+from tokenizer_training.corpus.text_files import read_byte_range
+
+TEXTS = st.lists(st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=40)
+GROUP_TEXT_BYTES = 10_000
+
+
+def write(path: Path, texts: Sequence[str | None], rows_per_group: int, **settings) -> Path:
+    table = pa.table({"n": range(len(texts)), "text": pa.array(texts, pa.string())})
+    pq.write_table(table, path, row_group_size=rows_per_group, **settings)
+    return path
+
+
+def write_numbers(path: Path, numbers: range, rows_per_group: int = 1000, **settings) -> Path:
+    """Write texts of ten bytes that cannot be compressed to fewer than half of that."""
+    return write(path, [f"{number:09d}\n" for number in numbers], rows_per_group, use_dictionary=False, **settings)
+
+
+def numbers_in(texts: Sequence[str]) -> list[int]:
+    return [int(text) for text in texts]
+
+
+@given(
+    TEXTS,
+    st.integers(1, 12),
+    st.integers(1, 2000),
+    st.lists(st.integers(0, 3000), max_size=5),
+    st.booleans(),
+    st.sampled_from(["none", "zstd"]),
+)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_rows_of_all_ranges_are_those_of_the_file(
+    tmp_path: Path,
+    texts: list[str | None],
+    rows_per_group: int,
+    max_bytes: int,
+    borders: list[int],
+    use_dictionary: bool,
+    compression: str,
+) -> None:
+    path = write(tmp_path / "a.parquet", texts, rows_per_group, use_dictionary=use_dictionary, compression=compression)
+    expected = [text or "" for text in texts]
+    assert read_file(path) == expected
+    byte_ranges = cut_file(local_file(path), "line", max_bytes)
+    assert [text for part in byte_ranges for text in read_byte_range(part, "text", "line")] == expected
+    borders = sorted({0, *borders, path.stat().st_size})
+    assert [text for border in pairwise(borders) for text in read_range(path, *border)] == expected
+
+
+def test_a_range_is_of_as_many_row_groups_as_it_holds(tmp_path: Path) -> None:
+    path = write_numbers(tmp_path / "a.parquet", range(10_000), compression="none")
+    file = local_file(path)
+    group_bytes = file.num_bytes // 10
+    assert cut_file(file, "line", file.num_bytes) == [ByteRange(file)]
+    for max_bytes, sizes in (
+        (1, [1000] * 10),
+        (group_bytes * 3 // 2, [1000] * 10),
+        (group_bytes * 7 // 2, [3000, 3000, 3000, 1000]),
+    ):
+        byte_ranges = cut_file(file, "paragraph", max_bytes)
+        assert [len(list(read_byte_range(part, "text", "paragraph"))) for part in byte_ranges] == sizes
+        assert [part.stop for part in byte_ranges[:-1]] == [part.start for part in byte_ranges[1:]]
+        assert sum(part.num_bytes for part in byte_ranges) == file.num_bytes
+
+
+@pytest.mark.parametrize(("num_groups", "is_cut"), [(1, False), (4, False), (40, True)])
+def test_row_groups_are_partitions_unless_they_leave_workers_without_work(
+    tmp_path: Path, num_groups: int, is_cut: bool
+) -> None:
+    write_numbers(tmp_path / "a.parquet", range(8_000), 8_000 // num_groups, compression="none")
+    corpus = open_corpus(CorpusConfig(data_files=[str(tmp_path / "*.parquet")]))
+    assert corpus.has_byte_ranges("train", 8_000) == is_cut
+    partitions = list(corpus.partitions("train", 8_000))
+    assert (len(partitions) == num_groups) == is_cut
+    assert len(partitions) > 9, "without row groups to cut at, the documents are grouped"
+    texts = [text for part in partitions for text in read_partition(corpus.config, "train", part)]
+    assert numbers_in(texts) == list(range(8_000))
+
+
+def test_a_row_that_cannot_be_read_is_named_by_its_number_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    texts = pa.array([b"good"] * 250 + [b"\xff"] + [b"good"] * 49)
+    table = pa.table({"text": texts.cast(pa.string(), safe=False).view(pa.string())})
+    pq.write_table(table, path, row_group_size=100)
+    last = cut_file(local_file(path), "line", 1)[-1]
+    bad_rows = BadRows()
+    assert list(read_byte_range(last, "text", "line", "skip", bad_rows)) == ["good"] * 99
+    assert bad_rows.listed == [BadRow(str(path), "row 251", "the byte 0xff is not UTF-8")]
+
+
+def test_a_damaged_file_is_found_before_the_work_begins(tmp_path: Path) -> None:
+    for number in range(3):
+        write_numbers(tmp_path / f"{number}.parquet", range(5_000))
+    (tmp_path / "2.parquet").write_bytes((tmp_path / "2.parquet").read_bytes()[:-1])
+    corpus = open_corpus(CorpusConfig(data_files=[str(tmp_path / "*.parquet")]))
+    with pytest.raises(InputError, match=r"2\.parquet must be a readable parquet file; .*--data-files"):
+        corpus.has_byte_ranges("train", 5_000)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    """200,000 bytes of text in 20 row groups, beside a column that takes ten times as much."""
+    for index in range(4):
+        numbers = range(index * 5_000, (index + 1) * 5_000)
+        vectors = [os.urandom(100) for _ in numbers]
+        table = pa.table({"vector": vectors, "text": [f"{number:09d}\n" for number in numbers]})
+        pq.write_table(table, tmp_path / f"{index}.parquet", row_group_size=1000, use_dictionary=["vector"])
+    return open_corpus(CorpusConfig(data_files=[f"{tmp_path}/*.parquet"]))
+
+
+def sampled(corpus: Corpus, max_bytes: int, seed: int = 0) -> list[int]:
+    return numbers_in(list(corpus.sampled_documents("train", max_bytes, seed)))
+
+
+def test_a_sample_is_of_row_groups_and_as_large_as_their_text(corpus: Corpus) -> None:
+    numbers = sampled(corpus, 20_000)
+    # Beside its ten bytes a text has its length in four.
+    assert len(numbers) == 3_000
+    assert numbers == sorted(set(numbers))
+    assert numbers == sampled(corpus, 20_000)
+    assert corpus.num_sampled_bytes("train", 20_000, 0) is None, "compressed files do not tell"
+    assert sampled(corpus, 1_000_000) == list(range(20_000))
+
+
+def test_all_row_groups_are_drawn_equally_often(corpus: Corpus) -> None:
+    counts = dict.fromkeys(range(20), 0)
+    for seed in range(400):
+        for number in sampled(corpus, 5_000, seed)[::1000]:
+            counts[number // 1000] += 1
+    # One of twenty each time: 20 expected, with a standard deviation of 4.4.
+    assert sum(counts.values()) == 400
+    assert 5 < min(counts.values()) <= max(counts.values()) < 38
+
+
+def test_a_sample_beside_lines_is_of_both(corpus: Corpus, tmp_path: Path) -> None:
+    (tmp_path / "more.txt").write_text("".join(f"{number:09d}\n" for number in range(20_000, 24_000)))
+    both = open_corpus(CorpusConfig(data_files=[*corpus.config.data_files, str(tmp_path / "more.txt")]))
+    drawn = set().union(*(sampled(both, 20_000, seed) for seed in range(40)))
+    assert {number // 1000 for number in drawn} == set(range(24))
+
+
+def test_a_sample_needs_the_text_column_in_every_file(tmp_path: Path) -> None:
+    write_numbers(tmp_path / "a.parquet", range(5_000))
+    pq.write_table(pa.table({"title": ["a"]}), tmp_path / "other.parquet")
+    other = open_corpus(CorpusConfig(data_files=[f"{tmp_path}/*.parquet"]))
+    with pytest.raises(InputError, match=r"other\.parquet has title, not 'text'"):
+        other.sampled_documents("train", 1_000, 0)
+
+
+def test_a_range_of_an_object_is_read_without_the_rest(cloud: CloudStorageHandle, tmp_path: Path) -> None:
+    texts = [random.Random(number).randbytes(500).hex() for number in range(20_000)]
+    path = write(tmp_path / "a.parquet", texts, 1000, compression="none", use_dictionary=False)
+    cloud.put("a.parquet", path.read_bytes())
+    (file,) = find_stored_files(f"{cloud.bucket_url}/a.parquet")
+    byte_ranges = cut_file(file, "line", 2 << 20)
+    assert len(byte_ranges) == 10 < 20, "two groups of a megabyte come together"
+    num_before = len(cloud.requests())
+    assert list(read_byte_range(byte_ranges[3], "text", "line")) == texts[6_000:8_000]
+    asked = [entry["range"].removeprefix("bytes=").split("-") for entry in cloud.requests()[num_before:]]
+    num_bytes = [min(int(stop) + 1, file.num_bytes) - int(start) for start, stop in asked]
+    assert len(num_bytes) == 2, "the footer and the range"
+    assert sum(num_bytes) <= byte_ranges[3].num_bytes + (1 << 16)
+    assert draw_byte_ranges([file], "line", "text", 3 << 20, 0) is not None
