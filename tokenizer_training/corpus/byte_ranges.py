@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice, pairwise, takewhile
+from itertools import accumulate, islice, pairwise
 
 from mlm_common.storage.reading import StoredFile
 from tokenizer_training.corpus.passages import grouped
@@ -13,7 +13,7 @@ from tokenizer_training.corpus.text_formats import row_group_starts, row_group_t
 SAMPLE_BLOCK_BYTES = 8 << 20
 # Fewer groups than these, when one of them is larger than it should be, would leave workers without work.
 MIN_GROUPS = 16
-# So that a small sample, too, is from all over the corpus.
+# So that a small sample, too, and one of large row groups, is from all over the corpus.
 MIN_SAMPLE_BLOCKS = 64
 
 
@@ -128,14 +128,12 @@ def _ranges_of_blocks(files: Sequence[StoredFile], blocks: Sequence[int], block_
 def _draw_row_groups(
     files: Sequence[StoredFile], sample_by: str, text_column: str, num_bytes: int, seed: int
 ) -> list[ByteRange] | None:
-    """Draw row groups, and blocks of files that are not Parquet, until they have `num_bytes` of text."""
+    """Draw row groups, and blocks of files that are not Parquet, `num_bytes` of text but no fewer than 64 of them."""
     units = [unit for file in files for unit in _sized_units(file, sample_by, text_column)]
-    if sum(size for _, size in units) <= num_bytes:
-        return None
     order = random.Random(seed).sample(range(len(units)), len(units))
     sums = accumulate(units[index][1] for index in order)
-    num_drawn = 1 + sum(1 for _ in takewhile(lambda drawn_bytes: drawn_bytes < num_bytes, sums))
-    return [units[index][0] for index in sorted(order[:num_drawn])]
+    num_drawn = max(MIN_SAMPLE_BLOCKS, sum(1 for drawn_bytes in sums if drawn_bytes <= num_bytes))
+    return None if num_drawn >= len(units) else [units[index][0] for index in sorted(order[:num_drawn])]
 
 
 def _sized_units(file: StoredFile, sample_by: str, text_column: str) -> list[tuple[ByteRange, int]]:

@@ -1,6 +1,5 @@
 """Parquet cut by its row groups: together they are the whole file, wherever it is cut; samples are drawn of them."""
 
-import os
 import random
 from collections.abc import Sequence
 from itertools import pairwise
@@ -21,9 +20,9 @@ from tokenizer_training.corpus.byte_ranges import ByteRange, cut_file, draw_byte
 from tokenizer_training.corpus.config import CorpusConfig
 from tokenizer_training.corpus.corpus import Corpus, open_corpus, read_partition
 from tokenizer_training.corpus.text_files import read_byte_range
+from tokenizer_training.corpus.text_formats import row_group_starts
 
 TEXTS = st.lists(st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=40)
-GROUP_TEXT_BYTES = 10_000
 
 
 def write(path: Path, texts: Sequence[str | None], rows_per_group: int, **settings) -> Path:
@@ -120,44 +119,51 @@ def test_a_damaged_file_is_found_before_the_work_begins(tmp_path: Path) -> None:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Corpus:
-    """200,000 bytes of text in 20 row groups, beside a column that takes ten times as much."""
+    """Text of 10,000 bytes in each of 200 row groups, beside a column that takes ten times as much."""
     for index in range(4):
-        numbers = range(index * 5_000, (index + 1) * 5_000)
-        vectors = [os.urandom(100) for _ in numbers]
-        table = pa.table({"vector": vectors, "text": [f"{number:09d}\n" for number in numbers]})
-        pq.write_table(table, tmp_path / f"{index}.parquet", row_group_size=1000, use_dictionary=["vector"])
+        numbers = range(index * 50_000, (index + 1) * 50_000)
+        vectors = [random.Random(number).randbytes(100) for number in numbers]
+        table = pa.table({"vector": vectors, "text": [f"{number:010d}" for number in numbers]})
+        pq.write_table(table, tmp_path / f"{index}.parquet", row_group_size=1000, use_dictionary=False)
     return open_corpus(CorpusConfig(data_files=[f"{tmp_path}/*.parquet"]))
 
 
-def sampled(corpus: Corpus, max_bytes: int, seed: int = 0) -> list[int]:
-    return numbers_in(list(corpus.sampled_documents("train", max_bytes, seed)))
+def groups_in_sample(corpus: Corpus, max_bytes: int, seed: int = 0) -> list[int]:
+    """Read a sample, which must hold whole groups of a thousand numbers in order, and list them."""
+    numbers = numbers_in(list(corpus.sampled_documents("train", max_bytes, seed)))
+    groups = [number // 1000 for number in numbers[::1000]]
+    assert numbers == [number for group in groups for number in range(group * 1000, (group + 1) * 1000)]
+    assert groups == sorted(set(groups))
+    return groups
 
 
 def test_a_sample_is_of_row_groups_and_as_large_as_their_text(corpus: Corpus) -> None:
-    numbers = sampled(corpus, 20_000)
-    # Beside its ten bytes a text has its length in four.
-    assert len(numbers) == 3_000
-    assert numbers == sorted(set(numbers))
-    assert numbers == sampled(corpus, 20_000)
+    groups = groups_in_sample(corpus, 700_000)
+    # Beside its ten bytes a text has its length in four: 1,400,000 bytes are those of a hundred groups.
+    assert 98 <= len(groups) <= 100
+    assert groups == groups_in_sample(corpus, 700_000) != groups_in_sample(corpus, 700_000, seed=1)
+    assert len(groups_in_sample(corpus, 1)) == 64, "it is from all over the corpus"
+    assert groups_in_sample(corpus, 1_500_000) == list(range(200))
     assert corpus.num_sampled_bytes("train", 20_000, 0) is None, "compressed files do not tell"
-    assert sampled(corpus, 1_000_000) == list(range(20_000))
 
 
 def test_all_row_groups_are_drawn_equally_often(corpus: Corpus) -> None:
-    counts = dict.fromkeys(range(20), 0)
-    for seed in range(400):
-        for number in sampled(corpus, 5_000, seed)[::1000]:
-            counts[number // 1000] += 1
-    # One of twenty each time: 20 expected, with a standard deviation of 4.4.
-    assert sum(counts.values()) == 400
-    assert 5 < min(counts.values()) <= max(counts.values()) < 38
+    files = corpus.files("train")
+    counts = dict.fromkeys(range(200), 0)
+    for seed in range(250):
+        for byte_range in draw_byte_ranges(files, "line", "text", 1, seed) or ():
+            place = row_group_starts(byte_range.file)[1:].index(byte_range.start) + 1 if byte_range.start else 0
+            counts[files.index(byte_range.file) * 50 + place] += 1
+    assert sum(counts.values()) == 250 * 64
+    # 80 expected, with a standard deviation of 7.4.
+    assert 45 < min(counts.values()) <= max(counts.values()) < 115
 
 
 def test_a_sample_beside_lines_is_of_both(corpus: Corpus, tmp_path: Path) -> None:
-    (tmp_path / "more.txt").write_text("".join(f"{number:09d}\n" for number in range(20_000, 24_000)))
+    (tmp_path / "more.txt").write_text("".join(f"{number:09d}\n" for number in range(200_000, 204_000)))
     both = open_corpus(CorpusConfig(data_files=[*corpus.config.data_files, str(tmp_path / "more.txt")]))
-    drawn = set().union(*(sampled(both, 20_000, seed) for seed in range(40)))
-    assert {number // 1000 for number in drawn} == set(range(24))
+    has_lines = {200 in {int(text) // 1000 for text in both.sampled_documents("train", 1, seed)} for seed in range(10)}
+    assert has_lines == {True, False}
 
 
 def test_a_sample_needs_the_text_column_in_every_file(tmp_path: Path) -> None:
@@ -181,4 +187,3 @@ def test_a_range_of_an_object_is_read_without_the_rest(cloud: CloudStorageHandle
     num_bytes = [min(int(stop) + 1, file.num_bytes) - int(start) for start, stop in asked]
     assert len(num_bytes) == 2, "the footer and the range"
     assert sum(num_bytes) <= byte_ranges[3].num_bytes + (1 << 16)
-    assert draw_byte_ranges([file], "line", "text", 3 << 20, 0) is not None
