@@ -139,5 +139,6 @@ def _draw_row_groups(
 def _sized_units(file: StoredFile, sample_by: str, text_column: str) -> list[tuple[ByteRange, int]]:
     """List what can be drawn of a file, with its bytes of text."""
     if _is_parquet(file):
-        return list(zip(_row_groups(file), row_group_text_bytes(file, text_column), strict=False))
+        sizes_bytes = row_group_text_bytes(file, text_column)  # none where there is no row, but a range all the same
+        return list(zip(_row_groups(file), sizes_bytes, strict=False))
     return [(block, block.num_bytes) for block in cut_file(file, sample_by, SAMPLE_BLOCK_BYTES)]
