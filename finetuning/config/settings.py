@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from mlm_common.settings import PUBLIC, flag, require, require_each
 from train.config.settings import (
+    ADDED,
     PER_WORKER,
     ROUNDING,
     HardwareConfig,
@@ -21,6 +22,10 @@ from train.config.settings import (
 
 # The shortest rows that are worth a program of their own; each bucket is twice as long as the one before.
 SHORTEST_BUCKET = 16
+SIMILAR_LABELS = (
+    "Make labels that differ in white space, case or the form of a whole number alone one class, called by the most "
+    "frequent of them, or keep them apart. Without it, they are refused."
+)
 
 
 def fixed(value: Any = None) -> Any:
@@ -102,9 +107,18 @@ class ClassificationData(ExamplesConfig):
     problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = flag(
         None,
         "What a label is: one of some; several, as a list or divided by --label-separator; a number. By default "
-        "several where they are lists, a number where all are numbers and not all whole, else one.",
+        "several where they are lists, a number where all are numbers and not all whole, else one; labels that can be "
+        "read in two ways are refused.",
     )
-    label_separator: str = flag(",", "What divides several labels of a row in .tsv and .csv files.")
+    label_separator: str = flag(",", "What divides several labels of a row, where they are one text.")
+    decimal_separator: Literal[".", ","] = flag(".", "Decimal point or comma of numbers.", ADDED)
+    label_lists: Literal["names", "vectors"] | None = flag(
+        None,
+        "What lists of 0 and 1 of one length are: the names of a row's classes, or a place for each class. Without it, "
+        "such labels are refused.",
+        ADDED,
+    )
+    similar_labels: Literal["merge", "keep"] | None = flag(None, SIMILAR_LABELS, ADDED)
     metric_name: str | None = changeable(
         None, "Metric by which the best checkpoint is chosen; by default the first of the task's, for GLUE their mean."
     )
@@ -129,6 +143,7 @@ class TaggingData(ExamplesConfig):
 
     text_column_name: str = flag("tokens", "Column of the words, a list a row; a .conll file's first is called so.")
     label_column_name: str = flag("ner_tags", "Column of their tags, likewise; a .conll file's last is called so.")
+    similar_labels: Literal["merge", "keep"] | None = flag(None, SIMILAR_LABELS, ADDED)
     metric_name: str | None = changeable(
         None,
         "Metric by which the best checkpoint is chosen; by default the F1 of entities, of other tags the accuracy.",

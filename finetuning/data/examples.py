@@ -1,6 +1,7 @@
 """The parts of a task of classification: texts, or pairs of texts, with what stands for their labels."""
 
 import functools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,8 @@ from mlm_common.errors import InputError
 from mlm_common.settings import require
 
 NO_TEXT = ("id", "idx", "index")
+# What pandas calls the column that it writes its index to: in .csv, where that is read and written again, in .parquet.
+INDEX_OF_PANDAS = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
 SPLITS = ("train", "validation", "test")
 
 
@@ -44,11 +47,13 @@ class Examples:
 class Parts:
     """All examples of a run.
 
+    columns: which columns were read as what, {title: text}, for the plan.
     validation: {ending of the names of the figures: examples}; the first is the one that checkpoints are chosen by.
     tests: {name of the predictions: examples}.
     """
 
     train: Examples
+    columns: dict[str, str]
     validation: dict[str, Examples] = field(default_factory=dict)
     tests: dict[str, Examples] = field(default_factory=dict)
 
@@ -64,12 +69,17 @@ def read_parts(data: ClassificationData) -> Parts:
         return _read_glue(data, GLUE_TASKS[data.task_name])
     tables = own_tables(data)
     texts = data.text_column_names or _text_columns(tables["train"], data)
+    left_out = [repr(name) for name in tables["train"].columns if name not in (*texts, data.label_column_name)]
+    note = f"; not read: {', '.join(left_out)}" if left_out else ""
+    columns = {"texts": " and ".join(texts) + note, "labels": f"{data.label_column_name} of {tables['train'].name}"}
 
     def examples(split: str) -> dict[str, Examples]:
         return {"": _examples(tables[split], texts, data, needs_labels=split != "test")} if split in tables else {}
 
     tests = examples("test") if data.predicts else {}
-    return Parts(examples("train")[""], examples("validation"), {f"test{ending}": one for ending, one in tests.items()})
+    return Parts(
+        examples("train")[""], columns, examples("validation"), {f"test{key}": one for key, one in tests.items()}
+    )
 
 
 def own_tables(data: ExamplesConfig) -> dict[str, Table]:
@@ -108,7 +118,11 @@ def num_samples(data: ExamplesConfig) -> dict[str, int | None]:
 
 
 def _text_columns(table: Table, data: ClassificationData) -> list[str]:
-    names = [name for name in table.columns if name != data.label_column_name and name.lower() not in NO_TEXT]
+    names = [
+        name
+        for name in table.columns
+        if name != data.label_column_name and name.lower() not in NO_TEXT and not INDEX_OF_PANDAS.fullmatch(name)
+    ]
     require(
         1 <= len(names) <= 2,
         f"must say which columns of {table.name} are the texts, where that are not one or two besides "
@@ -116,6 +130,13 @@ def _text_columns(table: Table, data: ClassificationData) -> list[str]:
         "--text-column-names",
         f"nothing, with the columns {', '.join(table.columns)}",
     )
+    for name in names:
+        if all(str(value).strip().isdecimal() for value in table.columns[name]):
+            others = " ".join(one for one in names if one != name)
+            raise InputError(
+                f"Column {name} of {table.name} holds whole numbers, which are rarely texts. Give --text-column-names "
+                f"{' '.join(names)} if it is one" + (f", --text-column-names {others} if not." if others else ".")
+            )
     return names
 
 
@@ -123,8 +144,6 @@ def _examples(table: Table, texts: Sequence[str], data: ClassificationData, *, n
     labels: Sequence[Any] | None = None
     if needs_labels or data.label_column_name in table.columns:
         labels = table.column(data.label_column_name, "--label-column-name")
-        if table.holds_text and data.problem_type == "multi_label_classification":
-            labels = [[one.strip() for one in value.split(data.label_separator) if one.strip()] for value in labels]
         if not needs_labels and all(map(is_missing, labels)):
             labels = None
     return Examples(table.name, _texts(table, texts), labels)
@@ -159,8 +178,11 @@ def _read_glue(data: ClassificationData, task: GlueTask) -> Parts:
         return Examples(table.name, _texts(table, texts), labels)
 
     tests = task.all_tests if data.predicts else {}
+    texts, label = (task.hub_texts, "label") if data.glue_dir is None else (task.texts, task.label)
+    train = part("train", data.max_train_samples, has_labels=True)
     return Parts(
-        part("train", data.max_train_samples, has_labels=True),
+        train,
+        {"texts": " and ".join(texts), "labels": f"{label} of {train.name}"},
         {ending: part(file, data.max_eval_samples, has_labels=True) for ending, file in task.validation.items()},
         {
             f"{data.task_name}{ending}": part(file, data.max_predict_samples, has_labels=False)

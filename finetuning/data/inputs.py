@@ -9,7 +9,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from finetuning.data import buckets
-from finetuning.data.rows import EncodedRows
+from finetuning.data.rows import INPUT_IDS, EncodedRows
 from tokenizer_training.tokenizer import tokenizer_sha256
 from train.data.features import Feature
 from train.data.inputs import Inputs
@@ -25,6 +25,7 @@ class ExampleInputs(Inputs):
     lengths: of the buckets, ascending.
     sources: what `run.json` says of where they come from; `source` in words.
     more_identities: what else makes the run this one, {name: value}.
+    described: what the plan says of the examples, {title: text}.
     """
 
     train_rows: EncodedRows
@@ -34,6 +35,7 @@ class ExampleInputs(Inputs):
     lengths: tuple[int, ...]
     sources: Mapping[str, Any]
     more_identities: Mapping[str, str] = field(default_factory=dict)
+    described: Mapping[str, str] = field(default_factory=dict)
 
     fills_passes: ClassVar[bool] = True
 
@@ -75,11 +77,14 @@ class ExampleInputs(Inputs):
         }
 
     def describe_rows(self) -> dict[str, str]:
-        """Describe how many rows of which length there are."""
+        """Describe what was read as texts and labels, the first row, and how many rows of which length there are."""
         counts = np.bincount(buckets.bucket_of_rows(self.train_rows.lengths, self.lengths), minlength=len(self.lengths))
         shares = [f"{count:,} of {length}" for count, length in zip(counts, self.lengths, strict=True) if count]
         evaluated = self.eval_rows.num_rows if self.eval_rows else 0
+        first_row = self.train_rows.of_tokens[INPUT_IDS][: self.train_rows.starts[1]]
         return {
+            **self.described,
+            "first row": self.tokenizer.decode(first_row),
             "rows": f"{self.num_rows:,} to train on, {evaluated:,} to evaluate on",
             "tokens of a row": f"up to {', '.join(shares)}; on average {self.train_rows.lengths.mean():.1f}, "
             f"with padding {self.mean_length:.1f}",

@@ -1,8 +1,13 @@
 """Tables as people have them: .tsv, .csv, .jsonl, .parquet and .conll files, local or `gs://`; data sets of the Hub."""
 
 import csv
+import gzip
 import io
 import json
+import re
+import sys
+import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -14,6 +19,8 @@ from mlm_common.storage import folder_and_name, read_file
 
 # What the columns of a .conll file are called, and those of most data sets of the Hub.
 TOKENS, TAGS = "tokens", "ner_tags"
+# Half of a character, as only escapes of JSON can have it: no tokenizer takes such a text.
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True)
@@ -22,12 +29,10 @@ class Table:
 
     name: of the file, or of the data set and its split, for errors.
     columns: {name: values}, in their order.
-    holds_text: all values are text, whatever they stand for, as in .tsv and .csv files.
     """
 
     name: str
     columns: Mapping[str, Sequence[Any]]
-    holds_text: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -47,42 +52,48 @@ class Table:
     def first(self, num_rows: int | None) -> "Table":
         """Keep the first rows; all by default."""
         columns = {name: values[:num_rows] for name, values in self.columns.items()}
-        return Table(self.name, columns, self.holds_text)
+        return Table(self.name, columns)
 
 
 def read_table(path: str, flag: str, columns: Sequence[str] | None = None, *, skips_short_rows: bool = False) -> Table:
     """Read a file, which `flag` names.
 
-    A .tsv file is divided by tabs and line feeds alone, as GLUE's are: quotes are text. A .csv file may quote.
+    A .tsv file is divided by tabs and line feeds alone, as GLUE's are: quotes are text. A .csv file may quote. Blank
+    lines of both are skipped where a row has several columns.
 
     Args:
-        path: local or `gs://`.
+        path: local or `gs://`, also with .gz at its end.
         flag: for errors.
         columns: of a .tsv file without a line that names them.
         skips_short_rows: leave out lines of a .tsv file that have too few columns.
 
     Raises:
-        InputError: it cannot be read, has no rows, or a row with more or fewer columns than the others.
+        InputError: it cannot be read, has no rows, a row with more or fewer columns than the others, or two columns of
+            one name.
     """
-    ending = PurePath(path).suffix
+    endings = [ending.lower() for ending in PurePath(path).suffixes]
+    is_compressed = endings[-1:] == [".gz"]
+    ending = "".join(endings[-2:-1] if is_compressed else endings[-1:])
     if ending not in READERS and ending != ".tsv":
-        raise InputError(f"{flag} takes files ending in .tsv, {', '.join(READERS)}; received {path}.")
+        raise InputError(f"{flag} takes files ending in .tsv, {', '.join(READERS)}, also in .gz; received {path}.")
     folder, name = folder_and_name(path)
     if not folder.exists(name):
         raise InputError(f"{flag} must name a file, local or gs://; there is no {path}.")
     content = read_file(path)
     try:
+        if is_compressed:
+            content = gzip.decompress(content)
         if ending == ".tsv":
             read = _of_lines(path, _tsv_lines(content), columns, skips_short_rows)
         else:
             read = READERS[ending](path, content)
     except InputError:
         raise
-    except (ValueError, csv.Error, OSError) as error:  # of pyarrow, too
+    except (ValueError, csv.Error, EOFError, OSError, RecursionError, zlib.error) as error:  # of pyarrow, too
         raise InputError(f"{flag} must name a readable {ending} file; {path}: {one_line(error)}") from error
     if not read or not len(next(iter(read.values()))):
         raise InputError(f"{flag} must name a file with rows; {path} has none.")
-    return Table(path, read, holds_text=ending in (".tsv", ".csv"))
+    return Table(path, read)
 
 
 def read_hub_tables(name: str, config: str | None, revision: str | None) -> dict[str, Table]:
@@ -92,7 +103,7 @@ def read_hub_tables(name: str, config: str | None, revision: str | None) -> dict
         InputError: there is none.
         HubAwayError: the Hub cannot be reached.
     """
-    from datasets import ClassLabel, List, load_dataset
+    from datasets import ClassLabel, LargeList, List, load_dataset
 
     try:
         splits = load_dataset(name, config, revision=revision)
@@ -104,23 +115,30 @@ def read_hub_tables(name: str, config: str | None, revision: str | None) -> dict
         columns: dict[str, Sequence[Any]] = {column: list(rows[column]) for column in rows.column_names}
         for column, kind in rows.features.items():
             if isinstance(kind, ClassLabel):
-                # -1 stands for no label.
-                columns[column] = [None if value in (None, -1) else kind.names[value] for value in columns[column]]
-            elif isinstance(kind, List) and isinstance(kind.feature, ClassLabel):
-                columns[column] = [[kind.feature.names[value] for value in row] for row in columns[column]]
+                columns[column] = [_class_name(kind.names, value) for value in columns[column]]
+            elif isinstance(kind, List | LargeList) and isinstance(kind.feature, ClassLabel):
+                names = kind.feature.names
+                columns[column] = [row and [_class_name(names, value) for value in row] for row in columns[column]]
         tables[split] = Table(f"{name}, split {split}", columns)
     return tables
 
 
+def _class_name(names: Sequence[str], value: int | None) -> str | None:
+    return None if value in (None, -1) else names[value]  # -1 stands for no label
+
+
 def _tsv_lines(content: bytes) -> Iterator[list[str]]:
     text = content.decode("utf-8-sig").replace("\r\n", "\n")
-    return (line.split("\t") for line in text.removesuffix("\n").split("\n") if text)
+    lines = text.removesuffix("\n").split("\n") if text else []
+    has_columns = bool(lines) and "\t" in lines[0]
+    return (line.split("\t") for line in lines if line or not has_columns)
 
 
 def _of_lines(
     path: str, lines: Iterator[list[str]], columns: Sequence[str] | None, skips_short_rows: bool = False
 ) -> dict[str, list[Any]]:
     names = next(lines, []) if columns is None else list(columns)
+    _refuse_duplicates(path, names)
     rows = []
     for number, row in enumerate(lines, start=2 if columns is None else 1):
         if len(row) < len(names) and skips_short_rows:
@@ -134,17 +152,30 @@ def _of_lines(
     return {name: [row[index] for row in rows] for index, name in enumerate(names)}
 
 
+def _refuse_duplicates(path: str, names: Sequence[str]) -> None:
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise InputError(f"Columns must differ in their names; {path} has two called {twice!r}. Rename or drop one.")
+
+
 def _read_csv(path: str, content: bytes) -> dict[str, list[Any]]:
+    csv.field_size_limit(sys.maxsize)  # by default 131,072 characters
     text = io.StringIO(content.decode("utf-8-sig"), newline="")
     return _of_lines(path, (row for row in csv.reader(text, strict=True) if row), None)
 
 
 def _read_jsonl(path: str, content: bytes) -> dict[str, list[Any]]:
+    def row_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        _refuse_duplicates(path, [name for name, _ in pairs])
+        return dict(pairs)
+
     text = content.decode("utf-8-sig")
     if text.lstrip().startswith("["):
-        rows = json.loads(text)
+        rows = json.loads(text, object_pairs_hook=row_of)
     else:
-        rows = [json.loads(line) for line in text.split("\n") if line.strip()]
+        rows = [json.loads(line, object_pairs_hook=row_of) for line in text.split("\n") if line.strip()]
+    if _SURROGATE.search(content):
+        json.dumps(rows, ensure_ascii=False).encode()  # a ValueError where half of a pair is alone
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
             raise InputError(f"Each row of {path} must be an object, {{column: value}}; row {number:,} is not.")
@@ -161,33 +192,48 @@ def _read_jsonl(path: str, content: bytes) -> dict[str, list[Any]]:
 def _read_conll(path: str, content: bytes) -> dict[str, list[Any]]:
     """Read sentences, a token a line, with its tag as the last of several columns; blank lines divide sentences.
 
-    A line that begins with -DOCSTART- is none of a sentence.
+    Columns are divided by tabs where there are any, else by spaces, so that a token may hold other white space. A line
+    that begins with -DOCSTART- belongs to no sentence, nor does a comment: a line that begins with # before a sentence
+    and has another number of columns.
     """
+    lines = [line.strip(" \r") for line in content.decode("utf-8-sig").split("\n")]
+    has_tabs = any("\t" in line for line in lines)
+    rows = [line.split("\t") if has_tabs else re.split(" +", line) for line in lines]
+    is_none = [not line.strip("\t") or line.startswith("-DOCSTART-") for line in lines]
+    tokens = [row for row, none in zip(rows, is_none, strict=True) if not none and not row[0].startswith("#")]
+    num_columns = len(tokens[0]) if tokens else max(map(len, rows), default=0)
+    tags = {row[-1] for row in tokens}
     sentences: list[list[list[str]]] = [[]]
-    num_columns = 0
-    for number, line in enumerate(content.decode("utf-8-sig").split("\n"), start=1):
-        columns = line.split()
-        if not columns or columns[0] == "-DOCSTART-":
+    for number, (row, none) in enumerate(zip(rows, is_none, strict=True), start=1):
+        is_odd = not none and not sentences[-1] and row[0].startswith("#")
+        if none:
             sentences.append([])
+        elif is_odd and len(row) != num_columns:
             continue
-        num_columns = num_columns or len(columns)
-        if len(columns) != num_columns:
+        elif is_odd and num_columns > 1 and row[-1] not in tags:
+            raise InputError(
+                f"A comment must not look like a token and its tag; line {number:,} of {path} begins with # and ends "
+                f"with {row[-1]!r}, which is no other token's tag. Delete the line if it is a comment."
+            )
+        elif len(row) != num_columns:
             raise InputError(
                 f"Each line of {path} must have as many columns as the first, {num_columns}; line {number:,} has "
-                f"{len(columns)}."
+                f"{len(row)}."
             )
-        sentences[-1].append(columns)
+        else:
+            sentences[-1].append(row)
     sentences = [sentence for sentence in sentences if sentence]
     read = {TOKENS: [[columns[0] for columns in sentence] for sentence in sentences]}
-    if sentences and len(sentences[0][0]) > 1:
+    if sentences and num_columns > 1:
         read[TAGS] = [[columns[-1] for columns in sentence] for sentence in sentences]
     return read
 
 
-def _read_parquet(_: str, content: bytes) -> dict[str, list[Any]]:
+def _read_parquet(path: str, content: bytes) -> dict[str, list[Any]]:
     import pyarrow.parquet
 
-    table = pyarrow.parquet.read_table(io.BytesIO(content))
+    table = pyarrow.parquet.ParquetFile(io.BytesIO(content)).read()
+    _refuse_duplicates(path, table.column_names)
     return {name: table.column(name).to_pylist() for name in table.column_names}
 
 

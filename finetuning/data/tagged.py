@@ -1,7 +1,8 @@
 """Sentences whose words have tags, and the rows that a model takes: the tag of a word is learned at its first token."""
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -11,10 +12,12 @@ from transformers import PreTrainedTokenizerFast
 
 from finetuning.config.settings import TaggingData
 from finetuning.data.examples import SPLITS, own_tables
-from finetuning.data.labels import Labels
+from finetuning.data.labels import Labels, is_missing, label_name
 from finetuning.data.rows import INDEX, INPUT_IDS, TEXTS_AT_ONCE, TOKEN_TYPES, EncodedRows
 from finetuning.data.tables import Table
 from mlm_common.errors import InputError
+
+logger = logging.getLogger(__name__)
 
 # Of tokens that no word begins with.
 NO_TAG, NO_WORD = -100, -1
@@ -29,11 +32,27 @@ class Sentences:
     name: where they stand.
     words: of each sentence.
     tags: likewise; None where there are none.
+    is_to_predict: whether they are of the test part.
     """
 
     name: str
     words: Sequence[Sequence[str]]
     tags: Sequence[Sequence[str]] | None
+    is_to_predict: bool = False
+
+    def with_tags_of(self, labels: Labels) -> "Sentences":
+        """Write the tags as `labels` does; without any where none of them is known, as in a test part that has none.
+
+        Raises:
+            InputError: a tag that is unknown.
+        """
+        if self.tags is None:
+            return self
+        if not {tag for row in self.tags for tag in row} & set(labels.names) and self.is_to_predict:
+            logger.warning("the tags of %s are none that training has: it is predicted and not scored", self.name)
+            return replace(self, tags=None)
+        encoded = (labels.encode(row, f"{self.name}, sentence {index}") for index, row in enumerate(self.tags, start=1))
+        return replace(self, tags=[[labels.names[tag] for tag in row] for row in encoded])
 
 
 def read_sentences(data: TaggingData) -> dict[str, Sentences]:
@@ -63,7 +82,13 @@ def _sentences(table: Table, data: TaggingData, *, needs_tags: bool) -> Sentence
                 f"Column {data.label_column_name} of {table.name} must hold a tag for each word; row {row:,} has "
                 f"{len(sentence)} words and the tags {tags[row - 1]!r}."
             )
-    return Sentences(table.name, words, None if tags is None else [[str(tag) for tag in row] for row in tags])
+    if tags is None:
+        return Sentences(table.name, words, None, is_to_predict=not needs_tags)
+    if not needs_tags and all(is_missing(tag) for row in tags for tag in row):
+        return Sentences(table.name, words, None)
+    places = (f"row {row:,} of {table.name}" for row in range(1, len(tags) + 1))
+    named = [[label_name(tag, place) for tag in row] for row, place in zip(tags, places, strict=True)]
+    return Sentences(table.name, words, named, is_to_predict=not needs_tags)
 
 
 def encode_sentences(

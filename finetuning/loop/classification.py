@@ -1,5 +1,6 @@
 """A run of classification: its examples and model opened, and a picture of its results."""
 
+import logging
 from collections.abc import Callable
 
 from transformers import PretrainedConfig
@@ -7,7 +8,7 @@ from transformers import PretrainedConfig
 from finetuning.config.settings import ClassificationConfig, ClassificationData
 from finetuning.data.examples import Examples, read_parts
 from finetuning.data.glue import GLUE_TASKS
-from finetuning.data.labels import Labels, find_labels
+from finetuning.data.labels import LabelReading, Labels, find_labels
 from finetuning.data.rows import encode_texts
 from finetuning.loop.model import open_start
 from finetuning.loop.rows import Part, RowsJob
@@ -19,6 +20,8 @@ from mlm_common.storage import open_folder
 from train.loop.run import Run
 from train.runtime.cluster import Cluster
 from train.runtime.run_folder import CONFUSION_NAME
+
+logger = logging.getLogger(__name__)
 
 
 class Classification(RowsJob[ClassificationConfig]):
@@ -35,8 +38,20 @@ class Classification(RowsJob[ClassificationConfig]):
         parts = read_parts(data)
         labels = _labels(data, parts.train, start.model_config)
 
-        def part(examples: Examples) -> Part:
-            encoded = None if examples.labels is None else labels.encode(examples.labels, examples.name)
+        def part(examples: Examples, *, is_test: bool = False) -> Part:
+            encoded, is_labelled = None, None
+            if examples.labels is not None and is_test:
+                encoded, is_labelled = labels.encode_known(examples.labels, examples.name)
+                if not is_labelled.all():
+                    logger.warning(
+                        "%s of %s rows of %s have a label that training has; the others are predicted, not scored",
+                        f"{is_labelled.sum():,}",
+                        f"{len(is_labelled):,}",
+                        examples.name,
+                    )
+                    encoded = encoded if is_labelled.any() else None
+            elif examples.labels is not None:
+                encoded = labels.encode(examples.labels, examples.name)
             rows = encode_texts(
                 start.tokenizer,
                 examples.texts,
@@ -44,11 +59,11 @@ class Classification(RowsJob[ClassificationConfig]):
                 token_types=start.token_types,
                 labels=labels.nothing(examples.num_rows) if encoded is None else encoded,
             )
-            return Part(rows, encoded)
+            return Part(rows, encoded, is_labelled)
 
         train = part(parts.train)
         self.validation = {ending: part(examples) for ending, examples in parts.validation.items()}
-        self.tests = {name: part(examples) for name, examples in parts.tests.items()}
+        self.tests = {name: part(examples, is_test=True) for name, examples in parts.tests.items()}
         first = next(iter(self.validation.values()), None)
         metrics = GLUE_TASKS[data.task_name].metrics if data.task_name else OWN_METRICS[labels.problem_type]
         guess = {}
@@ -62,7 +77,10 @@ class Classification(RowsJob[ClassificationConfig]):
             guess=guess,
             **start.of_rows,
         )
-        run = start.run(task, train.rows, first.rows if first else None, cluster, labels.by_id)
+        assert train.labels is not None
+        described = parts.columns | labels.describe(train.labels)
+        eval_rows = first.rows if first else None
+        run = start.run(task, train.rows, eval_rows, cluster, labels.by_id, described=described)
         run.model_config.problem_type = labels.problem_type
         return run
 
@@ -78,12 +96,14 @@ class Classification(RowsJob[ClassificationConfig]):
 
 def _labels(data: ClassificationData, train: Examples, model_config: PretrainedConfig) -> Labels:
     assert train.labels is not None
-    problem_type = data.problem_type
+    reading = LabelReading(
+        data.problem_type, data.label_separator, data.decimal_separator, data.label_lists, data.similar_labels
+    )
     if data.task_name is not None:
         task = GLUE_TASKS[data.task_name]
-        problem_type = "regression" if task.is_regression else "single_label_classification"
+        reading = LabelReading("regression" if task.is_regression else "single_label_classification")
         if task.label_names:
-            return Labels(problem_type, task.label_names)
+            return Labels("single_label_classification", task.label_names)
     is_classifier = any("ForSequenceClassification" in name for name in model_config.architectures or ())
     known = model_config.id2label if is_classifier else None
-    return find_labels(train.labels, train.name, problem_type, known)
+    return find_labels(train.labels, train.name, reading, known)

@@ -57,6 +57,7 @@ class Start:
         cluster: Cluster,
         labels: Mapping[int, str] | None = None,
         identities: Mapping[str, str] | None = None,
+        described: Mapping[str, str] | None = None,
     ) -> Run:
         """Make the run of a task.
 
@@ -67,6 +68,7 @@ class Start:
             cluster: of the run.
             labels: what the head tells apart, {id: name}; by default the head is the task's own.
             identities: what else makes it this run, {name: value}.
+            described: what the plan says of the examples, {title: text}.
 
         Raises:
             InputError: settings of the model that do not fit it.
@@ -74,7 +76,14 @@ class Start:
         data = self.config.data
         source = self.tokenizer_source
         inputs = ExampleInputs(
-            train_rows, eval_rows, self.tokenizer, source, data.lengths, source_of(data), identities or {}
+            train_rows,
+            eval_rows,
+            self.tokenizer,
+            source,
+            data.lengths,
+            source_of(data),
+            identities or {},
+            described or {},
         )
         resolved = resolve_model_config(self.config.model, inputs)
         if labels is not None:

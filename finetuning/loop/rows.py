@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from finetuning.config.sources import Settings
@@ -21,10 +22,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Part:
-    """Examples as the model takes them, and their labels; None where they have none."""
+    """Examples as the model takes them, and their labels; None where they have none.
+
+    is_labelled: bool (rows,), which of them have one; None where all have.
+    """
 
     rows: EncodedRows
     labels: NDArray[Any] | None
+    is_labelled: NDArray[np.bool_] | None = None
 
 
 class RowsJob(Job[Settings]):

@@ -4,7 +4,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from finetuning.config.settings import TaggingConfig
-from finetuning.data.labels import Labels, find_labels
+from finetuning.data.labels import LabelReading, Labels, find_labels
 from finetuning.data.rows import EncodedRows
 from finetuning.data.tagged import OUTSIDE, Sentences, encode_sentences, read_sentences
 from finetuning.loop.model import open_start
@@ -40,9 +40,13 @@ class TaggingJob(Job[TaggingConfig]):
         is_tagger = any("ForTokenClassification" in name for name in start.model_config.architectures or ())
         flat = [tag for sentence in tags for tag in sentence]
         known = start.model_config.id2label if is_tagger else None
-        labels = find_labels(flat, parts["train"].name, "single_label_classification", known)
+        reading = LabelReading("single_label_classification", similar_labels=data.similar_labels)
+        labels = find_labels(flat, parts["train"].name, reading, known)
         if not is_tagger:
-            labels = Labels(labels.problem_type, tuple(sorted(labels.names, key=lambda name: name != OUTSIDE)))
+            labels = Labels(labels.problem_type, tuple(sorted(labels.names, key=lambda name: name != OUTSIDE)), reading)
+        described = labels.describe(labels.encode(flat, parts["train"].name))
+        described |= {"words": f"{data.text_column_name} of {parts['train'].name}", "tags": data.label_column_name}
+        parts = {split: sentences.with_tags_of(labels) for split, sentences in parts.items()}
 
         def encoded(sentences: Sentences) -> EncodedRows:
             return encode_sentences(
@@ -57,7 +61,7 @@ class TaggingJob(Job[TaggingConfig]):
             guess = scores(metrics_of(labels.names), baseline(tags, validation.words), validation.tags)
         settings = {"max_length": data.max_seq_length, "guess": guess, **start.of_rows}
         task = Tagging(labels, validation, data.metric_name, **settings)
-        return start.run(task, rows["train"], rows.get("validation"), cluster, labels.by_id)
+        return start.run(task, rows["train"], rows.get("validation"), cluster, labels.by_id, described=described)
 
     def write_results(self, trainer: "Trainer", figures: dict[str, float] | None, step: int, predict: Predict) -> None:
         """Write the scores, and the tags of the test part."""

@@ -88,7 +88,21 @@ def test_columns_of_ones_own(tmp_path: Path) -> None:
     named = read_parts(own(tmp_path, "a\tb\tc\td\n1\t2\t3\t4\n", text_column_names=["c"], label_column_name="a"))
     assert (named.train.texts, named.train.labels) == ((["3"],), ["1"])
     several = own(tmp_path, "text\tlabel\nt\tx, y\nu\t\n", problem_type="multi_label_classification")
-    assert read_parts(several).train.labels == [["x", "y"], []]
+    assert read_parts(several).train.labels == ["x, y", ""]
+
+
+def test_the_index_that_pandas_writes_is_no_text(tmp_path: Path) -> None:
+    for name in ("", "Unnamed: 0"):
+        parts = read_parts(own(tmp_path, f"{name}\ttext\tlabel\n0\ta\tx\n1\tb\ty\n"))
+        assert parts.train.texts == (["a", "b"],)
+        assert parts.columns == {"texts": f"text; not read: {name!r}", "labels": f"label of {tmp_path / 'a.tsv'}"}
+
+
+def test_whole_numbers_are_texts_only_where_they_are_named(tmp_path: Path) -> None:
+    content = "row\ttext\tlabel\n0\ta\tx\n1\tb\ty\n"
+    with pytest.raises(InputError, match=r"Column row of .* Give --text-column-names row text if it is"):
+        read_parts(own(tmp_path, content))
+    assert read_parts(own(tmp_path, content, text_column_names=["row", "text"])).train.texts == (["0", "1"], ["a", "b"])
 
 
 def test_a_test_part_may_have_labels(tmp_path: Path) -> None:

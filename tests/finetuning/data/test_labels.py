@@ -1,9 +1,11 @@
 """What stands in a column of labels, and what a model learns of it."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
-from finetuning.data.labels import find_labels
+from finetuning.data.labels import LabelReading, find_labels
 from mlm_common.errors import InputError
 
 
@@ -20,21 +22,24 @@ from mlm_common.errors import InputError
     ],
 )
 def test_labels_are_found(values, problem_type, names) -> None:
-    labels = find_labels(values, "a.csv", None)
+    labels = find_labels(values, "a.csv", LabelReading())
     assert (labels.problem_type, labels.names) == (problem_type, names)
 
 
 def test_labels_are_encoded() -> None:
-    assert find_labels(["b", "a"], "", None).encode(["a", "b", "b"], "").tolist() == [0, 1, 1]
-    assert find_labels([["x"], ["z"]], "", None).encode([["z", "x"], []], "").tolist() == [[1, 1], [0, 0]]
-    numbers = find_labels(["0.5", "2"], "", None).encode(["1", "-0.25"], "")
+    assert find_labels(["b", "a"], "", LabelReading()).encode(["a", "b", "b"], "").tolist() == [0, 1, 1]
+    assert find_labels([["x"], ["z"]], "", LabelReading()).encode([["z", "x"], []], "").tolist() == [[1, 1], [0, 0]]
+    numbers = find_labels(["0.5", "2"], "", LabelReading()).encode(["1", "-0.25"], "")
     assert (numbers.tolist(), numbers.dtype) == ([1, -0.25], np.float32)
 
 
 def test_the_order_of_a_model_that_knows_them_is_kept() -> None:
     known = {0: "entailment", 1: "contradiction"}
-    assert find_labels(["contradiction", "entailment"], "", None, known).names == ("entailment", "contradiction")
-    assert find_labels(["contradiction", "neutral"], "", None, known).names == ("contradiction", "neutral")
+    assert find_labels(["contradiction", "entailment"], "", LabelReading(), known).names == (
+        "entailment",
+        "contradiction",
+    )
+    assert find_labels(["contradiction", "neutral"], "", LabelReading(), known).names == ("contradiction", "neutral")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +52,7 @@ def test_the_order_of_a_model_that_knows_them_is_kept() -> None:
 )
 def test_what_are_no_labels(values, problem_type, message) -> None:
     with pytest.raises(InputError, match=message):
-        find_labels(values, "a.csv", problem_type)
+        find_labels(values, "a.csv", LabelReading(problem_type))
 
 
 @pytest.mark.parametrize(
@@ -55,11 +60,90 @@ def test_what_are_no_labels(values, problem_type, message) -> None:
     [
         (["a", "b"], ["a", "c"], "must be one of the training part's: a, b; row 2 of b.csv has 'c'"),
         (["a", "b"], ["a", ""], "must have a label; row 2 of b.csv has none"),
-        ([0.5, 1.5], [1.0, "x"], "must be a number; row 2 of b.csv has 'x'"),
-        ([0.5, 1.5], [float("inf")], "must be a number; row 1"),
+        ([0.5, 1.5], [1.0, "x"], "must be a number of 32 bits; row 2 of b.csv has 'x'"),
+        ([0.5, 1.5], [float("inf")], "must be a number of 32 bits; row 1"),
         ([["x"], ["y"]], [["q"]], "row 1 of b.csv has 'q'"),
     ],
 )
 def test_what_cannot_be_encoded(train, values, message) -> None:
     with pytest.raises(InputError, match=message):
-        find_labels(train, "a.csv", None).encode(values, "b.csv")
+        find_labels(train, "a.csv", LabelReading()).encode(values, "b.csv")
+
+
+MULTI: dict = {"problem_type": "multi_label_classification"}
+SINGLE: dict = {"problem_type": "single_label_classification"}
+
+
+@pytest.mark.parametrize(
+    ("values", "message", "settings", "expected"),
+    [
+        (["a,b", "b"], "may be several labels. Give --problem-type multi_label", MULTI, [[1, 1], [0, 1]]),
+        (["a,b", "b"], "may be several labels", SINGLE, [0, 1]),
+        (["a;b", "b;c"], "--label-separator ';'", {**MULTI, "label_separator": ";"}, [[1, 1, 0], [0, 1, 1]]),
+        (["['a']", "b"], "are lists written as text", SINGLE, [0, 1]),
+        ([[0, 1, 0], [1, 0, 0]], "Give --label-lists vectors", {"label_lists": "vectors"}, [[0, 1, 0], [1, 0, 0]]),
+        ([[0, 1], [1, 0]], "or --label-lists names", {"label_lists": "names"}, [[1, 1], [1, 1]]),
+        ([["a"], "b"], "must all be lists, or none", MULTI, [[1, 0], [0, 1]]),
+        (["3,5", "4,0"], "--decimal-separator , for numbers", {"decimal_separator": ","}, [3.5, 4.0]),
+        (["3,5", "4,0"], "are numbers with a decimal comma", SINGLE, [0, 1]),
+        (["1", "0", "nan"], "are numbers but for 'nan'", SINGLE, [1, 0, 2]),
+        (["x", " x", "X", "y"], r"differ in white space, case", {"similar_labels": "merge"}, [0, 0, 0, 1]),
+        (["x", "X", "x"], r"'x' \(2 times\) and 'X' \(1 times\)", {"similar_labels": "keep"}, [1, 0, 1]),
+        (["1", "1.0", "0"], "the form of a number alone", {"similar_labels": "merge"}, [1, 1, 0]),
+    ],
+)
+def test_labels_with_two_readings_are_refused_until_a_flag_decides(values, message, settings, expected) -> None:
+    with pytest.raises(InputError, match=message):
+        find_labels(values, "a.csv", LabelReading())
+    labels = find_labels(values, "a.csv", LabelReading(**settings))
+    assert labels.encode(values, "a.csv").tolist() == expected
+
+
+def test_names_that_look_like_numbers_or_lists_are_classes() -> None:
+    for values in (["--1", "x"], ["1_0", "2"], ["Infinity", "1"], ["01", "1"], ["New York, NY", "Boston, MA"]):
+        assert set(find_labels(values, "", LabelReading()).names) == set(values)
+
+
+def test_a_label_that_is_no_text_and_no_number() -> None:
+    for value in ({"a": 1}, b"x", [None]):
+        with pytest.raises(InputError, match=r"must be a text or a number; row 2 of a\.jsonl has"):
+            find_labels(["a", value], "a.jsonl", LabelReading(**(MULTI if isinstance(value, list) else SINGLE)))
+    with pytest.raises(InputError, match=r"must be a list, or a text.*; row 2 of a\.jsonl has none"):
+        find_labels([["a"], None], "a.jsonl", LabelReading(**MULTI))
+    with pytest.raises(InputError, match=r"must be a number of 32 bits; row 1 of a\.csv has 1e\+39"):
+        find_labels([1e39, 0.5], "a.csv", LabelReading()).encode([1e39, 0.5], "a.csv")
+
+
+def test_labels_of_rows_to_predict_may_be_unknown() -> None:
+    labels = find_labels(["a", "b"], "a.csv", LabelReading())
+    encoded, is_known = labels.encode_known(["b", "-1", None, "a"], "b.csv")
+    assert (encoded.tolist(), is_known.tolist()) == ([1, 0, 0, 0], [True, False, False, True])
+    with pytest.raises(InputError, match=r"row 2 of b\.csv has 'B', where training has 'b'"):
+        labels.encode_known(["a", "B"], "b.csv")
+
+
+def test_labels_are_described() -> None:
+    labels = find_labels(["a", "b", "b"], "", LabelReading())
+    assert labels.describe(labels.encode(["a", "b", "b", "b"], "")) == {
+        "kind of label": "one class",
+        "2 classes": "a 25.0%, b 75.0%",
+    }
+    several = find_labels([["a"], ["b", "a"]], "", LabelReading())
+    assert several.describe(several.encode([["a"], ["b", "a"]], "")) == {
+        "kind of label": "several classes, 1.50 on average",
+        "2 classes": "a 100.0%, b 50.0%",
+    }
+    numbers = find_labels([0.5, 2], "", LabelReading())
+    described = {"kind of label": "a number", "numbers": "0.5 to 2, mean 1.25"}
+    assert numbers.describe(numbers.encode([0.5, 2], "")) == described
+
+
+def test_many_classes_are_encoded_in_little_memory() -> None:
+    names = [str(index) for index in range(1000)]
+    labels = find_labels([names], "", LabelReading(**MULTI))
+    values = [[names[row % 1000]] for row in range(2000)]
+    tracemalloc.start()
+    encoded = labels.encode(values, "")
+    assert tracemalloc.get_traced_memory()[1] < 1.1 * encoded.nbytes
+    tracemalloc.stop()
+    assert encoded.argmax(axis=1).tolist() == [row % 1000 for row in range(2000)]

@@ -1,5 +1,6 @@
 """Tables of each kind, and what is wrong with those that are none."""
 
+import gzip
 import json
 
 import pyarrow
@@ -14,7 +15,8 @@ ROWS = [{"text": 'a "b', "label": "x"}, {"text": "c, d", "label": "y"}]
 
 def write(path, content):
     if isinstance(content, str):
-        path.write_text(content, newline="")
+        data = content.encode()
+        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     elif content is not None:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(content), path)
     return str(path)
@@ -28,6 +30,9 @@ def write(path, content):
         ("a.csv", 'text,label\n"a ""b",x\n\n"c, d",y\n'),
         ("a.jsonl", "\ufeff" + "".join(json.dumps(row) + "\n" for row in ROWS)),
         ("a.json", json.dumps(ROWS)),
+        ("A.CSV", 'text,label\n"a ""b",x\n"c, d",y\n'),
+        ("c.tsv", 'text\tlabel\na "b\tx\n\nc, d\ty\n\n'),
+        ("a.csv.gz", 'text,label\n"a ""b",x\n"c, d",y\n'),
         ("a.parquet", ROWS),
     ],
 )
@@ -60,6 +65,12 @@ def test_lines_without_names_and_short_ones(tmp_path) -> None:
         ("b.jsonl", '{"text": "a"}\n[1]\n', "row 2 is not"),
         ("c.jsonl", '{"text": \n', "must name a readable .jsonl file"),
         ("a.parquet", "text", "must name a readable .parquet file"),
+        ("a.csv.gz", "text,label\n", "must name a file with rows"),
+        ("b.csv.gz", None, "there is no"),
+        ("d.tsv", "text\ttext\tlabel\na\tb\tx\n", "Columns must differ in their names; .* has two called 'text'"),
+        ("d.jsonl", '{"text": "a", "text": "b"}\n', "has two called 'text'"),
+        ("e.jsonl", '{"text": "\\ud800"}\n', "must name a readable .jsonl file.*surrogates not allowed"),
+        ("f.jsonl", "[" * 100_000, "must name a readable .jsonl file"),
     ],
 )
 def test_what_is_no_table(tmp_path, name, content, message) -> None:
@@ -84,3 +95,25 @@ def test_a_data_set_of_a_folder(tmp_path, monkeypatch) -> None:
     }
     with pytest.raises(InputError, match="--dataset-name must be a data set of the Hub"):
         read_hub_tables(str(tmp_path / "nowhere"), None, None)
+
+
+def test_a_long_text_of_a_csv_file(tmp_path) -> None:
+    text = "a" * 200_000
+    assert read_table(write(tmp_path / "a.csv", f"text,label\n{text},x\n"), "").columns["text"] == [text]
+
+
+def test_two_columns_of_one_name_in_parquet(tmp_path) -> None:
+    table = pyarrow.table([["a"], ["b"]], names=["text", "text"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="has two called 'text'"):
+        read_table(str(tmp_path / "a.parquet"), "--train-file")
+
+
+def test_no_label_of_a_data_set_is_none(monkeypatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    kind = datasets.ClassLabel(names=["x", "y"])
+    features = datasets.Features({"label": kind, "tags": datasets.List(kind)})
+    rows = datasets.Dataset.from_dict({"label": [1, -1, 0], "tags": [[0, -1], None, []]}, features)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: {"train": rows})
+    columns = read_hub_tables("a", None, None)["train"].columns
+    assert columns == {"label": ["y", None, "x"], "tags": [["x", None], None, []]}

@@ -79,11 +79,39 @@ def test_conll_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("10\u00a0000 O\nEuro B-X\n", [["10\u00a0000", "Euro"]]),
+        ("New York\tB-X\nis\tO\n\t\nbig\tO\n", [["New York", "is"], ["big"]]),
+        ("-DOCSTART-(1) O\n\n# id = 7\na O\n", [["a"]]),
+        ("# id\n# text = a b\na\tO\n#\tO\n\n#\tO\n", [["a", "#"], ["#"]]),
+    ],
+)
+def test_lines_of_conll(tmp_path: Path, content: str, words: list[list[str]]) -> None:
+    (tmp_path / "a.conll").write_text(content, encoding="utf-8")
+    assert read_table(str(tmp_path / "a.conll"), "").columns["tokens"] == words
+
+
+def test_a_comment_that_may_be_a_token_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.conll").write_text("# newdoc\na O\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"line 1 of .* begins with # and ends with 'newdoc'"):
+        read_table(str(tmp_path / "a.conll"), "")
+
+
+def test_tags_are_named_as_classes_are(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"tokens": ["a", "b"], "ner_tags": [1.0, 2]}', encoding="utf-8")
+    data = TaggingData(train_file=str(tmp_path / "a.jsonl"))
+    assert read_sentences(data)["train"].tags == [["1", "2"]]
+
+
+@pytest.mark.parametrize(
     ("row", "message"),
     [
         ({"tokens": "a b", "ner_tags": ["O"]}, "must hold lists of words; row 1 has 'a b'"),
         ({"tokens": ["a", " "], "ner_tags": ["O", "O"]}, "must hold lists of words"),
         ({"tokens": ["a", "b"], "ner_tags": ["O"]}, "must hold a tag for each word; row 1 has 2 words"),
+        ({"tokens": ["a", "b"], "ner_tags": ["O", None]}, r"must be a text or a number; row 1 of .* has None"),
+        ({"tokens": ["a", "b"], "ner_tags": ["O", float("nan")]}, r"must be a text or a number; row 1 of .* has nan"),
         ({"tokens": ["a"], "tags": ["O"]}, "--label-column-name must name a column of"),
         ({"words": ["a"], "ner_tags": ["O"]}, "--text-column-name must name a column of"),
     ],
