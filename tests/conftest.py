@@ -7,6 +7,7 @@ import signal
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import train  # noqa: F401  (before TensorFlow)
 
@@ -19,6 +20,17 @@ pytest_plugins = [
     "tests.fixtures.tiny_phases",
     "tests.fixtures.tiny_classification",
 ]
+
+# Examples follow from a test's code alone, and time plays no part: whether a test passes depends on neither chance nor
+# load. `pytest --hypothesis-profile explore` draws new examples.
+settings.register_profile(
+    "repeatable",
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.register_profile("explore", settings.get_profile("repeatable"), derandomize=False, print_blob=True)
+settings.load_profile("repeatable")
 
 # Files that take longest, of which a process that begins one at the end keeps all others waiting.
 FIRST = ("test_resume.py", "test_run_mlm.py", "test_train_step.py")

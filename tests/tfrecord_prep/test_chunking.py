@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlm_common.errors import InputError
@@ -116,7 +116,6 @@ def packed_rows(passages: list[list[int]], max_length: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("chunking", CHUNKINGS)
-@settings(deadline=None)
 @given(data=st.data(), documents=documents_strategy, max_length=lengths_strategy)
 def test_rows_are_those_of_the_definition(
     chunking: str, data: st.DataObject, documents: list[list[int]], max_length: int
@@ -126,7 +125,6 @@ def test_rows_are_those_of_the_definition(
 
 
 @pytest.mark.parametrize("chunking", CHUNKINGS)
-@settings(deadline=None)
 @given(data=st.data(), documents=documents_strategy, max_length=lengths_strategy)
 def test_tokens_in_are_tokens_out(
     chunking: str, data: st.DataObject, documents: list[list[int]], max_length: int

@@ -51,7 +51,7 @@ def test_all_kinds_but_one_are_tokenized_by_word() -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(documents=st.lists(texts_strategy, max_size=4))
 def test_ids_are_those_of_the_tokenizer(name: str, documents: list[str]) -> None:
     assert documents_of(name, documents) == expected_of(name, documents)
@@ -59,7 +59,7 @@ def test_ids_are_those_of_the_tokenizer(name: str, documents: list[str]) -> None
 
 @pytest.mark.parametrize("name", BY_WORD)
 @pytest.mark.parametrize("characters_at_once", [8, 60])
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(texts=st.lists(texts_strategy, max_size=4))
 def test_long_documents_are_cut_without_a_change(name: str, characters_at_once: int, texts: list[str]) -> None:
     # Each with a boundary in reach, since without one a document is cut within a word.

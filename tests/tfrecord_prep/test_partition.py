@@ -40,7 +40,7 @@ def rows_of(folder: Path, result: PartitionResult) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("chunking", ["concat", "packed"])
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     documents=st.lists(st.lists(st.integers(5, 299), max_size=40), max_size=15),
     max_length=st.integers(8, 20),

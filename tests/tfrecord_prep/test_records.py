@@ -26,7 +26,6 @@ def rows_strategy(draw: Any) -> tuple[np.ndarray, np.ndarray]:
     return input_ids, num_tokens
 
 
-@settings(deadline=None)
 @given(rows_strategy())
 def test_examples_parse_to_the_rows(rows: tuple[np.ndarray, np.ndarray]) -> None:
     import tensorflow as tf
@@ -44,7 +43,7 @@ def test_examples_parse_to_the_rows(rows: tuple[np.ndarray, np.ndarray]) -> None
         assert decode_feature(record, "attention_mask").tolist() == mask
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(rows=rows_strategy())
 def test_tensorflow_reads_the_file(tmp_path_factory: pytest.TempPathFactory, rows: tuple[Any, Any]) -> None:
     import tensorflow as tf
@@ -74,7 +73,6 @@ def test_examples_of_tensorflow_are_read(tmp_path: Path) -> None:
         decode_feature(record, "labels")
 
 
-@settings(deadline=None)
 @given(position=st.integers(0), bit=st.integers(0, 7))
 def test_every_changed_bit_is_noticed(position: int, bit: int) -> None:
     data = bytearray(encode_rows(np.arange(40, dtype=np.int32).reshape(2, 20) * 9, np.array([20, 5])))

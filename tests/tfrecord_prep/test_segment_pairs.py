@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.partitions import build_partition, partition_settings
@@ -114,7 +114,6 @@ def test_a_document_alone_has_no_random_pairs() -> None:
     assert len(pairs) >= 10
 
 
-@settings(deadline=None)
 @given(data=st.data(), lengths=lengths_strategy, max_length=st.integers(8, 40), rates=st.tuples(*[st.floats(0, 1)] * 2))
 def test_any_pairs(data: Any, lengths: Lengths, max_length: int, rates: tuple[float, float]) -> None:
     rule = {"short_share": rates[0], "random_share": rates[1]}

@@ -118,7 +118,7 @@ def test_special_tokens_in_plain_text_can_be_spelled(plain_text: Tokenizer) -> N
         )
     )
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_decoding_gives_the_normalized_text_back(plain_text: Tokenizer, parts: list[str]) -> None:
     text = "".join(parts)
     ids = plain_text.encode(text, add_special_tokens=False).ids

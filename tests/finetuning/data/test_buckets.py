@@ -17,7 +17,7 @@ def check(batches: Batches, lengths: np.ndarray, batch_rows: int) -> None:
         assert (rows != PADDING).any()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(1, 16), min_size=1, max_size=50).map(np.array),
     st.integers(1, 9),
@@ -35,7 +35,7 @@ def test_each_row_once_in_a_pass(lengths: np.ndarray, batch_rows: int, seed: int
         assert len(batches) == num
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(1, 16), min_size=1, max_size=50).map(np.array), st.integers(1, 9))
 def test_each_row_once_in_an_evaluation(lengths: np.ndarray, batch_rows: int) -> None:
     batches = evaluation_batches(lengths, BUCKETS, batch_rows=batch_rows)
@@ -46,7 +46,7 @@ def test_each_row_once_in_an_evaluation(lengths: np.ndarray, batch_rows: int) ->
         assert (shortest[rows[rows != PADDING]] == length).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 40), st.integers(1, 12))
 def test_the_batch_of_a_step_does_not_depend_on_where_one_begins(first: int, num: int) -> None:
     lengths = np.arange(29) % 16 + 1

@@ -36,7 +36,7 @@ TOKENIZERS = {kind: tokenizer_of(kind) for kind in OF_WORDS}
 
 
 @pytest.mark.parametrize("kind", OF_WORDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(words=st.lists(st.sampled_from(["a", "model", "language,", "12", "of", "masked", "é"]), min_size=1, max_size=8))
 def test_each_word_begins_once(kind: str, words: list[str]) -> None:
     tags = ["B-X" if word == "model" else "O" for word in words]

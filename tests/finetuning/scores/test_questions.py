@@ -22,7 +22,7 @@ def test_normalization() -> None:
     assert (f1("", ""), f1("the", ""), f1("cat", "")) == (1.0, 1.0, 0.0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(PIECES, st.lists(PIECES, max_size=3)), min_size=1, max_size=5))
 def test_scores_are_those_of_transformers(cases: list[tuple[str, list[str]]]) -> None:
     questions = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from google.cloud.storage.retry import DEFAULT_RETRY
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlm_common.errors import InputError
@@ -410,7 +410,7 @@ def test_names_that_lead_out_of_the_folder(cloud: CloudStorageHandle) -> None:
 
 
 @given(names=st.sets(st.from_regex(r"[ab%é ]{1,3}(/[ab+]{1,2}){0,2}", fullmatch=True), max_size=8))
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15)
 def test_listing_matches_a_local_folder(cloud: CloudStorageHandle, names: set[str]) -> None:
     """Listing is the one place where folders have to be made up; objects that are also folders do not exist locally."""
     names = {name for name in names if not any(other.startswith(f"{name}/") for other in names)}

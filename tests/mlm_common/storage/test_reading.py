@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from google.cloud.storage.retry import DEFAULT_RETRY
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlm_common.errors import InputError, RunFailedError
@@ -95,7 +95,7 @@ PATTERNS = st.from_regex(r"([ab][*?]?|[*?][ab]?|\*\*|[.]?[ab*]|\[ab\]\*)(/(\*\*|
 
 
 @given(st.lists(NAMES, max_size=6), PATTERNS, st.sampled_from(["", "/*.txt", ".txt"]))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 def test_globs_match_what_they_match_in_a_folder(
     cloud: CloudStorageHandle, tmp_path_factory: pytest.TempPathFactory, names: list[str], pattern: str, tail: str
 ) -> None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlm_common.errors import InputError
@@ -24,8 +24,6 @@ TEXTS = st.lists(st.sampled_from([*LINE_ENDS, *CHARACTERS]), max_size=40).map(""
 JSON_ROWS = [json.dumps({"text": text}, ensure_ascii=False) for text in CHARACTERS] + ['{"n": 1}', '"a"', " "]
 JSON_LINES = st.lists(st.tuples(st.sampled_from(JSON_ROWS), st.sampled_from(LINE_ENDS)), max_size=12)
 
-SHARED_FOLDER = [HealthCheck.function_scoped_fixture]
-
 
 @pytest.fixture
 def small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +40,7 @@ def in_ranges(path: Path, max_bytes: int) -> list[str]:
 
 @pytest.mark.usefixtures("small_reads")
 @given(TEXTS, st.booleans(), st.integers(1, 30))
-@settings(max_examples=300, deadline=None, suppress_health_check=SHARED_FOLDER)
+@settings(max_examples=300)
 def test_lines_of_all_ranges_are_those_of_the_file(tmp_path: Path, text: str, has_mark: bool, max_bytes: int) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbf" * has_mark + text.encode())
@@ -53,7 +51,7 @@ def test_lines_of_all_ranges_are_those_of_the_file(tmp_path: Path, text: str, ha
 
 @pytest.mark.usefixtures("small_reads")
 @given(JSON_LINES, st.booleans(), st.integers(1, 60))
-@settings(max_examples=200, deadline=None, suppress_health_check=SHARED_FOLDER)
+@settings(max_examples=200)
 def test_json_rows_of_all_ranges_are_those_of_the_file(
     tmp_path: Path, lines: list[tuple[str, str]], has_mark: bool, max_bytes: int
 ) -> None:
@@ -73,7 +71,6 @@ def test_json_rows_of_all_ranges_are_those_of_the_file(
 
 @pytest.mark.usefixtures("small_reads")
 @given(st.binary(max_size=40), st.lists(st.integers(0, 45), max_size=6))
-@settings(deadline=None, suppress_health_check=SHARED_FOLDER)
 def test_ranges_share_no_byte_and_leave_none_out(content: bytes, borders: list[int]) -> None:
     file = io.BytesIO(content)
     borders = sorted({0, *borders, len(content)})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlm_common.errors import InputError
@@ -48,7 +48,6 @@ def numbers_in(texts: Sequence[str]) -> list[int]:
     st.booleans(),
     st.sampled_from(["none", "zstd"]),
 )
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_rows_of_all_ranges_are_those_of_the_file(
     tmp_path: Path,
     texts: list[str | None],

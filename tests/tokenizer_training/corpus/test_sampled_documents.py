@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlm_common.storage.reading import StoredFile
@@ -118,7 +118,6 @@ def test_sample_of_objects_asks_for_its_ranges_only(cloud: CloudStorageHandle) -
 
 
 @given(st.lists(st.integers(0, 3000), max_size=12), st.integers(1, 4000), st.integers())
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_ranges_lie_in_their_files_and_share_nothing(sizes: list[int], num_bytes: int, seed: int) -> None:
     files = [StoredFile(f"{index}.txt", size, index) for index, size in enumerate(sizes)]
     byte_ranges = draw_byte_ranges(files, "line", "text", num_bytes, seed)

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlm_common.errors import InputError
@@ -44,7 +44,6 @@ def split_by_formula(text: str, validation: float, test: float, seed: int) -> st
 
 
 @given(TEXTS, st.floats(0, 49.9), st.floats(0, 49.9), st.integers(0, 1 << 40), st.randoms())
-@settings(deadline=None)
 def test_draw_is_a_partition_by_text(texts: list[str], validation: float, test: float, seed: int, random) -> None:
     corpus = in_memory(texts, validation_percent=validation, test_percent=test, seed=seed)
     documents = {split: list(corpus.documents(split)) for split in corpus.split_names}
@@ -71,7 +70,6 @@ def test_share_follows_the_percentages_and_the_seed() -> None:
 
 
 @given(TEXTS, st.integers(1, 8), st.floats(0, 49), st.floats(0, 49))
-@settings(deadline=None)
 def test_limit_counts_main_documents(texts: list[str], limit: int, validation: float, test: float) -> None:
     settings = {"validation_percent": validation, "test_percent": test}
     unlimited, limited = in_memory(texts, **settings), in_memory(texts, limit=limit, **settings)
@@ -90,7 +88,7 @@ def test_limit_counts_main_documents(texts: list[str], limit: int, validation: f
     st.sampled_from([None, None, 3]),
     st.integers(10, 400),
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 def test_partitions_are_the_documents(
     tmp_path: Path, contents: list[list[str]], ending: str, draw: dict, limit: int | None, partition_bytes: int
 ) -> None:

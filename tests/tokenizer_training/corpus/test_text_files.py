@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlm_common.errors import InputError
@@ -61,7 +61,7 @@ def test_wrong_encoding_names_file_offset_byte_and_cure(ending: str, num_good: i
 
 
 @given(st.binary(max_size=40), st.integers(0, 4000))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 def test_offset_of_the_first_bad_byte(tmp_path: Path, tail: bytes, num_before: int) -> None:
     """Python's decoder, over the whole content at once, is the reference; a zero byte counts as bad."""
     content = b"x" * num_before + tail

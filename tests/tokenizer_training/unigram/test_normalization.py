@@ -89,7 +89,7 @@ def test_idempotent_and_word_by_word(config: NormalizationConfig) -> None:
     normalize = make_normalizer(config).normalize_str
 
     @given(TEXTS)
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     def check(text: str) -> None:
         once = normalize(text)
         assert normalize(once) == once

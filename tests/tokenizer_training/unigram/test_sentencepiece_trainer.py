@@ -193,7 +193,7 @@ def seeds(segments: dict[str, int], max_pieces: int = 10**6) -> list[tuple[str, 
 
 
 @given(SEGMENTS)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_pieces_and_counts_are_those_of_a_count_one_by_one(segments: dict[str, int]) -> None:
     found = seeds(segments)
     assert len(dict(found)) == len(found), "a piece comes twice"

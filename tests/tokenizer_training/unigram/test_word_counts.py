@@ -60,7 +60,7 @@ def test_segments_give_their_words_back(config: NormalizationConfig) -> None:
     cut, pre_tokenizer = segment_cutter(config.split_digits), make_pre_tokenizer(config)
 
     @given(MIXED)
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     def check(text: str) -> None:
         for word in words_of([text], config):
             segments = cut(WORD_MARK + word)
@@ -82,7 +82,7 @@ def test_counts_are_those_of_the_normalized_text(config: NormalizationConfig) ->
     cut = segment_cutter(config.split_digits)
 
     @given(st.lists(MIXED, max_size=4), st.lists(MIXED, max_size=4))
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     def check(first: list[str], second: list[str]) -> None:
         words = words_of(first + second, config)
         segments = list(chain.from_iterable(cut(WORD_MARK + word) for word in words))

@@ -1,4 +1,4 @@
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from train.data.shuffle import SampleOrder
@@ -19,7 +19,6 @@ def stream(order, start_row, num_rows):
     return rows[:num_rows]
 
 
-@settings(deadline=None)
 @given(num_rows_per_shard=SHARDS, seed=st.integers(0, 100), window_rows=st.integers(1, 30), epoch=st.integers(0, 3))
 def test_every_epoch_reads_every_shard_once(num_rows_per_shard, seed, window_rows, epoch):
     order = make_order(num_rows_per_shard, seed, window_rows)
@@ -30,7 +29,6 @@ def test_every_epoch_reads_every_shard_once(num_rows_per_shard, seed, window_row
     assert all(window.num_rows < window_rows + max(num_rows_per_shard) for window in windows)
 
 
-@settings(deadline=None)
 @given(num_rows_per_shard=SHARDS, start_row=st.integers(0, 150), num_rows=st.integers(1, 60))
 def test_a_run_that_starts_late_reads_the_rows_of_one_that_did_not(num_rows_per_shard, start_row, num_rows):
     order = make_order(num_rows_per_shard)

@@ -31,7 +31,7 @@ def test_nothing_falls_out_at_rate_0_and_all_at_rate_1():
     np.testing.assert_array_equal(drop(inputs, keys, 1.0), np.zeros((3, 4, 5)))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     rate=st.floats(0, 0.9),
     seed=st.tuples(*[st.integers(-(2**31), 2**31 - 1)] * 2),

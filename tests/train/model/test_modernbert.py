@@ -78,7 +78,7 @@ def test_a_token_out_of_reach_of_local_layers_changes_nothing_and_one_in_reach_d
 
 
 @given(st.integers(1, 5), st.integers(1, 60))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_every_key_in_reach_is_in_the_blocks_of_its_query_once(reach, length):
     positions = tf.range(1, length + 1)[tf.newaxis]
     queries, keys = in_blocks(positions, reach).numpy()[0], with_halo(positions, reach).numpy()[0]

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlm_common.errors import InputError
@@ -168,7 +168,6 @@ def test_the_global_batch_says_how_much_is_accumulated(tmp_path):
         phases_in(tmp_path, {"max_steps": 1, "gradient_accumulation_steps": 2}, settings=settings)
 
 
-@settings(deadline=None)
 @given(
     phases=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9), st.sampled_from([8, 32])), min_size=1, max_size=5),
     num_rows=st.integers(9, 50),

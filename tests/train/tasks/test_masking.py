@@ -98,7 +98,7 @@ def test_replacements_of_a_seeded_draw_are_uniform(masking, probability):
     assert (replaced.min(), replaced.max()) == (5, 999)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     length=st.integers(1, 40),
     probability=st.sampled_from([0.0, 0.15, 0.5, 1.0]),
@@ -116,7 +116,7 @@ def test_masks_keep_the_rules_for_any_rows(length, probability, masking, seed, d
     assert not np.isin(seen[is_masked], [0, 1, 2, 3]).any()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(is_masked=st.lists(st.booleans(), min_size=1, max_size=60), num_predictions=st.integers(1, 60))
 def test_slots_hold_the_masked_tokens_in_order(is_masked, num_predictions):
     ids = np.arange(100, 100 + len(is_masked), dtype=np.int32)[np.newaxis]

@@ -66,7 +66,7 @@ def test_spans_of_a_row():
     assert spans.tolist() == [[0, 0, 2, 2, 2, 2, 2, 7, 7, 9, 10, 11]]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     rows=st.integers(1, 70).flatmap(
         lambda length: st.lists(
