@@ -80,7 +80,9 @@ def write_table(path: Path, encoding: str, columns: list[tuple[str, list[Any]]])
         pyarrow.parquet.write_table(pyarrow.table(arrays, names=names), path)
         return arrays[-1].to_pylist()
     if path.suffix == ".jsonl":
-        pairs = [[f"{json.dumps(name)}: {json.dumps(one)}" for name, one in zip(names, row, strict=True)] for row in rows]
+        pairs = [
+            [f"{json.dumps(name)}: {json.dumps(one)}" for name, one in zip(names, row, strict=True)] for row in rows
+        ]
         text = "".join(f"{{{', '.join(one)}}}\n" for one in pairs)
     elif path.suffix == ".tsv":
         text = "\n".join("\t".join("" if one is None else str(one) for one in row) for row in (names, *rows))
