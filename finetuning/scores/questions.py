@@ -3,7 +3,7 @@
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,13 +47,16 @@ def choose_answers(
         num_best: of the tokens where an answer may begin, and end, and of the answers that are kept.
         max_answer_length: in tokens.
         null_threshold: there is no answer where `null_odds` exceeds it; None where there always is one.
+
+    Returns:
+        An answer to each question, in their order; the empty text for one without a window.
     """
     of_question: list[list[int]] = [[] for _ in windows.questions]
     for row, question in enumerate(windows.question):
         of_question[question].append(row)
     answers = []
     for question, rows in zip(windows.questions, of_question, strict=True):
-        null = min(float(start_logits[row, 0] + end_logits[row, 0]) for row in rows)
+        null = min((float(start_logits[row, 0] + end_logits[row, 0]) for row in rows), default=0.0)
         found: list[tuple[float, float, str]] = []
         for row in rows:
             found += _spans(windows, row, start_logits[row], end_logits[row], question, num_best, max_answer_length)
@@ -122,16 +125,17 @@ def f1(prediction: str, answer: str) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-def scores(questions: Sequence[Question], predictions: Mapping[str, str]) -> dict[str, float]:
-    """Compute `exact_match` and `f1` in per cent, of each question over the best of its answers.
+def scores(questions: Sequence[Question], predictions: Sequence[str]) -> dict[str, float]:
+    """Compute `exact_match` and `f1` in per cent of the predictions for these questions, in the same order.
+
+    Each question counts by the best of its answers.
 
     Of questions of which some have no answer, also of those that have one (`HasAns_`) and those that have none.
     """
     pairs = []
-    for one in questions:
+    for one, given in zip(questions, predictions, strict=True):
         # An answer of which nothing is left is left out, as in SQuAD 2.0's script; without one, no answer is right.
         expected = [text for text, _ in one.answers or () if normalized(text)] or [""]
-        given = predictions[one.id]
         pairs.append((max(exact_match(given, text) for text in expected), max(f1(given, text) for text in expected)))
     values = 100 * np.array(pairs)
     found = dict(zip(("exact_match", "f1"), values.mean(axis=0).tolist(), strict=True))

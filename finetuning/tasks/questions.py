@@ -1,10 +1,10 @@
 """Extractive question answering (Rajpurkar et al. 2016): at which tokens of a paragraph the answer begins and ends."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from finetuning.config.settings import QuestionData
-from finetuning.data.questions import END, START, Windows
+from finetuning.data.questions import END, START, Question, Windows
 from finetuning.data.rows import INDEX, INPUT_IDS
 from finetuning.scores.questions import Answer, choose_answers, scores
 from finetuning.tasks.task import ExampleTask
@@ -98,9 +98,14 @@ class QuestionAnswering(ExampleTask):
 
     def figures_of(self, sums: Mapping[str, Any], windows: Windows, answers: list[Answer]) -> dict[str, float]:
         """Compute the same of these windows."""
-        texts = {one.id: answer.text for one, answer in zip(windows.questions, answers, strict=True)}
+        texts = [answer.text for answer in answers]
         counts = {"num_rows": windows.rows.num_rows, "num_questions": len(windows.questions)}
         return {"loss": super().figures(sums)["loss"]} | scores(windows.questions, texts) | counts
+
+    def can_score(self, questions: Sequence[Question]) -> bool:
+        """Return whether the answers to questions are known; if none has one, they may have been taken out."""
+        is_known = all(one.answers is not None for one in questions)
+        return is_known and (self.may_have_no_answer or any(one.answers for one in questions))
 
     def answers(self, sums: Mapping[str, Any], windows: Windows) -> list[Answer]:
         """Choose the answers to all questions, in their order."""

@@ -2,16 +2,19 @@
 
 import json
 import random
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from transformers.data.metrics.squad_metrics import squad_evaluate
 
 from finetuning.config.settings import QuestionData
 from finetuning.run_qa import main
 from finetuning.tasks.questions import QuestionAnswering
+from tests.fixtures.made_once import made_once
 from tests.fixtures.tiny_classification import WORDS, write_start
 from train.model.from_pretrained import load_model
 
@@ -52,6 +55,124 @@ def write_questions(path: Path, num: int, seed: int) -> dict[str, str]:
         answers[f"q{number}"] = answer
     path.write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}))
     return answers
+
+
+def write_unanswerable(path: Path, num: int, seed: int) -> None:
+    """Write questions of which every third has no answer."""
+    write_questions(path, num, seed)
+    content = json.loads(path.read_text(encoding="utf-8"))
+    for paragraph in content["data"][0]["paragraphs"][::3]:
+        paragraph["qas"][0] |= {"answers": [], "is_impossible": True}
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def qa_flags(folder: Path, *more: str, start: Path | None = None) -> list[str]:
+    return [
+        *("--init-from", str((start or folder) / "start"), "--output-dir", str(folder / "run")),
+        *(f"--{part}-file={folder}/{part}.json" for part in ("train", "validation")),
+        *("--max-seq-length", "24", "--doc-stride", "6", "--length-buckets", "24", "--learning-rate", "0.01"),
+        *("--per-replica-batch-size", "8", "--num-epochs", "2", "--eval-steps", "4", "--save-steps", "4", *more),
+    ]
+
+
+def assert_scored_by_its_predictions(run: Path, questions: Path, part: str = "eval") -> dict[str, str]:
+    """Compare the results with what transformers' scorer gives for predictions.json, and return these."""
+    predictions = json.loads((run / "predictions.json").read_text(encoding="utf-8"))
+    results = json.loads((run / "all_results.json").read_text(encoding="utf-8"))
+    entries = [
+        one
+        for article in json.loads(questions.read_text(encoding="utf-8"))["data"]
+        for paragraph in article["paragraphs"]
+        for one in paragraph["qas"]
+    ]
+    theirs = squad_evaluate([SimpleNamespace(qas_id=one["id"], answers=one["answers"]) for one in entries], predictions)
+    names = {"exact": "exact_match", **{name: name for name in theirs if "Ans_" in name and "total" not in name}}
+    for name in ("f1", *names):
+        assert results[f"{part}_{names.get(name, name)}"] == pytest.approx(theirs[name], abs=1e-9)
+    assert set(predictions) == {one["id"] for one in entries}
+    return predictions
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of `qa_flags` with a run on questions of which some have no answer."""
+
+    def make(folder: Path) -> None:
+        write_start(folder / "start")
+        write_unanswerable(folder / "train.json", 36, 1)
+        write_unanswerable(folder / "validation.json", 18, 2)
+        one = tf.distribute.OneDeviceStrategy("/device:CPU:0")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("train.runtime.strategy.connect", lambda *_: one)
+            assert main(qa_flags(folder)) == 0
+
+    return made_once(tmp_path_factory, "answered", make)
+
+
+@pytest.mark.usefixtures("one_device")
+def test_scores_are_those_of_the_predictions_beside_them(
+    answered: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Also after another call on the finished run, with other settings for answers."""
+    shutil.copytree(answered, tmp_path, dirs_exist_ok=True)
+    first = assert_scored_by_its_predictions(tmp_path / "run", tmp_path / "validation.json")
+    assert (tmp_path / "run" / "null_odds.json").exists()
+    for setting in (("--null-score-diff-threshold", "1000"), ("--null-score-diff-threshold", "-1000")):
+        capsys.readouterr()
+        assert main(qa_flags(tmp_path, *setting, "--max-answer-length", "1", start=answered)) == 0
+        second = assert_scored_by_its_predictions(tmp_path / "run", tmp_path / "validation.json")
+        assert all(second.values()) if setting[1] == "1000" else not any(second.values())
+        results = json.loads((tmp_path / "run" / "eval_results.json").read_text(encoding="utf-8"))
+        assert f"exact match            {results['eval_exact_match']:.2f} %" in capsys.readouterr().out
+        assert second != first
+
+
+@pytest.mark.usefixtures("one_device")
+def test_a_run_is_not_continued_with_other_settings_for_answers(
+    answered: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    shutil.copytree(answered, tmp_path, dirs_exist_ok=True)
+    assert main(qa_flags(tmp_path, "--num-epochs", "3", "--n-best-size", "3", start=answered)) == 2
+    error = capsys.readouterr().err
+    assert "is chosen by evaluations with --n-best-size 20" in error
+    assert "received --n-best-size 3" in error
+
+
+@pytest.mark.usefixtures("one_device")
+def test_questions_without_answers_are_predicted_and_not_scored(answered: Path, tmp_path: Path) -> None:
+    """Where training has an answer to each question, a test part with none is one whose answers were taken out."""
+    shutil.copytree(answered / "start", tmp_path / "start")
+    write_questions(tmp_path / "train.json", 16, 1)
+    content = json.loads((tmp_path / "train.json").read_text(encoding="utf-8"))
+    for paragraph in content["data"][0]["paragraphs"]:
+        paragraph["qas"][0]["answers"] = []
+    (tmp_path / "test.json").write_text(json.dumps(content), encoding="utf-8")
+    write_questions(tmp_path / "validation.json", 8, 2)
+    flags = qa_flags(tmp_path, "--test-file", str(tmp_path / "test.json"), "--num-epochs", "1")
+    assert main(flags) == 0
+    results = json.loads((tmp_path / "run" / "all_results.json").read_text(encoding="utf-8"))
+    assert [name for name in results if name.startswith("predict_")] == []
+    assert len(json.loads((tmp_path / "run" / "predictions.json").read_text(encoding="utf-8"))) == 16
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
+def test_scores_of_several_seeds_and_of_a_run_that_resumes(answered: Path, tmp_path: Path) -> None:
+    shutil.copytree(answered, tmp_path, dirs_exist_ok=True)
+    for path in (tmp_path / "run" / "checkpoints").glob("step-00000010.*"):
+        path.unlink()
+    assert main(qa_flags(tmp_path, "--resume", "must", start=answered)) == 0
+    assert_scored_by_its_predictions(tmp_path / "run", tmp_path / "validation.json")
+    for name in ("all_results.json", "predictions.json"):
+        assert (tmp_path / "run" / name).read_bytes() == (answered / "run" / name).read_bytes()
+    shutil.rmtree(tmp_path / "run")
+    assert main(qa_flags(tmp_path, "--seeds", "1", "2")) == 0
+    table = json.loads((tmp_path / "run" / "seeds_results.json").read_text(encoding="utf-8"))
+    for place, seed in enumerate((1, 2)):
+        folder = tmp_path / "run" / f"seed-{seed}"
+        assert_scored_by_its_predictions(folder, tmp_path / "validation.json")
+        results = json.loads((folder / "eval_results.json").read_text(encoding="utf-8"))
+        assert table["scores"]["eval_f1"]["values"][place] == results["eval_f1"]
 
 
 @pytest.mark.slow

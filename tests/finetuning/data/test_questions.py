@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from finetuning.config.settings import QuestionData
 from finetuning.data.questions import END, OUTSIDE, START, Question, Windows, make_windows, read_questions
@@ -86,8 +88,8 @@ def read(folder: Path, content: Any, name: str = "train.json") -> list[Question]
 def test_files_of_squad_are_read(tmp_path: Path) -> None:
     expected = [Question("q", "what", "a list", (("list", 2),))]
     assert read(tmp_path, squad()) == read(tmp_path, squad(), "train.json.gz") == expected
-    (none,) = read(tmp_path, squad(is_impossible=True))
-    assert none.answers == ()
+    with pytest.raises(InputError, match="Some questions to train on must have an answer"):
+        read(tmp_path, squad(is_impossible=True))
     row = {"id": 1, "question": "what", "context": "a list", "answers": {"text": ["list"], "answer_start": [2]}}
     assert read(tmp_path, row, "train.jsonl") == [replace(expected[0], id="1")]
 
@@ -100,15 +102,24 @@ def test_a_test_part_has_no_answers(tmp_path: Path) -> None:
     paths["test"].write_text(json.dumps(unanswered))
     data = QuestionData(train_file=str(paths["train"]), test_file=str(paths["test"]))
     assert read_questions(data)["test"][0].answers is None
-    with pytest.raises(InputError, match="must have answers; q has none"):
+    with pytest.raises(InputError, match=r"must have answers; question 'q' of .* has none"):
         read(tmp_path, unanswered)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (squad(answers=[{"text": "list", "answer_start": 1}]), "question q has 'list' at 1, where ' lis' stands"),
-        (squad(answers=[{"text": "lost", "answer_start": 2}]), "must stand at its answer_start"),
+        (squad(answers=[{"text": "list", "answer_start": 1}]), "has 'list' at 1, but the paragraph has ' lis' there"),
+        (squad(answers=[{"text": "st", "answer_start": -2}]), "has 'st' at -2"),
+        (squad(answers=[{"text": " ", "answer_start": 1}]), "Each answer must have text"),
+        (squad(answers=[{"text": "list", "answer_start": "2"}]), "answers must be a list of {text, answer_start}"),
+        (squad(answers={"text": ["list"], "answer_start": []}), "answers must be a list of"),
+        (squad(answers=["list"]), "answers must be a list of"),
+        (squad(answers=None), "must have answers; question 'q' of .* has none"),
+        (squad(question=None), "The question must be text"),
+        (squad(id=None), "Each id must be text or a whole number; question 1 of"),
+        (squad(is_impossible="no"), "is_impossible must be true or false"),
+        (squad(answers=[{"text": "lost", "answer_start": 2}]), "must be in the paragraph at its answer_start"),
         ({"data": []}, "must name a file with questions"),
         ({"rows": []}, "must be of SQuAD's form"),
     ],
@@ -120,5 +131,131 @@ def test_what_are_no_questions(tmp_path: Path, content: Any, message: str) -> No
 
 def test_a_question_that_leaves_no_room() -> None:
     long = replace(QUESTIONS[0], question="the list of a file " * 9)
-    with pytest.raises(InputError, match="--max-seq-length 30 must leave room beside each question"):
+    windows = make_windows(TOKENIZER, [long, QUESTIONS[1]], DATA, token_types=False)
+    assert (windows.too_long, texts_of(windows)) == (["a"], {"a": set(), "b": {"list"}})
+    with pytest.raises(
+        InputError, match="None of 1 questions can be used: 1 leave no room for their paragraph in --max-"
+    ):
         make_windows(TOKENIZER, [long], DATA, token_types=False)
+    with pytest.raises(InputError, match="--doc-stride 29 is too large for --max-seq-length 30"):
+        make_windows(TOKENIZER, QUESTIONS, replace(DATA, doc_stride=29), token_types=False)
+
+
+ROW = {"id": 1, "question": "what", "context": "a list", "answers": {"text": ["list"], "answer_start": [2]}}
+
+
+@pytest.mark.parametrize("answers", [[], {"text": [], "answer_start": []}])
+def test_no_answer_in_either_form(tmp_path: Path, answers: Any) -> None:
+    rows = [ROW, {**ROW, "id": 2, "answers": answers}]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    questions = read_questions(QuestionData(train_file=str(tmp_path / "train.jsonl")))["train"]
+    assert [one.answers for one in questions] == [(("list", 2),), ()]
+    assert read(tmp_path, squad(answers=[{"text": "list", "answer_start": 2}], is_impossible=False))[0].answers
+
+
+def test_plausible_answers_of_a_table_are_no_answers(tmp_path: Path) -> None:
+    rows = [{**ROW, "is_impossible": False}, {**ROW, "id": 2, "is_impossible": True}]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    questions = read_questions(QuestionData(train_file=str(tmp_path / "train.jsonl")))["train"]
+    assert [one.answers for one in questions] == [(("list", 2),), ()]
+
+
+def test_ids_that_are_not_unique(tmp_path: Path) -> None:
+    content = squad()
+    content["data"] *= 2
+    for name, text in (("train", content), ("validation", content)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(text), encoding="utf-8")
+    train = str(tmp_path / "train.json")
+    assert len(read_questions(QuestionData(train_file=train))["train"]) == 2
+    with pytest.raises(InputError, match=r"Each id of .* must be unique.*; questions 1 and 2 both have 'q'"):
+        read_questions(QuestionData(train_file=train, validation_file=str(tmp_path / "validation.json")))
+
+
+@pytest.mark.parametrize("answer", ["mat ", "mat\u200b", "mat\u200e ", "\u200emat", " mat"])
+def test_ends_of_an_answer_that_no_token_covers(answer: str) -> None:
+    context = f"the list of{' ' if answer[0] != ' ' else ''}{answer}"
+    question = Question("q", "what", context, ((answer, context.index(answer)),))
+    windows = make_windows(TOKENIZER, [question], DATA, token_types=False)
+    (found,) = texts_of(windows)["q"]
+    assert found.strip("\u200b\u200e ") == "mat"
+    assert windows.not_found == []
+
+
+def test_a_tokenizer_that_pads() -> None:
+    padding = tiny_tokenizer()
+    padding.backend_tokenizer.enable_padding(length=64)
+    expected = make_windows(TOKENIZER, QUESTIONS, DATA, token_types=False)
+    found = make_windows(padding, QUESTIONS, DATA, token_types=False)
+    assert found.rows.of_tokens["input_ids"].tolist() == expected.rows.of_tokens["input_ids"].tolist()
+    assert padding.backend_tokenizer.padding is not None
+
+
+WORDS = st.sampled_from(["list", "file", "mate\u0301", "of", "\u200b", "\u200e", "½", "", "1999", "-"])
+STARTS = st.one_of(st.just("right"), st.sampled_from([-4, 0, 1, "2", None, 2.0]))
+FORMS = st.sampled_from(["objects", "columns", "null", "empty", "missing", "text", "uneven"])
+
+
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b", 1, None]), st.lists(WORDS, max_size=6), st.integers(0, 5), st.booleans(), STARTS,
+            FORMS, st.sampled_from([None, False, True, "missing"]),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    name=st.sampled_from(["train.json", "train.jsonl"]),
+)  # fmt: skip
+def test_questions_are_read_as_written_or_refused(tmp_path_factory, rows, name) -> None:
+    entries = []
+    for number, words, at, has_space, start, form, is_impossible in rows:
+        context = " ".join(words)
+        text = (words[at] if at < len(words) else "") + " " * has_space
+        begin = context.find(text) if start == "right" else start
+        answers: Any = {
+            "objects": [{"text": text, "answer_start": begin}],
+            "null": None,
+            "empty": [],
+            "text": text,
+        }.get(form)
+        if form in ("columns", "uneven"):
+            answers = {"text": [text], "answer_start": [begin] * (form == "columns")}
+        one = {
+            "id": number,
+            "question": "what is",
+            "context": context,
+            "answers": answers,
+            "is_impossible": is_impossible,
+        }
+        missing = {"answers"} if form == "missing" else set()
+        missing |= {"is_impossible"} if is_impossible == "missing" else set()
+        entries.append({key: value for key, value in one.items() if key not in missing})
+    path = tmp_path_factory.mktemp("questions") / name
+    if name == "train.json":
+        text = json.dumps({"data": [{"paragraphs": [{"context": one["context"], "qas": [one]} for one in entries]}]})
+    else:
+        text = "".join(json.dumps(one) + "\n" for one in entries)
+    path.write_text(text, encoding="utf-8")
+    try:
+        questions = read_questions(QuestionData(train_file=str(path)))["train"]
+        windows = make_windows(TOKENIZER, questions, DATA, token_types=True, to_train=True)
+    except InputError as error:
+        message = str(error)
+    else:
+        message = ""
+    if message:
+        assert len(message.splitlines()) == 1
+        return
+    found = texts_of(windows)
+    for question, entry in zip(questions, entries, strict=True):
+        assert (question.id, question.context) == (str(entry["id"]), entry["context"])
+        answers = entry.get("answers")
+        if entry.get("is_impossible") or not answers or answers == {"text": [], "answer_start": []}:
+            assert question.answers == ()
+            continue
+        written = answers[0]["text"] if isinstance(answers, list) else answers["text"][0]
+        ((text, begin),) = question.answers
+        assert text == written == question.context[begin : begin + len(text)]
+        if [one.id for one in questions].count(question.id) == 1 and question.id not in windows.not_found:
+            (learned,) = found[question.id]
+            assert written.strip("\u200b\u200e ") in learned or learned in written
