@@ -27,6 +27,7 @@ def test_the_loss_of_both_ends() -> None:
     )
     rows = {
         "input_ids": tf.constant([[0, 7, 2, 1], [1, 1, 1, 1]]),
+        "attention_mask": tf.constant([[1, 1, 1, 0], [0, 0, 0, 0]]),
         "start_position": tf.constant([1, 0]),
         "end_position": tf.constant([2, 0]),
         "index": tf.constant([0, -1]),
