@@ -70,8 +70,8 @@ def zipped(files: dict[str, str]) -> bytes:
 
 
 def _as_submitted(prediction: str, label_names: Sequence[str]) -> str:
-    """Give a class the digit that it has in the task's files, where it has one."""
-    return str(label_names.index(prediction)) if label_names else prediction
+    """Give a class the digit that it has in the task's files, and a number three decimals."""
+    return str(label_names.index(prediction)) if label_names else f"{float(prediction):.3f}"
 
 
 if __name__ == "__main__":

@@ -249,7 +249,9 @@ class FinetuningRun(RunConfig):
         list, "Make a run with each of these seeds, in OUTPUT_DIR/seed-…, and a table of their scores: 1 2 3."
     )
     load_best_model_at_end: bool = changeable(
-        True, "Export, score and predict with the checkpoint of the best evaluation, not with the last."
+        True,
+        "Export, score and predict with the checkpoint of the best evaluation, not with the last. Each evaluation that "
+        "is the best so far is saved, whatever --save-steps.",
     )
     topology: str | None = changeable(
         None,
@@ -262,6 +264,11 @@ class FinetuningRun(RunConfig):
         super().__post_init__()
         require(self.dry_run or self.topology is None, "needs --dry-run", "--topology", self.topology)
         require(len(set(self.seeds)) == len(self.seeds), "must differ", "--seeds", self.seeds)
+
+    @property
+    def exports_best(self) -> bool:
+        """Whether the checkpoint of the best evaluation is exported; else it is the last one."""
+        return self.load_best_model_at_end
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from finetuning.data.buckets import Batches
-from finetuning.data.rows import EncodedRows
+from finetuning.data.rows import ATTENTION_MASK, EncodedRows
 from train.data.features import Feature
 
 
@@ -24,6 +24,8 @@ def batches_of_rows(
     prepare_row: Callable[[dict[str, tf.Tensor]], Any] | None = None,
 ) -> tf.data.Dataset:
     """Make batches {feature: (rows of a replica, …)}; features of tokens are filled up to the length of their batch.
+
+    `ATTENTION_MASK` follows from the lengths of the rows.
 
     Args:
         encoded: the rows.
@@ -37,7 +39,11 @@ def batches_of_rows(
     own_rows = rows[:, context.input_pipeline_id].reshape(len(batches) * num_replicas, -1)
     replica_rows = own_rows.shape[1]
     of_tokens = {name: tf.constant(encoded.of_tokens[name]) for name in features if name in encoded.of_tokens}
-    of_rows = {name: _with_padding(encoded.of_rows[name], features[name]) for name in features if name not in of_tokens}
+    of_rows = {
+        name: _with_padding(encoded.of_rows[name], feature)
+        for name, feature in features.items()
+        if name not in (*of_tokens, ATTENTION_MASK)
+    }
     starts = tf.constant(np.append(encoded.starts, encoded.starts[-1]))  # after the last row one of no tokens: padding
 
     @tf.autograph.experimental.do_not_convert
@@ -49,7 +55,9 @@ def batches_of_rows(
         places = tf.where(is_token, places, 0)
         batch = {}
         for name, feature in features.items():
-            if name in of_tokens:
+            if name == ATTENTION_MASK:
+                batch[name] = tf.ensure_shape(tf.cast(is_token, feature.batch_dtype), (replica_rows, None))
+            elif name in of_tokens:
                 padding = tf.constant(feature.padding, feature.batch_dtype)
                 values = tf.where(is_token, tf.gather(of_tokens[name], places), padding)
                 batch[name] = tf.ensure_shape(values, (replica_rows, None))

@@ -9,7 +9,7 @@ import numbers
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -150,7 +150,7 @@ class Labels:
                     f"A label must be written as in the training part; {place} has {name!r}, where training has "
                     f"{self.names[found]!r}. Correct it, or give --similar-labels merge to make them one class."
                 )
-        known = ", ".join(self.names[:10]) + (" …" if len(self.names) > 10 else "")
+        known = _listed(self.names[:10]) + (" …" if len(self.names) > 10 else "")
         raise InputError(f"Each label must be one of the training part's: {known}; {place} has {name!r}.")
 
 
@@ -192,7 +192,7 @@ def find_labels(
         )
     found = _without_similar(counts, where, reading)
     if (len(found) < 2 and problem_type == "single_label_classification") or not found:
-        raise InputError(f"Labels must be of two classes at least; all in {where} are {', '.join(found) or 'missing'}.")
+        raise InputError(f"Labels must be of two classes at least; all in {where} are {_listed(found) or 'missing'}.")
     if known is not None and set(known.values()) == set(found):
         return Labels(problem_type, tuple(known[index] for index in sorted(known)), reading)
     return Labels(problem_type, tuple(sorted(found, key=_in_order)), reading)
@@ -331,7 +331,7 @@ def _as_number(value: Any, reading: LabelReading) -> float | None:
             text = text.replace(".", " ").replace(",", ".")  # a point would divide thousands
         return float(text) if _NUMBER.fullmatch(text) else None
     is_number = isinstance(value, numbers.Number) and not isinstance(value, bool | complex)
-    return float(value) if is_number else None  # type: ignore[arg-type]
+    return float(value) if is_number else None
 
 
 def _number(value: Any, reading: LabelReading, place: str) -> float:
@@ -345,6 +345,10 @@ def _number(value: Any, reading: LabelReading, place: str) -> float:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:60] + "…"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(name if name.isprintable() else repr(name) for name in names)
 
 
 def _in_order(name: str) -> tuple[float, str]:

@@ -12,6 +12,8 @@ from transformers import PreTrainedTokenizerFast
 # Texts that are encoded at once; those of a batch go over all cores.
 TEXTS_AT_ONCE = 10_000
 INPUT_IDS, TOKEN_TYPES, INDEX = "input_ids", "token_type_ids", "index"
+# 1 at the tokens of a row, 0 at its padding: by its length, since the padding token may also occur in a text.
+ATTENTION_MASK = "attention_mask"
 
 
 @dataclass(frozen=True)

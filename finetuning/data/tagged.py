@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Encoding
 from transformers import PreTrainedTokenizerFast
 
 from finetuning.config.settings import TaggingData
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 # Of tokens that no word begins with.
 NO_TAG, NO_WORD = -100, -1
 WORD = "word"
+# What a space is in the tokens of SentencePiece and of byte-level BPE.
+SPACE_MARKS = ("▁", "Ġ")
 OUTSIDE = "O"
 
 
@@ -120,7 +123,7 @@ def encode_sentences(
         )
         ids += encoded["input_ids"]
         types += encoded["token_type_ids"] if token_types else []
-        words += [_words_of_tokens(*pair) for pair in zip(some, encoded["offset_mapping"], strict=True)]
+        words += [_words_of_tokens(sentence, one) for sentence, one in zip(some, encoded.encodings, strict=True)]
     for row, of_tokens in enumerate(words):
         if sentences.tags is None:
             tags.append(np.full(len(of_tokens), NO_TAG, np.int32))
@@ -135,16 +138,19 @@ def encode_sentences(
     return EncodedRows(starts, joined, {INDEX: np.arange(len(ids), dtype=np.int32)})
 
 
-def _words_of_tokens(words: Sequence[str], offsets: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
+def _words_of_tokens(words: Sequence[str], encoding: Encoding) -> NDArray[np.int32]:
     """Find for each token the word that begins with it, or `NO_WORD`.
 
     A token belongs to the word of its last character, since that of some tokenizers begins with the space before it.
     """
     ends = list(accumulate(len(word) + 1 for word in words))  # after the space that follows
     found, last = [], NO_WORD
-    for begin, end in offsets:
+    next_offsets = [*encoding.offsets[1:], (0, 0)]
+    for token, (begin, end), following in zip(encoding.tokens, encoding.offsets, next_offsets, strict=True):
         word = int(np.searchsorted(ends, end - 1, side="right")) if end > begin else NO_WORD
-        is_space = word != NO_WORD and end == ends[word]
+        # A lone mark of a space that the text begins with has the offsets of the character after it.
+        is_mark = token in SPACE_MARKS and following[0] == begin
+        is_space = word != NO_WORD and (end == ends[word] or is_mark)
         if word in (NO_WORD, last) or is_space:
             found.append(NO_WORD)
         else:

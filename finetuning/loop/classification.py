@@ -1,8 +1,9 @@
 """A run of classification: its examples and model opened, and a picture of its results."""
 
 import logging
-from collections.abc import Callable
+from typing import Any
 
+from numpy.typing import NDArray
 from transformers import PretrainedConfig
 
 from finetuning.config.settings import ClassificationConfig, ClassificationData
@@ -12,7 +13,6 @@ from finetuning.data.labels import LabelReading, Labels, find_labels
 from finetuning.data.rows import encode_texts
 from finetuning.loop.model import open_start
 from finetuning.loop.rows import Part, RowsJob
-from finetuning.loop.training import Predict
 from finetuning.scores.classification import COMBINED, OWN_METRICS, baseline, check_packages, scores
 from finetuning.scores.pictures import MAX_CLASSES, confusion_counts, draw_confusion
 from finetuning.tasks.classification import TextClassification
@@ -84,14 +84,13 @@ class Classification(RowsJob[ClassificationConfig]):
         run.model_config.problem_type = labels.problem_type
         return run
 
-    def more_results(self, task: TextClassification, predict: Predict) -> Callable[[str], None]:
-        """Draw which classes are taken for which, of the rows to evaluate on, where that says something."""
-        part, names = self.validation.get(""), task.labels.names
-        if part is None or part.labels is None or not task.is_one_class or len(names) > MAX_CLASSES:
-            return super().more_results(task, predict)
-        counts = confusion_counts(part.labels, task.predictions(predict(part.rows)), len(names))
-        picture = draw_confusion(counts, names)
-        return lambda output_dir: open_folder(output_dir).write_bytes(CONFUSION_NAME, picture)
+    def write_more(self, output_dir: str, task: TextClassification, predictions: NDArray[Any]) -> None:
+        """Draw which classes are taken for which, where each row has one of a few."""
+        names = task.labels.names
+        if not task.is_one_class or len(names) > MAX_CLASSES or task.references is None:
+            return
+        counts = confusion_counts(task.references, predictions, len(names))
+        open_folder(output_dir).write_bytes(CONFUSION_NAME, draw_confusion(counts, names))
 
 
 def _labels(data: ClassificationData, train: Examples, model_config: PretrainedConfig) -> Labels:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,7 +91,7 @@ def read_labels(examples: Mapping[str, Examples]) -> dict[str, NDArray[np.generi
     """Make the labels of each part that has some arrays, (rows, …): all int32, or float32 where one is a fraction.
 
     Raises:
-        InputError: they are no numbers, or of another number than those to train on.
+        InputError: they are not numbers, not of one shape, or do not fit into 32 bits.
     """
     arrays = {}
     for split, one in examples.items():
@@ -110,4 +111,21 @@ def read_labels(examples: Mapping[str, Examples]) -> dict[str, NDArray[np.generi
                 f"{examples[split].name} {array.shape[1:]}."
             )
     has_fractions = any(array.dtype.kind == "f" for array in arrays.values())
-    return {split: array.astype(np.float32 if has_fractions else np.int32) for split, array in arrays.items()}
+    dtype = np.float32 if has_fractions else np.int32
+    return {split: _cast(array, dtype, examples[split].name) for split, array in arrays.items()}
+
+
+def _cast(array: NDArray[Any], dtype: Any, name: str) -> NDArray[np.generic]:
+    """Cast labels; whole numbers must stay the same, fractions are rounded to the nearest number of that type."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = array.astype(dtype)
+        as_before = cast.astype(array.dtype)
+    is_fraction = array != np.round(array)
+    is_kept = np.where(is_fraction, np.isclose(as_before, array, rtol=1e-6, atol=0), as_before == array)
+    if not is_kept.all():
+        first = tuple(np.argwhere(~is_kept)[0])
+        raise InputError(
+            f"Labels of a task must fit into 32 bits ({np.dtype(dtype)}); row {first[0] + 1:,} of {name} has "
+            f"{array[first]}, which would become {cast[first]}. Use smaller numbers."
+        )
+    return cast

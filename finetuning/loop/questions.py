@@ -118,7 +118,7 @@ def _describe(windows: Windows) -> dict[str, str]:
     num, num_answered = len(windows.questions), sum(bool(one.answers) for one in windows.questions)
     described = {"questions": f"{num:,} with {windows.rows.num_rows:,} windows of their paragraphs"}
     described["answers"] = f"{num_answered / num:.1%} of the questions have one"
-    ends = windows.rows.of_rows[END]
+    ends = np.asarray(windows.rows.of_rows[END], np.int64)
     row = int(np.argmax(ends > 0))
     if ends[row] > 0:
         begin, end = windows.rows.starts[row] + np.array([windows.rows.of_rows[START][row], ends[row]])

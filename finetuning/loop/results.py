@@ -10,6 +10,9 @@ from train.metrics.log_files import TRAIN
 if TYPE_CHECKING:
     from train.loop.trainer import Trainer
 
+# The file with the predictions of the validation part, without its ending.
+EVAL_NAME = "eval_predictions"
+
 
 def write_results(output_dir: str, parts: Mapping[str, Mapping[str, Any]]) -> None:
     """Write `train_results.json` and `eval_results.json`, and what is in them and more as `all_results.json`.
@@ -45,9 +48,14 @@ def named(figures: Mapping[str, float]) -> dict[str, Any]:
 
 
 def write_predictions(output_dir: str, name: str, predictions: Iterable[str]) -> None:
-    """Write `predict_results_{name}.txt`: a line `index<TAB>prediction` for each row, in their order."""
+    """Write `{name}.txt`: a header, and a line `index<TAB>prediction` for each row, in their order."""
     lines = [f"{index}\t{prediction}\n" for index, prediction in enumerate(predictions)]
-    open_folder(output_dir).write_text(f"predict_results_{name}.txt", "index\tprediction\n" + "".join(lines))
+    open_folder(output_dir).write_text(f"{name}.txt", "index\tprediction\n" + "".join(lines))
+
+
+def write_tags(output_dir: str, name: str, tags: Iterable[Iterable[str]]) -> None:
+    """Write `{name}.txt`: a line for each sentence, the tags of its words with a space between."""
+    open_folder(output_dir).write_text(f"{name}.txt", "".join(" ".join(one) + "\n" for one in tags))
 
 
 def _as_text(figures: Mapping[str, Any]) -> str:

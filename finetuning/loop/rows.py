@@ -1,7 +1,6 @@
 """A run of any task with one answer for each row: its parts, and its results written."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ from numpy.typing import NDArray
 
 from finetuning.config.sources import Settings
 from finetuning.data.rows import EncodedRows
-from finetuning.loop.results import named, train_results, write_predictions, write_results
+from finetuning.loop.results import EVAL_NAME, named, train_results, write_predictions, write_results
 from finetuning.loop.training import Job, Predict
 from finetuning.tasks.rows import RowTask
 
@@ -42,36 +41,44 @@ class RowsJob(Job[Settings]):
     validation: dict[str, Part]
     tests: dict[str, Part]
 
-    def write_results(self, trainer: "Trainer", figures: dict[str, float] | None, step: int, predict: Predict) -> None:
-        """Write the scores, and the predictions of the test parts."""
+    def write_results(
+        self,
+        trainer: "Trainer",
+        figures: dict[str, float] | None,  # noqa: ARG002
+        step: int,
+        predict: Predict,
+    ) -> dict[str, float] | None:
+        """Predict the validation and test parts; write the predictions and, where there are labels, their scores."""
         run, task = trainer.run, trainer.run.task
         assert isinstance(task, RowTask)
         train = train_results(trainer, step)
-        evaluated: dict[str, Any] = {}
-        for ending, part in self.validation.items():
-            of_part = figures if ending == "" else None
-            if of_part is None and part.labels is not None:
-                of_part = task.figures_of(predict(part.rows), part.labels)
-            evaluated |= {f"{name}{ending}": value for name, value in named(of_part or {}).items()}
+        predictions: dict[str, NDArray[Any]] = {}
+
+        def figures_of(name: str, part: Part) -> dict[str, float]:
+            totals = predict(part.rows)
+            predictions[name] = task.predictions(totals)
+            return task.figures_of(totals, part.labels, part.is_labelled) if part.labels is not None else {}
+
+        validation = {ending: figures_of(f"{EVAL_NAME}{ending}", part) for ending, part in self.validation.items()}
+        evaluated = {
+            f"{name}{ending}": value for ending, part in validation.items() for name, value in named(part).items()
+        }
         if evaluated:
             evaluated |= {f"guess_{name}": value for name, value in task.guess.items()} | {"epoch": train["epoch"]}
         predicted: dict[str, Any] = {}
-        predictions = {}
         for name, part in self.tests.items():
-            totals = predict(part.rows)
-            predictions[name] = [task.shown(one) for one in task.predictions(totals)]
-            if part.labels is not None:
-                predicted |= named(task.figures_of(totals, part.labels))
-        write_more = self.more_results(task, predict)
+            predicted |= named(figures_of(f"predict_results_{name}", part))
+        first = validation.get("")
         if not run.cluster.is_chief:
-            return
-        write_more(run.output_dir)
+            return first
+        for name, of_part in predictions.items():
+            write_predictions(run.output_dir, name, map(task.shown, of_part))
+        if first:
+            self.write_more(run.output_dir, task, predictions[EVAL_NAME])
         write_results(run.output_dir, {"train": train, "eval": evaluated, "predict": predicted})
-        for name, lines in predictions.items():
-            write_predictions(run.output_dir, name, lines)
-        if figures and figures["is_degenerate"]:
+        if first and first["is_degenerate"]:
             logger.warning("All rows to evaluate on are predicted alike: nothing was learned.")
+        return first
 
-    def more_results(self, task: Any, predict: Predict) -> Callable[[str], None]:  # noqa: ARG002
-        """Compute what else the run is to show, and return what writes it into the folder of the run."""
-        return lambda _: None
+    def write_more(self, output_dir: str, task: Any, predictions: NDArray[Any]) -> None:
+        """Write what else shows the predictions of the validation part; by default nothing."""

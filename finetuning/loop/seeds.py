@@ -8,23 +8,27 @@ from typing import Any
 
 from finetuning.config.sources import Settings
 from finetuning.loop.training import Job, finetune
+from finetuning.tasks.task import shown_score
 from mlm_common.storage import open_folder
 from train.loop.run_record import print_table
 
-# Figures of `eval_results.json` that no seed moves, or that are no scores.
-NO_SCORES = ("eval_samples", "eval_is_degenerate", "epoch")
+# How the names of the figures of `eval_results.json` begin that are no scores, or do not depend on the seed.
+NO_SCORES = ("eval_samples", "eval_is_", "eval_num_", "eval_guess_", "epoch")
 
 
 def finetune_seeds(config: Settings, new_job: Callable[[], Job[Settings]]) -> None:
-    """Make the run of the settings; with `--seeds` one for each, in a folder of its own, and the table of all.
+    """Make the run of the settings; with `--seeds` one for each, in a separate folder, and the table of all.
 
-    A run that is complete is not made again, so the same command resumes after a stop.
+    A complete run is not repeated, so the same command resumes after a stop.
+
+    Raises:
+        InputError: as `finetune`; with `--seeds` also that there is no validation part.
     """
     if not config.run.seeds:
         finetune(config, new_job())
         return
     for seed in config.run.seeds:
-        finetune(with_seed(config, seed), new_job())
+        finetune(with_seed(config, seed), new_job(), needs_validation=True)
         if config.run.dry_run:
             return
     root = open_folder(str(config.run.output_dir))
@@ -38,8 +42,8 @@ def finetune_seeds(config: Settings, new_job: Callable[[], Job[Settings]]) -> No
         {
             name.removeprefix("eval_").replace(
                 "_", " "
-            ): f"{figures['mean']:.4f}, deviation {figures['deviation']:.4f}, "
-            f"of {', '.join(f'{value:.4f}' for value in figures['values'])}"
+            ): f"{shown_score(figures['mean'])}, deviation {shown_score(figures['deviation'])}, "
+            f"of {', '.join(map(shown_score, figures['values']))}"
             for name, figures in table["scores"].items()
         }
         | {"seeds": ", ".join(map(str, config.run.seeds)), "models": root.path_of("seed-…/export")}
@@ -60,7 +64,7 @@ def folder_of(seed: int) -> str:
 
 def seeds_table(results: dict[int, dict[str, Any]]) -> dict[str, Any]:
     """Collect the scores of runs {seed: content of eval_results.json}: values, mean, and standard deviation (n - 1)."""
-    names = [name for name in next(iter(results.values())) if name not in NO_SCORES and "guess" not in name]
+    names = [name for name in next(iter(results.values())) if not name.startswith(NO_SCORES)]
     scores = {}
     for name in names:
         values = [one[name] for one in results.values()]

@@ -8,19 +8,20 @@ from finetuning.data.labels import LabelReading, Labels, find_labels
 from finetuning.data.rows import EncodedRows
 from finetuning.data.tagged import OUTSIDE, Sentences, encode_sentences, read_sentences
 from finetuning.loop.model import open_start
-from finetuning.loop.results import named, train_results, write_results
+from finetuning.loop.results import EVAL_NAME, named, train_results, write_results, write_tags
 from finetuning.loop.training import Job, Predict
-from finetuning.scores.tagging import baseline, check_packages, metrics_of, scores
+from finetuning.scores.tagging import baseline, check_packages, hint_of, metrics_of, scores
 from finetuning.tasks.tagging import Tagging
-from mlm_common.storage import open_folder
 from train.loop.run import Run
 from train.runtime.cluster import Cluster
-from train.runtime.run_folder import TAGS_NAME
 
 if TYPE_CHECKING:
     from train.loop.trainer import Trainer
 
 logger = logging.getLogger(__name__)
+
+# The file with the tags of the test part, without its ending.
+TAGS_NAME = "predictions"
 
 
 class TaggingJob(Job[TaggingConfig]):
@@ -47,6 +48,8 @@ class TaggingJob(Job[TaggingConfig]):
         described = labels.describe(labels.encode(flat, parts["train"].name))
         described |= {"words": f"{data.text_column_name} of {parts['train'].name}", "tags": data.label_column_name}
         parts = {split: sentences.with_tags_of(labels) for split, sentences in parts.items()}
+        if hint := hint_of(labels.names):
+            logger.warning("%s", hint)
 
         def encoded(sentences: Sentences) -> EncodedRows:
             return encode_sentences(
@@ -54,31 +57,43 @@ class TaggingJob(Job[TaggingConfig]):
             )
 
         rows = {split: encoded(sentences) for split, sentences in parts.items()}
-        validation, self.test = parts.get("validation"), parts.get("test") if data.predicts else None
-        self.test_rows = rows["test"] if self.test else None
+        self.validation = (parts["validation"], rows["validation"]) if "validation" in parts else None
+        self.test = (parts["test"], rows["test"]) if "test" in parts and data.predicts else None
+        validation = parts.get("validation")
         guess = {}
         if validation is not None and validation.tags is not None:
-            guess = scores(metrics_of(labels.names), baseline(tags, validation.words), validation.tags)
+            guessed = baseline(parts["train"].tags or (), validation.words)
+            guess = scores(metrics_of(labels.names), guessed, validation.tags)
         settings = {"max_length": data.max_seq_length, "guess": guess, **start.of_rows}
         task = Tagging(labels, validation, data.metric_name, **settings)
         return start.run(task, rows["train"], rows.get("validation"), cluster, labels.by_id, described=described)
 
-    def write_results(self, trainer: "Trainer", figures: dict[str, float] | None, step: int, predict: Predict) -> None:
-        """Write the scores, and the tags of the test part."""
+    def write_results(
+        self,
+        trainer: "Trainer",
+        figures: dict[str, float] | None,  # noqa: ARG002
+        step: int,
+        predict: Predict,
+    ) -> dict[str, float] | None:
+        """Tag the validation and test parts; write the tags and, where the right ones are known, their scores."""
         run, task = trainer.run, trainer.run.task
         assert isinstance(task, Tagging)
         train = train_results(trainer, step)
-        evaluated = named(figures or {})
-        if figures:
-            evaluated |= {f"guess_{name}": value for name, value in task.guess.items()} | {"epoch": train["epoch"]}
-        predicted, lines = {}, None
-        if self.test is not None and self.test_rows is not None:
-            totals = predict(self.test_rows)
-            lines = [" ".join(tags) + "\n" for tags in task.predictions(totals, self.test)]
-            if self.test.tags is not None:
-                predicted = named(task.figures_of(totals, self.test))
+        tags: dict[str, list[list[str]]] = {}
+
+        def figures_of(name: str, sentences: Sentences, rows: EncodedRows) -> dict[str, float]:
+            totals = predict(rows)
+            tags[name] = task.predictions(totals, sentences)
+            return task.figures_of(totals, sentences) if sentences.tags is not None else {}
+
+        evaluated = figures_of(EVAL_NAME, *self.validation) if self.validation else None
+        predicted = figures_of(TAGS_NAME, *self.test) if self.test else {}
         if not run.cluster.is_chief:
-            return
-        write_results(run.output_dir, {"train": train, "eval": evaluated, "predict": predicted})
-        if lines is not None:
-            open_folder(run.output_dir).write_text(TAGS_NAME, "".join(lines))
+            return evaluated
+        for name, of_part in tags.items():
+            write_tags(run.output_dir, name, of_part)
+        eval_results = named(evaluated or {})
+        if evaluated:
+            eval_results |= {f"guess_{name}": value for name, value in task.guess.items()} | {"epoch": train["epoch"]}
+        write_results(run.output_dir, {"train": train, "eval": eval_results, "predict": named(predicted)})
+        return evaluated

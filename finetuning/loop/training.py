@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from finetuning.config.sources import Settings
 from finetuning.data.inputs import ExampleInputs
 from finetuning.data.rows import EncodedRows
+from mlm_common.errors import InputError
 from train.loop import run as stages
 from train.loop.run import Run
 from train.runtime.cluster import Cluster
@@ -38,18 +39,38 @@ class Job(ABC, Generic[Settings]):
         """
 
     @abstractmethod
-    def write_results(self, trainer: "Trainer", figures: dict[str, float] | None, step: int, predict: Predict) -> None:
-        """Write the results of the model as it stands after `step`, with the figures of its evaluation.
+    def write_results(
+        self, trainer: "Trainer", figures: dict[str, float] | None, step: int, predict: Predict
+    ) -> dict[str, float] | None:
+        """Write predictions of the model, and the scores that are computed from these very predictions.
 
-        All workers of a run are to predict the same rows, and the chief alone writes.
+        All workers of a run must predict the same rows, and the chief alone writes.
+
+        Args:
+            trainer: has the model.
+            figures: logged during training, perhaps with other settings; None where nothing was evaluated.
+            step: of the model.
+            predict: runs the model.
+
+        Returns:
+            The figures of the validation part, which the command prints; None without one.
         """
 
 
-def finetune(config: Settings, job: Job[Settings]) -> None:
-    """Check all that can be checked, print the plan, connect; build, restore, fit; score, export, push."""
+def finetune(config: Settings, job: Job[Settings], *, needs_validation: bool = False) -> None:
+    """Check all that can be checked, print the plan, connect; build, restore, fit; score, export, push.
+
+    Raises:
+        InputError: whatever is wrong with the input; with `needs_validation` also that there is no validation part.
+    """
     from train.loop.run_record import print_plan, record_run
 
     run = stages.checked(config, job.open_run)
+    if needs_validation and not run.inputs.num_evaluation_batches(1):
+        raise InputError(
+            "--seeds compares scores and needs a validation part; there is none. Give --validation-file, or a data set "
+            "with a split validation."
+        )
     if config.run.dry_run:
         print_plan(run)
         if config.run.topology is not None:
@@ -73,7 +94,7 @@ def finetune(config: Settings, job: Job[Settings]) -> None:
             if config.run.load_best_model_at_end:
                 stages.wait_for_workers(run, strategy)  # the others read what the chief has written
                 step, figures = trainer.restore_best()
-            job.write_results(trainer, figures, step, functools.partial(predict, trainer, strategy, stop))
+            figures = job.write_results(trainer, figures, step, functools.partial(predict, trainer, strategy, stop))
         if publisher is not None:
             trainer.publish(publisher, figures, step)
 
@@ -99,7 +120,7 @@ def print_compiled(run: Run, topology: str, compiler_python: str) -> None:
 def predict(
     trainer: "Trainer", strategy: "tf.distribute.Strategy", stop: "StopRequest", rows: EncodedRows
 ) -> dict[str, NDArray[Any]]:
-    """Run the model on rows that are neither trained on nor evaluated in training.
+    """Run the model on rows of the validation or the test part.
 
     Raises:
         RunStoppedError: it was asked to stop; the same command resumes here.

@@ -65,13 +65,15 @@ def predict(logits: NDArray[Any], problem_type: ProblemType) -> NDArray[Any]:
 
 
 def scores(metrics: Sequence[str], predictions: NDArray[Any], references: NDArray[Any]) -> dict[str, float]:
-    """Compute metrics, and with several their mean, `combined_score`; a correlation with a constant is 0.
+    """Compute metrics in float64, and with several their mean, `combined_score`; a correlation with a constant is 0.
 
     Args:
         metrics: names in `METRICS`.
         predictions: of `predict`.
         references: of the same shape.
     """
+    if predictions.dtype == np.float32:  # else numbers would be summed in float32
+        predictions, references = predictions.astype(np.float64), references.astype(np.float64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of constants, and of classes that are not predicted: both are 0
         computed = {name: float(METRICS[name](references, predictions)) for name in metrics}

@@ -1,17 +1,22 @@
 """Scores of tagged words: entities by seqeval, of other tags the share of words that are right."""
 
 import importlib.util
+import re
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from finetuning.data.tagged import OUTSIDE
 from mlm_common.errors import InputError
 
 ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
 TAG_METRICS = ("accuracy",)
-# How the tags of entities begin, in the schemes IOB1, IOB2, IOE and IOBES.
-ENTITY_PREFIXES = ("B-", "I-", "E-", "S-")
+# How the tags of entities begin, in the schemes IOB1, IOB2, IOE, IOBES and BILOU.
+ENTITY_PREFIXES = ("B-", "I-", "E-", "S-", "L-", "U-")
+# What IOBES, which seqeval reads, has for the tags of BILOU.
+IOBES_PREFIXES = {"L-": "E-", "U-": "S-"}
+# The same written in other ways: as suffixes, or with an underscore.
+OTHER_ENTITY_TAG = re.compile(r"[BIESLU]_.+|.+[-_][BIESLU]")
 
 Tags = Sequence[Sequence[str]]
 
@@ -27,8 +32,24 @@ def check_packages() -> None:
 
 
 def metrics_of(tag_names: Sequence[str]) -> tuple[str, ...]:
-    """Choose the metrics of such tags; the first is the one by which checkpoints are compared."""
-    return ENTITY_METRICS if any(name.startswith(ENTITY_PREFIXES) for name in tag_names) else TAG_METRICS
+    """Choose the metrics of such tags: those of entities if most have a prefix. The first compares checkpoints."""
+    return ENTITY_METRICS if _are_most(tag_names, lambda name: name.startswith(ENTITY_PREFIXES)) else TAG_METRICS
+
+
+def hint_of(tag_names: Sequence[str]) -> str | None:
+    """Return a hint where the tags look like those of entities but are not written as seqeval reads them."""
+    if metrics_of(tag_names) == ENTITY_METRICS or not _are_most(tag_names, OTHER_ENTITY_TAG.fullmatch):
+        return None
+    example = next(name for name in tag_names if OTHER_ENTITY_TAG.fullmatch(name))
+    return (
+        f"Tags such as {example} look like those of entities, but without a prefix as in B-PER they are scored word by "
+        "word, by accuracy alone. Rewrite them as B-PER and I-PER for the F1 of entities."
+    )
+
+
+def _are_most(tag_names: Sequence[str], holds: Callable[[str], object]) -> bool:
+    names = [name for name in tag_names if name != OUTSIDE]
+    return 2 * sum(bool(holds(name)) for name in names) > len(names)
 
 
 def scores(metrics: Sequence[str], predictions: Tags, references: Tags) -> dict[str, float]:
@@ -39,7 +60,12 @@ def scores(metrics: Sequence[str], predictions: Tags, references: Tags) -> dict[
 
         functions = {"f1": seqeval.f1_score, "precision": seqeval.precision_score, "recall": seqeval.recall_score}
         functions["accuracy"] = seqeval.accuracy_score
-        return {name: float(functions[name](list(references), list(predictions))) for name in metrics}
+        iobes = [_as_iobes(references), _as_iobes(predictions)]
+        return {name: float(functions[name](*iobes)) for name in metrics}
+
+
+def _as_iobes(tags: Tags) -> list[list[str]]:
+    return [[IOBES_PREFIXES.get(tag[:2], tag[:2]) + tag[2:] for tag in sentence] for sentence in tags]
 
 
 def baseline(train_tags: Tags, words: Sequence[Sequence[str]]) -> list[list[str]]:

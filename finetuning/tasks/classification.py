@@ -1,5 +1,7 @@
 """Classification of texts or pairs of texts: one of some classes, several of them, or a number."""
 
+import csv
+import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +10,7 @@ from numpy.typing import NDArray
 from finetuning.data.labels import Labels
 from finetuning.scores.classification import ERRORS, chosen_metric, predict, scores, with_mean
 from finetuning.tasks.rows import RowTask
+from mlm_common.settings import require
 from train.data.features import Feature
 from train.tasks.task import CardFigure, Mean, TaskCard
 
@@ -32,6 +35,9 @@ class TextClassification(RowTask):
         token_types: whether the rows have them.
         guess: what a guess without the text would score, by metric.
         name: of the data, for the card.
+
+    Raises:
+        InputError: a class whose name does not fit on one line of the predictions.
     """
 
     model_class = "TFAutoModelForSequenceClassification"
@@ -50,6 +56,9 @@ class TextClassification(RowTask):
         name: str = "texts and labels of its author's",
     ):
         super().__init__(pad_token_id=pad_token_id, token_types=token_types)
+        for one in labels.names:
+            is_one_field = "\t" not in one and len(one.splitlines()) == 1
+            require(is_one_field, "must be one line without tabs (rename it)", "Each label", repr(one))
         self.labels = labels
         self.references = references
         self.metrics = metrics
@@ -104,9 +113,12 @@ class TextClassification(RowTask):
         return scores(self.metrics, predictions, labels)
 
     def shown(self, label: Any) -> str:
-        """Write a label: the names of its classes, divided by commas, or its number."""
+        """Write a label: a number, the name of a class, or those of several as a line of a .csv file."""
         if self.is_one_class:
             return self.labels.names[int(label)]
         if self.labels.problem_type == "regression":
             return super().shown(label)
-        return ",".join(name for name, holds in zip(self.labels.names, label, strict=True) if holds)
+        line = io.StringIO()
+        names = [name for name, holds in zip(self.labels.names, label, strict=True) if holds]
+        csv.writer(line, lineterminator="").writerow(names)
+        return line.getvalue()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from finetuning.config.settings import ExamplesConfig
 from finetuning.data.examples import Examples
-from finetuning.data.rows import INPUT_IDS, TOKEN_TYPES
+from finetuning.data.rows import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPES
 from finetuning.scores.classification import chosen_metric
 from finetuning.tasks.rows import RowTask
 from mlm_common.errors import InputError
@@ -67,7 +67,7 @@ class OwnTask(RowTask):
         """Compute what the head says of each row, (rows, …)."""
         inputs = self.network_inputs(rows)
         states = network(inputs, training=training).last_hidden_state
-        return network.own_head(self.pooled(states, inputs["attention_mask"]), training=training)
+        return network.own_head(self.pooled(states, inputs[ATTENTION_MASK]), training=training)
 
     def adapt_network(self, network: Any) -> Any:
         """Put the head on the encoder."""
@@ -76,7 +76,7 @@ class OwnTask(RowTask):
         from finetuning.tasks.own_head import put_head
 
         ids = tf.cast(network.dummy_inputs[INPUT_IDS], tf.int32)
-        rows = {INPUT_IDS: ids, TOKEN_TYPES: tf.zeros_like(ids)}
+        rows = {INPUT_IDS: ids, ATTENTION_MASK: tf.ones_like(ids), TOKEN_TYPES: tf.zeros_like(ids)}
         return put_head(network, lambda: self.head(network.config), lambda: self.outputs(network, rows, training=False))
 
     def see_labels(self, train: NDArray[Any], validation: NDArray[Any] | None, metric: str | None) -> None:

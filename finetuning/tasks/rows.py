@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from finetuning.data.rows import INDEX, INPUT_IDS
+from finetuning.data.rows import INDEX
 from finetuning.scores.classification import COMBINED, is_degenerate
-from finetuning.tasks.task import ExampleTask
+from finetuning.tasks.task import ExampleTask, shown_score
 from train.data.features import Feature
 from train.tasks.task import Mean
 
@@ -58,8 +58,11 @@ class RowTask(ExampleTask):
         return {}
 
     def shown(self, label: Any) -> str:
-        """Write a label or a prediction for people, and for files."""
-        return f"{label:.3f}" if isinstance(label, np.floating) else str(label)
+        """Write a label or a prediction: a number with all its digits, several divided by commas."""
+        if np.ndim(label):
+            return ",".join(map(self.shown, np.ravel(label)))
+        # Nine significant digits tell all float32 numbers apart.
+        return f"{label:.9g}" if isinstance(label, np.float32) else str(label)
 
     def features(self, length: int) -> dict[str, Feature]:
         """Name those of the text, and the label."""
@@ -81,10 +84,14 @@ class RowTask(ExampleTask):
         assert self.references is not None
         return self.figures_of(sums, self.references)
 
-    def figures_of(self, sums: Mapping[str, Any], references: NDArray[Any]) -> dict[str, float]:
-        """Compute the same of rows with these labels."""
-        predictions = self.predictions(sums)
-        figures = {"loss": super().figures(sums)["loss"]} | self.scores(predictions, references)
+    def figures_of(
+        self, sums: Mapping[str, Any], references: NDArray[Any], is_labelled: NDArray[np.bool_] | None = None
+    ) -> dict[str, float]:
+        """Compute the same of rows with these labels; of the labelled ones without the loss, which is over all rows."""
+        predictions, loss = self.predictions(sums), {"loss": super().figures(sums)["loss"]}
+        if is_labelled is not None and not is_labelled.all():
+            predictions, references, loss = predictions[is_labelled], references[is_labelled], {}
+        figures = loss | self.scores(predictions, references)
         return figures | {"num_rows": len(predictions), "is_degenerate": int(is_degenerate(predictions))}
 
     def predictions(self, sums: Mapping[str, Any]) -> NDArray[Any]:
@@ -98,16 +105,16 @@ class RowTask(ExampleTask):
 
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
         """Describe loss and metrics for people, beside what a guess without the text would score."""
-        rows = {"validation loss": f"{figures['loss']:.4f}, of {figures['num_rows']:,} rows"}
+        rows = {"validation loss": f"{shown_score(figures['loss'])}, of {figures['num_rows']:,} rows"}
         for name in (*self.metrics, *((COMBINED,) if COMBINED in figures else ())):
-            guess = f"; a guess without the text: {self.guess[name]:.4f}" if name in self.guess else ""
-            rows[name.replace("_", " ")] = f"{figures[name]:.4f}{guess}"
+            guess = f"; a guess without the text: {shown_score(self.guess[name])}" if name in self.guess else ""
+            rows[name.replace("_", " ")] = f"{shown_score(figures[name])}{guess}"
         if figures["is_degenerate"]:
             rows["degenerate"] = "all rows are predicted alike: nothing was learned"
         return rows
 
     def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
         """Show the first row with its label."""
-        ids = rows[INPUT_IDS][0].numpy()
-        text = tokenizer.decode(ids[ids != self.pad_token_id])
-        return {"first row": text, "its label": self.shown(rows["label"][0].numpy()) or "none"}
+        label = rows["label"][0].numpy()
+        shown = str(label) if isinstance(label, np.floating) else self.shown(label) or "none"
+        return {"first row": self.first_text(rows, tokenizer), "its label": shown}

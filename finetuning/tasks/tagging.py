@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from finetuning.data.labels import Labels
-from finetuning.data.rows import INDEX, INPUT_IDS
+from finetuning.data.rows import INDEX
 from finetuning.data.tagged import NO_TAG, NO_WORD, WORD, Sentences
 from finetuning.scores.classification import chosen_metric
 from finetuning.scores.tagging import default_tag, is_degenerate, metrics_of, scores
-from finetuning.tasks.task import ExampleTask
+from finetuning.tasks.task import ExampleTask, shown_score
+from mlm_common.settings import require
 from train.data.features import Feature
 from train.tasks.task import CardFigure, Mean, TaskCard
 
@@ -30,6 +31,9 @@ class Tagging(ExampleTask):
         token_types: whether the rows have them.
         max_length: tokens of the longest row.
         guess: what a guess without the text would score, by metric.
+
+    Raises:
+        InputError: a tag with white space, which divides the tags of a sentence in the predictions.
     """
 
     model_class = "TFAutoModelForTokenClassification"
@@ -47,6 +51,8 @@ class Tagging(ExampleTask):
         guess: Mapping[str, float] | None = None,
     ):
         super().__init__(pad_token_id=pad_token_id, token_types=token_types)
+        for one in labels.names:
+            require(one.split() == [one], "must be without white space (rename it)", "Each tag", repr(one))
         self.labels = labels
         self.sentences = sentences
         self.metrics = metrics_of(labels.names)
@@ -132,10 +138,10 @@ class Tagging(ExampleTask):
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
         """Describe loss and metrics for people, beside what a guess without the text would score."""
         words = f"{figures['num_words']:,} words of {figures['num_rows']:,} sentences"
-        rows = {"validation loss": f"{figures['loss']:.4f}, of {words}"}
+        rows = {"validation loss": f"{shown_score(figures['loss'])}, of {words}"}
         for name in self.metrics:
-            guess = f"; a guess without the text: {self.guess[name]:.4f}" if name in self.guess else ""
-            rows[name] = f"{figures[name]:.4f}{guess}"
+            guess = f"; a guess without the text: {shown_score(self.guess[name])}" if name in self.guess else ""
+            rows[name] = f"{shown_score(figures[name])}{guess}"
         if figures["num_words_cut_off"]:
             rows["cut off"] = f"{figures['num_words_cut_off']:,} words, which count as outside of entities"
         if figures["is_degenerate"]:
@@ -144,6 +150,6 @@ class Tagging(ExampleTask):
 
     def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
         """Show the first row with its tags."""
-        ids, labels = rows[INPUT_IDS][0].numpy(), rows["label"][0].numpy()
+        labels = rows["label"][0].numpy()
         tags = " ".join(self.labels.names[label] for label in labels if label != NO_TAG)
-        return {"first row": tokenizer.decode(ids[ids != self.pad_token_id]), "its tags": tags}
+        return {"first row": self.first_text(rows, tokenizer), "its tags": tags}

@@ -6,12 +6,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from finetuning.data.rows import INDEX, INPUT_IDS, TOKEN_TYPES
+from finetuning.data.rows import ATTENTION_MASK, INDEX, INPUT_IDS, TOKEN_TYPES
 from train.data.features import Feature
 from train.tasks.task import Task
 
 if TYPE_CHECKING:
     import tensorflow as tf
+    from transformers import PreTrainedTokenizerFast
+
+
+def shown_score(value: float) -> str:
+    """Write a score with four decimals, or four significant digits where it is so small that these would say little."""
+    return f"{value:.4f}" if value == 0 or abs(value) >= 0.001 else f"{value:.4g}"
 
 
 class ExampleTask(Task):
@@ -29,17 +35,21 @@ class ExampleTask(Task):
         self.token_types = token_types
 
     def text_features(self, length: int) -> dict[str, Feature]:
-        """Name ids, token types where there are any, and the number of the row, -1 in padding."""
+        """Name ids, mask, token types where there are any, and the number of the row, -1 in padding."""
+        ids, mask, index = Feature((length,), padding=self.pad_token_id), Feature((length,)), Feature(padding=-1)
         token_types = {TOKEN_TYPES: Feature((length,))} if self.token_types else {}
-        return {INPUT_IDS: Feature((length,), padding=self.pad_token_id), **token_types, INDEX: Feature(padding=-1)}
+        return {INPUT_IDS: ids, ATTENTION_MASK: mask, **token_types, INDEX: index}
 
     def network_inputs(self, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
         """Make what a network takes, (rows, length) each: ids, which of them are no padding, and token types."""
-        import tensorflow as tf
+        names = (INPUT_IDS, ATTENTION_MASK, *((TOKEN_TYPES,) if self.token_types else ()))
+        return {name: rows[name] for name in names}
 
-        ids = rows[INPUT_IDS]
-        token_types = {TOKEN_TYPES: rows[TOKEN_TYPES]} if self.token_types else {}
-        return {INPUT_IDS: ids, "attention_mask": tf.cast(ids != self.pad_token_id, tf.int32), **token_types}
+    @staticmethod
+    def first_text(rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> str:
+        """Decode the tokens of the first row."""
+        ids, mask = rows[INPUT_IDS][0].numpy(), rows[ATTENTION_MASK][0].numpy()
+        return str(tokenizer.decode(ids[mask > 0]))
 
     @staticmethod
     def in_order(sums: Mapping[str, Any], name: str) -> NDArray[Any]:

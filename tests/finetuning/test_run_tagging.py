@@ -34,6 +34,7 @@ def test_words_are_scored_wherever_their_rows_stand() -> None:
     task = Tagging(labels, sentences, pad_token_id=1, token_types=False, max_length=4)
     rows = {
         "input_ids": tf.constant([[0, 7, 2], [0, 8, 2], [1, 1, 1]]),
+        "attention_mask": tf.constant([[1, 1, 1], [1, 1, 1], [0, 0, 0]]),
         "word": tf.constant([[-1, 0, -1], [-1, 0, -1], [-1, -1, -1]]),
         "label": tf.constant([[-100, 1, -100], [-100, 0, -100], [-100] * 3]),
         "index": tf.constant([1, 0, -1]),

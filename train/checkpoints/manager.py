@@ -43,6 +43,7 @@ class Checkpoints:
         kept_interval_steps: the newest one at a multiple of it is kept, too; 0 keeps none for that.
         first_step: that of the phase; its checkpoint counts as a multiple.
         is_chief: whether this process writes.
+        rank: returns the rank of a checkpoint's evaluation, None without one; by default as recorded.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Checkpoints:
         kept_interval_steps: int = 0,
         first_step: int = 0,
         is_chief: bool = True,
+        rank: Callable[[CheckpointRecord], tuple[float, float] | None] = lambda record: record.rank,
     ):
         self.stall_seconds: list[float] = []
         self._store = CheckpointStore(open_folder(output_dir).subfolder(CHECKPOINTS_FOLDER))
@@ -60,6 +62,7 @@ class Checkpoints:
         self._kept_interval_steps = kept_interval_steps
         self._first_step = first_step
         self._is_chief = is_chief
+        self._rank = rank
         self._records: dict[int, CheckpointRecord] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
         self._writing: Future[None] | None = None
@@ -234,10 +237,10 @@ class Checkpoints:
         steps = sorted(self._records)
         kept = set(steps[-self._num_kept :])
         # Scores of other phases are of other rows.
-        scores = {step: record.score for step, record in self._records.items() if step > self._first_step}
-        evaluated = [(-score, step) for step, score in scores.items() if score is not None]
+        ranks = {step: self._rank(record) for step, record in self._records.items() if step > self._first_step}
+        evaluated = [(rank, -step) for step, rank in ranks.items() if rank is not None]
         if evaluated:
-            kept.add(min(evaluated)[1])
+            kept.add(-max(evaluated)[1])
         if self._kept_interval_steps:
             regular = [step for step in steps if step % self._kept_interval_steps == 0 or step == self._first_step]
             kept.update(regular[-1:])

@@ -6,6 +6,7 @@ written last and deleted first. Without a record there is no checkpoint.
 
 import dataclasses
 import json
+import math
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -92,16 +93,23 @@ class CheckpointRecord:
     validation_score: float | None = None
 
     @property
-    def score(self) -> float | None:
-        """By what it is compared with others, the higher the better; None where it was not evaluated."""
-        if self.validation_score is None and self.validation_loss is not None:
-            return -self.validation_loss
-        return self.validation_score
+    def rank(self) -> tuple[float, float] | None:
+        """The rank of its evaluation, see `rank`; None where it was not evaluated."""
+        if self.validation_loss is None:
+            return None
+        score = self.validation_score
+        return rank(-self.validation_loss if score is None else score, self.validation_loss)
 
     def to_json(self) -> str:
         """Write the record as text, with a checksum of its own."""
         content = dataclasses.asdict(self)
         return json.dumps({**content, CHECKSUM_FIELD: _content_checksum(content)}, indent=2) + "\n"
+
+
+def rank(score: float, loss: float) -> tuple[float, float]:
+    """Make what evaluations are sorted by: the higher score is better, of equal scores the lower loss; NaN is worst."""
+    by_score, by_loss = (-math.inf if math.isnan(value) else value for value in (score, -loss))
+    return by_score, by_loss
 
 
 def parse_record(text: str) -> CheckpointRecord:

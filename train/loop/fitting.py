@@ -136,6 +136,8 @@ class TrainingHooks:
             if figures is not None:  # else it is made up for at the next start
                 self.figures, self._evaluated_step = figures, step
                 self._log.write_evaluation(step, figures)
+        if figures is not None and self._trainer.is_best_so_far(step):
+            self._save(step)
 
     def _save_by_the_clock(self, step: int) -> None:
         minutes = self._plan.save_minutes

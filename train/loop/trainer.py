@@ -3,7 +3,7 @@
 import functools
 import gc
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from train.checkpoints.resume import (
     installed_versions,
     resume_point,
 )
-from train.checkpoints.store import Arrays, CheckpointRecord
+from train.checkpoints.store import Arrays, CheckpointRecord, rank
 from train.data.inputs import Inputs
 from train.data.pipeline import ONE_PIPELINE
 from train.loop.run import (
@@ -44,6 +44,7 @@ from train.runtime.run_folder import has_checkpoint
 from train.runtime.strategy import distribute_batches
 from train.step.evaluation import Adder, Evaluator, build_adder, build_evaluator
 from train.step.train_step import PretrainingModel, build_model, prove_tpu_layers
+from train.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 
@@ -149,26 +150,46 @@ class Trainer:
         for title, text in self.run.task.describe_row(self.first_rows(), self.run.inputs.tokenizer).items():
             logger.info("%s: %s", title, text)
 
+    def is_best_so_far(self, step: int) -> bool:
+        """Return whether the evaluation after `step` must be saved: the best one is exported, and this is the best."""
+        best = self._best_evaluation()
+        return self.run.config.run.exports_best and best is not None and best["step"] == step
+
     def restore_best(self) -> tuple[int, dict[str, float] | None]:
-        """Go back, at the end of a run, to the checkpoint whose evaluation is the best, the earliest of several.
+        """Restore, at the end of a run, the checkpoint of the best evaluation; warn if that has no checkpoint any more.
 
         Returns:
-            Its step and figures; those of the end where nothing was evaluated.
+            The step of the checkpoint and the figures that were logged there; the last step where there are none.
         """
-        steps = set(self.checkpoints.steps())
-        lines = [line for line in self.log.lines if line["split"] == VALIDATION and line["step"] in steps]
-        if not lines:
+        best, restored = self._best_evaluation(), self._best_evaluation(self.checkpoints.steps())
+        if best is None or restored is None:
             return self.plan.num_steps, None
-        best = max(lines, key=lambda line: (self.run.task.score(line), -line["step"]))
-        if best["step"] != self.plan.num_steps:
+        if restored["step"] != best["step"]:
+            score = self.run.task.score
+            logger.warning(
+                "The best evaluation, of step %d (score %.6g), has no checkpoint any more. The model is that of step "
+                "%d (score %.6g), the best that was saved; a higher score is better.",
+                *(best["step"], score(best), restored["step"], score(restored)),
+            )
+        if restored["step"] != self.plan.num_steps:
             record = self.checkpoints.restore_newest(
                 self.run.is_of_run,
                 lambda _, arrays: self.state.write(arrays),
-                up_to=best["step"],
-                since=best["step"],
+                up_to=restored["step"],
+                since=restored["step"],
             )
             assert record is not None
-        return best["step"], {name: value for name, value in best.items() if name not in ("step", "split", "phase")}
+        figures = {name: value for name, value in restored.items() if name not in ("step", "split", "phase")}
+        return restored["step"], figures
+
+    def _best_evaluation(self, steps: Collection[int] | None = None) -> dict[str, Any] | None:
+        """Find the best line of validation, the earliest of equal ones, by default of all steps."""
+        lines = [line for line in self.log.lines if line["split"] == VALIDATION]
+        return max(
+            (line for line in lines if steps is None or line["step"] in steps),
+            key=lambda line: (rank(self.run.task.score(line), line["loss"]), -line["step"]),
+            default=None,
+        )
 
     def publish(self, publisher: Publisher, figures: dict[str, float] | None, step: int | None = None) -> None:
         """Export the model, push it if asked to, and print where all is, with the figures of an evaluation.
@@ -243,18 +264,19 @@ def build_trainer(run: Run, plan: Plan, strategy: tf.distribute.Strategy) -> Tra
     computation = choose_computation(config, run.model_config, plan, num_predictions, recorded)
     model = build_model(config, inputs, run.task, run.model_config, plan, strategy, computation)
     is_chief = strategy.extended.should_checkpoint
+    log = MetricsLog(
+        run.output_dir,
+        inputs.unigram_entropy_nats if run.task.card.predicts_tokens else None,
+        title=run.task.card.model_kind.capitalize(),
+        loss_unit=run.task.card.loss_unit,
+        is_chief=is_chief,
+    )
     return Trainer(
         run=run,
         model=model,
         plan=plan,
         evaluate=build_evaluator(model, evaluation_of(inputs, model, plan, strategy, computation.jit_compile)),
-        log=MetricsLog(
-            run.output_dir,
-            inputs.unigram_entropy_nats if run.task.card.predicts_tokens else None,
-            title=run.task.card.model_kind.capitalize(),
-            loss_unit=run.task.card.loss_unit,
-            is_chief=is_chief,
-        ),
+        log=log,
         state=TrainingState(model),
         checkpoints=Checkpoints(
             run.output_dir,
@@ -262,11 +284,18 @@ def build_trainer(run: Run, plan: Plan, strategy: tf.distribute.Strategy) -> Tra
             kept_interval_steps=plan.save_steps if config.run.on_nonfinite == "skip" else 0,
             first_step=plan.first_step,
             is_chief=is_chief,
+            rank=functools.partial(rank_of_checkpoint, run.task, log),
         ),
         made_by={"device": device_kind(config.hardware), "commit": commit()},
         full_speed_step_seconds=full_speed_step_seconds(config, run.model_config, plan, num_predictions),
         computation=computation,
     )
+
+
+def rank_of_checkpoint(task: Task, log: MetricsLog, record: CheckpointRecord) -> tuple[float, float] | None:
+    """Rank a checkpoint by its line in the log, since the metric may be another than when it was saved."""
+    line = log.find(record.step, VALIDATION)
+    return record.rank if line is None else rank(task.score(line), line["loss"])
 
 
 def evaluation_of(

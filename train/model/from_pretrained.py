@@ -29,6 +29,7 @@ from mlm_common.storage import local_or_hub, open_folder
 from tokenizer_training.tokenizer import load_tokenizer, special_ids, vocabulary_size
 from train.model.architectures import (
     ARCHITECTURES,
+    OWN_HEAD,
     align_padding_positions,
     architecture_of,
     check_architecture,
@@ -72,6 +73,7 @@ def load_model(
     """
     config = read_config(folder_or_hub_id)
     check_architecture(config)
+    their_labels = dict(config.id2label or {})
     if head_labels is not None:
         set_labels(config, head_labels)
     weights = find_weights(folder_or_hub_id)
@@ -82,8 +84,10 @@ def load_model(
     else:
         model, found = _load_tensorflow(folder_or_hub_id, config, auto_class(model_class))
         adapt_network(model)
+        if hasattr(model, OWN_HEAD):
+            found["missing_keys"] += [weight.name for weight in getattr(model, OWN_HEAD).weights]
     if head_labels is not None:
-        found = _without_heads(folder_or_hub_id, model, found)
+        found = _without_heads(folder_or_hub_id, model, found, their_labels)
     _check_found(folder_or_hub_id, model, found)
     return model
 
@@ -94,8 +98,13 @@ def set_labels(config: PretrainedConfig, labels: Mapping[int, str]) -> None:
     config.label2id = {label: index for index, label in labels.items()}
 
 
-def _without_heads(folder_or_hub_id: str, model: Any, found: dict[str, Any]) -> dict[str, Any]:
-    """Leave out of what was found all that belongs to a head; a pooler, which an MLM has no use for, is of it."""
+def _without_heads(
+    folder_or_hub_id: str, model: Any, found: dict[str, Any], their_labels: Mapping[int, str]
+) -> dict[str, Any]:
+    """Leave out of what was found all that belongs to a head, and log whether the head of the checkpoint is kept.
+
+    A pooler, which an MLM has no use for, belongs to the head.
+    """
 
     def is_of_base(name: str) -> bool:
         return name.startswith((f"{model.base_model_prefix}.", f"{model.name}/{model.base_model_prefix}/")) and (
@@ -105,8 +114,17 @@ def _without_heads(folder_or_hub_id: str, model: Any, found: dict[str, Any]) -> 
     wrong_shape = found["mismatched_keys"]
     fresh = [*found["missing_keys"], *(name for name, *_ in wrong_shape)]
     fresh = sorted(name for name in fresh if not is_of_base(name))
+    labels = (model.config.id2label, their_labels)
+    names, their_names = (", ".join(one[index] for index in sorted(one)) for one in labels)
     if fresh:
-        logger.info("%s has not, so these weights start at random: %s", folder_or_hub_id, ", ".join(fresh))
+        logger.info("%s lacks these weights, which are initialized randomly: %s", folder_or_hub_id, ", ".join(fresh))
+    elif names == their_names:
+        logger.info("The head of %s is kept.", folder_or_hub_id)
+    else:
+        logger.warning(
+            "The head of %s is kept, which was trained for other labels: %.200s; those of this task are %.200s.",
+            *(folder_or_hub_id, their_names, names),
+        )
     return {
         "missing_keys": [name for name in found["missing_keys"] if is_of_base(name)],
         "mismatched_keys": [shapes for shapes in wrong_shape if is_of_base(shapes[0])],

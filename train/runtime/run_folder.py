@@ -15,7 +15,6 @@ RECORD_NAME = "run.json"
 METRICS_NAME = "metrics.jsonl"
 LOSS_CURVE_NAME = "loss.png"
 CONFUSION_NAME = "confusion_matrix.png"
-TAGS_NAME = "predictions.txt"
 CHECKPOINTS_FOLDER = "checkpoints"
 TENSORBOARD_FOLDER = "tensorboard"
 EXPORT_FOLDER = "export"
@@ -33,6 +32,7 @@ OWN_FILES = {
 # Those of fine-tuning.
 RESULT_FILES = (
     r"(train|eval|all)_results\.json|predict_results_[\w-]+\.txt|confusion_matrix\.png|predictions\.txt"
+    r"|eval_predictions\w*\.(txt|json)"
     r"|(nbest_)?predictions\.json|null_odds\.json"
 )
 _BEGUN = " Phase {} is begun: it, and what lies behind it, must stay as it was; phases that lie ahead may change."

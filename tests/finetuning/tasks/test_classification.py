@@ -10,7 +10,8 @@ from finetuning.data.labels import Labels
 from finetuning.tasks.classification import TextClassification
 
 PAD = 1
-IDS = np.array([[0, 7, 2, PAD], [0, 8, 9, 2], [PAD] * 4], np.int32)
+IDS = np.array([[0, 7, 2, PAD], [0, PAD, 9, 2], [PAD] * 4], np.int32)  # the second text holds the padding token
+MASK = np.array([[1, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]], np.int32)
 INDEX = np.array([1, 0, -1], np.int32)
 LOGITS = np.array([[1.0, -1.0], [0.5, 2.0], [9.0, 9.0]], np.float32)
 
@@ -27,9 +28,10 @@ def sums_of(task: TextClassification, logits: np.ndarray, labels: list, dtype: t
         seen.append((inputs["attention_mask"].numpy().tolist(), training))
         return SimpleNamespace(logits=tf.constant(logits, tf.float16))
 
-    rows = {"input_ids": tf.constant(IDS), "label": tf.constant(labels, dtype), "index": tf.constant(INDEX)}
+    rows = {"input_ids": tf.constant(IDS), "attention_mask": tf.constant(MASK), "index": tf.constant(INDEX)}
+    rows["label"] = tf.constant(labels, dtype)
     sums = task.sums(network, rows, training=training)
-    assert seen == [([[1, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]], training)]
+    assert seen == [(MASK.tolist(), training)]
     return {name: value.numpy() for name, value in sums.items()}
 
 
