@@ -120,11 +120,13 @@ def main() -> None:
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--rows", type=int, default=16, help="Rows a replica.")
     parser.add_argument("--find-batch-size", action="store_true", help="Search the largest batch of each, too.")
-    parser.add_argument("--keep-hlo", help="Folder to write the compiled programs to.")
+    parser.add_argument("--keep-hlo", help="Folder to write the compiled programs to; made if it is missing.")
     parser.add_argument("--compiler-python", default=sys.executable, help="Interpreter that has jax and libtpu.")
     add_size_flags(parser)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    if arguments.keep_hlo:
+        Path(arguments.keep_hlo).mkdir(parents=True, exist_ok=True)  # before the compiler takes its minutes
     check_compiler(arguments.compiler_python)
     for tpu in map(tpu_slice, arguments.topologies):
         results = compiled_at(tpu, arguments)

@@ -24,6 +24,12 @@ logger = logging.getLogger(__name__)
 
 PROJECT_FOLDER = Path(__file__).resolve().parent.parent
 
+# Flags of transformers' scripts that people bring along.
+NO_FLAGS = {
+    "--do-train": "the command always trains",
+    "--do-eval": "the command evaluates wherever there is a validation part",
+}
+
 
 def read_yaml_file(path: str | Path, flag: str) -> Any:
     """Read what a YAML or JSON file holds (JSON is YAML), which `flag` names.
@@ -103,6 +109,8 @@ def _build_parser(dataclass_types: Sequence[type], description: str) -> tuple[An
 
     class Parser(HfArgumentParser):
         def add_argument(self, *names: str, marks: Sequence[str] = (), **settings: Any) -> Any:  # noqa: ARG002
+            if settings.get("type") is int:
+                settings["type"] = whole_number
             action = super().add_argument(*names, **settings)
             flags.setdefault(action.dest, action)  # the flag before its complement, --no-…
             return action
@@ -147,7 +155,7 @@ def _typed(flag: argparse.Action, value: Any, source: str) -> Any:
 
 def _typed_item(flag: argparse.Action, value: Any, source: str) -> Any:
     convert = flag.type if callable(flag.type) else str
-    kinds: dict[Any, str] = {int: "a whole number", float: "a number", str: "text"}
+    kinds: dict[Any, str] = {whole_number: "a whole number", float: "a number", str: "text"}
     if isinstance(value, bool) and {"on", "off"} <= set(flag.choices or ()):
         value = "on" if value else "off"  # YAML takes these words for booleans
     try:
@@ -162,8 +170,24 @@ def _typed_item(flag: argparse.Action, value: Any, source: str) -> Any:
     return converted
 
 
+def whole_number(text: str) -> int:
+    """Read a whole number, also one written as `3.0`, as transformers' scripts take epochs.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return int(text.removesuffix(".0"))
+
+
+whole_number.__name__ = "int"  # what argparse calls it
+
+
 def _reject_unknown(parser: Any, argv: Sequence[str] | None) -> list[str]:
     arguments = list(sys.argv[1:] if argv is None else argv)
+    for argument in arguments:
+        name = argument.partition("=")[0].replace("_", "-")
+        if name in NO_FLAGS and name not in parser._option_string_actions:
+            raise InputError(f"{name} is not a flag here: {NO_FLAGS[name]}. Leave it out.")
     parser.parse_args(arguments)  # exits with argparse's own message, which names the flag
     return arguments
 

@@ -20,6 +20,8 @@ from finetuning.tasks.own import OwnTask
 from mlm_common.errors import InputError
 
 MOST_STARS = 5
+# As tables write them; a column with gaps is often read as numbers with fractions.
+STARS = {text: stars for stars in range(1, MOST_STARS + 1) for text in (f"{stars}", f"{stars}.0")}
 
 
 class StarRatings(OwnTask):
@@ -31,9 +33,11 @@ class StarRatings(OwnTask):
         """Read the files, or the data set, that the flags name."""
         examples = {}
         for split, table in own_tables(data).items():
-            stars = [int(value) for value in table.columns["stars"]] if "stars" in table.columns else None
-            if stars and not set(stars) <= set(range(1, MOST_STARS + 1)):
-                raise InputError(f"Stars must be 1 to {MOST_STARS}; {table.name} has {min(stars)} to {max(stars)}.")
+            values = table.columns.get("stars")
+            stars = None if values is None else [STARS.get(str(value).strip(), 0) for value in values]
+            if values and stars and 0 in stars:
+                found = f"row {stars.index(0) + 1:,} of {table.name} has {values[stars.index(0)]!r}"
+                raise InputError(f"Stars must be 1 to {MOST_STARS}; {found}.")
             examples[split] = Examples(table.name, (table.column("review", "--task"),), stars)
         return examples
 

@@ -6,9 +6,10 @@ import regex
 
 SentencesBy = Literal["punctuation", "line"]
 # What Unicode calls the end of a sentence, or an ellipsis, with the quotes and brackets that close after it: before
-# white space and anything but a small letter; in Chinese and Japanese wherever it stands.
+# white space and anything but a small letter; in Chinese and Japanese wherever it stands. German quotes close with
+# characters that Unicode calls initial (Pi).
 SENTENCE_END = regex.compile(
-    r"""[\p{STerm}…]+[\p{Pe}\p{Pf}"']*(?=\s+\P{Ll})|[\u3002\uff01\uff1f\uff61]+[\p{Pe}\p{Pf}"']*"""
+    r"""[\p{STerm}…]+[\p{Pe}\p{Pf}\p{Pi}"']*(?=\s+\P{Ll})|[\u3002\uff01\uff1f\uff61]+[\p{Pe}\p{Pf}"']*"""
 )
 
 

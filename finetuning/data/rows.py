@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
+from mlm_common.errors import InputError
+
 # Texts that are encoded at once; those of a batch go over all cores.
 TEXTS_AT_ONCE = 10_000
 INPUT_IDS, TOKEN_TYPES, INDEX = "input_ids", "token_type_ids", "index"
@@ -50,6 +52,19 @@ class EncodedRows:
         return digest.hexdigest()
 
 
+def check_room(tokenizer: PreTrainedTokenizerFast, max_length: int, *, is_pair: bool = False) -> None:
+    """Check that a row has room for more than special tokens, of which none is ever cut.
+
+    Raises:
+        InputError: it has not.
+    """
+    num_special = tokenizer.num_special_tokens_to_add(pair=is_pair)
+    if max_length <= num_special:
+        raise InputError(
+            f"--max-seq-length must be above {num_special}, the special tokens of a row; {max_length} is not."
+        )
+
+
 def encode_texts(
     tokenizer: PreTrainedTokenizerFast,
     texts: Sequence[Sequence[str]],
@@ -66,7 +81,11 @@ def encode_texts(
         max_length: in tokens.
         token_types: keep which text of a pair a token is of.
         labels: (rows, …), the feature `label`.
+
+    Raises:
+        InputError: `max_length` leaves no room for text.
     """
+    check_room(tokenizer, max_length, is_pair=len(texts) == 2)
     ids: list[NDArray[np.int32]] = []
     types: list[NDArray[np.int32]] = []
     num_rows = len(texts[0])

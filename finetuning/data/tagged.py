@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from finetuning.config.settings import TaggingData
 from finetuning.data.examples import SPLITS, own_tables
 from finetuning.data.labels import Labels, is_missing, label_name
-from finetuning.data.rows import INDEX, INPUT_IDS, TEXTS_AT_ONCE, TOKEN_TYPES, EncodedRows
+from finetuning.data.rows import INDEX, INPUT_IDS, TEXTS_AT_ONCE, TOKEN_TYPES, EncodedRows, check_room
 from finetuning.data.tables import Table
 from mlm_common.errors import InputError
 
@@ -106,7 +106,11 @@ def encode_sentences(
 
     Features of tokens are the ids, `WORD`, the number of the word that begins there or `NO_WORD`, and `label`, its tag
     or `NO_TAG`.
+
+    Raises:
+        InputError: `max_length` leaves no room for words.
     """
+    check_room(tokenizer, max_length)
     ids: list[Sequence[int]] = []
     types: list[Sequence[int]] = []
     words: list[NDArray[np.int32]] = []

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import train_step_tpu
 from benchmarks.generated_text import write_generated_text
 from benchmarks.measured_run import run_measured
+from mlm_common.errors import InputError
 from tests.fixtures.script_help import ask_for_help
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -81,6 +83,15 @@ def test_both_parts_print_their_tables(tmp_path):
         assert re.search(rf"^{name} +{num_runs} .* 1,000 +[34]\.\d{{4}} ", tables, re.MULTILINE), tables
     assert "memory of ours / UnigramTrainer" in tables
     assert re.search(r"^1 .* 1\.00 ", tables, re.MULTILINE)
+
+
+def test_the_folder_for_programs_is_made_before_anything_is_compiled(tmp_path, monkeypatch):
+    folder = tmp_path / "new" / "hlo"
+    flags = ["--keep-hlo", str(folder), "--compiler-python", str(tmp_path / "nowhere")]
+    monkeypatch.setattr(sys, "argv", ["train_step_tpu.py", *flags])
+    with pytest.raises(InputError):
+        train_step_tpu.main()
+    assert folder.is_dir()
 
 
 SCRIPTS = (

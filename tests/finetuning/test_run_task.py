@@ -11,6 +11,7 @@ import tensorflow as tf
 from safetensors.numpy import load_file
 from transformers import PreTrainedTokenizerFast
 
+from finetuning.config.settings import OwnData
 from finetuning.data.examples import Examples
 from finetuning.loop.own import read_labels
 from finetuning.run_task import main
@@ -93,6 +94,16 @@ def test_it_learns_what_can_be_learned(rated: Path) -> None:
     assert evaluated["eval_guess_mean_absolute_error"] == pytest.approx(np.abs(guess - np.array(stars)).mean())
     assert (evaluated["eval_samples"], evaluated["eval_is_degenerate"]) == (NUM_ROWS["validation"], False)
     assert np.abs(np.array(predicted(rated), int) - [rating for _, rating in reviews("test")]).mean() < 0.3
+
+
+@pytest.mark.parametrize("value", ["4.7", "", None, 4.7, "6", float("nan")])
+def test_what_are_no_stars(value: object, tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text(
+        "".join(json.dumps({"review": "a", "stars": one}) + "\n" for one in ("4.0", 5, value)), encoding="utf-8"
+    )
+    task = load_task(TASK)(pad_token_id=1, token_types=False)
+    with pytest.raises(InputError, match="Stars must be 1 to 5; row 3 of"):
+        task.read(OwnData(train_file=str(tmp_path / "train.jsonl")))
 
 
 def test_the_export_has_the_encoder_and_the_head(rated: Path) -> None:

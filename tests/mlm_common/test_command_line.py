@@ -131,6 +131,19 @@ def test_settings_of_a_file_have_the_types_of_the_flags(tmp_path: Path) -> None:
     assert settings_of_file(tmp_path, "files: [x.txt, 1]\nsize:\nrate: 1") == Settings(["x.txt", "1"], None, 1.0)
 
 
+def test_whole_numbers_may_be_written_with_a_zero() -> None:
+    (settings,) = parse_arguments([Settings], ["--size", "3.0"], "")
+    assert settings.size == 3
+    with pytest.raises(SystemExit):
+        parse_arguments([Settings], ["--size", "3.5"], "")
+
+
+@pytest.mark.parametrize("flag", ["--do_train", "--do-eval", "--do_eval=true"])
+def test_flags_of_other_scripts_are_refused_in_a_line(flag: str) -> None:
+    with pytest.raises(InputError, match=r"--do-(train|eval) is not a flag here: the command .* Leave it out\."):
+        parse_arguments([Settings], [flag], "")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -162,6 +162,8 @@ def test_half_of_a_hundred_thousand_pairs_are_random() -> None:
     [
         ("One. Two!  Three? four\nFive", ["One.", "Two!", "Three? four", "Five"]),
         ('He said "No." (Really…) Yes', ['He said "No."', "(Really…)", "Yes"]),
+        ("„Ja.“ Er ging.", ["„Ja.“", "Er ging."]),
+        ("»Nein!« »Doch?« Sie »lacht.« leise", ["»Nein!«", "»Doch?«", "Sie »lacht.« leise"]),
         ("Version 3.5 of e.g. this. 42 more", ["Version 3.5 of e.g. this.", "42 more"]),
         ("天地。「玄黃。」宇宙", ["天地。", "「玄黃。」", "宇宙"]),
         ("यह है। वह भी", ["यह है।", "वह भी"]),

@@ -150,6 +150,10 @@ WRONG = [
     (unchanged, {"num_hidden_layers": 3}, WORDPIECES, "missing: bert/encoder/layer_2/.* and 11 more"),
     (unchanged, {"max_position_embeddings": 64}, WORDPIECES, r"position_embeddings \(32, 32\), not \(64, 32\)$"),
     (unchanged, {"hidden_act": "selu"}, WORDPIECES, "hidden_act must be one of"),
+    (unchanged, {"hidden_act": "linear"}, WORDPIECES, "'linear'. Set hidden_act to gelu in .*bert_config.json"),
+    (unchanged, {"is_decoder": True}, WORDPIECES, "Set is_decoder to False in .*bert_config.json"),
+    (unchanged, {"hidden_size": "32"}, WORDPIECES, "hidden_size must be a whole number above 0; .* has '32'"),
+    (unchanged, {}, [one if one[0] == "[" else str(id(one)) for one in WORDPIECES], "must have letters"),
     (unchanged, {"num_attention_heads": 5}, WORDPIECES, "num_attention_heads must divide hidden_size"),
     (unchanged, {"vocab_size": 199}, WORDPIECES, "must have the 199 tokens of the configuration; .* has 200"),
     (unchanged, {"vocab_size": 199}, WORDPIECES[:-1], r"word_embeddings \(200, 32\), not \(199, 32\)"),
@@ -176,6 +180,26 @@ def test_files_that_do_not_fit_each_other_are_refused(
     assert convert(folder, tmp_path / "out") == 2
     assert re.search(rf"^error: .*{message}", capsys.readouterr().err.splitlines()[-1])
     assert not list((tmp_path / "out").glob("*"))
+
+
+@pytest.mark.parametrize("end", [" ", "\r", "\t "])
+def test_a_vocabulary_whose_lines_end_in_white_space(
+    end: str, bert: Any, bert_variables: Variables, tmp_path: Path
+) -> None:
+    """Google's code strips each line, and of equal ones the last counts."""
+    words = [f"{one}{end}" for one in WORDPIECES]
+    words[-1] = "the"
+    write_google_checkpoint(tmp_path / "uncased", bert_variables, google_settings(bert.config), words)
+    assert convert(tmp_path / "uncased", tmp_path / "out") == 0
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer.convert_ids_to_tokens(tokenizer("the function")["input_ids"]) == [
+        "[CLS]",
+        "the",
+        "function",
+        "[SEP]",
+    ]
+    assert tokenizer.convert_tokens_to_ids("the") == len(words) - 1
+    assert len(tokenizer) == len(words)
 
 
 def test_files_that_are_missing_or_damaged_are_refused(

@@ -12,7 +12,7 @@ BLOCK_REACHES = 4
 
 def takes_blocks(length: int, reach: int) -> bool:
     """Tell whether blocks are cheaper than all scores with a mask."""
-    return length > 2 * BLOCK_REACHES * reach
+    return length > 2 * BLOCK_REACHES * reach > 0  # with a reach of 0 there are no blocks
 
 
 def is_near(num_queries: int, num_keys: int, reach: int) -> np.ndarray:

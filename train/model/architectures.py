@@ -171,8 +171,12 @@ def architecture_of(config: "PretrainedConfig") -> Architecture:
     return ARCHITECTURES[config.model_type]
 
 
-def check_architecture(config: "PretrainedConfig") -> None:
+def check_architecture(config: "PretrainedConfig", hint: str = "Give --config-overrides {name}={value}") -> None:
     """Check that a model of this configuration can be trained here and exported right.
+
+    Args:
+        config: of the model.
+        hint: how to change a setting, for errors.
 
     Raises:
         InputError: the type is not supported, or the configuration asks of it what its TF class does not do.
@@ -189,18 +193,17 @@ def check_architecture(config: "PretrainedConfig") -> None:
     for name, value in required.items():
         if getattr(config, name, value) != value:
             # The padding id is the tokenizer's, so an override cannot change it.
-            cure = (
-                f"a tokenizer with {name} {value}" if name == "pad_token_id" else f"--config-overrides {name}={value}"
-            )
+            is_of_tokenizer = name == "pad_token_id"
+            fix = f"Use a tokenizer with {name} {value}" if is_of_tokenizer else hint.format(name=name, value=value)
             raise InputError(
                 f"{name} of a {model_type} must be {value}, the only value that its TensorFlow class supports; "
-                f"received {getattr(config, name)}. Cure: {cure}."
+                f"received {getattr(config, name)}. {fix}."
             )
     for name in architecture.activations:
         if getattr(config, name) not in ACTIVATIONS:
             raise InputError(
-                f"{name} must be one of {', '.join(ACTIVATIONS)}; received {getattr(config, name)}. "
-                f"Cure: --config-overrides {name}=gelu."
+                f"{name} must be one of {', '.join(ACTIVATIONS)}; received {getattr(config, name)!r}. "
+                f"{hint.format(name=name, value='gelu')}, if the model may compute that."
             )
     if architecture.counts_positions and config.pad_token_id is None:
         raise InputError(f"A {model_type} counts its positions from pad_token_id, which its configuration lacks.")

@@ -13,7 +13,6 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from transformers import AlbertTokenizerFast, BertTokenizerFast, PretrainedConfig, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.bert.tokenization_bert import load_vocab
 
 from mlm_common.errors import InputError
 from mlm_common.storage import Folder, folder_and_name, open_folder, read_file
@@ -85,7 +84,7 @@ def read_google_checkpoint(
             lowers = _lowers_case(do_lower_case, (_name_of(folder), PurePosixPath(checkpoint).name), checkpoint)
             tokenizer = _read_tokenizer(vocabulary_file, vocabulary_path, model_config, lowers)
             _set_special_ids(model_config, tokenizer)
-            check_architecture(model_config)
+            check_architecture(model_config, f"Set {{name}} to {{value}} in {config_path}")
             conversion = plan_conversion(variables.shapes, model_config, checkpoint)
             weights = _read_weights(variables, conversion, model_config)
     class_name = CLASS_NAMES[model_config.model_type] + conversion.model_class
@@ -194,6 +193,9 @@ def _read_config(path: str, model_type: str) -> PretrainedConfig:
     missing = [name for name in NEEDED_SETTINGS if name not in settings] if isinstance(settings, dict) else ["{"]
     if missing:
         raise InputError(f"The configuration of a {model_type} must have {', '.join(missing)}; {path} does not.")
+    wrong = next((name for name in NEEDED_SETTINGS[:-1] if type(settings[name]) is not int or settings[name] < 1), None)
+    if wrong is not None:
+        raise InputError(f"{wrong} must be a whole number above 0; {path} has {settings[wrong]!r}.")
     config = CONFIG_MAPPING[model_type](**settings)
     if config.hidden_size % config.num_attention_heads:
         raise InputError(
@@ -220,10 +222,11 @@ def _read_tokenizer(
         if path.endswith(SENTENCEPIECE_SUFFIX):
             tokenizer = AlbertTokenizerFast(vocab_file=local_path, do_lower_case=do_lower_case)
         else:
-            missing = [token for token in WORDPIECE_SPECIALS if token not in load_vocab(local_path)]
-            if missing:
-                raise InputError(f"A vocabulary of WordPiece must have {', '.join(missing)}; {path} does not.")
-            tokenizer = BertTokenizerFast(vocab_file=local_path, do_lower_case=do_lower_case)
+            tokens = _read_wordpieces(local_path, path)
+            with tempfile.TemporaryDirectory() as folder:
+                stripped = Path(folder, "vocab.txt")
+                stripped.write_text("".join(f"{token}\n" for token in tokens), encoding="utf-8")
+                tokenizer = BertTokenizerFast(vocab_file=str(stripped), do_lower_case=do_lower_case)
     except (OSError, RuntimeError, UnicodeDecodeError) as error:
         raise InputError(f"--vocabulary must name a vocabulary; {path} cannot be read: {error}") from error
     if vocabulary_size(tokenizer) != config.vocab_size:
@@ -233,6 +236,26 @@ def _read_tokenizer(
             "fill it up with lines [unused…]."
         )
     return tokenizer
+
+
+def _read_wordpieces(local_path: str, path: str) -> list[str]:
+    """Read the tokens by id, each line stripped as Google's `load_vocab` does.
+
+    Of lines with the same token the last one counts, as there; the others get a name that no text has.
+    """
+    lines = Path(local_path).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    tokens = [line.strip() for line in lines]
+    missing = [token for token in WORDPIECE_SPECIALS if token not in tokens]
+    if missing:
+        raise InputError(f"A vocabulary of WordPiece must have {', '.join(missing)}; {path} does not.")
+    if not any(token.isalpha() and len(token) == 1 for token in tokens):
+        raise InputError(f"A vocabulary of WordPiece must have letters; {path} has none, so all text would be [UNK].")
+    newest = {token: index for index, token in enumerate(tokens)}
+    if len(newest) < len(tokens):
+        logger.warning(
+            "%s has %d lines whose token stands again below; these ids are never used", path, len(tokens) - len(newest)
+        )
+    return [token if newest[token] == index else f"[duplicate{index}]" for index, token in enumerate(tokens)]
 
 
 def _set_special_ids(config: PretrainedConfig, tokenizer: PreTrainedTokenizerFast) -> None:

@@ -90,7 +90,8 @@ SHAPES: dict[str, Callable[[WarmupSchedule, tf.Tensor], tf.Tensor]] = {
 }
 
 # As in BERT's optimizer: a part of a variable's path that ends so. The names of whole models may hold such a word, as
-# `roberta_prelayernorm` does, and on replicas the path ends in `/replica_1`.
+# `roberta_prelayernorm` does, and on replicas the path ends in `/replica_1`. MPNet's table of relative attention biases
+# counts as a bias, as for transformers' Trainer: it is added to the scores.
 NO_WEIGHT_DECAY = r"(bias|LayerNorm|layer_norm|/(attn_|mlp_|final_)?norm)(/|:|$)"
 
 

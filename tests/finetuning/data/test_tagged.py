@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,9 +12,11 @@ from transformers import PreTrainedTokenizerFast
 
 from finetuning.config.settings import TaggingData
 from finetuning.data.labels import Labels
+from finetuning.data.rows import encode_texts
 from finetuning.data.tables import read_table
 from finetuning.data.tagged import NO_TAG, NO_WORD, Sentences, encode_sentences, read_sentences
 from mlm_common.errors import InputError
+from tests.fixtures.tiny_models import tiny_tokenizer
 from tests.fixtures.tiny_tokenizers import KINDS, SPECIAL_TOKENS
 
 LABELS = Labels("single_label_classification", ("O", "B-X"))
@@ -58,6 +61,15 @@ def test_a_row_that_is_cut() -> None:
     assert rows.lengths.tolist() == [10]
     assert max(rows.of_tokens["word"]) < 30
     assert set(rows.of_tokens["label"]) == {NO_TAG}
+
+
+def test_rows_without_room_for_text_are_refused() -> None:
+    with pytest.raises(InputError, match="--max-seq-length must be above 2, the special tokens of a row; 2 is not"):
+        encode_sentences(
+            TOKENIZERS["wordpiece"], Sentences("a", [["a"]], None), LABELS, max_length=2, token_types=False
+        )
+    with pytest.raises(InputError, match=r"--max-seq-length must be above \d, the special tokens of a row; 3 is not"):
+        encode_texts(tiny_tokenizer(), (["a"], ["b"]), max_length=3, token_types=False, labels=np.zeros(1))
 
 
 CONLL = "-DOCSTART- -X- O\n\nEU NNP B-ORG\nrejects VBZ O\n\n\nPeter NNP B-PER\nBlackburn NNP I-PER\n"

@@ -77,6 +77,16 @@ def test_a_token_out_of_reach_of_local_layers_changes_nothing_and_one_in_reach_d
     assert np.flatnonzero(differs).tolist() == list(range(16, 25))
 
 
+@pytest.mark.parametrize("local_attention", [1, 2])
+def test_tokens_that_see_few_others(local_attention):
+    """With `local_attention` 1 a token sees itself alone in local layers."""
+    model = tiny_model("modernbert", local_attention=local_attention)
+    inputs, _ = padded_rows(40)
+    assert np.isfinite(model(inputs).logits.numpy()).all()
+    assert not takes_blocks(40, 0)
+    assert takes_blocks(40, 1)
+
+
 @given(st.integers(1, 5), st.integers(1, 60))
 @settings(max_examples=30)
 def test_every_key_in_reach_is_in_the_blocks_of_its_query_once(reach, length):
