@@ -18,6 +18,7 @@ pytest_plugins = [
     "tests.fixtures.tiny_pairs",
     "tests.fixtures.tiny_phases",
     "tests.fixtures.tiny_classification",
+    "tests.fixtures.users",
 ]
 
 # Files that take longest, of which a process that begins one at the end keeps all others waiting.
