@@ -1,6 +1,8 @@
 """What ends a command: errors that explain themselves in one line, and the exit statuses."""
 
 import signal
+import traceback
+from pathlib import Path
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -30,3 +32,10 @@ class PermanentError(RunFailedError):
     """The run came to a stop that the same command would come to again, until a person has changed something."""
 
     exit_status = EXIT_PERMANENT
+
+
+def error_summary(error: BaseException) -> str:
+    """Summarize an unexpected error in one line: its type, its message, and the line of code that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return " ".join(f"{type(error).__name__}: {error}{place}".split())

@@ -121,11 +121,12 @@ def owned_folder(
             at the next write.
 
     Raises:
-        InputError: it belongs to a run that is alive.
+        InputError: it belongs to a run that is alive, or this user may not take over from that run.
     """
     path = path.rstrip("/")
     is_new = not open_folder(path).exists()
-    owner, record = _take(path, supervision, dead_after_seconds, ends_process)
+    with _explained_refusals(path):
+        owner, record = _take(path, supervision, dead_after_seconds, ends_process)
     has_ended = threading.Event()
     thread = threading.Thread(
         target=_beat, args=(owner, record, has_ended, beat_seconds), name="folder-owner", daemon=True
@@ -139,6 +140,37 @@ def owned_folder(
         thread.join(RELEASE_SECONDS)
         del guards[path]
         _release(owner, is_new)
+
+
+@contextlib.contextmanager
+def _explained_refusals(path: str) -> Iterator[None]:
+    """Explain, within it, that this user may not read or replace the record that another user's run has left.
+
+    Raises:
+        InputError: that is so, or the folder itself may not be written to.
+    """
+    try:
+        yield
+    except (PermissionError, InputError) as error:
+        owners = Path(_owners(path).path)
+        is_refused = any(isinstance(one, PermissionError) for one in (error, error.__cause__))
+        if not is_refused or not owners.exists():
+            raise
+        found = {}
+        with contextlib.suppress(OSError):
+            found = _read_owners(_owners(path))
+        run = _describe(_parse(found[max(found, key=_number)]) if found else {})
+        raise InputError(
+            f"{owners} belongs to user {_user(owners)} and names {run}; this user may not take over the folder. If "
+            f"that run has ended, have {owners} deleted, or name another folder."
+        ) from error
+
+
+def _user(path: Path) -> str:
+    try:
+        return path.owner()
+    except KeyError:
+        return str(path.stat().st_uid)
 
 
 def _take(

@@ -19,6 +19,7 @@ pytest_plugins = [
     "tests.fixtures.tiny_pairs",
     "tests.fixtures.tiny_phases",
     "tests.fixtures.tiny_classification",
+    "tests.fixtures.users",
 ]
 
 # Examples follow from a test's code alone, and time plays no part: whether a test passes depends on neither chance nor

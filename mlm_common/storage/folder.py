@@ -99,6 +99,8 @@ class Folder(ABC):
     def create_text(self, name: str, text: str) -> None:
         """Write a UTF-8 file that must not be there yet; of several programs that do so at once one alone succeeds.
 
+        A missing local folder is created with the permissions of the folder above it.
+
         Raises:
             FileExistsError: it is there.
         """

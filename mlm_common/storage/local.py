@@ -5,10 +5,11 @@
 import errno
 import os
 import shutil
+import stat
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mlm_common.errors import InputError
@@ -40,9 +41,14 @@ class LocalFolder(Folder):
 
     def create_text(self, name: str, text: str) -> None:
         path = self._path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with explained_refusals(self.path):
+            path.parent.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                path.parent.mkdir()
+                # Without the sticky bit, so that whoever may write there may also delete what others left.
+                path.parent.chmod(stat.S_IMODE(path.parent.parent.stat().st_mode) & ~stat.S_ISVTX)
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
 
     def replace_text(self, name: str, text: str, *, before: str) -> None:
         # In place, for a renamed file would be there again after it was deleted meanwhile.

@@ -5,6 +5,8 @@ import logging
 import os
 import pickle
 import signal
+import stat
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -106,6 +108,38 @@ def test_another_process_with_the_id_of_a_killed_one_is_not_taken_for_it(folder:
     folder.subfolder(".owner").write_text("000001.json", json.dumps(record | {"process_started": "1"}))
     with owned_folder(folder.path, **FAST | {"dead_after_seconds": 3600}):
         pass
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "run"),
+    [
+        (".owner", 0o000, "an unknown run"),
+        (".owner/000001.json", 0o000, "an unknown run"),
+        (".owner", 0o555, r"the run of process \d+ on vanished"),
+    ],
+)
+@pytest.mark.usefixtures("ordinary_user")
+def test_a_record_that_this_user_may_not_replace_is_one_clear_error(name: str, mode: int, run: str) -> None:
+    """As another user's killed run leaves it."""
+    with tempfile.TemporaryDirectory() as path:  # pytest's are in one that only their owner may enter
+        write_owner(open_folder(path))
+        Path(path, name).chmod(mode)
+        says = rf"{path}/\.owner belongs to user \w+ and names {run}.* have {path}/\.owner deleted, or name another"
+        try:
+            with (
+                pytest.raises(InputError, match=says),
+                owned_folder(path, **FAST | {"dead_after_seconds": SURE_SECONDS}),
+            ):
+                pass
+        finally:
+            Path(path, ".owner").chmod(0o755)
+
+
+@pytest.mark.parametrize(("mode", "owners_mode"), [(0o1777, 0o777), (0o770, 0o770), (0o700, 0o700)])
+def test_whoever_may_write_to_the_folder_may_take_it_over(tmp_path: Path, mode: int, owners_mode: int) -> None:
+    tmp_path.chmod(mode)
+    with owned_folder(str(tmp_path), **FAST):
+        assert stat.S_IMODE((tmp_path / ".owner").stat().st_mode) == owners_mode
 
 
 def test_a_process_of_the_same_supervision_follows_at_once(folder: Folder) -> None:

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def fit(trainer: Trainer, stop: StopRequest | None = None, pushing: PushToHub | None = None) -> dict[str, float] | None:
-    """Train, log, evaluate, save and push; return the last step's evaluation, None without validation rows.
+    """Train, log, evaluate, save and push; return the evaluation of the last step, None if there was none.
 
     Raises:
         RunStoppedError: `stop` was requested, and something is left to do; all is saved.
@@ -45,18 +45,17 @@ def _fit_from_start(trainer: Trainer, stop: StopRequest, pushing: PushToHub | No
             model.fit(batches, steps_per_epoch=num_steps, verbose=0, callbacks=[hooks.steps_per_execution])
         trainer.checkpoints.wait()
     trainer.log.draw()
-    return hooks.figures
+    return hooks.figures_of(trainer.plan.num_steps)
 
 
 class TrainingHooks:
     """What is done between the steps of one `fit`: figures are logged, the model is evaluated, saved and pushed.
 
-    figures: of the newest evaluation.
     steps_per_execution: the callback of `fit` that does it.
     """
 
     def __init__(self, trainer: Trainer, stop: StopRequest, pushing: PushToHub | None):
-        self.figures: dict[str, float] | None = None
+        self._figures: dict[str, float] | None = None  # of the newest evaluation
         self._trainer = trainer
         self._plan = trainer.plan
         self._start = trainer.start
@@ -110,7 +109,7 @@ class TrainingHooks:
         step = self._start.step
         line = self._trainer.log.find(step, VALIDATION)
         if line is not None:
-            self.figures = {name: value for name, value in line.items() if name not in ("step", "split", "phase")}
+            self._figures = {name: value for name, value in line.items() if name not in ("step", "split", "phase")}
             self._evaluated_step = step
         elif step > 0 and (step % self._plan.eval_steps == 0 or step == self._plan.num_steps):
             self._evaluate(step)
@@ -118,6 +117,10 @@ class TrainingHooks:
             self._save(step)
         self._stop_if_asked(step)
         self._profile.begin_or_end(step)
+
+    def figures_of(self, step: int) -> dict[str, float] | None:
+        """Return the figures of the evaluation after `step`; None if the newest one is of another step."""
+        return self._figures if self._evaluated_step == step else None
 
     def close(self) -> None:
         """End the profile and the progress bar."""
@@ -134,7 +137,7 @@ class TrainingHooks:
         with self._throughput.clock_stopped():
             figures = self._trainer.evaluate(self._stop)
             if figures is not None:  # else it is made up for at the next start
-                self.figures, self._evaluated_step = figures, step
+                self._figures, self._evaluated_step = figures, step
                 self._log.write_evaluation(step, figures)
         if figures is not None and self._trainer.is_best_so_far(step):
             self._save(step)
@@ -165,7 +168,7 @@ class TrainingHooks:
         )
 
     def _record(self, step: int) -> CheckpointRecord:
-        figures = self.figures if self._evaluated_step == step else None
+        figures = self.figures_of(step)
         log = self._trainer.log
         return CheckpointRecord(
             step=step,

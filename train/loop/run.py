@@ -343,12 +343,13 @@ def wait_for_workers(run: Run, strategy: "tf.distribute.Strategy") -> None:
 
 def build_publisher(run: Run, record: dict[str, Any]) -> "Publisher | None":
     """Build what writes `export/` and its card, and pushes them if asked to; None on all workers but the chief."""
-    from train.publishing.model_card import model_card
+    from train.publishing.model_card import check_card, model_card
     from train.publishing.publisher import Publisher
 
     if not run.cluster.is_chief:
         return None
     tokenizer = run.inputs.tokenizer
+    check_card(record, tokenizer, run.model_config)
     return Publisher(
         run_folder=run.output_dir,
         export_folder=open_folder(run.output_dir).path_of(EXPORT_FOLDER),

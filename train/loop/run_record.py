@@ -102,8 +102,12 @@ def device_kind(config: HardwareConfig) -> str:
 
 
 def print_plan(run: Run) -> None:
-    """Print what the run would do; the model is built on the CPU to count its parameters."""
+    """Print what the run would do; the model is built on the CPU to count its parameters, and its card on trial."""
+    import tensorflow as tf
+
     from train.model.build import build_network
+    from train.model.computation import Computation
+    from train.publishing.model_card import check_card
     from train.runtime.strategy import local_devices
 
     plans = run.plans(expected_num_replicas(run.config.hardware, run.cluster, len(local_devices())))
@@ -122,6 +126,9 @@ def print_plan(run: Run) -> None:
             print()
     if run.all_phases:
         print_table({"all phases": f"{plans[-1].num_steps:,} steps, {sum(plan.num_tokens for plan in plans):,} tokens"})
+    computation = Computation(jit_compile=False, tpu_layers=None)
+    draft = describe_run(run, plans[run.index], tf.distribute.get_strategy(), computation)
+    check_card(draft, run.inputs.tokenizer, run.model_config)
 
 
 def print_result(run: Run, figures: dict[str, float] | None, where: dict[str, str]) -> None:

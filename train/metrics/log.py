@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from mlm_common.background import LatestItemWorker, seconds_to_end
+from mlm_common.errors import InputError, RunFailedError, error_summary
 from mlm_common.retry import call_repeatedly, growing_delays
 from mlm_common.storage import open_folder
 from train.metrics.log_files import ROLLBACK, Line, Lines, LossCurve, MetricsFile, TensorBoardFiles
@@ -24,6 +25,8 @@ RETRY_SECONDS = growing_delays(1.0, 6)
 LAST_RETRY_SECONDS = 60.0
 # The same, once the run has come to its end.
 END_RETRY_SECONDS = (0.5, 1.0)
+# Errors of a disk or of Cloud Storage. Any other is a programming error, for which a retry is useless.
+STORAGE_ERRORS = (OSError, InputError, RunFailedError)
 
 
 class _NotWrittenError(Exception):
@@ -34,8 +37,9 @@ class MetricsLog:
     """Lines of `metrics.jsonl`, {"step": …, "split": …, figures …}, for TensorBoard and for the picture of the loss.
 
     One thread writes them, so that no other waits for a disk or a bucket. What fails is tried again, and the next write
-    carries all that is missing. To be used as a context around the training, whose end waits for the thread and sums up
-    what failed. Only the chief of several workers writes.
+    carries all that is missing; after an unexpected error, which is no storage error, a file is not written any more.
+    To be used as a context around the training, whose end waits for the thread and sums up what failed. Only the chief
+    of several workers writes.
 
     Args:
         output_dir: of the run.
@@ -63,6 +67,7 @@ class MetricsLog:
         self._lines_to_draw: Lines | None = None
         self._worker: LatestItemWorker[tuple[Lines, Lines | None]] = LatestItemWorker(self._write)
         self._failed: set[str] = set()
+        self._given_up: dict[str, str] = {}  # files that are not written any more, and the error
         self._num_failures = 0
         self._is_ending = False
 
@@ -90,6 +95,8 @@ class MetricsLog:
             )
         elif self._num_failures:
             logger.warning("writes of the log that failed: %d; all were made up for", self._num_failures)
+        for name, summary in self._given_up.items():
+            logger.warning("%s is not complete, because of an unexpected error: %s", name, summary)
 
     @property
     def num_written(self) -> int:
@@ -108,7 +115,9 @@ class MetricsLog:
                 is not known.
             unwritten: the lines after them, at that time.
         """
-        self.lines = _completed(self._file.read(), num_written, unwritten)
+        there = self._file.read()
+        num_written = len(there) if num_written is None else min(num_written, len(there))
+        self.lines = _completed(there, num_written, unwritten)
         self.rewind_to(step, num_rollbacks)
         self._tensorboard.begin(self.lines[:num_written], step)
         self.flush()
@@ -155,15 +164,22 @@ class MetricsLog:
         for file in (self._file, self._tensorboard, self._curve):
             name = str(file)
             content = lines_to_draw if file is self._curve else lines
-            if content is None:
+            if content is None or name in self._given_up:
                 continue
             try:
                 file.update(content)
-            except Exception as error:  # of the disk, of Cloud Storage's client, of TensorBoard or of the picture
+            except STORAGE_ERRORS as error:
                 self._num_failures += 1
                 if name not in self._failed:
                     logger.warning("%s could not be written, which is tried again; training goes on: %s", name, error)
                 self._failed.add(name)
+            except Exception as error:
+                self._failed.discard(name)
+                self._given_up[name] = error_summary(error)
+                logger.warning(
+                    "%s is not written any more, after an unexpected error; training continues: %s",
+                    *(name, self._given_up[name]),
+                )
             else:
                 if name in self._failed:
                     self._failed.remove(name)

@@ -7,17 +7,26 @@ update that succeeded has left there; so nothing is lost by one that failed.
 import contextlib
 import io
 import json
+import logging
+import os
+import platform
+import re
 import time
 from collections.abc import Sequence
-from itertools import pairwise, takewhile
+from itertools import count, pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
 from mlm_common.figures import new_figure
 from mlm_common.storage import Folder
 from mlm_common.storage.folder import finished_files
-from train.runtime.run_folder import LOSS_CURVE_NAME, METRICS_NAME
+from train.runtime.run_folder import DAMAGED_METRICS_NAME, LOSS_CURVE_NAME, METRICS_NAME
 
+logger = logging.getLogger(__name__)
+
+EVENTS_PREFIX = "events.out.tfevents."
+# What the first record of an event file says; without it TensorBoard ignores the start of a session.
+EVENTS_VERSION = "brain.Event:2"
 TRAIN, VALIDATION, ROLLBACK = "train", "validation", "rollback"
 
 
@@ -44,16 +53,21 @@ class MetricsFile:
         self._folder = folder
         self._there: Lines = ()
         self._is_whole = True
+        self._damaged: bytes | None = None  # content of a file with an unreadable line
 
     def __str__(self) -> str:
         return self._folder.path_of(METRICS_NAME)
 
     def read(self) -> list[Line]:
-        """Read the lines that are there; the last is left out if a kill left it in part."""
-        there = self._folder.read_text(METRICS_NAME) if self._folder.exists(METRICS_NAME) else ""
-        text = there[: there.rfind("\n") + 1]
-        self._is_whole = text == there
-        self._there = [Line(json.loads(line)) for line in text.splitlines()]
+        """Read the lines before the first damaged one; a last line that a kill left in part is dropped silently."""
+        content = self._folder.read_bytes(METRICS_NAME) if self._folder.exists(METRICS_NAME) else b""
+        text = content[: content.rfind(b"\n") + 1]
+        lines = [_parse(line) for line in text.splitlines()]
+        if None in lines:
+            self._damaged = content
+            logger.warning("%s: line %d is damaged; only the lines before it are used", self, lines.index(None) + 1)
+        self._there = [Line(line) for line in takewhile(bool, lines) if line]
+        self._is_whole = text == content and self._damaged is None
         return list(self._there)
 
     def num_written(self, lines: Lines) -> int:
@@ -67,12 +81,22 @@ class MetricsFile:
             return
         is_to_append = self._is_whole and num_there == len(self._there)
         self._is_whole = False  # until it is known what has become of it
+        self._keep_damaged()
         if is_to_append:
             # A kill leaves at most a part of a line at the end, which the next start drops.
             self._folder.append_text(METRICS_NAME, as_text(lines[num_there:]), before=as_text(lines[:num_there]))
         else:
             self._folder.write_text(METRICS_NAME, as_text(lines))
         self._there, self._is_whole = lines, True
+
+    def _keep_damaged(self) -> None:
+        """Copy the damaged file that is about to be replaced to a new name."""
+        if self._damaged is not None:
+            names = map(DAMAGED_METRICS_NAME.format, count(1))
+            name = next(name for name in names if not self._folder.exists(name))
+            self._folder.write_bytes(name, self._damaged)
+            self._damaged = None
+            logger.warning("the damaged file was kept as %s", self._folder.path_of(name))
 
 
 class TensorBoardFiles:
@@ -109,7 +133,7 @@ class TensorBoardFiles:
         try:
             self._add(lines)
         except BaseException:
-            self._writer = None  # it takes nothing any more
+            self._close()
             raise
         if not self._folder.is_local:
             self._upload()
@@ -138,11 +162,34 @@ class TensorBoardFiles:
 
     def _write(self, seconds: float, step: int | None, **content: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         if self._writer is None:
-            self._writer = EventFileWriter(self.local_folder)
-        self._writer.add_event(Event(wall_time=seconds, step=step, **content))
+            self._writer = self._new_writer()
+            self._writer.write(Event(wall_time=seconds, file_version=EVENTS_VERSION).SerializeToString())
+        self._writer.write(Event(wall_time=seconds, step=step, **content).SerializeToString())
+
+    def _new_writer(self) -> Any:
+        """Open an event file that TensorBoard, which reads files in the order of their names, reads after all others.
+
+        A name begins with a second that no other has. TensorBoard's own writer counts the files of a second, and `.10`
+        sorts before `.9`; a clock that is behind would give an earlier second.
+        """
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        folder = Path(self.local_folder)
+        names = {*self._folder.list_files(), *(path.name for path in folder.glob(f"{EVENTS_PREFIX}*"))}
+        seconds = [int(match[1]) for name in names if (match := re.match(rf"{re.escape(EVENTS_PREFIX)}(\d+)", name))]
+        second = max([int(time.time()), *(second + 1 for second in seconds)])
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{EVENTS_PREFIX}{second:010d}.{platform.node()}.{os.getpid()}.0"
+        return RecordWriter(path.open("xb"))
+
+    def _close(self) -> None:
+        """Close the event file, so that the next write opens another one."""
+        if self._writer is not None:
+            with contextlib.suppress(OSError):
+                self._writer.close()
+        self._writer = None
 
     def _upload(self) -> None:
         """Upload the files that have grown, one after the other: the end of the process waits for pools of threads."""
@@ -201,3 +248,13 @@ class LossCurve:
 def as_text(lines: Lines) -> str:
     """Write the lines as they are in the file."""
     return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def _parse(text: bytes) -> dict[str, Any] | None:
+    """Read a line of the file; None if it is damaged."""
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return None
+    is_line = isinstance(line, dict) and isinstance(line.get("step"), int) and isinstance(line.get("split"), str)
+    return line if is_line else None

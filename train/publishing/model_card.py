@@ -4,29 +4,42 @@ Metadata: https://huggingface.co/docs/hub/model-cards#model-card-metadata.
 """
 
 import json
+import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
-from transformers import PreTrainedTokenizerFast
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
+from mlm_common.errors import error_summary
 from tokenizer_training.corpus.config import BUILTIN
 from tokenizer_training.corpus.published_corpus import HUB_ID, hub_dataset
 from tokenizer_training.tokenizer import vocabulary_size
 from train.config.settings import MASK
 from train.model.computation import describe_computation
 from train.publishing.publisher import Publication
-from train.publishing.pytorch_format import num_parameters
+from train.publishing.pytorch_format import ModelSnapshot, num_parameters
+from train.runtime.phases import OVERRIDES_PER_PHASE, PER_PHASE
 from train.runtime.plan import batch_tokens, longest_row, tokens_after
-from train.runtime.run_folder import CONFUSION_NAME, LOSS_CURVE_NAME
+from train.runtime.run_folder import CONFUSION_NAME, LOSS_CURVE_NAME, record_of_phase
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.task import TaskCard, task_record
+
+logger = logging.getLogger(__name__)
 
 PICTURES = {LOSS_CURVE_NAME: "Loss over the steps", CONFUSION_NAME: "Rows by label and prediction"}
 # Newest evaluations that are shown.
 MAX_EVALUATIONS = 10
 
+# Settings of a phase that other columns of the table of phases, or other sections, describe.
+DESCRIBED_OTHERWISE = frozenset({
+    "train_dataset", "eval_dataset", "max_length", "max_steps", "num_epochs", "global_batch_size",
+    "per_replica_batch_size", "gradient_accumulation_steps", "learning_rate", "schedule", "warmup_steps",
+    "warmup_ratio", "config_overrides",
+})  # fmt: skip
 # Of a task that has no usage of its own.
 LOADING = """```python
 from transformers import {auto_class}, AutoTokenizer
@@ -62,6 +75,7 @@ def model_card(
     num_weights = num_parameters(publication.model, vocabulary_size(tokenizer))
     step = publication.step
     evaluations = [line for line in publication.metrics if line["split"] == "validation" and line["step"] <= step]
+    result = evaluations[-1] if evaluations and evaluations[-1]["step"] == step else None
     was_best = any(line["step"] > step for line in publication.metrics)
     about = {
         "architecture": f"{publication.model.class_name.removeprefix('TF')} (`{config.model_type}`)",
@@ -75,21 +89,52 @@ def model_card(
         "Use": _usage(record, task, tokenizer),
         "Corpus": _corpora(record),
         "Training": markdown_table(procedure_table(record, task, step)) + _phases_table(record, task),
-        "Evaluation": evaluation_table(record, task, evaluations)
+        "Evaluation": _evaluation(record, task, evaluations, step)
         + "".join(f"\n\n![{title}]({name})" for name, title in PICTURES.items() if name in files),
         "Limits": LIMITS.format(limits=task.limits.format(max_length=longest_row(record["plan"]))),
     }
     text = [f"# {_name(hub, task)}", _opening(record, task, step, was_best=was_best), markdown_table(about)]
     text += [f"## {title}\n\n{content}" for title, content in sections.items()]
-    return f"---\n{metadata(record, task, tokenizer, evaluations)}\n---\n\n" + "\n\n".join(text) + "\n"
+    return f"---\n{metadata(record, task, tokenizer, result)}\n---\n\n" + "\n\n".join(text) + "\n"
+
+
+def check_card(record: dict[str, Any], tokenizer: PreTrainedTokenizerFast, config: PretrainedConfig) -> None:
+    """Build the card of each phase from made-up figures, and warn if that fails: before training, not after it.
+
+    Args:
+        record: the run's `run.json`.
+        tokenizer: the model's.
+        config: the model's.
+    """
+    try:
+        task = TaskCard.from_record(recorded_task(record)["card"])
+        names = [figure.name for figure in task.figures]
+        names += [name for _, name, _, _ in Formatter().parse(task.evaluation) if name]
+        lines = []
+        for index, phase in enumerate(_phases(record)):
+            step = phase["plan"]["num_steps"]
+            if phase["eval_data"]:
+                line = {"step": step, "split": "validation", "phase": index + 1}
+                lines.append(line | dict.fromkeys(names, 1))
+            publication = Publication(step, ModelSnapshot("", config, {}), lines)
+            model_card(record_of_phase(record, index), tokenizer, publication, PICTURES)
+    except Exception as error:
+        message = "the model's card cannot be built, so the export would have a minimal one: %s"
+        logger.warning(message, error_summary(error))
 
 
 def metadata(
-    record: dict[str, Any], task: TaskCard, tokenizer: PreTrainedTokenizerFast, evaluations: list[dict[str, Any]]
+    record: dict[str, Any], task: TaskCard, tokenizer: PreTrainedTokenizerFast, evaluation: dict[str, Any] | None
 ) -> str:
     """Write the YAML by which the Hub finds and shows the model.
 
     Only a model that was fine-tuned has a `base_model`: the Hub would call any model with one a fine-tune of it.
+
+    Args:
+        record: the run's `run.json`.
+        task: of the run.
+        tokenizer: the model's.
+        evaluation: the line of the log that is the model's result; None if there is none of its step.
     """
     from huggingface_hub import ModelCardData
 
@@ -108,9 +153,9 @@ def metadata(
         mask_token=tokenizer.mask_token,
         widget=[{"text": _example(hub, tokenizer)}] if task.usage else None,
         model_name=_name(hub, task),
-        eval_results=_eval_results(record, task, evaluations[-1]) if evaluations else None,
+        eval_results=_eval_results(_eval_data(record, evaluation), task, evaluation) if evaluation else None,
     )
-    if not evaluations:
+    if not evaluation:
         data.pop("model_name")
     return data.to_yaml()
 
@@ -127,19 +172,18 @@ def hub_examples(data: Mapping[str, Any] | None) -> str | None:
     return name if name and HUB_ID.fullmatch(name) else None
 
 
-def _eval_results(record: dict[str, Any], task: TaskCard, evaluation: dict[str, Any]) -> list[Any]:
+def _eval_results(eval_data: dict[str, Any], task: TaskCard, evaluation: dict[str, Any]) -> list[Any]:
     from huggingface_hub import EvalResult
 
-    settings = record["eval_data"].get("corpus", {}).get("settings", {})
-    dataset = hub_dataset(record["eval_data"].get("corpus", {})) or hub_examples(record["eval_data"])
-    settings = settings or record["eval_data"]
-    about = {
+    settings = eval_data.get("corpus", {}).get("settings", {}) or eval_data
+    dataset = hub_dataset(eval_data.get("corpus", {})) or hub_examples(eval_data)
+    about: dict[str, Any] = {
         "task_type": task.pipeline_tag,
         "task_name": task.task_name,
         "dataset_type": dataset or "text",
         "dataset_name": dataset or "held-out part of the corpus",
         "dataset_config": settings.get("dataset_config", settings.get("dataset_config_name")) if dataset else None,
-        "dataset_split": record["eval_data"].get("split"),
+        "dataset_split": eval_data.get("split"),
         "dataset_revision": settings.get("dataset_revision") if dataset else None,
     }
     return [
@@ -165,7 +209,7 @@ def _opening(record: dict[str, Any], task: TaskCard, step: int, *, was_best: boo
         is_on_hub = base_model(record) is not None
         revision = f", revision `{record['hub_revision']}`" if is_on_hub and record["hub_revision"] else ""
         # The path of a folder is nobody's business but its owner's.
-        start = f"{task.start_words} {f'`{init_from}`' if is_on_hub else 'a checkpoint of its author'}{revision}"
+        start = f"{task.start_words} {f'`{init_from}`' if is_on_hub else 'a local checkpoint'}{revision}"
     place = f"step {step:,} of {num_steps:,}"
     note = "" if step == num_steps else f" **Training is not finished: {place}.**"
     if was_best:
@@ -231,7 +275,8 @@ def _phases(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _phases_table(record: dict[str, Any], task: TaskCard) -> str:
     """Describe what differs between the phases of a run; nothing without any."""
-    header = ("phase", "up to step", "rows", "batch", *task.procedure, "learning rate")
+    varying = _varying(record, task)
+    header = ("phase", "up to step", "rows", "batch", *task.procedure, "learning rate", *map(_title, varying))
     rows = [
         (
             str(index),
@@ -240,16 +285,58 @@ def _phases_table(record: dict[str, Any], task: TaskCard) -> str:
             f"{plan['global_batch_rows']:,} rows",
             *(text.format(**phase["settings"]) for text in task.procedure.values()),
             _learning_rate(phase),
+            *(_shown(name, _phase_settings(phase).get(name)) for name in varying),
         )
         for index, phase in enumerate(record.get("phases", ()), start=1)
     ]
     return f"\n\n{_table(header, rows)}" if rows else ""
 
 
+def _phase_settings(phase: dict[str, Any]) -> dict[str, Any]:
+    """Collect the settings of a phase, and what a phase may change of the model's configuration, by name."""
+    config = {name: phase["model_config"][name] for name in OVERRIDES_PER_PHASE if name in phase["model_config"]}
+    return config | {name: value for subject in phase["settings"].values() for name, value in subject.items()}
+
+
+def _varying(record: dict[str, Any], task: TaskCard) -> list[str]:
+    """List the settings that differ between phases, without those that the card describes elsewhere."""
+    settings = [_phase_settings(phase) for phase in record.get("phases", ())]
+    names = (PER_PHASE | OVERRIDES_PER_PHASE) - DESCRIBED_OTHERWISE
+    procedure = "".join(task.procedure.values())
+    return [
+        name
+        for name in sorted(names)
+        if f"[{name}]" not in procedure and any(one.get(name) != settings[0].get(name) for one in settings)
+    ]
+
+
+def _title(name: str) -> str:
+    return "attention" if name == "block_attention" else name.replace("_", " ")
+
+
+def _shown(name: str, value: Any) -> str:
+    """Write the value of a setting as a cell of the table of phases."""
+    if name == "block_attention":
+        return BLOCK_ATTENTION.partition(",")[0] if value else "over the whole row"
+    if name == "max_grad_norm":
+        return str(value or "off")
+    if value is None:
+        return "default"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
 def procedure_table(record: dict[str, Any], task: TaskCard, step: int) -> dict[str, str]:
     """Describe how the model was trained, up to `step`, but for what differs between phases."""
     plan, settings = record["plan"], record["settings"]
-    optimization = settings["optimization"]
+    optimization, varying = settings["optimization"], _varying(record, task)
+    decay, norm = optimization["weight_decay_rate"], optimization["max_grad_norm"]
+    clipping = f"gradients clipped to norm {norm}" if norm else "gradients not clipped"
+    optimizer = [
+        optimization["optimizer"],
+        *(f"{title} {optimization[f'adam_{title}']}" for title in ("beta1", "beta2", "epsilon")),
+        *([f"weight decay {decay}"] if "weight_decay_rate" not in varying else []),
+        *([clipping] if "max_grad_norm" not in varying else []),
+    ]
     rows = {
         "steps": f"{step:,}",
         "tokens seen": f"{tokens_after(plan, step):,}, padding included",
@@ -257,9 +344,7 @@ def procedure_table(record: dict[str, Any], task: TaskCard, step: int) -> dict[s
         "batch": f"{plan['global_batch_rows']:,} rows = {batch_tokens(plan):,} tokens a step",
         **({"attention": BLOCK_ATTENTION} if settings["model"].get("block_attention") else {}),
         **{title: text.format(**settings) for title, text in task.procedure.items()},
-        "optimizer": f"{optimization['optimizer']}, beta1 {optimization['adam_beta1']}, beta2 "
-        f"{optimization['adam_beta2']}, epsilon {optimization['adam_epsilon']}, weight decay "
-        f"{optimization['weight_decay_rate']}, gradients clipped to norm {optimization['max_grad_norm']}",
+        "optimizer": ", ".join(optimizer),
         "learning rate": _learning_rate(record),
         "precision": "bfloat16, weights in float32" if settings["hardware"]["bfloat16"] else "float32",
         "seed": str(settings["run"]["seed"]),
@@ -268,6 +353,7 @@ def procedure_table(record: dict[str, Any], task: TaskCard, step: int) -> dict[s
         "software": ", ".join(f"{name} {version}" for name, version in record["versions"].items()),
     }
     of_a_phase = ("epochs", "batch", *task.procedure, "learning rate") if "phases" in record else ()
+    of_a_phase += tuple(map(_title, varying))
     return {title: text for title, text in rows.items() if title not in of_a_phase}
 
 
@@ -285,17 +371,35 @@ def _computed(record: dict[str, Any]) -> dict[str, str]:
     return {"computation": describe_computation(record["computation"], on_tpu=on_tpu)}
 
 
-def evaluation_table(record: dict[str, Any], task: TaskCard, evaluations: Sequence[dict[str, Any]]) -> str:
-    """Write the figures of the newest evaluations and what they are."""
+def _eval_data(record: dict[str, Any], line: Mapping[str, Any]) -> dict[str, Any]:
+    """Look up what an evaluation was made on: the data of its phase."""
+    return _phases(record)[line.get("phase", 1) - 1]["eval_data"] or {}
+
+
+def _evaluation(record: dict[str, Any], task: TaskCard, evaluations: Sequence[dict[str, Any]], step: int) -> str:
+    """Write the newest evaluations, with what they were made on, and whether one is of the model after `step`."""
     if not evaluations:
         return "The model was not evaluated."
+    newest_step, parts = evaluations[-1]["step"], []
+    if newest_step != step:
+        parts.append(f"The model of step {step:,} was not evaluated; the newest evaluation is of step {newest_step:,}.")
+    has_several_data = any(phase["eval_data"] != record["eval_data"] for phase in _phases(record))
+    for eval_data, group in groupby(evaluations[-MAX_EVALUATIONS:], lambda line: _eval_data(record, line)):
+        lines = list(group)
+        if has_several_data:
+            parts.append(f"In phase {' and '.join(dict.fromkeys(str(line.get('phase', 1)) for line in lines))}:")
+        parts.append(_evaluation_table(eval_data, task, lines))
+    return "\n\n".join(parts)
+
+
+def _evaluation_table(eval_data: dict[str, Any], task: TaskCard, lines: Sequence[dict[str, Any]]) -> str:
     rows = [
         (f"{line['step']:,}", *(f"{line[figure.name]:.{figure.num_decimals}f}" for figure in task.figures))
-        for line in evaluations[-MAX_EVALUATIONS:]
+        for line in lines
     ]
     table = _table(("step", *(figure.title for figure in task.figures)), rows)
-    text = task.evaluation.format(**evaluations[-1])
-    entropy = record["eval_data"].get("unigram_entropy_nats")
+    text = task.evaluation.format(**lines[-1])
+    entropy = eval_data.get("unigram_entropy_nats")
     if entropy is not None and task.predicts_tokens:
         text += f" Knowing the frequencies of the tokens only gives a loss of {entropy:.4f}."
     return f"{text}\n\n{table}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from mlm_common.errors import InputError, RunFailedError
+from mlm_common.errors import InputError, RunFailedError, error_summary
 from mlm_common.hub.own_files import CARD_NAME
 from mlm_common.hub.push import HubRepository, push_files
 from mlm_common.hub.retries import Interruption
@@ -23,6 +23,13 @@ logger = logging.getLogger(__name__)
 # The Hub shows event files as training metrics.
 EVENTS_FOLDER = "runs"
 EVENTS_MARK = "tfevents"
+# Where the card itself cannot be built.
+MINIMAL_CARD = """---
+library_name: transformers
+---
+
+The model's card could not be built: the log of its training or export says why.
+"""
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,8 @@ class Publisher:
 
     run_folder: of the run, with the picture of its loss and its TensorBoard files.
     export_folder: that is written.
-    card: makes the README.md of a publication; its second argument are the files that lie beside it.
+    card: makes the README.md of a publication; its second argument are the files beside it. If it fails, a minimal
+        README.md is written and a warning logged.
     pushes_checkpoints: push the newest checkpoint of the run, too.
     publish_details: push its records as they are.
     """
@@ -98,8 +106,17 @@ class Publisher:
         log_files = read_log_files(open_folder(self.run_folder))
         for name, content in log_files.items():
             export.write_bytes(name, content)
-        export.write_text(CARD_NAME, self.card(publication, log_files))
+        export.write_text(CARD_NAME, self._card_text(publication, log_files))
         return [*names, *log_files, CARD_NAME]
+
+    def _card_text(self, publication: Publication, files: Collection[str]) -> str:
+        try:
+            return self.card(publication, files)
+        except Exception as error:
+            logger.warning(
+                "the model's card cannot be built, so %s is a minimal one: %s", CARD_NAME, error_summary(error)
+            )
+            return MINIMAL_CARD
 
 
 def read_log_files(run: Folder) -> dict[str, bytes]:

@@ -13,6 +13,8 @@ from train.runtime.supervisor import supervision
 
 RECORD_NAME = "run.json"
 METRICS_NAME = "metrics.jsonl"
+# With a number; a metrics.jsonl in which a line could not be read.
+DAMAGED_METRICS_NAME = "metrics.damaged-{}.jsonl"
 LOSS_CURVE_NAME = "loss.png"
 CONFUSION_NAME = "confusion_matrix.png"
 CHECKPOINTS_FOLDER = "checkpoints"
@@ -108,7 +110,8 @@ def clear_run_folder(run_folder: str) -> None:
         files.delete_partial_files()
     folder.subfolder(PROFILES_FOLDER).delete()
     folder.delete_files([METRICS_NAME, LOSS_CURVE_NAME])
-    folder.delete_files([name for name in folder.list_files() if re.fullmatch(RESULT_FILES, name)])
+    others = "|".join((RESULT_FILES, DAMAGED_METRICS_NAME.format(r"\d+")))
+    folder.delete_files([name for name in folder.list_files() if re.fullmatch(others, name)])
     folder.delete_files([RECORD_NAME])  # last: without it the folder is not known as that of a run
 
 

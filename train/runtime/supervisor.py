@@ -86,8 +86,9 @@ class Supervisor:
         while True:
             furthest_step = self._furthest_step
             status = self._run_once()
+            exit_status = status if status >= 0 else 128 - status  # as shells say it
             if status in FINAL_STATUSES or self._is_asked_to_stop:
-                return status if status >= 0 else 128 - status  # as shells say it
+                return exit_status
             num_failures = 1 if self._furthest_step > furthest_step else num_failures + 1
             if num_failures > self._max_retries:
                 logger.error(
@@ -104,7 +105,7 @@ class Supervisor:
             )
             self._wait(wait_seconds)
             if self._is_asked_to_stop:
-                return EXIT_FAILED
+                return exit_status
 
     def _wait(self, seconds: float) -> None:
         end_seconds = time.monotonic() + seconds

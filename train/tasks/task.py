@@ -71,7 +71,7 @@ class TaskCard:
     loss_unit: str = "nats"
     predicts_tokens: bool = False
     training_verb: str = "pretrained"
-    start_words: str = "continued from"
+    start_words: str = "further, starting from"
     tags: tuple[str, ...] = ()
     usage: str | None = None
     procedure: dict[str, str] = field(default_factory=dict)

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,6 @@ from tests.servers.fixtures import CloudStorageHandle
 
 BUCKET = CloudStorageHandle.bucket_url
 LAST = "training.json"
-NOBODY = 65534
 
 
 def paths_in(folder: Path) -> set[str]:
@@ -66,16 +65,6 @@ def test_check_of_a_file_system_that_takes_no_files() -> None:
     for path in ("/proc", "/proc/new/folder"):
         with pytest.raises(InputError, match="must be writable; /proc"):
             open_folder(path).check_writable()
-
-
-@pytest.fixture
-def ordinary_user() -> Iterator[None]:
-    """Root may write everywhere, so root becomes another user for the test."""
-    user = os.geteuid()
-    if user == 0:
-        os.seteuid(NOBODY)
-    yield
-    os.seteuid(user)
 
 
 @pytest.mark.usefixtures("ordinary_user")
@@ -207,7 +196,9 @@ def test_what_is_stopped_never_seems_complete(name: str, stop: signal.Signals, t
 
 
 @pytest.mark.parametrize("reason", [errno.EACCES, errno.EPERM, errno.EROFS])
-@pytest.mark.parametrize("function", ["write_bytes", "append_text", "new_file", "upload_file", "publish"])
+@pytest.mark.parametrize(
+    "function", ["write_bytes", "append_text", "create_text", "new_file", "upload_file", "publish"]
+)
 def test_writing_that_is_forbidden_is_one_line_with_the_cure(
     function: str, reason: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,12 +208,13 @@ def test_writing_that_is_forbidden_is_one_line_with_the_cure(
     calls: dict[str, Callable[[], object]] = {
         "write_bytes": lambda: folder.write_bytes("file", b"x"),
         "append_text": lambda: folder.append_text("file", "x", before=""),
+        "create_text": lambda: folder.create_text("file", "x"),
         "new_file": folder.new_file,
         "upload_file": lambda: folder.upload_file(str(tmp_path / "new" / "file"), "file"),
         "publish": lambda: folder.publish(str(tmp_path / "new"), last="file"),
     }
 
-    def refuse(path: Path, **_: object) -> None:
+    def refuse(path: Path, *_: object, **__: object) -> None:
         raise OSError(reason, os.strerror(reason), str(path))
 
     monkeypatch.setattr(Path, "mkdir", refuse)

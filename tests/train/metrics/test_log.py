@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import requests
 from google.cloud.storage.retry import DEFAULT_RETRY
+from tensorboard.summary.writer import event_file_writer
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from mlm_common import background
 from mlm_common.storage import local
@@ -15,7 +17,7 @@ from tests.fixtures.same_run import tensorboard_points
 from tests.servers.fixtures import CloudStorageHandle
 from train.metrics import log as log_module
 from train.metrics.log import MetricsLog, read_metrics
-from train.metrics.log_files import ROLLBACK, TRAIN, VALIDATION, LossCurve
+from train.metrics.log_files import ROLLBACK, TRAIN, VALIDATION, LossCurve, MetricsFile, TensorBoardFiles
 
 FILES = r"metrics\.jsonl|loss\.png|tensorboard"
 
@@ -170,16 +172,101 @@ def test_a_line_that_a_full_disk_cuts_off_is_whole_in_the_end(tmp_path: Path, mo
 def test_tensorboard_shows_each_point_once_after_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
     monkeypatch.setattr(log_module, "RETRY_SECONDS", (0.01,))
     with started_log(tmp_path) as log:
         add(log, 1)
         log._worker.wait()
-        monkeypatch.setattr(EventFileWriter, "flush", Failing(EventFileWriter.flush, 1))
+        monkeypatch.setattr(RecordWriter, "flush", Failing(RecordWriter.flush, 1))
         add(log, 2, 3)
     assert "made up for" in caplog.text
     assert points(tmp_path) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("seconds", [(5000.0, 5000.0, 5000.0), (5000.0, 4000.0, 3000.0)], ids=["one second", "behind"])
+def test_event_files_sort_in_the_order_in_which_they_were_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, ...]
+) -> None:
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(8))
+    for number, second in enumerate(seconds):
+        monkeypatch.setattr(time, "time", lambda second=second: second)
+        with started_log(tmp_path, 2 * number, num_written=3 * number) as log:
+            add(log, 2 * number + 1, 2 * number + 2)
+    assert len(list((tmp_path / "tensorboard").iterdir())) == len(seconds)
+    assert points(tmp_path) == [1, 2, 3, 4, 5, 6]
+
+
+def test_event_files_of_a_bucket_sort_in_the_order_in_which_they_were_written(
+    cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 5000.0)
+    for number in range(2):
+        with started_log(f"{cloud.bucket_url}/run", number, num_written=2 * number) as log:
+            add(log, number + 1)
+    names = sorted(name for name in cloud.objects() if "tfevents" in name)
+    assert [name.split(".")[3] for name in names] == ["0000005000", "0000005001"]
+
+
+DAMAGED_LINES = {
+    "no JSON": b"garbage\n",
+    "zeros after a power cut": b"\0" * 40 + b"\n",
+    "no UTF-8": b'{"step": 3, "split": "\xff"}\n',
+    "no object": b"[3]\n",
+    "no step": b'{"split": "train", "loss": 1.0}\n',
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED_LINES.values(), ids=DAMAGED_LINES)
+def test_lines_before_a_damaged_one_are_read(tmp_path: Path, damage: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    lines = [b'{"step": %d, "split": "train", "loss": 1.0}\n' % step for step in (1, 2, 3)]
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join([*lines[:2], damage, lines[2]]))
+    assert steps_in(tmp_path) == [1, 2]
+    assert f"{tmp_path}/metrics.jsonl: line 3 is damaged; only the lines before it are used" in caplog.text
+
+
+def test_a_run_resumes_after_a_damaged_line_and_keeps_the_damaged_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with started_log(tmp_path) as log:
+        add(log, 1, 2, 3)
+    lines = (tmp_path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    for number in (1, 2):
+        content = b"".join([*lines[:2], b"garbage\n", *lines[2:]])
+        (tmp_path / "metrics.jsonl").write_bytes(content)
+        with started_log(tmp_path, 3, num_written=4) as log:
+            add(log, 4)
+        assert steps_in(tmp_path) == [1, 2, 4]
+        assert (tmp_path / f"metrics.damaged-{number}.jsonl").read_bytes() == content
+        assert f"the damaged file was kept as {tmp_path}/metrics.damaged-{number}.jsonl" in caplog.text
+    # TensorBoard has the points of the lines that were lost.
+    assert points(tmp_path) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("file", [MetricsFile, TensorBoardFiles, LossCurve])
+def test_a_programming_error_is_told_once_and_costs_only_its_file(
+    file: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = []
+
+    def update(_self: Any, lines: Any) -> None:
+        calls.append(len(lines))
+        return None + 1  # type: ignore[operator]
+
+    monkeypatch.setattr(log_module, "RETRY_SECONDS", (0.01,))
+    monkeypatch.setattr(file, "update", update)
+    with started_log(tmp_path) as log:
+        add(log, 1)
+        assert log._worker.wait(10)
+        add(log, 2)
+    assert len(calls) == 1
+    written = {MetricsFile: "metrics.jsonl", TensorBoardFiles: "tensorboard", LossCurve: "loss.png"}
+    for kind, name in written.items():
+        exists = (tmp_path / name).exists() and (kind is not TensorBoardFiles or any((tmp_path / name).iterdir()))
+        assert exists == (kind is not file)
+    path = str(tmp_path / written[file])
+    error = "TypeError: unsupported operand type(s) for +: 'NoneType' and 'int' (test_log.py, line "
+    assert f"{path} is not written any more, after an unexpected error; training continues: {error}" in caplog.text
+    assert f"{path} is not complete, because of an unexpected error: {error}" in caplog.text
+    assert "is tried again" not in caplog.text
 
 
 def test_what_cannot_be_written_at_the_end_is_told(

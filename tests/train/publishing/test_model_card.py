@@ -21,10 +21,11 @@ from train.config.settings import (
     RunConfig,
     TrainingConfig,
 )
-from train.publishing.model_card import model_card
+from train.publishing.model_card import check_card, model_card
 from train.publishing.published_record import published_run
 from train.publishing.publisher import Publication
 from train.publishing.pytorch_format import ModelSnapshot
+from train.runtime.phases import OVERRIDES_PER_PHASE, PER_PHASE
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.task import task_record
 
@@ -87,6 +88,38 @@ def card(of: dict[str, Any], step: int = 6, metrics: list[dict[str, Any]] = METR
     return text
 
 
+TWO_VALUES: dict[str, tuple[Any, Any]] = {
+    "block_attention": (False, True),
+    "dropout": (None, 0.3),
+    "gradient_checkpointing": (False, True),
+    "masking": ("token", "whole_word"),
+    "schedule": ("linear", "wsd"),
+    "max_grad_norm": (0.0, 2.5),
+    **dict.fromkeys(("mlm_probability", "mask_token_rate", "random_token_rate"), (0.12, 0.34)),
+    **dict.fromkeys(("learning_rate", "min_learning_rate_ratio", "decay_ratio", "weight_decay_rate"), (0.0125, 0.0333)),
+    **dict.fromkeys(("eval_steps", "save_steps"), (None, 77)),
+}
+SHOWN = {
+    "block_attention": ("over the whole row", "within each document of a row"),
+    "dropout": ("default", "0.3"),
+    "gradient_checkpointing": ("no", "yes"),
+    "max_grad_norm": ("off", "2.5"),
+    **dict.fromkeys(("mlm_probability", "mask_token_rate", "random_token_rate"), ("12%", "34%")),
+    **dict.fromkeys(("eval_steps", "save_steps"), ("default", "77")),
+}
+# Shown as what they lead to: {setting: field of the plan}.
+PLANNED = {
+    "max_length": "max_length",
+    **dict.fromkeys(("max_steps", "num_epochs"), "num_steps"),
+    **dict.fromkeys(("warmup_steps", "warmup_ratio"), "num_warmup_steps"),
+    **dict.fromkeys(
+        ("global_batch_size", "per_replica_batch_size", "gradient_accumulation_steps"), "global_batch_rows"
+    ),
+}
+# Paths, which never appear; the card has the corpora of the phases.
+PATHS = {"train_dataset", "eval_dataset"}
+
+
 def record_of_phases(**corpus_settings: Any) -> dict[str, Any]:
     """Make the `run.json` of a run whose last two steps, in a second phase, have 4 rows of 64 tokens."""
     first, second = record(), record(**corpus_settings)
@@ -130,6 +163,69 @@ def test_phases_are_told_apart() -> None:
     assert "not finished: step 4 of 6" in card(record_of_phases(), step=4, metrics=[])
 
 
+@pytest.mark.parametrize("name", sorted((PER_PHASE | OVERRIDES_PER_PHASE) - PATHS - {"config_overrides"}))
+def test_both_values_of_a_setting_that_differs_between_phases_are_in_the_card(name: str) -> None:
+    of = record_of_phases()
+    values = TWO_VALUES.get(name, (111, 222))
+    for phase, value in zip(of["phases"], values, strict=True):
+        if name in PLANNED:
+            phase["plan"][PLANNED[name]] = value
+        elif name in OVERRIDES_PER_PHASE:
+            phase["model_config"] = {name: value}
+        else:
+            (section,) = (section for section in phase["settings"].values() if name in section)
+            section[name] = value
+    of |= of["phases"][1]
+    once, table = card(of).split("| phase |")
+    rows = re.findall(r"^\| \d \| .*", table, flags=re.M)
+    for row, shown in zip(rows[:2], SHOWN.get(name, tuple(map(str, values))), strict=True):
+        assert re.search(rf"\b{re.escape(shown)}", row), row
+    assert "| attention |" not in once
+    assert ("weight decay" in once) == (name != "weight_decay_rate")
+    assert ("clipped" in once) == (name != "max_grad_norm")
+
+
+def test_a_run_without_clipping_says_so() -> None:
+    of = record()
+    of["settings"]["optimization"]["max_grad_norm"] = 0.0
+    assert "weight decay 0.01, gradients not clipped |" in card(of)
+
+
+def test_evaluations_are_shown_with_the_data_of_their_phase() -> None:
+    of = record_of_phases()
+    of["phases"][1]["eval_data"] = of["eval_data"] = of["eval_data"] | {"unigram_entropy_nats": 5.5, "split": "test"}
+    metrics = [METRICS[1] | {"phase": 1}, METRICS[2] | {"phase": 2, "num_masked_tokens": 88}]
+    text = card(of, metrics=metrics)
+    first, second = text.split("In phase 1:")[-1].split("In phase 2:")
+    assert all(words in first for words in ("75 masked tokens", "a loss of 4.2000", "| 3 | 4.5000 |"))
+    assert all(words in second for words in ("88 masked tokens", "a loss of 5.5000", "| 6 | 4.0000 |"))
+    assert {result.dataset_split for result in ModelCard(text).data.eval_results} == {"test"}
+    of["phases"][1]["eval_data"] = of["eval_data"] = of["phases"][0]["eval_data"]
+    assert "In phase 1:" not in card(of, metrics=metrics).split("## Evaluation")[1]
+
+
+@pytest.mark.parametrize("eval_data", [None, record()["eval_data"]])
+def test_an_evaluation_of_another_step_is_not_the_result_of_the_model(eval_data: dict[str, Any] | None) -> None:
+    of = record_of_phases()
+    of["phases"][1]["eval_data"] = of["eval_data"] = eval_data
+    text = card(of, metrics=[METRICS[1] | {"phase": 1}])
+    assert "The model of step 6 was not evaluated; the newest evaluation is of step 3." in text
+    assert "| 3 | 4.5000 |" in text
+    assert "model-index" not in ModelCard(text).data.to_dict()
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_card_is_checked_before_training(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    of, config = RECORDS[name], AutoConfig.for_model(**CONFIGS["roberta"])
+    check_card(of, tiny_tokenizer(), config)
+    assert not caplog.text
+    broken = copy.deepcopy(of)
+    del (broken.get("phases") or [broken])[-1]["settings"]["optimization"]["schedule"]
+    check_card(broken, tiny_tokenizer(), config)
+    (line,) = caplog.messages
+    assert "card cannot be built, so the export would have a minimal one: KeyError: 'schedule' (model_card.py" in line
+
+
 @pytest.mark.parametrize("name", RECORDS)
 @pytest.mark.parametrize("metrics", [METRICS, [], [METRICS[2] | {"perplexity": float("inf")}]])
 def test_every_card_is_valid(name: str, metrics: list[dict[str, Any]], hub_here: HubHandle) -> None:
@@ -164,9 +260,12 @@ def test_metadata_of_a_hub_data_set() -> None:
         ("files", ["pretrained from scratch.", "files of its author's: 1, 2.0 MB", "| tokens | 56,789 |"]),
         ("hub data set", ["`alice/corpus`, configuration `en`, split `train`", "| revision | v2 |"]),
         ("builtin", ["docstrings of Python's standard library"]),
-        ("continued", ["continued from `bob/model`, revision `abc123`."]),
-        ("continued from a folder", ["continued from a checkpoint of its author."]),
-        ("continued, as published", ["continued from a checkpoint of its author.", "files of its author's: 1, 2.0 MB"]),
+        ("continued", ["pretrained further, starting from `bob/model`, revision `abc123`."]),
+        ("continued from a folder", ["pretrained further, starting from a local checkpoint."]),
+        (
+            "continued, as published",
+            ["pretrained further, starting from a local checkpoint.", "files of its author's: 1, 2.0 MB"],
+        ),
         ("a folder", ["files of its author's: 1, 2.0 MB"]),
         ("nothing stated", ["| license | not stated |", "| languages | not stated |", 'model="."']),
         ("tutorial's shards", ["| source | not recorded |"]),

@@ -15,6 +15,7 @@ def test_clearing_deletes_all_that_a_run_wrote_and_nothing_else(finished_run: Pa
     shutil.copytree(finished_run, run)
     (run / "tensorboard" / "plugins" / "profile").mkdir(parents=True)
     (run / "tensorboard" / "plugins" / "profile" / "trace").write_text("ours")
+    (run / "metrics.damaged-1.jsonl").write_text("ours", encoding="utf-8")
     foreign = {"thesis.txt", "checkpoints/notes.txt", "export/thesis.txt", "tensorboard/mine.csv", "export/old/a"}
     for name in foreign:
         (run / name).parent.mkdir(exist_ok=True)

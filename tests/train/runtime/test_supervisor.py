@@ -95,6 +95,17 @@ def test_sigterm_is_passed_on_and_ends_it(tmp_path):
     assert (tmp_path / "starts").read_text() == "x"
 
 
+@pytest.mark.parametrize(("end", "status"), [("sys.exit(75)", 75), ("os.kill(os.getpid(), signal.SIGKILL)", 137)])
+def test_sigterm_between_two_tries_gives_the_status_of_the_last_one(tmp_path, end, status):
+    command = [sys.executable, "-c", SUPERVISED, PROGRAM + end]
+    environment = os.environ | {"PYTHONPATH": str(PROJECT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as supervisor:
+        assert "it is started again in" in supervisor.stderr.readline()
+        supervisor.send_signal(signal.SIGTERM)
+        assert supervisor.wait(30) == status
+    assert (tmp_path / "starts").read_text(encoding="utf-8") == "x"
+
+
 def test_a_process_learns_that_its_supervisor_has_ended(tmp_path):
     body = """
     print("ready", flush=True)
