@@ -32,13 +32,8 @@ from tfrecord_prep.verify import verify_folder
 from tokenizer_training.corpus.config import BUILTIN, HELD_OUT_SPLITS, CorpusConfig, corpus_config_from_record
 from tokenizer_training.corpus.corpus import Corpus, open_corpus
 from tokenizer_training.corpus.published_corpus import names_its_text
-from tokenizer_training.corpus.record import (
-    Record,
-    describe_changed_sources,
-    describe_shared_text,
-    describe_unknown,
-    record_of_split,
-)
+from tokenizer_training.corpus.record import Record, describe_changed_sources, describe_unknown
+from tokenizer_training.corpus.shared_text import Part, describe_shared_text
 from tokenizer_training.tokenizer import RECORD_FILE, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -94,7 +89,7 @@ def open_recorded_corpus(given: CorpusConfig, tokenizer_folder: str) -> Corpus:
     if not given.is_given:
         _check_same_text(record, corpus.record, tokenizer_folder)
     seen = corpus_config_from_record(record)
-    is_same_text = describe_shared_text(*(record_of_split(one, corpus.config.split) for one in (record, corpus.record)))
+    is_same_text = describe_shared_text(Part(record, seen.split), Part(corpus.record, corpus.config.split))
     for split in seen_splits(corpus.config, seen) if is_same_text or not given.is_given else []:
         logger.warning(
             "The tokenizer was trained on documents of the split `%s`, since train-unigram was not given the same "

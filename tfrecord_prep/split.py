@@ -45,7 +45,8 @@ from tfrecord_prep.work_list import WorkList, default_partition_bytes, split_pro
 from tokenizer_training.corpus.bad_rows import BadRows
 from tokenizer_training.corpus.config import HELD_OUT_SPLITS, CorpusConfig
 from tokenizer_training.corpus.corpus import Corpus
-from tokenizer_training.corpus.record import describe_shared_text, record_of_split
+from tokenizer_training.corpus.record import record_of_split
+from tokenizer_training.corpus.shared_text import Part, describe_shared_text
 from tokenizer_training.tokenizer import (
     plain_text_tokenizer_json,
     save_tokenizer,
@@ -121,8 +122,8 @@ def find_stale_parts(config: PrepareConfig, plans: Sequence[SplitPlan]) -> list[
         corpus = corpus_of_folder(folder)
         if corpus is None:
             continue
-        part = record_of_split(corpus, name)
-        shared = [found for plan in plans if (found := describe_shared_text(part, plan.fields["corpus"]))]
+        parts = [(Part(corpus, name), Part(plan.fields["corpus"], plan.split_name)) for plan in plans]
+        shared = [found for pair in parts if (found := describe_shared_text(*pair))]
         if shared and not config.overwrite:
             raise InputError(
                 f"Parts that stand together must not share text; {folder} is not of this preparation, and {shared[0]}. "

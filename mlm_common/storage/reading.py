@@ -109,7 +109,8 @@ class StoredFile:
     """A file that was found.
 
     `generation` tells the states of one `gs://` object apart; local files have none. `checksum`, of the whole content,
-    is `crc32c BASE64` for an object. A local file has it, and the time of its last change, once it was hashed.
+    is `crc32c BASE64` for an object. A local file has it, and the time of its last change, once it was hashed; then a
+    local .gz file also has the `content_checksum` of its decompressed content.
     """
 
     name: str
@@ -117,6 +118,7 @@ class StoredFile:
     generation: int | None = None
     checksum: str | None = None
     modified_ns: int | None = None
+    content_checksum: str | None = None
 
     @property
     def is_local(self) -> bool:

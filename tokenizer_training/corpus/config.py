@@ -128,6 +128,20 @@ class CorpusConfig:
         """Look up the percentage of documents drawn for a split: 0 for all but `validation` and `test`."""
         return {VALIDATION: self.validation_percent, TEST: self.test_percent}.get(split, 0.0)
 
+    def drawn_percents_of(self, split: str) -> tuple[float, float]:
+        """Return from and up to which percentage of the draw a split reaches: 0 and 100 where nothing is drawn.
+
+        Splits of one draw, or of draws with the same seed, share no document where these ranges do not overlap.
+        """
+        if split != self.split and not self.percent_of(split):
+            return 0.0, 100.0
+        stop = 0.0
+        for held_out in HELD_OUT_SPLITS:
+            start, stop = stop, stop + self.percent_of(held_out)
+            if held_out == split != self.split:
+                return start, stop
+        return stop, 100.0
+
     def files_of(self, split: str) -> list[str]:
         """Look up the patterns of the files of `validation` or `test`, if it has any."""
         return {VALIDATION: self.validation_files, TEST: self.test_files}[split]

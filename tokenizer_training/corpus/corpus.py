@@ -5,7 +5,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, combinations, islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tokenizer_training.corpus.config import BUILTIN, HELD_OUT_SPLITS, CorpusCon
 from tokenizer_training.corpus.dataset import Dataset
 from tokenizer_training.corpus.passages import grouped_by_size
 from tokenizer_training.corpus.record import FILES_KEYS, file_record
+from tokenizer_training.corpus.shared_text import Part, describe_possibly_shared_text, describe_shared_text
 from tokenizer_training.corpus.text_files import absolute_pattern, find_files, read_byte_range
 from tokenizer_training.corpus.text_formats import dataset_texts
 
@@ -156,8 +157,8 @@ def open_corpus(config: CorpusConfig) -> Corpus:
     """Open the corpus after the checks that are cheap: its files, columns, and a first document that is not blank.
 
     Raises:
-        InputError: no corpus given; no files match, or one is in two splits; an unknown file ending; no such data set,
-            split or column; a split without any text.
+        InputError: no corpus given; no files match; an unknown file ending; no such data set, split or column; a split
+            without any text; splits that share text.
     """
     if not config.is_given:
         raise InputError("A corpus is needed: --dataset-name (`builtin` needs no download) or --data-files.")
@@ -174,8 +175,9 @@ def open_corpus(config: CorpusConfig) -> Corpus:
         for split in (config.split, *HELD_OUT_SPLITS)
         if split == config.split or config.has_own_source(split)
     }
-    _check_files_are_in_one_split(sources)
-    return Corpus(config, record, sources)
+    corpus = Corpus(config, record, sources)
+    _check_splits_are_apart(corpus)
+    return corpus
 
 
 def _with_absolute_paths(config: CorpusConfig) -> CorpusConfig:
@@ -245,13 +247,15 @@ def _warn_of_short_lines(files: Iterable[StoredFile]) -> None:
         )
 
 
-def _check_files_are_in_one_split(sources: dict[str, Source]) -> None:
-    split_of: dict[str, str] = {}
-    for split, source in sources.items():
-        for file in source.files:
-            path = str(Path(file.name).resolve()) if file.is_local else file.name
-            if split_of.setdefault(path, split) != split:
-                raise InputError(f"A file belongs to one split; {file.name} is named for {split_of[path]} and {split}.")
+def _check_splits_are_apart(corpus: Corpus) -> None:
+    """Raise InputError where two splits share text; warn where they may."""
+    for names in combinations(corpus.split_names, 2):
+        parts = [Part(corpus.record, name) for name in names]
+        splits = " and ".join(f"`{name}`" for name in names)
+        if shared := describe_shared_text(*parts):
+            raise InputError(f"The splits {splits} must not share text; {shared}. Name each file for one split only.")
+        if reason := describe_possibly_shared_text(*parts):
+            logger.warning("The splits %s may share text, since %s.", splits, reason)
 
 
 def _check_not_blank(read: Callable[[BadRows], Iterable[str]], source: str) -> None:

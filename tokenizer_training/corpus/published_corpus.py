@@ -11,7 +11,7 @@ from tokenizer_training.corpus.record import FILES_KEYS
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # In records of files: `checksum`, in older ones `fingerprint`.
-FILE_FIELDS = ("checksum", "fingerprint")
+FILE_FIELDS = ("checksum", "content_checksum", "fingerprint")
 
 
 def published_corpus(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,8 @@ NUM_SHOWN_CHARACTERS = len("sha256 ") + 12
 def file_record(file: StoredFile) -> Record:
     """Record a file of the corpus: where it is, and what it holds."""
     record: Record = {"path": file.name, "num_bytes": file.num_bytes, "checksum": file.checksum}
+    if file.content_checksum:
+        record["content_checksum"] = file.content_checksum
     return record if file.is_local else record | {"generation": file.generation}
 
 
@@ -47,16 +49,16 @@ def identity(record: Record) -> Record:
     """Reduce a record to what tells its text from any other, so that equal text has an equal identity."""
     settings = dataclasses.asdict(CorpusConfig()) | record.get("settings", {})
     kept = {name: value for name, value in settings.items() if name not in SETTINGS_WITHOUT_INFLUENCE}
-    if _is_path(kept["dataset_name"]):
+    if is_path(kept["dataset_name"]):
         kept["dataset_name"] = "a local folder"
-    files = {key: [[file["num_bytes"], _checksum(file)] for file in record[key]] for key in _files_keys(record)}
+    files = {key: [[file["num_bytes"], checksum_of(file)] for file in record[key]] for key in files_keys(record)}
     return {"settings": kept} | files | {BUILTIN: record.get(BUILTIN)}
 
 
 def describe_changes(found: Record, asked: Record) -> str:
     """Name what of the corpus `asked` is other than in the record `found`; empty where nothing is known to be."""
     known, wanted = identity(found), identity(asked)
-    if _has_unknown_commit(found):
+    if has_unknown_commit(found):
         known["settings"]["dataset_revision"] = wanted["settings"]["dataset_revision"]
     there, here = ({"corpus": {key: one[key] for key in ("settings", BUILTIN)}} for one in (known, wanted))
     changes = [describe_differences(there, here)]
@@ -74,54 +76,24 @@ def describe_changed_sources(found: Record, asked: Record) -> str:
         names = ["split"] if key == "data_files" else [key, key.replace("_files", "_split")]
         return all(found["settings"].get(name) == asked["settings"].get(name) for name in names)
 
-    keys = [key for key in _files_keys(found) if key in asked and is_asked_alike(key)]
+    keys = [key for key in files_keys(found) if key in asked and is_asked_alike(key)]
     return "; ".join(change for key in keys for change in _changed_files(key, found[key], asked[key]))
 
 
 def describe_unknown(record: Record) -> str:
     """Name what a record of an older version does not tell of its text; empty where it tells all."""
-    unknown = ["the commit of the data set"] if _has_unknown_commit(record) else []
+    unknown = ["the commit of the data set"] if has_unknown_commit(record) else []
     if any(
-        not _checksum(file).startswith(("sha256 ", "crc32c ")) for key in _files_keys(record) for file in record[key]
+        not checksum_of(file).startswith(("sha256 ", "crc32c ")) for key in files_keys(record) for file in record[key]
     ):
         unknown.append("the content of its files")
     return " and ".join(unknown)
 
 
-def describe_shared_text(one: Record, other: Record) -> str:
-    """Name what two parts, such as training and validation, may both hold; empty for parts that can stand together.
-
-    They can when nothing was read for both of them, or when they are splits of one draw, which never share a document.
-
-    Args:
-        one: by `record_of_split`.
-        other: likewise.
-    """
-    if identity(one) == identity(other):
-        return ""
-    there = {key for file in _all_files(other) for key in _keys_of_file(file)}
-    shared = [file for file in _all_files(one) if not there.isdisjoint(_keys_of_file(file))]
-    if shared:
-        more = f" and {len(shared) - 1:,} files more" * (len(shared) > 1)
-        return f"both were made of {describe_file(shared[0])}{more}"
-    return f"both were made of {one['settings']['dataset_name']}" if _share_dataset(one, other) else ""
-
-
-def _share_dataset(one: Record, other: Record) -> bool:
-    """Tell whether two parts were read from the same split of a data set, or from different states of it."""
-    here, there = one["settings"], other["settings"]
-    name = here["dataset_name"]
-    if name is None or _is_path(name) or any(here[key] != there[key] for key in ("dataset_name", "dataset_config")):
-        return False
-    if here["dataset_revision"] != there["dataset_revision"] and not any(map(_has_unknown_commit, (one, other))):
-        return True
-    return _hub_split(here) == _hub_split(there)
-
-
 def describe_file(file: Record) -> str:
     """Name a recorded file with what is known of its content."""
     path = file.get("path", file.get("name"))
-    return f"{path} ({file['num_bytes']:,} bytes, {_checksum(file)[:NUM_SHOWN_CHARACTERS]})"
+    return f"{path} ({file['num_bytes']:,} bytes, {checksum_of(file)[:NUM_SHOWN_CHARACTERS]})"
 
 
 def _changed_files(key: str, found: list[Record] | None, asked: list[Record] | None) -> Iterator[str]:
@@ -138,41 +110,29 @@ def _changed_files(key: str, found: list[Record] | None, asked: list[Record] | N
 def _may_be_same(one: Record | None, other: Record | None) -> bool:
     if one is None or other is None or one["num_bytes"] != other["num_bytes"]:
         return False
-    (kind, _, value), (other_kind, _, other_value) = _checksum(one).partition(" "), _checksum(other).partition(" ")
+    (kind, _, value), (other_kind, _, other_value) = checksum_of(one).partition(" "), checksum_of(other).partition(" ")
     return kind != other_kind or value == other_value
 
 
-def _checksum(file: Record) -> str:
+def checksum_of(file: Record) -> str:
     """Look up `KIND VALUE`; version 0.2.0 wrote `blake2b …`, of the begin and the end of a local file."""
     return str(file.get("checksum") or file.get("fingerprint") or "none none")
 
 
-def _keys_of_file(file: Record) -> tuple[Any, ...]:
-    """Give what a file is known by: its content, and its path, since another state of a file holds much of its text."""
-    content, path = (file["num_bytes"], _checksum(file)), file.get("path", file.get("name"))
-    return (content,) if path == WITHHELD else (content, path)
-
-
-def _files_keys(record: Record) -> list[str]:
+def files_keys(record: Record) -> list[str]:
+    """List the keys of a record that has files."""
     return [key for key in FILES_KEYS if key in record]
 
 
-def _all_files(record: Record) -> list[Record]:
-    return [file for key in _files_keys(record) for file in record[key] if file["num_bytes"]]
-
-
-def _is_path(dataset_name: str | None) -> bool:
+def is_path(dataset_name: str | None) -> bool:
+    """Return whether a data set is a local folder, also where its path is redacted."""
     return dataset_name is not None and (dataset_name == WITHHELD or Path(dataset_name).is_absolute())
 
 
-def _has_unknown_commit(record: Record) -> bool:
+def has_unknown_commit(record: Record) -> bool:
+    """Return whether a record is of a data set of the Hub, at a commit that it does not name."""
     settings = record.get("settings", {})
     name = settings.get("dataset_name")
-    if name in (None, BUILTIN) or _is_path(name):
+    if name in (None, BUILTIN) or is_path(name):
         return False
     return not COMMIT.fullmatch(settings.get("dataset_revision") or "")
-
-
-def _hub_split(settings: Record) -> str:
-    """Look up which split of the data set a part was read from."""
-    return next(filter(None, (settings[f"{split}_split"] for split in HELD_OUT_SPLITS)), settings["split"])

@@ -1,16 +1,20 @@
 """What a run trains on, opened and held against each other before TensorFlow starts: shards, tokenizer, row length."""
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from mlm_common.errors import InputError
+from mlm_common.storage import is_gcs
 from tfrecord_prep.manifest import ShardSet, open_shards
 from tfrecord_prep.records import first_row_ids
-from tokenizer_training.corpus.record import describe_shared_text, describe_unknown, identity, record_of_split
+from tokenizer_training.corpus.shared_text import Part, describe_possibly_shared_text, describe_shared_text
 from tokenizer_training.tokenizer import load_tokenizer, tokenizer_sha256
 from train.config.settings import DataConfig
 from train.data.features import Feature
@@ -110,14 +114,14 @@ def open_inputs(config: DataConfig) -> TrainingInputs:
         if shards is not None:
             _check_agreement(shards, tokenizer, max_length)
     if eval_shards is not None:
-        _check_corpora(train_shards, eval_shards)
+        check_nothing_is_shared(train_shards, eval_shards)
     return TrainingInputs(
         train_shards, eval_shards, tokenizer, tokenizer_source, max_length, config.shuffle_buffer_size
     )
 
 
 def check_phases(phases: Sequence[TrainingInputs]) -> None:
-    """Hold the inputs of a run's phases against each other.
+    """Compare the inputs of a run's phases; `open_inputs` has compared those within each phase.
 
     Raises:
         InputError: another tokenizer than the first one's; rows to evaluate on that share text with those that another
@@ -131,9 +135,11 @@ def check_phases(phases: Sequence[TrainingInputs]) -> None:
                 f"{one.tokenizer_source}, {first.train_shards.folder} of that in {first.tokenizer_source}. Prepare "
                 "them with the same --tokenizer-name-or-path."
             )
-        for other in phases:
-            if one is not other and other.eval_shards is not None:
-                _check_corpora(one.train_shards, other.eval_shards)
+    checked = {(one.train_shards.folder, one.eval_shards.folder) for one in phases if one.eval_shards}
+    for one, other in product(phases, phases):
+        if other.eval_shards and (pair := (one.train_shards.folder, other.eval_shards.folder)) not in checked:
+            check_nothing_is_shared(one.train_shards, other.eval_shards)
+            checked.add(pair)
 
 
 def shard_identities(shards: ShardSet) -> list[str]:
@@ -187,21 +193,44 @@ def _check_agreement(shards: ShardSet, tokenizer: PreTrainedTokenizerFast, max_l
         )
 
 
-def _check_corpora(train_shards: ShardSet, eval_shards: ShardSet) -> None:
-    """Raise InputError where the records of both corpora tell that rows to evaluate on may be trained on, too."""
-    train, evaluation = train_shards.manifest, eval_shards.manifest
-    if train is None or evaluation is None:
-        return
-    parts = [record_of_split(part.corpus, part.split) for part in (train, evaluation)]
-    if shared := describe_shared_text(*parts):
+def check_nothing_is_shared(train_shards: ShardSet, eval_shards: ShardSet) -> None:
+    """Check that no rows to evaluate on are of text that is trained on; warn where that is unknown and may well be.
+
+    Raises:
+        InputError: the shards, or the corpora in their manifests, share text.
+    """
+    folders = f"{eval_shards.folder} and {train_shards.folder}"
+    parts = [Part(one.manifest.corpus, one.manifest.split) for one in (train_shards, eval_shards) if one.manifest]
+    shared = _describe_shared_shards(train_shards, eval_shards)
+    if len(parts) == 2:
+        shared = shared or describe_shared_text(*parts)
+        if not shared and (reason := describe_possibly_shared_text(*parts)):
+            logger.warning("%s, to evaluate and to train on, may share text, since %s.", folders, reason)
+    if shared:
         raise InputError(
-            f"--eval-dataset must hold no text of --train-dataset; {eval_shards.folder} is not of the preparation of "
-            f"{train_shards.folder}, and {shared}. Prepare both by one command."
+            f"--eval-dataset must hold no text of --train-dataset, in any phase; {folders}: {shared}. Evaluate on a "
+            "split that is not trained on, made by the same prepare-tfrecord-shards command (--validation-percent, "
+            "--validation-files)."
         )
-    unknown = {*map(describe_unknown, parts)} - {""}
-    if unknown and identity(parts[0]) != identity(parts[1]):
-        logger.warning(
-            "Whether --eval-dataset shares text with --train-dataset is unknown: a record of an older version does not "
-            "tell %s.",
-            " or ".join(sorted(unknown)),
-        )
+
+
+def _describe_shared_shards(train_shards: ShardSet, eval_shards: ShardSet) -> str:
+    """Describe which shards are in both folders, or copies of each other; empty where none is known to be."""
+    sets = (train_shards, eval_shards)
+    here, there = ({path if is_gcs(path) else os.path.realpath(path) for path in one.paths} for one in sets)
+    if shared := sorted(here & there):
+        return f"both have the shard {shared[0]}"
+    if train_shards.manifest and eval_shards.manifest:
+        of_content = {(one.num_bytes, one.num_tokens, one.crc32c): one.name for one in eval_shards.manifest.shards}
+        for one in train_shards.manifest.shards:
+            if copy := of_content.get((one.num_bytes, one.num_tokens, one.crc32c)):
+                return f"both have the rows of a shard ({copy}, {one.name})"
+    elif not (train_shards.manifest or eval_shards.manifest):
+        names, other_names = (shard_identities(one) for one in sets)
+        if names == other_names and _have_equal_first_rows(*sets):
+            return f"both have the rows of {names[0]}"
+    return ""
+
+
+def _have_equal_first_rows(one: ShardSet, other: ShardSet) -> bool:
+    return np.array_equal(first_row_ids(one.paths[0]), first_row_ids(other.paths[0]))

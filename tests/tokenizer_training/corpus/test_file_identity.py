@@ -1,5 +1,9 @@
 """A file's identity is that of all its bytes, and is computed once for each of its states."""
 
+import errno
+import gzip
+import hashlib
+import json
 import os
 import time
 from pathlib import Path
@@ -11,6 +15,7 @@ from mlm_common.storage.reading import StoredFile
 from tokenizer_training.corpus import file_identity
 from tokenizer_training.corpus.byte_ranges import ByteRange
 from tokenizer_training.corpus.file_identity import with_checksums
+from tokenizer_training.corpus.shared_text import NO_CONTENT
 from tokenizer_training.corpus.text_files import read_byte_range
 
 CONTENT = b"a line\n" * 50_000
@@ -25,11 +30,11 @@ def checksum_of(path: Path) -> str | None:
 def num_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """List the paths that are hashed, of a user whose cache is empty; any file of an age is remembered."""
     hashed: list[str] = []
-    hash_file = file_identity._sha256
+    hash_file = file_identity._checksums
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(file_identity, "MIN_REMEMBERED_BYTES", 1)
     monkeypatch.setattr(file_identity, "MIN_AGE_SECONDS", 0.05)
-    monkeypatch.setattr(file_identity, "_sha256", lambda path: hashed.append(path) or hash_file(path))
+    monkeypatch.setattr(file_identity, "_checksums", lambda path: hashed.append(path) or hash_file(path))
     return hashed
 
 
@@ -90,3 +95,50 @@ def test_a_local_file_that_changes_after_it_was_hashed_ends_the_reading(tmp_path
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"must be readable; .*gone\.txt: No such file"):
         with_checksums([StoredFile(str(tmp_path / "gone.txt"), 5)])
+
+
+@pytest.mark.parametrize("damage", [b"", b"not gzip", gzip.compress(CONTENT)[:-9], gzip.compress(CONTENT) + b"garbage"])
+def test_a_damaged_gzip_file_has_no_content_checksum(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(damage)
+    (found,) = with_checksums([StoredFile(str(path), len(damage))])
+    assert found.checksum == f"sha256 {hashlib.sha256(damage).hexdigest()}"
+    assert found.content_checksum in {None, NO_CONTENT}
+
+
+def test_both_checksums_of_a_gzip_file_are_remembered(
+    tmp_path: Path, num_hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(CONTENT))
+    monkeypatch.setattr(file_identity, "MIN_AGE_SECONDS", -60.0)
+    first, second = (with_checksums([StoredFile(str(path), 0)]) for _ in range(2))
+    assert first == second
+    assert first[0].content_checksum == f"sha256 {hashlib.sha256(CONTENT).hexdigest()}"
+    assert len(num_hashed) == 1
+    (remembered,) = (tmp_path / "cache" / "mlm-pretraining" / "checksums").iterdir()
+    record = json.loads(remembered.read_text(encoding="utf-8"))
+    del record["content_checksum"]  # as an older version left it
+    remembered.write_text(json.dumps(record), encoding="utf-8")
+    assert with_checksums([StoredFile(str(path), 0)]) == first
+    assert len(num_hashed) == 2
+
+
+@pytest.mark.parametrize("obstacle", ["no home", "a read-only home"])
+def test_without_a_home_files_are_hashed_each_time(
+    tmp_path: Path, num_hashed: list[str], monkeypatch: pytest.MonkeyPatch, obstacle: str
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(CONTENT)
+    monkeypatch.setattr(file_identity, "MIN_AGE_SECONDS", -60.0)
+
+    def refuse(*_: object, **__: object) -> Path:
+        if obstacle == "no home":
+            raise RuntimeError("Could not determine home directory.")
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home" if obstacle == "no home" else "mkdir", refuse)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert checksum_of(path) == checksum_of(path)
+    assert len(num_hashed) == 2

@@ -1,4 +1,4 @@
-"""Records of a corpus: what tells its text from any other, what does not, and which parts may stand together."""
+"""Records of a corpus: what tells its text from any other, and what does not."""
 
 import json
 import shutil
@@ -10,11 +10,9 @@ import pytest
 from tests.servers.fixtures import CloudStorageHandle
 from tokenizer_training.corpus.config import CorpusConfig
 from tokenizer_training.corpus.corpus import open_corpus
-from tokenizer_training.corpus.published_corpus import published_corpus
 from tokenizer_training.corpus.record import (
     describe_changed_sources,
     describe_changes,
-    describe_shared_text,
     describe_unknown,
     record_of_split,
 )
@@ -121,47 +119,6 @@ def test_settings_of_a_later_version_are_differences() -> None:
     assert "corpus.settings.novelty is 1 there, None is asked for" in describe_changes(
         record_of_split(later, "train"), on_hub()
     )
-
-
-def test_parts_of_one_draw_or_without_a_common_source_can_stand_together(files: list[Path]) -> None:
-    drawn = {"validation_percent": 10.0}
-    train = record_of(files[0], **drawn)
-    assert describe_shared_text(train, record_of(files[0], split="validation", **drawn)) == ""
-    assert describe_shared_text(train, record_of(files[1], split="test", test_percent=5.0)) == ""
-    assert describe_shared_text(on_hub(), on_hub("test", test_split="test")) == ""
-    assert describe_shared_text(on_hub(), train) == ""
-
-
-def test_parts_that_may_share_text_are_found(files: list[Path]) -> None:
-    train = record_of(*files[:2])
-    copy = files[0].with_name("copy.txt")
-    shutil.copy(files[1], copy)
-    for other in (
-        record_of(*files[:2], split="validation", validation_percent=10.0),
-        record_of(*files[:2], limit=5),
-        record_of(files[2], split="validation", validation_files=[str(copy)]),
-    ):
-        assert names_a_file(describe_shared_text(train, other))
-    files[0].write_text("another state of that file")
-    assert names_a_file(describe_shared_text(train, record_of(files[0], split="test", test_percent=5.0)))
-    drawn = on_hub("validation", validation_percent=5.0)
-    assert describe_shared_text(on_hub(), drawn) == "both were made of a/b"
-    assert describe_shared_text(on_hub(), on_hub("test", test_split="test", dataset_revision=OTHER_COMMIT))
-
-
-def test_parts_whose_paths_were_withheld_are_told_apart_by_content(files: list[Path]) -> None:
-    train, other, copy = (published_corpus(record_of(file)) for file in (files[0], files[1], files[0]))
-    assert describe_shared_text(train, other) == ""
-    assert describe_changes(train, copy) == ""
-    assert describe_changes(train, record_of(files[0])) == ""
-    assert describe_shared_text(train, published_corpus(record_of(files[0], test_percent=5.0))).startswith("both were")
-    folders = [{"settings": vars(CorpusConfig(dataset_name=f"/{name}")), "data_files": []} for name in "ab"]
-    assert describe_shared_text(*map(published_corpus, folders)) == ""
-    assert describe_unknown(published_corpus(folders[0])) == ""
-
-
-def names_a_file(shared: str) -> bool:
-    return shared.startswith("both were made of /") and "bytes, sha256 " in shared
 
 
 def test_sources_that_were_asked_for_otherwise_are_not_compared(files: list[Path]) -> None:

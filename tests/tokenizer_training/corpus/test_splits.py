@@ -147,7 +147,7 @@ def test_a_file_belongs_to_one_split(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     for held_out in ("validation_files", "test_files"):
         settings = {"data_files": ["*.jsonl"], held_out: [str(tmp_path / "a.jsonl")]}
-        with pytest.raises(InputError, match=rf"one split; .*a\.jsonl is named for train and {held_out[:4]}"):
+        with pytest.raises(InputError, match=rf"`train` and `{held_out[:4]}.*a\.jsonl .* for one split only"):
             open_corpus(CorpusConfig(**settings))
 
 

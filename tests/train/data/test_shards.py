@@ -1,6 +1,5 @@
 """Shards to train and to evaluate on: held against each other before anything is read."""
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -9,9 +8,10 @@ import pytest
 
 from mlm_common.errors import InputError
 from tests.fixtures.tiny_corpus import flags, write_source
+from tfrecord_prep.manifest import open_shards
 from tfrecord_prep.prepare_tfrecord_shards import main as prepare
 from train.config.settings import DataConfig
-from train.data.shards import open_inputs
+from train.data.shards import check_nothing_is_shared, check_phases, open_inputs
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +26,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def open_parts(train: Path, evaluation: Path) -> None:
-    open_inputs(dataclasses.replace(DataConfig(str(train)), eval_dataset=str(evaluation)))
+def open_parts(train: Path, evaluation: Path | str, **settings: str) -> None:
+    open_inputs(DataConfig(str(train), str(evaluation), **settings))
 
 
 def test_rows_of_one_draw_or_of_other_files_are_evaluated_on(prepared: Path) -> None:
@@ -41,9 +41,68 @@ def test_rows_that_are_trained_on_are_not_evaluated_on(prepared: Path) -> None:
     with pytest.raises(InputError) as caught:
         open_parts(train, evaluation)
     message = str(caught.value)
-    assert message.startswith(f"--eval-dataset must hold no text of --train-dataset; {evaluation} is not of ")
-    assert f"preparation of {train}, and both were made of {prepared}/docs.jsonl (" in message
-    assert message.endswith("Prepare both by one command.")
+    assert message.startswith("--eval-dataset must hold no text of --train-dataset, in any phase; ")
+    assert f"{evaluation} and {train}: both were made of {prepared}/docs.jsonl (" in message
+    assert "made by the same prepare-tfrecord-shards command" in message
+
+
+@pytest.mark.parametrize("part", ["train", "validation"])
+def test_the_folder_to_train_on_is_not_evaluated_on_however_it_is_named(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    train = prepared / "drawn" / part
+    monkeypatch.chdir(prepared)
+    (tmp_path / "link").symlink_to(train)
+    shutil.copytree(train, tmp_path / "copy")
+    for name in (str(train), f"{train}/", f"drawn/../drawn/{part}", str(tmp_path / "link")):
+        with pytest.raises(InputError, match=rf"both have the shard {train}/dataset-00000-00000-"):
+            open_parts(train, name)
+    with pytest.raises(InputError, match="both have the rows of a shard"):
+        open_parts(train, tmp_path / "copy")
+
+
+def test_shards_without_a_manifest_are_compared_with_each_other(prepared: Path, tmp_path: Path) -> None:
+    for part in ("train", "validation"):
+        (tmp_path / part).mkdir()
+        for index, path in enumerate(sorted((prepared / "drawn" / part).glob("*.tfrecord"))):
+            num_rows = path.stem.rpartition("-")[2]
+            shutil.copy(path, tmp_path / part / f"dataset-{index}-{num_rows}.tfrecord")
+    shutil.copytree(tmp_path / "train", tmp_path / "copy")
+    tokenizer = str(prepared / "tokenizer")
+    open_parts(tmp_path / "train", tmp_path / "validation", tokenizer=tokenizer)
+    with pytest.raises(InputError, match="both have the shard "):
+        open_parts(tmp_path / "train", f"{tmp_path}/train/", tokenizer=tokenizer)
+    with pytest.raises(InputError, match=r"both have the rows of dataset-0-5\.tfrecord"):
+        open_parts(tmp_path / "train", tmp_path / "copy", tokenizer=tokenizer)
+
+
+def test_preparations_without_other_splits_are_of_the_same_text(prepared: Path, tmp_path: Path) -> None:
+    again = flags(prepared, tmp_path / "all", "--max-length", "32", "--split", "other")
+    assert prepare(again) == 0
+    with pytest.raises(InputError, match="both were made of"):
+        check_nothing_is_shared(open_shards(str(prepared / "all/train")), open_shards(str(tmp_path / "all/other")))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_right"),
+    [
+        (("16/train", "16/validation"), ("32/train", "32/validation"), True),
+        (("16/train", "16/validation"), ("32/train", None), True),
+        (("16/train", "16/validation"), ("32/validation", None), False),
+        (("32/validation", None), ("16/train", "16/validation"), False),
+        (("16/train", None), ("32/validation", "32/train"), False),
+    ],
+)
+def test_no_phase_trains_on_text_that_another_evaluates_on(
+    phase_shards: Path, first: tuple[str, str | None], second: tuple[str, str | None], is_right: bool
+) -> None:
+    folders = [[name and str(phase_shards / name) for name in phase] for phase in (first, second)]
+    phases = [open_inputs(DataConfig(train, other)) for train, other in folders]
+    if is_right:
+        check_phases(phases)
+        return
+    with pytest.raises(InputError, match=r"must hold no text of --train-dataset.*: both are the split `\w+` of"):
+        check_phases(phases)
 
 
 def test_records_that_do_not_tell_are_named(prepared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -56,4 +115,4 @@ def test_records_that_do_not_tell_are_named(prepared: Path, tmp_path: Path, capl
     open_parts(tmp_path / "old" / "train", tmp_path / "old" / "validation")
     assert not caplog.messages, "both parts are of one record"
     open_parts(tmp_path / "old" / "train", prepared / "other" / "validation")
-    assert "is unknown: a record of an older version does not tell the content of its files" in caplog.text
+    assert "may share text, since a record of an older version does not tell the content of its files" in caplog.text

@@ -18,11 +18,11 @@ from tokenizer_training.corpus.config import CorpusConfig
 from tokenizer_training.corpus.published_corpus import names_its_text, published_corpus
 from tokenizer_training.corpus.record import (
     describe_changes,
-    describe_shared_text,
     describe_unknown,
     identity,
     record_of_split,
 )
+from tokenizer_training.corpus.shared_text import Part, describe_shared_text
 from tokenizer_training.push_to_hub import published_record, published_report
 from tokenizer_training.train_unigram import main as train_tokenizer
 from tokenizer_training.unigram.config import UnigramConfig
@@ -181,11 +181,10 @@ def test_a_published_corpus_keeps_its_identity() -> None:
         for split in ("train", "validation"):
             assert record_of_split(published, split) == published_corpus(record_of_split(one, split))
         assert names_its_text(published) == (one is on_hub and not one["settings"]["data_files"])
-    parts = [published_corpus(record_of_split(one, "train")) for one in (files, folder)]
-    assert describe_shared_text(*parts) == ""
-    assert "made of (withheld) (5 bytes, sha256 a)" in describe_shared_text(
-        parts[0], published_corpus(record_of_split(record("a", data_files=["a"], sample_by="paragraph"), "train"))
-    )
+    others = (files, folder, record("a", data_files=["a"], sample_by="paragraph"))
+    parts = [Part(published_corpus(record_of_split(one, "train")), "train") for one in others]
+    assert describe_shared_text(*parts[:2]) == ""
+    assert "made of (withheld) (5 bytes, sha256 a)" in describe_shared_text(parts[0], parts[2])
 
 
 def test_a_withheld_fingerprint_is_still_compared(shards: Path) -> None:

@@ -1,0 +1,107 @@
+"""Whatever the splits, files, copies and phases: a run is refused if and only if it evaluates on text it trains on."""
+
+import gzip
+import json
+import shutil
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlm_common.errors import InputError
+from tests.fixtures.tiny_corpus import train_tiny_tokenizer
+from tfrecord_prep.manifest import Manifest, ShardRecord, ShardSet, TokenizerRecord, Totals
+from tokenizer_training.corpus.config import CorpusConfig
+from tokenizer_training.corpus.corpus import open_corpus
+from tokenizer_training.corpus.record import record_of_split
+from train.data.shards import TrainingInputs, check_nothing_is_shared, check_phases
+
+NUM_DOCUMENTS = 150
+# Files by text: the first of each is the original, the others are copies.
+NAMES = {"a": ("a.txt", "copies/renamed.txt", "a.txt.gz", "copies/members.txt.gz"), "b": ("b.txt", "copies/b.txt.gz")}
+# The whole text, or some of it drawn for `validation` and `test`.
+DRAWS = st.sampled_from([(0, 0), (20, 20), (20, 20), (20, 20), (20, 0), (40, 0), (0, 20)])
+Split = tuple[ShardSet, frozenset[str]]
+
+
+@pytest.fixture(scope="module")
+def make_split(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Split]:
+    """Make what the manifest of a split says, and collect the documents that are in the split."""
+    folder = tmp_path_factory.mktemp("corpora")
+    (folder / "copies").mkdir()
+    for text, (original, *copies) in NAMES.items():
+        lines = [f"document {number} of {text}\n".encode() for number in range(NUM_DOCUMENTS)]
+        (folder / original).write_bytes(b"".join(lines))
+        for name in copies:
+            if name.endswith(".gz"):
+                (folder / name).write_bytes(gzip.compress(b"".join(lines[:9])) + gzip.compress(b"".join(lines[9:])))
+            else:
+                shutil.copy(folder / original, folder / name)
+
+    @cache
+    def make(names: tuple[str, ...], percents: tuple[int, int], seed: int, split_index: int, max_length: int) -> Split:
+        draw = {"validation_percent": percents[0], "test_percent": percents[1], "seed": seed}
+        corpus = open_corpus(CorpusConfig(data_files=[str(folder / name) for name in names], **draw))
+        split = corpus.split_names[split_index % len(corpus.split_names)]
+        shard = ShardRecord("s", 1, 1, 1, f"{names} {percents} {seed} {split} {max_length}")
+        record = json.loads(json.dumps(record_of_split(corpus.record, split)))
+        manifest = Manifest(
+            split=split, max_length=max_length, chunking="packed", shard_size=1, partition_bytes=1, corpus=record,
+            tokenizer=TokenizerRecord("", 1, {}), shards=(shard,), totals=Totals(1, 0, 1, 0, 1),
+            unigram_entropy_nats=0.0, versions={},
+        )  # fmt: skip
+        place = f"/{shard.crc32c}"
+        shards = ShardSet(place, (f"{place}/s",), (1,), 1, manifest, None)
+        return shards, frozenset(corpus.documents(split))
+
+    return make
+
+
+FILES = st.lists(st.sampled_from([name for names in NAMES.values() for name in names]), min_size=1, max_size=2)
+MAX_LENGTHS = st.sampled_from([64, 128])
+
+
+def splits(*likely_indices: int) -> st.SearchStrategy[Any]:
+    """Choose arguments of `make_split`, mostly those of one draw, so that many runs are right."""
+    indices = st.sampled_from([*likely_indices, 0, 1, 2])
+    return st.tuples(FILES.map(tuple), DRAWS, st.sampled_from([0, 0, 0, 1]), indices, MAX_LENGTHS)
+
+
+PHASES = st.tuples(splits(0, 0, 0), splits(1, 1, 1, 2, 2) | st.none())
+
+
+@settings(deadline=None, max_examples=150)
+@given(phases=st.lists(PHASES, min_size=1, max_size=3), is_reversed=st.booleans())
+def test_a_run_is_refused_if_it_evaluates_on_text_that_it_trains_on_and_only_then(
+    make_split: Callable[..., Split], phases: list[Any], is_reversed: bool
+) -> None:
+    made = [(make_split(*train), make_split(*evaluation) if evaluation else None) for train, evaluation in phases]
+    trained_on = frozenset[str]().union(*(documents for (_, documents), _ in made))
+    evaluated_on = frozenset[str]().union(*(evaluation[1] for _, evaluation in made if evaluation))
+    if is_reversed:
+        made.reverse()
+    if trained_on.isdisjoint(evaluated_on):
+        check(made)
+        return
+    with pytest.raises(InputError, match="--eval-dataset must hold no text of --train-dataset"):
+        check(made)
+
+
+def check(phases: list[tuple[Split, Split | None]]) -> None:
+    """Compare the splits as a run does: those of each phase when it is opened, then the phases."""
+    inputs = [
+        TrainingInputs(train, evaluation[0] if evaluation else None, tokenizer(), "", 64)
+        for (train, _), evaluation in phases
+    ]
+    for one in inputs:
+        if one.eval_shards is not None:
+            check_nothing_is_shared(one.train_shards, one.eval_shards)
+    check_phases(inputs)
+
+
+@cache
+def tokenizer() -> Any:
+    return train_tiny_tokenizer()
