@@ -35,9 +35,10 @@ class StarRatings(OwnTask):
         for split, table in own_tables(data).items():
             values = table.columns.get("stars")
             stars = None if values is None else [STARS.get(str(value).strip(), 0) for value in values]
-            if values and stars and 0 in stars:
-                found = f"row {stars.index(0) + 1:,} of {table.name} has {values[stars.index(0)]!r}"
-                raise InputError(f"Stars must be 1 to {MOST_STARS}; {found}.")
+            if stars and 0 in stars:
+                raise InputError(
+                    f"Stars must be 1 to {MOST_STARS}; row {stars.index(0) + 1:,} of {table.name} has none."
+                )
             examples[split] = Examples(table.name, (table.column("review", "--task"),), stars)
         return examples
 
