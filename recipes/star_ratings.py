@@ -33,12 +33,10 @@ class StarRatings(OwnTask):
         """Read the files, or the data set, that the flags name."""
         examples = {}
         for split, table in own_tables(data).items():
-            values = table.columns.get("stars")
-            stars = None if values is None else [STARS.get(str(value).strip(), 0) for value in values]
-            if stars and 0 in stars:
-                raise InputError(
-                    f"Stars must be 1 to {MOST_STARS}; row {stars.index(0) + 1:,} of {table.name} has none."
-                )
+            stars = [STARS.get(str(value).strip()) for value in table.columns.get("stars", ())] or None
+            if stars and None in stars:
+                row = stars.index(None) + 1
+                raise InputError(f"Stars must be 1 to {MOST_STARS}; row {row:,} of {table.name} has none.")
             examples[split] = Examples(table.name, (table.column("review", "--task"),), stars)
         return examples
 
