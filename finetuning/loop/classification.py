@@ -79,6 +79,7 @@ class Classification(RowsJob[ClassificationConfig]):
         )
         assert train.labels is not None
         described = parts.columns | labels.describe(train.labels)
+        described["first label"] = task.shown(train.labels[0]) or "none of the classes"
         eval_rows = first.rows if first else None
         run = start.run(task, train.rows, eval_rows, cluster, labels.by_id, described=described)
         run.model_config.problem_type = labels.problem_type

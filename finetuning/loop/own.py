@@ -56,7 +56,20 @@ class OwnJob(RowsJob[OwnConfig]):
         path, _, name = str(data.task).rpartition(":")
         # Of the file its content: where it lies may change.
         code = f"{name} {hashlib.sha256(Path(path).read_bytes()).hexdigest()}"
-        return start.run(task, parts["train"].rows, eval_rows, cluster, identities={"task": code})
+        described = _describe(examples["train"], labels["train"]) | {"first label": task.shown(labels["train"][0])}
+        rows, identities = parts["train"].rows, {"task": code}
+        return start.run(task, rows, eval_rows, cluster, identities=identities, described=described)
+
+
+def _describe(examples: Examples, labels: NDArray[np.generic]) -> dict[str, str]:
+    """Describe the examples to train on in the plan."""
+    kind = "fractions" if labels.dtype.kind == "f" else "whole numbers"
+    each = f"{' x '.join(map(str, labels.shape[1:]))} a row" if labels.ndim > 1 else "one a row"
+    values = np.asarray(labels, np.float64)
+    return {
+        "texts": f"{len(examples.texts)} of each row of {examples.name}",
+        "labels": f"{kind}, {each}, {values.min():.6g} to {values.max():.6g}, mean {values.mean():.6g}",
+    }
 
 
 def read_examples(task: OwnTask, data: OwnData) -> dict[str, Examples]:

@@ -47,6 +47,7 @@ class TaggingJob(Job[TaggingConfig]):
             labels = Labels(labels.problem_type, tuple(sorted(labels.names, key=lambda name: name != OUTSIDE)), reading)
         described = labels.describe(labels.encode(flat, parts["train"].name))
         described |= {"words": f"{data.text_column_name} of {parts['train'].name}", "tags": data.label_column_name}
+        described["first tags"] = " ".join(map(str, tags[0]))
         parts = {split: sentences.with_tags_of(labels) for split, sentences in parts.items()}
         if hint := hint_of(labels.names):
             logger.warning("%s", hint)

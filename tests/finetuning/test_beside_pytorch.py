@@ -1,11 +1,13 @@
 """A run of classification beside PyTorch's: the export read by transformers 4 and 5, and losses step by step."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from transformers import PreTrainedTokenizerFast
 
 from finetuning.config.settings import ClassificationConfig
 from finetuning.config.sources import parse_finetuning_config
@@ -52,8 +54,8 @@ groups = [
 optimizer = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.999))
 losses = []
 for step, (batch, rate) in enumerate(zip(json.load(open(sys.argv[2])), json.loads(sys.argv[3])), start=1):
-    ids, labels = torch.tensor(batch["input_ids"]), torch.tensor(batch["labels"])
-    loss = model(input_ids=ids, attention_mask=(ids != 1).long(), labels=labels).loss
+    ids, mask, labels = (torch.tensor(batch[name]) for name in ("input_ids", "attention_mask", "labels"))
+    loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
     optimizer.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -75,9 +77,19 @@ def test_transformers_reads_the_export(classified: Path, python: Path) -> None:
 
 @pytest.mark.usefixtures("one_device")
 def test_losses_are_those_of_pytorch(classified: Path, tiny_start: Path, python: Path, tmp_path: Path) -> None:
-    """From a model that was fine-tuned before, on the same batches of several lengths, with dropout 0."""
+    """From a model that was fine-tuned before, on the same batches of several lengths, with dropout 0.
+
+    Texts hold the padding token, which PyTorch's mask, the tokenizer's, attends to.
+    """
+    shutil.copytree(tiny_start, tmp_path / "tiny")
+    table = tmp_path / "tiny" / "glue" / "SST-2" / "train.tsv"
+    lines = [line.replace("the ", "<pad> ") for line in table.read_text(encoding="utf-8").splitlines(keepends=True)]
+    table.write_text("".join(lines), encoding="utf-8")
+    texts = [line.rsplit("\t", 1)[0] for line in lines[1:]]
+    encoded = PreTrainedTokenizerFast.from_pretrained(tiny_start / "start")(texts, truncation=True, max_length=30)
+    assert any(1 in ids for ids in encoded["input_ids"])
     more = ("--init-from", str(classified / "export"), "--dropout", "0", "--log-steps", "1", "--learning-rate", "0.002")
-    argv = flags(tiny_start, tmp_path / "run", *more, "--max-steps", str(NUM_STEPS))
+    argv = flags(tmp_path / "tiny", tmp_path / "run", *more, "--max-steps", str(NUM_STEPS))
     assert main(argv) == 0
     ours = [line["loss"] for line in read_metrics(str(tmp_path / "run")) if line["split"] == "train"]
 
@@ -95,7 +107,10 @@ def test_losses_are_those_of_pytorch(classified: Path, tiny_start: Path, python:
     written = []
     for batch in batches.as_numpy_iterator():
         is_row = batch["index"] >= 0
-        written.append({"input_ids": batch["input_ids"][is_row].tolist(), "labels": batch["label"][is_row].tolist()})
+        ids, labels = (batch[name][is_row].tolist() for name in ("input_ids", "label"))
+        masks = [encoded["attention_mask"][index] for index in batch["index"][is_row]]
+        masks = [mask + [0] * (len(ids[0]) - len(mask)) for mask in masks]
+        written.append({"input_ids": ids, "attention_mask": masks, "labels": labels})
     assert len({len(batch["input_ids"][0]) for batch in written}) == 2
     (tmp_path / "batches.json").write_text(json.dumps(written))
     schedule = build_schedule(config.optimization, **plan.schedule_steps)

@@ -1,6 +1,8 @@
 """A run of classification from its files to its results, and what others read of it."""
 
 import json
+import logging
+import re
 import shutil
 import signal
 import zipfile
@@ -12,6 +14,7 @@ import yaml
 from transformers import PreTrainedTokenizerFast
 
 from finetuning.glue_submission import main as submit
+from finetuning.glue_submission import submission_files
 from finetuning.run_classification import main
 from tests.fixtures.doctor_cases import config_of, found
 from tests.fixtures.killable_runs import KillableRuns
@@ -74,10 +77,9 @@ def test_the_doctor_reads_its_folder(classified: Path, tmp_path: Path) -> None:
 
 
 def test_the_best_checkpoint_is_exported(classified: Path) -> None:
-    """The earliest of those with the highest accuracy that were saved, kept however many came after it."""
-    lines = timeless_lines(classified)
-    validation = [line for line in lines if line["split"] == "validation" and line["step"] % 6 == 0]
-    best = max(validation, key=lambda line: (line["accuracy"], -line["step"]))
+    """The one with the highest accuracy, of equal ones that with the lowest loss, whatever --save-steps."""
+    validation = [line for line in timeless_lines(classified) if line["split"] == "validation"]
+    best = max(validation, key=lambda line: (line["accuracy"], -line["loss"], -line["step"]))
     assert results(classified, "eval")["eval_loss"] == best["loss"]
     assert results(classified, "eval")["epoch"] == best["step"] / STEPS_OF_PASS
     record = json.loads((classified / "checkpoints" / f"step-{best['step']:08d}.json").read_text())
@@ -107,6 +109,33 @@ def test_the_export_is_a_classifier(classified: Path) -> None:
     assert "A classifier of texts, fine-tuned from a local checkpoint." in text
 
 
+@pytest.mark.parametrize(
+    ("names", "level", "message"),
+    [
+        (("negative", "positive"), logging.INFO, "The head of {} is kept."),
+        (("x", "y"), logging.WARNING, "trained for other labels: negative, positive; those of this task are x, y."),
+        (("x", "y", "z"), logging.INFO, "{} lacks these weights, which are initialized randomly: "),
+    ],
+)
+def test_a_line_says_what_becomes_of_the_head(
+    classified: Path, caplog: pytest.LogCaptureFixture, names: tuple[str, ...], level: int, message: str
+) -> None:
+    export = str(classified / "export")
+    with caplog.at_level(logging.INFO, "train.model.from_pretrained"):
+        load_model(export, "TFAutoModelForSequenceClassification", head_labels=dict(enumerate(names)))
+    (record,) = [one for one in caplog.records if one.name == "train.model.from_pretrained"]
+    assert (record.levelno, message.format(export) in record.getMessage()) == (level, True)
+
+
+def test_numbers_are_submitted_with_three_decimals(tmp_path: Path) -> None:
+    record = {"settings": {"data": {"task_name": "stsb"}}}
+    (tmp_path / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    (tmp_path / "predict_results_stsb.txt").write_text(
+        "index\tprediction\n0\t2.71828175\n1\t-1e-05\n", encoding="utf-8"
+    )
+    assert submission_files(str(tmp_path)) == {"STS-B": "index\tprediction\n0\t2.718\n1\t-0.000\n"}
+
+
 def test_predictions_become_a_submission(classified: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert submit(["--runs", str(classified), "--output", str(tmp_path / "glue.zip")]) == 0
     printed = capsys.readouterr().out
@@ -129,7 +158,7 @@ def test_it_resumes_bit_for_bit(classified: Path, tiny_start: Path, tmp_path: Pa
     assert main(flags(tiny_start, tmp_path / "run", "--do-predict", "--resume", "must")) == 0
     assert timeless_lines(tmp_path / "run") == timeless_lines(classified)
     assert newest_variables(tmp_path / "run") == newest_variables(classified)
-    for name in ("export/model.safetensors", "all_results.json", "predict_results_sst2.txt"):
+    for name in ("export/model.safetensors", "all_results.json", "predict_results_sst2.txt", "eval_predictions.txt"):
         assert (tmp_path / "run" / name).read_bytes() == (classified / name).read_bytes()
 
 
@@ -145,3 +174,14 @@ def test_killed_equals_unkilled(tiny_start: Path, tmp_path: Path) -> None:
         assert runs.run(killed) == 0
     assert_same_run(tmp_path / "killed", tmp_path / "whole")
     assert predictions(tmp_path / "killed") == predictions(tmp_path / "whole")
+
+
+def test_the_plan_says_what_was_read(tiny_start: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(flags(tiny_start, tmp_path / "run", "--dry-run")) == 0
+    printed = {line[:22].strip(): line[23:] for line in capsys.readouterr().out.splitlines()}
+    assert printed["texts"] == "sentence"
+    assert printed["labels"].startswith("label of ")
+    assert printed["kind of label"] == "one class"
+    assert re.fullmatch(r"negative \d+\.\d%, positive \d+\.\d%", printed["2 classes"])
+    assert printed["first example"].startswith("[CLS]")
+    assert printed["first label"] in LABELS

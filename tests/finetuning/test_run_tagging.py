@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from seqeval import metrics as seqeval
 
 from finetuning.data.labels import Labels
 from finetuning.data.tagged import Sentences
@@ -95,10 +96,13 @@ def test_it_learns_what_can_be_learned(tmp_path: Path) -> None:
     assert everything["eval_f1"] == 1.0
     assert everything["predict_f1"] > 0.9
     assert everything["eval_guess_f1"] == 0.0
-    predicted = [line.split() for line in (tmp_path / "run" / "predictions.txt").read_text().splitlines()]
-    assert [len(row) for row in predicted] == [len(row) for row in tags["test"]]
-    right = np.concatenate(predicted) == np.concatenate(tags["test"])
-    assert right.mean() == everything["predict_accuracy"]
+    for split, prefix, file in (("validation", "eval", "eval_predictions"), ("test", "predict", "predictions")):
+        lines = (tmp_path / "run" / f"{file}.txt").read_text(encoding="utf-8").splitlines()
+        predicted = [line.split() for line in lines]
+        assert [len(row) for row in predicted] == [len(row) for row in tags[split]]
+        for name in ("f1", "precision", "recall", "accuracy"):
+            expected = getattr(seqeval, f"{name}_score")(tags[split], predicted)
+            assert everything[f"{prefix}_{name}"] == pytest.approx(expected, abs=1e-9)
     export = tmp_path / "run" / "export"
     config = json.loads((export / "config.json").read_text())
     assert config["architectures"] == ["RobertaForTokenClassification"]

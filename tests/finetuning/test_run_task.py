@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from safetensors.numpy import load_file
+from sklearn.metrics import cohen_kappa_score, mean_absolute_error
 from transformers import PreTrainedTokenizerFast
 
 from finetuning.config.settings import OwnData
@@ -52,7 +53,8 @@ def flags(start: Path, folder: Path, *more: str) -> list[str]:
     return [
         *("--task", TASK, "--init-from", str(start), "--output-dir", str(folder / "run"), *files),
         *("--max-seq-length", "16", "--length-buckets", "16", "--per-replica-batch-size", "12", "--num-epochs", "4"),
-        *("--learning-rate", "0.01", "--log-steps", "5", "--eval-steps", "5", "--save-steps", "5", *more),
+        *("--learning-rate", "0.01", "--log-steps", "5", "--eval-steps", "5", "--save-steps", "9"),
+        *("--keep-checkpoints", "9", *more),
     ]
 
 
@@ -74,12 +76,15 @@ def results(folder: Path) -> dict[str, float]:
 
 
 def best_step(folder: Path) -> int:
-    lines = [line for line in timeless_lines(folder / "run") if line["split"] == "validation"]
-    return max(lines, key=lambda line: (line["kappa"], -line["step"]))["step"]
+    return max(evaluations(folder), key=lambda line: (line["kappa"], -line["loss"], -line["step"]))["step"]
 
 
-def predicted(folder: Path) -> list[str]:
-    lines = (folder / "run" / "predict_results_test.txt").read_text().splitlines()[1:]
+def evaluations(folder: Path) -> list[dict]:
+    return [line for line in timeless_lines(folder / "run") if line["split"] == "validation"]
+
+
+def predicted(folder: Path, name: str = "predict_results_test") -> list[str]:
+    lines = (folder / "run" / f"{name}.txt").read_text(encoding="utf-8").splitlines()[1:]
     return [line.split("\t")[1] for line in lines]
 
 
@@ -104,6 +109,24 @@ def test_what_are_no_stars(value: object, tmp_path: Path) -> None:
     task = load_task(TASK)(pad_token_id=1, token_types=False)
     with pytest.raises(InputError, match="Stars must be 1 to 5; row 3 of"):
         task.read(OwnData(train_file=str(tmp_path / "train.jsonl")))
+
+
+def test_its_scores_are_those_of_its_predictions(rated: Path) -> None:
+    found = [int(one) for one in predicted(rated, "eval_predictions")]
+    stars = [rating for _, rating in reviews("validation")]
+    kappa = cohen_kappa_score(stars, found, weights="quadratic")
+    assert results(rated)["eval_kappa"] == pytest.approx(kappa, abs=1e-9)
+    assert results(rated)["eval_mean_absolute_error"] == pytest.approx(mean_absolute_error(stars, found), abs=1e-9)
+
+
+def test_each_evaluation_that_is_the_best_so_far_is_saved(rated: Path) -> None:
+    """Besides the multiples of --save-steps, and the last step."""
+    lines = evaluations(rated)
+    kappas = [line["kappa"] for line in lines]
+    best_so_far = {line["step"] for index, line in enumerate(lines) if line["kappa"] > max([-1, *kappas[:index]])}
+    assert 5 in best_so_far < {5, 10, 15, 20}
+    saved = {int(path.stem.removeprefix("step-")) for path in (rated / "run" / "checkpoints").glob("*.json")}
+    assert saved == {9, 18, 20} | best_so_far
 
 
 def test_the_export_has_the_encoder_and_the_head(rated: Path) -> None:
@@ -212,6 +235,29 @@ def test_labels_are_numbers_of_one_form() -> None:
             labels_of([1, 2], wrong)
     with pytest.raises(InputError, match=r"must be of one form: of a each is \(\), of b \(2,\)"):
         labels_of([1, 2], [[1, 2], [3, 4]])
+
+
+@pytest.mark.parametrize(
+    ("train", "validation", "message"),
+    [
+        ([1, 2], [1, 3_000_000_000], r"32 bits \(int32\); row 2 of b has 3000000000, which would become -1294967296"),
+        ([1.5, 16_777_217], [1, 2], r"\(float32\); row 2 of a has 16777217.0, which would become 16777216.0"),
+        ([1.5, 2], [16_777_217, 1], r"\(float32\); row 1 of b has 16777217, which would become 16777216.0"),
+        ([1.5, 1e39], [1, 2], "has 1e[+]39, which would become inf"),
+        ([1.5, 1e-60], [1, 2], "has 1e-60, which would become 0.0"),
+        ([[1, 2**40], [1, 2]], [[1, 1], [1, 1]], "row 1 of a has 1099511627776"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_labels_that_do_not_fit_are_refused(train: list, validation: list, message: str) -> None:
+    text = (["t"] * 2,)
+    with pytest.raises(InputError, match=message):
+        read_labels({"train": Examples("a", text, train), "validation": Examples("b", text, validation)})
+
+
+def test_fractions_are_rounded() -> None:
+    labels = read_labels({"train": Examples("a", (["t"] * 3,), [0.1, 16_777_216, -2e-5])})["train"]
+    assert labels.tolist() == np.array([0.1, 16_777_216, -2e-5], np.float32).tolist()
 
 
 HEADS = {

@@ -4,13 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+from sklearn.metrics import accuracy_score
 
 from finetuning.config.settings import ClassificationConfig
 from finetuning.config.sources import parse_finetuning_config
 from finetuning.loop.seeds import seeds_table, with_seed
 from finetuning.run_classification import main
 from mlm_common.errors import InputError
-from tests.fixtures.tiny_classification import flags
+from tests.fixtures.tiny_classification import NUM_VALIDATION, examples, flags
 
 
 def test_the_table() -> None:
@@ -18,6 +19,8 @@ def test_the_table() -> None:
         3: {"eval_accuracy": 0.5, "eval_guess_accuracy": 0.1, "eval_samples": 9, "epoch": 1.0},
         1: {"eval_accuracy": 0.7, "eval_guess_accuracy": 0.1, "eval_samples": 9, "epoch": 2.0},
     }
+    counts = {"eval_num_words": 7, "eval_num_words_cut_off": 0, "eval_num_questions": 5, "eval_is_degenerate": False}
+    results = {seed: {**counts, **figures} for seed, figures in results.items()}
     table = seeds_table(results)
     assert table["seeds"] == [3, 1]
     assert list(table["scores"]) == ["eval_accuracy"]
@@ -43,13 +46,30 @@ def test_what_cannot_be(tmp_path: Path, more: tuple[str, ...], message: str) -> 
         parse_finetuning_config(ClassificationConfig, flags(tmp_path, tmp_path / "run", *more), "")
 
 
+def test_without_a_validation_part_there_is_nothing_to_compare(
+    tiny_start: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "train.csv").write_text("text,label\nthe list,a\nthe file,b\n", encoding="utf-8")
+    files = ("--init-from", str(tiny_start / "start"), "--train-file", str(tmp_path / "train.csv"))
+    seeds = ("--max-seq-length", "16", "--output-dir", str(tmp_path / "run"), "--seeds", "1", "2")
+    assert main([*files, *seeds]) == 2
+    assert "--seeds compares scores and needs a validation part; there is none." in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_two_seeds(tiny_start: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     argv = flags(tiny_start, tmp_path / "run", "--seeds", "1", "2", "--max-steps", "3", "--no-load-best-model-at-end")
     assert main(argv) == 0
     table = json.loads((tmp_path / "run" / "seeds_results.json").read_text())
+    assert set(table["scores"]) == {"eval_loss", "eval_accuracy"}
     losses = table["scores"]["eval_loss"]["values"]
     assert losses[0] != losses[1]
     assert f"of {losses[0]:.4f}, {losses[1]:.4f}" in capsys.readouterr().out
+    labels = [label for _, label in examples(NUM_VALIDATION, len("dev"))]
+    for seed, accuracy in zip((1, 2), table["scores"]["eval_accuracy"]["values"], strict=True):
+        path = tmp_path / "run" / f"seed-{seed}" / "eval_predictions.txt"
+        predicted = [line.split("\t")[1] for line in path.read_text(encoding="utf-8").splitlines()[1:]]
+        assert accuracy == pytest.approx(accuracy_score(labels, predicted), abs=1e-9)
     assert len(list((tmp_path / "run").glob("seed-*/export/model.safetensors"))) == 2

@@ -44,6 +44,16 @@ def test_replicas_share_a_batch(num_hosts: int) -> None:
         assert np.concatenate([batch["index"] for batch in of_step]).tolist() == BATCHES.rows[step].tolist()
 
 
+def test_the_mask_follows_from_the_length_of_a_row() -> None:
+    """Not from the ids: a text may hold the padding token."""
+    rows = EncodedRows(ROWS.starts, {"input_ids": np.array([10, 1, 20, 1, 22, 1], np.int32)}, ROWS.of_rows)
+    features = {**FEATURES, "attention_mask": Feature((None,))}  # type: ignore[arg-type]
+    first, second = batches_of_rows(rows, BATCHES, features, tf.distribute.InputContext()).as_numpy_iterator()
+    assert first["attention_mask"].tolist() == [[1, 0], [1, 1], [0, 0], [0, 0]]
+    assert second["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0]]
+    assert second["attention_mask"].dtype == np.int32
+
+
 def test_a_task_makes_its_rows() -> None:
     def prepare(row: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
         return row["input_ids"] + 1, row["index"] * 2

@@ -53,6 +53,18 @@ def test_each_word_begins_once(kind: str, words: list[str]) -> None:
     assert [LABELS.names[tag] for tag in learned[learned != NO_TAG]] == tags
 
 
+@pytest.mark.parametrize("kind", OF_WORDS)
+@pytest.mark.parametrize("word", ["12", "中"])
+def test_the_first_word_is_learned_at_the_token_at_which_others_are(kind: str, word: str) -> None:
+    """Not at a lone mark of the space before it."""
+    tokenizer, words = TOKENIZERS[kind], [word, "of", word]
+    rows = encode_sentences(tokenizer, Sentences("a", [words], None), LABELS, max_length=100, token_types=False)
+    begun, ids = rows.of_tokens["word"], rows.of_tokens["input_ids"]
+    tokens = dict(zip(begun.tolist(), tokenizer.convert_ids_to_tokens(ids), strict=True))
+    if 0 in tokens:  # a byte-level tokenizer trained on other texts has no token for some characters
+        assert tokens[0].lstrip("▁Ġ") == tokens[2].lstrip("▁Ġ") != ""
+
+
 def test_a_row_that_is_cut() -> None:
     words = ["model"] * 30
     rows = encode_sentences(

@@ -1,8 +1,12 @@
 """Scores of tags against those counted by hand."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from seqeval import metrics as seqeval
+from seqeval.scheme import BILOU
 
-from finetuning.scores.tagging import baseline, default_tag, is_degenerate, metrics_of, scores
+from finetuning.scores.tagging import baseline, default_tag, hint_of, is_degenerate, metrics_of, scores
 
 REFERENCES = [["B-PER", "I-PER", "O"], ["B-ORG", "O", "B-PER"]]
 # One entity of three is right; another has wrong bounds, a third is of another kind.
@@ -18,9 +22,56 @@ def test_scores_of_entities() -> None:
     assert scores(("f1",), [["O"] * 3] * 2, REFERENCES)["f1"] == 0
 
 
+@settings(max_examples=100, deadline=None)
+@given(drawn=st.data())
+def test_scores_of_bilou_are_those_of_the_strict_scheme(drawn: st.DataObject) -> None:
+    def tags() -> list[str]:
+        lengths = drawn.draw(st.lists(st.integers(0, 3), min_size=1, max_size=6))
+        found = []
+        for length in lengths:
+            kind = drawn.draw(st.sampled_from(["PER", "ORG"]))
+            entity = ["B-", *["I-"] * (length - 2), "L-"] if length > 1 else ["U-"]
+            found += [f"{prefix}{kind}" for prefix in entity] if length else ["O"]
+        return found
+
+    references, predictions = tags(), tags()
+    num_words = min(len(references), len(predictions))
+    # The shorter one ends with words outside, so that both are whole.
+    references += ["O"] * (len(predictions) - num_words)
+    predictions += ["O"] * (len(references) - len(predictions))
+    names = ("f1", "precision", "recall", "accuracy")
+    strict = {"mode": "strict", "scheme": BILOU, "zero_division": 0}
+    expected = [
+        *(getattr(seqeval, f"{name}_score")([references], [predictions], **strict) for name in names[:3]),
+        seqeval.accuracy_score([references], [predictions]),
+    ]
+    assert list(scores(names, [predictions], [references]).values()) == pytest.approx(expected)
+
+
+def test_entities_of_one_word_are_counted_one_by_one() -> None:
+    references, predictions = [["U-PER", "U-PER", "U-PER"]], [["U-PER", "U-PER", "O"]]
+    assert scores(("f1", "recall"), predictions, references) == {"f1": pytest.approx(0.8), "recall": 2 / 3}
+
+
 def test_which_metrics_suit_tags() -> None:
     assert metrics_of(("O", "B-X"))[0] == "f1"
+    assert metrics_of(("O", "U-X", "L-X", "B-X"))[0] == "f1"
     assert metrics_of(("NOUN", "VERB")) == ("accuracy",)
+    assert metrics_of(("NOUN", "VERB", "E-MAIL")) == ("accuracy",)
+
+
+@pytest.mark.parametrize("names", [("O", "PER-B", "PER-I"), ("O", "B_PER", "I_PER", "B_ORG"), ("PER_B", "PER_I", "O")])
+def test_entities_that_are_written_another_way_get_a_hint(names: tuple[str, ...]) -> None:
+    assert metrics_of(names) == ("accuracy",)
+    hint = hint_of(names)
+    assert hint is not None
+    assert f"Tags such as {names[names[0] == 'O']} look like those of entities" in hint
+    assert "Rewrite them as B-PER and I-PER" in hint
+
+
+@pytest.mark.parametrize("names", [("O", "B-PER", "I-PER"), ("NOUN", "E-MAIL", "VERB"), ("NN", "NN_S", "ADJ")])
+def test_other_tags_get_no_hint(names: tuple[str, ...]) -> None:
+    assert hint_of(names) is None
 
 
 def test_guesses_and_degenerate_runs() -> None:

@@ -191,6 +191,18 @@ def test_rotation_keeps_the_newest_and_the_best(tmp_path):
     assert CheckpointStore(open_folder(str(tmp_path / "checkpoints"))).steps() == [2, 6]
 
 
+def test_of_equal_scores_the_lower_loss_is_the_best(tmp_path):
+    def ranked(record):
+        return {1: (0.9, -0.6), 2: (0.9, -0.2), 3: (0.9, -0.2)}.get(record.step)
+
+    save(Checkpoints(str(tmp_path), num_kept=1, rank=ranked), 1, 2, 3, 4, 5)
+    assert CheckpointStore(open_folder(str(tmp_path / "checkpoints"))).steps() == [2, 5]
+    record = dataclasses.replace(RECORD, validation_score=0.9, validation_loss=0.2)
+    assert record.rank == (0.9, -0.2)
+    assert dataclasses.replace(record, validation_score=float("nan")).rank == (-float("inf"), -0.2)
+    assert RECORD.rank is None
+
+
 def test_rotation_keeps_the_newest_of_the_regular_ones(tmp_path):
     save(Checkpoints(str(tmp_path), num_kept=2, kept_interval_steps=10), 10, 20, 23, 24, 25)
     assert CheckpointStore(open_folder(str(tmp_path / "checkpoints"))).steps() == [20, 24, 25]

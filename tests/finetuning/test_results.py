@@ -1,0 +1,300 @@
+"""Results on disk: scores are those that an independent scorer computes from the predictions beside them."""
+
+import csv
+import json
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+from seqeval import metrics as seqeval
+from sklearn import metrics
+
+from finetuning.data.labels import Labels, ProblemType
+from finetuning.data.tagged import Sentences
+from finetuning.loop.classification import Classification
+from finetuning.loop.rows import Part
+from finetuning.loop.tagging import TaggingJob
+from finetuning.run_classification import main
+from finetuning.scores.classification import OWN_METRICS
+from finetuning.tasks.classification import TextClassification
+from finetuning.tasks.tagging import Tagging
+from mlm_common.errors import InputError
+from tests.fixtures.made_once import made_once
+from tests.fixtures.same_run import timeless_lines
+from tests.fixtures.tiny_classification import NUM_VALIDATION, WORDS, examples, flags
+
+EXACT = 1e-9
+NAMES = ("good", "bad", "so, so")
+LOGGED = {"loss": 9.0, "accuracy": 0.123, "num_rows": 1, "is_degenerate": 0}  # by other settings: must not be used
+
+
+def results(run: Path, name: str) -> dict[str, Any]:
+    return json.loads((run / f"{name}_results.json").read_text(encoding="utf-8"))
+
+
+def predictions(run: Path, name: str) -> list[str]:
+    header, *lines = (run / f"{name}.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    assert header == "index\tprediction"
+    numbers, values = zip(*(line.split("\t") for line in lines), strict=True)
+    assert list(numbers) == [str(index) for index in range(len(lines))]
+    return list(values)
+
+
+def assert_scores(found: dict[str, Any], prefix: str, expected: dict[str, float]) -> None:
+    assert {name: found[f"{prefix}_{name}"] for name in expected} == pytest.approx(expected, rel=EXACT, abs=EXACT)
+
+
+def scored_numbers(references: Sequence[float], run: Path, name: str) -> dict[str, float]:
+    predicted = np.array(predictions(run, name), np.float32).astype(np.float64)  # nine digits are of float32 numbers
+    return {
+        "pearson": float(np.corrcoef(references, predicted)[0, 1]),
+        "spearmanr": stats.spearmanr(references, predicted).statistic,
+        "mse": metrics.mean_squared_error(references, predicted),
+    }
+
+
+def scored_classes(references: Sequence[str], run: Path, name: str) -> dict[str, float]:
+    predicted = predictions(run, name)
+    return {
+        "accuracy": metrics.accuracy_score(references, predicted),
+        "f1_macro": metrics.f1_score(references, predicted, average="macro", zero_division=0),
+    }
+
+
+def scored_sets(references: Sequence[Sequence[str]], run: Path, name: str) -> dict[str, float]:
+    predicted = list(csv.reader(predictions(run, name)))
+    pairs = [[[name in row for name in NAMES] for row in rows] for rows in (references, predicted)]
+    averages = {f"f1_{one}": metrics.f1_score(*pairs, average=one, zero_division=0) for one in ("micro", "macro")}
+    return {"accuracy": metrics.accuracy_score(*pairs), **averages}
+
+
+def fake_trainer(task: Any, run: Path, *, is_chief: bool = True) -> Any:
+    run.mkdir(exist_ok=True)
+    cluster, inputs = SimpleNamespace(is_chief=is_chief), SimpleNamespace(num_rows=5)
+    one = SimpleNamespace(task=task, output_dir=str(run), cluster=cluster, inputs=inputs)
+    plan = SimpleNamespace(row_after=lambda step: 5 * step, num_rows=5)
+    return SimpleNamespace(run=one, plan=plan, log=SimpleNamespace(lines=[]))
+
+
+def totals_of(outputs: np.ndarray) -> dict[str, np.ndarray]:
+    """Make what a model says of rows in another order, with a row of padding."""
+    order = np.random.default_rng(1).permutation(len(outputs))
+    padded = np.concatenate([outputs[order], np.full((1, *outputs.shape[1:]), 7, outputs.dtype)])
+    totals = {"loss": np.array(2.0), "num_rows": np.array(4.0), "num_correct": np.array(1.0)}
+    return {**totals, "outputs": padded, "index": np.append(order, -1)}
+
+
+CASES: dict[ProblemType, tuple[tuple[str, ...], Callable[..., dict[str, float]]]] = {
+    "single_label_classification": (NAMES, scored_classes),
+    "multi_label_classification": (NAMES, scored_sets),
+    "regression": (("score",), scored_numbers),
+}
+
+
+@pytest.mark.parametrize("problem_type", CASES)
+def test_scores_of_rows_are_those_of_the_predictions(problem_type: ProblemType, tmp_path: Path) -> None:
+    """With tiny numbers, of both validation parts and of a test part with labels; one without gets no scores."""
+    names, scored = CASES[problem_type]
+    draw = np.random.default_rng(3)
+    labels, parts, references = Labels(problem_type, names), {}, {}
+    task_outputs: dict[str, dict[str, np.ndarray]] = {}
+    for part in ("", "_mm", "test", "unlabeled"):
+        outputs = draw.normal(size=(40, len(names))).astype(np.float32)
+        if problem_type == "regression":
+            outputs *= 1e-4
+            references[part] = [float(one) for one in draw.integers(-99, 99, 40) / 2**20]
+        elif problem_type == "multi_label_classification":
+            references[part] = [[name for name in names if draw.random() < 0.5] for _ in range(40)]
+        else:
+            references[part] = [str(one) for one in draw.choice(names, 40)]
+        encoded = labels.encode(references[part], "a")
+        task_outputs[part] = totals_of(outputs)
+        parts[part] = Part(part, None if part == "unlabeled" else encoded)  # type: ignore[arg-type]
+    task = TextClassification(labels, parts[""].labels, OWN_METRICS[problem_type], pad_token_id=1, token_types=False)
+    job = Classification()
+    job.validation = {name: parts[name] for name in ("", "_mm")}
+    job.tests = {name: parts[name] for name in ("test", "unlabeled")}
+    figures = job.write_results(fake_trainer(task, tmp_path), LOGGED, 3, lambda rows: task_outputs[str(rows)])
+
+    evaluated, everything = results(tmp_path, "eval"), results(tmp_path, "all")
+    assert figures is not None
+    for ending in ("", "_mm"):
+        expected = scored(references[ending], tmp_path, f"eval_predictions{ending}")
+        assert_scores(evaluated, "eval", {f"{name}{ending}": value for name, value in expected.items()})
+        if not ending:
+            assert {name: figures[name] for name in expected} == pytest.approx(expected, rel=EXACT, abs=EXACT)
+    assert_scores(everything, "predict", scored(references["test"], tmp_path, "predict_results_test"))
+    assert evaluated["eval_loss"] == figures["loss"] == 0.5
+    assert len(predictions(tmp_path, "predict_results_unlabeled")) == 40
+    assert sum(name.startswith("predict_loss") for name in everything) == 1
+    assert (tmp_path / "confusion_matrix.png").exists() == (problem_type == "single_label_classification")
+
+
+def test_a_test_part_without_labels_gets_no_scores(tmp_path: Path) -> None:
+    labels = Labels("single_label_classification", NAMES)
+    task = TextClassification(labels, None, ("accuracy",), pad_token_id=1, token_types=False)
+    job = Classification()
+    job.validation, job.tests = {}, {"test": Part(None, None)}  # type: ignore[arg-type]
+    outputs = np.eye(3, dtype=np.float32)
+    assert job.write_results(fake_trainer(task, tmp_path), None, 3, lambda _: totals_of(outputs)) is None
+    assert set(results(tmp_path, "all")) == {"train_samples", "epoch"}
+    assert predictions(tmp_path, "predict_results_test") == list(NAMES)
+    assert {path.name for path in tmp_path.glob("*eval*")} == set()
+
+
+def test_one_worker_writes(tmp_path: Path) -> None:
+    """All predict, and all return the figures."""
+    labels = Labels("single_label_classification", NAMES)
+    task = TextClassification(labels, np.arange(3), ("accuracy",), pad_token_id=1, token_types=False)
+    job = Classification()
+    job.validation, job.tests = {"": Part(None, np.arange(3))}, {}  # type: ignore[arg-type]
+    trainer = fake_trainer(task, tmp_path, is_chief=False)
+    figures = job.write_results(trainer, LOGGED, 3, lambda _: totals_of(np.eye(3, dtype=np.float32)))
+    assert figures is not None
+    assert figures["accuracy"] == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_scores_of_tags_are_those_of_the_predictions(tmp_path: Path) -> None:
+    names = ("O", "B-X", "L-X", "U-X")
+    labels, draw = Labels("single_label_classification", names), random.Random(2)
+    parts, outputs = {}, {}
+    for part in ("validation", "test"):
+        words = [["w"] * draw.randint(1, 5) for _ in range(30)]
+        tags = [draw.choices(names, k=len(sentence)) for sentence in words]
+        parts[part] = Sentences(part, words, tags)
+        begins = np.array([[*range(len(one)), *[-1] * (5 - len(one))] for one in words])
+        predicted = np.random.default_rng(len(part)).integers(0, 4, begins.shape)
+        counts = {"loss": np.array(2.0), "num_tagged": np.array(4.0), "num_correct": np.array(1.0)}
+        outputs[part] = {**counts, "word": begins, "tag": predicted, "index": np.arange(30)}
+    task = Tagging(labels, parts["validation"], pad_token_id=1, token_types=False, max_length=5)
+    job: Any = TaggingJob()
+    job.validation, job.test = ((parts[part], part) for part in ("validation", "test"))
+    figures = job.write_results(fake_trainer(task, tmp_path), LOGGED, 3, outputs.__getitem__)
+    found = results(tmp_path, "all")
+    for part, prefix, file in (("validation", "eval", "eval_predictions"), ("test", "predict", "predictions")):
+        lines = (tmp_path / f"{file}.txt").read_text(encoding="utf-8").splitlines()
+        # In the letters of IOBES, which seqeval's scores read.
+        pair = [
+            [[tag.replace("U-", "S-").replace("L-", "E-") for tag in row] for row in rows]
+            for rows in (parts[part].tags or (), [line.split() for line in lines])
+        ]
+        expected = {name: getattr(seqeval, f"{name}_score")(*pair) for name in ("f1", "precision", "recall")}
+        assert_scores(found, prefix, expected | {"accuracy": seqeval.accuracy_score(*pair)})
+    assert figures["f1"] == found["eval_f1"] == results(tmp_path, "eval")["eval_f1"]
+
+
+def test_predictions_keep_their_digits() -> None:
+    labels = Labels("regression", ("score",))
+    task = TextClassification(labels, None, ("mse",), pad_token_id=1, token_types=False)
+    values = np.random.default_rng(1).normal(size=1000).astype(np.float32) * np.float32(2e-4)
+    written = [task.shown(one) for one in values]
+    assert [np.float32(one) for one in written] == list(values)
+    assert task.shown(np.float64(1 / 3)) == str(1 / 3)
+    assert task.shown(np.array([[0.1, 2]], np.float32)) == "0.100000001,2"
+    assert task.shown(np.int64(3)) == "3"
+    figures = {"loss": 0.00021234, "mse": 1.5e-7, "num_rows": 2, "is_degenerate": 0}
+    task.guess = {"mse": 0.0}
+    assert task.describe(figures) == {
+        "validation loss": "0.0002123, of 2 rows",
+        "mse": "1.5e-07; a guess without the text: 0.0000",
+    }
+
+
+@pytest.mark.parametrize("name", ["a\tb", "a\nb", "a\u2028b", ""])
+def test_labels_that_do_not_fit_on_a_line_are_refused(name: str) -> None:
+    labels = Labels("single_label_classification", ("x", name))
+    with pytest.raises(InputError, match="Each label must be one line without tabs"):
+        TextClassification(labels, None, ("accuracy",), pad_token_id=1, token_types=False)
+    with pytest.raises(InputError, match="Each tag must be without white space"):
+        Tagging(labels, None, pad_token_id=1, token_types=False, max_length=5)
+
+
+@pytest.mark.usefixtures("one_device")
+def test_a_finished_run_is_scored_again_by_its_new_settings(
+    classified: Path, tiny_start: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With another metric, by which the best evaluation has no checkpoint any more; a log that says otherwise."""
+    references = [label for _, label in examples(NUM_VALIDATION, len("dev"))]
+    expected = {"accuracy": scored_classes(references, classified, "eval_predictions")["accuracy"]}
+    assert_scores(results(classified, "eval"), "eval", expected)
+    run = tmp_path / "run"
+    shutil.copytree(classified, run)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        if (line["step"], line["split"]) == (27, "validation"):
+            line["loss"] = 0.001
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    assert main(flags(tiny_start, run, "--metric-name", "loss")) == 0
+    assert any("step 27 (score -0.001), has no checkpoint any more" in message for message in caplog.messages)
+    assert_scores(results(run, "eval"), "eval", expected)
+    assert (run / "eval_predictions.txt").read_bytes() == (classified / "eval_predictions.txt").read_bytes()
+    assert results(run, "eval")["eval_loss"] == results(classified, "eval")["eval_loss"]
+
+
+@pytest.fixture(scope="module")
+def noisy(tiny_start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with numbers that no text tells, and a run on them at a rate at which the scores go up and down."""
+
+    def make(folder: Path) -> None:
+        draw = random.Random(7)
+        for split, num_rows in (("train", 48), ("validation", 40), ("test", 12)):
+            lines = [f"{' '.join(draw.choices(WORDS, k=6))},{draw.randint(1, 9999) / 2**20}\n" for _ in range(num_rows)]
+            (folder / f"{split}.csv").write_text("text,label\n" + "".join(lines), encoding="utf-8")
+        one = tf.distribute.OneDeviceStrategy("/device:CPU:0")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("train.runtime.strategy.connect", lambda *_: one)
+            assert main(noisy_flags(tiny_start, folder, folder / "run")) == 0
+
+    return made_once(tmp_path_factory, "noisy", make)
+
+
+def noisy_flags(start: Path, folder: Path, run: Path, *more: str) -> list[str]:
+    files = [f"--{split}-file={folder}/{split}.csv" for split in ("train", "validation", "test")]
+    return [
+        *("--init-from", str(start / "start"), *files, "--output-dir", str(run), "--max-seq-length", "16"),
+        *("--per-replica-batch-size", "8", "--num-epochs", "4", "--learning-rate", "0.03", "--log-steps", "9"),
+        *("--eval-steps", "2", "--save-steps", "9", *more),
+    ]
+
+
+def references_of(folder: Path, split: str) -> list[float]:
+    with (folder / f"{split}.csv").open(encoding="utf-8", newline="") as file:
+        return [float(row["label"]) for row in csv.DictReader(file)]
+
+
+def assert_numbers(folder: Path, run: Path) -> None:
+    expected = scored_numbers(references_of(folder, "validation"), run, "eval_predictions")
+    assert_scores(results(run, "eval"), "eval", expected)
+    expected = scored_numbers(references_of(folder, "test"), run, "predict_results_test")
+    assert_scores(results(run, "all"), "predict", expected)
+
+
+@pytest.mark.slow
+def test_the_best_evaluation_is_exported_wherever_it_was(noisy: Path) -> None:
+    lines = [line for line in timeless_lines(noisy / "run") if line["split"] == "validation"]
+    best = max(lines, key=lambda line: (line["pearson"], -line["loss"], -line["step"]))
+    assert best["step"] % 9 != 0
+    assert best["step"] != lines[-1]["step"]
+    assert (noisy / "run" / "checkpoints" / f"step-{best['step']:08d}.json").exists()
+    assert_scores(results(noisy / "run", "eval"), "eval", {name: best[name] for name in ("pearson", "mse")})
+    assert_numbers(noisy, noisy / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
+def test_scores_after_a_resume_with_another_metric(noisy: Path, tiny_start: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(noisy / "run", run)
+    steps = sorted(int(path.stem.removeprefix("step-")) for path in (run / "checkpoints").glob("*.json"))
+    for path in (run / "checkpoints").glob(f"step-{steps[-1]:08d}.*"):
+        path.unlink()
+    assert main(noisy_flags(tiny_start, noisy, run, "--metric-name", "mse", "--resume", "must")) == 0
+    assert_numbers(noisy, run)
