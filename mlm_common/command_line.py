@@ -6,6 +6,7 @@ import functools
 import gc
 import io
 import logging
+import math
 import resource
 import subprocess
 import sys
@@ -41,20 +42,38 @@ def read_yaml_file(path: str | Path, flag: str) -> Any:
     if not path.is_file():
         raise InputError(f"{flag} must name a YAML or JSON file; {path} is not a file.")
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+        return yaml.load(path.read_text(encoding="utf-8"), _UniqueKeysLoader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"{flag} must hold YAML or JSON; {path}: {' '.join(str(error).split())}") from error
+
+
+class _UniqueKeysLoader(yaml.SafeLoader):
+    """Refuses a key that a mapping has twice, of which YAML would silently take the last."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if str(key.value) in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"`{key.value}` is given twice", key.start_mark)
+            seen.add(str(key.value))
+        return node
 
 
 def as_settings(content: Any, source: str) -> dict[str, Any]:
     """Take what a file holds for a mapping of flag to value, keys with `_` for `-`.
 
     Raises:
-        InputError: it is something else.
+        InputError: it is something else, or names a flag in both spellings.
     """
     if not isinstance(content, dict):
         raise InputError(f"{source} holds {content!r}, where a mapping of flag to value must be.")
-    return {str(key).replace("-", "_"): value for key, value in content.items()}
+    settings = {str(key).replace("-", "_"): value for key, value in content.items()}
+    if len(settings) < len(content):
+        raise InputError(
+            f"{source} must name each flag once, with `-` or with `_`; received {', '.join(map(str, content))}."
+        )
+    return settings
 
 
 def parse_arguments(
@@ -111,6 +130,8 @@ def _build_parser(dataclass_types: Sequence[type], description: str) -> tuple[An
         def add_argument(self, *names: str, marks: Sequence[str] = (), **settings: Any) -> Any:  # noqa: ARG002
             if settings.get("type") is int:
                 settings["type"] = whole_number
+            if settings.get("type") is float:
+                settings["type"] = finite_number
             action = super().add_argument(*names, **settings)
             flags.setdefault(action.dest, action)  # the flag before its complement, --no-…
             return action
@@ -155,7 +176,7 @@ def _typed(flag: argparse.Action, value: Any, source: str) -> Any:
 
 def _typed_item(flag: argparse.Action, value: Any, source: str) -> Any:
     convert = flag.type if callable(flag.type) else str
-    kinds: dict[Any, str] = {whole_number: "a whole number", float: "a number", str: "text"}
+    kinds: dict[Any, str] = {whole_number: "a whole number", finite_number: "a finite number", str: "text"}
     if isinstance(value, bool) and {"on", "off"} <= set(flag.choices or ()):
         value = "on" if value else "off"  # YAML takes these words for booleans
     try:
@@ -180,6 +201,21 @@ def whole_number(text: str) -> int:
 
 
 whole_number.__name__ = "int"  # what argparse calls it
+
+
+def finite_number(text: str) -> float:
+    """Convert what is given for a flag that takes a number.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none, or infinite, or `nan`, for which no flag has a use.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"must be a finite number; received {text}")
+    return number
 
 
 def _reject_unknown(parser: Any, argv: Sequence[str] | None) -> list[str]:

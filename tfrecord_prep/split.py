@@ -73,20 +73,27 @@ Engine = Callable[[SplitWork, Iterable[NumberedPartition]], Iterable[PartitionRe
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """What will be written for one split: `fields` are those of its manifest that are known beforehand, as in JSON."""
+    """What will be written for one split.
+
+    `fields` are those of its manifest that are known beforehand, as in JSON; `tokenizer_json` is that of the tokenizer
+    whose special tokens no text can produce.
+    """
 
     split_name: str
     folder: str
     fields: dict[str, Any]
     is_complete: bool
+    tokenizer_json: str
 
 
 def plan_splits(config: PrepareConfig, tokenizer: "PreTrainedTokenizerFast", corpus: Corpus) -> list[SplitPlan]:
     """Plan each split, after a look at its folder.
 
     Raises:
-        InputError: a folder holds other shards, or damaged ones, and --overwrite is not given.
+        InputError: a folder holds other shards, or damaged ones, and --overwrite is not given; or what
+            `plain_text_tokenizer_json` raises.
     """
+    tokenizer_json = plain_text_tokenizer_json(tokenizer.backend_tokenizer.to_str())
     main_folder = open_folder(str(config.output_dir)).path_of(corpus.config.split)
     before = None if config.overwrite else partition_bytes_of(main_folder)
     shared = {
@@ -105,7 +112,8 @@ def plan_splits(config: PrepareConfig, tokenizer: "PreTrainedTokenizerFast", cor
     for name in corpus.split_names:
         folder = open_folder(str(config.output_dir)).path_of(name)
         fields = json.loads(json.dumps({"split": name, "corpus": record_of_split(corpus.record, name)} | shared))
-        plans.append(SplitPlan(name, folder, fields, not config.overwrite and check_folder(folder, fields)))
+        is_complete = not config.overwrite and check_folder(folder, fields)
+        plans.append(SplitPlan(name, folder, fields, is_complete, tokenizer_json))
     return plans
 
 
@@ -148,7 +156,7 @@ def prepare_split(plan: SplitPlan, corpus: Corpus, tokenizer: "PreTrainedTokeniz
     with _explained_errors(plan.folder):
         complete = begin_folder(plan.folder, plan.fields)
         save_tokenizer(tokenizer, open_folder(plan.folder).path_of(TOKENIZER_FOLDER_NAME))
-        settings = _partition_settings(plan, tokenizer)
+        settings = _partition_settings(plan)
         partition_bytes = plan.fields["partition_bytes"]
         bad_rows = BadRows()  # of what this process reads; those of byte ranges are in the sidecars
         partitions = corpus.partitions(plan.split_name, partition_bytes, bad_rows)
@@ -162,10 +170,10 @@ def prepare_split(plan: SplitPlan, corpus: Corpus, tokenizer: "PreTrainedTokeniz
         finish_folder(plan.folder)
 
 
-def _partition_settings(plan: SplitPlan, tokenizer: "PreTrainedTokenizerFast") -> PartitionSettings:
+def _partition_settings(plan: SplitPlan) -> PartitionSettings:
     return PartitionSettings(
         folder=plan.folder,
-        tokenizer_json=plain_text_tokenizer_json(tokenizer.backend_tokenizer.to_str()),
+        tokenizer_json=plan.tokenizer_json,
         vocabulary_size=plan.fields["tokenizer"]["vocabulary_size"],
         special_ids=plan.fields["tokenizer"]["special_ids"],
         chunking=plan.fields["chunking"],

@@ -88,8 +88,14 @@ def plain_text_tokenizer_json(tokenizer_json: str) -> str:
     """Make a `tokenizer.json` with the same ids, whose special tokens no text can produce.
 
     `encode_special_tokens` of the library does less: a unigram model holds its special tokens among its pieces, and
-    still finds them in text. Here they get names that text does not contain: with a hash of the tokenizer in them.
+    still finds them in text. Here they get names that text does not contain: with a hash of the tokenizer in them. The
+    merges of BPE that make or use one are left out.
+
+    Raises:
+        InputError: `tokenizers` cannot load the result.
     """
+    from tokenizers import Tokenizer
+
     settings = json.loads(tokenizer_json)
     special_tokens = {token["content"] for token in settings["added_tokens"] if token["special"]}
     not_in_text = hashlib.sha256(tokenizer_json.encode()).hexdigest()
@@ -107,8 +113,26 @@ def plain_text_tokenizer_json(tokenizer_json: str) -> str:
         model["vocab"] = [[renamed(token), score] for token, score in vocabulary]
     if model.get("unk_token"):
         model["unk_token"] = renamed(model["unk_token"])
+    if "merges" in model:
+        prefix = model.get("continuing_subword_prefix") or ""
+        model["merges"] = [merge for merge in model["merges"] if special_tokens.isdisjoint(_tokens_of(merge, prefix))]
     settings["truncation"] = settings["padding"] = settings["post_processor"] = None
-    return json.dumps(settings, ensure_ascii=False)
+    changed = json.dumps(settings, ensure_ascii=False)
+    try:
+        Tokenizer.from_str(changed)
+    except Exception as error:  # `tokenizers` raises nothing more specific
+        names = ", ".join(sorted(special_tokens))
+        raise InputError(
+            f"The tokenizer must work without its special tokens ({names}), which no text may produce; `tokenizers` "
+            f"cannot load it: {error}. Train one with train-unigram, or remove from its model what refers to them."
+        ) from error
+    return changed
+
+
+def _tokens_of(merge: list[str] | str, prefix: str) -> tuple[str, str, str]:
+    """Return the two tokens of a merge of BPE, and what they become."""
+    left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
+    return left, right, left + right[len(prefix) :]
 
 
 def special_ids(tokenizer: "PreTrainedTokenizerFast") -> dict[str, int]:

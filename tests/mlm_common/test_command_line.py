@@ -10,7 +10,7 @@ from typing import Literal
 
 import pytest
 
-from mlm_common.command_line import command, parse_arguments
+from mlm_common.command_line import command, parse_arguments, read_yaml_file
 from mlm_common.errors import InputError, PermanentError, RunFailedError
 
 PROJECT_FOLDER = Path(__file__).parents[2]
@@ -150,8 +150,8 @@ def test_flags_of_other_scripts_are_refused_in_a_line(flag: str) -> None:
         ("size: 500.5", "--size a whole number; received 500.5"),
         ("size: yes", "--size a whole number; received True"),
         ("size: [1, 2]", r"--size a whole number; received \[1, 2\]"),
-        ("rate: much", "--rate a number; received 'much'"),
-        ("rate:", "--rate a number; received None"),
+        ("rate: much", "--rate a finite number; received 'much'"),
+        ("rate:", "--rate a finite number; received None"),
         ("name: no", "--name text; received False"),
         ("files: [[a]]", r"--files text; received \['a'\]"),
         ("unit: word", "--unit one of line, file; received 'word'"),
@@ -162,3 +162,35 @@ def test_flags_of_other_scripts_are_refused_in_a_line(flag: str) -> None:
 def test_settings_of_a_file_that_no_flag_takes_are_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(InputError, match=rf"settings\.yaml must give {message}\."):
         settings_of_file(tmp_path, text)
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", "1e999", "much"])
+def test_numbers_are_finite(value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_arguments([Settings], [f"--rate={value}"], "")
+    assert f"error: argument --rate: must be a finite number; received {value}\n" in capsys.readouterr().err
+    with pytest.raises(InputError, match="must give --rate a finite number; received "):
+        settings_of_file(tmp_path, f"rate: {value.replace('inf', '.inf').replace('nan', '.nan')}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("size: 1\nname: a\nsize: 2", r"must hold YAML or JSON; .*`size` is given twice .* line 3"),
+        ('{"size": 1, "size": 1}', "`size` is given twice"),
+        ("max-size: 1\nmax_size: 2", "must name each flag once, with `-` or with `_`; received max-size, max_size"),
+        ("name: caf\udce9", "must hold YAML or JSON; .* unexpected end of data"),
+    ],
+)
+def test_files_that_yaml_would_take_otherwise_than_they_read(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(InputError, match=message):
+        parse_arguments([Settings], ["--config-file", str(path)], "")
+
+
+def test_a_value_that_is_merged_in_may_be_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "values.yaml"
+    path.write_text("first: &first {a: 1, b: 2}\nsecond: {<<: *first, b: 3}\nthird: {b: 4}", encoding="utf-8")
+    expected = {"first": {"a": 1, "b": 2}, "second": {"a": 1, "b": 3}, "third": {"b": 4}}
+    assert read_yaml_file(path, "--flag") == expected

@@ -265,8 +265,8 @@ def _check_start(name: str, start: bytes) -> None:
     """Raise InputError for a start with a zero byte: that of a binary file or of UTF-16, which can pass for UTF-8."""
     before, zero, _ = start.partition(b"\0")
     if zero:
-        _check_decoding(name, io.BytesIO(before), 0)
-        raise _not_text(name, len(before), 0)
+        _check_decoding(name, io.BytesIO(before), 0, has_zero=True)
+        raise _not_text(name, len(before), 0, has_zero=True)
 
 
 def _check_utf8(byte_range: ByteRange) -> None:
@@ -275,7 +275,7 @@ def _check_utf8(byte_range: ByteRange) -> None:
         _check_decoding(byte_range.file.name, binary, _first_byte(byte_range) if byte_range.start else 0)
 
 
-def _check_decoding(name: str, file: Any, num_bytes_before: int) -> None:
+def _check_decoding(name: str, file: Any, num_bytes_before: int, *, has_zero: bool = False) -> None:
     decoder = codecs.getincrementaldecoder("utf-8")()
     num_bytes = num_bytes_before
     block = b"-"
@@ -286,14 +286,18 @@ def _check_decoding(name: str, file: Any, num_bytes_before: int) -> None:
             decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
             offset = num_bytes - len(error.object) + error.start
-            raise _not_text(name, offset, error.object[error.start]) from error
+            raise _not_text(name, offset, error.object[error.start], has_zero=has_zero) from error
 
 
-def _not_text(name: str, offset: int, byte: int) -> InputError:
+def _not_text(name: str, offset: int, byte: int, *, has_zero: bool) -> InputError:
+    """Describe the first byte that is not text; `has_zero` where a zero byte at its start shows that no row is."""
     is_utf16 = byte == 0 or (offset == 0 and byte in codecs.BOM_UTF16)
     where = f"byte {offset} of its uncompressed content" if name.endswith(".gz") else f"byte {offset}"
+    rows = "; or leave out the rows that cannot be read: --on-bad-row skip."
+    if has_zero:
+        rows = f". --on-bad-row skip does not help: the first {NUM_BYTES_CHECKED:,} must have no zero byte."
     return InputError(
         f"{name} must be UTF-8 text; {where} is 0x{byte:02x} (counted from 0). It may be a binary file or in another "
         f"encoding: convert it, for instance with `iconv -f {'UTF-16' if is_utf16 else 'ISO-8859-1'} -t UTF-8`, or "
-        "leave it out of --data-files; or leave out the rows that cannot be read: --on-bad-row skip."
+        f"leave it out of --data-files{rows}"
     )

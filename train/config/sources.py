@@ -16,6 +16,7 @@ from train.config.settings import SUBJECTS, RunConfig, RunSettings, TrainingConf
 TPU_SAVE_MINUTES = 15.0
 # Numbers of steps by which a schedule is as long as it is; those between evaluations and checkpoints are not.
 SCALED = ("max_steps", "warmup_steps")
+MAX_SCALE = 1000
 # Short YAML files, each a model configuration (`model`) and the settings that train it well (`settings`).
 PRESETS_FOLDER = Path(__file__).resolve().parents[1] / "model" / "presets"
 
@@ -54,16 +55,26 @@ def read_phases_file(path: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         rule = "must name a list of phases, or `settings` and `phases`, with a `scale` for their steps"
         raise InputError(f"--phases {rule}; {path} holds {content!r}.")
     scale = content.get("scale", 1)
-    require(isinstance(scale, int | float) and scale > 0, "must have a `scale` above 0", f"--phases {path}", scale)
-    settings, *own = (as_settings(each, path) for each in (content.get("settings") or {}, *phases))
-    return _scaled(settings, scale), [_scaled(each, scale) for each in own]
+    is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
+    rule = f"must have a `scale` above 0 and at most {MAX_SCALE:,}"
+    require(is_number and 0 < scale <= MAX_SCALE, rule, f"--phases {path}", scale)
+    parts = (content.get("settings") or {}, *phases)
+    settings, *own = (_scaled(as_settings(part, path), scale, path) for part in parts)
+    return settings, own
 
 
-def _scaled(settings: dict[str, Any], scale: float) -> dict[str, Any]:
+def _scaled(settings: dict[str, Any], scale: float, path: str) -> dict[str, Any]:
     """Multiply the numbers of steps of a file of `--phases`; what is above 0 stays so."""
+    if scale != 1 and "num_epochs" in settings:
+        raise InputError(
+            f"--phases {path} must give the length of each phase in max_steps for a `scale`, which does not multiply "
+            f"num_epochs; received a scale of {scale} and num_epochs: {settings['num_epochs']}."
+        )
 
     def scaled(name: str, value: Any) -> Any:
-        return max(1, round(value * scale)) if name in SCALED and isinstance(value, int) and value > 0 else value
+        if scale == 1 or name not in SCALED or not str(value).isdecimal() or int(value) == 0:
+            return value
+        return max(1, round(int(value) * scale))
 
     return {name: scaled(name, value) for name, value in settings.items()}
 

@@ -55,7 +55,10 @@ def phases_of(config: TrainingConfig) -> tuple[Phase, ...]:
     _, listed = read_phases_file(config.run.phases)
     phases = []
     for index, settings in enumerate(listed):
-        name = str(settings.pop(NAME, f"phase {index + 1}"))
+        name = settings.pop(NAME, f"phase {index + 1}")
+        is_text = isinstance(name, str | int | float) and not isinstance(name, bool) and str(name).strip()
+        require(bool(is_text), "must have text for the `name` of a phase", f"--phases {config.run.phases}", repr(name))
+        name = str(name)
         with naming_phase(name):
             phases.append(_phase(config, name, index, settings, config.run.phases))
     return tuple(phases)

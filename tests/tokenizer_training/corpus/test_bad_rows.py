@@ -126,3 +126,13 @@ def test_a_corpus_of_bad_rows_alone_is_refused_and_names_the_first(tmp_path: Pat
 def test_unknown_way_to_deal_with_bad_rows() -> None:
     with pytest.raises(InputError, match="--on-bad-row is one of fail, skip; got 'ignore'"):
         CorpusConfig(on_bad_row="ignore")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("start", [b"a\n", b"\xff\n"])
+@pytest.mark.parametrize("on_bad_row", ["fail", "skip"])
+def test_a_zero_byte_at_the_start_is_refused_without_the_advice_to_skip_rows(
+    tmp_path: Path, start: bytes, on_bad_row: str
+) -> None:
+    path = write(tmp_path / "a.txt", start + b"b\0\n")
+    with pytest.raises(InputError, match=r"leave it out of --data-files\. --on-bad-row skip does not help"):
+        list(read_byte_range(ByteRange(local_file(path)), "text", "line", on_bad_row))

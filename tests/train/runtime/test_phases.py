@@ -115,6 +115,41 @@ def test_a_file_that_holds_no_phases(tmp_path, content):
         phases_of(parse_training_config([*FLAGS, "--phases", str(tmp_path / "phases.yaml")], ""))
 
 
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [
+        ("{scale: .inf, phases: [{max_steps: 3}]}", r"must have a `scale` above 0 and at most 1,000; received inf"),
+        ("{scale: .nan, phases: [{max_steps: 3}]}", "must have a `scale` .* received nan"),
+        ("{scale: true, phases: [{max_steps: 3}]}", "must have a `scale` .* received True"),
+        ("{scale: 1.0e+300, phases: [{max_steps: 3}]}", "must have a `scale` .* received 1e[+]300"),
+        ("{scale: 0.1, phases: [{num_epochs: 3}]}", "does not multiply num_epochs; .* scale of 0.1 and num_epochs: 3"),
+        ("[{max_steps: 3, max_steps: 4}]", "`max_steps` is given twice"),
+        ("[{max_steps: 3, max-steps: 4}]", "must name each flag once"),
+        ("[{name: null, max_steps: 3}]", "must have text for the `name` of a phase; received None"),
+        ("[{name: '', max_steps: 3}]", "must have text for the `name` of a phase; received ''"),
+        ("[{name: [a], max_steps: 3}]", "must have text for the `name` of a phase"),
+    ],
+)
+def test_values_in_the_file_that_cannot_be_meant(tmp_path, content, rule):
+    (tmp_path / "phases.yaml").write_text(content, encoding="utf-8")
+    with pytest.raises(InputError, match=rf"phases\.yaml.* {rule}"):
+        phases_of(parse_training_config([*FLAGS, "--phases", str(tmp_path / "phases.yaml")], ""))
+
+
+@pytest.mark.parametrize(("scale", "steps", "expected"), [(0.1, 25, 2), (0.1, 1, 1), (2, "'15'", 30), (1, "'15'", 15)])
+def test_the_scale_multiplies_steps_however_they_are_written(tmp_path, scale, steps, expected):
+    content = f"{{scale: {scale}, phases: [{{name: 1, max_steps: {steps}}}]}}"
+    (tmp_path / "phases.yaml").write_text(content, encoding="utf-8")
+    (phase,) = phases_of(parse_training_config([*FLAGS, "--phases", str(tmp_path / "phases.yaml")], ""))
+    assert (phase.name, phase.config.optimization.max_steps) == ("1", expected)
+
+
+def test_a_scale_of_one_leaves_epochs_as_they_are(tmp_path):
+    (tmp_path / "phases.yaml").write_text("{scale: 1.0, phases: [{num_epochs: 3}]}", encoding="utf-8")
+    (phase,) = phases_of(parse_training_config([*FLAGS, "--phases", str(tmp_path / "phases.yaml")], ""))
+    assert phase.config.optimization.num_epochs == 3
+
+
 def test_the_length_is_that_of_the_phases(tmp_path):
     with pytest.raises(InputError, match="--max-steps must be left out with --phases"):
         phases_in(tmp_path, {"max_steps": 1}, flags=[*FLAGS, "--max-steps", "3"])
