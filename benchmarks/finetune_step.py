@@ -63,7 +63,7 @@ def write_stand_in(folder: Path, num_rows: int) -> None:
         shares, most = zip(*WORDS_OF_SENTENCES.items(), strict=True)
         nums = np.interp(generator.random(count), shares, most).astype(int)
         lines = [f"{' '.join(words.pop() for _ in range(num))}\t{generator.integers(2)}\n" for num in nums]
-        (folder / "SST-2" / f"{file}.tsv").write_text("sentence\tlabel\n" + "".join(lines))
+        (folder / "SST-2" / f"{file}.tsv").write_text("sentence\tlabel\n" + "".join(lines), encoding="utf-8")
 
 
 def prepare(folder: Path, glue_dir: str | None, num_rows: int, settings: dict[str, Any]) -> NDArray[np.int64]:

@@ -102,7 +102,7 @@ def _family(pid: int) -> list[int]:
         children = [
             int(child)
             for children in Path(f"/proc/{pid}/task").glob("*/children")
-            for child in children.read_text().split()
+            for child in children.read_text(encoding="utf-8").split()
         ]
     except OSError:  # it has ended meanwhile
         return [pid]
@@ -111,7 +111,9 @@ def _family(pid: int) -> list[int]:
 
 def _num_bytes(pid: int) -> int:
     try:
-        found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+        found = re.search(
+            r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8"), re.MULTILINE
+        )
     except OSError:
         return 0
     return int(found[1]) * 1024 if found else 0

@@ -24,7 +24,7 @@ def validation_losses(shards: str, start: str, num_steps: int) -> dict[int, floa
         run = Path(folder, "run")
         datasets = ["--train-dataset", f"{shards}/train", "--eval-dataset", f"{shards}/validation"]
         settings = ["--preset", "tiny-roberta-cpu", "--position-init", start, "--max-steps", str(num_steps)]
-        with contextlib.redirect_stdout(open(os.devnull, "w")):  # noqa: PTH123
+        with contextlib.redirect_stdout(open(os.devnull, "w", encoding="utf-8")):  # noqa: PTH123
             status = run_mlm([*datasets, *settings, "--output-dir", str(run)])
         if status:
             sys.exit(status)

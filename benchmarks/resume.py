@@ -49,7 +49,7 @@ def training(flags: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], Iterat
         [sys.executable, RUN_MLM, *flags], env=environment, pass_fds=(writing,), stdout=subprocess.DEVNULL
     )
     os.close(writing)
-    with os.fdopen(reading) as reports:
+    with os.fdopen(reading, encoding="utf-8") as reports:
         try:
             yield process, reports
         finally:

@@ -59,7 +59,7 @@ class MeasuredProgram:
         self.name = name
         self.figures: dict[str, float] = {}
         self._process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
         )
 
     def wait(self) -> Times:

@@ -46,7 +46,9 @@ def compiled(name: str, rows: int, tpu: TpuSlice, arguments: argparse.Namespace)
         sizes = ((size, getattr(arguments, size)) for size in ("length", "vocab_size", "num_layers"))
         flags += [f"--{size.replace('_', '-')}={value}" for size, value in sizes if value is not None]
         logging.info("lowering %s, %d rows", name, rows)
-        run = subprocess.run([sys.executable, PROGRAM, name, *flags], capture_output=True, text=True, check=False)
+        run = subprocess.run(
+            [sys.executable, PROGRAM, name, *flags], capture_output=True, encoding="utf-8", check=False
+        )
         if run.returncode:
             sys.exit(f"{name} failed:\n{run.stderr[-3000:]}")
         stablehlo = path.read_text(encoding="utf-8")

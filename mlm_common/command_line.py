@@ -280,8 +280,8 @@ def commit() -> str:
     """Find the checkout's commit, with `+changes` where files differ from it, or `unknown` outside a checkout."""
     git = ["git", "--no-optional-locks", "-C", str(PROJECT_FOLDER)]  # a kill must leave no lock behind
     try:
-        head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-        changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True)
+        head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, encoding="utf-8", check=True)
+        changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, encoding="utf-8", check=True)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return head.stdout.strip() + ("+changes" if changes.stdout.strip() else "")

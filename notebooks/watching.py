@@ -32,7 +32,7 @@ def use_environment(python: str) -> None:
     def project(line: str, cell: str) -> None:
         # Not by standard input: a program that has no file may start processes, one that is `<stdin>` may not.
         command = [python, "-c", cell, *shlex.split(line)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8") as process:
             lines = [_echo(text) for text in process.stdout or ()]
         shell.user_ns["printed"] = "".join(lines)
         _check(process.returncode)
@@ -70,7 +70,7 @@ def watch(python: str, command: str, run_folder: str, *, interval_seconds: float
     view = display(HTML("Starting; the first figures are there in a minute or so."), display_id=True)
     with tempfile.TemporaryDirectory() as name:
         log, picture = Path(name, "log.txt"), Path(name, "loss.png")
-        with log.open("w") as output:
+        with log.open("w", encoding="utf-8") as output:
             training = subprocess.Popen([python, *shlex.split(command)], stdout=output, stderr=subprocess.STDOUT)
         draw = [python, "train/compare_runs.py", "--runs", run_folder, "--picture", str(picture)]
         try:
@@ -79,7 +79,7 @@ def watch(python: str, command: str, run_folder: str, *, interval_seconds: float
         finally:
             training.terminate()
             training.wait()
-            print("\n".join(log.read_text(errors="replace").splitlines()[-NUM_LINES_SHOWN:]))
+            print("\n".join(log.read_text(errors="replace", encoding="utf-8").splitlines()[-NUM_LINES_SHOWN:]))
         _redraw(view, draw, picture)
     _check(training.returncode)
 

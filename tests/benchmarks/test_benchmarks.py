@@ -22,7 +22,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 def output_of(script, *flags):
     """Run a benchmark and return what it printed; what it wrote to stderr is shown where a test fails."""
     command = [sys.executable, BENCHMARKS / script, *flags]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=True).stdout
 
 
 def test_generated_text_is_the_same_each_time_and_a_shorter_one_the_head_of_a_longer_one(tmp_path):
@@ -62,7 +62,9 @@ def test_memory_of_a_command_and_its_children_is_measured_together():
 @pytest.mark.parametrize("command", [("tokenizer_training.py", "--only", "peers"), ("prepare.py",)])
 def test_missing_files(command):
     script, *flags = command
-    run = subprocess.run([sys.executable, BENCHMARKS / script, *flags], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, BENCHMARKS / script, *flags], capture_output=True, encoding="utf-8", check=False
+    )
     assert run.returncode == 2
     assert "--train-file" in run.stderr
 
@@ -71,10 +73,10 @@ def test_missing_files(command):
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_both_parts_print_their_tables(tmp_path):
     write_generated_text(tmp_path / "text", 1_000_000)
-    rows = [json.dumps({"text": text}) + "\n" for text in (tmp_path / "text").read_text().split("\n")]
-    with gzip.open(tmp_path / "train.jsonl.gz", "wt") as file:
+    rows = [json.dumps({"text": text}) + "\n" for text in (tmp_path / "text").read_text(encoding="utf-8").split("\n")]
+    with gzip.open(tmp_path / "train.jsonl.gz", "wt", encoding="utf-8") as file:
         file.writelines(rows[100:])
-    with gzip.open(tmp_path / "valid.jsonl.gz", "wt") as file:
+    with gzip.open(tmp_path / "valid.jsonl.gz", "wt", encoding="utf-8") as file:
         file.writelines(rows[:100])
     files = [f"--train-file={tmp_path}/train.jsonl.gz", f"--valid-file={tmp_path}/valid.jsonl.gz"]
     sizes = ["--vocab-sizes", "1000", "--repeats", "2", "--trainer-repeats", "1", "--generated-megabytes", "1"]
@@ -125,8 +127,10 @@ def test_inputs_print_their_table():
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_preparation_and_its_peers_print_their_tables(tmp_path):
     write_generated_text(tmp_path / "text", 1_000_000)
-    with (tmp_path / "train.jsonl").open("w") as file:
-        file.writelines(json.dumps({"text": text}) + "\n" for text in (tmp_path / "text").read_text().split("\n"))
+    with (tmp_path / "train.jsonl").open("w", encoding="utf-8") as file:
+        file.writelines(
+            json.dumps({"text": text}) + "\n" for text in (tmp_path / "text").read_text(encoding="utf-8").split("\n")
+        )
     flags = [f"--train-file={tmp_path}/train.jsonl", "--vocab-size=1000", "--length=64", "--repeats=1"]
     flags += ["--generated-megabytes", "1", "2"]
     tables = output_of("prepare.py", *flags)

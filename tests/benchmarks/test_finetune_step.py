@@ -47,7 +47,7 @@ def test_contenders_of_both_sides_print_their_lines(tmp_path_factory: pytest.Tem
     flags = ["--torch-python", torch_python, "--num-rows=700", "--num-layers=1", "--hidden-size=32", "--vocab-size=600"]
     flags += ["--length=32", "--rounds=2", "--steps-per-round=2", "--warmup-steps=2", "--contenders", *MEASURED]
     command = [sys.executable, PROJECT / "benchmarks" / "finetune_step.py", *flags]
-    tables = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    tables = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=True).stdout
     assert "700 rows of a stand-in for SST-2" in tables
     assert re.search(r"^ours is warm: programs 2, seconds to compile ", tables, re.MULTILINE), tables
     for name in MEASURED:

@@ -58,7 +58,7 @@ def test_recipes_of_both_sides_print_their_curves(torch_python, shards, tmp_path
     names = ["trainer-roberta", "ours-modernbert"]
     flags = ["--shards", shards, "--recipes", *names, "--minutes=0.02", "--rounds=2", "--torch-python", torch_python]
     command = [sys.executable, PROJECT / "benchmarks" / "time_to_quality.py", *flags, "--picture", tmp_path / "c.png"]
-    table = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    table = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=True).stdout
     assert re.search(r"^2" + r" +\d+ +\d+\.\d{3}" * len(names) + "$", table, re.MULTILINE), table
     assert re.search(r"^ours-modernbert comes to the final loss of trainer-roberta, \d", table, re.MULTILINE), table
     assert (tmp_path / "c.png").stat().st_size > 10_000

@@ -124,12 +124,12 @@ class Process:
     @property
     def printed(self) -> str:
         """What it has printed so far."""
-        return self._output.read_text(errors="replace") if self._output.exists() else ""
+        return self._output.read_text(errors="replace", encoding="utf-8") if self._output.exists() else ""
 
     @property
     def errors(self) -> str:
         """What it has said so far, on the stream for errors."""
-        return self._errors.read_text(errors="replace") if self._errors.exists() else ""
+        return self._errors.read_text(errors="replace", encoding="utf-8") if self._errors.exists() else ""
 
     @property
     def output(self) -> str:
@@ -223,9 +223,9 @@ def mount_disk(folder: str, options: str) -> None:
     user, group = os.getuid(), os.getgid()
     if libc.unshare(CLONE_NEWUSER | CLONE_NEWNS):
         raise OSError(ctypes.get_errno(), "unshare")
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"0 {user} 1")
-    Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+    Path("/proc/self/setgroups").write_text("deny", encoding="utf-8")
+    Path("/proc/self/uid_map").write_text(f"0 {user} 1", encoding="utf-8")
+    Path("/proc/self/gid_map").write_text(f"0 {group} 1", encoding="utf-8")
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], check=True)
 
 

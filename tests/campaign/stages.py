@@ -116,8 +116,8 @@ def write_input(folder: Path) -> None:
     draw = random.Random(0)
     for number in range(NUM_FILES):
         lines = (" ".join(draw.choices(WORDS, k=draw.randrange(1, 40))) + "\n" for _ in range(NUM_DOCUMENTS))
-        (folder / f"docs-{number}.txt").write_text("".join(lines))
-    (folder / "text.txt").write_text("\n".join(generated_lines(NUM_LINES)) + "\n")
+        (folder / f"docs-{number}.txt").write_text("".join(lines), encoding="utf-8")
+    (folder / "text.txt").write_text("\n".join(generated_lines(NUM_LINES)) + "\n", encoding="utf-8")
 
 
 def copied(folder: Path, to: Path) -> Path:
@@ -128,8 +128,8 @@ def copied(folder: Path, to: Path) -> Path:
 def change_input(folder: Path) -> None:
     """Append a document to the texts, and make the shards anew without one."""
     for name in ("text.txt", "docs-0.txt"):
-        with (folder / name).open("a") as file:
+        with (folder / name).open("a", encoding="utf-8") as file:
             file.write("a corpus of words\n")
-    documents = (folder / "docs.jsonl").read_text().splitlines(keepends=True)
-    (folder / "docs.jsonl").write_text("".join(documents[:-1]))
+    documents = (folder / "docs.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (folder / "docs.jsonl").write_text("".join(documents[:-1]), encoding="utf-8")
     assert prepare(flags(folder, folder / "shards", "--validation-percent", "20", "--overwrite")) == 0

@@ -14,7 +14,9 @@ from tests.fixtures.script_help import ask_for_help
 
 PROJECT = Path(__file__).parents[2]
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
-SHELL_BLOCKS = [block for page in PAGES for block in re.findall(r"```bash\n(.*?)```", page.read_text(), flags=re.S)]
+SHELL_BLOCKS = [
+    block for page in PAGES for block in re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.S)
+]
 COMMAND_LINES = [line for block in SHELL_BLOCKS for line in block.splitlines() if line and not line.startswith("#")]
 BENCHMARKS = tuple(sorted({word for line in COMMAND_LINES for word in line.split() if word.startswith("benchmarks/")}))
 
@@ -70,21 +72,25 @@ def test_commands_of_the_documentation(line):
 
 
 def test_the_version_is_the_newest_of_the_changelog():
-    newest = re.search(r"^## (\S+)", (PROJECT / "CHANGELOG.md").read_text(), flags=re.M)
+    newest = re.search(r"^## (\S+)", (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.M)
     assert newest[1] == version("mlm-pretraining")
 
 
 def test_links_of_the_documentation_lead_somewhere():
     for page in PAGES:
-        for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
+        for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page}: {target}"
 
 
 def test_tests_that_the_documentation_names_exist():
-    named = {name for page in PAGES for name in re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)`", page.read_text())}
+    named = {
+        name
+        for page in PAGES
+        for name in re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)`", page.read_text(encoding="utf-8"))
+    }
     assert len(named) > 20
     for path, _, test in (name.partition("::") for name in named):
-        assert not test or f"def {test}(" in (PROJECT / path).read_text(), f"{path}::{test}"
+        assert not test or f"def {test}(" in (PROJECT / path).read_text(encoding="utf-8"), f"{path}::{test}"
         assert (PROJECT / path).is_file(), path
 
 
@@ -92,7 +98,7 @@ def test_tests_that_the_documentation_names_exist():
 def test_the_quick_start(tmp_path):
     """All of `make quickstart`, with few steps, in the environment the tests run in."""
     settings = [f"QUICKSTART_DIR={tmp_path}", "QUICKSTART_STEPS=4"]
-    done = subprocess.run(["make", "quickstart", *settings], cwd=PROJECT, capture_output=True, text=True)
+    done = subprocess.run(["make", "quickstart", *settings], cwd=PROJECT, capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "model" / "export" / "model.safetensors").exists()
     assert "unigram entropy" in done.stdout

@@ -61,7 +61,7 @@ def test_the_extra_follows_from_the_devices(
 
 def test_facts_that_stand_in_two_places_agree() -> None:
     assert install.TPU_DEVICE_PATTERNS == tpu_devices.TPU_DEVICE_PATTERNS
-    declared = (PROJECT / "pyproject.toml").read_text()
+    declared = (PROJECT / "pyproject.toml").read_text(encoding="utf-8")
     assert f'name = "{install.PROJECT_NAME}"' in declared
     for extra in install.EXTRAS:
         assert re.search(rf"^{extra} = \[", declared, flags=re.M)
@@ -118,7 +118,7 @@ def test_the_preflight_can_be_installed_for_each_python(python_version: str, jax
     # None may have to be built.
     command = [*resolve, "--only-binary", ":all:"]
     resolved = subprocess.run(
-        command, cwd=PROJECT, env=environment, stdout=subprocess.PIPE, text=True, check=True
+        command, cwd=PROJECT, env=environment, stdout=subprocess.PIPE, encoding="utf-8", check=True
     ).stdout
     lines = resolved.splitlines()
     assert {f"jax=={jax}", f"jaxlib=={jax}", "libtpu==0.0.20"} <= set(lines)
@@ -133,7 +133,7 @@ def test_the_install_cell_on_a_service_with_other_packages(tmp_path: Path) -> No
     python = service / "bin" / "python"
     (site_packages,) = service.glob("lib/python*/site-packages")
     for package in ("numpy", "tensorflow", "transformers", "yaml"):
-        (site_packages / f"{package}.py").write_text("raise ImportError('another version')\n")
+        (site_packages / f"{package}.py").write_text("raise ImportError('another version')\n", encoding="utf-8")
     before = sorted(path.name for path in site_packages.iterdir())
 
     inherited = {name: os.environ[name] for name in os.environ if not name.startswith(("PYTHON", "UV_", "TF_"))}
@@ -141,7 +141,7 @@ def test_the_install_cell_on_a_service_with_other_packages(tmp_path: Path) -> No
     environment = inherited | colab | {"HOME": str(tmp_path), "MLM_EXTRA": "tpu", "UV_CACHE_DIR": str(tmp_path / "uv")}
     program = f"REPOSITORY = {str(PROJECT)!r}\n{code_cells(WALKTHROUGH)['install']}\nprint(PYTHON)"
     printed = subprocess.run(
-        [python, "-c", program], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, check=True
+        [python, "-c", program], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, encoding="utf-8", check=True
     ).stdout
     assert printed.startswith("Colab: installing for tpu")
     assert sorted(path.name for path in site_packages.iterdir()) == before
@@ -151,7 +151,7 @@ def test_the_install_cell_on_a_service_with_other_packages(tmp_path: Path) -> No
     assert installed == str(clone / ".venv-tpu/bin/python")
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([installed, *arguments], cwd=clone, env=inherited, capture_output=True, text=True)
+        return subprocess.run([installed, *arguments], cwd=clone, env=inherited, capture_output=True, encoding="utf-8")
 
     inherited |= COMPILER_ENVIRONMENT  # with it libtpu looks for no TPU and for no metadata server
     version, path, has_tensorflow, has_tensorflow_tpu = run("-c", SHOW_TENSORFLOW).stdout.split()

@@ -37,7 +37,7 @@ def run_notebook(
     """Run all cells in a kernel of their own, with other numbers in them, and return them by id."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     for number, other in (smaller or {}).items():
         assert text.count(number) == 1
         text = text.replace(number, other)
@@ -126,7 +126,7 @@ def test_what_cells_import_from_the_project_is_there(path: Path) -> None:
         if (NOTEBOOKS.parent / str(node.module).partition(".")[0]).exists():
             for alias in node.names:
                 defined = rf"^(def |class |[\w, ]*\b){alias.name}\b"
-                assert re.search(defined, module.read_text(), flags=re.M), f"{module}: {alias.name}"
+                assert re.search(defined, module.read_text(encoding="utf-8"), flags=re.M), f"{module}: {alias.name}"
 
 
 @pytest.mark.parametrize("path", [WALKTHROUGH, COMPARISON, FINETUNING])
@@ -146,7 +146,9 @@ def test_the_walkthrough(
     Of the built-in corpus one package, since each of three cells would read it all.
     """
     documents = read_folders([str(Path(np.__file__).parent)])
-    (tmp_path / "docs.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    (tmp_path / "docs.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in documents), encoding="utf-8"
+    )
     settings = {"MLM_QUICK": "1", "MLM_WORK": f"{cloud_storage.bucket_url}/walkthrough", "MLM_HUB_MODEL_ID": REPO}
     environment = cloud_storage.environment | hub_server.environment | settings
     corpus = {"--dataset-name builtin": f"--data-files {tmp_path / 'docs.jsonl'}"}

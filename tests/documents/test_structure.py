@@ -1,5 +1,6 @@
 """The folders: few entries at the top of train/, names that shadow nothing, and README's map of them."""
 
+import ast
 import importlib
 import re
 import subprocess
@@ -16,7 +17,7 @@ MAPPED = ("mlm_common", *STAGES, "benchmarks", "recipes", "notebooks", "docs")
 
 
 def tracked_files() -> list[PurePosixPath]:
-    listed = subprocess.run(["git", "ls-files"], cwd=PROJECT, capture_output=True, text=True, check=False)
+    listed = subprocess.run(["git", "ls-files"], cwd=PROJECT, capture_output=True, encoding="utf-8", check=False)
     if listed.returncode:
         pytest.skip("not a checkout of git")
     return [PurePosixPath(line) for line in listed.stdout.splitlines()]
@@ -35,7 +36,9 @@ def test_modules_shadow_nothing() -> None:
 
 
 def test_the_map_of_readme_names_all_folders() -> None:
-    (tree,) = re.findall(r"^mlm_common/.*?(?=^```)", (PROJECT / "README.md").read_text(), flags=re.M | re.S)
+    (tree,) = re.findall(
+        r"^mlm_common/.*?(?=^```)", (PROJECT / "README.md").read_text(encoding="utf-8"), flags=re.M | re.S
+    )
     folders: list[str] = []
     for branch, name in re.findall(r"^([│├└─ ]*)([\w.]+)/ +\S", tree, flags=re.M):
         parents = folders[-1].split("/")[: len(branch) // 4] if folders else []
@@ -45,6 +48,29 @@ def test_the_map_of_readme_names_all_folders() -> None:
     assert set(folders) <= there
     mapped = {folder for folder in there if folder.split("/")[0] in MAPPED and not folder.startswith("train/checks/")}
     assert mapped == {folder for folder in folders if folder.split("/")[0] != "tests"}
+
+
+def names_no_encoding(call: ast.Call) -> bool:
+    keywords = {keyword.arg for keyword in call.keywords}
+    values = [argument.value for argument in call.args if isinstance(argument, ast.Constant)]
+    text = {
+        "read_text": not call.args,
+        "write_text": len(call.args) == 1,
+        "open": any(value in ("r", "w", "a", "x", "rt", "wt", "at", "xt") for value in values),
+    }
+    return "encoding" not in keywords and ("text" in keywords or text.get(getattr(call.func, "attr", ""), False))
+
+
+def test_text_is_read_and_written_in_a_named_encoding() -> None:
+    """Otherwise a program depends on its locale."""
+    unnamed = [
+        f"{path}:{node.lineno}"
+        for path in tracked_files()
+        if path.suffix == ".py"
+        for node in ast.walk(ast.parse((PROJECT / path).read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and names_no_encoding(node)
+    ]
+    assert not unnamed
 
 
 @pytest.mark.parametrize("stage", ["train", "finetuning"])

@@ -11,7 +11,7 @@ from tests.fixtures.commands import COMMANDS
 from train.export import build_parser
 
 PROJECT = Path(__file__).parents[2]
-TEXT = (PROJECT / "docs" / "troubleshooting.md").read_text()
+TEXT = (PROJECT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 OUR_MESSAGES = re.findall(r"```ours\n(.*?)\n```", TEXT, flags=re.S)
 ELSEWHERE = ("gcloud ", "pip ", "hf ", "sudo ", "--no-deps")  # flags of other programs
 DIFFERS = "…"
@@ -33,7 +33,7 @@ def rendered(node: ast.AST) -> str:
 def strings_of_the_code() -> Iterator[str]:
     for folder in ("mlm_common", "tokenizer_training", "tfrecord_prep", "train"):
         for path in (PROJECT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp):
                     yield PERCENT_FORMAT.sub(DIFFERS, " ".join(rendered(node).split()))
 
@@ -69,6 +69,6 @@ def test_flags_are_those_of_the_commands() -> None:
 
 def test_anchors_lead_to_headings() -> None:
     for page, anchor in re.findall(r"\]\(([\w.]*)#([\w-]+)\)", TEXT):
-        text = (PROJECT / "docs" / page).read_text() if page else TEXT
+        text = (PROJECT / "docs" / page).read_text(encoding="utf-8") if page else TEXT
         headings = re.findall(r"^#+ (.+)$", text, flags=re.M)
         assert anchor in {re.sub(r"[^\w -]", "", one).lower().replace(" ", "-") for one in headings}

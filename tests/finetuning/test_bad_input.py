@@ -24,19 +24,19 @@ TRAIN = "text\tlabel\na list\tx\na file\ty\n"
 
 
 def with_file(name: str, content: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_text(content) and None
+    return lambda folder: (folder / name).write_text(content, encoding="utf-8") and None
 
 
 def run_without_export(folder: Path) -> None:
-    (folder / "model" / "run.json").write_text("{}")
+    (folder / "model" / "run.json").write_text("{}", encoding="utf-8")
 
 
 def other_tokenizer(folder: Path) -> None:
     shutil.copytree(folder / "model", folder / "other")
     path = folder / "other" / "tokenizer.json"
-    settings = json.loads(path.read_text())
+    settings = json.loads(path.read_text(encoding="utf-8"))
     settings["model"]["vocab"].append(["more", -9.0])
-    path.write_text(json.dumps(settings))
+    path.write_text(json.dumps(settings), encoding="utf-8")
 
 
 def no_weights(folder: Path) -> None:
@@ -45,7 +45,7 @@ def no_weights(folder: Path) -> None:
 
 def another_run(folder: Path) -> None:
     (folder / "run").mkdir()
-    (folder / "run" / "run.json").write_text(json.dumps({"fingerprint": {"run.seed": 7}}))
+    (folder / "run" / "run.json").write_text(json.dumps({"fingerprint": {"run.seed": 7}}), encoding="utf-8")
 
 
 FILES = ["--train-file", "{}/train.tsv", "--validation-file", "{}/b.tsv"]
@@ -148,14 +148,14 @@ def outcomes(tiny_start: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     for name, (change, more, _) in CASES.items():
         folder = tmp_path_factory.mktemp("case")
         shutil.copytree(tiny_start / "start", folder / "model")
-        (folder / "train.tsv").write_text(TRAIN)
+        (folder / "train.tsv").write_text(TRAIN, encoding="utf-8")
         if change is not None:
             change(folder)
         flags = ["--init-from", "{}/model", "--output-dir", "{}/run", "--max-seq-length", "30", *more]
         commands.append([flag.format(folder) for flag in flags])
         assert name
     done = subprocess.run(
-        [sys.executable, "-c", DRIVER], input=json.dumps(commands), capture_output=True, text=True, check=True
+        [sys.executable, "-c", DRIVER], input=json.dumps(commands), capture_output=True, encoding="utf-8", check=True
     )
     return dict(zip(CASES, map(json.loads, done.stdout.splitlines()), strict=True))
 

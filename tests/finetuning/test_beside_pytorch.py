@@ -112,7 +112,7 @@ def test_losses_are_those_of_pytorch(classified: Path, tiny_start: Path, python:
         masks = [mask + [0] * (len(ids[0]) - len(mask)) for mask in masks]
         written.append({"input_ids": ids, "attention_mask": masks, "labels": labels})
     assert len({len(batch["input_ids"][0]) for batch in written}) == 2
-    (tmp_path / "batches.json").write_text(json.dumps(written))
+    (tmp_path / "batches.json").write_text(json.dumps(written), encoding="utf-8")
     schedule = build_schedule(config.optimization, **plan.schedule_steps)
     rates = json.dumps([float(schedule(step)) for step in range(NUM_STEPS)])
     theirs = json.loads(output_of(python, TRAINER, str(classified / "export"), str(tmp_path / "batches.json"), rates))

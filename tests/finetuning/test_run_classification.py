@@ -27,11 +27,11 @@ STEPS_OF_PASS = -(-NUM_TRAIN // 8)
 
 
 def results(run: Path, name: str) -> dict[str, object]:
-    return json.loads((run / f"{name}_results.json").read_text())
+    return json.loads((run / f"{name}_results.json").read_text(encoding="utf-8"))
 
 
 def predictions(run: Path) -> list[str]:
-    header, *lines = (run / "predict_results_sst2.txt").read_text().splitlines()
+    header, *lines = (run / "predict_results_sst2.txt").read_text(encoding="utf-8").splitlines()
     assert header == "index\tprediction"
     assert [line.split("\t")[0] for line in lines] == [str(index) for index in range(NUM_TEST)]
     return [line.split("\t")[1] for line in lines]
@@ -82,14 +82,14 @@ def test_the_best_checkpoint_is_exported(classified: Path) -> None:
     best = max(validation, key=lambda line: (line["accuracy"], -line["loss"], -line["step"]))
     assert results(classified, "eval")["eval_loss"] == best["loss"]
     assert results(classified, "eval")["epoch"] == best["step"] / STEPS_OF_PASS
-    record = json.loads((classified / "checkpoints" / f"step-{best['step']:08d}.json").read_text())
+    record = json.loads((classified / "checkpoints" / f"step-{best['step']:08d}.json").read_text(encoding="utf-8"))
     assert record["validation_score"] == best["accuracy"]
 
 
 def test_the_export_is_a_classifier(classified: Path) -> None:
     """With names of its labels, and the logits that the predictions were made of."""
     export = classified / "export"
-    config = json.loads((export / "config.json").read_text())
+    config = json.loads((export / "config.json").read_text(encoding="utf-8"))
     assert config["architectures"] == ["RobertaForSequenceClassification"]
     assert config["id2label"] == {str(index): name for index, name in enumerate(LABELS)}
     assert config["problem_type"] == "single_label_classification"
@@ -99,7 +99,7 @@ def test_the_export_is_a_classifier(classified: Path) -> None:
     inputs = tokenizer(texts, padding=True, truncation=True, max_length=30, return_tensors="np")
     classes = np.argmax(network({name: inputs[name] for name in ("input_ids", "attention_mask")}).logits, -1)
     assert [config["id2label"][str(one)] for one in classes] == predictions(classified)
-    _, metadata, text = (export / "README.md").read_text().split("---\n", 2)
+    _, metadata, text = (export / "README.md").read_text(encoding="utf-8").split("---\n", 2)
     about = yaml.safe_load(metadata)
     assert (about["pipeline_tag"], about["datasets"]) == ("text-classification", ["nyu-mll/glue"])
     assert "base_model" not in about  # the folder it started from is nobody's business

@@ -54,7 +54,7 @@ def write_questions(path: Path, num: int, seed: int) -> dict[str, str]:
         one = {"id": f"q{number}", "question": "value", "answers": [{"text": answer, "answer_start": start}]}
         paragraphs.append({"context": context, "qas": [one]})
         answers[f"q{number}"] = answer
-    path.write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}))
+    path.write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}), encoding="utf-8")
     return answers
 
 
@@ -184,17 +184,17 @@ def test_it_learns_fifty_questions(tmp_path: Path) -> None:
     flags += ["--max-seq-length", "24", "--doc-stride", "6", "--length-buckets", "16", "24", "--learning-rate", "0.02"]
     flags += ["--per-replica-batch-size", "8", "--num-epochs", "15", "--eval-steps", "1000", "--dropout", "0"]
     assert main(flags) == 0
-    results = json.loads((tmp_path / "run" / "all_results.json").read_text())
+    results = json.loads((tmp_path / "run" / "all_results.json").read_text(encoding="utf-8"))
     assert results["eval_exact_match"] >= 95
     assert results["eval_num_questions"] == 50
     assert results["eval_samples"] > 50  # windows
     assert results["predict_exact_match"] == results["eval_exact_match"]
-    predictions = json.loads((tmp_path / "run" / "predictions.json").read_text())
+    predictions = json.loads((tmp_path / "run" / "predictions.json").read_text(encoding="utf-8"))
     right = np.mean([predictions[one] == answer for one, answer in answers.items()])
     assert 100 * right == results["eval_exact_match"]
-    best = json.loads((tmp_path / "run" / "nbest_predictions.json").read_text())
+    best = json.loads((tmp_path / "run" / "nbest_predictions.json").read_text(encoding="utf-8"))
     assert {one: listed[0]["text"] for one, listed in best.items()} == predictions
     assert not (tmp_path / "run" / "null_odds.json").exists()
-    config = json.loads((tmp_path / "run" / "export" / "config.json").read_text())
+    config = json.loads((tmp_path / "run" / "export" / "config.json").read_text(encoding="utf-8"))
     assert config["architectures"] == ["RobertaForQuestionAnswering"]
     load_model(str(tmp_path / "run" / "export"), "TFAutoModelForQuestionAnswering")

@@ -67,7 +67,7 @@ def write_sentences(path: Path, num: int, seed: int) -> list[list[str]]:
             tags.append("B-KIND" if is_entity else "I-KIND" if goes_on else "O")
         lines += [f"{word} {tag}\n" for word, tag in zip(words, tags, strict=True)] + ["\n"]
         written.append(tags)
-    path.write_text("".join(lines))
+    path.write_text("".join(lines), encoding="utf-8")
     return written
 
 
@@ -92,7 +92,7 @@ def test_it_learns_what_can_be_learned(tmp_path: Path) -> None:
     ]
     start = ["--init-from", str(tmp_path / "start"), "--output-dir", str(tmp_path / "run")]
     assert main([*start, *files, *more]) == 0
-    everything = json.loads((tmp_path / "run" / "all_results.json").read_text())
+    everything = json.loads((tmp_path / "run" / "all_results.json").read_text(encoding="utf-8"))
     assert everything["eval_f1"] == 1.0
     assert everything["predict_f1"] > 0.9
     assert everything["eval_guess_f1"] == 0.0
@@ -104,7 +104,7 @@ def test_it_learns_what_can_be_learned(tmp_path: Path) -> None:
             expected = getattr(seqeval, f"{name}_score")(tags[split], predicted)
             assert everything[f"{prefix}_{name}"] == pytest.approx(expected, abs=1e-9)
     export = tmp_path / "run" / "export"
-    config = json.loads((export / "config.json").read_text())
+    config = json.loads((export / "config.json").read_text(encoding="utf-8"))
     assert config["architectures"] == ["RobertaForTokenClassification"]
     assert config["id2label"] == {"0": "O", "1": "B-KIND", "2": "I-KIND"}
     assert load_model(str(export), "TFAutoModelForTokenClassification").config.num_labels == 3

@@ -48,7 +48,9 @@ def flags(start: Path, folder: Path, *more: str) -> list[str]:
     for split in NUM_ROWS:
         has_stars = split != "test"
         lines = [f"{text}\t{stars}\n" if has_stars else f"{text}\n" for text, stars in reviews(split)]
-        (folder / f"{split}.tsv").write_text(("review\tstars\n" if has_stars else "review\n") + "".join(lines))
+        (folder / f"{split}.tsv").write_text(
+            ("review\tstars\n" if has_stars else "review\n") + "".join(lines), encoding="utf-8"
+        )
     files = [f"--{split}-file={folder}/{split}.tsv" for split in NUM_ROWS]
     return [
         *("--task", TASK, "--init-from", str(start), "--output-dir", str(folder / "run"), *files),
@@ -72,7 +74,7 @@ def rated(tiny_start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def results(folder: Path) -> dict[str, float]:
-    return json.loads((folder / "run" / "eval_results.json").read_text())
+    return json.loads((folder / "run" / "eval_results.json").read_text(encoding="utf-8"))
 
 
 def best_step(folder: Path) -> int:
@@ -132,7 +134,7 @@ def test_each_evaluation_that_is_the_best_so_far_is_saved(rated: Path) -> None:
 def test_the_export_has_the_encoder_and_the_head(rated: Path) -> None:
     """Both in PyTorch's layout: by them the predictions are computed again, the head's by hand."""
     export = rated / "run" / "export"
-    config = json.loads((export / "config.json").read_text())
+    config = json.loads((export / "config.json").read_text(encoding="utf-8"))
     assert config["architectures"] == ["RobertaModel"]
     weights = load_file(export / "model.safetensors")
     width, head = config["hidden_size"], {name: one for name, one in weights.items() if name.startswith("own_head.")}
@@ -153,7 +155,7 @@ def test_the_export_has_the_encoder_and_the_head(rated: Path) -> None:
     wide = np.tanh(pooled @ head["own_head.dense.weight"].T + head["own_head.dense.bias"])
     logits = wide @ head["own_head.dense_1.weight"].T + head["own_head.dense_1.bias"]
     assert [str(1 + count) for count in (logits > 0).sum(axis=1)] == predicted(rated)
-    text = (export / "README.md").read_text()
+    text = (export / "README.md").read_text(encoding="utf-8")
     assert "names\n  that begin with `own_head.`" in text
     assert "model = AutoModel.from_pretrained(" in text
     assert str(RECIPE.parent) not in text
@@ -181,7 +183,7 @@ def test_another_file_is_another_run(
     """The same file elsewhere is the same run."""
     shutil.copytree(rated, tmp_path / "rated")
     for ending, status in (("", 0), ("\nMOST_STARS = 6\n", 2)):
-        (tmp_path / "elsewhere.py").write_text(RECIPE.read_text() + ending)
+        (tmp_path / "elsewhere.py").write_text(RECIPE.read_text(encoding="utf-8") + ending, encoding="utf-8")
         moved = flags(tiny_start / "start", tmp_path / "rated", "--task", f"{tmp_path}/elsewhere.py:StarRatings")
         assert main([*moved, "--dry-run"]) == status
     assert "--output-dir must not hold another run" in capsys.readouterr().err
@@ -273,7 +275,9 @@ def test_weights_of_a_head_have_names_of_their_own(head: str, tmp_path: Path) ->
     from tests.fixtures.tiny_models import tiny_model
 
     own = f"    def head(self, config):\n        import tf_keras\n        layers = tf_keras.layers\n        {head}\n"
-    (tmp_path / "task.py").write_text(f"{RECIPE.read_text()}\n\nclass Other(StarRatings):\n{own}")
+    (tmp_path / "task.py").write_text(
+        f"{RECIPE.read_text(encoding='utf-8')}\n\nclass Other(StarRatings):\n{own}", encoding="utf-8"
+    )
     task = load_task(f"{tmp_path}/task.py:Other")(pad_token_id=1, token_types=False)
     network = tiny_model("roberta", "TFAutoModel", num_hidden_layers=1)
     if HEADS[head]:
@@ -289,4 +293,4 @@ def test_weights_of_a_head_have_names_of_their_own(head: str, tmp_path: Path) ->
 
 def test_the_task_is_a_class_of_the_base() -> None:
     assert issubclass(load_task(TASK), OwnTask)
-    assert len(RECIPE.read_text().splitlines()) <= 65
+    assert len(RECIPE.read_text(encoding="utf-8").splitlines()) <= 65

@@ -62,7 +62,7 @@ def test_without_a_validation_part_there_is_nothing_to_compare(
 def test_two_seeds(tiny_start: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     argv = flags(tiny_start, tmp_path / "run", "--seeds", "1", "2", "--max-steps", "3", "--no-load-best-model-at-end")
     assert main(argv) == 0
-    table = json.loads((tmp_path / "run" / "seeds_results.json").read_text())
+    table = json.loads((tmp_path / "run" / "seeds_results.json").read_text(encoding="utf-8"))
     assert set(table["scores"]) == {"eval_loss", "eval_accuracy"}
     losses = table["scores"]["eval_loss"]["values"]
     assert losses[0] != losses[1]

@@ -60,13 +60,13 @@ if __name__ == "__main__":
 def test_interrupted_command_says_so_and_no_more(program: str, tmp_path: Path) -> None:
     """The signal goes to all processes, as a terminal sends it."""
     script = tmp_path / "program.py"
-    script.write_text(program)
+    script.write_text(program, encoding="utf-8")
     with subprocess.Popen(
         [sys.executable, str(script)],
         env=os.environ | {"PYTHONPATH": str(PROJECT_FOLDER)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
+        encoding="utf-8",
         start_new_session=True,
     ) as process:
         assert process.stdout is not None
@@ -120,7 +120,7 @@ class Settings:
 
 def settings_of_file(folder: Path, text: str) -> Settings:
     path = folder / "settings.yaml"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     (settings,) = parse_arguments([Settings], ["--config-file", str(path)], "")
     return settings
 

@@ -85,7 +85,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         f"if __name__ == '__main__': list(map_in_order(work, [{str(tmp_path)!r}] * 2, 2, ''))"
     )
     script = tmp_path / "program.py"
-    script.write_text(program)
+    script.write_text(program, encoding="utf-8")
     environment = os.environ | {"PYTHONPATH": str(PROJECT)}
     parent = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.DEVNULL)
     wait_for(lambda: len(list(tmp_path.iterdir())) == 3)
@@ -97,7 +97,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
 
 def is_running(process_id: int) -> bool:
     try:
-        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
 

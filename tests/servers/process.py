@@ -17,7 +17,7 @@ class ServerProcess:
     def __init__(self, module: str, *arguments: str) -> None:
         command = [sys.executable, "-m", module, *arguments]
         self._process = subprocess.Popen(
-            command, cwd=PROJECT_FOLDER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command, cwd=PROJECT_FOLDER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
         )
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())

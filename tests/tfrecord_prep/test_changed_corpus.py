@@ -44,7 +44,7 @@ def with_record(source: Path, folder: Path, **settings) -> Path:
     """Copy the tokenizer, with the record of the corpus that it was trained on."""
     shutil.copytree(source / "tokenizer", folder)
     record = {"corpus": open_corpus(CorpusConfig(**settings)).record}
-    (folder / RECORD_FILE).write_text(json.dumps(record))
+    (folder / RECORD_FILE).write_text(json.dumps(record), encoding="utf-8")
     return folder
 
 
@@ -104,7 +104,7 @@ def test_an_unfinished_part_of_another_preparation_is_refused_too(
 
 
 def test_parts_of_other_files_stay_where_they_are(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "held_out.txt").write_text("another text\n" * 20)
+    (tmp_path / "held_out.txt").write_text("another text\n" * 20, encoding="utf-8")
     arguments = flags(source, tmp_path / "out")
     assert main([*arguments, "--validation-files", str(tmp_path / "held_out.txt")]) == 0
     before = contents(tmp_path / "out")
@@ -119,7 +119,7 @@ def test_parts_of_other_files_stay_where_they_are(source: Path, tmp_path: Path) 
 def test_settings_without_influence_on_a_part_do_not_refuse_it(
     source: Path, tmp_path: Path, more: list[str], complete: bool
 ) -> None:
-    (tmp_path / "held_out.txt").write_text("another text\n" * 20)
+    (tmp_path / "held_out.txt").write_text("another text\n" * 20, encoding="utf-8")
     arguments = flags(source, tmp_path / "out")
     assert main(arguments) == 0
     train = tmp_path / "out" / "train"
@@ -152,7 +152,7 @@ def test_a_moved_corpus_is_the_same_and_other_files_under_its_names_are_not(
 ) -> None:
     for name, text in (("here", DOCUMENTS), ("moved", DOCUMENTS), ("other", DOCUMENTS[::-1])):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "a.txt").write_text("".join(f"{line}\n" for line in text))
+        (tmp_path / name / "a.txt").write_text("".join(f"{line}\n" for line in text), encoding="utf-8")
     arguments = flags(source, tmp_path / "out", "--data-files", "a.txt")
     monkeypatch.chdir(tmp_path / "here")
     assert main(arguments) == 0
@@ -169,7 +169,7 @@ def test_a_moved_corpus_is_the_same_and_other_files_under_its_names_are_not(
 def test_unfinished_shards_of_other_files_are_refused(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    (tmp_path / "other.txt").write_text("another text\n" * 20)
+    (tmp_path / "other.txt").write_text("another text\n" * 20, encoding="utf-8")
     assert main(flags(source, tmp_path / "out")) == 0
     (tmp_path / "out" / "train" / "manifest.json").rename(tmp_path / "out" / "train" / "plan.json")
     line = error_of(flags(source, tmp_path / "out", "--data-files", str(tmp_path / "other.txt")), capsys)
@@ -181,7 +181,7 @@ def test_the_tokenizers_corpus_is_found_from_any_folder_and_refused_once_it_chan
 ) -> None:
     for name in ("trained", "elsewhere"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "a.txt").write_text(f"text of {name}\n" * 50)
+        (tmp_path / name / "a.txt").write_text(f"text of {name}\n" * 50, encoding="utf-8")
     monkeypatch.chdir(tmp_path / "trained")
     tokenizer = with_record(source, tmp_path / "tokenizer", data_files=["*.txt"], limit=5)
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -190,7 +190,7 @@ def test_the_tokenizers_corpus_is_found_from_any_folder_and_refused_once_it_chan
     (file,) = read_manifest(str(tmp_path / "out" / "train")).corpus["data_files"]
     assert file["path"] == f"{tmp_path}/trained/a.txt"
 
-    (tmp_path / "trained" / "a.txt").write_text("TEXT of trained\n" * 50)
+    (tmp_path / "trained" / "a.txt").write_text("TEXT of trained\n" * 50, encoding="utf-8")
     line = error_of([*arguments, "--overwrite"], capsys)
     assert (
         f"corpus of {tokenizer} must be what its tokenizer was trained on; corpus.data_files[0] is {tmp_path}" in line
@@ -204,10 +204,10 @@ def test_a_tokenizer_of_0_2_0_is_told_not_to_know_its_corpus(
 ) -> None:
     path = str(source / "docs.jsonl")
     tokenizer = with_record(source, tmp_path / "tokenizer", data_files=[path])
-    record = json.loads((tokenizer / RECORD_FILE).read_text())
+    record = json.loads((tokenizer / RECORD_FILE).read_text(encoding="utf-8"))
     num_bytes = Path(path).stat().st_size
     record["corpus"]["data_files"] = [{"name": path, "num_bytes": num_bytes, "fingerprint": "blake2b 00"}]
-    (tokenizer / RECORD_FILE).write_text(json.dumps(record))
+    (tokenizer / RECORD_FILE).write_text(json.dumps(record), encoding="utf-8")
     assert main(of_tokenizer(source, tmp_path / "out", tokenizer, "--dry-run")) == 0
     assert "does not tell the content of its files: whether it is the same text is unknown" in caplog.text
 
@@ -217,7 +217,7 @@ def test_a_name_that_is_not_utf_8_is_recorded_and_found_again(
 ) -> None:
     monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # pytest-xdist cannot send such a name
     path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")
-    Path(path).write_text("".join(f"{line}\n" for line in DOCUMENTS))
+    Path(path).write_text("".join(f"{line}\n" for line in DOCUMENTS), encoding="utf-8")
     tokenizer = with_record(source, tmp_path / "tokenizer", data_files=[str(tmp_path / "*.txt")])
     arguments = of_tokenizer(source, tmp_path / "out", tokenizer)
     assert main(arguments) == 0
@@ -232,7 +232,7 @@ def prepare_with_hub(hub_server: HubHandle, arguments: list[str]) -> subprocess.
         [sys.executable, "-m", "tfrecord_prep.prepare_tfrecord_shards", *arguments],
         env=os.environ | hub_server.environment,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=120,
     )
 
@@ -248,7 +248,7 @@ def test_a_data_set_that_moved_on_is_read_at_the_tokenizers_commit_and_refused_f
     tokenizer = tmp_path / "tokenizer"
     shutil.copytree(source / "tokenizer", tokenizer)
     record = {"corpus": {"settings": {"dataset_name": "alice/text", "dataset_revision": first}}}
-    (tokenizer / RECORD_FILE).write_text(json.dumps(record))
+    (tokenizer / RECORD_FILE).write_text(json.dumps(record), encoding="utf-8")
 
     done = prepare_with_hub(hub_server, of_tokenizer(source, tmp_path / "out", tokenizer))
     assert done.returncode == 0, done.stderr

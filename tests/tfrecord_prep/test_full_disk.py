@@ -19,7 +19,7 @@ def test_what_a_file_that_becomes_too_large_leaves_does_not_look_complete(tmp_pa
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({7_000}, {7_000})); "
     limited += f"import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
     command = [sys.executable, "-c", limited, str(SCRIPT), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8")
     assert done.returncode == 1, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     said = "/train was not completed: .*File too large.*run the same command again: it resumes from there"

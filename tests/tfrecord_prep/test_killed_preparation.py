@@ -28,7 +28,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_source(tmp_path_factory.mktemp("source"))
     generator = random.Random(0)
     lines = (" ".join(generator.choices(WORDS, k=generator.randrange(40))) + "\n" for _ in range(700))
-    (folder / "docs.txt").write_text("".join(lines))  # 70 kB
+    (folder / "docs.txt").write_text("".join(lines), encoding="utf-8")  # 70 kB
     return folder
 
 
@@ -39,7 +39,7 @@ def arguments_for(source: Path, output: Path | str) -> list[str]:
 def start(arguments: list[str], environment: dict[str, str] | None = None) -> subprocess.Popen:
     command = [sys.executable, str(SCRIPT), *arguments]
     return subprocess.Popen(
-        command, env=os.environ | (environment or {}), start_new_session=True, stdout=subprocess.PIPE, text=True,
+        command, env=os.environ | (environment or {}), start_new_session=True, stdout=subprocess.PIPE, encoding="utf-8",
         stderr=subprocess.STDOUT,
     )  # fmt: skip
 

@@ -53,9 +53,9 @@ def test_round_trip(folder: Path) -> None:
 
 @pytest.mark.parametrize("change", [{}, {"bad_rows": "(withheld)"}])
 def test_bad_rows_that_a_manifest_does_not_tell_of_are_unknown(folder: Path, change: dict[str, str]) -> None:
-    fields = json.loads((folder / "manifest.json").read_text())
+    fields = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     del fields["bad_rows"]
-    (folder / "manifest.json").write_text(json.dumps(fields | change))
+    (folder / "manifest.json").write_text(json.dumps(fields | change), encoding="utf-8")
     assert read_manifest(str(folder)) == dataclasses.replace(MANIFEST, bad_rows=None)
 
 
@@ -68,7 +68,7 @@ def test_complete_folder(folder: Path) -> None:
 
 def test_tokenizer_beside_the_shards_is_named(folder: Path) -> None:
     (folder / "tokenizer").mkdir()
-    (folder / "tokenizer" / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer" / "tokenizer.json").write_text("{}", encoding="utf-8")
     assert open_shards(f"{folder}/").tokenizer_folder == f"{folder}/tokenizer"
 
 
@@ -125,7 +125,7 @@ def test_preparation_that_did_not_end(folder: Path) -> None:
 
 
 def test_preparation_that_has_just_begun(tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text("{}")
+    (tmp_path / "plan.json").write_text("{}", encoding="utf-8")
     with pytest.raises(InputError, match=r"did not end\. Run prepare-tfrecord-shards again with the same flags"):
         open_shards(str(tmp_path))
 
@@ -154,6 +154,6 @@ def test_name_without_a_count(tmp_path: Path) -> None:
     ],
 )
 def test_manifest_of_another_form(folder: Path, text: str, message: str) -> None:
-    (folder / "manifest.json").write_text(text)
+    (folder / "manifest.json").write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=message):
         open_shards(str(folder))

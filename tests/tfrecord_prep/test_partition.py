@@ -85,7 +85,7 @@ def test_sidecar_tells_what_was_written(tmp_path: Path) -> None:
 
 
 def test_what_is_no_sidecar_is_none(tmp_path: Path) -> None:
-    (tmp_path / "partition-00000.json").write_text("{}")
+    (tmp_path / "partition-00000.json").write_text("{}", encoding="utf-8")
     assert read_sidecar(str(tmp_path), "partition-00000.json") is None
 
 
@@ -132,7 +132,7 @@ print("bytes", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
     peak_bytes = []
     for num_repeats in (60_000, 160_000):
         command = [sys.executable, "-c", program, str(num_repeats), separator]
-        done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, cwd=PROJECT, capture_output=True, encoding="utf-8", check=True)
         peak_bytes.append(int(done.stdout.split()[-1]))
     assert peak_bytes[1] - peak_bytes[0] < 50_000_000
 

@@ -90,7 +90,7 @@ def test_the_script_with_two_workers_writes_the_same_bytes_without_tensorflow(so
     arguments = flags(source, tmp_path / "two", *more, "--num-workers", "2")
     environment = os.environ | {"PYTHONPROFILEIMPORTTIME": "1"}  # of the workers too
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, str(SCRIPT), *arguments], env=environment, capture_output=True, encoding="utf-8", timeout=120
     )
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
@@ -100,7 +100,7 @@ def test_the_script_with_two_workers_writes_the_same_bytes_without_tensorflow(so
 
 
 def test_help_lists_the_tutorials_flags() -> None:
-    done = subprocess.run([sys.executable, str(SCRIPT), "--help"], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, str(SCRIPT), "--help"], capture_output=True, encoding="utf-8", check=True)
     tutorial_flags = "dataset_name dataset_config trust_remote_code tokenizer_name_or_path shard_size split limit"
     for flag in [*tutorial_flags.split(), "max_length", "output_dir", "num-workers", "chunking", "dry-run"]:
         assert f"--{flag}" in done.stdout
@@ -147,7 +147,7 @@ def test_ids_beyond_16_bits(tmp_path: Path) -> None:
     backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     save_tokenizer(wrapped(backend), str(tmp_path / "tokenizer"))
-    (tmp_path / "docs.txt").write_text("w0 w65530 w65531\nw69999 unheard w1\n")
+    (tmp_path / "docs.txt").write_text("w0 w65530 w65531\nw69999 unheard w1\n", encoding="utf-8")
     arguments = ["--tokenizer-name-or-path", str(tmp_path / "tokenizer"), "--data-files", str(tmp_path / "docs.txt")]
     assert main([*arguments, "--output-dir", str(tmp_path), "--max-length", "16", "--num-workers", "1"]) == 0
     assert read_rows(tmp_path / "train") == [[0, 5, 65535, 65536, 2, 0, 70004, 3, 6, 2]]
@@ -164,7 +164,7 @@ def test_tokenizer_travels_with_the_shards(source: Path, tmp_path: Path) -> None
 
 
 def test_split_names_the_folder(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "other.txt").write_text("one\ntwo\n")
+    (tmp_path / "other.txt").write_text("one\ntwo\n", encoding="utf-8")
     files = ["--validation-files", str(tmp_path / "other.txt")]
     assert main(flags(source, tmp_path, "--split", "part", "--limit", "30", *files)) == 0
     totals = {name: read_manifest(str(tmp_path / name)).totals for name in ("part", "validation")}
@@ -198,7 +198,7 @@ def test_corpus_of_the_tokenizer_is_the_default_and_named_by_the_flags_that_give
     recorded = corpus | {"settings": corpus["settings"] | {"limit": 50}}  # enough to train a tokenizer on
     folder = tmp_path / "tokenizer"
     save_tokenizer(PreTrainedTokenizerFast.from_pretrained(source / "tokenizer"), str(folder))
-    (folder / "training.json").write_text(json.dumps({"corpus": recorded}))
+    (folder / "training.json").write_text(json.dumps({"corpus": recorded}), encoding="utf-8")
 
     unnamed = flags(source, tmp_path / "unnamed")
     unnamed[1] = str(folder)
@@ -260,7 +260,7 @@ def test_seen_splits(corpus: CorpusConfig, seen: CorpusConfig, expected: list[st
     """As they are known from the settings, and as the documents show."""
     assert seen_splits(corpus, seen) == expected
     path = tmp_path / "a.txt"
-    path.write_text("".join(f"{number}\n" for number in range(300)))
+    path.write_text("".join(f"{number}\n" for number in range(300)), encoding="utf-8")
     opened, opened_seen = (open_corpus(CorpusConfig(**vars(c) | {"data_files": [str(path)]})) for c in (corpus, seen))
     trained_on = set(opened_seen.documents("train"))
     held_out = opened.split_names[1:]
@@ -270,8 +270,8 @@ def test_seen_splits(corpus: CorpusConfig, seen: CorpusConfig, expected: list[st
 def test_warning_of_seen_splits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source = write_source(tmp_path)
     seen = open_corpus(CorpusConfig(data_files=[str(source / "docs.jsonl")], validation_percent=20))
-    (source / "tokenizer" / "training.json").write_text(json.dumps({"corpus": seen.record}))
-    (tmp_path / "others.txt").write_text("".join(f"another text {number}\n" for number in range(300)))
+    (source / "tokenizer" / "training.json").write_text(json.dumps({"corpus": seen.record}), encoding="utf-8")
+    (tmp_path / "others.txt").write_text("".join(f"another text {number}\n" for number in range(300)), encoding="utf-8")
     splits = ["--validation-percent", "20", "--test-percent", "20", "--dry-run"]
     with caplog.at_level(logging.WARNING):
         assert main(flags(source, tmp_path / "out", *splits[:2], "--dry-run")) == 0

@@ -144,7 +144,7 @@ def test_files_beside_the_shards_stay_on_this_machine(source: Path, tmp_path: Pa
     assert main(flags(source, tmp_path / "out", *HUB[2:])) == 0
     names = set(contents(tmp_path / "out"))
     for name in (".env", "notes.md", "train/notes.md", "train/tokenizer/.env"):
-        (tmp_path / "out" / name).write_text("a secret")
+        (tmp_path / "out" / name).write_text("a secret", encoding="utf-8")
     assert main(flags(source, tmp_path / "out", *HUB)) == 0
     assert set(published(hub_here)) == names
 

@@ -206,7 +206,7 @@ def test_a_partition_of_pairs(tmp_path: Path) -> None:
 def test_any_number_of_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_source(tmp_path)
     texts = [". ".join(f"A {DOCUMENTS[n + m][:9]}" for m in range(1 + n % 9)) for n in range(80)]
-    (source / "docs.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (source / "docs.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     more = ("--chunking", "segment_pairs", "--validation-percent", "20")
     for number in (1, 2):
         assert main([*flags(source, tmp_path / f"out-{number}", *more), "--num-workers", str(number)]) == 0

@@ -69,7 +69,7 @@ def test_plan_and_sidecars_beside_a_manifest_are_deleted(source: Path, tmp_path:
     main(flags(source, tmp_path))
     before = contents(tmp_path)
     for name in ("plan.json", "partition-00001.json", ".manifest.json.0a.partial"):
-        (tmp_path / "train" / name).write_text("{}")
+        (tmp_path / "train" / name).write_text("{}", encoding="utf-8")
     assert main(flags(source, tmp_path)) == 0
     assert contents(tmp_path) == before
 
@@ -272,15 +272,15 @@ def test_overwrite_that_was_stopped_resumes(source: Path, tmp_path: Path, capsys
 
 def test_overwrite_replaces_other_settings(source: Path, tmp_path: Path) -> None:
     main(flags(source, tmp_path / "out"))
-    (tmp_path / "out" / "train" / "tokenizer" / "vocab.txt").write_text("of another tokenizer")
+    (tmp_path / "out" / "train" / "tokenizer" / "vocab.txt").write_text("of another tokenizer", encoding="utf-8")
     main(flags(source, tmp_path / "fresh", "--max-length", "32"))
     assert main(flags(source, tmp_path / "out", "--max-length", "32", "--overwrite")) == 0
     assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
 
 
 def change_manifest(folder: Path) -> None:
-    text = (folder / "manifest.json").read_text()
-    (folder / "manifest.json").write_text(text.replace('"max_length": 16', '"max_length": 24'))
+    text = (folder / "manifest.json").read_text(encoding="utf-8")
+    (folder / "manifest.json").write_text(text.replace('"max_length": 16', '"max_length": 24'), encoding="utf-8")
 
 
 def truncate_shard(folder: Path) -> None:
@@ -296,7 +296,7 @@ def leave_foreign_shards(folder: Path) -> None:
 
 def leave_broken_plan(folder: Path) -> None:
     (folder / "manifest.json").rename(folder / "plan.json")
-    (folder / "plan.json").write_text("{")
+    (folder / "plan.json").write_text("{", encoding="utf-8")
 
 
 @pytest.mark.parametrize(

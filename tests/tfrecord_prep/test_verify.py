@@ -226,7 +226,9 @@ def test_wrong_totals(folder: Path, capsys: pytest.CaptureFixture, name: str) ->
 
 def test_another_tokenizer(folder: Path, capsys: pytest.CaptureFixture) -> None:
     path = folder / "train" / "tokenizer" / "tokenizer.json"
-    path.write_text(path.read_text().replace('"strip_right": true', '"strip_right": false'))
+    path.write_text(
+        path.read_text(encoding="utf-8").replace('"strip_right": true', '"strip_right": false'), encoding="utf-8"
+    )
     check_found(folder, capsys, "train/tokenizer is not the tokenizer of the manifest")
 
 

@@ -24,8 +24,8 @@ MIB = 1 << 20
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[str]:
-    (tmp_path / "a.txt").write_text("one line of é\n" * 100)  # 1,500 bytes
-    with gzip.open(tmp_path / "b.txt.gz", "wt") as file:
+    (tmp_path / "a.txt").write_text("one line of é\n" * 100, encoding="utf-8")  # 1,500 bytes
+    with gzip.open(tmp_path / "b.txt.gz", "wt", encoding="utf-8") as file:
         file.write("another line\n" * 100)
     return [str(tmp_path / "a.txt"), str(tmp_path / "b.txt.gz")]
 
@@ -74,7 +74,7 @@ def test_default_size_follows_the_corpus(
 ) -> None:
     monkeypatch.setattr(file_identity, "_sha256", lambda _: "sha256 of much")
     path = tmp_path / "a.txt"
-    path.write_text("text\n" * 2000)  # the start is looked at
+    path.write_text("text\n" * 2000, encoding="utf-8")  # the start is looked at
     with path.open("r+b") as file:
         file.truncate(num_bytes)  # takes no room on the disk
     corpus = open_corpus(CorpusConfig(data_files=[str(path)]))

@@ -22,7 +22,7 @@ FILES = [
 def corpus_file(tmp_path: Path) -> Path:
     path = tmp_path / "private" / "clients.txt"
     path.parent.mkdir()
-    path.write_text("\n".join(generated_lines(400)))
+    path.write_text("\n".join(generated_lines(400)), encoding="utf-8")
     return path
 
 
@@ -37,11 +37,14 @@ def test_files_beside_the_tokenizer_paths_and_excerpts_stay_on_this_machine(
     folder = tmp_path / "out"
     (folder / "more").mkdir(parents=True)
     for name in (".env", "notes.md", "private.txt", "more/tokenizer.json"):
-        (folder / name).write_text("a secret")
+        (folder / name).write_text("a secret", encoding="utf-8")
     assert main(arguments(corpus_file, folder)) == 0
     pushed = hub_here.files(REPO)
     assert sorted(pushed) == sorted([*FILES, LISTING_NAME, ".gitattributes"])
-    excerpts = [example["text"].encode() for example in json.loads((folder / "report.json").read_text())["examples"]]
+    excerpts = [
+        example["text"].encode()
+        for example in json.loads((folder / "report.json").read_text(encoding="utf-8"))["examples"]
+    ]
     assert excerpts
     for secret in (b"clients.txt", b"private", str(tmp_path).encode(), b"a secret", *excerpts):
         assert not [path for path, content in pushed.items() if secret in content]

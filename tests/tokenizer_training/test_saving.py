@@ -22,7 +22,7 @@ UPLOAD = "/upload/"
 @pytest.fixture
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], object]], int]:
     """Run the command to save in a folder, with something that happens once the tokenizer is trained."""
-    (tmp_path / "corpus.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 50)
+    (tmp_path / "corpus.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 50, encoding="utf-8")
     monkeypatch.setattr(train_unigram, "SAVE_RETRY_SECONDS", (0.01, 0.01))
     monkeypatch.setattr(DEFAULT_RETRY, "_timeout", 0.3)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

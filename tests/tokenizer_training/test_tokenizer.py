@@ -129,7 +129,7 @@ def test_tokenizer_without_a_special_token_is_refused(missing: str, tmp_path: Pa
 
 
 def test_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta"}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta"}), encoding="utf-8")
     with pytest.raises(InputError, match="cannot be loaded") as caught:
         load_tokenizer(str(tmp_path))
     assert "\n" not in str(caught.value)
@@ -151,7 +151,7 @@ def test_cloud_storage(cloud_storage: CloudStorageHandle, tmp_path: Path) -> Non
         [sys.executable, "-c", program, str(tmp_path), remote],
         env=os.environ | cloud_storage.environment,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=120,
     )
     assert result.returncode == 0, result.stderr

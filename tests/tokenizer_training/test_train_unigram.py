@@ -38,7 +38,7 @@ def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     documents = [line + " [MASK] <unk> <pad>[SEP] <0x41>" * (index % 3 == 0) for index, line in enumerate(lines)]
     documents[7] += "語"
     path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents), encoding="utf-8")
     return path
 
 
@@ -71,7 +71,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def run_script(argv: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPT), *argv]
-    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, encoding="utf-8", timeout=120)
 
 
 def test_folder_as_other_programs_see_it(trained_folder: Path) -> None:
@@ -137,7 +137,7 @@ def test_without_byte_fallback_rare_characters_are_unknown(corpus_file: Path, tm
 
 
 def test_record(trained_folder: Path, corpus_file: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    record = json.loads((trained_folder / "training.json").read_text())
+    record = json.loads((trained_folder / "training.json").read_text(encoding="utf-8"))
     assert record["tokenizer_sha256"] == tokenizer_sha256(tokenizer)
     assert record["unigram"]["vocab_size"] == VOCAB_SIZE
     assert record["unigram"]["character_coverage"] == 0.9995
@@ -149,7 +149,7 @@ def test_record(trained_folder: Path, corpus_file: Path, tokenizer: PreTrainedTo
 
 
 def test_report_on_passages_held_out(trained_folder: Path) -> None:
-    report = json.loads((trained_folder / "report.json").read_text())
+    report = json.loads((trained_folder / "report.json").read_text(encoding="utf-8"))
     held_out, used = report["held_out"], report["input"]
     assert held_out["part"] == "train, held out"
     assert used["num_documents"] == NUM_DOCUMENTS
@@ -164,14 +164,14 @@ def test_report_on_passages_held_out(trained_folder: Path) -> None:
 
 def test_validation_split_is_measured_on_and_not_trained_on(tmp_path: Path) -> None:
     train, validation, folder = tmp_path / "train.txt", tmp_path / "validation.txt", tmp_path / "out"
-    train.write_text("жук жуки кижу икжу\n" * 50)
-    validation.write_text("шла\n" * 50)
+    train.write_text("жук жуки кижу икжу\n" * 50, encoding="utf-8")
+    validation.write_text("шла\n" * 50, encoding="utf-8")
     flags = ["--data-files", str(train), "--validation-files", str(validation), "--character-coverage", "1"]
     assert main([*flags, "--output-dir", str(folder), "--num-workers", "1"]) == 0
     vocabulary = load_tokenizer(str(folder)).get_vocab()
     assert set("жуки") <= set(vocabulary)
     assert not any(set("шла") & set(piece) for piece in vocabulary)
-    report = json.loads((folder / "report.json").read_text())
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     assert report["held_out"]["part"] == "validation"
     assert report["held_out"]["num_texts"] == 50
     assert report["held_out"]["byte_rate"] == 6 / 7  # the mark, and two bytes of each letter
@@ -180,10 +180,10 @@ def test_validation_split_is_measured_on_and_not_trained_on(tmp_path: Path) -> N
 
 
 def test_corpus_too_small_to_hold_anything_out(tmp_path: Path) -> None:
-    (tmp_path / "one.txt").write_text("one line of words, all of the corpus there is\n")
+    (tmp_path / "one.txt").write_text("one line of words, all of the corpus there is\n", encoding="utf-8")
     flags = ["--data-files", str(tmp_path / "one.txt"), "--output-dir", str(tmp_path / "out"), "--num-workers", "1"]
     assert main(flags) == 0
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    report = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
     assert report["held_out"]["part"] == "train, trained on"
     assert report["input"]["num_words"] == 10
 
@@ -191,7 +191,7 @@ def test_corpus_too_small_to_hold_anything_out(tmp_path: Path) -> None:
 def test_runs_give_the_same_bytes(tmp_path: Path) -> None:
     """With another hash of strings and number of workers; the corpus is more than its sample, and that many blocks."""
     corpus = tmp_path / "corpus.txt"
-    corpus.write_text("\n".join(generated_lines(26_000, num_words=5_000)) + "\n語 ﬁ é\n")
+    corpus.write_text("\n".join(generated_lines(26_000, num_words=5_000)) + "\n語 ﬁ é\n", encoding="utf-8")
     extra = ["--max-bytes", "1000000", "--extra-special-tokens", "[ENT]", "[B]", "--pad-vocab-to-multiple-of", "128"]
     here, there = tmp_path / "here", tmp_path / "there"
     assert main(arguments(corpus, here, *extra)) == 0
@@ -200,7 +200,7 @@ def test_runs_give_the_same_bytes(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert sorted(contents(here)) == FILES
     assert contents(here) == contents(there)
-    record = json.loads((here / "report.json").read_text())["input"]
+    record = json.loads((here / "report.json").read_text(encoding="utf-8"))["input"]
     assert record["sampling_rate"] <= 0.5
     assert record["num_bytes"] > 1_500_000 > 1_000_000 > record["num_sampled_bytes"] > 400_000
 
@@ -213,7 +213,7 @@ def test_rows_left_out_are_counted_and_the_tokenizer_is_that_of_the_others(
     assert main(arguments(with_bad_row, tmp_path / "tokenizer", "--on-bad-row", "skip")) == 0
     assert f"Rows that cannot be read: 2 left out, such as {with_bad_row}, line 1: the byte" in caplog.text
     assert (tmp_path / "tokenizer" / "tokenizer.json").read_bytes() == (trained_folder / "tokenizer.json").read_bytes()
-    bad_rows = json.loads((tmp_path / "tokenizer" / "training.json").read_text())["bad_rows"]
+    bad_rows = json.loads((tmp_path / "tokenizer" / "training.json").read_text(encoding="utf-8"))["bad_rows"]
     assert bad_rows["num_rows"] == 2
     assert bad_rows["listed"][1] == {
         "source": str(with_bad_row),
@@ -244,7 +244,7 @@ def test_tokenizer_made_otherwise_is_not_replaced(
     assert "without a training.json" in capsys.readouterr().err
 
     assert main([*other, "--overwrite"]) == 0
-    assert json.loads((folder / "training.json").read_text())["unigram"]["character_coverage"] == 0.99
+    assert json.loads((folder / "training.json").read_text(encoding="utf-8"))["unigram"]["character_coverage"] == 0.99
     assert sorted(contents(folder)) == FILES
 
 
@@ -258,7 +258,9 @@ def test_a_tokenizer_that_is_there_is_not_trained_again_unless_it_is_damaged(
     assert main(arguments(corpus_file, folder)) == 0
     assert "holds this tokenizer already" in caplog.text
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
-    (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text().replace("-", "", 1))
+    (folder / "tokenizer.json").write_text(
+        (folder / "tokenizer.json").read_text(encoding="utf-8").replace("-", "", 1), encoding="utf-8"
+    )
     assert main(arguments(corpus_file, folder)) == 0
     assert "is not as it was made" in caplog.text
     assert contents(folder) == contents(trained_folder)
@@ -313,7 +315,7 @@ def test_a_corpus_whose_name_is_not_utf_8_is_trained_on_and_compared_by_content(
     corpus, folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.jsonl")), tmp_path / "tokenizer"
     corpus.write_bytes(corpus_file.read_bytes())
     assert main(arguments(corpus, folder)) == 0
-    (file,) = json.loads((folder / "training.json").read_text())["corpus"]["data_files"]
+    (file,) = json.loads((folder / "training.json").read_text(encoding="utf-8"))["corpus"]["data_files"]
     assert file["path"] == str(corpus)
     assert main(arguments(corpus_file, folder, "--dry-run")) == 0, "the same text under another name"
     text = corpus.read_bytes()

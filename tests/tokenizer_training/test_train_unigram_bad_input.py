@@ -25,7 +25,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /
 @pytest.fixture
 def corpus_file(tmp_path: Path) -> Path:
     path = tmp_path / "corpus.txt"
-    path.write_text("".join(f"{line}\n" for line in generated_lines(200)))
+    path.write_text("".join(f"{line}\n" for line in generated_lines(200)), encoding="utf-8")
     return path
 
 
@@ -107,17 +107,17 @@ def test_line_of_50_mb_without_spaces(num_passages: int, tmp_path: Path) -> None
     draw = random.Random(0)
     passages = "".join(generated_lines(num_passages * PASSAGE_CHARACTERS // 50 + 1))
     letters = re.sub(r"\W", "", passages)[: num_passages * PASSAGE_CHARACTERS - 1] + draw.choice("語字")
-    (tmp_path / "line.txt").write_text((letters * (LINE_BYTES // len(letters) + 1))[:LINE_BYTES])
+    (tmp_path / "line.txt").write_text((letters * (LINE_BYTES // len(letters) + 1))[:LINE_BYTES], encoding="utf-8")
     flags = ["--data-files", str(tmp_path / "line.txt"), "--vocab-size", "400", "--num-workers", "2"]
     # A shell between, because the system counts a parent's memory as that of its child, before that is a program.
     command = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, str(SCRIPT), *flags]
     command += ["--output-dir", str(tmp_path / "out")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    result = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=200)
     assert result.returncode == 0, result.stderr
     found = re.search(r"peak memory ([\d.]+) GB", result.stderr)
     assert found
     assert float(found[1]) < 0.6
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    report = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
     assert report["vocabulary_size"] == 400
     assert report["input"]["num_documents"] == 1
     assert report["input"]["num_words"] > 10_000
@@ -126,10 +126,10 @@ def test_line_of_50_mb_without_spaces(num_passages: int, tmp_path: Path) -> None
 def test_text_without_spaces(tmp_path: Path) -> None:
     draw = random.Random(0)
     lines = ["".join(draw.choices("天地玄黃宇宙洪荒日月", k=1000)) for _ in range(20)]
-    (tmp_path / "chinese.txt").write_text("\n".join([*lines, "天地" * 10_000]))
+    (tmp_path / "chinese.txt").write_text("\n".join([*lines, "天地" * 10_000]), encoding="utf-8")
     flags = ["--data-files", str(tmp_path / "chinese.txt"), "--output-dir", str(tmp_path / "out"), "--num-workers", "1"]
     assert main(flags) == 0
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    report = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
     assert report["held_out"]["unknown_rate"] == report["held_out"]["byte_rate"] == 0
 
 
@@ -141,14 +141,16 @@ def run_in_background(request: pytest.FixtureRequest, tmp_path: Path) -> Iterato
     """
     phase, copies = request.param
     (tmp_path / "tmp").mkdir()
-    (tmp_path / "corpus.txt").write_text("".join(f"{line}\n" for line in generated_lines(20_000, 0, 20_000)) * copies)
+    (tmp_path / "corpus.txt").write_text(
+        "".join(f"{line}\n" for line in generated_lines(20_000, 0, 20_000)) * copies, encoding="utf-8"
+    )
     flags = ["--data-files", str(tmp_path / "corpus.txt"), "--output-dir", str(tmp_path / "out"), "--num-workers", "2"]
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT), *flags, "--vocab-size", "8000"],
         env=os.environ | {"TMPDIR": str(tmp_path / "tmp")},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        text=True,
+        encoding="utf-8",
         start_new_session=True,
     )
     with process:
@@ -166,9 +168,9 @@ def processes_of_group(group: int) -> dict[int, str]:
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            state, _, process_group = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
+            state, _, process_group = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[:3]
             if int(process_group) == group and state != "Z":
-                found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
+                found[int(folder.name)] = (folder / "cmdline").read_text(encoding="utf-8").replace("\0", " ")
         except OSError:  # it has ended
             continue
     return found

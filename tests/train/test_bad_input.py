@@ -26,9 +26,9 @@ for flags in json.load(sys.stdin):
 
 def edit_manifest(shards: Path, change) -> None:
     path = shards / "train" / "manifest.json"
-    manifest = json.loads(path.read_text())
+    manifest = json.loads(path.read_text(encoding="utf-8"))
     change(manifest)
-    path.write_text(json.dumps(manifest))
+    path.write_text(json.dumps(manifest), encoding="utf-8")
 
 
 def first_shard(shards: Path) -> Path:
@@ -43,18 +43,18 @@ def another_tokenizer(shards: Path) -> None:
 
 def another_run(shards: Path) -> None:
     (shards / "run").mkdir()
-    (shards / "run" / "run.json").write_text(json.dumps({"fingerprint": {"run.seed": 7}}))
+    (shards / "run" / "run.json").write_text(json.dumps({"fingerprint": {"run.seed": 7}}), encoding="utf-8")
 
 
 def other_run_json(shards: Path) -> None:
     (shards / "run").mkdir()
-    (shards / "run" / "run.json").write_text("[]")
+    (shards / "run" / "run.json").write_text("[]", encoding="utf-8")
 
 
 def model_folder(**config):
     def write(shards: Path) -> None:
         (shards / "model").mkdir()
-        (shards / "model" / "config.json").write_text(json.dumps(config))
+        (shards / "model" / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
     return write
 
@@ -65,14 +65,16 @@ def checkpoint(**config):
     def write(shards: Path) -> None:
         shutil.copytree(shards / "train" / "tokenizer", shards / "model")
         settings = {"model_type": "roberta", "pad_token_id": 1, **config}
-        (shards / "model" / "config.json").write_text(json.dumps(settings))
+        (shards / "model" / "config.json").write_text(json.dumps(settings), encoding="utf-8")
 
     return write
 
 
 def checkpoint_of_another_vocabulary(shards: Path) -> None:
     another_tokenizer(shards)
-    (shards / "another" / "config.json").write_text(json.dumps({"model_type": "roberta", "vocab_size": 49}))
+    (shards / "another" / "config.json").write_text(
+        json.dumps({"model_type": "roberta", "vocab_size": 49}), encoding="utf-8"
+    )
 
 
 def truncate(shards: Path) -> None:
@@ -205,7 +207,9 @@ def answers(tmp_path_factory):
         shutil.copytree(source, shards)
         prepare(shards)
         flags.append([*run_flags(shards, shards / "output"), *(flag.format(shards) for flag in more)])
-    done = subprocess.run([sys.executable, "-c", DRIVER], input=json.dumps(flags), capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER], input=json.dumps(flags), capture_output=True, encoding="utf-8"
+    )
     assert done.returncode == 0, done.stderr
     return dict(zip(CASES, map(json.loads, done.stdout.splitlines()), strict=True))
 

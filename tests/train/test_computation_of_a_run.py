@@ -21,7 +21,7 @@ TPU = (*DROPOUT, "--tpu-name", "local")
 
 
 def computed(run: Path) -> dict[str, Any]:
-    return json.loads((run / "run.json").read_text())["computation"]
+    return json.loads((run / "run.json").read_text(encoding="utf-8"))["computation"]
 
 
 def resume_copy(run: Path, folder: Path, shards: Path, *flags: str) -> Path:
@@ -56,7 +56,7 @@ def test_right_layers_are_used_on_a_tpu_from_the_start_to_the_end(shards, tmp_pa
     assert "layers for TPUs are used; on the first rows they give loss 4." in caplog.text
     assert "computation            compiled by XLA, layers for TPUs" in capsys.readouterr().out
     assert computed(tmp_path / "run") == {"jit_compile": True, "tpu_layers": True}
-    assert "compiled by XLA, layers for TPUs" in (tmp_path / "run" / "export" / "README.md").read_text()
+    assert "compiled by XLA, layers for TPUs" in (tmp_path / "run" / "export" / "README.md").read_text(encoding="utf-8")
 
     forbid_check(monkeypatch)
     assert_same_run(resume_copy(tmp_path / "run", tmp_path / "resumed", shards, *TPU), tmp_path / "run")

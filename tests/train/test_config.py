@@ -58,7 +58,7 @@ def test_layers_recorded_as_a_yes_or_no_are_read(before: bool | str | None, now:
 
 @pytest.mark.parametrize(("text", "value"), [("on", "on"), ("off", "off"), ("auto", "auto"), ("'on'", "on")])
 def test_on_and_off_are_words_in_a_settings_file(text: str, value: str, tmp_path: Path) -> None:
-    (tmp_path / "settings.yaml").write_text(f"tpu_layers: {text}\n")
+    (tmp_path / "settings.yaml").write_text(f"tpu_layers: {text}\n", encoding="utf-8")
     assert parse("--config-file", str(tmp_path / "settings.yaml")).hardware.tpu_layers == value
 
 

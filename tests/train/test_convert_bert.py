@@ -64,7 +64,7 @@ def test_a_training_checkpoint_becomes_the_export_of_the_same_model(
     assert weights.keys() == expected.keys()
     for weight, array in weights.items():
         np.testing.assert_array_equal(array, expected[weight], weight)
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    config = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
     assert (config["model_type"], config["architectures"]) == (name, [f"{name.capitalize()}ForPreTraining"])
     # Without the head for pairs, as --init-from of a masked language model reads it.
     batch, _ = padded_batch(model)
@@ -111,7 +111,9 @@ def test_the_newest_checkpoint_of_a_training(
     write_variables(source / "model.ckpt-20", bert_variables | {"cls/seq_relationship/output_bias": bias})
     assert convert(source, tmp_path / "out") == 2
     assert "has bert_model.ckpt, model.ckpt-20: give the path of one" in capsys.readouterr().err
-    (source / "checkpoint").write_text('model_checkpoint_path: "/tpu/model.ckpt-20"\nall_model_checkpoint_paths: "a"\n')
+    (source / "checkpoint").write_text(
+        'model_checkpoint_path: "/tpu/model.ckpt-20"\nall_model_checkpoint_paths: "a"\n', encoding="utf-8"
+    )
     assert convert(source, tmp_path / "out") == 0
     weights = load_file(tmp_path / "out" / "model.safetensors")
     np.testing.assert_array_equal(weights["cls.seq_relationship.bias"], bias)
@@ -127,7 +129,7 @@ def test_heads_that_are_not_there(
     for name, variables in (("BertForMaskedLM", no_pairs), ("BertModel", fine_tuned)):
         source = write_google_checkpoint(tmp_path / f"cased_{name}", variables, google_settings(bert.config))
         assert convert(source, tmp_path / name) == 0
-        assert json.loads((tmp_path / name / "config.json").read_text())["architectures"] == [name]
+        assert json.loads((tmp_path / name / "config.json").read_text(encoding="utf-8"))["architectures"] == [name]
         weights = load_file(tmp_path / name / "model.safetensors")
         assert {key.split(".")[0] for key in weights} == ({"bert", "cls"} if "Masked" in name else {"bert"})
     assert "left out, as of other heads: output_bias, output_weights" in capsys.readouterr().out
@@ -206,7 +208,7 @@ def test_files_that_are_missing_or_damaged_are_refused(
     bert: Any, bert_variables: Variables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = write_google_checkpoint(tmp_path / "model", bert_variables, google_settings(bert.config))
-    (source / "config.json").write_text("{}")
+    (source / "config.json").write_text("{}", encoding="utf-8")
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken.zip").write_bytes(b"PK")
     index, data = (source / f"bert_model.ckpt.{end}" for end in ("index", "data-00000-of-00001"))
@@ -244,7 +246,7 @@ def test_a_converted_model_is_trained_on_with_both_heads_and_fills_masks(
     assert convert(source, tmp_path / "bert") == 0
     lines = [f"The function returns {'abc' * (n % 4)} value. Of {'xyz' * (n % 3)} value" for n in range(60)]
     (tmp_path / "text.txt").write_text(
-        "\n".join(f"{line}. {other}" for line, other in zip(lines, lines[7:], strict=False))
+        "\n".join(f"{line}. {other}" for line, other in zip(lines, lines[7:], strict=False)), encoding="utf-8"
     )
     corpus = ("--data-files", str(tmp_path / "text.txt"), "--validation-percent", "20", "--num-workers", "1")
     cut = ("--chunking", "segment_pairs", "--max-length", "32", "--output-dir", str(tmp_path / "shards"))

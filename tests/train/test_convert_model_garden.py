@@ -45,7 +45,7 @@ def test_a_pretrainer_with_both_heads(
     write_objects(source, {"model": pretrainer, **pretrainer.checkpoint_items})
     capsys.readouterr()
     assert converted(source, tmp_path / "garden").read_bytes() == expected.read_bytes()
-    configs = [(tmp_path / name / "config.json").read_text() for name in ("google", "garden")]
+    configs = [(tmp_path / name / "config.json").read_text(encoding="utf-8") for name in ("google", "garden")]
     assert configs[0] == configs[1]
     # The pooler beside that of the head for pairs, and nothing else.
     left_out = capsys.readouterr().out.splitlines()[0]
@@ -63,7 +63,9 @@ def test_an_encoder_of_numbered_layers(bert: Any, variables: Variables, source: 
         np.testing.assert_allclose(own, transformers, atol=1e-5)
     write_objects(source, {"model": encoder})
     weights = load_file(converted(source, tmp_path / "garden"))
-    assert json.loads((tmp_path / "garden" / "config.json").read_text())["architectures"] == ["BertModel"]
+    assert json.loads((tmp_path / "garden" / "config.json").read_text(encoding="utf-8"))["architectures"] == [
+        "BertModel"
+    ]
     assert weights.keys() == {name for name in expected if name.startswith("bert.")}
     for name, array in weights.items():
         np.testing.assert_array_equal(array, expected[name], name)

@@ -30,7 +30,7 @@ assert is_tf_available()
 
     def run(first: str, second: str) -> subprocess.CompletedProcess:
         command = [sys.executable, "-c", program.format(first=first, second=second)]
-        return subprocess.run(command, env=unprepared, capture_output=True, text=True, check=False)
+        return subprocess.run(command, env=unprepared, capture_output=True, encoding="utf-8", check=False)
 
     assert run("import train", "import transformers").returncode == 0
     refused = run("import transformers", "import train")
@@ -51,7 +51,7 @@ transformers.FillMaskPipeline(model=model, tokenizer=tiny_tokenizer())("a [MASK]
 """
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
     command = [sys.executable, "-c", program]
-    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stderr
+    printed = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", check=True).stderr
     # Information (`I`) of TensorFlow's libraries, and what its first lines begin with, cannot be turned off.
     lines = [
         line for line in printed.splitlines() if not line.startswith(("I0000", "WARNING: All log messages before"))

@@ -27,7 +27,7 @@ def test_the_last_checkpoint_gives_the_export_of_the_run(name: str, finished_run
 
 
 def test_an_earlier_checkpoint_pushed_to_a_branch(finished_run: Path, tmp_path: Path, hub_here: HubHandle) -> None:
-    (tmp_path / ".env").write_text("a secret")
+    (tmp_path / ".env").write_text("a secret", encoding="utf-8")
     flags = ("--push", REPO, "--private", "--revision", "early")
     assert main([str(finished_run / "checkpoints" / "step-00000003"), str(tmp_path), *flags]) == 0
     pushed = hub_here.files(REPO, revision="early")
@@ -68,7 +68,7 @@ def test_what_cannot_be_exported(finished_run: Path, tmp_path: Path, capsys: pyt
         assert main([arguments[0], out, *arguments[1:]]) == 2
         assert message in capsys.readouterr().err.splitlines()[-1]
     assert not Path(out).exists()
-    record = json.loads((finished_run / "run.json").read_text())
+    record = json.loads((finished_run / "run.json").read_text(encoding="utf-8"))
     assert record["model_config"]["model_type"] == "roberta"
 
 
@@ -76,8 +76,8 @@ def test_a_checkpoint_that_was_on_the_hub_is_exported_with_its_tokenizer_named(
     finished_run: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(finished_run, tmp_path / "run")
-    record = published_run(json.loads((finished_run / "run.json").read_text()))
-    (tmp_path / "run" / "run.json").write_text(json.dumps(record))
+    record = published_run(json.loads((finished_run / "run.json").read_text(encoding="utf-8")))
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record), encoding="utf-8")
     assert main([str(tmp_path / "run"), str(tmp_path / "out")]) == 2
     assert "--tokenizer is required: the run.json in" in capsys.readouterr().err
     tokenizer = str(shards / "train" / "tokenizer")

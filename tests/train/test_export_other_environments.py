@@ -146,7 +146,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[i
 def test_transformers_reads_a_trained_tokenizer_as_it_was_made(python: Path, tmp_path: Path) -> None:
     from tokenizer_training.train_unigram import main
 
-    (tmp_path / "corpus.txt").write_text("\n".join([*generated_lines(1000), "[ENT] 天地 [ENT]"]))
+    (tmp_path / "corpus.txt").write_text("\n".join([*generated_lines(1000), "[ENT] 天地 [ENT]"]), encoding="utf-8")
     flags = ["--data-files", str(tmp_path / "corpus.txt"), "--output-dir", str(tmp_path / "out"), "--vocab-size", "600"]
     assert main([*flags, "--extra-special-tokens", "[ENT]", "--pad-vocab-to-multiple-of", "128"]) == 0
     arguments = (TEXT_READER, str(tmp_path / "out"), json.dumps(TEXTS), " ".join(SPECIAL_IDS))

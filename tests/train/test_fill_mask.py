@@ -59,7 +59,7 @@ def test_bad_input_is_refused(sentence: str, top_k: int, message: str, export: s
 
 
 def test_a_folder_without_an_export_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     for folder in (tmp_path, tmp_path / "missing"):
         with pytest.raises(InputError, match=r"exported model.* lacks .*model\.safetensors, tokenizer\.json"):
             fill_masks(str(folder), [SENTENCE])
@@ -90,5 +90,5 @@ def test_help_answers_without_tensorflow() -> None:
         "try: command.main(['--help'])\n"
         "except SystemExit: assert not {'tensorflow', 'torch'} & set(sys.modules)"
     )
-    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8", check=True)
     assert "--top-k" in shown.stdout

@@ -27,16 +27,16 @@ def test_it_is_evaluated(pair_run: Path) -> None:
         assert line["perplexity"] == pytest.approx(np.exp(line["mlm_loss"]))
     last = lines[-1]
     assert (last["split"], last["step"]) == ("validation", NUM_STEPS)
-    totals = json.loads((pair_run / "run.json").read_text())["eval_data"]["totals"]
+    totals = json.loads((pair_run / "run.json").read_text(encoding="utf-8"))["eval_data"]["totals"]
     assert last["num_pairs"] == totals["num_rows"] > totals["num_random_pairs"] > 0
-    card = (pair_run / "export" / "README.md").read_text()
+    card = (pair_run / "export" / "README.md").read_text(encoding="utf-8")
     assert "accuracy, next sentence" in card
     assert f"{last['num_pairs']:,} pairs. The loss is the sum of both." in card
 
 
 def test_its_file_is_for_all_classes(pair_run: Path, tmp_path: Path) -> None:
     folder = pair_run / "export"
-    assert json.loads((folder / "config.json").read_text())["architectures"] == ["BertForPreTraining"]
+    assert json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"] == ["BertForPreTraining"]
     assert load_file(folder / "model.safetensors").keys() > BOTH_HEADS
     ids = np.random.default_rng(0).integers(5, 40, (2, 12), dtype=np.int32)
     both = load_model(str(folder), "TFAutoModelForPreTraining")(ids)
@@ -52,7 +52,7 @@ def test_its_file_is_for_all_classes(pair_run: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_albert_continues_with_the_order_of_sentences(pair_shards: Path, tmp_path: Path, one_device: None) -> None:  # noqa: ARG001
     config = {"model_type": "albert", "embedding_size": 16, "num_hidden_groups": 1, "max_position_embeddings": 16}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     model = ("--pretrained-model-config", str(tmp_path), "--config-overrides", MODEL, "--objective", "mlm+sop")
     steps = ("--max-steps", "2", "--eval-steps", "2", "--log-steps", "1")
     assert main(run_flags(pair_shards, tmp_path / "run", *model, *steps)) == 0

@@ -43,9 +43,9 @@ def test_each_phase_has_its_rows_batch_masks_and_rate(whole_run):
     ]  # fmt: skip
     assert [line["learning_rate"] for line in lines[:4]] == pytest.approx([2e-3] * 4)
     assert lines[-1]["learning_rate"] < 1e-4
-    record = json.loads((whole_run / "run.json").read_text())
+    record = json.loads((whole_run / "run.json").read_text(encoding="utf-8"))
     assert [phase["plan"]["num_steps"] for phase in record["phases"]] == [5, 9, 14]
-    card = (whole_run / "export" / "README.md").read_text()
+    card = (whole_run / "export" / "README.md").read_text(encoding="utf-8")
     assert f"| tokens seen | {5 * 8 * 16 + 4 * 16 * 16 + 5 * 8 * 32:,}, padding included |" in card
     assert "| 2 | 9 | 16 tokens | 16 rows | token, 30% of the tokens" in card
     assert "in texts of at most 32 tokens" in card
@@ -139,6 +139,6 @@ def test_the_model_of_a_phase_is_gone_when_the_next_is_built(phase_shards, tmp_p
 def test_a_checkpoint_of_an_earlier_phase_is_exported_as_it_was(whole_run, tmp_path):
     checkpoint = whole_run / "checkpoints" / "step-00000004"
     assert export([str(checkpoint), str(tmp_path / "export")]) == 0
-    card = (tmp_path / "export" / "README.md").read_text()
+    card = (tmp_path / "export" / "README.md").read_text(encoding="utf-8")
     assert f"| tokens seen | {4 * 8 * 16:,}, padding included |" in card
     assert "step 4 of 14" in card

@@ -33,7 +33,7 @@ EXPECTED = {
 
 
 def text_of(name: str) -> str:
-    return (FOLDER / f"{name}.yaml").read_text()
+    return (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def lengths_of_shards(name: str) -> dict[str, int]:
@@ -107,11 +107,11 @@ def test_a_recipe_trains_when_it_is_small(
         for split in ("train", "eval"):
             phase[f"{split}_dataset"] = f"{phase_shards}/{length}/{split.replace('eval', 'validation')}"
         phase |= {"max_length": length, "global_batch_size": 8, "per_replica_batch_size": 4}
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
     flags = ["--phases", str(tmp_path / "recipe.yaml"), "--output-dir", str(tmp_path / "run"), "--log-steps", "1"]
     assert main(flags) == 0
     lines = [line for line in read_metrics(str(tmp_path / "run")) if line["split"] == "train"]
     assert [line["phase"] for line in lines] == phase_of_steps
     assert [line["learning_rate"] for line in lines] == pytest.approx(rates, abs=1e-9)
-    config = json.loads((tmp_path / "run" / "export" / "config.json").read_text())
+    config = json.loads((tmp_path / "run" / "export" / "config.json").read_text(encoding="utf-8"))
     assert config.get("global_rope_theta", 160_000.0) == 160_000.0

@@ -110,7 +110,7 @@ def test_a_spike_leads_back_and_on_without_its_rows(runs, shards, tmp_path):
     train = [line for line in lines if line["split"] == "train"]
     assert [line["step"] for line in train] == list(range(1, 31))
     assert max(line["loss"] for line in train[8:]) < 1.5
-    record = json.loads((tmp_path / "run" / "checkpoints" / "step-00000030.json").read_text())
+    record = json.loads((tmp_path / "run" / "checkpoints" / "step-00000030.json").read_text(encoding="utf-8"))
     assert [rows["after_step"] for rows in record["skipped"]] == [line["to_step"] for line in rollbacks]
     assert record["row"] == 30 * 8 + sum(line["num_skipped_rows"] for line in rollbacks)
 
@@ -166,17 +166,19 @@ def test_another_number_of_replicas_resumes_with_the_same_batch(runs, whole_run,
 def test_supervised_training_survives_a_kill(shards, tmp_path):
     """The flag to overwrite holds for the first process alone."""
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.json").write_text('{"fingerprint": {}}')
+    (tmp_path / "run" / "run.json").write_text('{"fingerprint": {}}', encoding="utf-8")
     flags = ["--max-steps", "30", "--save-steps", "1", "--supervise", "--retry-seconds", "0.1"]
     command = [sys.executable, str(PROJECT / "train" / "run_mlm.py")]
     command += run_flags(shards, tmp_path / "run", *flags, "--overwrite-output-dir")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as supervisor:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8") as supervisor:
         killed = threading.Event()
 
         def kill_once():
             while not list((tmp_path / "run").glob("checkpoints/step-0000000*.json")):
                 killed.wait(0.05)
-            (child,) = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text().split()
+            (child,) = (
+                Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text(encoding="utf-8").split()
+            )
             os.kill(int(child), signal.SIGKILL)
             killed.set()
 

@@ -49,7 +49,7 @@ def test_a_run_leaves_its_files(finished_run):
     files = [path for path in finished_run.rglob("*") if path.is_file()]
     assert {path.suffix for path in files} >= {".safetensors", ".json", ".png"}
     assert len({path.stat().st_mode for path in files}) == 1
-    record = json.loads((finished_run / "run.json").read_text())
+    record = json.loads((finished_run / "run.json").read_text(encoding="utf-8"))
     assert record["settings"]["optimization"]["learning_rate"] == 0.002
     assert set(record["versions"]) >= {"tensorflow", "transformers"}
 
@@ -109,7 +109,7 @@ def test_documents_that_are_kept_apart_stay_so_when_the_run_resumes(finished_run
     assert losses(tmp_path / "stopped", "validation") == pytest.approx(
         losses(tmp_path / "whole", "validation"), rel=1e-5
     )
-    card = (tmp_path / "stopped" / "export" / "README.md").read_text()
+    card = (tmp_path / "stopped" / "export" / "README.md").read_text(encoding="utf-8")
     assert "| attention | within each document" in card
 
 
@@ -117,7 +117,7 @@ def test_documents_that_are_kept_apart_stay_so_when_the_run_resumes(finished_run
 @pytest.mark.usefixtures("one_device")
 def test_a_stopped_deberta_v3_with_dropout_resumes_to_the_same_end(shards, tmp_path):
     settings = {**CONFIGS["deberta-v2 as v3"], "num_hidden_layers": 1, "max_position_embeddings": 16}
-    (tmp_path / "config.json").write_text(json.dumps(settings))
+    (tmp_path / "config.json").write_text(json.dumps(settings), encoding="utf-8")
     flags = ("--pretrained-model-config", str(tmp_path), "--config-overrides", "hidden_act=relu", "--dropout", "0.1")
     flags += ("--position-init", "random")
     assert main(run_flags(shards, tmp_path / "whole", *flags)) == 0
@@ -166,12 +166,12 @@ def test_a_finished_run_is_only_evaluated_and_exported_again(finished_run, shard
 @pytest.mark.usefixtures("one_device", "nothing_converted")
 def test_options_of_the_step_in_a_folder_that_is_overwritten(precision, finished_run, shards, tmp_path):
     shutil.copytree(finished_run, tmp_path / "run")
-    (tmp_path / "run" / "notes.txt").write_text("mine")
+    (tmp_path / "run" / "notes.txt").write_text("mine", encoding="utf-8")
     flags = (*precision, "--gradient-accumulation-steps", "2", "--steps-per-execution", "4", "--max-grad-norm", "0")
     flags += ("--gradient-checkpointing", "--dropout", "0.1", "--overwrite-output-dir")
     more = ("--masking", "span", "--optimizer", "lamb", "--schedule", "wsd", "--warmup-steps", "1", "--profile", "1:5")
     assert main(run_flags(shards, tmp_path / "run", *flags, *more)) == 0
-    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "run" / "notes.txt").read_text(encoding="utf-8") == "mine"
     assert losses(tmp_path / "run", "train") != losses(finished_run, "train")
     lines = read_metrics(str(tmp_path / "run"))
     # Executions of up to four steps end where something is due.
@@ -222,7 +222,8 @@ def test_dry_run_on_a_tpu_vm_counts_its_replicas(shards, tmp_path, capsys, monke
 def test_train_from_a_settings_file(shards, tmp_path, capsys):
     settings = tmp_path / "settings.yaml"
     settings.write_text(
-        f"train-dataset: {shards}/train\nmax_steps: 5\nlearning_rate: 1e-5\noutput_dir: {tmp_path}/out\n"
+        f"train-dataset: {shards}/train\nmax_steps: 5\nlearning_rate: 1e-5\noutput_dir: {tmp_path}/out\n",
+        encoding="utf-8",
     )
     assert main(["--config-file", str(settings), "--preset", "tiny-roberta-cpu", "--max-steps", "7", "--dry-run"]) == 0
     assert "\nsteps                  7, of which" in capsys.readouterr().out
@@ -246,7 +247,7 @@ def test_a_run_from_the_export_of_another_on_shards_of_the_tutorial(finished_run
     assert main(run_flags(shards, tmp_path / "run", *data, *more, "--max-steps", "1")) == 0
     assert len(losses(tmp_path / "run", "train")) == 1
     assert losses(tmp_path / "run", "validation") == pytest.approx(losses(finished_run, "validation")[-1:], rel=1e-5)
-    fingerprint = json.loads((tmp_path / "run" / "run.json").read_text())["fingerprint"]
+    fingerprint = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))["fingerprint"]
     assert fingerprint["model.init_from"] == str(finished_run / "export")
 
 
@@ -260,7 +261,7 @@ def test_training_from_cloud_storage(shards, finished_run, cloud_storage):
     more = ("--profile", "2:3", "--init-from", f"{url}/start")
     flags = [flag.replace(str(shards), f"{url}/shards") for flag in run_flags(shards, f"{url}/run", *more)]
     command = [sys.executable, str(Path(__file__).parents[2] / "train" / "run_mlm.py"), *flags]
-    done = subprocess.run(command, env=os.environ | cloud_storage.environment, capture_output=True, text=True)
+    done = subprocess.run(command, env=os.environ | cloud_storage.environment, capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr[-3000:]
     names = set(cloud_storage.objects())
     assert {"run/export/model.safetensors", "run/metrics.jsonl", "run/loss.png", "run/run.json"} <= names
@@ -272,7 +273,7 @@ def test_training_from_cloud_storage(shards, finished_run, cloud_storage):
 def test_pushing_the_export_to_the_hub(shards, hub_server, tmp_path):
     script = str(Path(__file__).parents[2] / "train" / "run_mlm.py")
     command = [sys.executable, script, *run_flags(shards, tmp_path / "run", "--hub_model_id", "alice/tiny")]
-    done = subprocess.run(command, env=os.environ | hub_server.environment, capture_output=True, text=True)
+    done = subprocess.run(command, env=os.environ | hub_server.environment, capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr[-3000:]
     exported = tmp_path / "run" / "export"
     pushed = hub_server.files("alice/tiny")

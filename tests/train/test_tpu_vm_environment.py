@@ -38,7 +38,7 @@ def vm_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def printed_by(python: str | Path, *command: str, environment: dict[str, str] | None = None) -> str:
     done = subprocess.run(
-        [python, *command], cwd=PROJECT, env=os.environ | (environment or {}), capture_output=True, text=True
+        [python, *command], cwd=PROJECT, env=os.environ | (environment or {}), capture_output=True, encoding="utf-8"
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -47,7 +47,9 @@ def printed_by(python: str | Path, *command: str, environment: dict[str, str] | 
 def prepare(python: str | Path, folder: Path, environment: dict[str, str]) -> Path:
     """Train a tokenizer and write shards with the commands, and return the folder of the shards."""
     folder.mkdir()
-    (folder / "docs.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS))
+    (folder / "docs.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS), encoding="utf-8"
+    )
     corpus, tokenizer = str(folder / "docs.jsonl"), str(folder / "tokenizer")
     sizes = ("--vocab-size", "48", "--byte-fallback", "false", "--validation-percent", "20", "--num-workers", "1")
     trained = ("--data-files", corpus, *sizes, "--output-dir", tokenizer)

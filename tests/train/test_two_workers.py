@@ -141,7 +141,7 @@ def test_two_workers_stop_together_and_resume(processes, shards, tmp_path):
         assert status == EXIT_STOPPED, errors[-3000:]
         assert "error: The run was asked to stop" in errors
     (record,) = (tmp_path / "run" / "checkpoints").glob("*.json")
-    step = json.loads(record.read_text())["step"]
+    step = json.loads(record.read_text(encoding="utf-8"))["step"]
     assert step < 3000
     flags = run_flags(shards, tmp_path / "run", *OF_WORKERS, *more, "--max-steps", str(step + 3), "--resume", "must")
     assert [status for status, _, _ in finish(start_workers(processes, flags, flags))] == [0, 0]

@@ -24,7 +24,7 @@ from train.run_mlm import main
 
 pytestmark = pytest.mark.slow
 
-RECORDED = json.loads((Path(__file__).parents[1] / "fixtures" / "written_by_0_2_0.json").read_text())
+RECORDED = json.loads((Path(__file__).parents[1] / "fixtures" / "written_by_0_2_0.json").read_text(encoding="utf-8"))
 STEP, NUM_STEPS = 8, 12
 ADAM_BETA2 = 0.98  # the default, with which the runs were made
 
@@ -42,7 +42,7 @@ class Resumed(NamedTuple):
 
 
 def read_lines(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def resume(written: Path, folder: Path, name: str) -> Resumed:
@@ -63,7 +63,7 @@ def start_of(printed: str) -> list[str]:
 
 
 def recorded_versions(run: Path) -> dict[str, str]:
-    return json.loads((run / "run.json").read_text())["versions"]
+    return json.loads((run / "run.json").read_text(encoding="utf-8"))["versions"]
 
 
 def assert_nothing_changed(start: list[str], run: Path) -> None:
@@ -101,9 +101,9 @@ def evaluated(written, tmp_path_factory):
     folder = tmp_path_factory.mktemp("evaluated")
     shutil.copytree(written, folder / "copy")
     metrics = folder / "copy" / "recomputed" / "metrics.jsonl"
-    *others, last = metrics.read_text().splitlines(keepends=True)
+    *others, last = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
     assert (json.loads(last)["step"], json.loads(last)["split"]) == (NUM_STEPS, "validation")
-    metrics.write_text("".join(others))
+    metrics.write_text("".join(others), encoding="utf-8")
     return resume(folder / "copy", folder, "recomputed")
 
 

@@ -97,7 +97,9 @@ def device_kind(config: HardwareConfig) -> str:
     if gpus := tf.config.list_physical_devices("GPU"):
         return str(tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU"))
     cpu_info = Path("/proc/cpuinfo")
-    model = re.search(r"^model name\s*: (.+)$", cpu_info.read_text() if cpu_info.exists() else "", re.MULTILINE)
+    model = re.search(
+        r"^model name\s*: (.+)$", cpu_info.read_text(encoding="utf-8") if cpu_info.exists() else "", re.MULTILINE
+    )
     return f"CPU ({model[1] if model else platform.machine()})"
 
 

@@ -30,7 +30,7 @@ def write_part(path: Path, header: str, values: dict[str, tuple[str, str]], name
     columns = names or tuple(header.split("|") if "|" in header else header.split())
     lines = [] if names else ["\t".join(columns)]
     lines += ["\t".join(values.get(column, ("0", "1"))[row] for column in columns) for row in range(2)]
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", GLUE_TASKS)
@@ -78,7 +78,7 @@ def test_diagnostics_of_the_hub_are_a_configuration_of_their_own(monkeypatch: py
 
 
 def own(tmp_path: Path, content: str, **settings: object) -> ClassificationData:
-    (tmp_path / "a.tsv").write_text(content)
+    (tmp_path / "a.tsv").write_text(content, encoding="utf-8")
     return ClassificationData(train_file=str(tmp_path / "a.tsv"), **settings)
 
 
@@ -107,7 +107,7 @@ def test_whole_numbers_are_texts_only_where_they_are_named(tmp_path: Path) -> No
 
 def test_a_test_part_may_have_labels(tmp_path: Path) -> None:
     for content, labels in (("text\nt\n", None), ("text\tlabel\nt\tx\n", ["x"])):
-        (tmp_path / "b.tsv").write_text(content)
+        (tmp_path / "b.tsv").write_text(content, encoding="utf-8")
         data = own(tmp_path, "text\tlabel\nt\tx\n", test_file=str(tmp_path / "b.tsv"))
         assert read_parts(data).tests["test"].labels == labels
 

@@ -98,8 +98,8 @@ def test_a_test_part_has_no_answers(tmp_path: Path) -> None:
     paths = {name: tmp_path / f"{name}.json" for name in ("train", "test")}
     unanswered = squad()
     del unanswered["data"][0]["paragraphs"][0]["qas"][0]["answers"]
-    paths["train"].write_text(json.dumps(squad()))
-    paths["test"].write_text(json.dumps(unanswered))
+    paths["train"].write_text(json.dumps(squad()), encoding="utf-8")
+    paths["test"].write_text(json.dumps(unanswered), encoding="utf-8")
     data = QuestionData(train_file=str(paths["train"]), test_file=str(paths["test"]))
     assert read_questions(data)["test"][0].answers is None
     with pytest.raises(InputError, match=r"must have answers; question 'q' of .* has none"):

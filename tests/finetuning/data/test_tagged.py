@@ -88,16 +88,16 @@ CONLL = "-DOCSTART- -X- O\n\nEU NNP B-ORG\nrejects VBZ O\n\n\nPeter NNP B-PER\nB
 
 
 def test_conll_is_read(tmp_path: Path) -> None:
-    (tmp_path / "a.conll").write_text(CONLL)
+    (tmp_path / "a.conll").write_text(CONLL, encoding="utf-8")
     table = read_table(str(tmp_path / "a.conll"), "--train-file")
     assert table.columns == {
         "tokens": [["EU", "rejects"], ["Peter", "Blackburn"]],
         "ner_tags": [["B-ORG", "O"], ["B-PER", "I-PER"]],
     }
-    (tmp_path / "b.conll").write_text("a\nb\n\nc\n")
+    (tmp_path / "b.conll").write_text("a\nb\n\nc\n", encoding="utf-8")
     sentences = read_sentences(TaggingData(train_file=str(tmp_path / "a.conll"), test_file=str(tmp_path / "b.conll")))
     assert (sentences["test"].words, sentences["test"].tags) == ([["a", "b"], ["c"]], None)
-    (tmp_path / "c.conll").write_text("a O\nb\n")
+    (tmp_path / "c.conll").write_text("a O\nb\n", encoding="utf-8")
     with pytest.raises(InputError, match="must have as many columns as the first, 2; line 2 has 1"):
         read_table(str(tmp_path / "c.conll"), "--train-file")
 
@@ -141,6 +141,6 @@ def test_tags_are_named_as_classes_are(tmp_path: Path) -> None:
     ],
 )
 def test_what_are_no_sentences(tmp_path: Path, row: dict, message: str) -> None:
-    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    (tmp_path / "a.jsonl").write_text(json.dumps(row), encoding="utf-8")
     with pytest.raises(InputError, match=message):
         read_sentences(TaggingData(train_file=str(tmp_path / "a.jsonl")))

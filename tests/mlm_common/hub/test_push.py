@@ -28,9 +28,9 @@ def server(hub_here: HubHandle) -> HubHandle:
 def export(tmp_path: Path) -> Path:
     folder = tmp_path / "export of a model"
     (folder / "sub").mkdir(parents=True)
-    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n", encoding="utf-8")
     (folder / "model.safetensors").write_bytes(WEIGHTS)
-    (folder / "sub" / "config.json").write_text("{}")
+    (folder / "sub" / "config.json").write_text("{}", encoding="utf-8")
     return folder
 
 
@@ -68,7 +68,7 @@ def test_second_push_sends_what_changed(server: HubHandle, export: Path) -> None
     first = push(export, REPOSITORY, "first")
     assert push(export, REPOSITORY, "unchanged") == first
     assert commit_titles(server) == ["initial commit", "first"]
-    (export / "sub" / "config.json").write_text('{"changed": 1}')
+    (export / "sub" / "config.json").write_text('{"changed": 1}', encoding="utf-8")
     assert push(export, REPOSITORY, "second") != first
     assert stored_files(server) == local_files(export)
     assert len(server.requests("PUT", "/lfs/")) == 1
@@ -126,7 +126,7 @@ print(snapshot_download({REPO!r}))
 """
     command = [sys.executable, "-c", code]
     environment = os.environ | hub_server.environment
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=60)
     assert result.returncode == 0, result.stderr
     url, snapshot = result.stdout.splitlines()
     assert url.startswith(f"{hub_server.endpoint}/{REPO}/commit/")

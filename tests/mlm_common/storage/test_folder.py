@@ -30,8 +30,8 @@ def shards(tmp_path: Path) -> Path:
     """A local folder with two shards in a subfolder, a manifest beside them, and what a killed write left behind."""
     root = tmp_path / "shards"
     (root / "train").mkdir(parents=True)
-    (root / "settings.json").write_text("{}")
-    (root / "train" / "a-manifest.json").write_text("manifest")
+    (root / "settings.json").write_text("{}", encoding="utf-8")
+    (root / "train" / "a-manifest.json").write_text("manifest", encoding="utf-8")
     (root / "train" / "dataset-0.tfrecord").write_bytes(b"shard 0")
     (root / "train" / "dataset-1.tfrecord").write_bytes(b"shard 1")
     (root / "train" / ".x.123.partial").write_bytes(b"half")
@@ -70,11 +70,11 @@ def test_text_is_appended(folder: Folder) -> None:
 def test_a_path_to_write_to(folder: Folder) -> None:
     folder.write_text("file", "old")
     with contextlib.suppress(KeyError), folder.replacing("file") as partial:
-        partial.write_text("half")
+        partial.write_text("half", encoding="utf-8")
         raise KeyError
     assert folder.read_text("file") == "old"
     with folder.replacing("file") as partial:
-        partial.write_text("new")
+        partial.write_text("new", encoding="utf-8")
         assert folder.list_files() == {"file": 3}
         assert folder.read_text("file") == "old"
     assert folder.read_text("file") == "new"
@@ -115,7 +115,7 @@ def test_what_is_built_in_staging_is_uploaded(folder: Folder) -> None:
     with folder.staging() as staging:
         assert (staging == folder.path) == folder.is_local
         Path(staging, "sub").mkdir(parents=True)
-        Path(staging, "sub", "file").write_text("x")
+        Path(staging, "sub", "file").write_text("x", encoding="utf-8")
         folder.upload_folder(staging)
     assert folder.read_text("sub/file") == "x"
     assert folder.subfolder("sub").list_files() == {"file": 1}
@@ -142,7 +142,7 @@ def test_a_folder_is_deleted_with_all_in_it(folder: Folder) -> None:
 
 def test_a_killed_write_is_cleaned_up(tmp_path: Path) -> None:
     for name in (".a.1.partial", ".b.1.partial", "a.partial", ".a"):
-        (tmp_path / name).write_text("half")
+        (tmp_path / name).write_text("half", encoding="utf-8")
     folder = open_folder(str(tmp_path))
     folder.delete_partial_files("a")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".a", ".b.1.partial", "a.partial"]
@@ -174,11 +174,11 @@ def test_unchanged_files_are_not_sent_again(cloud: CloudStorageHandle, shards: P
 
 def test_local_failure_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    path.write_text("old")
+    path.write_text("old", encoding="utf-8")
     with pytest.raises(FileNotFoundError):
         open_folder(str(tmp_path)).upload_file(str(tmp_path / "missing"), "file")
     open_folder(f"{tmp_path}/.").upload_file(str(path), "file")
-    assert path.read_text() == "old"
+    assert path.read_text(encoding="utf-8") == "old"
     assert list(tmp_path.iterdir()) == [path]
 
 

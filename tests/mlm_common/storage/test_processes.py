@@ -14,7 +14,7 @@ BUCKET = CloudStorageHandle.bucket_url
 
 def run_python(code: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, encoding="utf-8", timeout=120)
 
 
 def test_import_is_light() -> None:

@@ -32,7 +32,7 @@ def built(tmp_path: Path) -> Path:
     folder = tmp_path / "built"
     (folder / "sub").mkdir(parents=True)
     for name in ("a.json", LAST, "z.json", "sub/b.json"):
-        (folder / name).write_text(f"new {name}")
+        (folder / name).write_text(f"new {name}", encoding="utf-8")
     return folder
 
 
@@ -114,7 +114,11 @@ def test_publishing(place: str, built: Path, tmp_path: Path) -> None:
             open_folder(destination).write_text(name, "other")
     open_folder(destination).publish(str(built), last=LAST)
     with open_folder(destination).local_copy() as copy:
-        contents = {str(path.relative_to(copy)): path.read_text() for path in Path(copy).rglob("*") if path.is_file()}
+        contents = {
+            str(path.relative_to(copy)): path.read_text(encoding="utf-8")
+            for path in Path(copy).rglob("*")
+            if path.is_file()
+        }
     assert contents == kept | {name: f"new {name}" for name in ("a.json", LAST, "z.json", "sub/b.json")}
     assert not [path for path in paths_in(tmp_path) if PARTIAL_SUFFIX in path]
 
@@ -143,7 +147,7 @@ def test_failure_leaves_no_marker_and_no_half_files(built: Path, tmp_path: Path)
     there = tmp_path / "there"
     there.mkdir()
     for name in (LAST, "sub"):  # a file where a subfolder has to be
-        (there / name).write_text("old")
+        (there / name).write_text("old", encoding="utf-8")
     with pytest.raises(FileExistsError):
         open_folder(str(there)).publish(str(built), last=LAST)
     assert paths_in(there) == {"a.json", "sub"}
@@ -179,7 +183,7 @@ def test_what_is_stopped_never_seems_complete(name: str, stop: signal.Signals, t
         (root / "built").mkdir(parents=True)
         (root / "there").mkdir()
         program = [sys.executable, "-c", PUBLISH_FOR_EVER, str(root / "built"), str(root / name), LAST]
-        with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8") as process:
             assert process.stdout is not None
             process.stdout.readline()
             time.sleep(draw.uniform(0, 0.05))
@@ -187,8 +191,8 @@ def test_what_is_stopped_never_seems_complete(name: str, stop: signal.Signals, t
         published = [path for path in root.iterdir() if path.name != "built" and not path.name.startswith(".")]
         complete = [folder for folder in published if (folder / LAST).exists()]
         for folder in complete:
-            generation = (folder / LAST).read_text()
-            assert [(folder / str(number)).read_text() for number in range(5)] == [generation] * 5
+            generation = (folder / LAST).read_text(encoding="utf-8")
+            assert [(folder / str(number)).read_text(encoding="utf-8") for number in range(5)] == [generation] * 5
         if stop == signal.SIGINT or name != "there":
             assert len(complete) == len(published) - (name != "there"), "only the empty folder may be without a marker"
         if stop == signal.SIGINT:

@@ -104,7 +104,7 @@ def test_globs_match_what_they_match_in_a_folder(
     cloud.make_bucket("test-bucket")
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text("x")
+        (folder / name).write_text("x", encoding="utf-8")
         cloud.put(f"folder/{name}", b"x")
     found = glob.glob(f"{folder}/{pattern}{tail}", recursive=True)  # noqa: PTH207
     expected = sorted({os.path.relpath(name, folder) for name in found if Path(name).is_file()})

@@ -61,7 +61,7 @@ def write_package(folder: Path, files: dict[str, str]) -> str:
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
+        path.write_text(content, encoding="utf-8")
     return str(folder)
 
 
@@ -70,7 +70,7 @@ def documented(*docstrings: str) -> str:
 
 
 def test_docstrings_of_a_module(tmp_path: Path) -> None:
-    (tmp_path / "module.py").write_text(MODULE)
+    (tmp_path / "module.py").write_text(MODULE, encoding="utf-8")
     assert sorted(extract_documents(str(tmp_path / "module.py"))) == sorted(
         [
             PROSE.format("module") + "\n\nRaises nothing.",
@@ -141,7 +141,7 @@ def test_the_standard_library_gives_the_same_text_twice() -> None:
             [sys.executable, "-c", program],
             env=os.environ | {"PYTHONHASHSEED": seed},
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             check=True,
         ).stdout
         for seed in ("1", "2")

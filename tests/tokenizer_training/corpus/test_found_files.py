@@ -18,7 +18,7 @@ def names(*patterns: Path | str) -> list[str]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("a.txt", "sub/b.txt", "sub/deep/c.txt", "sub/.hidden/d.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(f"text of {name}\n")
+        (tmp_path / name).write_text(f"text of {name}\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -56,7 +56,7 @@ def test_a_link_to_nothing_is_refused(folder: Path, pattern: str) -> None:
 def test_a_pattern_names_the_same_files_from_any_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     special = folder / "[x] *"
     special.mkdir()
-    (special / "e.txt").write_text("text\n")
+    (special / "e.txt").write_text("text\n", encoding="utf-8")
     monkeypatch.chdir(special)
     for pattern in ("e.txt", "*.txt", "../**/e.txt"):
         settings = open_corpus(CorpusConfig(data_files=[pattern])).config

@@ -42,7 +42,7 @@ def run_program(hub_server: HubHandle, cases: list[dict], **environment: str) ->
         [sys.executable, "-c", HUB_PROGRAM, json.dumps(cases)],
         env=os.environ | hub_server.environment | environment,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=120,
     )
     assert program.returncode == 0, program.stderr

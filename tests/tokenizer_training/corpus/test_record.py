@@ -35,7 +35,7 @@ def on_hub(split: str = "train", **settings: Any) -> dict[str, Any]:
 def files(tmp_path: Path) -> list[Path]:
     paths = [tmp_path / f"{name}.txt" for name in "abc"]
     for path in paths:
-        path.write_text(f"text of {path.stem}\n" * 10)
+        path.write_text(f"text of {path.stem}\n" * 10, encoding="utf-8")
     return paths
 
 
@@ -51,7 +51,7 @@ def test_the_same_text_elsewhere_is_the_same_corpus_and_another_text_of_that_siz
     assert [file["path"] for file in moved["data_files"]] == [f"{tmp_path}/moved/{name}.txt" for name in "ab"]
     assert moved["settings"]["data_files"] == [f"{tmp_path}/moved/?.txt"]
     assert describe_changes(before, moved) == ""
-    Path("b.txt").write_text("TEXT of b\n" * 10)
+    Path("b.txt").write_text("TEXT of b\n" * 10, encoding="utf-8")
     changes = describe_changes(before, record_of("?.txt"))
     assert f"corpus.data_files[1] is {files[1]} (100 bytes, sha256 " in changes
     assert f" there, {tmp_path}/moved/b.txt (100 bytes, sha256 " in changes
@@ -129,5 +129,5 @@ def test_sources_that_were_asked_for_otherwise_are_not_compared(files: list[Path
 
     trained_on = whole(files[1])
     assert describe_changed_sources(trained_on, whole(files[2])) == ""
-    files[1].write_text("changed\n")
+    files[1].write_text("changed\n", encoding="utf-8")
     assert "validation_files[0] is " in describe_changed_sources(trained_on, whole(files[1]))

@@ -159,7 +159,9 @@ def test_all_row_groups_are_drawn_equally_often(corpus: Corpus) -> None:
 
 
 def test_a_sample_beside_lines_is_of_both(corpus: Corpus, tmp_path: Path) -> None:
-    (tmp_path / "more.txt").write_text("".join(f"{number:09d}\n" for number in range(200_000, 204_000)))
+    (tmp_path / "more.txt").write_text(
+        "".join(f"{number:09d}\n" for number in range(200_000, 204_000)), encoding="utf-8"
+    )
     both = open_corpus(CorpusConfig(data_files=[*corpus.config.data_files, str(tmp_path / "more.txt")]))
     has_lines = {200 in {int(text) // 1000 for text in both.sampled_documents("train", 1, seed)} for seed in range(10)}
     assert has_lines == {True, False}

@@ -25,7 +25,7 @@ def corpus(tmp_path: Path) -> Corpus:
     numbers = iter(range(20_000))
     for index, num_lines in enumerate([8_000, *[40] * 50, 10_000]):
         lines = "".join(f"{next(numbers):09d}\n" for _ in range(num_lines))
-        (tmp_path / f"{index:02d}.txt").write_text(lines)
+        (tmp_path / f"{index:02d}.txt").write_text(lines, encoding="utf-8")
     return open_corpus(CorpusConfig(data_files=[f"{tmp_path}/*.txt"]))
 
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_cut_is_read_as_it_is(corpus: Corpus, tmp_path: Path, con
     import gzip
 
     (tmp_path / "more.txt.gz").write_bytes(gzip.compress(b"20000\n"))
-    (tmp_path / "more.csv").write_text("text\n20000\n")
+    (tmp_path / "more.csv").write_text("text\n20000\n", encoding="utf-8")
     more = [str(tmp_path / name) for name in config.pop("data_files", [])]
     other = open_corpus(CorpusConfig(data_files=[*corpus.config.data_files, *more], **config))
     assert list(other.sampled_documents("train", 1_000, 0)) == list(other.documents("train"))

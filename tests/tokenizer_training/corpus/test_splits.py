@@ -162,7 +162,7 @@ def test_few_large_files_that_cannot_be_cut_are_read_by_the_parent(
     tmp_path: Path, num_files: int, has_byte_ranges: bool
 ) -> None:
     for number in range(num_files):
-        with gzip.open(tmp_path / f"{number:02}.txt.gz", "wt") as file:
+        with gzip.open(tmp_path / f"{number:02}.txt.gz", "wt", encoding="utf-8") as file:
             file.writelines(f"{number} {line}\n" for line in range(200))
     corpus = open_corpus(CorpusConfig(data_files=[str(tmp_path / "*.gz")]))
     assert corpus.has_byte_ranges("train", 100) == has_byte_ranges

@@ -175,7 +175,7 @@ def test_lines_of_50_megabytes(ending: str, sample_by: str, tmp_path: Path) -> N
     texts = [letter * num_characters + b"\n" * (sample_by == "paragraph") for letter in (b"x", b"y", b"z")]
     name = write(tmp_path / f"a.{ending}", content_of(ending, texts))
     program = [sys.executable, "-c", MEASURE, name, sample_by]
-    answer = subprocess.run(program, check=True, capture_output=True, text=True)
+    answer = subprocess.run(program, check=True, capture_output=True, encoding="utf-8")
     lengths, seconds, peak_megabytes = json.loads(answer.stdout)
     assert lengths == [num_characters] * 3
     assert seconds < 5

@@ -68,7 +68,7 @@ def test_examples(text: str, settings: dict[str, Any], expected: str) -> None:
 )
 def test_what_the_readme_says_of_normalization_holds(settings: dict[str, Any], expected: str) -> None:
     assert normalized("10² ½ ''a \t b", **settings) == expected
-    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
     assert "of `10²`, `1\u20442` of `½`, `\"` of `''`" in readme
 
 

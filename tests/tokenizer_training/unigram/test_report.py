@@ -183,7 +183,7 @@ def test_report_and_picture_are_the_same_bytes_in_another_process(tmp_path: Path
     assert draw_report(report, tokenizer, TEXTS) == picture
     assert picture[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">II", picture[16:24]) == (900, 350)
-    (tmp_path / "matplotlibrc").write_text("lines.linewidth: 7\nfigure.facecolor: red\n")
+    (tmp_path / "matplotlibrc").write_text("lines.linewidth: 7\nfigure.facecolor: red\n", encoding="utf-8")
     program = (
         "import json, sys\n"
         "from pathlib import Path\n"
@@ -199,9 +199,9 @@ def test_report_and_picture_are_the_same_bytes_in_another_process(tmp_path: Path
         "MATPLOTLIBRC": str(tmp_path / "matplotlibrc"),
     }
     command = [sys.executable, "-c", program, str(tmp_path)]
-    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=os.environ | settings, capture_output=True, encoding="utf-8", timeout=120)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "report.json").read_text() == json.dumps(report)
+    assert (tmp_path / "report.json").read_text(encoding="utf-8") == json.dumps(report)
     assert (tmp_path / "report.png").read_bytes() == picture
 
 
@@ -215,5 +215,7 @@ def test_picture_shows_another_tokenizer_and_text() -> None:
 
 def test_importing_the_report_imports_nothing_heavy() -> None:
     program = "import sys, tokenizer_training.unigram.report; print({'matplotlib', 'transformers'} & {*sys.modules})"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, encoding="utf-8", check=True, timeout=60
+    )
     assert done.stdout.strip() == "set()"

@@ -46,8 +46,8 @@ def children() -> set[int]:
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            command = (folder / "cmdline").read_text()
+            parent = int((folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+            command = (folder / "cmdline").read_text(encoding="utf-8")
         except OSError:  # it has ended
             continue
         if parent == os.getpid() and "train_model" in command:

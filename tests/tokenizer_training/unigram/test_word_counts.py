@@ -198,7 +198,7 @@ def test_sentencepiece_refuses_every_piece_across_a_cut(tmp_path: Path) -> None:
         }  # fmt: skip
         # In a process of its own: what it logs depends on what others in the same process asked for.
         program = f"import sentencepiece; sentencepiece.SentencePieceTrainer.train(**{options!r})"
-        trained = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        trained = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8", check=True)
         found = re.search(r"skipped (\d+) seed", trained.stderr)
         assert found, trained.stderr
         assert int(found[1]) == num_refused

@@ -55,16 +55,16 @@ def test_another_version_of_transformers_is_the_same_run(transformers_version):
 
 
 def test_runs_and_checkpoints_that_were_recorded_with_the_version_of_transformers_are_the_same_run(tmp_path):
-    written = json.loads((Path(__file__).parents[2] / "fixtures" / "written_by_0_2_0.json").read_text())
+    written = json.loads((Path(__file__).parents[2] / "fixtures" / "written_by_0_2_0.json").read_text(encoding="utf-8"))
     unpack(written, tmp_path)
     for run in (tmp_path / name for name in written["runs"]):
-        former = json.loads((run / "run.json").read_text())["fingerprint"]
+        former = json.loads((run / "run.json").read_text(encoding="utf-8"))["fingerprint"]
         now = {key: value for key, value in former.items() if key != "model.transformers_version"}
         assert len(now) == len(former) - 1
         check_run_folder(str(run), now, resume="must", overwrite=False)
         with pytest.raises(InputError, match="must not hold another run"):
             check_run_folder(str(run), {**now, "run.seed": 7}, resume="must", overwrite=False)
-        (record,) = (parse_record(path.read_text()) for path in (run / "checkpoints").glob("*.json"))
+        (record,) = (parse_record(path.read_text(encoding="utf-8")) for path in (run / "checkpoints").glob("*.json"))
         assert is_checkpoint_of(now, record)
         assert not is_checkpoint_of({**now, "run.seed": 7}, record)
 

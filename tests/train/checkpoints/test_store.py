@@ -292,7 +292,7 @@ def test_a_damaged_object_is_passed_over(cloud):
 
 def test_the_record_is_json_for_people(tmp_path):
     save(Checkpoints(str(tmp_path), num_kept=2), 1)
-    content = json.loads((tmp_path / "checkpoints" / "step-00000001.json").read_text())
+    content = json.loads((tmp_path / "checkpoints" / "step-00000001.json").read_text(encoding="utf-8"))
     assert content["num_bytes"] == (tmp_path / "checkpoints" / "step-00000001.safetensors").stat().st_size
 
 

@@ -19,7 +19,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prepare one corpus whole (`all`), in two parts (`drawn`), and a file of its own to evaluate on (`other`)."""
     folder = tmp_path_factory.mktemp("prepared")
     source = write_source(folder)
-    (folder / "other.txt").write_text("another text of small words\n" * 20)
+    (folder / "other.txt").write_text("another text of small words\n" * 20, encoding="utf-8")
     assert prepare(flags(source, folder / "all")) == 0
     assert prepare(flags(source, folder / "drawn", "--validation-percent", "20")) == 0
     assert prepare(flags(source, folder / "other", "--validation-files", str(folder / "other.txt"))) == 0
@@ -109,9 +109,9 @@ def test_records_that_do_not_tell_are_named(prepared: Path, tmp_path: Path, capl
     shutil.copytree(prepared / "drawn", tmp_path / "old")
     for part in ("train", "validation"):
         path = tmp_path / "old" / part / "manifest.json"
-        manifest = json.loads(path.read_text())
+        manifest = json.loads(path.read_text(encoding="utf-8"))
         manifest["corpus"]["data_files"] = [{"name": "docs.jsonl", "num_bytes": 5, "fingerprint": "blake2b 00"}]
-        path.write_text(json.dumps(manifest))
+        path.write_text(json.dumps(manifest), encoding="utf-8")
     open_parts(tmp_path / "old" / "train", tmp_path / "old" / "validation")
     assert not caplog.messages, "both parts are of one record"
     open_parts(tmp_path / "old" / "train", prepared / "other" / "validation")

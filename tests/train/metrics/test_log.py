@@ -156,7 +156,7 @@ def test_a_write_that_fails_is_made_up_for_and_told(
 def test_a_line_that_a_full_disk_cuts_off_is_whole_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def append_half(self: local.LocalFolder, name: str, text: str, **_: str) -> None:
         monkeypatch.undo()
-        with Path(self.path_of(name)).open("a") as file:
+        with Path(self.path_of(name)).open("a", encoding="utf-8") as file:
             file.write(text[: len(text) // 2])
         raise OSError(28, "No space left on device")
 

@@ -113,9 +113,9 @@ def test_rows_longer_than_the_checkpoints_positions_are_refused(export: Path) ->
 def test_other_special_tokens_of_the_same_vocabulary_are_refused(export: Path, tmp_path: Path) -> None:
     for path in export.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
     settings["cls_token"] = "[SEP]"
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     (tmp_path / "special_tokens_map.json").unlink()
     with pytest.raises(InputError, match=r"has special ids \{'cls': 2"):
         resolve_model_config(ModelConfig(init_from=str(tmp_path)), inputs())

@@ -49,7 +49,7 @@ def test_a_padded_model_is_exported_without_its_padding(name: str, tmp_path: Pat
         variable.shape.as_list().index(PADDED) for variable in with_ids
     ]
     export_model(model, tiny_tokenizer(), str(tmp_path), model_max_length=30, vocabulary_size=VOCABULARY)
-    assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] == VOCABULARY
+    assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["vocab_size"] == VOCABULARY
     assert not any(PADDED in array.shape for array in load_file(tmp_path / "model.safetensors").values())
     assert model.config.vocab_size == PADDED
     inputs, _ = padded_batch(model)

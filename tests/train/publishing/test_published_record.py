@@ -113,7 +113,7 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text())
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def test_no_text_in_a_manifest_leaves_that_is_not_known(shards: Path) -> None:
@@ -133,7 +133,7 @@ def test_no_text_in_the_records_of_a_run_leaves_that_is_not_known(finished_run: 
     published = published_run(record)
     assert secret_places(published) == PUBLIC_RUN
     assert published["model_config"]["_name_or_path"] == WITHHELD
-    checkpoint = parse_record((finished_run / "checkpoints" / "step-00000006.json").read_text())
+    checkpoint = parse_record((finished_run / "checkpoints" / "step-00000006.json").read_text(encoding="utf-8"))
     content = json.loads(published_checkpoint(checkpoint).to_json())
     assert parse_record(json.dumps(content)).fingerprint_sha256 == checkpoint.fingerprint_sha256
     secrets = {one.name: with_secrets(getattr(checkpoint, one.name)) for one in fields(checkpoint)}
@@ -200,7 +200,7 @@ def test_a_tokenizer_from_the_hub_names_no_corpus_to_prepare(
     for path in tokenizer_folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     record = published_record(read(tokenizer_folder / "training.json"))
-    (tmp_path / "training.json").write_text(json.dumps(record))
+    (tmp_path / "training.json").write_text(json.dumps(record), encoding="utf-8")
     source = tokenizer_folder.parent
     given = [*flags(source, tmp_path / "out")[4:], "--tokenizer-name-or-path", str(tmp_path), "--dry-run"]
     assert prepare(given) == 2

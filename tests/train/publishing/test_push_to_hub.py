@@ -64,7 +64,7 @@ def titles(server: HubHandle, revision: str = "main") -> list[str]:
 def test_pushes_every_few_steps_and_at_the_end(hub_here: HubHandle, shards: Path, tmp_path: Path) -> None:
     more = ("--hub-strategy", "steps", "--push-steps", "4", "--steps-per-execution", "6", "--hub-tag", "v1")
     (tmp_path / "export").mkdir()
-    (tmp_path / "export" / "thesis.txt").write_text("not of the run")
+    (tmp_path / "export" / "thesis.txt").write_text("not of the run", encoding="utf-8")
     assert train(shards, tmp_path, *more, "--hub-private") == 0
     (tmp_path / "export" / "thesis.txt").unlink()
     assert titles(hub_here) == ["Step 4", LAST]

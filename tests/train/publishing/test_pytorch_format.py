@@ -72,7 +72,7 @@ def test_a_model_with_another_head_is_exported_and_loads_again(name: str, head: 
     model_class = f"TFAutoModelFor{head}"
     model = tiny_model(name, model_class=model_class, num_labels=2)
     export_model(model, tiny_tokenizer(), str(tmp_path), model_max_length=30)
-    assert json.loads((tmp_path / "config.json").read_text())["architectures"][0].endswith(f"For{head}")
+    assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["architectures"][0].endswith(f"For{head}")
     assert not [weight for weight in load_file(tmp_path / "model.safetensors") if "predictions" in weight]
     inputs, _ = padded_batch(model)
     loaded = load_model(str(tmp_path), model_class)
@@ -88,7 +88,7 @@ def test_the_files_are_those_of_a_pytorch_model(tmp_path: Path) -> None:
     model = tiny_model("roberta")
     export_model(model, tiny_tokenizer(), str(folder), model_max_length=30)
     assert sorted(path.name for path in folder.iterdir()) == sorted([*EXPORTED_FILES, "tokenizer_config.json"])
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     assert (config["architectures"], config["dtype"]) == (["RobertaForMaskedLM"], "float32")
     weights = load_file(folder / "model.safetensors")
     assert set(weights) == ROBERTA_NAMES
@@ -121,7 +121,10 @@ def test_the_tokenizer_keeps_its_ids_and_gets_the_inputs_and_limit_of_the_model(
 
     exported = AutoTokenizer.from_pretrained(tmp_path)
     assert type(exported) is PreTrainedTokenizerFast
-    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert (
+        json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))["tokenizer_class"]
+        == "PreTrainedTokenizerFast"
+    )
     assert list(exported(text)) == inputs
     assert exported(text)["input_ids"] == expected
     assert exported(text, truncation=True)["input_ids"] == [*expected[:6], tokenizer.sep_token_id]
@@ -231,7 +234,7 @@ def test_sharded_checkpoints_in_half_precision_load(bert_export: Path, tmp_path:
         file_name = f"model-0000{index + 1}-of-00002.safetensors"
         safetensors.tensorflow.save_file(shard, str(tmp_path / file_name))
         weight_map |= dict.fromkeys(shard, file_name)
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
 
     rounded = {name: tf.cast(array, tf.bfloat16).numpy().astype(np.float32) for name, array in weights}
     for name, array in pytorch_weights(load_model(str(tmp_path))).items():
@@ -253,5 +256,5 @@ def test_a_setting_that_another_one_stands_for_is_written_out(tmp_path: Path) ->
     model = tiny_model("modernbert without biases", global_rope_theta=5000.0)
     assert model.config.local_rope_theta is None
     export_model(model, tiny_tokenizer(), str(tmp_path), model_max_length=16)
-    assert json.loads((tmp_path / "config.json").read_text())["local_rope_theta"] == 5000.0
+    assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["local_rope_theta"] == 5000.0
     assert model.config.local_rope_theta is None

@@ -132,7 +132,7 @@ def test_the_wait_is_read_once():
 
 
 def test_a_profile_that_cannot_be_written_is_a_warning(tmp_path, caplog):
-    (tmp_path / "file").write_text("no folder")
+    (tmp_path / "file").write_text("no folder", encoding="utf-8")
     profile = Profile(str(tmp_path / "file" / "tensorboard"), (1, 2), wait_for_device=lambda: None)
     profile.begin_or_end(1)
     profile.begin_or_end(2)

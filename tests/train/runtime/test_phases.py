@@ -24,7 +24,7 @@ FLAGS = ["--train-dataset", "shards", "--output-dir", "run", "--warmup-steps", "
 
 def phases_in(folder, *phases, settings=None, flags=FLAGS) -> tuple[Phase, ...]:
     path = folder / "phases.yaml"
-    path.write_text(yaml.safe_dump({"settings": settings or {}, "phases": phases}))
+    path.write_text(yaml.safe_dump({"settings": settings or {}, "phases": phases}), encoding="utf-8")
     return phases_of(parse_training_config([*flags, "--phases", str(path)], ""))
 
 
@@ -110,7 +110,7 @@ def test_what_a_phase_may_not_have(tmp_path, settings, rule):
 
 @pytest.mark.parametrize("content", ["", "3", "phases: []", "phases: {}", "steps: [1]", "[]", "[3]"])
 def test_a_file_that_holds_no_phases(tmp_path, content):
-    (tmp_path / "phases.yaml").write_text(content)
+    (tmp_path / "phases.yaml").write_text(content, encoding="utf-8")
     with pytest.raises(InputError, match=r"phases\.yaml"):
         phases_of(parse_training_config([*FLAGS, "--phases", str(tmp_path / "phases.yaml")], ""))
 

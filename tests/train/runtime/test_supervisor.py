@@ -33,7 +33,7 @@ def supervise(tmp_path, monkeypatch):
     def run(body, *, stall_seconds=60.0, max_retries=2):
         command = [sys.executable, "-c", PROGRAM + textwrap.dedent(body)]
         status = Supervisor(command, stall_seconds=stall_seconds, max_retries=max_retries, retry_seconds=0.01).run()
-        return status, len((tmp_path / "starts").read_text())
+        return status, len((tmp_path / "starts").read_text(encoding="utf-8"))
 
     return run
 
@@ -88,18 +88,22 @@ def test_sigterm_is_passed_on_and_ends_it(tmp_path):
     """
     command = [sys.executable, "-c", SUPERVISED, PROGRAM + textwrap.dedent(body)]
     environment = os.environ | {"PYTHONPATH": str(PROJECT)}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as supervisor:
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, encoding="utf-8"
+    ) as supervisor:
         assert supervisor.stdout.readline() == "ready\n"
         supervisor.send_signal(signal.SIGTERM)
         assert supervisor.wait(30) == 75
-    assert (tmp_path / "starts").read_text() == "x"
+    assert (tmp_path / "starts").read_text(encoding="utf-8") == "x"
 
 
 @pytest.mark.parametrize(("end", "status"), [("sys.exit(75)", 75), ("os.kill(os.getpid(), signal.SIGKILL)", 137)])
 def test_sigterm_between_two_tries_gives_the_status_of_the_last_one(tmp_path, end, status):
     command = [sys.executable, "-c", SUPERVISED, PROGRAM + end]
     environment = os.environ | {"PYTHONPATH": str(PROJECT)}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as supervisor:
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, encoding="utf-8"
+    ) as supervisor:
         assert "it is started again in" in supervisor.stderr.readline()
         supervisor.send_signal(signal.SIGTERM)
         assert supervisor.wait(30) == status
@@ -116,7 +120,9 @@ def test_a_process_learns_that_its_supervisor_has_ended(tmp_path):
     """
     command = [sys.executable, "-c", SUPERVISED, PROGRAM + textwrap.dedent(body)]
     environment = os.environ | {"PYTHONPATH": str(PROJECT)}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as supervisor:
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, encoding="utf-8"
+    ) as supervisor:
         assert supervisor.stdout.readline() == "ready\n"
         supervisor.kill()
         assert supervisor.stdout.read() == ""  # ends when the process does

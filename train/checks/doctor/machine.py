@@ -75,9 +75,9 @@ def available_memory_bytes() -> int:
     """Measure what programs may still take of this machine, or of the container that this is."""
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if MEMORY_FILE.exists():
-        fields = dict(line.split(":", 1) for line in MEMORY_FILE.read_text().splitlines())
+        fields = dict(line.split(":", 1) for line in MEMORY_FILE.read_text(encoding="utf-8").splitlines())
         available = int(fields["MemAvailable"].split()[0]) * 1024
-    limits = [path.read_text().strip() for path in CONTAINER_LIMIT_FILES if path.exists()]
+    limits = [path.read_text(encoding="utf-8").strip() for path in CONTAINER_LIMIT_FILES if path.exists()]
     return min([available, *(int(limit) for limit in limits if limit.isdecimal())])
 
 

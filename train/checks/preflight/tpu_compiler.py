@@ -89,7 +89,7 @@ def check_compiler(python: str) -> None:
     """
     try:
         done = subprocess.run(
-            [python, "-c", "import jax, libtpu"], env=_environment(), capture_output=True, text=True, check=False
+            [python, "-c", "import jax, libtpu"], env=_environment(), capture_output=True, encoding="utf-8", check=False
         )
     except OSError as error:
         raise InputError(f"--compiler-python must be a Python interpreter; {python}: {error.strerror}.") from error

@@ -88,7 +88,7 @@ def test_credentials(cloud_storage: CloudStorageHandle, changes: dict[str, str],
     """In a process of its own, since google-auth reads where the metadata server is when it is imported."""
     environment = {**os.environ, **cloud_storage.environment, **changes, "PYTHONPATH": str(PROJECT)}
     done = subprocess.run(
-        [sys.executable, "-c", PRINT_CREDENTIALS], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", PRINT_CREDENTIALS], env=environment, capture_output=True, encoding="utf-8", check=True
     )
     assert message in " ".join(done.stdout.split())
 

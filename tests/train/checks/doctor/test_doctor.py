@@ -163,7 +163,7 @@ def test_the_command_on_a_run_that_is_well(
     flags = [flag.replace(str(shards), f"{url}/shards") for flag in run_flags(shards, f"{url}/run")]
     command = [sys.executable, str(PROJECT / "train" / "doctor.py"), *flags, "--hub-model-id", "alice/tiny"]
     environment = os.environ | hub_server.environment | cloud_storage.environment
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", check=False)
     lines = [line.split()[:2] for line in done.stdout.splitlines() if line[:5].strip() in ("ok", "warni", "error")]
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     assert {subject for status, subject in lines if status == "ok"} >= {
@@ -175,13 +175,13 @@ def test_the_command_on_a_run_that_is_well(
 
 def run_doctor(*flags: str, **environment: str) -> subprocess.CompletedProcess:
     command = [sys.executable, str(PROJECT / "train" / "doctor.py"), *flags]
-    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, encoding="utf-8", check=False)
 
 
 def test_the_command_without_transformers(tmp_path: Path) -> None:
     """It says what is wrong although nothing can read its flags."""
     (tmp_path / "transformers").mkdir()
-    (tmp_path / "transformers" / "__init__.py").write_text("")
+    (tmp_path / "transformers" / "__init__.py").write_text("", encoding="utf-8")
     install(tmp_path, "tensorflow-tpu", "2.20.0")
     done = run_doctor("--tpu-name", "local", PYTHONPATH=f"{tmp_path}{os.pathsep}{PROJECT}")
     assert done.returncode == 1
@@ -195,7 +195,7 @@ def test_the_command_without_transformers(tmp_path: Path) -> None:
 
 def test_the_command_without_the_project() -> None:
     script = str(PROJECT / "train" / "doctor.py")
-    done = subprocess.run([sys.executable, "-I", "-S", script], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-I", "-S", script], capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 1
     assert "Install the project in its checkout: pip install -e '.[cpu]'" in done.stdout
 

@@ -28,9 +28,9 @@ def test_little_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config, limit = config_of(), tmp_path / "memory.max"
     monkeypatch.setattr(machine, "CONTAINER_LIMIT_FILES", (limit,))
     without_limit = machine.available_memory_bytes()
-    limit.write_text("max\n")
+    limit.write_text("max\n", encoding="utf-8")
     assert machine.available_memory_bytes() > without_limit / 2
-    limit.write_text("1500000000\n")
+    limit.write_text("1500000000\n", encoding="utf-8")
     assert [one.status for one in found(machine.check_memory, config)] == ["warning"]
     line = only_error(found(machine.check_memory, config, 125_000_000))
     assert "1.5 GB of memory available; the run takes 3.0 GB" in line

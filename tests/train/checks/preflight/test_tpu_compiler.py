@@ -35,7 +35,7 @@ def interpreter(tmp_path):
 
     def make(script):
         path = tmp_path / "python"
-        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
         return str(path)
 
@@ -43,7 +43,7 @@ def interpreter(tmp_path):
 
 
 def answering(result, folder):
-    (folder / "answer.json").write_text(json.dumps(result))
+    (folder / "answer.json").write_text(json.dumps(result), encoding="utf-8")
     return f"cp '{folder}/answer.json' \"$6/result.json\"; echo 'ENTRY' > \"$6/compiled.hlo\""
 
 
@@ -55,7 +55,7 @@ def test_what_the_compiler_is_asked_and_answers(interpreter, tmp_path):
         compiled = compile_for_tpu("module", tpu_slice("v4-8"), python=python)
     finally:
         del os.environ["TPU_LIBRARY_PATH"]
-    assert (tmp_path / "asked").read_text() == "v4:2x2x1 megacore 4 module cpu 1 []\n"
+    assert (tmp_path / "asked").read_text(encoding="utf-8") == "v4:2x2x1 megacore 4 module cpu 1 []\n"
     assert compiled.memory_bytes == 400 + 90 - 80 + 1000 + 7
     assert compiled.peak_bytes == 1200
     assert compiled.hlo == "ENTRY\n"
@@ -106,5 +106,5 @@ def test_asking_imports_no_tensorflow():
 
     program = "import sys, train.checks.preflight.tpu_compiler, train.tpu_preflight\n"
     program += "print('tensorflow' in sys.modules, 'jax' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout.split() == ["False", "False"]

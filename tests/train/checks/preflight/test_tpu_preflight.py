@@ -105,7 +105,7 @@ def test_each_phase_is_asked_about_before_there_are_shards(compiler, capsys, tmp
         {"name": "long", "train_dataset": "none/32", "max_length": 32, "max_steps": 3, "per_replica_batch_size": 2},
     ]
     settings = {"per_replica_batch_size": 4, "global_batch_size": 64, "warmup_steps": 5}
-    (tmp_path / "phases.yaml").write_text(yaml.safe_dump({"settings": settings, "phases": phases}))
+    (tmp_path / "phases.yaml").write_text(yaml.safe_dump({"settings": settings, "phases": phases}), encoding="utf-8")
     assert main(flags("--phases", str(tmp_path / "phases.yaml"), "--vocab-size", "100")) == 0
     assert compiler == [(8, 16, "v5e-8"), (8, 32, "v5e-8")]
     printed = capsys.readouterr().out

@@ -51,7 +51,7 @@ def python(tmp_path_factory):
 
 
 def printed_by(python, *command):
-    return subprocess.run([python, *command], cwd=PROJECT, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return subprocess.run([python, *command], cwd=PROJECT, stdout=subprocess.PIPE, encoding="utf-8", check=True).stdout
 
 
 @pytest.mark.parametrize("topology", ["v5e-8", "v3-8"])
