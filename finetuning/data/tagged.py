@@ -44,16 +44,22 @@ class Sentences:
     is_to_predict: bool = False
 
     def with_tags_of(self, labels: Labels) -> "Sentences":
-        """Write the tags as `labels` does; without any where none of them is known, as in a test part that has none.
+        """Write the tags as `labels` does; without any in a test part that has others than training.
 
         Raises:
-            InputError: a tag that is unknown.
+            InputError: a tag that is unknown, or differs from a known one in white space or case alone.
         """
         if self.tags is None:
             return self
-        if not {tag for row in self.tags for tag in row} & set(labels.names) and self.is_to_predict:
-            logger.warning("the tags of %s are none that training has: it is predicted and not scored", self.name)
-            return replace(self, tags=None)
+        if self.is_to_predict:
+            flat = [tag for row in self.tags for tag in row]
+            num_unknown = int((~labels.encode_known(flat, self.name)[1]).sum())
+            if num_unknown:
+                logger.warning(
+                    "%d of %d tags of %s are none that training has: it is predicted and not scored",
+                    *(num_unknown, len(flat), self.name),
+                )
+                return replace(self, tags=None)
         encoded = (labels.encode(row, f"{self.name}, sentence {index}") for index, row in enumerate(self.tags, start=1))
         return replace(self, tags=[[labels.names[tag] for tag in row] for row in encoded])
 

@@ -144,3 +144,14 @@ def test_what_are_no_sentences(tmp_path: Path, row: dict, message: str) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps(row), encoding="utf-8")
     with pytest.raises(InputError, match=message):
         read_sentences(TaggingData(train_file=str(tmp_path / "a.jsonl")))
+
+
+def test_tags_of_a_test_part_that_training_does_not_have(caplog: pytest.LogCaptureFixture) -> None:
+    labels = Labels("single_label_classification", ("O", "B-X"))
+    unknown = Sentences("test.jsonl", [["a", "b"]], [["O", "-1"]], is_to_predict=True)
+    assert unknown.with_tags_of(labels).tags is None
+    assert "1 of 2 tags of test.jsonl are none that training has" in caplog.text
+    with pytest.raises(InputError, match="must be one of the training part's"):
+        Sentences("validation.jsonl", [["a", "b"]], [["O", "-1"]]).with_tags_of(labels)
+    with pytest.raises(InputError, match="where training has 'B-X'"):
+        Sentences("test.jsonl", [["a"]], [["b-x"]], is_to_predict=True).with_tags_of(labels)

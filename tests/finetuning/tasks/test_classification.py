@@ -77,3 +77,12 @@ def test_what_is_printed() -> None:
         "accuracy": "0.2500; a guess without the text: 0.7500",
         "degenerate": "all rows are predicted alike: nothing was learned",
     }
+
+
+def test_only_rows_with_a_label_are_scored() -> None:
+    """The loss, which the step computes over all rows, is left out."""
+    task = make_task("single_label_classification", [1, 1], ("accuracy",))
+    sums = sums_of(task, LOGITS, [0, 0, 0], np.int32)
+    figures = task.figures_of(sums, np.array([1, 1]), np.array([True, False]))
+    assert figures == {"accuracy": 1.0, "num_rows": 1, "is_degenerate": 0}
+    assert task.figures_of(sums, np.array([1, 1]), np.array([True, True])) == task.figures_of(sums, np.array([1, 1]))
