@@ -114,7 +114,7 @@ def _remember(path: str, state: dict[str, int], checksums: Checksums) -> None:
     try:
         open_folder(_cache_folder()).write_json(_name_in_cache(path), {"state": state} | checksums)
     except CACHE_ERRORS as error:
-        logger.info("The hash of %s is not remembered: %s", path, error)
+        logger.info("The hash of %s is not remembered: %s", path, error.__cause__ or error)
 
 
 def _cache_folder() -> str:

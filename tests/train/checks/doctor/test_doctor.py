@@ -54,6 +54,13 @@ def test_shards_of_phases(phase_shards: Path, tmp_path: Path) -> None:
     assert "Phase `long rows`: --max-length must be the shards' 32" in only_error(findings)
 
 
+def test_phases_of_which_one_trains_on_what_another_evaluates_on(phase_shards: Path, tmp_path: Path) -> None:
+    leak = phases_with(2, train_dataset=str(phase_shards / "32" / "validation"), eval_dataset=None)
+    line = only_error(found(run_inputs.check_run, config_of(*phases_flags(phase_shards, tmp_path / "run", leak))))
+    assert "--eval-dataset must hold no text of --train-dataset, in any phase" in line
+    assert "both are the split `validation` of" in line
+
+
 def test_another_tokenizer(shards: Path, tmp_path: Path) -> None:
     save_small_tokenizer(tmp_path / "small")
     flags = (*run_flags(shards, tmp_path / "run"), "--tokenizer", str(tmp_path / "small"))
