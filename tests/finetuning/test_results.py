@@ -219,9 +219,19 @@ def test_labels_that_do_not_fit_on_a_line_are_refused(name: str) -> None:
 
 @pytest.mark.usefixtures("one_device")
 def test_a_finished_run_is_scored_again_by_its_new_settings(
-    classified: Path, tiny_start: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    classified: Path,
+    tiny_start: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With another metric, by which the best evaluation has no checkpoint any more; a log that says otherwise."""
+    """With another metric, by which the best evaluation has no checkpoint any more; a log that says otherwise.
+
+    What is printed is what `write_results` returns.
+    """
+    write_results = Classification.write_results
+    monkeypatch.setattr(Classification, "write_results", lambda *args: {**write_results(*args), "accuracy": 0.1234})
     references = [label for _, label in examples(NUM_VALIDATION, len("dev"))]
     expected = {"accuracy": scored_classes(references, classified, "eval_predictions")["accuracy"]}
     assert_scores(results(classified, "eval"), "eval", expected)
@@ -237,6 +247,7 @@ def test_a_finished_run_is_scored_again_by_its_new_settings(
     assert_scores(results(run, "eval"), "eval", expected)
     assert (run / "eval_predictions.txt").read_bytes() == (classified / "eval_predictions.txt").read_bytes()
     assert results(run, "eval")["eval_loss"] == results(classified, "eval")["eval_loss"]
+    assert "accuracy               0.1234; a guess" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
