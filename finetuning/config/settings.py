@@ -265,11 +265,6 @@ class FinetuningRun(RunConfig):
         require(self.dry_run or self.topology is None, "needs --dry-run", "--topology", self.topology)
         require(len(set(self.seeds)) == len(self.seeds), "must differ", "--seeds", self.seeds)
 
-    @property
-    def exports_best(self) -> bool:
-        """Whether the checkpoint of the best evaluation is exported; else it is the last one."""
-        return self.load_best_model_at_end
-
 
 @dataclass(frozen=True)
 class FinetuningHub(HubConfig):

@@ -310,11 +310,6 @@ class RunConfig:
         require(holds, "must be START:STOP, two numbers of steps with START below STOP", "--profile", self.profile)
 
     @property
-    def exports_best(self) -> bool:
-        """Whether the checkpoint of the best evaluation is exported; else it is the last one."""
-        return False
-
-    @property
     def profiled_steps(self) -> tuple[int, int] | None:
         """The steps after which a trace begins and ends; None without one."""
         if self.profile is None:

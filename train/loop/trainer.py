@@ -153,7 +153,8 @@ class Trainer:
     def is_best_so_far(self, step: int) -> bool:
         """Return whether the evaluation after `step` must be saved: the best one is exported, and this is the best."""
         best = self._best_evaluation()
-        return self.run.config.run.exports_best and best is not None and best["step"] == step
+        exports_best = getattr(self.run.config.run, "load_best_model_at_end", False)  # a flag of fine-tuning alone
+        return exports_best and best is not None and best["step"] == step
 
     def restore_best(self) -> tuple[int, dict[str, float] | None]:
         """Restore, at the end of a run, the checkpoint of the best evaluation; warn if that has no checkpoint any more.

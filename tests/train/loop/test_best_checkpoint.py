@@ -43,7 +43,7 @@ def make_trainer(lines: list[dict[str, Any]], saved: tuple[int, ...] = (), *, ex
 
     trainer: Any = Trainer.__new__(Trainer)
     task = SimpleNamespace(score=lambda line: line["accuracy"])
-    config = SimpleNamespace(run=SimpleNamespace(exports_best=exports_best))
+    config = SimpleNamespace(run=SimpleNamespace(load_best_model_at_end=exports_best))
     trainer.run = SimpleNamespace(task=task, config=config, is_of_run=None)
     trainer.log, trainer.plan, trainer.restored = Log(lines), SimpleNamespace(num_steps=18), restored
     trainer.checkpoints = SimpleNamespace(steps=lambda: list(saved), restore_newest=restore_newest)
