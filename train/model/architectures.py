@@ -202,7 +202,7 @@ def check_architecture(config: "PretrainedConfig", hint: str = "Give --config-ov
     for name in architecture.activations:
         if getattr(config, name) not in ACTIVATIONS:
             raise InputError(
-                f"{name} must be one of {', '.join(ACTIVATIONS)}; received {getattr(config, name)!r}. "
+                f"{name} must be one of {', '.join(ACTIVATIONS)}; received {getattr(config, name)}. "
                 f"{hint.format(name=name, value='gelu')}, if the model may compute that."
             )
     if architecture.counts_positions and config.pad_token_id is None:

@@ -57,7 +57,7 @@ def test_settings_that_the_tf_class_ignores_are_refused_with_the_cure(name: str,
 
 
 def test_an_mpnet_with_another_padding_id_is_refused() -> None:
-    with pytest.raises(InputError, match=r"received 0\. Cure: a tokenizer with pad_token_id 1"):
+    with pytest.raises(InputError, match=r"received 0\. Use a tokenizer with pad_token_id 1"):
         check_architecture(tiny_config("mpnet", pad_token_id=0))
 
 
