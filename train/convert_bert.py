@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from mlm_common.command_line import command, log_start
+from mlm_common.console import add_verbose_flag
 from mlm_common.storage import open_folder
 
 
@@ -26,6 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--vocabulary", help="vocab.txt, or SentencePiece's .model, where it is not beside the checkpoint."
     )
+    add_verbose_flag(parser)
     return parser
 
 

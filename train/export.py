@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 # Before transformers is imported.
 from mlm_common.command_line import command, log_start
+from mlm_common.console import add_verbose_flag
 from mlm_common.errors import InputError
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository, push_files
 from mlm_common.storage import PARTIAL_SUFFIX, open_folder
@@ -44,6 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
         help=f"What to write, divided by commas: pytorch (model.safetensors, always), tf ({TF_WEIGHTS_NAME}).",
     )
     parser.add_argument("--tokenizer", help="Folder or Hub id, where it is no longer where the run found it.")
+    add_verbose_flag(parser)
     return parser
 
 
