@@ -6,8 +6,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from mlm_common.errors import InputError
 from tfrecord_prep.chunking import SEPARATED_CHUNKINGS
 from tokenizer_training.tokenizer import special_ids, vocabulary_size
+from train.config.presets import read_preset
 from train.config.settings import ModelConfig
-from train.config.sources import read_preset
 from train.data.inputs import Inputs
 from train.data.shards import TrainingInputs
 from train.model.architectures import (
