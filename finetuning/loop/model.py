@@ -13,7 +13,7 @@ from finetuning.data.inputs import ExampleInputs
 from finetuning.data.rows import EncodedRows
 from finetuning.tasks.task import ExampleTask
 from mlm_common.errors import InputError
-from mlm_common.storage import local_or_hub, open_folder
+from mlm_common.storage import local_or_hub
 from tokenizer_training.corpus.published_corpus import HUB_ID
 from tokenizer_training.tokenizer import load_tokenizer, special_ids
 from train.loop.run import Run
@@ -21,7 +21,7 @@ from train.model.architectures import check_architecture, max_positions, uses_to
 from train.model.config import resolve_model_config
 from train.model.from_pretrained import WEIGHTS_SUFFIXES, read_config, set_labels
 from train.runtime.cluster import Cluster
-from train.runtime.run_folder import EXPORT_FOLDER, RECORD_NAME
+from train.runtime.run_folder import exported_model
 
 
 @dataclass(frozen=True)
@@ -91,23 +91,6 @@ class Start:
         return Run(self.config, inputs, task, resolved, cluster)
 
 
-def starting_model(init_from: str) -> str:
-    """Name the folder or Hub id of the model: of a run's folder, its export.
-
-    Raises:
-        InputError: the run has none yet.
-    """
-    folder = open_folder(init_from)
-    if not folder.exists(RECORD_NAME):
-        return init_from
-    if not folder.subfolder(EXPORT_FOLDER).exists("config.json"):
-        raise InputError(
-            f"--init-from must be a model; the run in {init_from} has no export yet. Make one of its newest "
-            f"checkpoint by python train/export.py {init_from} FOLDER, and name that."
-        )
-    return folder.path_of(EXPORT_FOLDER)
-
-
 def open_start(config: FinetuningConfig) -> Start:
     """Read the configuration of the model to start from, and its tokenizer.
 
@@ -115,7 +98,7 @@ def open_start(config: FinetuningConfig) -> Start:
         InputError: one of them is not there, or the architecture is not supported, or its rows are shorter than those
             asked for.
     """
-    init_from, data = starting_model(str(config.model.init_from)), config.data
+    init_from, data = exported_model(str(config.model.init_from), "--init-from"), config.data
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, init_from=init_from))
     try:
         with local_or_hub(init_from, without=WEIGHTS_SUFFIXES) as name:

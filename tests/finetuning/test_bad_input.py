@@ -95,7 +95,7 @@ CASES = {
     ),
     "no weights": (no_weights, FILES[:2], "A model must hold model.safetensors or tf_model.h5"),
     "no model": (None, [*FILES[:2], "--init-from", "{}/nowhere"], "--init-from: A model is a folder with config.json"),
-    "a run without an export": (run_without_export, FILES[:2], "has no export yet. Make one of its newest checkpoint"),
+    "a run without an export": (run_without_export, FILES[:2], "has no export and no checkpoint yet"),
     "GLUE without its files": (
         None,
         ["--task-name", "rte", "--glue-dir", "{}"],

@@ -37,6 +37,7 @@ from train.model.architectures import (
     vocabulary_axis,
 )
 from train.model.auto_classes import auto_class
+from train.runtime.run_folder import exported_model
 
 logger = logging.getLogger(__name__)
 
@@ -266,6 +267,7 @@ def read_initial_config(folder_or_hub_id: str, tokenizer: PreTrainedTokenizerFas
         InputError: it cannot be read, has no weights, or its rows of the embedding are not those of the tokenizer's
             ids.
     """
+    folder_or_hub_id = exported_model(folder_or_hub_id, "--init-from")
     with local_or_hub(folder_or_hub_id, without=WEIGHTS_SUFFIXES) as name:
         try:
             config = read_config(name)
@@ -326,7 +328,7 @@ def load_initial_weights(
     *,
     adapt_network: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Give a built TF model the weights of a checkpoint in a local or `gs://` folder, or on the Hub.
+    """Give a built TF model the weights of a checkpoint in a local or `gs://` folder, of a run, or on the Hub.
 
     The model may have more positions than the checkpoint; those keep the start they have. Of the vocabulary the first
     `vocabulary_size` ids are taken, and the model's padding is 0. `model_class` is the auto class of both. With
@@ -336,6 +338,7 @@ def load_initial_weights(
     Raises:
         InputError: the checkpoint cannot be read, or its weights are not those of this model.
     """
+    folder_or_hub_id = exported_model(folder_or_hub_id, "--init-from")
     with local_or_hub(folder_or_hub_id) as name:
         anew = {"head_labels": model.config.id2label, "adapt_network": adapt_network} if adapt_network else {}
         source = load_model(name, model_class, **anew)
