@@ -16,9 +16,9 @@ from transformers import PreTrainedTokenizerFast
 from finetuning.config.settings import QuestionData
 from finetuning.data.examples import SPLITS, num_samples, own_tables
 from finetuning.data.rows import INDEX, INPUT_IDS, TOKEN_TYPES, EncodedRows
-from finetuning.data.tables import Table
+from finetuning.data.tables import Table, check_data_file, read_table
 from mlm_common.errors import InputError
-from mlm_common.storage import folder_and_name, read_file
+from mlm_common.storage import read_file
 
 SQUAD_ENDINGS = (".json", ".json.gz")
 COLUMNS = ("id", "question", "context", "answers", "is_impossible")
@@ -91,10 +91,24 @@ def read_questions(data: QuestionData) -> dict[str, list[Question]]:
     return parts
 
 
+def read_questions_to_predict(path: str, flag: str) -> list[Question]:
+    """Read the questions of a file, which `flag` names, with or without answers.
+
+    Raises:
+        InputError: as `read_questions`.
+    """
+    entries = _squad_entries(path, flag) if path.endswith(SQUAD_ENDINGS) else _table_entries(read_table(path, flag))
+    questions = [_question(one, number, path, needs_answers=False) for number, one in enumerate(entries, start=1)]
+    _check_ids(questions, path)
+    return questions
+
+
 def _squad_entries(path: str, flag: str) -> list[Mapping[str, Any]]:
-    folder, name = folder_and_name(path)
-    if not (path.endswith(SQUAD_ENDINGS) and folder.exists(name)):
-        raise InputError(f"{flag} must name a file of SQuAD's form, .json or .json.gz, as --train-file does; {path}.")
+    check_data_file(path, flag)
+    if not path.endswith(SQUAD_ENDINGS):
+        raise InputError(
+            f"{flag} must be a file in SQuAD's format, .json or .json.gz, like --train-file; received {path}."
+        )
     content = read_file(path)
     try:
         articles = json.loads(gzip.decompress(content) if path.endswith(".gz") else content)["data"]

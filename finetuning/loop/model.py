@@ -58,6 +58,7 @@ class Start:
         labels: Mapping[int, str] | None = None,
         identities: Mapping[str, str] | None = None,
         described: Mapping[str, str] | None = None,
+        recorded: Mapping[str, Any] | None = None,
     ) -> Run:
         """Make the run of a task.
 
@@ -69,6 +70,7 @@ class Start:
             labels: what the head tells apart, {id: name}; by default the head is the task's own.
             identities: what else makes it this run, {name: value}.
             described: what the plan says of the examples, {title: text}.
+            recorded: what `run.json` says of them, for later predictions.
 
         Raises:
             InputError: settings of the model that do not fit it.
@@ -81,7 +83,7 @@ class Start:
             self.tokenizer,
             source,
             data.lengths,
-            source_of(data),
+            source_of(data) | dict(recorded or {}),
             identities or {},
             described or {},
         )

@@ -1,6 +1,5 @@
 """A run of question answering: its questions and model opened, its results written."""
 
-import json
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ import numpy as np
 from finetuning.config.settings import QuestionConfig, QuestionData
 from finetuning.data.questions import END, START, Windows, make_windows, read_questions
 from finetuning.loop.model import open_start
-from finetuning.loop.results import named, train_results, write_results
+from finetuning.loop.results import answers_text, named, train_results, write_results
 from finetuning.loop.training import Job, Predict
 from finetuning.scores.questions import Answer
 from finetuning.tasks.questions import QuestionAnswering
@@ -63,7 +62,9 @@ class QuestionJob(Job[QuestionConfig]):
         task = QuestionAnswering(validation, data, may_have_no_answer=may_have_no_answer, **start.of_rows)
         eval_rows = validation.rows if validation else None
         described = _describe(windows["train"])
-        run = start.run(task, windows["train"].rows, eval_rows, cluster, ENDS, described=described)
+        recorded = {"may_have_no_answer": may_have_no_answer}
+        train_rows = windows["train"].rows
+        run = start.run(task, train_rows, eval_rows, cluster, ENDS, described=described, recorded=recorded)
         check_answer_settings(run, data)
         return run
 
@@ -109,8 +110,7 @@ def _write_answers(output_dir: str, windows: Windows, answers: Sequence[Answer],
     if may_have_no_answer:
         files["null_odds"] = [one.null_odds for one in answers]
     for name, values in files.items():
-        content = dict(zip((one.id for one in windows.questions), values, strict=True))
-        open_folder(output_dir).write_text(f"{name}.json", json.dumps(content, indent=4, ensure_ascii=False) + "\n")
+        open_folder(output_dir).write_text(f"{name}.json", answers_text(windows.questions, values))
 
 
 def _describe(windows: Windows) -> dict[str, str]:

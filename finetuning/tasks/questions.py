@@ -71,25 +71,41 @@ class QuestionAnswering(ExampleTask):
         """Add up `loss`, the mean of that of both ends, and `num_rows`; keep the logits of an evaluation."""
         import tensorflow as tf
 
-        inputs = self.network_inputs(rows)
-        outputs = network(inputs, training=training)
-        # Padding cannot be an answer, so that the loss does not depend on how far a row is filled up.
-        start, end = (
-            tf.where(inputs["attention_mask"] > 0, tf.cast(logits, tf.float32), NEVER)
-            for logits in (outputs.start_logits, outputs.end_logits)
-        )  # (rows, length)
+        start, end = self._logits(network, rows, training=training)
         losses = [
             tf.nn.sparse_softmax_cross_entropy_with_logits(rows[name], logits)
             for name, logits in ((START, start), (END, end))
         ]
         is_row = tf.cast(rows[INDEX] >= 0, tf.float32)
         sums = {"loss": tf.reduce_sum(tf.add_n(losses) / 2 * is_row), "num_rows": tf.reduce_sum(is_row)}
-        if training:
-            return sums
+        return sums if training else sums | self._kept(start, end, rows)
+
+    def predicted(self, network: Any, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
+        """Keep the logits of both ends."""
+        return self._kept(*self._logits(network, rows, training=False), rows)
+
+    def _logits(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> tuple["tf.Tensor", "tf.Tensor"]:
+        """Compute the logits of both ends, float32 (rows, length) each."""
+        import tensorflow as tf
+
+        inputs = self.network_inputs(rows)
+        outputs = network(inputs, training=training)
+        # Padding cannot be an answer, so that the loss does not depend on how far a row is filled up.
+        is_token = inputs["attention_mask"] > 0
+        start, end = (
+            tf.where(is_token, tf.cast(logits, tf.float32), NEVER)
+            for logits in (outputs.start_logits, outputs.end_logits)
+        )
+        return start, end
+
+    def _kept(self, start: "tf.Tensor", end: "tf.Tensor", rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
+        """Fill the logits up to the longest rows, since what is kept is of all buckets."""
+        import tensorflow as tf
+
         padding = ((0, 0), (0, self.data.max_seq_length - rows[INPUT_IDS].shape[1]))
         kept = {"start": start, "end": end}
         kept = {name: tf.pad(logits, padding, constant_values=NEVER) for name, logits in kept.items()}
-        return sums | kept | {INDEX: rows[INDEX]}
+        return kept | {INDEX: rows[INDEX]}
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """Compute loss, exact match and F1 of the questions to evaluate on, and the numbers of questions and rows."""

@@ -99,7 +99,7 @@ CASES = {
     "GLUE without its files": (
         None,
         ["--task-name", "rte", "--glue-dir", "{}"],
-        "--glue-dir must name a file, local or",
+        "--glue-dir: there is no file",
     ),
     "no task": (None, [*FILES[:2], "--task", "stars"], "--task must be FILE.py:CLASS, a local file and a class in it"),
     "no file of the task": (None, OWN, "--task must name a local file; there is no"),

@@ -118,7 +118,9 @@ def exported_model(path: str, flag: str = "--model") -> str:
     files = folder.subfolder(CHECKPOINTS_FOLDER).list_files()
     steps = [int(match[1]) for match in map(_STEP_RECORD.fullmatch, files) if match]
     if not steps:
-        raise InputError(f"{flag}: {path} has no export and no checkpoint yet. Wait for the first checkpoint of the run.")
+        raise InputError(
+            f"{flag}: {path} has no export and no checkpoint yet. Wait for the first checkpoint of the run."
+        )
     raise InputError(
         f"{flag}: {path} has no export yet: the run is at step {max(steps):,}. Let it finish, or export that "
         f"checkpoint: python train/export.py {path} {folder.path_of(EXPORT_FOLDER)}"
