@@ -269,9 +269,9 @@ def make_windows(
                 positions.append(position)
     if not positions:
         raise InputError(
-            f"None of {len(questions):,} questions can be used: {len(too_long):,} leave no room for their paragraph in "
-            f"--max-seq-length {data.max_seq_length}, and {len(not_found):,} have their answer in no window; the first "
-            f"is {_short((too_long + not_found)[0])}. Raise --max-seq-length, or lower --doc-stride {data.doc_stride}."
+            f"None of {len(questions):,} questions can be used: {len(too_long):,} are too long for --max-seq-length "
+            f"{data.max_seq_length} with --doc-stride {data.stride}, and {len(not_found):,} have an answer that is in "
+            "no window. Raise --max-seq-length, or lower --doc-stride."
         )
     starts = np.concatenate([[0], np.cumsum([len(row) for row in columns[INPUT_IDS]])]).astype(np.int64)
     joined = {name: np.concatenate(rows) for name, rows in columns.items()}
@@ -297,16 +297,11 @@ def _encodings(backend: Any, questions: Sequence[Question], data: QuestionData) 
     """
     backend.no_truncation()
     backend.no_padding()  # else each question would be as long as the longest
-    shared = data.doc_stride if data.doc_stride_is == "overlap" else 0
-    empty = data.max_seq_length - len(backend.encode("", "").ids)
-    if empty <= shared:
-        raise InputError(
-            f"--doc-stride {data.doc_stride} is too large for --max-seq-length {data.max_seq_length}: windows share "
-            f"{shared} tokens, and at most {max(0, empty)} are left for the paragraph. Raise --max-seq-length, or "
-            "lower --doc-stride."
-        )
+    shared = data.stride if data.doc_stride_is == "overlap" else 0
     alone = backend.encode_batch([(one.question, "") for one in questions])
     rooms = [data.max_seq_length - len(encoding.ids) for encoding in alone]
+    if data.max_seq_length - len(backend.encode("", "").ids) <= shared:
+        raise InputError(_no_room(data, min(rooms)))
     fitting = [((one.question, one.context), room) for one, room in zip(questions, rooms, strict=True) if room > shared]
     if data.doc_stride_is == "overlap":
         backend.enable_truncation(data.max_seq_length, stride=shared, strategy="only_second")
@@ -314,14 +309,20 @@ def _encodings(backend: Any, questions: Sequence[Question], data: QuestionData) 
     else:
         encodings = []
         for pair, room in fitting:
-            backend.enable_truncation(
-                data.max_seq_length, stride=max(0, room - data.doc_stride), strategy="only_second"
-            )
+            backend.enable_truncation(data.max_seq_length, stride=max(0, room - data.stride), strategy="only_second")
             encodings.append(backend.encode(*pair))
     found = iter(encodings)
     for room in rooms:
         encoding = next(found) if room > shared else None
         yield [] if encoding is None else [encoding, *encoding.overflowing]
+
+
+def _no_room(data: QuestionData, room: int) -> str:
+    """Explain that windows cannot share that many tokens, where `room` are left after the longest question."""
+    rule = f"--doc-stride {data.stride} is too large for --max-seq-length {data.max_seq_length}: after the longest"
+    if room < 2:
+        return f"{rule} question no tokens are left for the paragraph. Raise --max-seq-length."
+    return f"{rule} question only {room} tokens are left for the paragraph. Try --doc-stride {max(1, room // 3)}."
 
 
 def _paragraph_offsets(encoding: Any) -> NDArray[np.int32]:

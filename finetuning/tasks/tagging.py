@@ -19,6 +19,13 @@ from train.tasks.task import CardFigure, Mean, TaskCard
 if TYPE_CHECKING:
     import tensorflow as tf
     from transformers import PreTrainedTokenizerFast
+USAGE = """```python
+from transformers import pipeline
+
+tag = pipeline("token-classification", model={model}{revision}, aggregation_strategy="first")
+for found in tag("A sentence to tag ."):
+    print(round(float(found["score"]), 3), found["entity_group"], found["word"])
+```"""
 
 
 class Tagging(ExampleTask):
@@ -71,6 +78,7 @@ class Tagging(ExampleTask):
             tags=("token-classification",),
             training_verb="fine-tuned",
             start_words="from",
+            usage=USAGE,
             evaluation="Over the {num_words:,} words of {num_rows:,} sentences to evaluate on, by which this "
             "checkpoint was chosen; precision, recall and F1 are of whole entities.",
         )

@@ -1,20 +1,17 @@
 """Predictions of fine-tuned models: those that their training commands wrote, and what is printed for given texts."""
 
 import json
-import random
 import shutil
 from pathlib import Path
 
 import pytest
 
-from finetuning import run_classification, run_qa, run_tagging
+from finetuning import run_qa
 from finetuning.predict import main
 from tests.finetuning.test_run_qa import answered, qa_flags, write_questions  # noqa: F401
-from tests.finetuning.test_run_tagging import write_sentences
 from tests.finetuning.test_run_task import TASK, rated  # noqa: F401
-from tests.fixtures.tiny_classification import LABELS, examples
-
-SHORT = ("--max-seq-length", "30", "--length-buckets", "16", "30", "--per-replica-batch-size", "8", "--max-steps", "6")
+from tests.fixtures.finetuned_runs import KINDS, finetuned
+from tests.fixtures.tiny_classification import LABELS
 
 
 def predicted(capsys: pytest.CaptureFixture, *flags: str) -> str:
@@ -114,52 +111,28 @@ def test_what_does_not_fit_is_refused_in_one_line(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
-@pytest.mark.parametrize("kind", ["regression", "multi_label_classification"])
-def test_numbers_and_several_labels_are_those_of_training(
-    kind: str, tiny_start: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_labels_and_tags_are_those_of_training(
+    kind: str, tiny_start: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture
 ) -> None:
-    """Numbers of pairs of texts, to the last digit."""
-    draw = random.Random(1)
-    for part, num in (("train", 40), ("test", 13)):
-        rows = []
-        for text, label in examples(num, num):
-            number = {"first": text, "second": "a name", "label": round(draw.random(), 3)}
-            several = {"text": text, "label": [label, *(["long"] if len(text) > 60 else [])]}
-            rows.append(number if kind == "regression" else several)
-            if part == "test":
-                del rows[-1]["label"]
-        (tmp_path / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    files = [f"--{part}-file={tmp_path}/{part}.jsonl" for part in ("train", "test")]
-    start = ["--init-from", str(tiny_start / "start"), "--output-dir", str(tmp_path / "run")]
-    assert run_classification.main([*start, *files, *SHORT, "--learning-rate", "0.01"]) == 0
-    expected = (tmp_path / "run" / "predict_results_test.txt").read_text(encoding="utf-8")
-    model = ("--model", str(tmp_path / "run"))
-    assert predicted(capsys, *model, "--file", str(tmp_path / "test.jsonl")) == expected
+    """Numbers, which are of pairs of texts, to the last digit."""
+    folder = finetuned(kind, tiny_start / "start", tmp_path_factory)
+    name = "predictions.txt" if kind == "tagging" else "predict_results_test.txt"
+    expected = (folder / "run" / name).read_text(encoding="utf-8")
+    model = ("--model", str(folder / "run"))
+    assert predicted(capsys, *model, "--file", str(folder / "test.jsonl")) == expected
     if kind == "regression":
         assert "needs --text-pair" in refused(capsys, *model, "--text", "a")
         title, number = predicted(capsys, *model, "--text", "the name", "--text-pair", "a name").splitlines()
         assert title == "the name | a name"
         float(number)
+    elif kind == "tagging":
+        lines = predicted(capsys, *model, "--text", "the list is" + " a" * 40).splitlines()
+        assert [line.split()[-1] for line in lines[:3]] == ["the", "list", "is"]
+        assert lines[0].split()[0].endswith("%")
+        assert lines[-1].split()[:2] == ["cut", "off"]
     else:
         assert "%" in predicted(capsys, *model, "--text", "the list")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
-def test_tags_are_those_of_training(tiny_start: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    for part, num in (("train", 40), ("test", 13)):
-        write_sentences(tmp_path / f"{part}.conll", num, num)
-    files = [f"--{part}-file={tmp_path}/{part}.conll" for part in ("train", "test")]
-    start = ["--init-from", str(tiny_start / "start"), "--output-dir", str(tmp_path / "run")]
-    assert run_tagging.main([*start, *files, *SHORT, "--learning-rate", "0.02"]) == 0
-    expected = (tmp_path / "run" / "predictions.txt").read_text(encoding="utf-8")
-    model = ("--model", str(tmp_path / "run"))
-    assert predicted(capsys, *model, "--file", str(tmp_path / "test.conll")) == expected
-    lines = predicted(capsys, *model, "--text", "the list is" + " a" * 40).splitlines()
-    assert [line.split()[-1] for line in lines[:3]] == ["the", "list", "is"]
-    assert lines[0].split()[0].endswith("%")
-    assert lines[-1].split()[:2] == ["cut", "off"]
 
 
 @pytest.mark.slow

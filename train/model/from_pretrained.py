@@ -43,8 +43,8 @@ logger = logging.getLogger(__name__)
 
 WEIGHTS_NAMES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, TF2_WEIGHTS_NAME, TF2_WEIGHTS_INDEX_NAME)
 WEIGHTS_SUFFIXES = (".safetensors", ".h5", ".bin")
-# In the name of a table of positions.
-POSITION_TABLE = "position_embeddings"
+# In the names of tables of positions; the second is that of rotations.
+POSITION_TABLES = ("position_embeddings", "embed_positions")
 # In PyTorch checkpoints, besides what the TF classes themselves leave out: buffers, the head's weights once more, and
 # the head for pairs, where the class has none.
 NOT_IN_TENSORFLOW = re.compile(
@@ -367,7 +367,7 @@ def _fitted(value: np.ndarray, variable: Any, name: str, axis: int | None, vocab
         value = cut_vocabulary(value, axis, vocabulary_size)
         padding = [(0, variable.shape[at] - vocabulary_size if at == axis else 0) for at in range(value.ndim)]
         return np.pad(value, padding)
-    if POSITION_TABLE in name and len(value) < variable.shape[0]:
+    if any(table in name for table in POSITION_TABLES) and len(value) < variable.shape[0]:
         return np.concatenate([value, variable.numpy()[len(value) :]])
     return value
 

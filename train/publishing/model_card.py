@@ -151,7 +151,7 @@ def metadata(
         datasets=datasets or None,
         tags=[*task.tags, "tensorboard"],
         mask_token=tokenizer.mask_token,
-        widget=[{"text": _example(hub, tokenizer)}] if task.usage else None,
+        widget=[{"text": _example(hub, tokenizer)}] if task.usage and "{sentence}" in task.usage else None,
         model_name=_name(hub, task),
         eval_results=_eval_results(_eval_data(record, evaluation), task, evaluation) if evaluation else None,
     )
@@ -230,7 +230,8 @@ def _usage(record: dict[str, Any], task: TaskCard, tokenizer: PreTrainedTokenize
     )
     revision = f", revision={json.dumps(hub['hub_revision'])}" if hub["hub_revision"] else ""
     if task.usage is not None:
-        return task.usage.format(model=model, revision=revision, sentence=sentence)
+        length = longest_row(record["plan"])
+        return task.usage.format(model=model, revision=revision, sentence=sentence, max_length=f"{length:,}")
     auto_class = recorded_task(record)["model_class"].removeprefix("TF")
     return LOADING.format(auto_class=auto_class, model=model, revision=revision)
 
