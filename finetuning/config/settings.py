@@ -267,7 +267,7 @@ class FinetuningRun(RunConfig):
     topology: str | None = changeable(
         None,
         "With --dry-run: ask the TPU's compiler, without a TPU, whether the step on the longest rows fits this slice, "
-        "and how fast it would be: v3-8, v5e-8 … (docs/preflight.md).",
+        "and how fast it would be: v3-8, v5e-8 … (docs/tpu/preflight.md).",
     )
     compiler_python: str | None = changeable(None, "Interpreter that has jax and libtpu for that, where not this one.")
 

@@ -245,7 +245,7 @@ class RunConfig:
     phases: str | None = changeable(
         None,
         "YAML file of a run that changes on its way: the settings of the whole run, over the preset's, and its phases, "
-        "each with its shards, steps and what else is its own (docs/phases.md; complete ones in recipes/).",
+        "each with its shards, steps and what else is its own (docs/guides/phases.md; complete ones in recipes/).",
         PER_WORKER,
     )
     seed: int = flag(0, "Fixes initial weights, order of rows and masks.")
