@@ -1,11 +1,10 @@
 """The parser behind the flags of the commands: help in groups, one spelling shown, each mistake one line."""
 
 import argparse
-import difflib
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ from transformers.hf_argparser import HfArgumentParser, string_to_bool
 
 from mlm_common.console import add_verbose_flag
 from mlm_common.errors import InputError
-from mlm_common.settings import spelled
+from mlm_common.settings import nearest_name, spelled
 
 USUAL_GROUP, LAST_GROUP = "Usual flags", "Other flags"
 HELP_POSITION = 32
@@ -199,11 +198,6 @@ class FlagParser(HfArgumentParser):
         known = {_spelled_with_hyphens(option): option for option in self._option_string_actions if "_" not in option}
         found = nearest_name(_spelled_with_hyphens(name), known)
         return f"; did you mean {known[found]}?" if found else ""
-
-
-def nearest_name(name: str, names: Iterable[str]) -> str | None:
-    """Find the name that is most like a mistyped one; None where none is like it."""
-    return next(iter(difflib.get_close_matches(name, list(names), n=1)), None)
 
 
 def _spelled_with_hyphens(name: str) -> str:

@@ -1,6 +1,7 @@
 """Settings as fields of dataclasses: each is a flag with its help, and the rules that it must meet."""
 
-from collections.abc import Callable, Iterator
+import difflib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import field
 from typing import Any
 
@@ -68,6 +69,11 @@ def require_each(config: Any, names: str, holds: Callable[[Any], bool], rule: st
 def spelled(name: str) -> str:
     """Spell a field's name as its flag."""
     return f"--{name.replace('_', '-')}"
+
+
+def nearest_name(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Find the name that is most like a mistyped one; None where none has a likeness of `cutoff`, from 0 to 1."""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)), None)
 
 
 def describe_differences(found: dict[str, Any], asked: dict[str, Any]) -> str:
