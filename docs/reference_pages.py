@@ -153,7 +153,10 @@ def exit_statuses_page() -> str:
     for status, meaning in sorted(errors.MEANINGS.items()):
         what = "stops" if status in errors.FINAL_STATUSES else "starts the run again"
         lines.append(f"| {status} | {meaning} | {what} |")
-    lines += ["| 128 + n | Killed by signal n: 137 by `kill -9`, or by the kernel when memory is full. | starts the run again |", ""]
+    lines += [
+        "| 128 + n | Killed by signal n. 137: by `kill -9`, or because memory is full. | starts the run again |",
+        "",
+    ]
     return "\n".join(lines)
 
 
