@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 # Before transformers is imported.
-from mlm_common.command_line import command, log_start
+try:
+    from mlm_common.command_line import command, log_start
+except ModuleNotFoundError:
+    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.console import add_verbose_flag
 from mlm_common.errors import InputError
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository, push_files
