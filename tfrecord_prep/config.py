@@ -32,9 +32,7 @@ class PrepareConfig:
         is_usual=True,
     )
     output_dir: str | None = flag(
-        None,
-        "Folder for the shards, local or gs://; each split of the corpus gets a folder in it.",
-        is_usual=True,
+        None, "Folder for the shards, local or gs://; each split of the corpus gets a folder in it.", is_usual=True
     )
     max_length: int = flag(
         512,
@@ -61,10 +59,7 @@ class PrepareConfig:
         "With --chunking segment_pairs: fraction of the pairs whose second segment comes from another document. "
         "BERT used 0.5; use 0 for --objective mlm+sop.",
     )
-    shard_size: int = flag(
-        16384,
-        "Rows per shard, at most. 16,384 rows of 512 tokens are under 30 MB.",
-    )
+    shard_size: int = flag(16384, "Rows per shard, at most. 16,384 rows of 512 tokens are under 30 MB.")
     partition_bytes: int | None = flag(
         None,
         "Bytes of the corpus per unit of work. A resumed run does not repeat finished units, and the last row of "
@@ -73,9 +68,7 @@ class PrepareConfig:
         "them and cuts the text.",
     )
     num_workers: int | None = flag(
-        None,
-        "Number of worker processes; the result does not depend on it. Default: one per core.",
-        is_usual=True,
+        None, "Number of worker processes; the result does not depend on it. Default: one per core.", is_usual=True
     )
     runner: Literal["local", "DirectRunner", "DataflowRunner"] = flag(
         "local",
@@ -87,26 +80,13 @@ class PrepareConfig:
         "Options for Apache Beam, as one argument: --beam-options='--project=… --region=… --temp_location=gs://…'.",
         metavar="TEXT",
     )
-    overwrite: bool = flag(
-        False,
-        "Replace shards in --output-dir that were made with other settings.",
-        is_usual=True,
-    )
+    overwrite: bool = flag(False, "Replace shards in --output-dir that were made with other settings.", is_usual=True)
     push_to_hub: str | None = flag(
-        None,
-        "Also push the shards to this data set repository on the Hub.",
-        metavar="USER/NAME",
-        group="Hub",
+        None, "Also push the shards to this data set repository on the Hub.", metavar="USER/NAME", group="Hub"
     )
-    hub_private: bool = flag(
-        False,
-        "Make the repository private when it is created.",
-        group="Hub",
-    )
+    hub_private: bool = flag(False, "Make the repository private when it is created.", group="Hub")
     hub_revision: str | None = flag(
-        None,
-        "Branch to push to; created if it does not exist. Default: main.",
-        group="Hub",
+        None, "Branch to push to; created if it does not exist. Default: main.", group="Hub"
     )
     publish_details: bool = flag(
         False,
@@ -114,11 +94,7 @@ class PrepareConfig:
         "redacted.",
         group="Hub",
     )
-    dry_run: bool = flag(
-        False,
-        "Check everything, print the plan, and stop.",
-        is_usual=True,
-    )
+    dry_run: bool = flag(False, "Check everything, print the plan, and stop.", is_usual=True)
     verify: bool = flag(
         False,
         "Write nothing: read all shards in --output-dir again, compare every record, row and sum with the "

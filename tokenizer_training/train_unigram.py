@@ -76,15 +76,9 @@ class OutputConfig:
 
     FLAG_GROUP = "Output"
 
-    output_dir: str = flag(
-        "",
-        "Folder for the tokenizer, local or gs://.",
-        is_usual=True,
-    )
+    output_dir: str = flag("", "Folder for the tokenizer, local or gs://.", is_usual=True)
     overwrite: bool = flag(
-        False,
-        "Replace a tokenizer in --output-dir that was trained with other settings.",
-        is_usual=True,
+        False, "Replace a tokenizer in --output-dir that was trained with other settings.", is_usual=True
     )
     num_workers: int | None = flag(
         None,
@@ -92,30 +86,16 @@ class OutputConfig:
         f"{MAX_COUNTING_PROCESSES}.",
         is_usual=True,
     )
-    batch_size: int | None = flag(
-        None,
-        "Accepted but without effect: text is counted in blocks of 4 MiB.",
-    )
+    batch_size: int | None = flag(None, "Accepted but without effect: text is counted in blocks of 4 MiB.")
     push_to_hub: str | None = flag(
-        None,
-        "Also push the tokenizer to this repository on the Hub.",
-        metavar="USER/NAME",
-        group="Hub",
+        None, "Also push the tokenizer to this repository on the Hub.", metavar="USER/NAME", group="Hub"
     )
     export_to_hub: bool = flag(
-        False,
-        f"Also push the tokenizer to your repository {TUTORIAL_REPOSITORY} on the Hub.",
-        group="Hub",
+        False, f"Also push the tokenizer to your repository {TUTORIAL_REPOSITORY} on the Hub.", group="Hub"
     )
-    hub_private: bool = flag(
-        False,
-        "Make the repository private when it is created.",
-        group="Hub",
-    )
+    hub_private: bool = flag(False, "Make the repository private when it is created.", group="Hub")
     hub_revision: str | None = flag(
-        None,
-        "Branch to push to; created if it does not exist. Default: main.",
-        group="Hub",
+        None, "Branch to push to; created if it does not exist. Default: main.", group="Hub"
     )
     publish_details: bool = flag(
         False,
@@ -123,11 +103,7 @@ class OutputConfig:
         "its text in report.json. Default: these are redacted.",
         group="Hub",
     )
-    dry_run: bool = flag(
-        False,
-        "Check everything, print the plan, and stop.",
-        is_usual=True,
-    )
+    dry_run: bool = flag(False, "Check everything, print the plan, and stop.", is_usual=True)
 
     def __post_init__(self) -> None:
         if not self.output_dir:

@@ -25,6 +25,8 @@ from train.config.settings import (
 
 # The shortest rows that are worth a program of their own; each bucket is twice as long as the one before.
 SHORTEST_BUCKET = 16
+# Tokens that two windows share by default in rows of 384 (BERT's).
+DOC_STRIDE = 128
 SIMILAR_LABELS = (
     "Labels that differ only in white space, case or the form of a whole number: merge them into one class, with the "
     "name of the most frequent one, or keep them apart. Without it, such labels are refused."
@@ -55,30 +57,15 @@ class ExamplesConfig:
         PER_WORKER,
         is_usual=True,
     )
-    test_file: str | None = changeable(
-        None,
-        "Examples to predict, with or without labels.",
-        PER_WORKER,
-    )
+    test_file: str | None = changeable(None, "Examples to predict, with or without labels.", PER_WORKER)
     dataset_name: str | None = changeable(
         None,
         "Data set on the Hub, or a folder of one, instead of files. Its splits train, validation and test are used.",
         PUBLIC,
     )
-    dataset_config_name: str | None = changeable(
-        None,
-        "Configuration of the data set.",
-        PUBLIC,
-    )
-    dataset_revision: str | None = changeable(
-        None,
-        "Commit or tag of the data set. Default: the newest.",
-        PUBLIC,
-    )
-    do_predict: bool = changeable(
-        False,
-        "Predict the test split; --test-file does so by itself.",
-    )
+    dataset_config_name: str | None = changeable(None, "Configuration of the data set.", PUBLIC)
+    dataset_revision: str | None = changeable(None, "Commit or tag of the data set. Default: the newest.", PUBLIC)
+    do_predict: bool = changeable(False, "Predict the test split; --test-file does so by itself.")
     tokenizer_name: str | None = changeable(
         None,
         "Folder or Hub id of the tokenizer. Its vocabulary must be the model's. Default: the tokenizer of --init-from.",
@@ -97,18 +84,9 @@ class ExamplesConfig:
         "--max-seq-length. With one length, all rows have it.",
         group=BATCH,
     )
-    max_train_samples: int | None = flag(
-        None,
-        "Use only the first N training examples.",
-    )
-    max_eval_samples: int | None = flag(
-        None,
-        "Use only the first N evaluation examples.",
-    )
-    max_predict_samples: int | None = changeable(
-        None,
-        "Predict only the first N test examples.",
-    )
+    max_train_samples: int | None = flag(None, "Use only the first N training examples.")
+    max_eval_samples: int | None = flag(None, "Use only the first N evaluation examples.")
+    max_predict_samples: int | None = changeable(None, "Predict only the first N test examples.")
 
     def __post_init__(self) -> None:
         counts = "max_seq_length max_train_samples max_eval_samples max_predict_samples"
@@ -138,49 +116,30 @@ class ClassificationData(ExamplesConfig):
     """Which texts have which labels."""
 
     task_name: Literal["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli"] | None = flag(
-        None,
-        "Task of GLUE, with its columns, labels and metrics, from --glue-dir or the Hub.",
+        None, "Task of GLUE, with its columns, labels and metrics, from --glue-dir or the Hub."
     )
     glue_dir: str | None = changeable(
-        None,
-        "Folder of the GLUE download, local or gs://, with CoLA/, SST-2/ … of .tsv files.",
-        PER_WORKER,
+        None, "Folder of the GLUE download, local or gs://, with CoLA/, SST-2/ … of .tsv files.", PER_WORKER
     )
     text_column_names: list[str] = flag(
-        list,
-        "One or two columns with the text. Default: all but the label's and id, idx or index.",
+        list, "One or two columns with the text. Default: all but the label's and id, idx or index."
     )
-    label_column_name: str = flag(
-        "label",
-        "Column with the labels.",
-    )
+    label_column_name: str = flag("label", "Column with the labels.")
     problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = flag(
         None,
         "What a label is: one class; several, as a list or separated by --label-separator; or a number. Default: "
         "several if labels are lists, a number if all are numbers and not all whole, otherwise one class. Labels "
         "that could be read in two ways are refused.",
     )
-    label_separator: str = flag(
-        ",",
-        "Separates several labels of a row in one text.",
-        metavar="TEXT",
-    )
-    decimal_separator: Literal[".", ","] = flag(
-        ".",
-        "Decimal point or comma of numbers.",
-        ADDED,
-    )
+    label_separator: str = flag(",", "Separates several labels of a row in one text.", metavar="TEXT")
+    decimal_separator: Literal[".", ","] = flag(".", "Decimal point or comma of numbers.", ADDED)
     label_lists: Literal["names", "vectors"] | None = flag(
         None,
         "If labels are lists of 0 and 1 of one length: names (each is the name of a class) or vectors (one place "
         "per class). Without it, such labels are refused.",
         ADDED,
     )
-    similar_labels: Literal["merge", "keep"] | None = flag(
-        None,
-        SIMILAR_LABELS,
-        ADDED,
-    )
+    similar_labels: Literal["merge", "keep"] | None = flag(None, SIMILAR_LABELS, ADDED)
     metric_name: str | None = changeable(
         None,
         "Metric that decides which checkpoint is best. Default: the first one of the task; for GLUE, the mean of "
@@ -207,21 +166,14 @@ class TaggingData(ExamplesConfig):
     """Which words have which tags."""
 
     text_column_name: str = flag(
-        "tokens",
-        "Column with the words, a list per row. The first column of a .conll file has this name.",
+        "tokens", "Column with the words, a list per row. The first column of a .conll file has this name."
     )
     label_column_name: str = flag(
-        "ner_tags",
-        "Column with the tags, a list per row. The last column of a .conll file has this name.",
+        "ner_tags", "Column with the tags, a list per row. The last column of a .conll file has this name."
     )
-    similar_labels: Literal["merge", "keep"] | None = flag(
-        None,
-        SIMILAR_LABELS,
-        ADDED,
-    )
+    similar_labels: Literal["merge", "keep"] | None = flag(None, SIMILAR_LABELS, ADDED)
     metric_name: str | None = changeable(
-        None,
-        "Metric that decides which checkpoint is best. Default: F1 of entities; for other tags, accuracy.",
+        None, "Metric that decides which checkpoint is best. Default: F1 of entities; for other tags, accuracy."
     )
 
 
@@ -235,9 +187,10 @@ class QuestionData(ExamplesConfig):
         group=BATCH,
         is_usual=True,
     )
-    doc_stride: int = flag(
-        128,
-        "Tokens by which two windows of a paragraph overlap, or differ: see --doc-stride-is.",
+    doc_stride: int | None = flag(
+        None,
+        "Tokens by which two windows of a paragraph overlap, or differ: see --doc-stride-is. Default: 128, or a third "
+        "of --max-seq-length if that is less.",
         group=BATCH,
     )
     doc_stride_is: Literal["overlap", "step"] = flag(
@@ -246,13 +199,9 @@ class QuestionData(ExamplesConfig):
         group=BATCH,
     )
     n_best_size: int = changeable(
-        20,
-        "Tokens considered as start and as end of an answer; also how many answers are listed.",
+        20, "Tokens considered as start and as end of an answer; also how many answers are listed."
     )
-    max_answer_length: int = changeable(
-        30,
-        "Tokens of the longest answer. BERT used 30.",
-    )
+    max_answer_length: int = changeable(30, "Tokens of the longest answer. BERT used 30.")
     null_score_diff_threshold: float = changeable(
         0.0,
         "For questions that may have no answer: answer with none if its score is higher than the best text's by "
@@ -263,6 +212,11 @@ class QuestionData(ExamplesConfig):
         super().__post_init__()
         counts = "doc_stride n_best_size max_answer_length"
         require_each(self, counts, lambda value: value >= 1, "must be at least 1")
+
+    @property
+    def stride(self) -> int:
+        """`doc_stride`, or its default."""
+        return self.doc_stride or min(DOC_STRIDE, max(1, self.max_seq_length // 3))
 
 
 @dataclass(frozen=True)
@@ -278,8 +232,7 @@ class OwnData(ExamplesConfig):
         is_usual=True,
     )
     metric_name: str | None = changeable(
-        None,
-        "Metric that decides which checkpoint is best. Default: the first one of the task.",
+        None, "Metric that decides which checkpoint is best. Default: the first one of the task."
     )
 
     def __post_init__(self) -> None:
@@ -322,30 +275,16 @@ class FinetuningOptimization(OptimizationConfig):
         is_usual=True,
     )
     num_epochs: int = changeable(
-        3,
-        "Passes over the training examples. BERT used 3.",
-        former_name="num_train_epochs",
-        group=BATCH,
-        is_usual=True,
+        3, "Passes over the training examples. BERT used 3.", former_name="num_train_epochs", group=BATCH, is_usual=True
     )
     learning_rate: float = flag(
-        2e-5,
-        "Peak learning rate, reached after the warmup. BERT used 5e-5, 3e-5 and 2e-5.",
-        is_usual=True,
+        2e-5, "Peak learning rate, reached after the warmup. BERT used 5e-5, 3e-5 and 2e-5.", is_usual=True
     )
-    warmup_ratio: float = flag(
-        0.1,
-        "Fraction of the steps over which the learning rate rises from 0. BERT used 0.1.",
-    )
+    warmup_ratio: float = flag(0.1, "Fraction of the steps over which the learning rate rises from 0. BERT used 0.1.")
     weight_decay_rate: float = flag(
-        0.01,
-        "Decoupled weight decay, not applied to biases and layer norms.",
-        former_name="weight_decay",
+        0.01, "Decoupled weight decay, not applied to biases and layer norms.", former_name="weight_decay"
     )
-    adam_beta2: float = flag(
-        0.999,
-        "Decay of the second moment. BERT used 0.999.",
-    )
+    adam_beta2: float = flag(0.999, "Decay of the second moment. BERT used 0.999.")
 
 
 @dataclass(frozen=True)
@@ -365,10 +304,7 @@ class FinetuningRun(RunConfig):
     """Where the run writes, how often, and its seed."""
 
     phases: str | None = fixed()
-    seed: int = flag(
-        42,
-        "Seed of the new head, the order of examples, and dropout.",
-    )
+    seed: int = flag(42, "Seed of the new head, the order of examples, and dropout.")
     seeds: list[int] = changeable(
         list,
         "Train once with each of these seeds, such as 1 2 3, in OUTPUT_DIR/seed-…, and compare their scores in a "
@@ -388,10 +324,7 @@ class FinetuningRun(RunConfig):
         group=TPU_COMPILER,
     )
     compiler_python: str | None = changeable(
-        None,
-        "Python that has jax and libtpu, if it is not this one.",
-        metavar="FILE",
-        group=TPU_COMPILER,
+        None, "Python that has jax and libtpu, if it is not this one.", metavar="FILE", group=TPU_COMPILER
     )
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ TEST = "test"
 # The splits that are not trained on, in the order in which they are drawn.
 HELD_OUT_SPLITS = (VALIDATION, TEST)
 SampleBy = Literal["line", "paragraph", "document"]
+DEFAULT_SAMPLE_BY: SampleBy = "line"
 
 
 @dataclass(frozen=True)
@@ -33,15 +34,9 @@ class CorpusConfig:
         "25 MB of docstrings of Python's standard library and the installed packages.",
         is_usual=True,
     )
-    dataset_config: str | None = flag(
-        None,
-        "Configuration of the Hub data set.",
-        PUBLIC,
-    )
+    dataset_config: str | None = flag(None, "Configuration of the Hub data set.", PUBLIC)
     dataset_revision: str | None = flag(
-        None,
-        "Commit, tag or branch of the Hub data set; its commit is recorded. Default: the main branch.",
-        PUBLIC,
+        None, "Commit, tag or branch of the Hub data set; its commit is recorded. Default: the main branch.", PUBLIC
     )
     data_files: list[str] = flag(
         list,
@@ -49,44 +44,21 @@ class CorpusConfig:
         "also as .gz. The matches of a glob are read in sorted order.",
         is_usual=True,
     )
-    validation_files: list[str] = flag(
-        list,
-        "Files or globs of the validation split, local or gs://.",
+    validation_files: list[str] = flag(list, "Files or globs of the validation split, local or gs://.", is_usual=True)
+    test_files: list[str] = flag(list, "Files or globs of the test split, local or gs://.")
+    text_column: str = flag("text", "Column or JSON key with the text.", PUBLIC)
+    sample_by: SampleBy | None = flag(
+        None,
+        "What one document of a .txt file is: a line (as in `datasets`), a paragraph (separated by blank lines), or "
+        "the whole file (document). Files of wrapped lines, such as books, need a choice. Default: line.",
         is_usual=True,
     )
-    test_files: list[str] = flag(
-        list,
-        "Files or globs of the test split, local or gs://.",
-    )
-    text_column: str = flag(
-        "text",
-        "Column or JSON key with the text.",
-        PUBLIC,
-    )
-    sample_by: SampleBy = flag(
-        "line",
-        "What is one document of a .txt file: a line (default, as in `datasets`), a paragraph (between "
-        "blank lines), or the whole file (document).",
-    )
     split: str = flag(
-        "train",
-        "Split of the Hub data set to read; for other corpora, the name of the split to write.",
-        PUBLIC,
+        "train", "Split of the Hub data set to read; for other corpora, the name of the split to write.", PUBLIC
     )
-    validation_split: str | None = flag(
-        None,
-        "Split of the Hub data set to use for validation.",
-        PUBLIC,
-    )
-    test_split: str | None = flag(
-        None,
-        "Split of the Hub data set to use for testing.",
-        PUBLIC,
-    )
-    streaming: bool = flag(
-        False,
-        "Stream the Hub data set, without a copy on disk. Local files are always streamed.",
-    )
+    validation_split: str | None = flag(None, "Split of the Hub data set to use for validation.", PUBLIC)
+    test_split: str | None = flag(None, "Split of the Hub data set to use for testing.", PUBLIC)
+    streaming: bool = flag(False, "Stream the Hub data set, without a copy on disk. Local files are always streamed.")
     limit: int | None = flag(
         None,
         "Read only the first N documents of --split, to try things out. --validation-percent and --test-percent "
@@ -108,14 +80,8 @@ class CorpusConfig:
         "fail: stop at the first record that cannot be read and say where. skip: leave such records out and list "
         "them in the output.",
     )
-    trust_remote_code: bool = flag(
-        False,
-        "Accepted but without effect: data sets are never run as code.",
-    )
-    seed: int = flag(
-        0,
-        "Seed of --validation-percent and --test-percent, and of other draws from the corpus.",
-    )
+    trust_remote_code: bool = flag(False, "Accepted but without effect: data sets are never run as code.")
+    seed: int = flag(0, "Seed of --validation-percent and --test-percent, and of other draws from the corpus.")
 
     def __post_init__(self) -> None:
         if self.dataset_name and self.data_files:
@@ -125,7 +91,7 @@ class CorpusConfig:
             )
         if self.dataset_name in (None, BUILTIN) and (self.dataset_config or self.dataset_revision):
             raise InputError("--dataset-config and --dataset-revision need a Hub data set in --dataset-name.")
-        if self.sample_by not in get_args(SampleBy):
+        if self.sample_by not in (None, *get_args(SampleBy)):
             raise InputError(f"--sample-by is one of {', '.join(get_args(SampleBy))}; got {self.sample_by!r}.")
         if self.on_bad_row not in get_args(OnBadRow):
             raise InputError(f"--on-bad-row is one of {', '.join(get_args(OnBadRow))}; got {self.on_bad_row!r}.")

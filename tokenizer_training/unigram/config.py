@@ -44,14 +44,10 @@ class UnigramConfig:
         off_help="Use these 256 tokens for text; rare characters become <unk>.",
     )
     extra_special_tokens: list[str] = flag(
-        list,
-        "More special tokens, such as [ENT]; their ids start at 5, in the order given.",
-        PUBLIC,
-        metavar="TOKEN",
+        list, "More special tokens, such as [ENT]; their ids start at 5, in the order given.", PUBLIC, metavar="TOKEN"
     )
     pad_vocab_to_multiple_of: int | None = flag(
-        None,
-        "Pad the vocabulary with <unused0>, <unused1>, … to a multiple of N, such as 128.",
+        None, "Pad the vocabulary with <unused0>, <unused1>, … to a multiple of N, such as 128."
     )
     max_bytes: int = flag(
         1_000_000_000,

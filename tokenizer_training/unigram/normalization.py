@@ -33,22 +33,15 @@ class NormalizationConfig:
         "become one space.",
     )
     lowercase: bool = flag(
-        False,
-        "Convert all letters to lower case. Without it they stay, as in RoBERTa and cased BERT.",
+        False, "Convert all letters to lower case. Without it they stay, as in RoBERTa and cased BERT."
     )
-    strip_accents: bool = flag(
-        False,
-        "Remove accents and other combining marks. Many languages need them.",
-    )
+    strip_accents: bool = flag(False, "Remove accents and other combining marks. Many languages need them.")
     replace_quotes: bool = flag(
         True,
         "Replace `` and '' by \", as transformers' TPU tutorial does for WikiText. This is the default.",
         off_help="Keep `` and '' as they are.",
     )
-    split_digits: bool = flag(
-        False,
-        "Make each digit a token. Without it frequent numbers such as 2010 are one token.",
-    )
+    split_digits: bool = flag(False, "Make each digit a token. Without it frequent numbers such as 2010 are one token.")
 
     def __post_init__(self) -> None:
         if self.normalization not in get_args(UnicodeForm):

@@ -50,11 +50,7 @@ class DataConfig:
         is_usual=True,
     )
     eval_dataset: str | None = changeable(
-        None,
-        "Folder of validation shards. Without it nothing is evaluated.",
-        PER_WORKER,
-        metavar="DIR",
-        is_usual=True,
+        None, "Folder of validation shards. Without it nothing is evaluated.", PER_WORKER, metavar="DIR", is_usual=True
     )
     tokenizer: str | None = changeable(
         None,
@@ -63,13 +59,10 @@ class DataConfig:
         metavar="DIR",
     )
     max_length: int | None = changeable(
-        None,
-        "Tokens per row. Default: that of the shards; another value is an error.",
-        group=BATCH,
+        None, "Tokens per row. Default: that of the shards; another value is an error.", group=BATCH
     )
     shuffle_buffer_size: int = flag(
-        2**15,
-        "Rows held in memory and shuffled together. Whole shards are shuffled first, so it need not be large.",
+        2**15, "Rows held in memory and shuffled together. Whole shards are shuffled first, so it need not be large."
     )
 
     def __post_init__(self) -> None:
@@ -120,8 +113,7 @@ class ModelConfig:
         "learn from neighbouring tokens sooner.",
     )
     dropout: float | None = changeable(
-        None,
-        "Dropout of hidden states and attention. Default: the model configuration's.",
+        None, "Dropout of hidden states and attention. Default: the model configuration's."
     )
     gradient_checkpointing: bool = changeable(
         False,
@@ -157,18 +149,9 @@ class MaskingConfig:
         "What is masked as a whole: tokens (BERT), words, or spans of words (SpanBERT). The fraction of masked "
         "tokens is the same.",
     )
-    mlm_probability: float = flag(
-        0.15,
-        "Fraction of the tokens to predict. BERT used 0.15; up to 0.4 can help.",
-    )
-    mask_token_rate: float = flag(
-        0.8,
-        "Fraction of the predicted tokens that become [MASK], as in BERT.",
-    )
-    random_token_rate: float = flag(
-        0.1,
-        "Fraction of the predicted tokens that become a random token, as in BERT.",
-    )
+    mlm_probability: float = flag(0.15, "Fraction of the tokens to predict. BERT used 0.15; up to 0.4 can help.")
+    mask_token_rate: float = flag(0.8, "Fraction of the predicted tokens that become [MASK], as in BERT.")
+    random_token_rate: float = flag(0.1, "Fraction of the predicted tokens that become a random token, as in BERT.")
 
     def __post_init__(self) -> None:
         rates = "mlm_probability mask_token_rate random_token_rate"
@@ -187,17 +170,10 @@ class OptimizationConfig:
     FLAG_GROUP = "Optimizer"
 
     per_replica_batch_size: int = changeable(
-        8,
-        "Rows per replica at once. Lower it if memory runs out.",
-        ROUNDING,
-        group=BATCH,
-        is_usual=True,
+        8, "Rows per replica at once. Lower it if memory runs out.", ROUNDING, group=BATCH, is_usual=True
     )
     gradient_accumulation_steps: int = changeable(
-        1,
-        "Batches whose gradients are summed into one step.",
-        ROUNDING,
-        group=BATCH,
+        1, "Batches whose gradients are summed into one step.", ROUNDING, group=BATCH
     )
     global_batch_size: int | None = changeable(
         None,
@@ -206,68 +182,32 @@ class OptimizationConfig:
         ROUNDING,
         group=BATCH,
     )
-    num_epochs: int = changeable(
-        1,
-        "Passes over the training rows.",
-        group=BATCH,
-        is_usual=True,
-    )
-    max_steps: int | None = changeable(
-        None,
-        "Train for N steps, instead of --num-epochs.",
-        group=BATCH,
-        is_usual=True,
-    )
-    learning_rate: float = flag(
-        1e-4,
-        "Peak learning rate, reached after the warmup.",
-        is_usual=True,
-    )
+    num_epochs: int = changeable(1, "Passes over the training rows.", group=BATCH, is_usual=True)
+    max_steps: int | None = changeable(None, "Train for N steps, instead of --num-epochs.", group=BATCH, is_usual=True)
+    learning_rate: float = flag(1e-4, "Peak learning rate, reached after the warmup.", is_usual=True)
     schedule: Literal["linear", "cosine", "inverse_sqrt", "wsd", "constant"] = flag(
         "linear",
         "Learning rate after the warmup: linear decay (as in BERT), cosine, inverse_sqrt, constant, or wsd "
         "(constant, then decay over the last --decay-ratio of the run).",
     )
     warmup_ratio: float = flag(
-        0.05,
-        "Fraction of the steps over which the learning rate rises from 0. RoBERTa used 0.05, BERT 0.01.",
+        0.05, "Fraction of the steps over which the learning rate rises from 0. RoBERTa used 0.05, BERT 0.01."
     )
-    warmup_steps: int | None = flag(
-        None,
-        "Steps of the warmup, instead of --warmup-ratio.",
-    )
-    decay_ratio: float = flag(
-        0.2,
-        "Fraction of the steps over which --schedule wsd decays.",
-    )
+    warmup_steps: int | None = flag(None, "Steps of the warmup, instead of --warmup-ratio.")
+    decay_ratio: float = flag(0.2, "Fraction of the steps over which --schedule wsd decays.")
     min_learning_rate_ratio: float = flag(
-        0.0,
-        "Fraction of the peak at which linear, cosine and wsd end. 0 gives the lowest final loss.",
+        0.0, "Fraction of the peak at which linear, cosine and wsd end. 0 gives the lowest final loss."
     )
     optimizer: Literal["adamw", "lamb"] = flag(
-        "adamw",
-        "adamw, or lamb for global batches of thousands of rows, with about ten times adamw's learning rate.",
+        "adamw", "adamw, or lamb for global batches of thousands of rows, with about ten times adamw's learning rate."
     )
-    weight_decay_rate: float = flag(
-        0.01,
-        "Decoupled weight decay, not applied to biases and layer norms.",
-    )
-    adam_beta1: float = flag(
-        0.9,
-        "Decay of the first moment.",
-    )
+    weight_decay_rate: float = flag(0.01, "Decoupled weight decay, not applied to biases and layer norms.")
+    adam_beta1: float = flag(0.9, "Decay of the first moment.")
     adam_beta2: float = flag(
-        0.98,
-        "Decay of the second moment. RoBERTa's 0.98 is steadier than 0.999 at large batches.",
+        0.98, "Decay of the second moment. RoBERTa's 0.98 is steadier than 0.999 at large batches."
     )
-    adam_epsilon: float = flag(
-        1e-6,
-        "Added to the root of the second moment, by which the update is divided.",
-    )
-    max_grad_norm: float = flag(
-        1.0,
-        "Clip gradients to this global norm. 0 turns it off.",
-    )
+    adam_epsilon: float = flag(1e-6, "Added to the root of the second moment, by which the update is divided.")
+    max_grad_norm: float = flag(1.0, "Clip gradients to this global norm. 0 turns it off.")
 
     def __post_init__(self) -> None:
         counts = "per_replica_batch_size gradient_accumulation_steps global_batch_size num_epochs max_steps"
@@ -296,26 +236,12 @@ class HardwareConfig:
     FLAG_GROUP = "Hardware"
 
     tpu_name: str | None = changeable(
-        None,
-        "TPU to train on: local on a TPU VM, otherwise its name or grpc:// address.",
-        is_usual=True,
+        None, "TPU to train on: local on a TPU VM, otherwise its name or grpc:// address.", is_usual=True
     )
-    tpu_zone: str | None = changeable(
-        None,
-        "Zone of a TPU given by name.",
-    )
-    gcp_project: str | None = changeable(
-        None,
-        "Google Cloud project of a TPU given by name.",
-    )
-    no_tpu: bool = changeable(
-        False,
-        "Do not use a TPU, even if --tpu-name is given.",
-    )
-    bfloat16: bool = flag(
-        False,
-        "Compute in bfloat16 with XLA. Weights, optimizer and loss stay in float32.",
-    )
+    tpu_zone: str | None = changeable(None, "Zone of a TPU given by name.")
+    gcp_project: str | None = changeable(None, "Google Cloud project of a TPU given by name.")
+    no_tpu: bool = changeable(False, "Do not use a TPU, even if --tpu-name is given.")
+    bfloat16: bool = flag(False, "Compute in bfloat16 with XLA. Weights, optimizer and loss stay in float32.")
     jit_compile: bool | None = changeable(
         None,
         "Compile the step with XLA. Default: true on TPU and GPU, with --bfloat16, and on one CPU if the run is "
@@ -374,24 +300,11 @@ class RunConfig:
         metavar="FILE",
         group=BATCH,
     )
-    seed: int = flag(
-        0,
-        "Seed of initial weights, order of rows and masks.",
-    )
-    log_steps: int = changeable(
-        50,
-        "Write a line of metrics.jsonl every N steps.",
-        group=EVALUATION,
-    )
-    eval_steps: int | None = changeable(
-        None,
-        "Evaluate every N steps. Default: ten times per run.",
-        group=EVALUATION,
-    )
+    seed: int = flag(0, "Seed of initial weights, order of rows and masks.")
+    log_steps: int = changeable(50, "Write a line of metrics.jsonl every N steps.", group=EVALUATION)
+    eval_steps: int | None = changeable(None, "Evaluate every N steps. Default: ten times per run.", group=EVALUATION)
     save_steps: int | None = changeable(
-        None,
-        "Save a checkpoint every N steps. Default: at each evaluation.",
-        group=CHECKPOINTS,
+        None, "Save a checkpoint every N steps. Default: at each evaluation.", group=CHECKPOINTS
     )
     save_minutes: float | None = changeable(
         None,
@@ -399,9 +312,7 @@ class RunConfig:
         group=CHECKPOINTS,
     )
     keep_checkpoints: int = changeable(
-        2,
-        "How many of the newest checkpoints to keep. The best one is always kept as well.",
-        group=CHECKPOINTS,
+        2, "How many of the newest checkpoints to keep. The best one is always kept as well.", group=CHECKPOINTS
     )
     resume: Literal["auto", "must", "never"] = changeable(
         "auto",
@@ -410,9 +321,7 @@ class RunConfig:
         group=CHECKPOINTS,
     )
     overwrite_output_dir: bool = changeable(
-        False,
-        "Delete the run in --output-dir and start over. Files that no run writes are kept.",
-        group=CHECKPOINTS,
+        False, "Delete the run in --output-dir and start over. Files that no run writes are kept.", group=CHECKPOINTS
     )
     on_nonfinite: Literal["stop", "skip"] = changeable(
         "stop",
@@ -425,11 +334,7 @@ class RunConfig:
         "Nats by which a logged loss may exceed the median of the five before it. Default: no limit.",
         group=FAULTS,
     )
-    max_rollbacks: int = changeable(
-        3,
-        "With --on-nonfinite skip: stop after N returns to a checkpoint.",
-        group=FAULTS,
-    )
+    max_rollbacks: int = changeable(3, "With --on-nonfinite skip: stop after N returns to a checkpoint.", group=FAULTS)
     supervise: bool = changeable(
         False,
         "Train in a child process and restart it after a crash, a lost TPU or maintenance. It resumes from the "
@@ -437,14 +342,10 @@ class RunConfig:
         group=FAULTS,
     )
     stall_minutes: float = changeable(
-        30.0,
-        "With --supervise: restart training if nothing happens for X minutes.",
-        group=FAULTS,
+        30.0, "With --supervise: restart training if nothing happens for X minutes.", group=FAULTS
     )
     max_retries: int = changeable(
-        5,
-        "With --supervise: give up after N restarts in a row without a step of progress.",
-        group=FAULTS,
+        5, "With --supervise: give up after N restarts in a row without a step of progress.", group=FAULTS
     )
     retry_seconds: float = changeable(
         10.0,
@@ -457,11 +358,7 @@ class RunConfig:
         metavar="START:STOP",
         group=EVALUATION,
     )
-    dry_run: bool = changeable(
-        False,
-        "Check everything, print the plan, and stop.",
-        is_usual=True,
-    )
+    dry_run: bool = changeable(False, "Check everything, print the plan, and stop.", is_usual=True)
 
     def __post_init__(self) -> None:
         counts = "log_steps eval_steps save_steps keep_checkpoints"
@@ -492,25 +389,13 @@ class HubConfig:
     FLAG_GROUP = "Hub"
 
     hub_model_id: str | None = changeable(
-        None,
-        "Push the export to this repository on the Hub.",
-        PUBLIC,
-        metavar="USER/NAME",
+        None, "Push the export to this repository on the Hub.", PUBLIC, metavar="USER/NAME"
     )
-    hub_private: bool = changeable(
-        False,
-        "Make the repository private when it is created.",
-    )
+    hub_private: bool = changeable(False, "Make the repository private when it is created.")
     hub_revision: str | None = changeable(
-        None,
-        "Branch to push to; created if it does not exist. Default: main.",
-        PUBLIC,
+        None, "Branch to push to; created if it does not exist. Default: main.", PUBLIC
     )
-    hub_tag: str | None = changeable(
-        None,
-        "Tag for the commit of the last push.",
-        PUBLIC,
-    )
+    hub_tag: str | None = changeable(None, "Tag for the commit of the last push.", PUBLIC)
     hub_strategy: Literal["end", "epoch", "steps", "checkpoint"] = changeable(
         "end",
         "When to push. end: after the last step. epoch: also after each epoch. steps: also every --push-steps "
@@ -518,12 +403,10 @@ class HubConfig:
         "continues during a push; if pushes fall behind, only the newest is made.",
     )
     push_steps: int | None = changeable(
-        None,
-        "Push every N steps with --hub-strategy steps or checkpoint. Default: at each checkpoint.",
+        None, "Push every N steps with --hub-strategy steps or checkpoint. Default: at each checkpoint."
     )
     resume_from_hub: bool = changeable(
-        False,
-        "If --output-dir has no run, resume from the checkpoint that --hub-strategy checkpoint pushed.",
+        False, "If --output-dir has no run, resume from the checkpoint that --hub-strategy checkpoint pushed."
     )
     publish_details: bool = changeable(
         False,
@@ -531,19 +414,15 @@ class HubConfig:
         "of buckets, and the TPU's project, name and zone. Default: these are redacted.",
     )
     hub_license: str | None = changeable(
-        None,
-        "License for the model card, as the Hub spells it: apache-2.0, mit, cc-by-4.0 …",
-        PUBLIC,
+        None, "License for the model card, as the Hub spells it: apache-2.0, mit, cc-by-4.0 …", PUBLIC
     )
     hub_language: list[str] = changeable(
-        list,
-        "Languages for the model card: ISO 639 codes such as en de, or multilingual.",
-        PUBLIC,
-        metavar="CODE",
+        list, "Languages for the model card: ISO 639 codes such as en de, or multilingual.", PUBLIC, metavar="CODE"
     )
-    hub_example: str = changeable(
-        f"The capital of France is {MASK}.",
-        f"Example sentence for the model card, with {MASK} in it.",
+    hub_example: str | None = changeable(
+        None,
+        f"Example sentence for the model card, with {MASK} in it. Default: a sentence of the validation text; a card that "
+        "is pushed has it only if the corpus is a public data set of the Hub.",
         PUBLIC,
         metavar="TEXT",
     )
@@ -555,7 +434,8 @@ class HubConfig:
         if self.hub_model_id is None:
             without = "hub_revision hub_tag hub_strategy resume_from_hub"
             require_each(self, without, lambda value: value in ("end", False), "needs --hub-model-id")
-        require(self.hub_example.count(MASK) == 1, f"must have one {MASK}", "--hub-example", repr(self.hub_example))
+        has_one_mask = self.hub_example is None or self.hub_example.count(MASK) == 1
+        require(has_one_mask, f"must have one {MASK}", "--hub-example", repr(self.hub_example))
 
     def repository(self) -> HubRepository | None:
         """Build what is pushed to, None when nothing is."""
