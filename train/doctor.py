@@ -1,8 +1,8 @@
-"""Check the installation, the machine and, if you pass a run's flags, everything that run will need.
+"""Tell what is wrong before it costs hours: installation and machine and, of a run's flags, all that it would meet.
 
-It tells you before it costs hours. Takes all flags of run_mlm.py, so give it the same command line. Without flags it
-checks installation and machine; with --output-dir alone also the run in that folder, of pretraining or of fine-tuning.
-Each line is ok, warning or error, with how to fix it; the exit status is 1 with an error, 2 for bad flags.
+Takes all flags of run_mlm.py, so give it the same command line. Without flags it looks at installation and machine;
+with --output-dir alone also at the run in that folder, of pretraining or of fine-tuning.
+Each line is ok, warning or error, with what cures it; the exit status is 1 with an error, 2 for bad flags.
 """
 
 import importlib

@@ -18,16 +18,15 @@ from train.config.sources import parse_run_flags
 class PreflightConfig:
     """What the compiler is asked."""
 
-    FLAG_GROUP = "TPU compiler"
-
-    topology: str | None = flag(
-        None, "Slice to compile for: v2-8, v3-8, v4-8, v5e-8, v5p-8, v6e-8, v3-32 …", is_usual=True
+    topology: str | None = flag(None, "Slice to compile for: v2-8, v3-8, v4-8, v5e-8, v5p-8, v6e-8, v3-32 …")
+    find_batch_size: bool = flag(
+        False, "Search the largest --per-replica-batch-size that fits, in multiples of 8 rows."
     )
-    find_batch_size: bool = flag(False, "Find the largest --per-replica-batch-size that fits, in multiples of 8 rows.")
     vocab_size: int | None = flag(
-        None, "Size of the vocabulary. With --max-length it replaces --train-dataset, and the shards of --phases."
+        None,
+        "Size of the vocabulary; with --max-length in the place of --train-dataset, and of the shards of --phases.",
     )
-    compiler_python: str = flag(sys.executable, "Python that has jax and libtpu. Default: this one.", metavar="FILE")
+    compiler_python: str = flag(sys.executable, "Interpreter that has jax and libtpu, where not this one.")
 
     def __post_init__(self) -> None:
         if not self.topology:
