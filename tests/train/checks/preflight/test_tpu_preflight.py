@@ -139,6 +139,31 @@ def test_a_dry_run_compiles_nothing_and_needs_no_compiler(compiler, capsys, monk
     assert "Nothing was compiled" in printed
 
 
+@pytest.mark.parametrize(
+    ("topology", "batch", "warning"),
+    [
+        ("v5e-8", (), None),
+        ("v5e-4", ("--gradient-accumulation-steps", "8"), None),
+        (
+            "v5e-4",
+            (),
+            "on 4 the global batch is 512 rows instead of 1,024. Keep it with --gradient-accumulation-steps 8.",
+        ),
+        (
+            "v5e-1",
+            (),
+            "on 1 the global batch is 128 rows instead of 1,024. Keep it with --gradient-accumulation-steps 32.",
+        ),
+        ("v5e-64", (), "on 64 the global batch is 8,192 rows instead of 1,024."),
+    ],
+)
+def test_a_preset_on_other_replicas_than_it_is_made_for(caplog, topology, batch, warning):
+    preset = ("--preset", "roberta-base-v5e-8", "--max-steps", "1000", *batch)
+    assert main(["--topology", topology, *preset, *ASSUMED, "--dry-run"]) == 0
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == ([f"roberta-base-v5e-8 is made for 8 replicas: {warning}"] if warning else [])
+
+
 @pytest.mark.usefixtures("quick_lowering")
 def test_the_largest_batch_is_searched(compiler, capsys):
     assert main(flags(*ASSUMED, "--find-batch-size", "--per-replica-batch-size", "16")) == 0
