@@ -18,6 +18,7 @@ from mlm_common.command_line import command, log_start, parse_arguments
 from mlm_common.errors import InputError
 from mlm_common.folder_owner import owned_folder
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
+from mlm_common.next_step import folder_beside, next_step
 from mlm_common.settings import spelled
 from mlm_common.storage import open_folder
 from mlm_common.worker_pool import map_in_order
@@ -26,10 +27,16 @@ from tfrecord_prep.config import DATAFLOW_RUNNER, LOCAL_RUNNER, PrepareConfig
 from tfrecord_prep.manifest import Manifest, Totals, read_manifest
 from tfrecord_prep.partition import NumberedPartition, SplitWork, work_on_partition
 from tfrecord_prep.push_to_hub import FORMER_PUSH, push_shards
-from tfrecord_prep.split import Engine, SplitPlan, find_stale_parts, log_first_row, plan_splits, prepare_split
+from tfrecord_prep.split import Engine, SplitPlan, describe_first_row, find_stale_parts, plan_splits, prepare_split
 from tfrecord_prep.split_folder import PartitionResult, clear_folder
 from tfrecord_prep.verify import verify_folder
-from tokenizer_training.corpus.config import BUILTIN, HELD_OUT_SPLITS, CorpusConfig, corpus_config_from_record
+from tokenizer_training.corpus.config import (
+    BUILTIN,
+    HELD_OUT_SPLITS,
+    VALIDATION,
+    CorpusConfig,
+    corpus_config_from_record,
+)
 from tokenizer_training.corpus.corpus import Corpus, open_corpus
 from tokenizer_training.corpus.published_corpus import names_its_text
 from tokenizer_training.corpus.record import Record, describe_changed_sources, describe_unknown
@@ -39,6 +46,8 @@ from tokenizer_training.tokenizer import RECORD_FILE, load_tokenizer
 logger = logging.getLogger(__name__)
 
 NUM_BAD_ROWS_SHOWN = 5
+# What run_qa.py takes of a question and a part of its paragraph, by default.
+QUESTION_ANSWERING_LENGTH = 384
 
 
 @command
@@ -69,11 +78,12 @@ def prepare(corpus_config: CorpusConfig, config: PrepareConfig) -> None:
         clear_folder(folder)
     for plan in plans:
         prepare_split(plan, corpus, tokenizer, engine)
-        log_first_row(plan.folder, tokenizer)
         print(describe_split(plan.folder, read_manifest(plan.folder)))
+        print(describe_first_row(plan.folder, tokenizer))
     if repository is not None:
         split_names = [plan.split_name for plan in plans]
         push_shards(str(config.output_dir), split_names, repository, publish_details=config.publish_details)
+    print(describe_next(str(config.output_dir), plans))
 
 
 def open_recorded_corpus(given: CorpusConfig, tokenizer_folder: str) -> Corpus:
@@ -215,44 +225,62 @@ def find_repository(config: PrepareConfig) -> HubRepository | None:
 def describe_plan(config: PrepareConfig, plans: Sequence[SplitPlan], stale_parts: Sequence[str] = ()) -> str:
     """Render the plan as text."""
     fields = plans[0].fields
-    workers = "Dataflow's" if config.runner == DATAFLOW_RUNNER else str(config.num_processes)
+    workers = "on Dataflow" if config.runner == DATAFLOW_RUNNER else str(config.num_processes)
     lines = [
-        f"tokenizer  {config.tokenizer_name_or_path}, vocabulary {fields['tokenizer']['vocabulary_size']:,}",
-        f"rows       {config.max_length} tokens, chunking {config.chunking}, up to {config.shard_size:,} a shard",
-        f"workers    {workers}, {fields['partition_bytes']:,} bytes of the corpus at a time",
+        f"tokenizer   {config.tokenizer_name_or_path}, {fields['tokenizer']['vocabulary_size']:,} tokens",
+        f"rows        {config.max_length} tokens, --chunking {config.chunking}, up to {config.shard_size:,} per shard",
+        f"workers     {workers}, each on {fields['partition_bytes'] / 1e6:,.1f} MB of the corpus at a time",
     ]
-    states = {True: "complete with these settings, left as it is", False: "to be written"}
+    states = {True: "already complete with these settings, stays as it is", False: "to be written"}
     if config.push_to_hub:
-        lines.append(f"pushed to  {config.push_to_hub}, a data set repository")
-    lines += [f"{plan.split_name:10s} {plan.folder}: {states[plan.is_complete]}" for plan in plans]
-    return "\n".join(lines + [f"{'deleted':10s} {folder}: not of this preparation" for folder in stale_parts])
+        lines.append(f"pushed to   {config.push_to_hub}, a data set repository")
+    lines += [f"{plan.split_name:11s} {plan.folder}: {states[plan.is_complete]}" for plan in plans]
+    lines += [f"{'deleted':11s} {folder}: not of this preparation" for folder in stale_parts]
+    if config.max_length < QUESTION_ANSWERING_LENGTH:
+        lines.append(
+            f"note        A model trained on rows of {config.max_length} tokens is made for texts up to that length. "
+            f"Question answering needs --max-length {QUESTION_ANSWERING_LENGTH} or more."
+        )
+    return "\n".join(lines)
 
 
 def describe_split(folder: str, manifest: Manifest) -> str:
     """Render a split's counts as text."""
     totals = manifest.totals
     bad_rows = manifest.bad_rows
-    left_out = [f"  bad rows         {bad_rows.describe(NUM_BAD_ROWS_SHOWN)}"] if bad_rows and bad_rows.num_rows else []
     padding_percent = 100 * totals.num_padding_tokens / (totals.num_rows * manifest.max_length)
-    return "\n".join(
-        [
-            f"{manifest.split}: {folder}",
-            f"  documents        {totals.num_documents:,}, of which {totals.num_blank_documents:,} blank and skipped",
-            *left_out,
-            f"  tokens           {totals.num_tokens:,}",
-            f"  rows             {totals.num_rows:,} of {manifest.max_length} tokens",
-            f"  padding          {totals.num_padding_tokens:,} tokens, {padding_percent:.3f} %",
-            *([f"  pairs            {_describe_pairs(totals)}"] if manifest.chunking == PAIRS else []),
-            f"  shards           {len(manifest.shards):,}",
-            f"  unigram entropy  {manifest.unigram_entropy_nats:.3f} nats, the loss of knowing frequencies only",
-        ]
-    )
+    blank = f", {totals.num_blank_documents:,} more were blank" if totals.num_blank_documents else ""
+    rows = {
+        "documents": f"{totals.num_documents - totals.num_blank_documents:,}{blank}",
+        "skipped": f"rows that cannot be read: {bad_rows.describe(NUM_BAD_ROWS_SHOWN)}"
+        if bad_rows and bad_rows.num_rows
+        else "",
+        "tokens": f"{totals.num_tokens:,}",
+        "rows": f"{totals.num_rows:,} of {manifest.max_length} tokens",
+        "padding": f"{totals.num_padding_tokens:,} tokens, {padding_percent:.3f} %"
+        if totals.num_padding_tokens
+        else "",
+        "pairs": _describe_pairs(totals) if manifest.chunking == PAIRS else "",
+        "shards": f"{len(manifest.shards):,}",
+        "frequency baseline": f"{manifest.unigram_entropy_nats:.2f}, the loss of guessing by token frequencies alone",
+    }
+    return "\n".join([f"{manifest.split}: {folder}", *(f"  {name:18s}  {text}" for name, text in rows.items() if text)])
 
 
 def _describe_pairs(totals: Totals) -> str:
     random_percent = 100 * totals.num_random_pairs / totals.num_rows
-    pairs = f"{totals.num_rows:,}, of which {totals.num_random_pairs:,} random ({random_percent:.1f} %)"
-    return f"{pairs}; documents without: {totals.num_documents_without_pair:,}"
+    pairs = f"{totals.num_rows:,}, {random_percent:.1f} % of them random"
+    num_without = totals.num_documents_without_pair
+    return pairs + (f"; {num_without:,} documents gave none" if num_without else "")
+
+
+def describe_next(output_dir: str, plans: Sequence[SplitPlan]) -> str:
+    """Write the command that trains a model on the shards: the smallest preset, which every machine can run."""
+    folders = {plan.split_name: plan.folder for plan in plans}
+    flags = ["--preset", "tiny-cpu", "--train-dataset", plans[0].folder]
+    if VALIDATION in folders and folders[VALIDATION] != plans[0].folder:
+        flags += ["--eval-dataset", folders[VALIDATION]]
+    return next_step("train/run_mlm.py", [*flags, "--output-dir", folder_beside(output_dir, "model")])
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from mlm_common.errors import InputError, PermanentError, RunFailedError
 from mlm_common.folder_owner import owned_folder
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
 from mlm_common.hub.retries import hub_error
+from mlm_common.next_step import folder_beside, next_step, short_path
 from mlm_common.progress import progress_bar
 from mlm_common.retry import call_repeatedly, growing_delays
 from mlm_common.settings import describe_differences, flag
@@ -48,7 +49,8 @@ from tokenizer_training.unigram.corpus_sample import (
     sample_corpus,
 )
 from tokenizer_training.unigram.normalization import NormalizationConfig
-from tokenizer_training.unigram.report import build_report, draw_report, measure_quality, render_report
+from tokenizer_training.unigram.report import build_report, measure_quality, render_report
+from tokenizer_training.unigram.report_picture import draw_report
 from tokenizer_training.unigram.trainer import train_unigram
 
 if TYPE_CHECKING:
@@ -130,7 +132,7 @@ def make_tokenizer(
     if output.dry_run:
         return
     if is_complete:
-        logger.info("%s holds this tokenizer already; --overwrite makes it again.", output.output_dir)
+        logger.info("%s already contains this tokenizer; --overwrite trains it again.", output.output_dir)
     else:
         bad_rows = BadRows()
         sample = count_sample(corpus, normalization, unigram, output, bad_rows)
@@ -139,6 +141,7 @@ def make_tokenizer(
         save_with_record(tokenizer, output.output_dir, settings | {"bad_rows": asdict(bad_rows)}, report, picture)
     if repository:
         push_tokenizer(output.output_dir, repository, publish_details=output.publish_details)
+    print(describe_next(output.output_dir))
 
 
 def check_output_folder(folder: str, settings: dict[str, Any]) -> bool:
@@ -196,20 +199,32 @@ def describe_plan(
     corpus: Corpus, unigram: UnigramConfig, output: OutputConfig, repository: HubRepository | None
 ) -> str:
     """Render the plan as text."""
-    source = corpus.config.dataset_name or " ".join(corpus.config.data_files)
+    source = short_path(corpus.config.dataset_name or "") or " ".join(map(short_path, corpus.config.data_files))
     num_bytes = [file["num_bytes"] for file in corpus.record.get("data_files", ())]
     files = f" ({len(num_bytes):,} files, {sum(num_bytes) / 1e6:,.1f} MB)" if num_bytes else ""
     limit = f", the first {corpus.config.limit:,} documents" if corpus.config.limit else ""
-    size = (
-        f"{unigram.vocab_size:,}" if unigram.vocab_size else f"as the corpus allows, up to {DEFAULT_VOCABULARY_SIZE:,},"
-    )
+    size = f"up to {DEFAULT_VOCABULARY_SIZE:,} tokens (depends on the corpus)"
+    if unigram.vocab_size is not None:
+        size = f"{unigram.vocab_size:,} tokens"
+    rare = "byte fallback" if unigram.byte_fallback else "no byte fallback: rare characters become <unk>"
     lines = [
         f"corpus      {source}{files}{limit}; splits: {', '.join(corpus.split_names)}",
-        f"tokenizer   unigram, {size} pieces, character coverage {unigram.character_coverage}, "
-        + ("rarer characters as bytes" if unigram.byte_fallback else "rarer characters lost"),
+        f"tokenizer   unigram, {size}, {rare}",
         f"output      {output.output_dir}" + (f", pushed to {repository.repo_id}" if repository else ""),
     ]
+    if VALIDATION not in corpus.split_names:
+        lines.append(
+            "note        No text is set aside to measure the model on later: --validation-percent 2 sets some aside."
+        )
     return "\n".join(lines)
+
+
+def describe_next(output_dir: str) -> str:
+    """Write the command that prepares shards with the tokenizer."""
+    flags = ["--tokenizer-name-or-path", output_dir, "--max-length", "512"]
+    return next_step(
+        "tfrecord_prep/prepare_tfrecord_shards.py", [*flags, "--output-dir", folder_beside(output_dir, "shards")]
+    )
 
 
 def count_sample(
@@ -233,12 +248,11 @@ def count_sample(
             on_bytes=bar.update,
         )
     logger.info(
-        "Read %s documents, %.1f MB; training on %.1f MB of them, %s words, %s different segments.",
+        "Read %s documents, %.1f MB; training on %s words, %.1f MB.",
         f"{sample.record['num_documents']:,}",
         sample.record["num_bytes"] / 1e6,
-        sample.record["num_sampled_bytes"] / 1e6,
         f"{sample.record['num_words']:,}",
-        f"{sample.record['num_distinct_segments']:,}",
+        sample.record["num_sampled_bytes"] / 1e6,
     )
     if bad_rows.num_rows:
         logger.warning("Rows that cannot be read: %s. See %s.", bad_rows.describe(), RECORD_FILE)
@@ -304,7 +318,7 @@ def save_with_record(
                 "%s The tokenizer is kept in %s, and saved again in %.0f s.", error, built, wait_seconds
             ),
         )
-    logger.info("Saved the tokenizer in %s.", folder)
+    logger.info("Saved the tokenizer in %s; %s shows how it cuts words.", folder, PICTURE_FILE)
 
 
 @contextmanager
