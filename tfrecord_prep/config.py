@@ -24,76 +24,72 @@ class PrepareConfig:
     """
 
     tokenizer_name_or_path: str | None = flag(
-        None, "Folder of train-unigram (local or gs://), or model on the Hugging Face Hub. Required."
+        None, "Folder of the tokenizer (local or gs://), or a model on the Hugging Face Hub. Required."
     )
     output_dir: str | None = flag(
-        None, "Local or gs:// folder; each split of the corpus gets a folder in it. Required."
+        None, "Folder of the shards, local or gs://; each split gets a folder in it. Required."
     )
-    max_length: int = flag(512, "Tokens a row, framing included. Default: the length BERT and RoBERTa end at.")
+    max_length: int = flag(
+        512, "Tokens per row, [CLS] and [SEP] included. Choose it for later use: question answering needs 384 or more."
+    )
     chunking: Literal["concat", "full_sentences", "documents", "packed", "segment_pairs"] = flag(
         "concat",
-        "`concat`: documents framed by [CLS] and [SEP] one after the other, cut every --max-length tokens. "
-        "`full_sentences`: as RoBERTa, each row framed, [SEP] between documents. `documents`: as many whole "
-        "documents in order as fit, each framed, then padding; only a document longer than a row is cut. "
-        "`packed`: the same, with documents that fit each other put together: hardly any padding. `segment_pairs`: as "
-        "BERT, [CLS] A [SEP] B [SEP], where B follows A or, in half of the rows, is of another document, with a "
-        "next_sentence_label for --objective mlm+nsp (docs/bert.md); for parity, as RoBERTa found no gain in it.",
+        "concat: documents, each between [CLS] and [SEP], one after the other, cut every --max-length tokens. "
+        "full_sentences: as RoBERTa, each row between [CLS] and [SEP], [SEP] between documents. documents: as many "
+        "whole documents in order as fit, then padding; only a document longer than a row is cut. packed: the same, "
+        "but combining documents that fill a row, which leaves hardly any padding. segment_pairs: as BERT, [CLS] A "
+        "[SEP] B [SEP], where B follows A or is from another document, for --objective mlm+nsp or mlm+sop.",
     )
     sentences_by: Literal["punctuation", "line"] = flag(
         "punctuation",
-        "With --chunking segment_pairs: what a sentence is. `punctuation`: a line, or a part of one that ends in . ! ? "
-        "or their like; `line`: a line, as in the text files of google-research/bert.",
+        "With --chunking segment_pairs: what a sentence is. punctuation: a line, or a part of one that ends in . ! ? "
+        "or similar; line: a line, as in the text files of google-research/bert.",
     )
     random_share: float = flag(
         0.5,
-        "With --chunking segment_pairs: share of the pairs whose second segment is of another document (BERT's 0.5). 0 "
-        "for --objective mlm+sop, which asks about the others only; what is one sentence is still in a random pair.",
+        "With --chunking segment_pairs: fraction of the pairs whose second segment is from another document (BERT's is "
+        "0.5). Use 0 for --objective mlm+sop. Documents of one sentence still give random pairs.",
     )
-    shard_size: int = flag(
-        16384, "Rows a shard, at most. Default: under 30 MB at --max-length 512, so that several fit in memory."
-    )
+    shard_size: int = flag(16384, "Most rows per shard. The default gives shards under 30 MB at --max-length 512.")
     partition_bytes: int | None = flag(
         None,
-        "Bytes of the corpus, as stored, that make a partition: a unit of work, which a run that is "
-        "resumed does not repeat, and whose last row is padded. Default: by the size of the corpus, 1 to 64 MiB. "
-        "A file that cannot be cut (.gz, .csv, .json) is in one partition, as a row group of .parquet is, unless there "
-        "are so few that the main process reads them and cuts the text.",
+        "Bytes of the corpus per partition. A partition is the unit of work: a resumed run does not repeat it, and "
+        "its last row is padded. Default: 1 to 64 MiB, depending on the size of the corpus. Files that cannot be cut "
+        "(.gz, .csv, .json) and row groups of .parquet may be larger.",
     )
-    num_workers: int | None = flag(None, "Processes. The shards are the same for any number. Default: one per core.")
+    num_workers: int | None = flag(
+        None, "Number of worker processes; the result does not depend on it. Default: one per core."
+    )
     runner: Literal["local", "DirectRunner", "DataflowRunner"] = flag(
         "local",
-        "What does the work. `local`: processes of this machine. Apache Beam, which needs "
-        "`pip install -e '.[beam]'`: `DirectRunner` on this machine, `DataflowRunner` on Google's. The shards are "
-        "the same.",
+        "Where to do the work; the result does not depend on it. local: processes of this machine. With Apache Beam "
+        "(extra `beam`): DirectRunner on this machine, DataflowRunner in Google Cloud.",
     )
     beam_options: str = flag(
         "",
         "Options of Apache Beam for --runner, as one argument: "
         "--beam-options='--project=… --region=… --temp_location=gs://…'.",
     )
-    overwrite: bool = flag(False, "Delete shards of other settings that stand in the output folder.")
+    overwrite: bool = flag(False, "Replace shards of other settings in --output-dir.")
     push_to_hub: str | None = flag(None, "Also push the shards to this data set repository on the Hub (USER/NAME).")
     hub_private: bool = flag(False, "Make the repository of --push-to-hub private when it is created.")
-    hub_revision: str | None = flag(
-        None, "Branch that is pushed to, made without files where it is missing; by default main."
-    )
+    hub_revision: str | None = flag(None, "Branch to push to; created empty if it does not exist. Default: main.")
     publish_details: bool = flag(
         False,
-        "Push manifest.json as it is, with the paths of the corpus: its files, folders and buckets. By default these "
-        "are withheld.",
+        "Push manifest.json with the paths of the corpus. By default these are redacted.",
     )
     dry_run: bool = flag(False, "Check everything, print the plan, and stop.")
     verify: bool = flag(
         False,
-        "Write nothing: read all shards in --output-dir again, check every record, row and sum against the "
-        "manifests, and stop at the first difference. Needs no other flag.",
+        "Only re-read all shards in --output-dir, compare them with their manifests, and stop at the first "
+        "difference. Needs no other flag.",
     )
 
     def __post_init__(self) -> None:
         if not self.output_dir:
-            raise InputError("A folder for the shards is needed: --output-dir.")
+            raise InputError("--output-dir is required: the folder of the shards, local or gs://BUCKET/NAME.")
         if not self.tokenizer_name_or_path and not self.verify:
-            raise InputError("A tokenizer is needed: --tokenizer-name-or-path, the folder that train-unigram wrote.")
+            raise InputError("--tokenizer-name-or-path is required: the folder that train_unigram.py wrote.")
         check_chunking(self.chunking, self.max_length)
         is_needed = self.sentences_by == "punctuation" or self.chunking == PAIRS
         require(is_needed, f"needs --chunking {PAIRS}", "--sentences-by", f"it with {self.chunking}")

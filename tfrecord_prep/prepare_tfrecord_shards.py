@@ -1,7 +1,7 @@
-"""Prepare TFRecord shards: tokenize a corpus, cut it into rows of one length, write them and a manifest.
+"""Prepare TFRecord shards: tokenize a corpus, cut it into rows of one length, and write them with a manifest.
 
-Each split of the corpus becomes a folder OUTPUT_DIR/SPLIT, which the trainer reads. The corpus is the one the tokenizer
-was trained on, unless another is named.
+Each split of the corpus becomes a folder OUTPUT_DIR/SPLIT, which run_mlm.py reads. By default the corpus is the one
+that the tokenizer was trained on. Stopped at any time, even killed, the same command continues where it was.
 """
 
 import contextlib
@@ -27,6 +27,7 @@ from tfrecord_prep.config import DATAFLOW_RUNNER, LOCAL_RUNNER, PrepareConfig
 from tfrecord_prep.manifest import Manifest, Totals, read_manifest
 from tfrecord_prep.partition import NumberedPartition, SplitWork, work_on_partition
 from tfrecord_prep.push_to_hub import FORMER_PUSH, push_shards
+from tfrecord_prep.shutdown import stoppable
 from tfrecord_prep.split import Engine, SplitPlan, describe_first_row, find_stale_parts, plan_splits, prepare_split
 from tfrecord_prep.split_folder import PartitionResult, clear_folder
 from tfrecord_prep.verify import verify_folder
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(verify_folder(config.output_dir, config.num_processes))
         return
     open_folder(config.output_dir).check_writable()
-    with contextlib.nullcontext() if config.dry_run else owned_folder(str(config.output_dir)):
+    with stoppable(), contextlib.nullcontext() if config.dry_run else owned_folder(str(config.output_dir)):
         prepare(corpus_config, config)
 
 
@@ -102,8 +103,8 @@ def open_recorded_corpus(given: CorpusConfig, tokenizer_folder: str) -> Corpus:
     is_same_text = describe_shared_text(Part(record, seen.split), Part(corpus.record, corpus.config.split))
     for split in seen_splits(corpus.config, seen) if is_same_text or not given.is_given else []:
         logger.warning(
-            "The tokenizer was trained on documents of the split `%s`, since train-unigram was not given the same "
-            "--%s-percent and --seed: what is measured on that split will look a little too good.",
+            "The tokenizer was trained on documents of the split `%s`, because train_unigram.py was not run with the "
+            "same --%s-percent and --seed: results on that split will look a little too good.",
             split,
             split,
         )
@@ -111,7 +112,7 @@ def open_recorded_corpus(given: CorpusConfig, tokenizer_folder: str) -> Corpus:
 
 
 def choose_corpus(given: CorpusConfig, tokenizer_folder: str, record: Record | None) -> CorpusConfig:
-    """Choose the corpus given, else that of the tokenizer's record: all but its limit, which is the tokenizer's own.
+    """Choose the corpus given, else that of the tokenizer's record, without its limit.
 
     Flags given win.
 
@@ -123,10 +124,10 @@ def choose_corpus(given: CorpusConfig, tokenizer_folder: str, record: Record | N
     if record is None or not names_its_text(record):
         raise InputError(
             "A corpus is needed: --dataset-name (`builtin` needs no download) or --data-files; "
-            f"{tokenizer_folder} has no {RECORD_FILE} that names one."
+            f"{tokenizer_folder} contains no {RECORD_FILE} that names one."
         )
     chosen = dataclasses.replace(corpus_config_from_record(record), **{"limit": None} | _settings_given(given))
-    logger.info("no corpus was named: taking the one the tokenizer was trained on, %s", _as_flags(chosen))
+    logger.info("Using the corpus that the tokenizer was trained on: %s", _as_flags(chosen))
     return chosen
 
 
@@ -148,13 +149,13 @@ def _check_same_text(record: Record, found: Record, tokenizer_folder: str) -> No
     """Raise InputError where the corpus that the tokenizer's record names is not what was read for it."""
     if changes := describe_changed_sources(record, found):
         raise InputError(
-            f"The corpus of {tokenizer_folder} must be what its tokenizer was trained on; {changes}. Restore it, or "
-            "name the corpus to prepare: --data-files, --dataset-name."
+            f"The corpus of {tokenizer_folder} has changed since its tokenizer was trained: {changes}. Restore it, or "
+            "name the corpus to prepare with --data-files or --dataset-name."
         )
     if unknown := describe_unknown(record):
-        logger.warning("%s does not tell %s: whether it is the same text is unknown.", tokenizer_folder, unknown)
+        logger.warning("%s does not record %s, so it may be another text.", tokenizer_folder, unknown)
     if found.get(BUILTIN) != record.get(BUILTIN):
-        logger.warning("The built-in text is not the one the tokenizer was trained on: Python or packages differ.")
+        logger.warning("The built-in text is not what the tokenizer was trained on: Python or packages differ.")
 
 
 def tokenizer_corpus(tokenizer_folder: str) -> Record | None:
@@ -202,7 +203,7 @@ def work_locally(
     Raises:
         InputError: what `work_on_partition` raises, or a worker was killed.
     """
-    cure = "Give fewer --num-workers, or a smaller --partition-bytes."
+    cure = "Use fewer --num-workers, or a smaller --partition-bytes."
     yield from map_in_order(partial(work_on_partition, work), partitions, num_processes, cure)
 
 
@@ -238,8 +239,8 @@ def describe_plan(config: PrepareConfig, plans: Sequence[SplitPlan], stale_parts
     lines += [f"{'deleted':11s} {folder}: not of this preparation" for folder in stale_parts]
     if config.max_length < QUESTION_ANSWERING_LENGTH:
         lines.append(
-            f"note        A model trained on rows of {config.max_length} tokens is made for texts up to that length. "
-            f"Question answering needs --max-length {QUESTION_ANSWERING_LENGTH} or more."
+            f"note        Rows of {config.max_length} tokens are short for some fine-tuning: question answering needs "
+            f"--max-length {QUESTION_ANSWERING_LENGTH} or more."
         )
     return "\n".join(lines)
 
@@ -257,7 +258,7 @@ def describe_split(folder: str, manifest: Manifest) -> str:
         else "",
         "tokens": f"{totals.num_tokens:,}",
         "rows": f"{totals.num_rows:,} of {manifest.max_length} tokens",
-        "padding": f"{totals.num_padding_tokens:,} tokens, {padding_percent:.3f} %"
+        "padding": f"{totals.num_padding_tokens:,} tokens, {padding_percent:.2f} %"
         if totals.num_padding_tokens
         else "",
         "pairs": _describe_pairs(totals) if manifest.chunking == PAIRS else "",

@@ -1,9 +1,10 @@
-"""Stage 1: train a unigram tokenizer on a corpus and save it, with a record of how it was made."""
+"""Train a unigram tokenizer on a corpus, and save it with a report and a record of how it was made."""
 
 import contextlib
 import json
 import logging
 import platform
+import re
 import shlex
 import shutil
 import sys
@@ -23,7 +24,7 @@ from mlm_common.hub.retries import hub_error
 from mlm_common.next_step import folder_beside, next_step, short_path
 from mlm_common.progress import progress_bar
 from mlm_common.retry import call_repeatedly, growing_delays
-from mlm_common.settings import describe_differences, flag
+from mlm_common.settings import describe_differences, flag, spelled
 from mlm_common.storage import open_folder
 from mlm_common.worker_pool import num_cores
 from tokenizer_training.corpus.bad_rows import BadRows
@@ -62,6 +63,11 @@ TUTORIAL_REPOSITORY = "unigram-tokenizer-dataset"
 # Reading is one process's work, and keeps no more than these busy.
 MAX_COUNTING_PROCESSES = 8
 
+# A setting in `describe_differences`, whose name there begins with its part of the record.
+DIFFERENT_SETTING = re.compile(
+    r"(?:corpus\.settings|normalization|unigram)\.(\w+) is '?(.*?)'? there, '?(.*?)'? is asked for"
+)
+
 # Before each further try to save; Cloud Storage's client itself repeats each for two minutes.
 SAVE_RETRY_SECONDS = growing_delays(5.0, 5)
 
@@ -70,34 +76,30 @@ RECORDED_PACKAGES = ("mlm-pretraining", "datasets", "numpy", "regex", "sentencep
 
 @dataclass(frozen=True)
 class OutputConfig:
-    """Where the tokenizer goes, and how the run is carried out; none of it changes the tokenizer.
+    """Where the tokenizer is saved, and how the run is carried out; nothing here changes the tokenizer.
 
     Raises:
         InputError: no output folder, or a setting out of its range.
     """
 
-    output_dir: str = flag("", "Folder of the tokenizer, local or gs://. Required.")
-    overwrite: bool = flag(False, "Replace a tokenizer in --output-dir that was made otherwise.")
+    output_dir: str = flag("", "Folder to save the tokenizer in, local or gs://. Required.")
+    overwrite: bool = flag(False, "Replace a tokenizer of other settings in --output-dir.")
     num_workers: int | None = flag(
         None,
-        "Processes that count words. The tokenizer is the same for any number. Default: one per core, at "
-        f"most {MAX_COUNTING_PROCESSES}.",
+        "Number of worker processes; the result does not depend on it. Default: one per core, at most "
+        f"{MAX_COUNTING_PROCESSES}.",
     )
-    batch_size: int | None = flag(None, "Accepted and without effect: text is counted in blocks of 4 MiB.")
+    batch_size: int | None = flag(None, "Accepted for compatibility; has no effect.")
     push_to_hub: str | None = flag(None, "Also push the tokenizer to this repository on the Hub (USER/NAME).")
-    export_to_hub: bool = flag(
-        False, f"Also push the tokenizer to the repository {TUTORIAL_REPOSITORY} of the user logged in."
-    )
-    hub_private: bool = flag(False, "Make the repository that is pushed to private when it is created.")
-    hub_revision: str | None = flag(
-        None, "Branch that is pushed to, made without files where it is missing; by default main."
-    )
+    export_to_hub: bool = flag(False, f"Also push the tokenizer to your repository {TUTORIAL_REPOSITORY}.")
+    hub_private: bool = flag(False, "Make the repository private when it is created.")
+    hub_revision: str | None = flag(None, "Branch to push to; created empty if it does not exist. Default: main.")
     publish_details: bool = flag(
         False,
-        "Push the records as they are: training.json with the paths of the corpus (its files, folders and buckets), "
-        "and report.json with excerpts of its text. By default these are withheld.",
+        "Push training.json with the paths of the corpus, and report.json with excerpts of its text. By default "
+        "these are redacted.",
     )
-    dry_run: bool = flag(False, "Stop after all checks, with the plan printed.")
+    dry_run: bool = flag(False, "Check everything, print the plan, and stop.")
 
     def __post_init__(self) -> None:
         if not self.output_dir:
@@ -105,7 +107,7 @@ class OutputConfig:
         if self.num_workers is not None and self.num_workers < 1:
             raise InputError(f"--num-workers must be 1 or more processes; got {self.num_workers}.")
         if self.push_to_hub and self.export_to_hub:
-            raise InputError("--push-to-hub and --export-to-hub both name a repository on the Hub; give one of them.")
+            raise InputError("--push-to-hub cannot be combined with --export-to-hub: both name a repository.")
 
 
 @command
@@ -123,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def make_tokenizer(
     corpus_config: CorpusConfig, normalization: NormalizationConfig, unigram: UnigramConfig, output: OutputConfig
 ) -> None:
-    """Check what is left to check, train, measure, save, and push if asked to."""
+    """Check the rest, train, measure, save, and push if requested."""
     corpus = open_corpus(corpus_config)
     settings = {"corpus": corpus.record, "normalization": asdict(normalization), "unigram": asdict(unigram)}
     is_complete = not output.overwrite and check_output_folder(output.output_dir, settings)
@@ -145,34 +147,37 @@ def make_tokenizer(
 
 
 def check_output_folder(folder: str, settings: dict[str, Any]) -> bool:
-    """Tell whether the folder holds the tokenizer of these settings, whole; versions of packages may be others.
+    """Return whether the folder contains a complete tokenizer of these settings; package versions may differ.
 
     Raises:
-        InputError: it holds one of other settings, and those that differ are named.
+        InputError: it contains one of other settings; names those that differ.
     """
     there = open_folder(folder)
     files = there.list_files()
     if not {RECORD_FILE, TOKENIZER_FILE} & set(files):
         return False
     if REPORT_FILE in files and RECORD_FILE not in files:
-        logger.info("%s holds a tokenizer of a run that was killed; it will be made again.", folder)
+        logger.info("The run that wrote the tokenizer in %s was killed; training it again.", folder)
         return False
-    cure = "Give another --output-dir, or --overwrite."
+    hint = "Choose another --output-dir, or pass --overwrite to replace it."
     if RECORD_FILE not in files:
-        raise InputError(f"--output-dir {folder} holds a {TOKENIZER_FILE} without a {RECORD_FILE}. {cure}")
+        raise InputError(f"{folder} already contains a {TOKENIZER_FILE}, without a {RECORD_FILE}. {hint}")
     found, asked = json.loads(there.read_text(RECORD_FILE)), json.loads(json.dumps(settings))
     if not (found.get("bad_rows") or {}).get("num_rows"):  # without any it makes no difference
         for record in (found, asked):
             record.get("corpus", {}).get("settings", {}).pop("on_bad_row", None)
     changes = describe_changes(found.pop("corpus", {}), asked.pop("corpus"))
     if differences := "; ".join(filter(None, [changes, describe_differences(found, asked)])):
-        raise InputError(f"--output-dir {folder} holds a tokenizer of other settings: {differences}. {cure}")
+        shown = DIFFERENT_SETTING.sub(
+            lambda found: f"{spelled(found[1])} {found[2]}, but you asked for {found[3]}", differences
+        )
+        raise InputError(f"The tokenizer in {folder} was trained with other settings: {shown}. {hint}")
     try:
         is_whole = tokenizer_sha256(load_tokenizer(folder)) == found["tokenizer_sha256"]
     except InputError:
         is_whole = False
     if not is_whole:
-        logger.warning("%s holds a tokenizer that is not as it was made; it will be made again.", folder)
+        logger.warning("The tokenizer in %s is damaged; training it again.", folder)
     return is_whole
 
 
@@ -315,7 +320,7 @@ def save_with_record(
             SAVE_RETRY_SECONDS,
             lambda error: isinstance(error, OSError | RunFailedError),
             on_failure=lambda error, wait_seconds: logger.warning(
-                "%s The tokenizer is kept in %s, and saved again in %.0f s.", error, built, wait_seconds
+                "%s The tokenizer is kept in %s; trying again in %.0f s.", error, built, wait_seconds
             ),
         )
     logger.info("Saved the tokenizer in %s; %s shows how it cuts words.", folder, PICTURE_FILE)
@@ -335,7 +340,7 @@ def kept_until_saved(folder: str) -> Iterator[str]:
         kind = PermanentError if isinstance(error, InputError) else RunFailedError
         if not Path(built, RECORD_FILE).exists():
             shutil.rmtree(built)
-            message = f"The tokenizer could not be written to {built}: {error} TMPDIR names another folder."
+            message = f"The tokenizer could not be written to {built}: {error} Set TMPDIR to use another folder."
             raise RunFailedError(message) from error
         is_local = open_folder(folder).is_local
         copy = f"cp -r {built}/. {shlex.quote(folder)}" if is_local else f"gcloud storage cp {built}/* {folder}"

@@ -28,20 +28,19 @@ class CorpusConfig:
 
     dataset_name: str | None = flag(
         None,
-        "Data set on the Hugging Face Hub (USER/NAME), or a folder that `datasets` can load. `builtin` "
-        "needs no download: the docstrings of Python's standard library and of the installed packages, about 25 MB.",
+        "Data set on the Hugging Face Hub (USER/NAME), or a folder that `datasets` can load. `builtin`: the "
+        "docstrings of Python's standard library and the installed packages, about 25 MB, without a download.",
     )
-    dataset_config: str | None = flag(None, "Configuration of the Hub data set, for one that has several.", PUBLIC)
+    dataset_config: str | None = flag(None, "Configuration of the Hub data set, if it has several.", PUBLIC)
     dataset_revision: str | None = flag(
         None,
-        "Commit, tag or branch of the Hub data set; the commit it stands for is what is read and recorded. "
-        "Default: its main branch.",
+        "Commit, tag or branch of the Hub data set; the commit is recorded. Default: its main branch.",
         PUBLIC,
     )
     data_files: list[str] = flag(
         list,
-        "Files or quoted globs (*, ?, **), local or gs://, in place of --dataset-name: .txt, .jsonl, "
-        ".json, .csv, .parquet; all but the last also with .gz. Each glob's matches are read in sorted order.",
+        "Files or quoted globs (*, ?, **), local or gs://, instead of --dataset-name: .txt, .jsonl, .json, .csv "
+        "(optionally .gz) or .parquet. The matches of a glob are read in sorted order.",
     )
     validation_files: list[str] = flag(list, "Files or globs of the split `validation`, local or gs://.")
     test_files: list[str] = flag(list, "Files or globs of the split `test`, local or gs://.")
@@ -52,34 +51,33 @@ class CorpusConfig:
         "separate them), or the whole file (document). Files of wrapped lines, such as books, need a choice.",
     )
     split: str = flag(
-        "train", "Split of the Hub data set to read; for other corpora the name given to what is read.", PUBLIC
+        "train", "Split of the Hub data set to read; for other corpora, the name of the output folder.", PUBLIC
     )
     validation_split: str | None = flag(None, "Split of the Hub data set that becomes the split `validation`.", PUBLIC)
     test_split: str | None = flag(None, "Split of the Hub data set that becomes the split `test`.", PUBLIC)
-    streaming: bool = flag(False, "Stream the Hub data set, without a copy on disk. Local files are always streamed.")
+    streaming: bool = flag(False, "Stream the Hub data set instead of downloading it. Local files are always streamed.")
     limit: int | None = flag(
         None,
-        "Read only the first so many documents of --split, for trying things out. Splits drawn by "
-        "--validation-percent and --test-percent come from the same documents. Default: all.",
+        "Read only the first N documents of --split, to try things out. --validation-percent and --test-percent "
+        "draw from the same documents. Default: all.",
     )
     validation_percent: float = flag(
         0.0,
-        "Percentage of the documents set apart as the split `validation`, for a corpus without one. Drawn "
-        "by a hash of seed and text, so equal documents are never on both sides. Default: none.",
+        "Percentage of the documents to set aside as the split `validation`. Chosen by a hash of seed and text, so "
+        "equal documents are always in the same split.",
     )
     test_percent: float = flag(
         0.0,
-        "Percentage of the documents set apart as the split `test`, by the same draw; --validation-percent "
-        "draws the same documents with it and without. Default: none.",
+        "Percentage of the documents to set aside as the split `test`; does not change which documents are in "
+        "`validation`.",
     )
     on_bad_row: OnBadRow = flag(
         "fail",
-        "What becomes of a row that cannot be read: bytes that are not UTF-8, half of a surrogate pair, JSON or CSV "
-        "that is not right, a text that is none. `fail` ends the run and names it; `skip` leaves it out, and the "
-        "output tells how many there are, and of the first 100 where and why.",
+        "fail: stop at the first record that cannot be read, and say where it is; skip: leave such records out, and "
+        "list them in the output.",
     )
-    trust_remote_code: bool = flag(False, "Accepted and without effect: data sets are never run as code.")
-    seed: int = flag(0, "Seed of the draws from the corpus, such as --validation-percent.")
+    trust_remote_code: bool = flag(False, "Accepted for compatibility; has no effect: data sets are never run as code.")
+    seed: int = flag(0, "Seed of random choices, such as those of --validation-percent.")
 
     def __post_init__(self) -> None:
         if self.dataset_name and self.data_files:

@@ -24,31 +24,30 @@ class UnigramConfig:
 
     vocab_size: int | None = flag(
         None,
-        "Pieces in the vocabulary, special tokens and bytes included. Default: 32,000 for 400 MB of text "
-        "or more, fewer for less, in proportion to the square root of its size (8,576 for 25 MB), and at least "
-        "twice its characters; a multiple of 128, the width of a TPU's matrix unit.",
+        "Number of tokens, special tokens and bytes included. Default: depends on the size of the text: 32,000 for "
+        "400 MB or more, 8,576 for 25 MB; a multiple of 128, the width of a TPU's matrix unit.",
     )
     character_coverage: float = flag(
         0.9995,
-        "Share of the text's characters that get a piece of their own; the rarest others become bytes, or "
-        "<unk>, unless they are ASCII or letters of a small alphabet. 0.9995 is SentencePiece's default and keeps "
-        "rare scripts and emoji out of the vocabulary.",
+        "Fraction of the text's characters that become tokens; the rarest others become bytes, or <unk>. ASCII and "
+        "the letters of a small alphabet always become tokens. SentencePiece's default; it keeps rare scripts and "
+        "emoji out of the vocabulary.",
     )
     byte_fallback: bool = flag(
         True,
-        "Spell characters without a piece as their UTF-8 bytes, with 256 pieces for these, so that no text "
-        "becomes <unk>. Off: the 256 pieces go to text, and such characters are lost.",
+        "Spell characters without a token as their UTF-8 bytes, with 256 tokens for these, so that no text becomes "
+        "<unk>. On by default; --no-byte-fallback uses the 256 tokens for text, and such characters become <unk>.",
     )
     extra_special_tokens: list[str] = flag(
-        list, "More special tokens, such as [ENT]; they get the ids from 5 on, in the order given.", PUBLIC
+        list, "More special tokens, such as [ENT]; they get the ids from 5 on, in this order.", PUBLIC
     )
     pad_vocab_to_multiple_of: int | None = flag(
-        None, "Fill the vocabulary up with <unused0>, <unused1>, … to a multiple of this, such as 128."
+        None, "Add tokens <unused0>, <unused1>, … until the vocabulary is a multiple of N, such as 128."
     )
     max_bytes: int = flag(
         1_000_000_000,
-        "Bytes of text to train on, at most: a seeded sample of half, a quarter, … of all of it. More "
-        "text than the default, 1 GB, hardly changes which pieces are best.",
+        "Train on at most N bytes of text, a seeded sample of a larger corpus. More than 1 GB hardly changes which "
+        "tokens are best.",
     )
 
     def __post_init__(self) -> None:

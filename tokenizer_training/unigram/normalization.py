@@ -26,20 +26,20 @@ class NormalizationConfig:
 
     normalization: UnicodeForm = flag(
         "nfkc",
-        "`nfkc` (default, as in SentencePiece, ALBERT and XLM-RoBERTa): one form for full-width letters, "
-        "ligatures, raised digits (10² becomes 102) and the like; `none`: characters as they are. Runs of white space "
-        "become one space in either.",
+        "nfkc: one form for full-width letters, ligatures, raised digits (10² becomes 102) and the like, as in "
+        "SentencePiece, ALBERT and XLM-RoBERTa; none: keep characters as they are. Both turn runs of white space into "
+        "one space.",
     )
-    lowercase: bool = flag(False, "Make all letters small. Default: they stay, as in RoBERTa and cased BERT.")
+    lowercase: bool = flag(False, "Convert text to lowercase. Default: keep case, as in RoBERTa and cased BERT.")
     strip_accents: bool = flag(
-        False, "Remove accents and other combining marks. Default: they stay; many languages need them."
+        False, "Remove accents and other combining marks. Default: keep them; many languages need them."
     )
     replace_quotes: bool = flag(
-        True, "Replace `` and '' by \", as in transformers' TPU tutorial: the quotes of WikiText."
+        True,
+        "Replace the quotes `` and '' of WikiText with \", as in transformers' TPU tutorial. On by default; "
+        "--no-replace-quotes keeps them.",
     )
-    split_digits: bool = flag(
-        False, "Make each digit a piece of its own. Default: frequent numbers such as 2010 are one piece."
-    )
+    split_digits: bool = flag(False, "Make each digit a token. Default: frequent numbers such as 2010 are one token.")
 
     def __post_init__(self) -> None:
         if self.normalization not in get_args(UnicodeForm):
