@@ -23,77 +23,95 @@ class PrepareConfig:
         InputError: a setting is missing or out of its range.
     """
 
+    FLAG_GROUP = "Shards"
+
     tokenizer_name_or_path: str | None = flag(
-        None, "Folder of the tokenizer (local or gs://), or a model on the Hugging Face Hub. Required."
+        None,
+        "Folder of the tokenizer that train_unigram.py saved (local or gs://), or a model on the Hub.",
+        metavar="DIR",
+        is_usual=True,
     )
     output_dir: str | None = flag(
-        None, "Folder of the shards, local or gs://; each split gets a folder in it. Required."
+        None, "Folder for the shards, local or gs://; each split of the corpus gets a folder in it.", is_usual=True
     )
     max_length: int = flag(
-        512, "Tokens per row, [CLS] and [SEP] included. Choose it for later use: question answering needs 384 or more."
+        512,
+        "Tokens per row, [CLS] and [SEP] included. BERT and RoBERTa used 512; question answering needs 384 or more.",
+        is_usual=True,
     )
     chunking: Literal["concat", "full_sentences", "documents", "packed", "segment_pairs"] = flag(
         "concat",
-        "concat: documents, each between [CLS] and [SEP], one after the other, cut every --max-length tokens. "
-        "full_sentences: as RoBERTa, each row between [CLS] and [SEP], [SEP] between documents. documents: as many "
-        "whole documents in order as fit, then padding; only a document longer than a row is cut. packed: the same, "
-        "but combining documents that fill a row, which leaves hardly any padding. segment_pairs: as BERT, [CLS] A "
-        "[SEP] B [SEP], where B follows A or is from another document, for --objective mlm+nsp or mlm+sop.",
+        "How documents become rows. concat: [CLS] document [SEP], one after the other, cut every --max-length "
+        "tokens. full_sentences: as RoBERTa, each row is framed, with [SEP] between documents. documents: as many "
+        "whole documents as fit, in order, then padding; only a document longer than a row is cut. packed: the "
+        "same, but documents that fit together are combined, with hardly any padding. segment_pairs: as BERT, "
+        "[CLS] A [SEP] B [SEP], where B follows A or comes from another document, with a next_sentence_label for "
+        "--objective mlm+nsp; use it to reproduce BERT, since RoBERTa found no gain in it.",
+        is_usual=True,
     )
     sentences_by: Literal["punctuation", "line"] = flag(
         "punctuation",
-        "With --chunking segment_pairs: what a sentence is. punctuation: a line, or a part of one that ends in . ! ? "
-        "or similar; line: a line, as in the text files of google-research/bert.",
+        "With --chunking segment_pairs: what a sentence is. punctuation: a line, or a part of one that ends in . "
+        "! ? or similar. line: a line, as in the text files of google-research/bert.",
     )
     random_share: float = flag(
         0.5,
-        "With --chunking segment_pairs: fraction of the pairs whose second segment is from another document (BERT's is "
-        "0.5). Use 0 for --objective mlm+sop. Documents of one sentence still give random pairs.",
+        "With --chunking segment_pairs: fraction of the pairs whose second segment comes from another document. "
+        "BERT used 0.5; use 0 for --objective mlm+sop.",
     )
-    shard_size: int = flag(16384, "Most rows per shard. The default gives shards under 30 MB at --max-length 512.")
+    shard_size: int = flag(16384, "Rows per shard, at most. 16,384 rows of 512 tokens are under 30 MB.")
     partition_bytes: int | None = flag(
         None,
-        "Bytes of the corpus per partition. A partition is the unit of work: a resumed run does not repeat it, and "
-        "its last row is padded. Default: 1 to 64 MiB, depending on the size of the corpus. Files that cannot be cut "
-        "(.gz, .csv, .json) and row groups of .parquet may be larger.",
+        "Bytes of the corpus per unit of work. A resumed run does not repeat finished units, and the last row of "
+        "each is padded. Default: 1 to 64 MiB, by the size of the corpus. A file that cannot be cut (.gz, .csv, "
+        ".json) and a row group of .parquet are one unit, unless there are so few that the main process reads "
+        "them and cuts the text.",
     )
     num_workers: int | None = flag(
-        None, "Number of worker processes; the result does not depend on it. Default: one per core."
+        None, "Number of worker processes; the result does not depend on it. Default: one per core.", is_usual=True
     )
     runner: Literal["local", "DirectRunner", "DataflowRunner"] = flag(
         "local",
-        "Where to do the work; the result does not depend on it. local: processes of this machine. With Apache Beam "
-        "(extra `beam`): DirectRunner on this machine, DataflowRunner in Google Cloud.",
+        "What does the work. local: processes on this machine. DirectRunner and DataflowRunner: Apache Beam on "
+        "this machine and on Google Cloud; install with `pip install -e '.[beam]'`. The shards are the same.",
     )
     beam_options: str = flag(
         "",
-        "Options of Apache Beam for --runner, as one argument: "
-        "--beam-options='--project=… --region=… --temp_location=gs://…'.",
+        "Options for Apache Beam, as one argument: --beam-options='--project=… --region=… --temp_location=gs://…'.",
+        metavar="TEXT",
     )
-    overwrite: bool = flag(False, "Replace shards of other settings in --output-dir.")
-    push_to_hub: str | None = flag(None, "Also push the shards to this data set repository on the Hub (USER/NAME).")
-    hub_private: bool = flag(False, "Make the repository of --push-to-hub private when it is created.")
-    hub_revision: str | None = flag(None, "Branch to push to; created empty if it does not exist. Default: main.")
+    overwrite: bool = flag(False, "Replace shards in --output-dir that were made with other settings.", is_usual=True)
+    push_to_hub: str | None = flag(
+        None, "Also push the shards to this data set repository on the Hub.", metavar="USER/NAME", group="Hub"
+    )
+    hub_private: bool = flag(False, "Make the repository private when it is created.", group="Hub")
+    hub_revision: str | None = flag(
+        None, "Branch to push to; created if it does not exist. Default: main.", group="Hub"
+    )
     publish_details: bool = flag(
         False,
-        "Push manifest.json with the paths of the corpus. By default these are redacted.",
+        "Do not redact the paths of the corpus (files, folders and buckets) in manifest.json. Default: these are "
+        "redacted.",
+        group="Hub",
     )
-    dry_run: bool = flag(False, "Check everything, print the plan, and stop.")
+    dry_run: bool = flag(False, "Check everything, print the plan, and stop.", is_usual=True)
     verify: bool = flag(
         False,
-        "Only re-read all shards in --output-dir, compare them with their manifests, and stop at the first "
-        "difference. Needs no other flag.",
+        "Write nothing: read all shards in --output-dir again, compare every record, row and sum with the "
+        "manifests, and stop at the first difference. Needs no other flag.",
     )
 
     def __post_init__(self) -> None:
         if not self.output_dir:
-            raise InputError("--output-dir is required: the folder of the shards, local or gs://BUCKET/NAME.")
+            raise InputError("--output-dir is required: the folder for the shards.")
         if not self.tokenizer_name_or_path and not self.verify:
-            raise InputError("--tokenizer-name-or-path is required: the folder that train_unigram.py wrote.")
+            raise InputError(
+                "--tokenizer-name-or-path is required: the folder that train_unigram.py wrote, or a model on the Hub."
+            )
         check_chunking(self.chunking, self.max_length)
         is_needed = self.sentences_by == "punctuation" or self.chunking == PAIRS
         require(is_needed, f"needs --chunking {PAIRS}", "--sentences-by", f"it with {self.chunking}")
-        require_each(self, "random_share", lambda value: 0 <= value <= 1, "must lie in 0 to 1")
+        require_each(self, "random_share", lambda value: 0 <= value <= 1, "must be between 0 and 1")
         is_needed = self.random_share == PairRule.random_share or self.chunking == PAIRS
         require(is_needed, f"needs --chunking {PAIRS}", "--random-share", f"it with {self.chunking}")
         if self.shard_size < 1:

@@ -54,7 +54,9 @@ QUESTION_ANSWERING_LENGTH = 384
 @command
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with these arguments (default: those of the process)."""
-    corpus_config, config = parse_arguments([CorpusConfig, PrepareConfig], argv, str(__doc__))
+    corpus_config, config = parse_arguments(
+        [CorpusConfig, PrepareConfig], argv, __doc__, needed=("tokenizer_name_or_path", "output_dir")
+    )
     log_start(__file__)
     if config.verify:
         print(verify_folder(config.output_dir, config.num_processes))

@@ -82,24 +82,36 @@ class OutputConfig:
         InputError: no output folder, or a setting out of its range.
     """
 
-    output_dir: str = flag("", "Folder to save the tokenizer in, local or gs://. Required.")
-    overwrite: bool = flag(False, "Replace a tokenizer of other settings in --output-dir.")
+    FLAG_GROUP = "Output"
+
+    output_dir: str = flag("", "Folder for the tokenizer, local or gs://.", is_usual=True)
+    overwrite: bool = flag(
+        False, "Replace a tokenizer in --output-dir that was trained with other settings.", is_usual=True
+    )
     num_workers: int | None = flag(
         None,
         "Number of worker processes; the result does not depend on it. Default: one per core, at most "
         f"{MAX_COUNTING_PROCESSES}.",
+        is_usual=True,
     )
     batch_size: int | None = flag(None, "Accepted for compatibility; has no effect.")
-    push_to_hub: str | None = flag(None, "Also push the tokenizer to this repository on the Hub (USER/NAME).")
-    export_to_hub: bool = flag(False, f"Also push the tokenizer to your repository {TUTORIAL_REPOSITORY}.")
-    hub_private: bool = flag(False, "Make the repository private when it is created.")
-    hub_revision: str | None = flag(None, "Branch to push to; created empty if it does not exist. Default: main.")
+    push_to_hub: str | None = flag(
+        None, "Also push the tokenizer to this repository on the Hub.", metavar="USER/NAME", group="Hub"
+    )
+    export_to_hub: bool = flag(
+        False, f"Also push the tokenizer to your repository {TUTORIAL_REPOSITORY} on the Hub.", group="Hub"
+    )
+    hub_private: bool = flag(False, "Make the repository private when it is created.", group="Hub")
+    hub_revision: str | None = flag(
+        None, "Branch to push to; created if it does not exist. Default: main.", group="Hub"
+    )
     publish_details: bool = flag(
         False,
-        "Push training.json with the paths of the corpus, and report.json with excerpts of its text. By default "
-        "these are redacted.",
+        "Do not redact the paths of the corpus (files, folders and buckets) in training.json and the excerpts of "
+        "its text in report.json. Default: these are redacted.",
+        group="Hub",
     )
-    dry_run: bool = flag(False, "Check everything, print the plan, and stop.")
+    dry_run: bool = flag(False, "Check everything, print the plan, and stop.", is_usual=True)
 
     def __post_init__(self) -> None:
         if not self.output_dir:
@@ -114,7 +126,10 @@ class OutputConfig:
 def main(argv: Sequence[str] | None = None) -> None:
     """Train a unigram tokenizer and save it in `--output-dir`."""
     corpus_config, normalization, unigram, output = parse_arguments(
-        [CorpusConfig, NormalizationConfig, UnigramConfig, OutputConfig], argv, __doc__
+        [CorpusConfig, NormalizationConfig, UnigramConfig, OutputConfig],
+        argv,
+        __doc__,
+        needed=("data_files", "output_dir"),
     )
     log_start(__file__)
     open_folder(output.output_dir).check_writable()

@@ -8,26 +8,26 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlm_common.command_line import command, log_start, parse_arguments
+from mlm_common.command_line import command, log_start
 from mlm_common.errors import InputError
 from mlm_common.settings import flag
-from train.config.settings import SUBJECTS, TrainingConfig
-from train.config.sources import LAYERS
+from train.config.sources import parse_run_flags
 
 
 @dataclass(frozen=True)
 class PreflightConfig:
     """What the compiler is asked."""
 
-    topology: str | None = flag(None, "Slice to compile for: v2-8, v3-8, v4-8, v5e-8, v5p-8, v6e-8, v3-32 …")
-    find_batch_size: bool = flag(
-        False, "Search the largest --per-replica-batch-size that fits, in multiples of 8 rows."
+    FLAG_GROUP = "TPU compiler"
+
+    topology: str | None = flag(
+        None, "Slice to compile for: v2-8, v3-8, v4-8, v5e-8, v5p-8, v6e-8, v3-32 …", is_usual=True
     )
+    find_batch_size: bool = flag(False, "Find the largest --per-replica-batch-size that fits, in multiples of 8 rows.")
     vocab_size: int | None = flag(
-        None,
-        "Size of the vocabulary; with --max-length in the place of --train-dataset, and of the shards of --phases.",
+        None, "Size of the vocabulary. With --max-length it replaces --train-dataset, and the shards of --phases."
     )
-    compiler_python: str = flag(sys.executable, "Interpreter that has jax and libtpu, where not this one.")
+    compiler_python: str = flag(sys.executable, "Python that has jax and libtpu. Default: this one.", metavar="FILE")
 
     def __post_init__(self) -> None:
         if not self.topology:
@@ -37,8 +37,7 @@ class PreflightConfig:
 @command
 def main(argv: Sequence[str] | None = None) -> None:
     """Check, lower the step on the CPU, compile it for the TPU, and print what the compiler says."""
-    *subjects, settings = parse_arguments((*SUBJECTS, PreflightConfig), argv, __doc__, LAYERS)
-    config = TrainingConfig(*subjects)
+    config, settings = parse_run_flags(argv, __doc__, PreflightConfig, needed=("topology",))
     log_start(__file__)
     from train.checks.preflight.preflight import (  # transformers, not for --help
         open_preflights,

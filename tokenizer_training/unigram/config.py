@@ -22,32 +22,37 @@ class UnigramConfig:
         InputError: a setting is out of its range.
     """
 
+    FLAG_GROUP = "Vocabulary"
+
     vocab_size: int | None = flag(
         None,
-        "Number of tokens, special tokens and bytes included. Default: depends on the size of the text: 32,000 for "
-        "400 MB or more, 8,576 for 25 MB; a multiple of 128, the width of a TPU's matrix unit.",
+        "Tokens in the vocabulary, special tokens and bytes included. Default: 32,000 for 400 MB of text or more, "
+        "fewer for less, in proportion to the square root of its size (8,576 for 25 MB), at least twice its "
+        "characters; a multiple of 128.",
+        is_usual=True,
     )
     character_coverage: float = flag(
         0.9995,
-        "Fraction of the text's characters that become tokens; the rarest others become bytes, or <unk>. ASCII and "
-        "the letters of a small alphabet always become tokens. SentencePiece's default; it keeps rare scripts and "
+        "Fraction of the text's characters that get a token; the rarest others become bytes or <unk>, unless they "
+        "are ASCII or letters of a small alphabet. 0.9995 is SentencePiece's default and keeps rare scripts and "
         "emoji out of the vocabulary.",
     )
     byte_fallback: bool = flag(
         True,
-        "Spell characters without a token as their UTF-8 bytes, with 256 tokens for these, so that no text becomes "
-        "<unk>. On by default; --no-byte-fallback uses the 256 tokens for text, and such characters become <unk>.",
+        "Encode characters without a token as UTF-8 bytes, with 256 tokens for them, so that no text becomes "
+        "<unk>. This is the default.",
+        off_help="Use these 256 tokens for text; rare characters become <unk>.",
     )
     extra_special_tokens: list[str] = flag(
-        list, "More special tokens, such as [ENT]; they get the ids from 5 on, in this order.", PUBLIC
+        list, "More special tokens, such as [ENT]; their ids start at 5, in the order given.", PUBLIC, metavar="TOKEN"
     )
     pad_vocab_to_multiple_of: int | None = flag(
-        None, "Add tokens <unused0>, <unused1>, … until the vocabulary is a multiple of N, such as 128."
+        None, "Pad the vocabulary with <unused0>, <unused1>, … to a multiple of N, such as 128."
     )
     max_bytes: int = flag(
         1_000_000_000,
-        "Train on at most N bytes of text, a seeded sample of a larger corpus. More than 1 GB hardly changes which "
-        "tokens are best.",
+        "Bytes of text to train on, at most: a seeded sample of half, a quarter, … of the text. More than 1 GB "
+        "hardly changes the tokens.",
     )
 
     def __post_init__(self) -> None:

@@ -24,22 +24,24 @@ class NormalizationConfig:
         InputError: an unknown form.
     """
 
+    FLAG_GROUP = "Normalization"
+
     normalization: UnicodeForm = flag(
         "nfkc",
-        "nfkc: one form for full-width letters, ligatures, raised digits (10² becomes 102) and the like, as in "
-        "SentencePiece, ALBERT and XLM-RoBERTa; none: keep characters as they are. Both turn runs of white space into "
-        "one space.",
+        "nfkc (as SentencePiece, ALBERT and XLM-RoBERTa): one form for full-width letters, ligatures, raised "
+        "digits (10² becomes 102) and the like. none: characters as they are. With both, runs of white space "
+        "become one space.",
     )
-    lowercase: bool = flag(False, "Convert text to lowercase. Default: keep case, as in RoBERTa and cased BERT.")
-    strip_accents: bool = flag(
-        False, "Remove accents and other combining marks. Default: keep them; many languages need them."
+    lowercase: bool = flag(
+        False, "Convert all letters to lower case. Without it they stay, as in RoBERTa and cased BERT."
     )
+    strip_accents: bool = flag(False, "Remove accents and other combining marks. Many languages need them.")
     replace_quotes: bool = flag(
         True,
-        "Replace the quotes `` and '' of WikiText with \", as in transformers' TPU tutorial. On by default; "
-        "--no-replace-quotes keeps them.",
+        "Replace `` and '' by \", as transformers' TPU tutorial does for WikiText. This is the default.",
+        off_help="Keep `` and '' as they are.",
     )
-    split_digits: bool = flag(False, "Make each digit a token. Default: frequent numbers such as 2010 are one token.")
+    split_digits: bool = flag(False, "Make each digit a token. Without it frequent numbers such as 2010 are one token.")
 
     def __post_init__(self) -> None:
         if self.normalization not in get_args(UnicodeForm):
