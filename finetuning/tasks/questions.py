@@ -32,6 +32,7 @@ class QuestionAnswering(ExampleTask):
     """
 
     model_class = "TFAutoModelForQuestionAnswering"
+    metric = "f1"
     means = (Mean("loss", "loss", "num_rows"),)
     card = TaskCard(
         model_kind="model that answers questions about texts",
