@@ -10,7 +10,7 @@ from train.metrics.run_curves import ACCURACY, RunCurves, percentage, short_name
 NOT_KNOWN = "-"
 MAX_NAME_IN_TABLE = 22
 TITLES = ("run", "steps", "tokens", "tokens/s", "hours", "train", "valid", "best", "gain")
-LEGEND = """train, valid, best: loss in training, of the last evaluation, and of the best one ({unit})
+LEGEND = """train, valid, best: training loss, last and best validation loss ({unit})
 gain: how far the last evaluation is below the frequency baseline of the run's validation rows"""
 
 
@@ -39,7 +39,7 @@ def comparison_table(runs: Sequence[RunCurves]) -> str:
         "  ".join(cell.rjust(width) if index else cell.ljust(width) for index, (cell, width) in enumerate(cells))
         for cells in (list(zip(row, widths, strict=True)) for row in rows)
     ]
-    return "\n".join([*lines, "", LEGEND.format(unit=runs[0].loss_unit)])
+    return "\n".join([*lines, "", LEGEND.format(unit=" or ".join(dict.fromkeys(run.loss_unit for run in runs)))])
 
 
 def group_comparable(runs: Sequence[RunCurves]) -> Groups | None:
