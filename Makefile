@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3; do \
 QUICKSTART_DIR ?= runs/quickstart
 QUICKSTART_STEPS ?= 1100
 
-.PHONY: quickstart test test-slow campaign lint
+.PHONY: quickstart test test-slow campaign lint docs
 
 quickstart: $(VENV)/ready
 	$(BIN)/python tokenizer_training/train_unigram.py --dataset-name builtin --validation-percent 2 \
@@ -26,12 +26,12 @@ test: lint
 test-slow: $(VENV)/installed
 	$(BIN)/python -m pytest -m slow -n auto --maxprocesses 2 --dist loadfile --no-loadscope-reorder
 
-# Every fault in every stage; writes the table of docs/reliability.md.
+# Every fault in every stage; writes the table of docs/design/reliability.md.
 campaign: $(VENV)/installed
 	rm -f campaign.jsonl
 	$(BIN)/python -m pytest tests/campaign -m slow --num-kills 100 --campaign-report campaign.jsonl -n 2 \
 		--dist loadfile --no-loadscope-reorder
-	$(BIN)/python -m tests.campaign.report campaign.jsonl docs/reliability.md
+	$(BIN)/python -m tests.campaign.report campaign.jsonl docs/design/reliability.md
 	rm campaign.jsonl
 
 lint: $(VENV)/installed
@@ -39,6 +39,10 @@ lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+# The site, in build/site. Needs the extra `docs`.
+docs:
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # What the quick start needs; the tests need more. Modules are compiled when they are imported: few of them are.
 $(VENV)/ready: pyproject.toml

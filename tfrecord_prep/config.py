@@ -37,7 +37,7 @@ class PrepareConfig:
         "documents in order as fit, each framed, then padding; only a document longer than a row is cut. "
         "`packed`: the same, with documents that fit each other put together: hardly any padding. `segment_pairs`: as "
         "BERT, [CLS] A [SEP] B [SEP], where B follows A or, in half of the rows, is of another document, with a "
-        "next_sentence_label for --objective mlm+nsp (docs/bert.md); for parity, as RoBERTa found no gain in it.",
+        "next_sentence_label for --objective mlm+nsp (docs/guides/second_objective.md); for parity, as RoBERTa found no gain in it.",
     )
     sentences_by: Literal["punctuation", "line"] = flag(
         "punctuation",
