@@ -93,7 +93,7 @@ def finetune(config: Settings, job: Job[Settings], *, needs_validation: bool = F
             run.plan(strategy.num_replicas_in_sync)
             stages.check_workers(run, strategy)
             (trainer,) = restored_trainers(run, strategy)
-            record = record_run(run, trainer.plan, strategy, trainer.computation)
+            record = record_run(run, trainer.plan, strategy, trainer.computation, trainer.model.network.count_params())
             publisher = stages.build_publisher(run, record)
             if publisher is not None:
                 trainer.print_start()

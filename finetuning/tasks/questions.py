@@ -53,6 +53,7 @@ class QuestionAnswering(ExampleTask):
     """
 
     model_class = "TFAutoModelForQuestionAnswering"
+    metric = "f1"
     means = (Mean("loss", "loss", "num_rows"),)
     metric = "f1"
     card = TaskCard(
