@@ -357,8 +357,8 @@ class HubConfig:
     )
     hub_example: str | None = changeable(
         None,
-        f"Example sentence for the model card, with {MASK} in it. Default: a sentence of the validation text, in a card "
-        "that is pushed only if the corpus is a public data set of the Hub.",
+        f"Example sentence for the model card, with {MASK} in it. Default: a sentence of the validation text, unless "
+        "the card is pushed and the corpus is not a public data set of the Hub.",
         PUBLIC,
     )
 
