@@ -57,7 +57,7 @@ class QuestionAnswering(ExampleTask):
     means = (Mean("loss", "loss", "num_rows"),)
     metric = "f1"
     card = TaskCard(
-        model_kind="model that answers questions about texts",
+        model_kind="question answering model",
         task_name="Question answering",
         pipeline_tag="question-answering",
         figures=(
@@ -69,8 +69,8 @@ class QuestionAnswering(ExampleTask):
         training_verb="fine-tuned",
         start_words="from",
         usage=USAGE,
-        evaluation="Over the {num_questions:,} questions to evaluate on, by which this checkpoint was chosen; exact "
-        "match and F1 in per cent.",
+        evaluation="On the {num_questions:,} validation questions, which also decided which checkpoint was kept. Exact "
+        "match and F1 are in percent.",
     )
 
     def __init__(
@@ -184,5 +184,5 @@ class QuestionAnswering(ExampleTask):
     def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
         """Show the first row with its answer."""
         ids, start, end = (rows[name][0].numpy() for name in (INPUT_IDS, START, END))
-        answer = tokenizer.decode(ids[start : end + 1]) if end else "none in this window"
+        answer = tokenizer.decode(ids[start : end + 1]) if end else "none in this window of the text"
         return {"first row": tokenizer.decode(ids[ids != self.pad_token_id]), "its answer": answer}
