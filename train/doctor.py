@@ -10,12 +10,12 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 try:
-    from mlm_common.command_line import command, parse_arguments
+    from mlm_common.command_line import command
     from mlm_common.errors import RunFailedError
     from train.checks.doctor import packages
     from train.checks.doctor.findings import Finding, findings_of
-    from train.config.settings import SUBJECTS, TrainingConfig
-    from train.config.sources import LAYERS
+    from train.config.settings import TrainingConfig
+    from train.config.sources import parse_run_flags
 except ModuleNotFoundError as missing:
     print(f"error    Python         {missing}. Install the project in its checkout: pip install -e '.[cpu]'")
     sys.exit(1)
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print what each check finds, and fail where one found an error."""
     installed = packages.installed_packages()
     try:
-        config = TrainingConfig(*parse_arguments(SUBJECTS, argv, __doc__, LAYERS))
+        config, _ = parse_run_flags(argv, __doc__)
     except ImportError as broken:  # of transformers, which reads the flags
         text = f"not read, because of {broken}; so the installation alone is looked at."
         print_all([Finding("error", "flags", text)], of_packages(installed))

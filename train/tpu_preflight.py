@@ -8,11 +8,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlm_common.command_line import command, log_start, parse_arguments
+from mlm_common.command_line import command, log_start
 from mlm_common.errors import InputError
 from mlm_common.settings import flag
-from train.config.settings import SUBJECTS, TrainingConfig
-from train.config.sources import LAYERS
+from train.config.sources import parse_run_flags
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,7 @@ class PreflightConfig:
 @command
 def main(argv: Sequence[str] | None = None) -> None:
     """Check, lower the step on the CPU, compile it for the TPU, and print what the compiler says."""
-    *subjects, settings = parse_arguments((*SUBJECTS, PreflightConfig), argv, __doc__, LAYERS)
-    config = TrainingConfig(*subjects)
+    config, settings = parse_run_flags(argv, __doc__, PreflightConfig, needed=("topology",))
     log_start(__file__)
     from train.checks.preflight.preflight import (  # transformers, not for --help
         open_preflights,

@@ -22,6 +22,8 @@ from train.config.settings import (
 
 # The shortest rows that are worth a program of their own; each bucket is twice as long as the one before.
 SHORTEST_BUCKET = 16
+# Tokens that two windows share by default in rows of 384 (BERT's).
+DOC_STRIDE = 128
 SIMILAR_LABELS = (
     "Make labels that differ in white space, case or the form of a whole number alone one class, called by the most "
     "frequent of them, or keep them apart. Without it, they are refused."
@@ -155,7 +157,11 @@ class QuestionData(ExamplesConfig):
     """Which questions about which paragraphs, and how an answer is chosen."""
 
     max_seq_length: int = flag(384, "Tokens of the longest row: a question and a window of its paragraph (BERT's 384).")
-    doc_stride: int = flag(128, "Tokens that two windows of a paragraph share, or by which they differ.")
+    doc_stride: int | None = flag(
+        None,
+        "Tokens that two windows of a paragraph share, or by which they differ. Default: 128, or a third of "
+        "--max-seq-length where that is less.",
+    )
     doc_stride_is: Literal["overlap", "step"] = flag(
         "overlap", "Whether --doc-stride is the overlap, as in transformers' script, or the step, as in Google's."
     )
@@ -170,6 +176,11 @@ class QuestionData(ExamplesConfig):
         super().__post_init__()
         counts = "doc_stride n_best_size max_answer_length"
         require_each(self, counts, lambda value: value >= 1, "must be at least 1")
+
+    @property
+    def stride(self) -> int:
+        """`doc_stride`, or its default."""
+        return self.doc_stride or min(DOC_STRIDE, max(1, self.max_seq_length // 3))
 
 
 @dataclass(frozen=True)

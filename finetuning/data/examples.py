@@ -48,12 +48,14 @@ class Parts:
     """All examples of a run.
 
     columns: which columns were read as what, {title: text}, for the plan.
+    text_columns: those of the texts.
     validation: {ending of the names of the figures: examples}; the first is the one that checkpoints are chosen by.
     tests: {name of the predictions: examples}.
     """
 
     train: Examples
     columns: dict[str, str]
+    text_columns: Sequence[str]
     validation: dict[str, Examples] = field(default_factory=dict)
     tests: dict[str, Examples] = field(default_factory=dict)
 
@@ -78,8 +80,23 @@ def read_parts(data: ClassificationData) -> Parts:
 
     tests = examples("test") if data.predicts else {}
     return Parts(
-        examples("train")[""], columns, examples("validation"), {f"test{key}": one for key, one in tests.items()}
+        examples("train")[""],
+        columns,
+        texts,
+        examples("validation"),
+        {f"test{key}": one for key, one in tests.items()},
     )
+
+
+def read_examples_to_predict(path: str, data: ClassificationData) -> Examples:
+    """Read the texts of a file, which `--file` names, without their labels.
+
+    Raises:
+        InputError: there is no such file, column or text.
+    """
+    is_cut = data.task_name is not None and GLUE_TASKS[data.task_name].skips_short_rows
+    table = read_table(path, "--file", skips_short_rows=is_cut)
+    return Examples(table.name, _texts(table, data.text_column_names or _text_columns(table, data)), None)
 
 
 def own_tables(data: ExamplesConfig) -> dict[str, Table]:
@@ -183,6 +200,7 @@ def _read_glue(data: ClassificationData, task: GlueTask) -> Parts:
     return Parts(
         train,
         {"texts": " and ".join(texts), "labels": f"{label} of {train.name}"},
+        texts,
         {ending: part(file, data.max_eval_samples, has_labels=True) for ending, file in task.validation.items()},
         {
             f"{data.task_name}{ending}": part(file, data.max_predict_samples, has_labels=False)

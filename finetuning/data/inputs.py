@@ -82,10 +82,11 @@ class ExampleInputs(Inputs):
         shares = [f"{count:,} of {length}" for count, length in zip(counts, self.lengths, strict=True) if count]
         evaluated = self.eval_rows.num_rows if self.eval_rows else 0
         first_row = self.train_rows.of_tokens[INPUT_IDS][: self.train_rows.starts[1]]
+        rows = f"{self.num_rows:,} to train on, {evaluated:,} to evaluate on"
         return {
             **self.described,
             "first example": self.tokenizer.decode(first_row),
-            "rows": f"{self.num_rows:,} to train on, {evaluated:,} to evaluate on",
+            "rows": self.described.get("rows", rows),
             "tokens of a row": f"up to {', '.join(shares)}; on average {self.train_rows.lengths.mean():.1f}, "
             f"with padding {self.mean_length:.1f}",
         }

@@ -29,6 +29,15 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 MODULE_NAME = "task_of_the_user"
+USAGE = """```python
+from transformers import AutoModel, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained({model}{revision})
+encoder = AutoModel.from_pretrained({model}{revision})
+```
+
+This opens the encoder alone. The predictions of the task need its file, and the project that trained it:
+`python finetuning/predict.py --model {model} --task FILE.py:CLASS --text "A text."`"""
 LIMITS = """`AutoModel` opens the encoder. The head of its author's task is in `model.safetensors` as well, under names
   that begin with `own_head.`; no class of transformers has it. It takes texts of at most {max_length} tokens."""
 
@@ -102,6 +111,7 @@ class OwnTask(RowTask):
             figures=(CardFigure("loss", "loss", "loss", "Loss"), *figures),
             training_verb="fine-tuned",
             start_words="from",
+            usage=USAGE,
             evaluation="Over the {num_rows:,} rows to evaluate on, by which this checkpoint was chosen.",
             limits=LIMITS,
         )

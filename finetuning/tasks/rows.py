@@ -79,6 +79,12 @@ class RowTask(ExampleTask):
         sums["num_rows"] = tf.reduce_sum(is_row)
         return sums if training else sums | {"outputs": outputs, INDEX: rows[INDEX]}
 
+    def predicted(self, network: Any, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
+        """Keep the outputs of each row."""
+        import tensorflow as tf
+
+        return {"outputs": tf.cast(self.outputs(network, rows, training=False), tf.float32), INDEX: rows[INDEX]}
+
     def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """Compute loss and metrics of the rows to evaluate on, their number, and whether all are predicted alike."""
         assert self.references is not None

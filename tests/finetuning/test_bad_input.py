@@ -70,7 +70,7 @@ def own_task(read: str) -> Callable[[Path], None]:
 CASES = {
     "nothing to train on": (None, [], "--train-file is required, or a --dataset-name"),
     "two sources": (None, [*FILES, "--task-name", "cola"], "--task-name and --train-file must not both be given"),
-    "no file": (None, FILES, "--validation-file must name a file"),
+    "no file": (None, FILES, "--validation-file: there is no file"),
     "an empty file": (with_file("b.tsv", ""), FILES, "--validation-file must name a file with rows"),
     "an unknown label": (
         with_file("b.tsv", "text\tlabel\nt\tz\n"),
@@ -84,7 +84,7 @@ CASES = {
     "rows longer than the model": (
         None,
         [*FILES[:2], "--max-seq-length", "31"],
-        "--max-seq-length must be at most the 30 tokens that",
+        "takes rows of at most 30 tokens, but --max-seq-length is 31. Use --max-seq-length 30, or pretrain",
     ),
     "buckets out of order": (None, [*FILES[:2], "--length-buckets", "16", "8", "30"], "must be growing numbers of tok"),
     "buckets too short": (None, [*FILES[:2], "--length-buckets", "16"], "--length-buckets must end with --max-seq-len"),
@@ -94,12 +94,12 @@ CASES = {
         "--tokenizer-name must have the vocabulary of",
     ),
     "no weights": (no_weights, FILES[:2], "A model must hold model.safetensors or tf_model.h5"),
-    "no model": (None, [*FILES[:2], "--init-from", "{}/nowhere"], "--init-from: A model is a folder with config.json"),
-    "a run without an export": (run_without_export, FILES[:2], "has no export yet. Make one of its newest checkpoint"),
+    "no model": (None, [*FILES[:2], "--init-from", "{}/nowhere"], "--init-from: there is no folder"),
+    "a run without an export": (run_without_export, FILES[:2], "has no export and no checkpoint yet"),
     "GLUE without its files": (
         None,
         ["--task-name", "rte", "--glue-dir", "{}"],
-        "--glue-dir must name a file, local or",
+        "--glue-dir: there is no file",
     ),
     "no task": (None, [*FILES[:2], "--task", "stars"], "--task must be FILE.py:CLASS, a local file and a class in it"),
     "no file of the task": (None, OWN, "--task must name a local file; there is no"),

@@ -331,7 +331,7 @@ def test_folder_in_the_way(
         (["--output-dir", ""], "A folder for the shards is needed: --output-dir"),
         (["--output-dir", __file__], "The folder of the output must be writable"),
         (["--tokenizer-name-or-path", "/nowhere"], "/nowhere"),
-        (["--data-files", "/nowhere.txt"], "no file matches '/nowhere.txt'"),
+        (["--data-files", "/nowhere.txt"], "no file matches /nowhere.txt"),
         (["--limit", "2", "--validation-percent", "0.001"], "A split must hold text; validation has 0 documents"),
     ],
 )

@@ -88,7 +88,7 @@ def count_one_more(manifest) -> None:
 
 # name: (what is done to the shards' folder, flags in which {} is that folder, what the error says)
 CASES = {
-    "no shards": (lambda _: None, ["--train-dataset", "{}/nowhere"], "must hold *.tfrecord files"),
+    "no shards": (lambda _: None, ["--train-dataset", "{}/nowhere"], "There is no folder"),
     "killed preparation": (
         lambda shards: (shards / "train" / "manifest.json").unlink(), [], "Run prepare-tfrecord-shards again",
     ),
@@ -96,7 +96,7 @@ CASES = {
     "shard truncated": (truncate, [], "must have the size of the manifest"),
     "wrong count": (lambda shards: edit_manifest(shards, count_one_more), [], "must state the rows"),
     "another tokenizer": (another_tokenizer, ["--tokenizer", "{}/another"], "must be the one the shards were made"),
-    "no tokenizer": (lambda _: None, ["--tokenizer", "{}/nowhere"], "nowhere cannot be loaded"),
+    "no tokenizer": (lambda _: None, ["--tokenizer", "{}/nowhere"], "There is no folder"),
     "another length": (lambda _: None, ["--max-length", "32"], "--max-length must be the shards' 16"),
     "batch too large": (lambda _: None, ["--per-replica-batch-size", "9999"], "must not exceed the data set's"),
     "mlm_probability": (lambda _: None, ["--mlm_probability", "1.5"], "--mlm-probability must lie in 0 to 1"),

@@ -15,6 +15,7 @@ TEST = "test"
 # The splits that are not trained on, in the order in which they are drawn.
 HELD_OUT_SPLITS = (VALIDATION, TEST)
 SampleBy = Literal["line", "paragraph", "document"]
+DEFAULT_SAMPLE_BY: SampleBy = "line"
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,10 @@ class CorpusConfig:
     validation_files: list[str] = flag(list, "Files or globs of the split `validation`, local or gs://.")
     test_files: list[str] = flag(list, "Files or globs of the split `test`, local or gs://.")
     text_column: str = flag("text", "Column or JSON key that holds the text.", PUBLIC)
-    sample_by: SampleBy = flag(
-        "line",
-        "What is one document of a .txt file: a line (default, as in `datasets`), a paragraph (between "
-        "blank lines), or the whole file (document).",
+    sample_by: SampleBy | None = flag(
+        None,
+        "What one document of a .txt file is: a line (the default, as in `datasets`), a paragraph (blank lines "
+        "separate them), or the whole file (document). Files of wrapped lines, such as books, need a choice.",
     )
     split: str = flag(
         "train", "Split of the Hub data set to read; for other corpora the name given to what is read.", PUBLIC
@@ -88,7 +89,7 @@ class CorpusConfig:
             )
         if self.dataset_name in (None, BUILTIN) and (self.dataset_config or self.dataset_revision):
             raise InputError("--dataset-config and --dataset-revision need a Hub data set in --dataset-name.")
-        if self.sample_by not in get_args(SampleBy):
+        if self.sample_by not in (None, *get_args(SampleBy)):
             raise InputError(f"--sample-by is one of {', '.join(get_args(SampleBy))}; got {self.sample_by!r}.")
         if self.on_bad_row not in get_args(OnBadRow):
             raise InputError(f"--on-bad-row is one of {', '.join(get_args(OnBadRow))}; got {self.on_bad_row!r}.")

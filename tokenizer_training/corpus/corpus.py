@@ -14,19 +14,16 @@ from mlm_common.storage.reading import StoredFile
 from tokenizer_training.corpus.bad_rows import BadRows
 from tokenizer_training.corpus.builtin import describe_builtin_corpus, read_builtin_corpus
 from tokenizer_training.corpus.byte_ranges import ByteRange, draw_byte_ranges, group_byte_ranges, is_for_few_workers
-from tokenizer_training.corpus.config import BUILTIN, HELD_OUT_SPLITS, CorpusConfig
+from tokenizer_training.corpus.config import BUILTIN, DEFAULT_SAMPLE_BY, HELD_OUT_SPLITS, CorpusConfig
 from tokenizer_training.corpus.dataset import Dataset
 from tokenizer_training.corpus.passages import grouped_by_size
 from tokenizer_training.corpus.record import FILES_KEYS, file_record
 from tokenizer_training.corpus.shared_text import Part, describe_possibly_shared_text, describe_shared_text
 from tokenizer_training.corpus.text_files import absolute_pattern, find_files, read_byte_range
 from tokenizer_training.corpus.text_formats import dataset_texts
+from tokenizer_training.corpus.wrapped_lines import check_lines
 
 logger = logging.getLogger(__name__)
-
-# Lines of books are wrapped at 80 characters or before, and most sentences are longer.
-SHORT_LINE_BYTES = 80
-NUM_LINES_MEASURED = 200
 
 # Byte ranges of files, which whoever works on the partition reads, or the documents themselves.
 Partition = list[ByteRange] | list[str]
@@ -47,8 +44,8 @@ class Source:
 class Corpus:
     """An opened corpus. Made by `open_corpus`.
 
-    `config` and `record` name what was found: absolute paths, the commit of a data set. `record`, fit for JSON, has the
-    settings and what tells the text from any other (see `record.py`).
+    `config` and `record` name what was found: absolute paths, the commit of a data set, what a document of a .txt file
+    is. `record`, fit for JSON, has the settings and what tells the text from any other (see `record.py`).
     `sources` has the main split under `config.split`, and `validation` and `test` where they are not drawn from it.
     """
 
@@ -158,13 +155,14 @@ def open_corpus(config: CorpusConfig) -> Corpus:
 
     Raises:
         InputError: no corpus given; no files match; an unknown file ending; no such data set, split or column; a split
-            without any text; splits that share text.
+            without any text; splits that share text; wrapped lines, and no `sample_by` that says what a document is.
     """
     if not config.is_given:
         raise InputError("A corpus is needed: --dataset-name (`builtin` needs no download) or --data-files.")
     if config.trust_remote_code:
         logger.warning("--trust-remote-code has no effect: `datasets` does not run code from data sets any more.")
-    config = _with_absolute_paths(config)
+    is_sample_by_chosen = config.sample_by is not None
+    config = dataclasses.replace(_with_absolute_paths(config), sample_by=config.sample_by or DEFAULT_SAMPLE_BY)
     dataset = None
     if config.dataset_name not in (None, BUILTIN):
         dataset = Dataset(config)
@@ -176,6 +174,8 @@ def open_corpus(config: CorpusConfig) -> Corpus:
         if split == config.split or config.has_own_source(split)
     }
     corpus = Corpus(config, record, sources)
+    if not is_sample_by_chosen:
+        check_lines(file for source in sources.values() for file in source.files)
     _check_splits_are_apart(corpus)
     return corpus
 
@@ -227,24 +227,7 @@ def _open_files(config: CorpusConfig, key: str, record: dict[str, Any]) -> Sourc
         )
 
     _check_not_blank(read, " ".join(patterns))
-    if config.sample_by == "line":
-        _warn_of_short_lines(files)
     return Source(read, files)
-
-
-def _warn_of_short_lines(files: Iterable[StoredFile]) -> None:
-    """Warn where the first lines of the first .txt file are as short as those of a wrapped paragraph."""
-    texts = [file for file in files if file.name.removesuffix(".gz").endswith(".txt")][:1]
-    lines = chain.from_iterable(read_byte_range(ByteRange(file), "", "line", "skip") for file in texts)
-    sizes_bytes = [len(line.encode()) for line in islice(lines, NUM_LINES_MEASURED) if line.strip()]
-    if sizes_bytes and sum(sizes_bytes) / len(sizes_bytes) < SHORT_LINE_BYTES:
-        logger.warning(
-            "The lines of %s have %.0f bytes on average, and each is a document, with a [CLS] and a [SEP] "
-            "(--sample-by line, the default). If they are lines of wrapped paragraphs, give --sample-by paragraph: a "
-            "document is then what stands between blank lines.",
-            texts[0].name,
-            sum(sizes_bytes) / len(sizes_bytes),
-        )
 
 
 def _check_splits_are_apart(corpus: Corpus) -> None:

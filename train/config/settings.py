@@ -355,9 +355,10 @@ class HubConfig:
     hub_language: list[str] = changeable(
         list, "Languages of the corpus, for the card: ISO 639 codes such as en de, or multilingual.", PUBLIC
     )
-    hub_example: str = changeable(
-        f"The capital of France is {MASK}.",
-        f"Sentence in the card's lines of code, with {MASK} for the mask token.",
+    hub_example: str | None = changeable(
+        None,
+        f"Example sentence for the model card, with {MASK} in it. Default: a sentence of the validation text, in a card "
+        "that is pushed only if the corpus is a public data set of the Hub.",
         PUBLIC,
     )
 
@@ -368,7 +369,8 @@ class HubConfig:
         if self.hub_model_id is None:
             without = "hub_revision hub_tag hub_strategy resume_from_hub"
             require_each(self, without, lambda value: value in ("end", False), "needs --hub-model-id")
-        require(self.hub_example.count(MASK) == 1, f"must have one {MASK}", "--hub-example", repr(self.hub_example))
+        has_one_mask = self.hub_example is None or self.hub_example.count(MASK) == 1
+        require(has_one_mask, f"must have one {MASK}", "--hub-example", repr(self.hub_example))
 
     def repository(self) -> HubRepository | None:
         """Build what is pushed to, None when nothing is."""

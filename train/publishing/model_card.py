@@ -20,6 +20,7 @@ from tokenizer_training.corpus.published_corpus import HUB_ID, hub_dataset
 from tokenizer_training.tokenizer import vocabulary_size
 from train.config.settings import MASK
 from train.model.computation import describe_computation
+from train.publishing.card_example import BUILTIN_EXAMPLE, PLACEHOLDER, example_of
 from train.publishing.publisher import Publication
 from train.publishing.pytorch_format import ModelSnapshot, num_parameters
 from train.runtime.phases import OVERRIDES_PER_PHASE, PER_PHASE
@@ -106,8 +107,17 @@ def check_card(record: dict[str, Any], tokenizer: PreTrainedTokenizerFast, confi
         tokenizer: the model's.
         config: the model's.
     """
+    hub = record["settings"]["hub"]
     try:
         task = TaskCard.from_record(recorded_task(record)["card"])
+        if hub["hub_model_id"] and task.predicts_tokens and _example(record, task, tokenizer) is None:
+            logger.warning(
+                "The model card has no example sentence: text of a corpus that is not known to be public is never "
+                "published. Give one in the language of the model: --hub-example 'A sentence with one %s.'",
+                MASK,
+            )
+        if hub["hub_model_id"] and not hub["hub_language"]:
+            logger.warning("The model card does not state a language. Give it, for example: --hub-language de")
         names = [figure.name for figure in task.figures]
         names += [name for _, name, _, _ in Formatter().parse(task.evaluation) if name]
         lines = []
@@ -138,7 +148,7 @@ def metadata(
     """
     from huggingface_hub import ModelCardData
 
-    hub = record["settings"]["hub"]
+    hub, example = record["settings"]["hub"], _example(record, task, tokenizer)
     corpora = ((phase["train_data"] or {}).get("corpus", {}) for phase in _phases(record))
     named = [*map(hub_dataset, corpora), hub_examples(record["train_data"])]
     datasets = list(dict.fromkeys(filter(None, named)))
@@ -151,7 +161,7 @@ def metadata(
         datasets=datasets or None,
         tags=[*task.tags, "tensorboard"],
         mask_token=tokenizer.mask_token,
-        widget=[{"text": _example(hub, tokenizer)}] if task.usage else None,
+        widget=[{"text": example}] if example else None,
         model_name=_name(hub, task),
         eval_results=_eval_results(_eval_data(record, evaluation), task, evaluation) if evaluation else None,
     )
@@ -217,20 +227,25 @@ def _opening(record: dict[str, Any], task: TaskCard, step: int, *, was_best: boo
     return f"A {task.model_kind}, {task.training_verb} {start}.{note}"
 
 
-def _example(hub: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> str:
-    return hub["hub_example"].replace(MASK, tokenizer.mask_token)
+def _example(record: dict[str, Any], task: TaskCard, tokenizer: PreTrainedTokenizerFast) -> str | None:
+    """Choose the sentence for lines of code that need one, with the tokenizer's mask token; None without any."""
+    example = example_of(record, tokenizer) if task.usage and "{sentence}" in task.usage else None
+    return example.replace(MASK, tokenizer.mask_token) if example else None
 
 
 def _usage(record: dict[str, Any], task: TaskCard, tokenizer: PreTrainedTokenizerFast) -> str:
     """Write lines that work with PyTorch, for the model on the Hub, or else for the folder of the card."""
     hub = record["settings"]["hub"]
-    # JSON's strings are Python's, with the quotes that people write.
-    model, sentence = (
-        json.dumps(text, ensure_ascii=False) for text in (hub["hub_model_id"] or ".", _example(hub, tokenizer))
-    )
+    example = _example(record, task, tokenizer)
+    shown = example or PLACEHOLDER.replace(MASK, tokenizer.mask_token)
+    # JSON's strings are Python's, with double quotes.
+    model, sentence = (json.dumps(text, ensure_ascii=False) for text in (hub["hub_model_id"] or ".", shown))
     revision = f", revision={json.dumps(hub['hub_revision'])}" if hub["hub_revision"] else ""
     if task.usage is not None:
-        return task.usage.format(model=model, revision=revision, sentence=sentence)
+        length = longest_row(record["plan"])
+        usage = task.usage.format(model=model, revision=revision, sentence=sentence, max_length=f"{length:,}")
+        is_of_corpus = example and hub["hub_example"] is None and example_of(record, tokenizer) != BUILTIN_EXAMPLE
+        return usage + ("\n\nThe sentence is from the validation text." if is_of_corpus else "")
     auto_class = recorded_task(record)["model_class"].removeprefix("TF")
     return LOADING.format(auto_class=auto_class, model=model, revision=revision)
 

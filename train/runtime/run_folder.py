@@ -39,6 +39,7 @@ RESULT_FILES = (
 )
 _BEGUN = " Phase {} is begun: it, and what lies behind it, must stay as it was; phases that lie ahead may change."
 PROFILES_FOLDER = f"{TENSORBOARD_FOLDER}/plugins/profile"
+_STEP_RECORD = re.compile(r"step-(\d+)\.json")
 
 
 def check_run_folder(
@@ -97,6 +98,33 @@ def has_checkpoint(run_folder: str) -> bool:
     folder = open_folder(run_folder)
     checkpoints = folder.subfolder(CHECKPOINTS_FOLDER).list_files()
     return folder.exists(RECORD_NAME) and any(name.endswith(".json") for name in checkpoints)
+
+
+def exported_model(path: str, flag: str = "--model") -> str:
+    """Return the export in the folder of a run; a folder that holds no run, or a Hub id, as it is.
+
+    Args:
+        path: folder of a run or of a model, local or `gs://`, or a Hub id.
+        flag: for errors.
+
+    Raises:
+        InputError: the run has no export yet.
+    """
+    folder = open_folder(path)
+    if not folder.exists(RECORD_NAME):
+        return path
+    if folder.subfolder(EXPORT_FOLDER).exists("config.json"):
+        return folder.path_of(EXPORT_FOLDER)
+    files = folder.subfolder(CHECKPOINTS_FOLDER).list_files()
+    steps = [int(match[1]) for match in map(_STEP_RECORD.fullmatch, files) if match]
+    if not steps:
+        raise InputError(
+            f"{flag}: {path} has no export and no checkpoint yet. Wait for the first checkpoint of the run."
+        )
+    raise InputError(
+        f"{flag}: {path} has no export yet: the run is at step {max(steps):,}. Let it finish, or export that "
+        f"checkpoint: python train/export.py {path} {folder.path_of(EXPORT_FOLDER)}"
+    )
 
 
 def clear_run_folder(run_folder: str) -> None:

@@ -57,8 +57,8 @@ class TaskCard:
     training_verb: what was done to the model, as within a sentence.
     start_words: which words follow that where it did not start from scratch.
     tags: by which the Hub finds the model.
-    usage: lines that use the {model}, at its {revision}, on the {sentence} of `--hub-example`; without them the card
-        has lines that load it.
+    usage: lines that use the {model}, at its {revision}, on the {sentence} of `--hub-example` or on an example in them,
+        of at most {max_length} tokens; without them the card has lines that load it.
     procedure: {title: text} of the training, of {the sections of the settings}.
     evaluation: what was evaluated, of {the figures}.
     limits: what the model is not for, of {max_length}.
