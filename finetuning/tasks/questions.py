@@ -1,6 +1,5 @@
 """Extractive question answering (Rajpurkar et al. 2016): at which tokens of a paragraph the answer begins and ends."""
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +54,6 @@ class QuestionAnswering(ExampleTask):
     model_class = "TFAutoModelForQuestionAnswering"
     metric = "f1"
     means = (Mean("loss", "loss", "num_rows"),)
-    metric = "f1"
     card = TaskCard(
         model_kind="question answering model",
         task_name="Question answering",
@@ -86,12 +84,7 @@ class QuestionAnswering(ExampleTask):
         self.windows = windows
         self.data = data
         self.may_have_no_answer = may_have_no_answer
-
-    @functools.cached_property
-    def guess(self) -> dict[str, float]:
-        """What the best guess that ignores the questions would score."""
-        assert self.windows is not None
-        return baseline(self.windows.questions, may_have_no_answer=self.may_have_no_answer)
+        self.guess = {} if windows is None else baseline(windows.questions, may_have_no_answer=may_have_no_answer)
 
     def features(self, length: int) -> dict[str, Feature]:
         """Name those of the text, and both ends of the answer."""
