@@ -3,9 +3,12 @@
 import sys
 from collections.abc import Sequence
 
+try:
+    from mlm_common.command_line import command, log_start
+except ModuleNotFoundError:
+    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from finetuning.config.settings import QuestionConfig
 from finetuning.config.sources import parse_finetuning_config
-from mlm_common.command_line import command, log_start
 from train.runtime.supervisor import supervise_if_asked
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers.hf_argparser import HfArgumentParser, string_to_bool
 
+from mlm_common.console import add_verbose_flag
 from mlm_common.errors import InputError
 from mlm_common.settings import nearest_name, spelled
 
@@ -109,6 +110,7 @@ class FlagParser(HfArgumentParser):
             metavar="FILE",
             help="YAML or JSON file of flags; those you pass override it.",
         )
+        add_verbose_flag(self)
         self.add_argument("-h", "--help", action="help", help="Show this help and exit.")
         shown = [f"{spelled(name)} {self.flags[name].metavar}" for name in needed]
         self.usage = " ".join(["%(prog)s", *shown, "[flags]"])

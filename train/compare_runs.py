@@ -4,7 +4,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mlm_common.command_line import command, log_start, parse_arguments
+try:
+    from mlm_common.command_line import command, log_start, parse_arguments
+except ModuleNotFoundError:
+    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.errors import InputError
 from mlm_common.settings import flag
 from mlm_common.storage import folder_and_name

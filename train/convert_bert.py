@@ -4,7 +4,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from mlm_common.command_line import command, log_start
+try:
+    from mlm_common.command_line import command, log_start
+except ModuleNotFoundError:
+    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
+from mlm_common.console import add_verbose_flag
 from mlm_common.storage import open_folder
 
 
@@ -26,6 +30,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--vocabulary", help="vocab.txt, or SentencePiece's .model, where it is not beside the checkpoint."
     )
+    add_verbose_flag(parser)
     return parser
 
 

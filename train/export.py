@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 # Before transformers is imported.
-from mlm_common.command_line import command, log_start
+try:
+    from mlm_common.command_line import command, log_start
+except ModuleNotFoundError:
+    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
+from mlm_common.console import add_verbose_flag
 from mlm_common.errors import InputError
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository, push_files
 from mlm_common.storage import PARTIAL_SUFFIX, open_folder
@@ -44,6 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
         help=f"What to write, divided by commas: pytorch (model.safetensors, always), tf ({TF_WEIGHTS_NAME}).",
     )
     parser.add_argument("--tokenizer", help="Folder or Hub id, where it is no longer where the run found it.")
+    add_verbose_flag(parser)
     return parser
 
 

@@ -3,7 +3,10 @@
 import sys
 from collections.abc import Sequence
 
-from mlm_common.command_line import command, log_start
+try:
+    from mlm_common.command_line import command, log_start
+except ModuleNotFoundError:
+    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from train.config.sources import parse_training_config
 from train.runtime.supervisor import supervise_if_asked
 
