@@ -1,4 +1,4 @@
-"""Fine-tune a model to classify texts or pairs of texts, or to give them a number: GLUE's tasks, and one's own."""
+"""Fine-tune a model to classify texts or pairs of texts, or to rate them with a number: GLUE tasks or your data."""
 
 import sys
 from collections.abc import Sequence

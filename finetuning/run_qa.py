@@ -1,4 +1,4 @@
-"""Fine-tune a model to answer questions about texts by a part of the text: SQuAD 1.1, 2.0 and files of their form."""
+"""Fine-tune a model to find answers to questions in a text: SQuAD 1.1, SQuAD 2.0, or files in their format."""
 
 import sys
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Fine-tune a model to tag words: names of people, places and products, parts of speech, whatever has a tag each."""
+"""Fine-tune a model to tag words: named entities, parts of speech, anything with one tag per word."""
 
 import sys
 from collections.abc import Sequence

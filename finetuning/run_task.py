@@ -1,4 +1,4 @@
-"""Fine-tune a model on a task of one's own, a class in a file: its data, its head, its metric."""
+"""Fine-tune a model on a custom task: a class in a Python file, with its data, head and metric."""
 
 import sys
 from collections.abc import Sequence

@@ -4,6 +4,7 @@ import argparse
 import functools
 import math
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from transformers.hf_argparser import HfArgumentParser, string_to_bool
 
 from mlm_common.console import add_verbose_flag
 from mlm_common.errors import InputError
-from mlm_common.settings import nearest_name, spelled
+from mlm_common.settings import nearest_name
 
 USUAL_GROUP, LAST_GROUP = "Usual flags", "Other flags"
 HELP_POSITION = 32
@@ -112,12 +113,12 @@ class FlagParser(HfArgumentParser):
         )
         add_verbose_flag(self)
         self.add_argument("-h", "--help", action="help", help="Show this help and exit.")
-        shown = [f"{spelled(name)} {self.flags[name].metavar}" for name in needed]
+        shown = [_invocation(self.flags[name]) for name in needed]
         self.usage = " ".join(["%(prog)s", *shown, "[flags]"])
 
     def _add_dataclass_arguments(self, dtype: Any) -> None:
         self._group_named(USUAL_GROUP)
-        self._group_of_class = getattr(dtype, "FLAG_GROUP", LAST_GROUP)
+        self._group_of_class = getattr(dtype, "FLAG_GROUP", "Flags")
         super()._add_dataclass_arguments(dtype)
 
     def _group_named(self, title: str) -> Any:
@@ -226,12 +227,17 @@ class _HelpFormatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=HELP_POSITION)
         self._other_defaults = other_defaults
 
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)  # which would cut flags
+
     def _format_action_invocation(self, action: argparse.Action) -> str:
         return _invocation(action)
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text, default = action.help or "", action.default
-        own = "" if default is None or isinstance(default, bool | list) or default == "" else str(default)
+        own = "" if default is None or isinstance(default, bool | list) else str(default)
+        if isinstance(default, float):
+            own = f"{default:g}"
         if action.dest in self._other_defaults:
             own = ", else ".join(filter(None, [self._other_defaults[action.dest], own]))
         if not own or "Default:" in text or action.default is argparse.SUPPRESS:

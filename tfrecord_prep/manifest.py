@@ -134,8 +134,9 @@ def read_manifest(folder: str) -> Manifest:
         fields["bad_rows"] = bad_rows_from_record(bad_rows) if isinstance(bad_rows, dict) else None
         return Manifest(**fields)
     except (KeyError, TypeError) as error:
-        must = "A manifest must have the fields of docs/reference/formats.md"
-        raise InputError(f"{must}; {path}: {error}. {cure}") from error
+        raise InputError(
+            f"A manifest must have the fields of docs/reference/formats.md; {path}: {error}. {cure}"
+        ) from error
 
 
 def entropy_nats(counts: NDArray[np.int64]) -> float:

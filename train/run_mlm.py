@@ -33,7 +33,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             run.plan(strategy.num_replicas_in_sync)
             stages.check_workers(run, strategy)
             for trainer in restored_trainers(run, strategy):
-                record = record_run(trainer.run, trainer.plan, strategy, trainer.computation)
+                record = record_run(
+                    trainer.run, trainer.plan, strategy, trainer.computation, trainer.model.network.count_params()
+                )
                 publisher = stages.build_publisher(trainer.run, record)
                 if publisher is not None:
                     trainer.print_start()

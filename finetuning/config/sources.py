@@ -20,10 +20,19 @@ def parse_finetuning_config(config_class: type[Settings], argv: Sequence[str] | 
     """
     subjects = config_class.subjects()
     settings: dict[str, Any] = dict(
-        zip(subjects, parse_arguments(tuple(subjects.values()), argv, description), strict=True)
+        zip(
+            subjects,
+            parse_arguments(tuple(subjects.values()), argv, description, needed=_needed(subjects)),
+            strict=True,
+        )
     )
     config = config_class(**settings)
     require(bool(config.model.init_from), "is required: the model to start from", "--init-from", "nothing")
     require(bool(config.run.output_dir), "is required: the folder of the run", "--output-dir", "nothing")
     run: Any = saved_on_tpus(config)
     return replace(config, run=run)
+
+
+def _needed(subjects: dict[str, type]) -> tuple[str, ...]:
+    source = "task" if hasattr(subjects["data"], "task") else "train_file"
+    return ("init_from", source, "output_dir")

@@ -156,7 +156,7 @@ def run_in_background(request: pytest.FixtureRequest, tmp_path: Path) -> Iterato
     )
     with process:
         assert process.stderr is not None
-        assert any(line.endswith(f": {phase}.\n") for line in process.stderr)
+        assert any(line.endswith(f"{phase}.\n") for line in process.stderr)
         yield process
         process.kill()
 
