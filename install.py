@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import hashlib
 import importlib.metadata
 import json
@@ -95,11 +94,16 @@ def is_environment_of_the_project() -> bool:
     return True
 
 
+def say_at_once(text: str) -> None:
+    """Print a line, also into a file that someone watches."""
+    print(text, flush=True)
+
+
 def install(
     extra: str | None = None,
     environment: str | Path | None = None,
     more: Sequence[str] = (),
-    say: Callable[[str], None] = functools.partial(print, flush=True),
+    say: Callable[[str], None] = say_at_once,
 ) -> str:
     """Make the environment, or bring it up to date, and return the path of its interpreter.
 
@@ -157,7 +161,7 @@ def add_extra(python: str, extra: str) -> None:
     Raises:
         InstallError: a package could not be installed.
     """
-    _install_packages(_find_uv(print), Path(python), ["--editable", f".[{extra}]"])
+    _install_packages(_find_uv(say_at_once), Path(python), ["--editable", f".[{extra}]"])
 
 
 def _extras_to_install(installed: dict[str, Any], extra: str, more: Sequence[str]) -> tuple[str, list[str]]:

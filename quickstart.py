@@ -104,11 +104,13 @@ class QuickStart:
 
     def fill_masks(self) -> None:
         """Fill three masks, and show the likeliest words."""
+        print("\nWhat the model puts in the place of [MASK]:", flush=True)
         log = self._run("train/fill_mask.py", "--model", self._path("model/export"))
-        print()
-        for sentence, predictions in read_predictions(log.read_text(encoding="utf-8")):
+        found = read_predictions(log.read_text(encoding="utf-8"))
+        width = max(len(sentence) for sentence, _ in found)
+        for sentence, predictions in found:
             words = "   ".join(f"{token} {share:.0f} %" for share, token in predictions[:NUM_PREDICTIONS])
-            print(f"{sentence:<45}{words}")
+            print(f"{sentence:<{width}}   {words}")
 
     def _run(self, script: str, *flags: str, status: Callable[[], str] | None = None) -> Path:
         log = self._log(script)
