@@ -146,7 +146,8 @@ def install(
             raise InstallError(f"{_shown(folder)} is no Python environment. Name another with --environment.")
         say(f"Replacing {_shown(folder)}: {reason}.")
         shutil.rmtree(folder)
-    packages = " and ".join([EXTRAS[extra], "this project", *(name for name in wanted if name not in EXTRAS)])
+    others = f" with {', '.join(wanted[1:])}" if wanted[1:] else ""
+    packages = f"{EXTRAS[extra]} and this project{others}"
     say(f"Installing {packages} into {_shown(folder)}: a minute or two on a fast connection.")
     with contextlib.suppress(FileNotFoundError):
         (folder / RECORD_FILE).unlink()  # until all is installed
