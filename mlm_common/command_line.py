@@ -36,7 +36,9 @@ def read_yaml_file(path: str | Path, flag: str) -> Any:
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"{flag} must name a YAML or JSON file; {path} is not a file.")
+        from mlm_common.local_paths import missing
+
+        raise missing(str(path), flag, "file")
     try:
         return yaml.load(path.read_text(encoding="utf-8"), _UniqueKeysLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:

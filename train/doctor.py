@@ -33,9 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     print_all(of_packages(installed), of_machine(config, installed), of_run(config))
     if not (config.data.train_dataset or config.run.phases):
-        print(
-            "Pass the flags of a run (run_mlm.py's) to check its shards, buckets, model and Hub repository as well."
-        )
+        print("Pass the flags of a run (run_mlm.py's) to check its shards, buckets, model and Hub repository as well.")
 
 
 def of_packages(installed: dict) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from train.config.settings import HardwareConfig
 from train.config.sources import current_settings
 from train.loop.run import Run
 from train.runtime.plan import Plan, phase_index
+from train.runtime.preset_batch import warn_of_other_batch
 from train.runtime.run_folder import RECORD_NAME, read_run_record, write_run_record
 from train.runtime.supervisor import supervision
 from train.runtime.tpu import expected_num_replicas, local_accelerator_type
@@ -123,6 +124,7 @@ def print_plan(run: Run) -> None:
         model_class=run.task.model_class,
     )
     for phase, plan in zip(run.phases, plans, strict=True):
+        warn_of_other_batch(phase.config, plan)
         print_table(phase.describe(plan, network.count_params()))
         if run.all_phases:
             print()

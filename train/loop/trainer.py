@@ -40,6 +40,7 @@ from train.publishing.publisher import Publisher
 from train.runtime import heartbeat
 from train.runtime.collectives import check_agreement
 from train.runtime.plan import Plan, phase_index
+from train.runtime.preset_batch import warn_of_other_batch
 from train.runtime.run_folder import has_checkpoint
 from train.runtime.strategy import distribute_batches
 from train.step.evaluation import Adder, Evaluator, build_adder, build_evaluator
@@ -146,6 +147,7 @@ class Trainer:
             "computation": computed,
             "start": "\n".join(start),
         }
+        warn_of_other_batch(self.run.config, self.plan)
         print_table(rows)
         for title, text in self.run.task.describe_row(self.first_rows(), self.run.inputs.tokenizer).items():
             logger.info("%s: %s", title, text)
