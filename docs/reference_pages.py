@@ -154,7 +154,7 @@ def exit_statuses_page() -> str:
         what = "stops" if status in errors.FINAL_STATUSES else "starts the run again"
         lines.append(f"| {status} | {meaning} | {what} |")
     lines += [
-        "| 128 + n | Killed by signal n: 137 by `kill -9`, or by the kernel when memory is full. | starts the run again |",
+        "| 128 + n | Killed by signal n. 137: by `kill -9`, or because memory is full. | starts the run again |",
         "",
     ]
     return "\n".join(lines)

@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import functools
 import gc
-import io
 import logging
 import resource
 import subprocess
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from mlm_common.console import second_interrupt_ends, set_up_console
 from mlm_common.errors import EXIT_INTERRUPTED, InputError, RunFailedError
 from mlm_common.settings import spelled
 
@@ -183,7 +183,7 @@ def _typed_item(flag: argparse.Action, value: Any, source: str) -> Any:
 
 
 def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
-    """Make `main` a console command: logging set up, errors that explain themselves one line on stderr.
+    """Make `main` a console command: logging set up, expected errors and Ctrl-C one line on stderr.
 
     The command returns the status for `sys.exit`: 0 when `main` came to its end, else one of `mlm_common.errors`. At
     its end it logs the time and the peak memory.
@@ -191,27 +191,20 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
 
     @functools.wraps(main)
     def run(argv: Sequence[str] | None = None) -> int:
-        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-        # The request lines of the HTTP clients, and datasets' notes on its own files, hide what this run says.
-        for chatty in ("httpx", "urllib3", "datasets", "filelock", "fsspec", "absl", "matplotlib"):
-            logging.getLogger(chatty).setLevel(logging.WARNING)
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")  # for names of files that are not UTF-8
+        set_up_console(sys.argv[1:] if argv is None else argv)
         # Looking for garbage among what TensorFlow and transformers make when they are imported takes a second.
         gc.set_threshold(10_000)
         started_seconds = time.monotonic()
-        try:
-            main(argv)
-        except (InputError, RunFailedError) as error:
-            print(f"error: {error}", file=sys.stderr)
-            return error.exit_status
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            return EXIT_INTERRUPTED
-        logger.info(
-            "done in %.0f s, peak memory %.2f GB", time.monotonic() - started_seconds, peak_memory_bytes() / 1e9
-        )
+        with second_interrupt_ends():
+            try:
+                main(argv)
+            except (InputError, RunFailedError) as error:
+                print(f"error: {error}", file=sys.stderr)
+                return error.exit_status
+            except KeyboardInterrupt:  # of which `second_interrupt_ends` has told
+                return EXIT_INTERRUPTED
+        seconds = time.monotonic() - started_seconds
+        logger.info("Done in %.0f s; peak memory %.2f GB.", seconds, peak_memory_bytes() / 1e9)
         return 0
 
     return run
@@ -227,15 +220,21 @@ def peak_memory_bytes() -> int:
 
 def log_start(command_file: str) -> None:
     """Log where the command was imported from, the project's version and the commit of its checkout."""
-    logger.info("%s, version %s, commit %s", Path(command_file).resolve(), version("mlm-pretraining"), commit())
+    path = Path(command_file).resolve()
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    logger.info("%s, version %s, commit %s", shown, version("mlm-pretraining"), commit())
 
 
 def commit() -> str:
-    """Find the checkout's commit, with `+changes` where files differ from it, or `unknown` outside a checkout."""
+    """Find the checkout's commit, with `+changes` where its files differ from it, or `unknown` outside a checkout.
+
+    Files that git does not track, such as a run's output, do not count.
+    """
     git = ["git", "--no-optional-locks", "-C", str(PROJECT_FOLDER)]  # a kill must leave no lock behind
     try:
         head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, encoding="utf-8", check=True)
-        changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, encoding="utf-8", check=True)
+        status = [*git, "status", "--porcelain", "--untracked-files=no"]
+        changes = subprocess.run(status, capture_output=True, encoding="utf-8", check=True)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return head.stdout.strip() + ("+changes" if changes.stdout.strip() else "")

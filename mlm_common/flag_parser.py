@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers.hf_argparser import HfArgumentParser, string_to_bool
 
+from mlm_common.console import add_verbose_flag
 from mlm_common.errors import InputError
 from mlm_common.settings import nearest_name
 
@@ -110,6 +111,7 @@ class FlagParser(HfArgumentParser):
             metavar="FILE",
             help="YAML or JSON file of flags; those you pass override it.",
         )
+        add_verbose_flag(self)
         self.add_argument("-h", "--help", action="help", help="Show this help and exit.")
         shown = [_invocation(self.flags[name]) for name in needed]
         self.usage = " ".join(["%(prog)s", *shown, "[flags]"])

@@ -28,7 +28,7 @@ class LoggedProgress:
         """Count more units."""
         self.n += n
         now = time.monotonic()
-        if now - self._line_seconds < SECONDS_BETWEEN_LINES:
+        if now - self._line_seconds < SECONDS_BETWEEN_LINES or self.n == self.total:
             return
         self._line_seconds = now
         if not self.total or not self.n:

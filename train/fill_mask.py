@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlm_common.command_line import command, log_start, parse_arguments
+try:
+    from mlm_common.command_line import command, log_start, parse_arguments
+except ModuleNotFoundError:
+    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.errors import InputError
 from mlm_common.local_paths import check_folder
 

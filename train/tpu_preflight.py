@@ -9,7 +9,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlm_common.command_line import command, log_start
+try:
+    from mlm_common.command_line import command, log_start
+except ModuleNotFoundError:
+    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.errors import InputError
 from mlm_common.settings import flag
 from train.checks.preflight.tpu_slices import SLICES, tpu_slice

@@ -113,7 +113,7 @@ def own_tables(data: ExamplesConfig) -> dict[str, Table]:
         files = {split: getattr(data, f"{split}_file") for split in SPLITS}
         tables = {split: read_table(path, f"--{split}-file") for split, path in files.items() if path is not None}
     if "train" not in tables:
-        rule = "--train-file is required, or a --dataset-name with a split train, or --task-name where there are tasks"
+        rule = "--train-file is required, or a --dataset-name with a split train, or --task-name for a task of GLUE"
         raise InputError(f"{rule}; received {data.dataset_name or 'nothing'}.")
     if data.predicts and "test" not in tables:
         raise InputError(
@@ -142,7 +142,7 @@ def _text_columns(table: Table, data: ClassificationData) -> list[str]:
     ]
     require(
         1 <= len(names) <= 2,
-        f"must say which columns of {table.name} are the texts, where that are not one or two besides "
+        f"must name the columns of {table.name} with text, unless there are one or two besides "
         f"{data.label_column_name}",
         "--text-column-names",
         f"nothing, with the columns {', '.join(table.columns)}",
@@ -151,7 +151,7 @@ def _text_columns(table: Table, data: ClassificationData) -> list[str]:
         if all(str(value).strip().isdecimal() for value in table.columns[name]):
             others = " ".join(one for one in names if one != name)
             raise InputError(
-                f"Column {name} of {table.name} holds whole numbers, which are rarely texts. Give --text-column-names "
+                f"Column {name} of {table.name} holds whole numbers, which are rarely texts. Use --text-column-names "
                 f"{' '.join(names)} if it is one" + (f", --text-column-names {others} if not." if others else ".")
             )
     return names

@@ -56,7 +56,7 @@ class Sentences:
             num_unknown = int((~labels.encode_known(flat, self.name)[1]).sum())
             if num_unknown:
                 logger.warning(
-                    "%d of %d tags of %s are none that training has: it is predicted and not scored",
+                    "%d of %d tags of %s do not occur in training, so it is predicted but not scored.",
                     *(num_unknown, len(flat), self.name),
                 )
                 return replace(self, tags=None)

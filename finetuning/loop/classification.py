@@ -44,7 +44,7 @@ class Classification(RowsJob[ClassificationConfig]):
                 encoded, is_labelled = labels.encode_known(examples.labels, examples.name)
                 if not is_labelled.all():
                     logger.warning(
-                        "%s of %s rows of %s have a label that training has; the others are predicted, not scored",
+                        "%s of %s rows of %s have a label that occurs in training; the others are not scored.",
                         f"{is_labelled.sum():,}",
                         f"{len(is_labelled):,}",
                         examples.name,

@@ -179,11 +179,11 @@ def source_of(data: ExamplesConfig) -> dict[str, Any]:
     """Collect what `run.json` says of where the examples come from; `source` is in words for the card."""
     names = ("dataset_name", "dataset_config_name", "dataset_revision")
     source = {name: value for name in names if (value := getattr(data, name)) is not None}
-    words = "tables of its author's"
+    words = "files of the author"
     task_name = getattr(data, "task_name", None)
     if task_name is not None:
         source |= {"task_name": task_name, "dataset_name": HUB_NAME, "dataset_config_name": task_name}
         words = f"GLUE (Wang et al. 2018), task {task_name}"
     elif data.dataset_name is not None and HUB_ID.fullmatch(data.dataset_name):
-        words = f"`{data.dataset_name}` of the Hub"
+        words = f"`{data.dataset_name}` on the Hub"
     return source | {"source": words}

@@ -78,7 +78,7 @@ class RowsJob(Job[Settings]):
             self.write_more(run.output_dir, task, predictions[EVAL_NAME])
         write_results(run.output_dir, {"train": train, "eval": evaluated, "predict": predicted})
         if first and first["is_degenerate"]:
-            logger.warning("All rows to evaluate on are predicted alike: nothing was learned.")
+            logger.warning("All validation rows have the same prediction: nothing was learned.")
         return first
 
     def write_more(self, output_dir: str, task: Any, predictions: NDArray[Any]) -> None:

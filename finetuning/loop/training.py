@@ -76,7 +76,7 @@ def finetune(config: Settings, job: Job[Settings], *, needs_validation: bool = F
     run = stages.checked(config, job.open_run)
     if needs_validation and not run.inputs.num_evaluation_batches(1):
         raise InputError(
-            "--seeds compares scores and needs a validation part; there is none. Give --validation-file, or a data set "
+            "--seeds compares scores and needs a validation part; there is none. Use --validation-file, or a data set "
             "with a split validation."
         )
     if config.run.dry_run:
@@ -93,7 +93,7 @@ def finetune(config: Settings, job: Job[Settings], *, needs_validation: bool = F
             run.plan(strategy.num_replicas_in_sync)
             stages.check_workers(run, strategy)
             (trainer,) = restored_trainers(run, strategy)
-            record = record_run(run, trainer.plan, strategy, trainer.computation)
+            record = record_run(run, trainer.plan, strategy, trainer.computation, trainer.model.network.count_params())
             publisher = stages.build_publisher(run, record)
             if publisher is not None:
                 trainer.print_start()
@@ -173,7 +173,7 @@ def predict(
     totals = add_up(stop) if add_up is not None else {}
     if totals is None:
         raise RunStoppedError(
-            "The run was asked to stop, and has, while it predicted; the training is complete. Give the same command "
-            "again: it predicts."
+            "Stopped during the predictions, on request; the training is complete. Run the same command again to "
+            "predict."
         )
     return {name: np.asarray(value) for name, value in totals.items()}

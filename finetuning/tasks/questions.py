@@ -1,6 +1,5 @@
 """Extractive question answering (Rajpurkar et al. 2016): at which tokens of a paragraph the answer begins and ends."""
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -53,10 +52,10 @@ class QuestionAnswering(ExampleTask):
     """
 
     model_class = "TFAutoModelForQuestionAnswering"
-    means = (Mean("loss", "loss", "num_rows"),)
     metric = "f1"
+    means = (Mean("loss", "loss", "num_rows"),)
     card = TaskCard(
-        model_kind="model that answers questions about texts",
+        model_kind="question answering model",
         task_name="Question answering",
         pipeline_tag="question-answering",
         figures=(
@@ -68,8 +67,8 @@ class QuestionAnswering(ExampleTask):
         training_verb="fine-tuned",
         start_words="from",
         usage=USAGE,
-        evaluation="Over the {num_questions:,} questions to evaluate on, by which this checkpoint was chosen; exact "
-        "match and F1 in per cent.",
+        evaluation="On the {num_questions:,} validation questions, which also decided which checkpoint was kept. Exact "
+        "match and F1 are in percent.",
     )
 
     def __init__(
@@ -85,12 +84,7 @@ class QuestionAnswering(ExampleTask):
         self.windows = windows
         self.data = data
         self.may_have_no_answer = may_have_no_answer
-
-    @functools.cached_property
-    def guess(self) -> dict[str, float]:
-        """What the best guess that ignores the questions would score."""
-        assert self.windows is not None
-        return baseline(self.windows.questions, may_have_no_answer=self.may_have_no_answer)
+        self.guess = {} if windows is None else baseline(windows.questions, may_have_no_answer=may_have_no_answer)
 
     def features(self, length: int) -> dict[str, Feature]:
         """Name those of the text, and both ends of the answer."""
@@ -183,5 +177,5 @@ class QuestionAnswering(ExampleTask):
     def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
         """Show the first row with its answer."""
         ids, start, end = (rows[name][0].numpy() for name in (INPUT_IDS, START, END))
-        answer = tokenizer.decode(ids[start : end + 1]) if end else "none in this window"
+        answer = tokenizer.decode(ids[start : end + 1]) if end else "none in this window of the text"
         return {"first row": tokenizer.decode(ids[ids != self.pad_token_id]), "its answer": answer}

@@ -16,6 +16,8 @@ from train.tasks.task import Mean
 if TYPE_CHECKING:
     import tensorflow as tf
     from transformers import PreTrainedTokenizerFast
+# What the card says of the evaluation.
+ON_ROWS = "On the {num_rows:,} validation rows, which also decided which checkpoint was kept."
 
 
 class RowTask(ExampleTask):
@@ -110,13 +112,13 @@ class RowTask(ExampleTask):
         return -value if self.metric in (*self.errors, "loss") else value
 
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
-        """Describe loss and metrics for people, beside what a guess without the text would score."""
+        """Describe loss and metrics, beside what a guess without the text would score."""
         rows = {"validation loss": f"{shown_score(figures['loss'])}, of {figures['num_rows']:,} rows"}
         for name in (*self.metrics, *((COMBINED,) if COMBINED in figures else ())):
             guess = f"; a guess without the text: {shown_score(self.guess[name])}" if name in self.guess else ""
             rows[name.replace("_", " ")] = f"{shown_score(figures[name])}{guess}"
         if figures["is_degenerate"]:
-            rows["degenerate"] = "all rows are predicted alike: nothing was learned"
+            rows["degenerate"] = "all rows have the same prediction: nothing was learned"
         return rows
 
     def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:

@@ -68,7 +68,7 @@ class Tagging(ExampleTask):
         self.max_length = max_length
         self.guess: Mapping[str, float] = {} if guess is None else guess
         self.card = TaskCard(
-            model_kind="tagger of words",
+            model_kind="model that tags words",
             task_name="Token classification",
             pipeline_tag="token-classification",
             figures=(
@@ -79,8 +79,8 @@ class Tagging(ExampleTask):
             training_verb="fine-tuned",
             start_words="from",
             usage=USAGE,
-            evaluation="Over the {num_words:,} words of {num_rows:,} sentences to evaluate on, by which this "
-            "checkpoint was chosen; precision, recall and F1 are of whole entities.",
+            evaluation="On the {num_words:,} words of {num_rows:,} validation sentences, which also decided which "
+            "checkpoint was kept. Precision, recall and F1 count whole entities.",
         )
 
     def features(self, length: int) -> dict[str, Feature]:
@@ -166,9 +166,11 @@ class Tagging(ExampleTask):
             guess = f"; a guess without the text: {shown_score(self.guess[name])}" if name in self.guess else ""
             rows[name] = f"{shown_score(figures[name])}{guess}"
         if figures["num_words_cut_off"]:
-            rows["cut off"] = f"{figures['num_words_cut_off']:,} words, which count as outside of entities"
+            rows["cut off"] = (
+                f"{figures['num_words_cut_off']:,} words beyond the longest row, which count as outside of entities"
+            )
         if figures["is_degenerate"]:
-            rows["degenerate"] = "all words are predicted alike: nothing was learned"
+            rows["degenerate"] = "all words have the same tag: nothing was learned"
         return rows
 
     def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:

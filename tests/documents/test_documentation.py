@@ -13,6 +13,7 @@ import install
 from tests.fixtures.commands import parse
 from tests.fixtures.other_environments import made_environment
 from tests.fixtures.script_help import ask_for_help
+from train.config.preset_table import preset_markdown
 
 PROJECT = Path(__file__).parents[2]
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md"))]
@@ -73,7 +74,11 @@ def test_commands_of_the_documentation(line):
         assert all(word in printed for word in words[2:] if word.startswith("--"))
     elif words[0] in ("python", "python3"):
         assert (PROJECT / words[1]).is_file()
-        assert parse(words[1], words[2:])
+        if words[2:] == ["--preset", "list"]:
+            with pytest.raises(SystemExit, match="0"):
+                parse(words[1], words[2:])
+        else:
+            assert parse(words[1], words[2:])
     elif words[0] == "make":
         subprocess.run(["make", "--dry-run", *words[1:]], cwd=PROJECT, check=True, capture_output=True)
     elif words[0] == "gcloud":
@@ -119,6 +124,18 @@ def test_readme_can_be_read_in_one_go():
     assert max(map(len, text.splitlines())) <= 140
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/guides/presets.md"])
+def test_the_table_of_presets_is_that_of_the_command(page):
+    """README shows some of the rows, the guide all of them."""
+    text = (PROJECT / page).read_text(encoding="utf-8")
+    (table,) = re.findall(r"<!-- presets: begin -->\n(.*?)\n<!-- presets: end -->", text, flags=re.S)
+    if page == "README.md":
+        assert len(table.splitlines()) >= 7
+        assert set(table.splitlines()) <= set(preset_markdown().splitlines())
+    else:
+        assert table == preset_markdown()
+
+
 def test_pages_that_the_code_names_exist():
     """In help, errors, and the comments of presets."""
     listed = subprocess.run(["git", "ls-files"], cwd=PROJECT, capture_output=True, encoding="utf-8", check=True)
@@ -143,7 +160,7 @@ def test_tests_that_the_documentation_names_exist():
 
 @pytest.mark.slow
 def test_the_site_builds(tmp_path, tmp_path_factory):
-    """Strictly, in an environment with the extra `docs`, and with nothing in it that another server would have to give."""
+    """Strictly, in an environment with the extra `docs`; no page loads anything from another server."""
     python = made_environment(tmp_path_factory, "docs", f"{PROJECT}[docs]")
     build = [python, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
     done = subprocess.run(build, cwd=PROJECT, env=NO_PATH, capture_output=True, encoding="utf-8")

@@ -73,7 +73,7 @@ def test_interrupted_command_says_so_and_no_more(program: str, tmp_path: Path) -
         assert process.stdout.readline() == "ready\n"
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=30)
-    assert errors == "cleaned up\ninterrupted\n"
+    assert errors == "Stopping. Press Ctrl-C again to end at once.\ncleaned up\n"
     assert process.returncode == 130
 
 

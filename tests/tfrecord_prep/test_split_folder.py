@@ -61,7 +61,7 @@ def test_complete_folder_is_left_alone(source: Path, tmp_path: Path, capsys: pyt
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     capsys.readouterr()
     assert main(flags(source, tmp_path)) == 0
-    assert "complete with these settings, left as it is" in capsys.readouterr().out
+    assert "already complete with these settings" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
@@ -177,7 +177,7 @@ def test_complete_folder_of_a_file_that_was_replaced_is_refused(
     corpus.write_bytes(CORPUS.upper())
     assert main(arguments) == 2
     line = error_line(capsys)
-    assert "holds shards of other settings: corpus.data_files[0] is " in line
+    assert "contains shards of other settings: corpus.data_files[0] is " in line
     assert "--overwrite" in line
 
 

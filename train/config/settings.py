@@ -421,8 +421,8 @@ class HubConfig:
     )
     hub_example: str | None = changeable(
         None,
-        f"Example sentence for the model card, with {MASK} in it. Default: a sentence of the validation text; a card "
-        "that is pushed has it only if the corpus is a public data set of the Hub.",
+        f"Example sentence for the model card, with {MASK} in it. Default: a sentence of the validation text, unless "
+        "the card is pushed and the corpus is not a public data set of the Hub.",
         PUBLIC,
         metavar="TEXT",
     )

@@ -41,16 +41,18 @@ def computation_so_far(run: Run, strategy: "tf.distribute.Strategy") -> "Computa
     return recorded_computation(record, current_settings(record["settings"], type(run.config)))
 
 
-def record_run(run: Run, plan: Plan, strategy: "tf.distribute.Strategy", computation: "Computation") -> dict[str, Any]:
+def record_run(
+    run: Run, plan: Plan, strategy: "tf.distribute.Strategy", computation: "Computation", num_parameters: int
+) -> dict[str, Any]:
     """Write `run.json`, once nothing can refuse the run any more, and return its content."""
-    record = describe_run(run, plan, strategy, computation)
+    record = describe_run(run, plan, strategy, computation, num_parameters)
     if run.cluster.is_chief:
         write_run_record(run.output_dir, record)
     return record
 
 
 def describe_run(
-    run: Run, plan: Plan, strategy: "tf.distribute.Strategy", computation: "Computation"
+    run: Run, plan: Plan, strategy: "tf.distribute.Strategy", computation: "Computation", num_parameters: int
 ) -> dict[str, Any]:
     """Collect the content of `run.json`: settings, fingerprint, and how and of what the run is made."""
     plans = run.plans(plan.num_replicas)
@@ -66,6 +68,7 @@ def describe_run(
         "hub_revision": getattr(run.model_config, "_commit_hash", None),
         "tokenizer": run.inputs.tokenizer_source,
         "task": task_record(run.task),
+        "num_parameters": num_parameters,
         **describe_phase(run, plan),
         **({"phases": phases} if phases else {}),
         "supervision": supervision(),
@@ -131,7 +134,8 @@ def print_plan(run: Run) -> None:
     if run.all_phases:
         print_table({"all phases": f"{plans[-1].num_steps:,} steps, {sum(plan.num_tokens for plan in plans):,} tokens"})
     computation = Computation(jit_compile=False, tpu_layers=None)
-    draft = describe_run(run, plans[run.index], tf.distribute.get_strategy(), computation)
+    strategy = tf.distribute.get_strategy()
+    draft = describe_run(run, plans[run.index], strategy, computation, network.count_params())
     check_card(draft, run.inputs.tokenizer, run.model_config)
 
 

@@ -49,10 +49,10 @@ tokenizer = AutoTokenizer.from_pretrained({model}{revision})
 model = {auto_class}.from_pretrained({model}{revision})
 ```"""
 
-BLOCK_ATTENTION = "within each document of a row, as if it had a row of its own; positions begin anew in each"
+BLOCK_ATTENTION = "within each document of a row, as if it were alone in it; positions restart in each document"
 LIMITS = """- {limits}
-- It knows what its corpus holds, and repeats what is wrong or unfair there.
-- Nothing but the figures above was measured: neither tasks built on it, nor texts of another kind."""
+- It learned from its corpus, and repeats what is wrong or unfair in it.
+- Only the figures above were measured: not its use in other tasks, nor other kinds of text."""
 
 
 def recorded_task(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,13 +63,13 @@ def recorded_task(record: Mapping[str, Any]) -> dict[str, Any]:
 def model_card(
     record: dict[str, Any], tokenizer: PreTrainedTokenizerFast, publication: Publication, files: Collection[str]
 ) -> str:
-    """Write the README.md of a publication: metadata for the Hub, then text for people.
+    """Write the README.md of a publication: metadata for the Hub, then text.
 
     Args:
         record: the run's `run.json`.
         tokenizer: the model's.
         publication: the model and the figures that the card is about.
-        files: names of what lies beside the card; pictures among them are shown.
+        files: names of the files beside the card; plots among them are shown.
     """
     hub, config = record["settings"]["hub"], publication.model.config
     task = TaskCard.from_record(recorded_task(record)["card"])
@@ -223,7 +223,7 @@ def _opening(record: dict[str, Any], task: TaskCard, step: int, *, was_best: boo
     place = f"step {step:,} of {num_steps:,}"
     note = "" if step == num_steps else f" **Training is not finished: {place}.**"
     if was_best:
-        note = f" It is as after {place}, whose evaluation was the best."
+        note = f" This is the checkpoint of {place}, which had the best evaluation."
     return f"A {task.model_kind}, {task.training_verb} {start}.{note}"
 
 
@@ -266,10 +266,10 @@ def corpus_table(record: dict[str, Any]) -> dict[str, str]:
     if hub_dataset(corpus):
         rows["revision"] = settings["dataset_revision"] or "not fixed: the main branch at that time"
     return rows | {
-        "license": "not recorded: see where the corpus comes from",
+        "license": "not recorded; see the source of the corpus",
         "documents": f"{totals['num_documents']:,}",
         "tokens": f"{totals['num_tokens']:,}",
-        "rows": f"{totals['num_rows']:,} of {data['max_length']} tokens, cut by `{data['chunking']}`",
+        "rows": f"{totals['num_rows']:,} of {data['max_length']} tokens, packed with `{data['chunking']}`",
     }
 
 
@@ -356,7 +356,7 @@ def procedure_table(record: dict[str, Any], task: TaskCard, step: int) -> dict[s
         "steps": f"{step:,}",
         "tokens seen": f"{tokens_after(plan, step):,}, padding included",
         "epochs": f"{step * plan['global_batch_rows'] / plan['num_rows']:.2f}",
-        "batch": f"{plan['global_batch_rows']:,} rows = {batch_tokens(plan):,} tokens a step",
+        "batch": f"{plan['global_batch_rows']:,} rows = {batch_tokens(plan):,} tokens per step",
         **({"attention": BLOCK_ATTENTION} if settings["model"].get("block_attention") else {}),
         **{title: text.format(**settings) for title, text in task.procedure.items()},
         "optimizer": ", ".join(optimizer),
@@ -416,7 +416,7 @@ def _evaluation_table(eval_data: dict[str, Any], task: TaskCard, lines: Sequence
     text = task.evaluation.format(**lines[-1])
     entropy = eval_data.get("unigram_entropy_nats")
     if entropy is not None and task.predicts_tokens:
-        text += f" Knowing the frequencies of the tokens only gives a loss of {entropy:.4f}."
+        text += f" Guessing from token frequencies alone gives a loss of {entropy:.4f}."
     return f"{text}\n\n{table}"
 
 
@@ -430,8 +430,8 @@ def _source(corpus: dict[str, Any]) -> str:
         return f"`{settings['dataset_name']}`{config}, split `{settings['split']}`"
     files = corpus.get("data_files", [])
     if not files:
-        return "a data set of its author's"
-    return f"files of its author's: {len(files):,}, {sum(file['num_bytes'] for file in files) / 1e6:,.1f} MB"
+        return "a data set of the author"
+    return f"{len(files):,} files of the author, {sum(file['num_bytes'] for file in files) / 1e6:,.1f} MB"
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -19,6 +19,10 @@ LOSS_CURVE_NAME = "loss.png"
 CONFUSION_NAME = "confusion_matrix.png"
 CHECKPOINTS_FOLDER = "checkpoints"
 TENSORBOARD_FOLDER = "tensorboard"
+EVENTS_FOLDER = "runs"  # of an export: the Hub shows the event files in it as training metrics
+# Folders in both: TensorBoard shows figures of one name in one chart.
+TENSORBOARD_SPLITS = ("train", "validation")
+EVENTS_PATTERN = r"events\.out\.tfevents\..*"
 EXPORT_FOLDER = "export"
 # In fingerprints of before 0.3.0; a run may resume with another version.
 FORMER_FINGERPRINT_KEY = "model.transformers_version"
@@ -26,10 +30,12 @@ FORMER_FINGERPRINT_KEY = "model.transformers_version"
 # The files that a run writes, by folder; of others that lie beside them it deletes none.
 OWN_FILES = {
     CHECKPOINTS_FOLDER: r"step-\d+\.(json|safetensors)",
-    TENSORBOARD_FOLDER: r"events\.out\.tfevents\..*",
     EXPORT_FOLDER: r"README\.md|loss\.png|confusion_matrix\.png|model\.safetensors|tf_model\.h5|config\.json|"
     r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json",
-    f"{EXPORT_FOLDER}/runs": r"events\.out\.tfevents\..*",
+    # Earlier versions had no folders for splits.
+    **dict.fromkeys((TENSORBOARD_FOLDER, f"{EXPORT_FOLDER}/{EVENTS_FOLDER}"), EVENTS_PATTERN),
+    **{f"{TENSORBOARD_FOLDER}/{split}": EVENTS_PATTERN for split in TENSORBOARD_SPLITS},
+    **{f"{EXPORT_FOLDER}/{EVENTS_FOLDER}/{split}": EVENTS_PATTERN for split in TENSORBOARD_SPLITS},
 }
 # Those of fine-tuning.
 RESULT_FILES = (

@@ -79,9 +79,8 @@ def test_text_that_is_not_known_to_be_public_stays_here(
     assert "--hub-example" in caplog.text
     assert "--hub-language" in caplog.text
     caplog.clear()
-    check_card(
-        with_eval(HubConfig(hub_model_id="a/b", hub_example=SENTENCE, hub_language=["en"])), tiny_tokenizer(), config
-    )
+    stated = HubConfig(hub_model_id="alice/tiny", hub_example=SENTENCE, hub_language=["en"])
+    check_card(with_eval(stated), tiny_tokenizer(), config)
     assert not caplog.records
 
 
@@ -110,7 +109,7 @@ def test_text_of_a_public_data_set_of_the_hub_is_shown(
     assert tokens == [False]
 
 
-def test_what_the_user_gives_and_the_builtin_corpus(with_text: list[str], tmp_path: Path) -> None:
+def test_what_the_user_gives_and_the_builtin_corpus(with_text: list[str]) -> None:
     given = HubConfig(hub_model_id="alice/tiny", hub_example="Das ist [MASK].")
     assert example_of(with_eval(given), tiny_tokenizer()) == "Das ist [MASK]."
     built_in = with_eval(HubConfig(hub_model_id="alice/tiny"), dataset_name="builtin")
