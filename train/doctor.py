@@ -17,7 +17,10 @@ try:
     from train.config.settings import TrainingConfig
     from train.config.sources import parse_run_flags
 except ModuleNotFoundError as missing:
-    print(f"error    Python         {missing}. Install the project in its checkout: pip install -e '.[cpu]'")
+    print(
+        f"error    Python         {missing}. Activate the project's environment (source .venv/bin/activate) or make "
+        "one: python3 install.py"
+    )
     sys.exit(1)
 
 
@@ -33,9 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     print_all(of_packages(installed), of_machine(config, installed), of_run(config))
     if not (config.data.train_dataset or config.run.phases):
-        print(
-            "Pass the flags of a run (run_mlm.py's) to check its shards, buckets, model and Hub repository as well."
-        )
+        print("Pass the flags of a run (run_mlm.py's) to check its shards, buckets, model and Hub repository as well.")
 
 
 def of_packages(installed: dict) -> Iterator[Finding]:
