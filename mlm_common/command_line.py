@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from mlm_common.errors import EXIT_INTERRUPTED, InputError, RunFailedError
+from mlm_common.errors import EXIT_INTERRUPTED, EXIT_STOPPED, InputError, RunFailedError
 from mlm_common.settings import spelled
 
 logger = logging.getLogger(__name__)
@@ -250,7 +250,8 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
         try:
             main(argv)
         except (InputError, RunFailedError) as error:
-            print(f"error: {error}", file=sys.stderr)
+            is_stop = error.exit_status == EXIT_STOPPED  # which is what was asked for
+            print(error if is_stop else f"error: {error}", file=sys.stderr)
             return error.exit_status
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)

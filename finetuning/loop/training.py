@@ -134,7 +134,6 @@ def predict(
     totals = add_up(stop) if add_up is not None else {}
     if totals is None:
         raise RunStoppedError(
-            "The run was asked to stop, and has, while it predicted; the training is complete. Give the same command "
-            "again: it predicts."
+            f"Stopped{stop.in_words} while predicting; training is complete. Run the same command again to continue."
         )
     return {name: np.asarray(value) for name, value in totals.items()}

@@ -101,7 +101,7 @@ def test_the_quick_start(tmp_path):
     done = subprocess.run(["make", "quickstart", *settings], cwd=PROJECT, capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "model" / "export" / "model.safetensors").exists()
-    assert "unigram entropy" in done.stdout
+    assert "frequency baseline" in done.stdout
     assert done.stdout.count("[MASK]") == 3
     # Two processes have read the same text, about as much as is wanted at most.
     texts = re.findall(r"Built-in corpus: ([\d,]+ documents), ([\d.]+) MB", done.stderr)

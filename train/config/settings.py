@@ -249,11 +249,17 @@ class RunConfig:
         PER_WORKER,
     )
     seed: int = flag(0, "Fixes initial weights, order of rows and masks.")
-    log_steps: int = changeable(
-        50, "Steps between two lines of metrics.jsonl; each reads metrics back from the device."
+    log_steps: int | None = changeable(
+        None,
+        "Write a line of metrics.jsonl every N steps; each reads figures back from the device. Default: a fiftieth of "
+        "the run, at most 50.",
     )
-    eval_steps: int | None = changeable(None, "Steps between two evaluations; by default ten in a run.")
-    save_steps: int | None = changeable(None, "Steps between two checkpoints; by default at each evaluation.")
+    eval_steps: int | None = changeable(
+        None, "Evaluate every N steps. Default: at most ten times per run, in at most a tenth of its time."
+    )
+    save_steps: int | None = changeable(
+        None, "Save a checkpoint every N steps. Default: at each evaluation if --eval-steps is given, else ten per run."
+    )
     save_minutes: float | None = changeable(
         None, "Minutes after which a checkpoint is saved besides; by default 15 on a TPU, else never. 0 turns it off."
     )
