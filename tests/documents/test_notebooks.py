@@ -174,7 +174,7 @@ def test_the_walkthrough(
         assert [picture.startswith(PNG) for picture in pictures(cells[name])] == [True], name
     loss, entropy = (
         float(re.search(rf"^{title} +([\d.]+)", printed(cells["train"]), flags=re.M)[1])
-        for title in ("validation loss", "unigram entropy")
+        for title in ("validation loss", "frequency baseline")
     )
     assert loss < entropy
     assert f"validation loss        {loss:.4f}" in printed(cells["evaluate"])
