@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from mlm_common.console import second_interrupt_ends, set_up_console
-from mlm_common.errors import EXIT_INTERRUPTED, InputError, RunFailedError
+from mlm_common.errors import EXIT_INTERRUPTED, EXIT_STOPPED, InputError, RunFailedError
 from mlm_common.settings import spelled
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ def read_yaml_file(path: str | Path, flag: str) -> Any:
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"{flag} must name a YAML or JSON file; {path} is not a file.")
+        from mlm_common.local_paths import missing
+
+        raise missing(str(path), flag, "file")
     try:
         return yaml.load(path.read_text(encoding="utf-8"), _UniqueKeysLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -197,7 +199,8 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
             try:
                 main(argv)
             except (InputError, RunFailedError) as error:
-                print(f"error: {error}", file=sys.stderr)
+                is_stop = error.exit_status == EXIT_STOPPED  # which is what was asked for
+                print(error if is_stop else f"error: {error}", file=sys.stderr)
                 return error.exit_status
             except KeyboardInterrupt:  # of which `second_interrupt_ends` has told
                 return EXIT_INTERRUPTED

@@ -69,7 +69,7 @@ def own_task(read: str) -> Callable[[Path], None]:
 # name: (what is done to the folder, flags in which {} is that folder, what the error says)
 CASES = {
     "nothing to train on": (None, [], "--train-file is required, or a --dataset-name"),
-    "two sources": (None, [*FILES, "--task-name", "cola"], "--task-name and --train-file must not both be given"),
+    "two sources": (None, [*FILES, "--task-name", "cola"], "--task-name and --train-file cannot be combined"),
     "no file": (None, FILES, "--validation-file: there is no file"),
     "an empty file": (with_file("b.tsv", ""), FILES, "--validation-file must name a file with rows"),
     "an unknown label": (
@@ -86,7 +86,7 @@ CASES = {
         [*FILES[:2], "--max-seq-length", "31"],
         "takes rows of at most 30 tokens, but --max-seq-length is 31. Use --max-seq-length 30, or pretrain",
     ),
-    "buckets out of order": (None, [*FILES[:2], "--length-buckets", "16", "8", "30"], "must be growing numbers of tok"),
+    "buckets out of order": (None, [*FILES[:2], "--length-buckets", "16", "8", "30"], "must be increasing numbers"),
     "buckets too short": (None, [*FILES[:2], "--length-buckets", "16"], "--length-buckets must end with --max-seq-len"),
     "another tokenizer": (
         other_tokenizer,

@@ -4,6 +4,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from mlm_common.errors import InputError
+from mlm_common.local_paths import check_folder_or_hub
 from tfrecord_prep.chunking import SEPARATED_CHUNKINGS
 from tokenizer_training.tokenizer import special_ids, vocabulary_size
 from train.config.presets import read_preset
@@ -88,10 +89,12 @@ def _read(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> Pretrained
                 "--init-from brings its own configuration; received --pretrained-model-config "
                 f"{config.pretrained_model_config} as well. Leave it out."
             )
+        check_folder_or_hub(config.init_from, "--init-from")
         return read_initial_config(config.init_from, tokenizer)
     if config.pretrained_model_config is None:
         settings = dict(read_preset(config.preset)["model"])
         return CONFIG_MAPPING[settings.pop("model_type")](**settings)
+    check_folder_or_hub(config.pretrained_model_config, "--pretrained-model-config")
     try:
         return read_config(config.pretrained_model_config)
     except InputError as error:

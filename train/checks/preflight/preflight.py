@@ -15,7 +15,6 @@ from train.checks.preflight.report import StepReport, counted, print_batches, pr
 from train.checks.preflight.synthetic_inputs import synthetic_inputs
 from train.checks.preflight.tpu_compiler import DoesNotFitError, check_compiler, compile_for_tpu
 from train.checks.preflight.tpu_slices import TpuSlice
-from train.config.presets import about_preset, preset_settings
 from train.config.settings import RunSettings, TrainingConfig
 from train.data.inputs import Inputs
 from train.data.shards import TrainingInputs, check_phases, open_inputs
@@ -23,6 +22,7 @@ from train.model.config import resolve_model_config
 from train.model.flops import step_flops
 from train.runtime.phases import Phase, naming_phase, phases_of
 from train.runtime.plan import PhaseToPlan, Plan, make_plans
+from train.runtime.preset_batch import warn_of_other_batch
 from train.tasks.objectives import task_of
 from train.tasks.task import Task
 
@@ -141,30 +141,6 @@ def plan_phases(config: TrainingConfig, tpu: TpuSlice, vocab_size: int | None) -
     for phase, plan in zip(phases, plans, strict=True):
         warn_of_other_batch(phase.config, plan)
     return [PlannedPhase(*parts) for parts in zip(phases, inputs, plans, strict=True)]
-
-
-def warn_of_other_batch(config: RunSettings, plan: Plan) -> None:
-    """Warn if a preset's batch flags, left as they are, give another global batch on this number of replicas."""
-    preset, optimization = config.model.preset, config.optimization
-    num_meant = about_preset(preset).replicas if preset else None
-    if num_meant is None or num_meant == plan.num_replicas or optimization.global_batch_size is not None:
-        return
-    counts = ("per_replica_batch_size", "gradient_accumulation_steps")
-    of_preset = preset_settings(preset)
-    if any(of_preset.get(name, 1) != getattr(optimization, name) for name in counts):
-        return
-    meant_rows = plan.global_batch_rows // plan.num_replicas * num_meant
-    num_micro_batches, rest = divmod(meant_rows, optimization.per_replica_batch_size * plan.num_replicas)
-    fix = f" Keep it with --gradient-accumulation-steps {num_micro_batches}." if num_micro_batches and not rest else ""
-    logger.warning(
-        "%s is made for %s: on %d the global batch is %s rows instead of %s.%s",
-        preset,
-        counted(num_meant, "replica"),
-        plan.num_replicas,
-        f"{plan.global_batch_rows:,}",
-        f"{meant_rows:,}",
-        fix,
-    )
 
 
 def open_preflights(

@@ -147,21 +147,26 @@ def test_a_dry_run_compiles_nothing_and_needs_no_compiler(compiler, capsys, monk
         (
             "v5e-4",
             (),
-            "on 4 the global batch is 512 rows instead of 1,024. Keep it with --gradient-accumulation-steps 8.",
+            "on 4 the global batch is 512 rows instead of 1,024. Pass --gradient-accumulation-steps 8 to keep it.",
         ),
         (
             "v5e-1",
             (),
-            "on 1 the global batch is 128 rows instead of 1,024. Keep it with --gradient-accumulation-steps 32.",
+            "on 1 the global batch is 128 rows instead of 1,024. Pass --gradient-accumulation-steps 32 to keep it.",
         ),
-        ("v5e-64", (), "on 64 the global batch is 8,192 rows instead of 1,024."),
+        (
+            "v5e-64",
+            (),
+            "on 64 the global batch is 8,192 rows instead of 1,024. "
+            "Pass --per-replica-batch-size 16 --gradient-accumulation-steps 1 to keep it.",
+        ),
     ],
 )
 def test_a_preset_on_other_replicas_than_it_is_made_for(caplog, topology, batch, warning):
     preset = ("--preset", "roberta-base-v5e-8", "--max-steps", "1000", *batch)
     assert main(["--topology", topology, *preset, *ASSUMED, "--dry-run"]) == 0
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert warnings == ([f"roberta-base-v5e-8 is made for 8 replicas: {warning}"] if warning else [])
+    assert warnings == ([f"roberta-base-v5e-8 is tuned for 8 replicas; {warning}"] if warning else [])
 
 
 @pytest.mark.usefixtures("quick_lowering")
