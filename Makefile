@@ -1,52 +1,45 @@
-# Two commands do all the set-up on a fresh machine: `make quickstart` and `make test`.
 VENV ?= .venv
 BIN := $(VENV)/bin
-# The first that runs of the versions TensorFlow and this project support.
-PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3; do \
-	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' 2>/dev/null && echo $$p && break; done)
-# Where the quick start writes, and how many steps it makes.
+# The first that runs of the versions that the project supports; with another one, install.py finds or fetches a fitting one.
+PYTHON ?= $(or $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
+	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done),python3)
+INSTALL = $(PYTHON) install.py --environment $(VENV)
+# Where the quick start writes, and how many steps it trains.
 QUICKSTART_DIR ?= runs/quickstart
 QUICKSTART_STEPS ?= 1100
 
-.PHONY: quickstart test test-slow campaign lint
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test test-slow lint docs campaign environment
 
-quickstart: $(VENV)/ready
-	$(BIN)/python tokenizer_training/train_unigram.py --dataset-name builtin --validation-percent 2 \
-		--vocab-size 4096 --max-bytes 4000000 --output-dir $(QUICKSTART_DIR)/tokenizer
-	$(BIN)/python tfrecord_prep/prepare_tfrecord_shards.py \
-		--tokenizer-name-or-path $(QUICKSTART_DIR)/tokenizer --max-length 64 --output-dir $(QUICKSTART_DIR)/shards
-	$(BIN)/python train/run_mlm.py --preset tiny-cpu --train-dataset $(QUICKSTART_DIR)/shards/train \
-		--eval-dataset $(QUICKSTART_DIR)/shards/validation --max-steps $(QUICKSTART_STEPS) \
-		--output-dir $(QUICKSTART_DIR)/model
-	$(BIN)/python train/fill_mask.py --model $(QUICKSTART_DIR)/model/export
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
 
-test: lint
+quickstart:  ## install, then train a tiny model from text to filled-in words: 4 minutes on two cores
+	@$(PYTHON) quickstart.py --environment $(VENV) --output-dir $(QUICKSTART_DIR) --max-steps $(QUICKSTART_STEPS)
+
+test: lint  ## check the code and run the tests: 6 minutes
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-test-slow: $(VENV)/installed
+test-slow: environment  ## run the tests that take minutes each
 	$(BIN)/python -m pytest -m slow -n auto --maxprocesses 2 --dist loadfile --no-loadscope-reorder
 
-# Every fault in every stage; writes the table of docs/reliability.md.
-campaign: $(VENV)/installed
-	rm -f campaign.jsonl
-	$(BIN)/python -m pytest tests/campaign -m slow --num-kills 100 --campaign-report campaign.jsonl -n 2 \
-		--dist loadfile --no-loadscope-reorder
-	$(BIN)/python -m tests.campaign.report campaign.jsonl docs/reliability.md
-	rm campaign.jsonl
-
-lint: $(VENV)/installed
+lint: environment  ## check style, types and imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-# What the quick start needs; the tests need more. Modules are compiled when they are imported: few of them are.
-$(VENV)/ready: pyproject.toml
-	@test -n "$(PYTHON)" || { echo "error: Python 3.10, 3.11 or 3.12 is needed; name it by PYTHON=…" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --editable '.[cpu]'
-	touch $@
+docs:  ## build the documentation in build/site
+	@$(INSTALL) --extra cpu --with docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-$(VENV)/installed: $(VENV)/ready
-	$(BIN)/python -m pip install --quiet --editable '.[cpu,test]'
-	touch $@
+# Every fault in every stage; writes the table of docs/design/reliability.md.
+campaign: environment  ## kill and break every stage 100 times: hours
+	rm -f campaign.jsonl
+	$(BIN)/python -m pytest tests/campaign -m slow --num-kills 100 --campaign-report campaign.jsonl -n 2 \
+		--dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m tests.campaign.report campaign.jsonl docs/design/reliability.md
+	rm campaign.jsonl
+
+environment:
+	@$(INSTALL) --extra cpu --with test

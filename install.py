@@ -1,37 +1,71 @@
-"""Install the project into an environment of its own, beside whatever else the machine has installed.
+"""Install the project into its environment, `.venv`, beside whatever else the machine has installed.
 
-    python install.py                   # what suits this machine: its TPU, else its GPU, else its CPU
-    MLM_EXTRA=tpu python install.py     # where its devices do not tell
-    python install.py --extra preflight
+    python3 install.py                     # what suits this machine: its TPU, else its GPU, else its CPU
+    python3 install.py --with finetuning   # and more
+    python3 install.py --extra preflight   # into .venv-preflight
+    MLM_EXTRA=tpu python3 install.py       # where the devices do not show what the machine has
 
-It needs the standard library and pip, and changes no package that is there: notebook services have hundreds, among them
-other versions of TensorFlow, transformers and NumPy. The last line that it prints is the environment's interpreter.
+It uses uv, which it gets from PyPI if it is missing, or else pip. It needs nothing but Python, and changes no other
+package: notebook services have hundreds, among them other versions of TensorFlow, transformers and NumPy.
 """
 
+# Python 3.8 must get as far as the error that asks for a newer one.
+from __future__ import annotations
+
 import argparse
+import contextlib
+import hashlib
 import importlib.metadata
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 PROJECT_FOLDER = Path(__file__).resolve().parent
 PROJECT_NAME = "mlm-pretraining"
+DECLARED_FILE = PROJECT_FOLDER / "pyproject.toml"
 UV_FOLDER = PROJECT_FOLDER / "build" / "uv"
+LOG_FILE = PROJECT_FOLDER / "build" / "install.log"
+# In an environment: what was installed, written last.
+RECORD_FILE = "installed.json"
 EXTRA_VARIABLE = "MLM_EXTRA"
-EXTRAS = ("cpu", "gpu", "tpu", "preflight")
+# What an environment is made for, and what its packages are.
+EXTRAS = {
+    "cpu": "TensorFlow for the CPU (about 0.5 GB)",
+    "gpu": "TensorFlow and CUDA for the GPU (about 3.5 GB)",
+    "tpu": "TensorFlow for the TPU (about 0.7 GB)",
+    "preflight": "TensorFlow and the TPU's compiler (about 0.8 GB)",
+}
+# pyproject.toml says the same to uv and pip.
+OLDEST_PYTHON, FIRST_PYTHON_TOO_NEW = (3, 10), (3, 14)
+PYTHON_RANGE = "Python 3.10, 3.11, 3.12 or 3.13"
 # Those of train/runtime/tpu.py, which cannot be imported before the project is installed.
 TPU_DEVICE_PATTERNS = ("accel*", "vfio/[0-9]*")
-# Installed without its dependencies, which would replace the TPU's TensorFlow by that for the CPU.
+# Installed without its dependencies, which would replace the TPU's TensorFlow with that for the CPU.
 TF_KERAS_FOR_TPU = "tf-keras>=2.20,<2.21"
-# What services set for their own environment, and what would lead uv or the new interpreter there.
+# What services set for their environment, and what would lead uv or the new interpreter there.
 FOREIGN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "UV_SYSTEM_PYTHON", "UV_CONSTRAINT", "UV_OVERRIDE", "UV_PRERELEASE")
+TERMINAL_POLL_SECONDS, HEARTBEAT_SECONDS = 0.2, 30.0
+NUM_LOG_LINES_SHOWN = 8
+INDENT = " " * 7
+
+
+class InstallError(Exception):
+    """The environment cannot be made; the message says why and what to do."""
+
+
+class CommandError(InstallError):
+    """A command failed; the message has its last lines and the file with all of them."""
 
 
 def find_place(environment: Mapping[str, str] = os.environ) -> str:
-    """Tell `Colab`, `Kaggle` or `this machine` by the variables that the services set."""
+    """Return `Colab`, `Kaggle` or `this machine`, by the variables that the services set."""
     if "COLAB_RELEASE_TAG" in environment:
         return "Colab"
     return "Kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in environment else "this machine"
@@ -46,8 +80,13 @@ def find_extra(devices: Path = Path("/dev")) -> str:
     return "gpu" if (devices / "nvidia0").exists() else "cpu"
 
 
+def default_environment(extra: str) -> str:
+    """Name the folder of an extra's environment; only the preflight's packages exclude the others'."""
+    return ".venv-preflight" if extra == "preflight" else ".venv"
+
+
 def is_environment_of_the_project() -> bool:
-    """Tell whether the interpreter that runs this has the project installed."""
+    """Return whether the interpreter that runs this has the project installed."""
     try:
         importlib.metadata.distribution(PROJECT_NAME)
     except importlib.metadata.PackageNotFoundError:
@@ -55,89 +94,297 @@ def is_environment_of_the_project() -> bool:
     return True
 
 
-def install(extra: str | None = None, environment: str | Path | None = None) -> str:
+def say_at_once(text: str) -> None:
+    """Print a line, also into a file that someone watches."""
+    print(text, flush=True)
+
+
+def install(
+    extra: str | None = None,
+    environment: str | Path | None = None,
+    more: Sequence[str] = (),
+    say: Callable[[str], None] = say_at_once,
+) -> str:
     """Make the environment, or bring it up to date, and return the path of its interpreter.
 
     The interpreter that runs this is returned as it is when the project is installed for it, and no extra is named.
     Otherwise the variables that lead to other packages are taken out of this process's environment.
 
     Args:
-        extra: one of `EXTRAS`; by default what suits the machine.
-        environment: folder, relative to the project's; by default `.venv-` and the extra.
+        extra: one of `EXTRAS`; by default what suits the machine. `cpu` accepts an environment for a GPU or TPU.
+        environment: folder, relative to the project's; by default `default_environment`.
+        more: other extras of pyproject.toml, such as `test`.
+        say: prints a line.
 
     Raises:
         ValueError: there is no such extra.
-        subprocess.CalledProcessError: a package could not be installed; what pip or uv said stands above.
+        InstallError: the environment could not be made.
     """
-    if extra is None and is_environment_of_the_project():
-        print(f"{find_place()}: {sys.executable} has the project installed")
+    if extra is None and not more and is_environment_of_the_project():
+        say(f"{find_place()}: {sys.executable} has the project installed")
         return sys.executable
     extra = extra or find_extra()
     if extra not in EXTRAS:
         raise ValueError(f"{EXTRA_VARIABLE} must be one of {', '.join(EXTRAS)}; received {extra!r}.")
-    folder = PROJECT_FOLDER / (environment or default_environment(extra))
-    print(f"{find_place()}: installing for {extra} into {folder}", flush=True)
+    declared = re.findall(r"^([a-z]+) = \[", DECLARED_FILE.read_text(encoding="utf-8"), flags=re.M)
+    for name in more:
+        if name not in declared:
+            raise ValueError(f"--with must name extras of pyproject.toml; received {name!r}.")
     for name in FOREIGN_VARIABLES:
         os.environ.pop(name, None)  # also for the commands that the interpreter is to run
-    uv = _find_uv()
+    folder = PROJECT_FOLDER / (environment or default_environment(extra))
     python = folder / "bin" / "python"
-    if not python.exists():
-        # In the project's folder uv takes an interpreter that pyproject.toml allows, and fetches one if there is none.
-        _run(uv, "venv", "--quiet", folder)
-    install_here = (uv, "pip", "install", "--quiet", "--python", python)
-    _run(*install_here, "--editable", f".[{extra}]")
-    if extra == "tpu":
-        _run(*install_here, "--no-deps", TF_KERAS_FOR_TPU)
+    installed = _read_record(folder)
+    extra, wanted = _extras_to_install(installed, extra, more)
+    record = {"project": str(PROJECT_FOLDER), "declared": _hash_of_declared_file(), "extras": wanted}
+    if installed == record and _is_usable(python):
+        say(f"{_shown(folder)} is up to date.")
+        return str(python)
+    reason = _reason_to_replace(folder, installed, extra)
+    if reason:
+        if not (folder / "pyvenv.cfg").exists():
+            raise InstallError(f"{_shown(folder)} is no Python environment. Name another with --environment.")
+        say(f"Replacing {_shown(folder)}: {reason}.")
+        shutil.rmtree(folder)
+    packages = " and ".join([EXTRAS[extra], "this project", *(name for name in wanted if name not in EXTRAS)])
+    say(f"Installing {packages} into {_shown(folder)}: a minute or two on a fast connection.")
+    with contextlib.suppress(FileNotFoundError):
+        (folder / RECORD_FILE).unlink()  # until all is installed
+    _install_with_uv_or_pip(folder, extra, wanted, say)
+    (folder / RECORD_FILE).write_text(json.dumps(record), encoding="utf-8")
     return str(python)
 
 
 def add_extra(python: str, extra: str) -> None:
-    """Install into an environment what an extra of the project needs besides, such as `finetuning`.
+    """Install into an environment what another extra of the project needs, such as `finetuning`.
 
     Raises:
-        subprocess.CalledProcessError: a package could not be installed; what uv said stands above.
+        InstallError: a package could not be installed.
     """
-    _run(_find_uv(), "pip", "install", "--quiet", "--python", python, "--editable", f".[{extra}]")
+    _install_packages(_find_uv(say_at_once), Path(python), ["--editable", f".[{extra}]"])
 
 
-def default_environment(extra: str) -> str:
-    """Name an extra's environment: they differ, since those of two extras may exclude each other."""
-    return f".venv-{extra}"
+def _extras_to_install(installed: dict[str, Any], extra: str, more: Sequence[str]) -> tuple[str, list[str]]:
+    """Return what the environment is for, and all its extras, those that it has among them."""
+    before = installed.get("extras", [])
+    if extra == "cpu" and before:
+        extra = before[0]
+    return extra, [extra, *sorted({name for name in before if name not in EXTRAS} | set(more))]
 
 
-def _find_uv() -> str:
-    """Find the path of uv, which makes environments where Python's own `venv` cannot, as on Colab."""
+def _reason_to_replace(folder: Path, installed: dict[str, Any], extra: str) -> str | None:
+    """Return why an environment cannot be built upon; None where it can, or there is none."""
+    if not folder.exists() or not any(folder.iterdir()):
+        return None
+    version = _version_of(folder / "bin" / "python")
+    if version is None:
+        return "its Python is missing"
+    if not _is_supported(version):
+        return f"its Python is {version[0]}.{version[1]}, and {PYTHON_RANGE} is needed"
+    if not installed:
+        return None
+    if installed["project"] != str(PROJECT_FOLDER):
+        return "it was made for another folder"
+    before = installed["extras"][0]
+    return None if (before, extra) == ("cpu", "gpu") or before == extra else f"it is for {before}, not {extra}"
+
+
+def _install_with_uv_or_pip(folder: Path, extra: str, extras: Sequence[str], say: Callable[[str], None]) -> None:
+    python = folder / "bin" / "python"
+    packages = [["--editable", f".[{','.join(extras)}]"]]
+    if extra == "tpu":
+        packages.append(["--no-deps", TF_KERAS_FOR_TPU])
+    uv = _find_uv(say)
+    if uv is not None:
+        try:
+            if not python.exists():
+                _make_with_uv(uv, folder)
+            for options in packages:
+                _install_packages(uv, python, options)
+            return
+        except CommandError as error:
+            say(f"{error}\nTrying pip instead of uv.")
+    if not python.exists():
+        _make_with_venv(folder)
+    for options in packages:
+        _install_packages(None, python, options)
+
+
+def _make_with_uv(uv: str, folder: Path) -> None:
+    is_fit = _is_supported(sys.version_info)
+    # Where this Python does not fit, uv takes another of the machine's, or fetches one.
+    wanted = _base_python() if is_fit else _python_specifier()
+    try:
+        run_with_progress([uv, "venv", "--seed", "--python", wanted, str(folder)])
+    except CommandError as error:
+        raise error if is_fit else InstallError(_wrong_python()) from error
+
+
+def _make_with_venv(folder: Path) -> None:
+    if not _is_supported(sys.version_info):
+        raise InstallError(_wrong_python())
+    try:
+        run_with_progress([_base_python(), "-m", "venv", str(folder)])
+    except CommandError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise InstallError(
+            f"{error}\nInstall your system's package for Python environments (python3-venv on Debian and Ubuntu), or "
+            "uv: https://docs.astral.sh/uv/."
+        ) from error
+
+
+def _install_packages(uv: str | None, python: Path, options: Sequence[str]) -> None:
+    pip = [str(python), "-m", "pip", "install", "--progress-bar", "off", "--disable-pip-version-check"]
+    run_with_progress([*([uv, "pip", "install", "--python", str(python)] if uv else pip), *options])
+
+
+def _find_uv(say: Callable[[str], None]) -> str | None:
+    """Find uv, or get it from PyPI: it is faster than pip, and needs no `venv`, which Colab lacks. None without it."""
     found = shutil.which("uv") or shutil.which("uv", path=str(UV_FOLDER / "bin"))
     if found is None:
-        # Into a folder of its own: also allowed where the system's Python may not be changed.
-        _run(sys.executable, "-m", "pip", "install", "--quiet", "--target", UV_FOLDER, "uv")
+        # Into a folder of the project: also allowed where the system's Python may not be changed.
+        try:
+            run_with_progress(
+                [sys.executable, "-m", "pip", "install", "--retries", "1", "--target", str(UV_FOLDER), "uv"]
+            )
+        except CommandError:
+            say("uv could not be installed; using pip, which takes longer.")
+            return None
         found = str(UV_FOLDER / "bin" / "uv")
     return found
 
 
-def _run(*command: str | Path) -> None:
-    subprocess.run([str(word) for word in command], cwd=PROJECT_FOLDER, check=True)
+def _base_python() -> str:
+    """Return this interpreter; within an environment the one that it was made with."""
+    return str(getattr(sys, "_base_executable", sys.executable))
+
+
+def _is_supported(version: Sequence[object]) -> bool:
+    return OLDEST_PYTHON <= tuple(version[:2]) < FIRST_PYTHON_TOO_NEW
+
+
+def _python_specifier() -> str:
+    return f">={'.'.join(map(str, OLDEST_PYTHON))},<{'.'.join(map(str, FIRST_PYTHON_TOO_NEW))}"
+
+
+def _wrong_python() -> str:
+    version = ".".join(map(str, sys.version_info[:3]))
+    return (
+        f"{PYTHON_RANGE} is needed; {sys.executable} is {version}. Install one of them, and name it: "
+        "make quickstart PYTHON=python3.12, or python3.12 install.py."
+    )
+
+
+def _is_usable(python: Path) -> bool:
+    version = _version_of(python)
+    return version is not None and _is_supported(version)
+
+
+def _version_of(python: Path) -> tuple[int, ...] | None:
+    """Ask an interpreter for its version; None where it does not run."""
+    show = "import sys; print(*sys.version_info[:2])"
+    try:
+        shown = subprocess.run([str(python), "-c", show], stdout=subprocess.PIPE, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return tuple(map(int, shown.split()))
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((folder / RECORD_FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
+
+
+def _hash_of_declared_file() -> str:
+    return hashlib.sha256(DECLARED_FILE.read_bytes()).hexdigest()
+
+
+def _shown(path: Path) -> str:
+    return str(path.relative_to(PROJECT_FOLDER)) if PROJECT_FOLDER in path.parents else str(path)
+
+
+def run_with_progress(command: Sequence[str], log: Path = LOG_FILE, status: Callable[[], str] | None = None) -> None:
+    """Run a command with its output in a file, and show how it gets on.
+
+    On a terminal one line shows the seconds and the status, and is erased at the end; elsewhere such a line is printed
+    every 30 seconds.
+
+    Args:
+        command: run in the project's folder.
+        log: gets its output.
+        status: what to show; by default the last line of the output.
+
+    Raises:
+        CommandError: it ended with another status than 0.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    is_terminal = sys.stdout.isatty()
+    started_seconds = shown_seconds = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=PROJECT_FOLDER, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+        )
+    while True:
+        try:
+            process.wait(TERMINAL_POLL_SECONDS)
+            break
+        except subprocess.TimeoutExpired:
+            pass
+        except KeyboardInterrupt:
+            print(f"\n{INDENT}Stopping. Press Ctrl-C again to end at once.", flush=True)
+            process.wait()  # a terminal sends Ctrl-C to it, too
+            raise
+        seconds = time.monotonic()
+        text = f"{INDENT}{seconds - started_seconds:3.0f} s  {(status or (lambda: last_line(log)))() or 'starting'}"
+        if is_terminal:
+            print("\r" + text[: shutil.get_terminal_size().columns - 1] + "\033[K", end="", flush=True)
+        elif seconds - shown_seconds >= HEARTBEAT_SECONDS:
+            shown_seconds = seconds
+            print(text[:100], flush=True)
+    if is_terminal:
+        print("\r\033[K", end="", flush=True)
+    if process.returncode:
+        lines = log.read_text(encoding="utf-8", errors="replace").replace("\r", "\n").strip().splitlines()
+        excerpt = "\n".join(f"    {line}" for line in lines[-NUM_LOG_LINES_SHOWN:])
+        words = " ".join(Path(word).name for word in command[:3])
+        raise CommandError(f"{words} ended with status {process.returncode}; all its output: {_shown(log)}\n{excerpt}")
+
+
+def last_line(path: Path) -> str:
+    """Read the last line of a file that is being written to."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 4096))
+        lines = file.read().decode(errors="replace").replace("\r", "\n").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--extra", choices=EXTRAS, help="What to install; by default what suits the machine.")
-    parser.add_argument("--environment", help="Folder of the environment; by default .venv- and the extra.")
+    parser.add_argument("--extra", choices=EXTRAS, help="What to install. Default: what suits the machine.")
+    parser.add_argument(
+        "--with", dest="more", nargs="+", default=[], metavar="NAME", help="Also: finetuning, beam, docs, test."
+    )
+    parser.add_argument(
+        "--environment", metavar="DIR", help="Folder of the environment. Default: .venv, or .venv-preflight."
+    )
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Install, and print the interpreter."""
+    """Install, and say how to activate the environment."""
     arguments = build_parser().parse_args(argv)
     try:
-        print(install(arguments.extra or find_extra(), arguments.environment))
-    except ValueError as error:
+        python = install(arguments.extra or find_extra(), arguments.environment, arguments.more)
+    except (ValueError, InstallError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
-    except subprocess.CalledProcessError as error:
-        print(f"error: {' '.join(error.cmd[:4])} … ended with status {error.returncode}.", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ValueError) else 1
+    except KeyboardInterrupt:
+        print("Stopped. Run the same command again to go on.", file=sys.stderr)
+        return 130
+    print(f"Activate it: source {_shown(Path(python).parent / 'activate')}")
     return 0
 
 

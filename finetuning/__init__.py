@@ -1,15 +1,16 @@
-"""Stage 4, from a checkpoint to a score. Its chapters in reading order, each of which imports from those before it:
+"""Stage 4, from a checkpoint to a score. Its chapters in reading order:
 
-    run_classification.py   the command: texts or pairs of texts, in classes or with a number; GLUE and one's own
-    run_tagging.py          likewise: words that have a tag each, such as names of people and places
-    run_qa.py               likewise: questions about paragraphs, answered by a part of them: SQuAD
-    run_task.py             likewise: a task of one's own, which is a class in a file of its author's
-    glue_submission.py      the runs of GLUE's tasks as the file that its site takes
-    config/                 all settings of a run: those of pretraining where they are the same, and where examples are
-    data/                   tables of texts and labels, GLUE's among them; encoded, in buckets of a few lengths, batched
-    scores/                 metrics, and what a guess without the text would score
-    tasks/                  what is learned: the heads, their losses, their figures
-    loop/                   a run opened, trained by `train`'s loop, and its results written
+    run_classification.py   command: classify or rate texts or pairs of texts, from GLUE or from your files
+    run_tagging.py          command: tag words, such as names of people and places
+    run_qa.py               command: find answers to questions in paragraphs, as in SQuAD
+    run_task.py             command: a custom task, which is a class in a Python file
+    predict.py              command: predict with a model of any of these, for given texts or a file
+    glue_submission.py      command: the predictions of GLUE runs as the file that its site accepts
+    config/                 all settings of a run: those shared with pretraining, and where the examples are
+    data/                   tables of texts and labels; encoded, in buckets of a few lengths, batched
+    scores/                 metrics, and the baseline: what a guess without the text scores
+    tasks/                  heads, their losses and figures
+    loop/                   open a run, train it with the loop of `train`, write its results; open a model to predict
 
 What trains is the stage before, `train`: step, checkpoints, resuming, devices, export. Nothing there knows of this one.
 """

@@ -1,4 +1,4 @@
-"""Put the predictions of GLUE's tasks, a run each, into the zip file that gluebenchmark.com takes."""
+"""Collect the predictions of GLUE runs in the zip file that gluebenchmark.com accepts."""
 
 import io
 import sys
@@ -6,8 +6,11 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+try:
+    from mlm_common.command_line import command, parse_arguments
+except ModuleNotFoundError:
+    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from finetuning.data.glue import GLUE_TASKS
-from mlm_common.command_line import command, parse_arguments
 from mlm_common.errors import InputError
 from mlm_common.settings import flag, require
 from mlm_common.storage import folder_and_name, open_folder
@@ -16,7 +19,7 @@ from train.runtime.run_folder import RECORD_NAME, read_run_record
 
 @dataclass(frozen=True)
 class SubmissionConfig:
-    """Which runs, and the file."""
+    """The runs, and the file to write."""
 
     runs: list[str] = flag(list, "Folders of runs of run_classification.py with --task-name and --do-predict.")
     output: str = flag("glue_submission.zip", "The zip file, local or gs://.")
@@ -48,12 +51,12 @@ def submission_files(run: str) -> dict[str, str]:
     folder = open_folder(run)
     name = read_run_record(run)["settings"]["data"].get("task_name") if folder.exists(RECORD_NAME) else None
     if name is None:
-        raise InputError(f"--runs must be of tasks of GLUE, made with --task-name; {run} is not.")
+        raise InputError(f"--runs: {run} is not a run of run_classification.py with --task-name.")
     task, files = GLUE_TASKS[name], {}
     for ending, (_, file) in task.all_tests.items():
         predictions = f"predict_results_{name}{ending}.txt"
         if not folder.exists(predictions):
-            raise InputError(f"--runs must have predicted; {run} has no {predictions}. Run it again with --do-predict.")
+            raise InputError(f"--runs: {run} has no {predictions}. Run its command again with --do-predict.")
         lines = [line.split("\t") for line in folder.read_text(predictions).splitlines()[1:]]
         rows = [f"{index}\t{_as_submitted(one, task.label_names)}\n" for index, one in lines]
         files[file] = "index\tprediction\n" + "".join(rows)

@@ -1,11 +1,14 @@
-"""Fine-tune a model to classify texts or pairs of texts, or to give them a number: GLUE's tasks, and one's own."""
+"""Fine-tune a model to classify texts or pairs of texts, or to rate them with a number: GLUE tasks or your data."""
 
 import sys
 from collections.abc import Sequence
 
+try:
+    from mlm_common.command_line import command, log_start
+except ModuleNotFoundError:
+    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from finetuning.config.settings import ClassificationConfig
 from finetuning.config.sources import parse_finetuning_config
-from mlm_common.command_line import command, log_start
 from train.runtime.supervisor import supervise_if_asked
 
 

@@ -1,11 +1,14 @@
-"""Fine-tune a model to answer questions about texts by a part of the text: SQuAD 1.1, 2.0 and files of their form."""
+"""Fine-tune a model to find answers to questions in a text: SQuAD 1.1, SQuAD 2.0, or files in their format."""
 
 import sys
 from collections.abc import Sequence
 
+try:
+    from mlm_common.command_line import command, log_start
+except ModuleNotFoundError:
+    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from finetuning.config.settings import QuestionConfig
 from finetuning.config.sources import parse_finetuning_config
-from mlm_common.command_line import command, log_start
 from train.runtime.supervisor import supervise_if_asked
 
 

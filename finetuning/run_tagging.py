@@ -1,11 +1,14 @@
-"""Fine-tune a model to tag words: names of people, places and products, parts of speech, whatever has a tag each."""
+"""Fine-tune a model to tag words: named entities, parts of speech, anything with one tag per word."""
 
 import sys
 from collections.abc import Sequence
 
+try:
+    from mlm_common.command_line import command, log_start
+except ModuleNotFoundError:
+    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from finetuning.config.settings import TaggingConfig
 from finetuning.config.sources import parse_finetuning_config
-from mlm_common.command_line import command, log_start
 from train.runtime.supervisor import supervise_if_asked
 
 

@@ -1,11 +1,14 @@
-"""Fine-tune a model on a task of one's own, a class in a file: its data, its head, its metric."""
+"""Fine-tune a model on a custom task: a class in a Python file, with its data, head and metric."""
 
 import sys
 from collections.abc import Sequence
 
+try:
+    from mlm_common.command_line import command, log_start
+except ModuleNotFoundError:
+    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from finetuning.config.settings import OwnConfig
 from finetuning.config.sources import parse_finetuning_config
-from mlm_common.command_line import command, log_start
 from mlm_common.settings import require
 from train.runtime.supervisor import supervise_if_asked
 

@@ -11,6 +11,15 @@ EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: asked to stop, and the same comm
 EXIT_INTERRUPTED = 128 + signal.SIGINT  # as shells say it
 # The same command would end in the same way, or was ended by a person.
 FINAL_STATUSES = frozenset({0, EXIT_BAD_INPUT, EXIT_PERMANENT, EXIT_INTERRUPTED})
+# What the documentation says of each.
+MEANINGS = {
+    0: "The command has finished.",
+    EXIT_FAILED: "It failed, and another try may succeed: a lost TPU, a server that does not answer, a crash.",
+    EXIT_BAD_INPUT: "Bad input. The line says what is wrong, what was received, and how to fix it.",
+    EXIT_PERMANENT: "It would fail again: the training diverged, writing is forbidden, an input file is damaged.",
+    EXIT_STOPPED: "It was asked to stop, and everything is saved. Run the same command again to continue.",
+    EXIT_INTERRUPTED: "Ctrl-C. Run the same command again to continue.",
+}
 
 
 class InputError(ValueError):

@@ -1,12 +1,37 @@
-"""Pictures that go to files."""
+"""Plots that go to files, and the style that all of them share."""
 
+import io
 import os
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+# Twice what a figure of usual size has, so that it is sharp on the screens of today.
+DOTS_PER_INCH = 200
+# Told apart by those who see no red or no green, too (Okabe and Ito 2008); the yellow is darker, for text.
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7b3f9e", "#4d4d4d")
+MUTED = "#6b7280"
+FAINT_ALPHA = 0.35
+TITLE_POINTS, TEXT_POINTS, NOTE_POINTS = 12, 9, 8
+# Of bold text, on average, over the size of its font.
+CHARACTER_WIDTH = 0.62
+LABEL_OFFSET_POINTS = 6
+# Lines of text that may touch: the height of one over the size of its font.
+LINE_HEIGHT = 1.25
+
+
+class EndLabel(NamedTuple):
+    """The label of a line, at the last point of it."""
+
+    x: float
+    y: float
+    text: str
+    color: str
 
 
 @contextmanager
@@ -17,5 +42,123 @@ def new_figure(**settings: Any) -> Iterator["Figure"]:
     from matplotlib import style
     from matplotlib.figure import Figure
 
-    with style.context("default"):
+    # Without a salt each SVG file would have other ids.
+    with style.context(["default", {"svg.hashsalt": "plot", "font.size": TEXT_POINTS}]):
         yield Figure(layout="constrained", **settings)
+
+
+def image_of(figure: "Figure", file_format: str = "png") -> bytes:
+    """Write a figure as `png` or `svg`; the same figure gives the same bytes."""
+    image = io.BytesIO()
+    metadata = {"Date": None} if file_format == "svg" else None
+    figure.savefig(image, format=file_format, dpi=DOTS_PER_INCH, metadata=metadata)
+    return image.getvalue()
+
+
+def set_titles(figure: "Figure", title: str, subtitle: str = "", note: str = "") -> None:
+    """Write the title in bold and the subtitle over the figure, and the note under it, each in lines that fit."""
+    from matplotlib.text import Annotation
+
+    points = figure.get_figwidth() * 72
+    title, subtitle, note = (
+        "\n".join(textwrap.wrap(text, max(20, int(points / size / CHARACTER_WIDTH))))
+        for text, size in ((title, TITLE_POINTS), (subtitle, TEXT_POINTS), (note, NOTE_POINTS))
+    )
+    # The title keeps room for the subtitle, which is of another size, in lines of its own.
+    room = "\n" * (subtitle.count("\n") + 1) if subtitle else ""
+    place: dict[str, Any] = {"x": 0.01, "ha": "left"}
+    above = figure.suptitle(f"{title}{room}", size=TITLE_POINTS, weight="bold", **place)
+    below = Annotation(subtitle, (0, 0), xycoords=above, va="bottom", size=TEXT_POINTS, color=MUTED)
+    below.set_in_layout(False)
+    figure.add_artist(below)
+    figure.supxlabel(note, size=NOTE_POINTS, color=MUTED, **place)
+
+
+def without_box(axes: "Axes") -> None:
+    """Leave of the axes' box the line below, and draw faint lines behind the data at the ticks of the other axis."""
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(MUTED)
+    axes.tick_params(colors=MUTED, length=0)
+    axes.tick_params(axis="x", length=3)
+    axes.grid(axis="y", alpha=0.25, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.label.set_color(MUTED)
+
+
+def label_ends(axes: "Axes", labels: Sequence[EndLabel], *, in_column: bool = False) -> None:
+    """Write each label at its line's end, moved up or down so that none covers another.
+
+    To be called when everything else is drawn and the limits of the axes are set.
+
+    Args:
+        axes: that the lines are in.
+        labels: of the lines.
+        in_column: write all labels to the right of the axes, where they cover no line, each with a faint line to it.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    right = axes.get_xlim()[1]
+    texts = [
+        axes.annotate(
+            label.text,
+            (right if in_column else label.x, label.y),
+            (LABEL_OFFSET_POINTS, 0),
+            textcoords="offset points",
+            va="center",
+            color=label.color,
+            annotation_clip=False,
+            bbox={"boxstyle": "square,pad=0.05", "facecolor": "white", "alpha": 0.75, "linewidth": 0},
+        )
+        for label in labels
+    ]
+    FigureCanvasAgg(figure)
+    figure.draw_without_rendering()  # so that the place of the axes, and of each label, is known
+    boxes, frame = [text.get_window_extent() for text in texts], axes.get_window_extent()
+    height = TEXT_POINTS * LINE_HEIGHT * figure.dpi / 72
+    for group in _overlapping([(box.x0, box.x1) for box in boxes]):
+        centers = [(boxes[index].y0 + boxes[index].y1) / 2 for index in group]
+        moved = spread(centers, height, frame.y0 + height / 2, frame.y1 - height / 2)
+        for index, before, after in zip(group, centers, moved, strict=True):
+            texts[index].set_position((LABEL_OFFSET_POINTS, (after - before) * 72 / figure.dpi))
+            if in_column:
+                label, y = labels[index], axes.transData.inverted().transform((frame.x1, after))[1]
+                style: dict[str, Any] = {"linewidth": 0.7, "alpha": FAINT_ALPHA, "zorder": 1, "color": label.color}
+                axes.plot((label.x, right), (label.y, y), scalex=False, scaley=False, **style)
+
+
+def spread(centers: Sequence[float], height: float, low: float, high: float) -> list[float]:
+    """Move intervals of one height apart until none overlaps another, and as little as possible (least squares).
+
+    Those whose centers would leave the range from `low` to `high` are moved into it.
+    """
+    order = sorted(range(len(centers)), key=lambda index: centers[index])
+    # Blocks of intervals that touch, as (sum of where the first one would be for each of them, their number).
+    blocks: list[tuple[float, int]] = []
+    for rank, index in enumerate(order):
+        block = (centers[index] - rank * height, 1)
+        while blocks and blocks[-1][0] / blocks[-1][1] > block[0] / block[1]:
+            before = blocks.pop()
+            block = (before[0] + block[0], before[1] + block[1])
+        blocks.append(block)
+    bases = [total / number for total, number in blocks for _ in range(number)]
+    moved = {}
+    for rank, (index, base) in enumerate(zip(order, bases, strict=True)):
+        above = len(centers) - 1 - rank
+        moved[index] = max(low + rank * height, min(base + rank * height, high - above * height))
+    return [moved[index] for index in range(len(centers))]
+
+
+def _overlapping(intervals: Sequence[tuple[float, float]]) -> list[list[int]]:
+    """Group the indices of intervals that overlap, directly or through others."""
+    groups: list[list[int]] = []
+    end = float("-inf")
+    for index in sorted(range(len(intervals)), key=lambda index: intervals[index]):
+        if not groups or intervals[index][0] > end:
+            groups.append([])
+        groups[-1].append(index)
+        end = max(end, intervals[index][1])
+    return groups

@@ -1,6 +1,7 @@
 """Settings as fields of dataclasses: each is a flag with its help, and the rules that it must meet."""
 
-from collections.abc import Callable, Iterator
+import difflib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import field
 from typing import Any
 
@@ -11,16 +12,32 @@ NUM_DIFFERENCES_SHOWN = 5
 PUBLIC = "public"
 
 
-def flag(default: Any, help_text: str, *marks: str, former_name: str | None = None) -> Any:
+def flag(
+    default: Any,
+    help_text: str,
+    *marks: str,
+    former_name: str | None = None,
+    group: str | None = None,
+    metavar: str | None = None,
+    is_usual: bool = False,
+    off_help: str | None = None,
+) -> Any:
     """Make a dataclass field that is a flag.
 
     Args:
         default: of the field; `list` for an empty one.
-        help_text: of the flag.
+        help_text: of the flag; where it says "Default:", the default is not shown after it.
         marks: words that others read of the setting.
-        former_name: under which it is read, too: its own of before, or another program's.
+        former_name: another name under which it is read: its former one, or another program's.
+        group: of `--help` that it is listed in; by default the `FLAG_GROUP` of its dataclass.
+        metavar: stands for its value in `--help`; by default it follows from type and name.
+        is_usual: whether `--help` lists it first.
+        off_help: help of its complement, `--no-…`, of a flag that is on by default.
     """
-    metadata: dict[str, Any] = {"help": help_text.replace("%", "%%"), "marks": marks}  # argparse formats its help
+    # argparse formats its help
+    metadata: dict[str, Any] = {"help": help_text.replace("%", "%%"), "marks": marks, "is_usual": is_usual}
+    optional = {"group": group, "metavar": metavar, "off_help": off_help and off_help.replace("%", "%%")}
+    metadata |= {name: value for name, value in optional.items() if value is not None}
     if former_name is not None:
         metadata["aliases"] = list(dict.fromkeys((f"--{former_name}", spelled(former_name))))
     if default is list:
@@ -52,6 +69,11 @@ def require_each(config: Any, names: str, holds: Callable[[Any], bool], rule: st
 def spelled(name: str) -> str:
     """Spell a field's name as its flag."""
     return f"--{name.replace('_', '-')}"
+
+
+def nearest_name(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Find the name that is most like a mistyped one; None where none has a likeness of `cutoff`, from 0 to 1."""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)), None)
 
 
 def describe_differences(found: dict[str, Any], asked: dict[str, Any]) -> str:

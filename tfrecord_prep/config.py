@@ -23,81 +23,95 @@ class PrepareConfig:
         InputError: a setting is missing or out of its range.
     """
 
+    FLAG_GROUP = "Shards"
+
     tokenizer_name_or_path: str | None = flag(
-        None, "Folder of train-unigram (local or gs://), or model on the Hugging Face Hub. Required."
+        None,
+        "Folder of the tokenizer that train_unigram.py saved (local or gs://), or a model on the Hub.",
+        metavar="DIR",
+        is_usual=True,
     )
     output_dir: str | None = flag(
-        None, "Local or gs:// folder; each split of the corpus gets a folder in it. Required."
+        None, "Folder for the shards, local or gs://; each split of the corpus gets a folder in it.", is_usual=True
     )
-    max_length: int = flag(512, "Tokens a row, framing included. Default: the length BERT and RoBERTa end at.")
+    max_length: int = flag(
+        512,
+        "Tokens per row, [CLS] and [SEP] included. BERT and RoBERTa used 512; question answering needs 384 or more.",
+        is_usual=True,
+    )
     chunking: Literal["concat", "full_sentences", "documents", "packed", "segment_pairs"] = flag(
         "concat",
-        "`concat`: documents framed by [CLS] and [SEP] one after the other, cut every --max-length tokens. "
-        "`full_sentences`: as RoBERTa, each row framed, [SEP] between documents. `documents`: as many whole "
-        "documents in order as fit, each framed, then padding; only a document longer than a row is cut. "
-        "`packed`: the same, with documents that fit each other put together: hardly any padding. `segment_pairs`: as "
-        "BERT, [CLS] A [SEP] B [SEP], where B follows A or, in half of the rows, is of another document, with a "
-        "next_sentence_label for --objective mlm+nsp (docs/bert.md); for parity, as RoBERTa found no gain in it.",
+        "How documents become rows. concat: [CLS] document [SEP], one after the other, cut every --max-length "
+        "tokens. full_sentences: as RoBERTa, each row is framed, with [SEP] between documents. documents: as many "
+        "whole documents as fit, in order, then padding; only a document longer than a row is cut. packed: the "
+        "same, but documents that fit together are combined, with hardly any padding. segment_pairs: as BERT, "
+        "[CLS] A [SEP] B [SEP], where B follows A or comes from another document, with a next_sentence_label for "
+        "--objective mlm+nsp; use it to reproduce BERT, since RoBERTa found no gain in it.",
+        is_usual=True,
     )
     sentences_by: Literal["punctuation", "line"] = flag(
         "punctuation",
-        "With --chunking segment_pairs: what a sentence is. `punctuation`: a line, or a part of one that ends in . ! ? "
-        "or their like; `line`: a line, as in the text files of google-research/bert.",
+        "With --chunking segment_pairs: what a sentence is. punctuation: a line, or a part of one that ends in . "
+        "! ? or similar. line: a line, as in the text files of google-research/bert.",
     )
     random_share: float = flag(
         0.5,
-        "With --chunking segment_pairs: share of the pairs whose second segment is of another document (BERT's 0.5). 0 "
-        "for --objective mlm+sop, which asks about the others only; what is one sentence is still in a random pair.",
+        "With --chunking segment_pairs: fraction of the pairs whose second segment comes from another document. "
+        "BERT used 0.5; use 0 for --objective mlm+sop.",
     )
-    shard_size: int = flag(
-        16384, "Rows a shard, at most. Default: under 30 MB at --max-length 512, so that several fit in memory."
-    )
+    shard_size: int = flag(16384, "Rows per shard, at most. 16,384 rows of 512 tokens are under 30 MB.")
     partition_bytes: int | None = flag(
         None,
-        "Bytes of the corpus, as stored, that make a partition: a unit of work, which a run that is "
-        "resumed does not repeat, and whose last row is padded. Default: by the size of the corpus, 1 to 64 MiB. "
-        "A file that cannot be cut (.gz, .csv, .json) is in one partition, as a row group of .parquet is, unless there "
-        "are so few that the main process reads them and cuts the text.",
+        "Bytes of the corpus per unit of work. A resumed run does not repeat finished units, and the last row of "
+        "each is padded. Default: 1 to 64 MiB, by the size of the corpus. A file that cannot be cut (.gz, .csv, "
+        ".json) and a row group of .parquet are one unit, unless there are so few that the main process reads "
+        "them and cuts the text.",
     )
-    num_workers: int | None = flag(None, "Processes. The shards are the same for any number. Default: one per core.")
+    num_workers: int | None = flag(
+        None, "Number of worker processes; the result does not depend on it. Default: one per core.", is_usual=True
+    )
     runner: Literal["local", "DirectRunner", "DataflowRunner"] = flag(
         "local",
-        "What does the work. `local`: processes of this machine. Apache Beam, which needs "
-        "`pip install -e '.[beam]'`: `DirectRunner` on this machine, `DataflowRunner` on Google's. The shards are "
-        "the same.",
+        "What does the work. local: processes on this machine. DirectRunner and DataflowRunner: Apache Beam on "
+        "this machine and on Google Cloud; install with `pip install -e '.[beam]'`. The shards are the same.",
     )
     beam_options: str = flag(
         "",
-        "Options of Apache Beam for --runner, as one argument: "
-        "--beam-options='--project=… --region=… --temp_location=gs://…'.",
+        "Options for Apache Beam, as one argument: --beam-options='--project=… --region=… --temp_location=gs://…'.",
+        metavar="TEXT",
     )
-    overwrite: bool = flag(False, "Delete shards of other settings that stand in the output folder.")
-    push_to_hub: str | None = flag(None, "Also push the shards to this data set repository on the Hub (USER/NAME).")
-    hub_private: bool = flag(False, "Make the repository of --push-to-hub private when it is created.")
+    overwrite: bool = flag(False, "Replace shards in --output-dir that were made with other settings.", is_usual=True)
+    push_to_hub: str | None = flag(
+        None, "Also push the shards to this data set repository on the Hub.", metavar="USER/NAME", group="Hub"
+    )
+    hub_private: bool = flag(False, "Make the repository private when it is created.", group="Hub")
     hub_revision: str | None = flag(
-        None, "Branch that is pushed to, made without files where it is missing; by default main."
+        None, "Branch to push to; created if it does not exist. Default: main.", group="Hub"
     )
     publish_details: bool = flag(
         False,
-        "Push manifest.json as it is, with the paths of the corpus: its files, folders and buckets. By default these "
-        "are withheld.",
+        "Do not redact the paths of the corpus (files, folders and buckets) in manifest.json. Default: these are "
+        "redacted.",
+        group="Hub",
     )
-    dry_run: bool = flag(False, "Check everything, print the plan, and stop.")
+    dry_run: bool = flag(False, "Check everything, print the plan, and stop.", is_usual=True)
     verify: bool = flag(
         False,
-        "Write nothing: read all shards in --output-dir again, check every record, row and sum against the "
+        "Write nothing: read all shards in --output-dir again, compare every record, row and sum with the "
         "manifests, and stop at the first difference. Needs no other flag.",
     )
 
     def __post_init__(self) -> None:
         if not self.output_dir:
-            raise InputError("A folder for the shards is needed: --output-dir.")
+            raise InputError("--output-dir is required: the folder for the shards.")
         if not self.tokenizer_name_or_path and not self.verify:
-            raise InputError("A tokenizer is needed: --tokenizer-name-or-path, the folder that train-unigram wrote.")
+            raise InputError(
+                "--tokenizer-name-or-path is required: the folder that train_unigram.py wrote, or a model on the Hub."
+            )
         check_chunking(self.chunking, self.max_length)
         is_needed = self.sentences_by == "punctuation" or self.chunking == PAIRS
         require(is_needed, f"needs --chunking {PAIRS}", "--sentences-by", f"it with {self.chunking}")
-        require_each(self, "random_share", lambda value: 0 <= value <= 1, "must lie in 0 to 1")
+        require_each(self, "random_share", lambda value: 0 <= value <= 1, "must be between 0 and 1")
         is_needed = self.random_share == PairRule.random_share or self.chunking == PAIRS
         require(is_needed, f"needs --chunking {PAIRS}", "--random-share", f"it with {self.chunking}")
         if self.shard_size < 1:

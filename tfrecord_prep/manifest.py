@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlm_common.errors import InputError
+from mlm_common.local_paths import check_folder
 from mlm_common.storage import Folder, open_folder
 from tokenizer_training.corpus.bad_rows import BadRows, bad_rows_from_record
 
@@ -133,7 +134,9 @@ def read_manifest(folder: str) -> Manifest:
         fields["bad_rows"] = bad_rows_from_record(bad_rows) if isinstance(bad_rows, dict) else None
         return Manifest(**fields)
     except (KeyError, TypeError) as error:
-        raise InputError(f"A manifest must have the fields of docs/formats.md; {path}: {error}. {cure}") from error
+        raise InputError(
+            f"A manifest must have the fields of docs/reference/formats.md; {path}: {error}. {cure}"
+        ) from error
 
 
 def entropy_nats(counts: NDArray[np.int64]) -> float:
@@ -187,9 +190,9 @@ def _num_rows_in_names(folder: str, names: list[str], has_plan: bool) -> list[in
             "did not end. Run prepare-tfrecord-shards again with the same flags: it resumes where it stopped."
         )
     if not names:
+        check_folder(folder)
         raise InputError(
-            f"A folder of shards must hold *.tfrecord files; {folder} is missing or holds none. "
-            "Give the folder of one split, such as OUTPUT_DIR/train of prepare-tfrecord-shards."
+            f"{folder} contains no *.tfrecord files. Pass the folder of one split, such as work/shards/train."
         )
     nameless = [name for name in names if num_rows_in_name(name) is None]
     if nameless:

@@ -1,7 +1,7 @@
-"""Prepare TFRecord shards: tokenize a corpus, cut it into rows of one length, write them and a manifest.
+"""Prepare TFRecord shards: tokenize a corpus, cut it into rows of one length, and write them with a manifest.
 
-Each split of the corpus becomes a folder OUTPUT_DIR/SPLIT, which the trainer reads. The corpus is the one the tokenizer
-was trained on, unless another is named.
+Each split of the corpus becomes a folder OUTPUT_DIR/SPLIT, which run_mlm.py reads. By default the corpus is the one
+that the tokenizer was trained on. Stopped at any time, even killed, the same command continues where it was.
 """
 
 import contextlib
@@ -14,10 +14,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from mlm_common.command_line import command, log_start, parse_arguments
+try:
+    from mlm_common.command_line import command, log_start, parse_arguments
+except ModuleNotFoundError:
+    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.errors import InputError
 from mlm_common.folder_owner import owned_folder
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
+from mlm_common.next_step import folder_beside, next_step
 from mlm_common.settings import spelled
 from mlm_common.storage import open_folder
 from mlm_common.worker_pool import map_in_order
@@ -26,10 +30,17 @@ from tfrecord_prep.config import DATAFLOW_RUNNER, LOCAL_RUNNER, PrepareConfig
 from tfrecord_prep.manifest import Manifest, Totals, read_manifest
 from tfrecord_prep.partition import NumberedPartition, SplitWork, work_on_partition
 from tfrecord_prep.push_to_hub import FORMER_PUSH, push_shards
-from tfrecord_prep.split import Engine, SplitPlan, find_stale_parts, log_first_row, plan_splits, prepare_split
+from tfrecord_prep.shutdown import stoppable
+from tfrecord_prep.split import Engine, SplitPlan, describe_first_row, find_stale_parts, plan_splits, prepare_split
 from tfrecord_prep.split_folder import PartitionResult, clear_folder
 from tfrecord_prep.verify import verify_folder
-from tokenizer_training.corpus.config import BUILTIN, HELD_OUT_SPLITS, CorpusConfig, corpus_config_from_record
+from tokenizer_training.corpus.config import (
+    BUILTIN,
+    HELD_OUT_SPLITS,
+    VALIDATION,
+    CorpusConfig,
+    corpus_config_from_record,
+)
 from tokenizer_training.corpus.corpus import Corpus, open_corpus
 from tokenizer_training.corpus.published_corpus import names_its_text
 from tokenizer_training.corpus.record import Record, describe_changed_sources, describe_unknown
@@ -39,18 +50,22 @@ from tokenizer_training.tokenizer import RECORD_FILE, load_tokenizer
 logger = logging.getLogger(__name__)
 
 NUM_BAD_ROWS_SHOWN = 5
+# What run_qa.py takes of a question and a part of its paragraph, by default.
+QUESTION_ANSWERING_LENGTH = 384
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with these arguments (default: those of the process)."""
-    corpus_config, config = parse_arguments([CorpusConfig, PrepareConfig], argv, str(__doc__))
+    corpus_config, config = parse_arguments(
+        [CorpusConfig, PrepareConfig], argv, __doc__, needed=("tokenizer_name_or_path", "output_dir")
+    )
     log_start(__file__)
     if config.verify:
         print(verify_folder(config.output_dir, config.num_processes))
         return
     open_folder(config.output_dir).check_writable()
-    with contextlib.nullcontext() if config.dry_run else owned_folder(str(config.output_dir)):
+    with stoppable(), contextlib.nullcontext() if config.dry_run else owned_folder(str(config.output_dir)):
         prepare(corpus_config, config)
 
 
@@ -69,11 +84,12 @@ def prepare(corpus_config: CorpusConfig, config: PrepareConfig) -> None:
         clear_folder(folder)
     for plan in plans:
         prepare_split(plan, corpus, tokenizer, engine)
-        log_first_row(plan.folder, tokenizer)
         print(describe_split(plan.folder, read_manifest(plan.folder)))
+        print(describe_first_row(plan.folder, tokenizer))
     if repository is not None:
         split_names = [plan.split_name for plan in plans]
         push_shards(str(config.output_dir), split_names, repository, publish_details=config.publish_details)
+    print(describe_next(str(config.output_dir), plans))
 
 
 def open_recorded_corpus(given: CorpusConfig, tokenizer_folder: str) -> Corpus:
@@ -92,8 +108,8 @@ def open_recorded_corpus(given: CorpusConfig, tokenizer_folder: str) -> Corpus:
     is_same_text = describe_shared_text(Part(record, seen.split), Part(corpus.record, corpus.config.split))
     for split in seen_splits(corpus.config, seen) if is_same_text or not given.is_given else []:
         logger.warning(
-            "The tokenizer was trained on documents of the split `%s`, since train-unigram was not given the same "
-            "--%s-percent and --seed: what is measured on that split will look a little too good.",
+            "The tokenizer was trained on documents of the split `%s`, because train_unigram.py was not run with the "
+            "same --%s-percent and --seed: results on that split will look a little too good.",
             split,
             split,
         )
@@ -101,7 +117,7 @@ def open_recorded_corpus(given: CorpusConfig, tokenizer_folder: str) -> Corpus:
 
 
 def choose_corpus(given: CorpusConfig, tokenizer_folder: str, record: Record | None) -> CorpusConfig:
-    """Choose the corpus given, else that of the tokenizer's record: all but its limit, which is the tokenizer's own.
+    """Choose the corpus given, else that of the tokenizer's record, without its limit.
 
     Flags given win.
 
@@ -113,10 +129,10 @@ def choose_corpus(given: CorpusConfig, tokenizer_folder: str, record: Record | N
     if record is None or not names_its_text(record):
         raise InputError(
             "A corpus is needed: --dataset-name (`builtin` needs no download) or --data-files; "
-            f"{tokenizer_folder} has no {RECORD_FILE} that names one."
+            f"{tokenizer_folder} contains no {RECORD_FILE} that names one."
         )
     chosen = dataclasses.replace(corpus_config_from_record(record), **{"limit": None} | _settings_given(given))
-    logger.info("no corpus was named: taking the one the tokenizer was trained on, %s", _as_flags(chosen))
+    logger.info("Using the corpus that the tokenizer was trained on: %s", _as_flags(chosen))
     return chosen
 
 
@@ -138,13 +154,13 @@ def _check_same_text(record: Record, found: Record, tokenizer_folder: str) -> No
     """Raise InputError where the corpus that the tokenizer's record names is not what was read for it."""
     if changes := describe_changed_sources(record, found):
         raise InputError(
-            f"The corpus of {tokenizer_folder} must be what its tokenizer was trained on; {changes}. Restore it, or "
-            "name the corpus to prepare: --data-files, --dataset-name."
+            f"The corpus of {tokenizer_folder} has changed since its tokenizer was trained: {changes}. Restore it, or "
+            "name the corpus to prepare with --data-files or --dataset-name."
         )
     if unknown := describe_unknown(record):
-        logger.warning("%s does not tell %s: whether it is the same text is unknown.", tokenizer_folder, unknown)
+        logger.warning("%s does not record %s, so it may be another text.", tokenizer_folder, unknown)
     if found.get(BUILTIN) != record.get(BUILTIN):
-        logger.warning("The built-in text is not the one the tokenizer was trained on: Python or packages differ.")
+        logger.warning("The built-in text is not what the tokenizer was trained on: Python or packages differ.")
 
 
 def tokenizer_corpus(tokenizer_folder: str) -> Record | None:
@@ -192,7 +208,7 @@ def work_locally(
     Raises:
         InputError: what `work_on_partition` raises, or a worker was killed.
     """
-    cure = "Give fewer --num-workers, or a smaller --partition-bytes."
+    cure = "Use fewer --num-workers, or a smaller --partition-bytes."
     yield from map_in_order(partial(work_on_partition, work), partitions, num_processes, cure)
 
 
@@ -215,44 +231,62 @@ def find_repository(config: PrepareConfig) -> HubRepository | None:
 def describe_plan(config: PrepareConfig, plans: Sequence[SplitPlan], stale_parts: Sequence[str] = ()) -> str:
     """Render the plan as text."""
     fields = plans[0].fields
-    workers = "Dataflow's" if config.runner == DATAFLOW_RUNNER else str(config.num_processes)
+    workers = "on Dataflow" if config.runner == DATAFLOW_RUNNER else str(config.num_processes)
     lines = [
-        f"tokenizer  {config.tokenizer_name_or_path}, vocabulary {fields['tokenizer']['vocabulary_size']:,}",
-        f"rows       {config.max_length} tokens, chunking {config.chunking}, up to {config.shard_size:,} a shard",
-        f"workers    {workers}, {fields['partition_bytes']:,} bytes of the corpus at a time",
+        f"tokenizer   {config.tokenizer_name_or_path}, {fields['tokenizer']['vocabulary_size']:,} tokens",
+        f"rows        {config.max_length} tokens, --chunking {config.chunking}, up to {config.shard_size:,} per shard",
+        f"workers     {workers}, each on {fields['partition_bytes'] / 1e6:,.1f} MB of the corpus at a time",
     ]
-    states = {True: "complete with these settings, left as it is", False: "to be written"}
+    states = {True: "already complete with these settings, stays as it is", False: "to be written"}
     if config.push_to_hub:
-        lines.append(f"pushed to  {config.push_to_hub}, a data set repository")
-    lines += [f"{plan.split_name:10s} {plan.folder}: {states[plan.is_complete]}" for plan in plans]
-    return "\n".join(lines + [f"{'deleted':10s} {folder}: not of this preparation" for folder in stale_parts])
+        lines.append(f"pushed to   {config.push_to_hub}, a data set repository")
+    lines += [f"{plan.split_name:11s} {plan.folder}: {states[plan.is_complete]}" for plan in plans]
+    lines += [f"{'deleted':11s} {folder}: not of this preparation" for folder in stale_parts]
+    if config.max_length < QUESTION_ANSWERING_LENGTH:
+        lines.append(
+            f"note        Rows of {config.max_length} tokens are short for some fine-tuning: question answering needs "
+            f"--max-length {QUESTION_ANSWERING_LENGTH} or more."
+        )
+    return "\n".join(lines)
 
 
 def describe_split(folder: str, manifest: Manifest) -> str:
     """Render a split's counts as text."""
     totals = manifest.totals
     bad_rows = manifest.bad_rows
-    left_out = [f"  bad rows         {bad_rows.describe(NUM_BAD_ROWS_SHOWN)}"] if bad_rows and bad_rows.num_rows else []
     padding_percent = 100 * totals.num_padding_tokens / (totals.num_rows * manifest.max_length)
-    return "\n".join(
-        [
-            f"{manifest.split}: {folder}",
-            f"  documents        {totals.num_documents:,}, of which {totals.num_blank_documents:,} blank and skipped",
-            *left_out,
-            f"  tokens           {totals.num_tokens:,}",
-            f"  rows             {totals.num_rows:,} of {manifest.max_length} tokens",
-            f"  padding          {totals.num_padding_tokens:,} tokens, {padding_percent:.3f} %",
-            *([f"  pairs            {_describe_pairs(totals)}"] if manifest.chunking == PAIRS else []),
-            f"  shards           {len(manifest.shards):,}",
-            f"  unigram entropy  {manifest.unigram_entropy_nats:.3f} nats, the loss of knowing frequencies only",
-        ]
-    )
+    blank = f", {totals.num_blank_documents:,} more were blank" if totals.num_blank_documents else ""
+    rows = {
+        "documents": f"{totals.num_documents - totals.num_blank_documents:,}{blank}",
+        "skipped": f"rows that cannot be read: {bad_rows.describe(NUM_BAD_ROWS_SHOWN)}"
+        if bad_rows and bad_rows.num_rows
+        else "",
+        "tokens": f"{totals.num_tokens:,}",
+        "rows": f"{totals.num_rows:,} of {manifest.max_length} tokens",
+        "padding": f"{totals.num_padding_tokens:,} tokens, {padding_percent:.2f} %"
+        if totals.num_padding_tokens
+        else "",
+        "pairs": _describe_pairs(totals) if manifest.chunking == PAIRS else "",
+        "shards": f"{len(manifest.shards):,}",
+        "frequency baseline": f"{manifest.unigram_entropy_nats:.2f}, the loss of guessing by token frequencies alone",
+    }
+    return "\n".join([f"{manifest.split}: {folder}", *(f"  {name:18s}  {text}" for name, text in rows.items() if text)])
 
 
 def _describe_pairs(totals: Totals) -> str:
     random_percent = 100 * totals.num_random_pairs / totals.num_rows
-    pairs = f"{totals.num_rows:,}, of which {totals.num_random_pairs:,} random ({random_percent:.1f} %)"
-    return f"{pairs}; documents without: {totals.num_documents_without_pair:,}"
+    pairs = f"{totals.num_rows:,}, {random_percent:.1f} % of them random"
+    num_without = totals.num_documents_without_pair
+    return pairs + (f"; {num_without:,} documents gave none" if num_without else "")
+
+
+def describe_next(output_dir: str, plans: Sequence[SplitPlan]) -> str:
+    """Write the command that trains a model on the shards: the smallest preset, which every machine can run."""
+    folders = {plan.split_name: plan.folder for plan in plans}
+    flags = ["--preset", "tiny-cpu", "--train-dataset", plans[0].folder]
+    if VALIDATION in folders and folders[VALIDATION] != plans[0].folder:
+        flags += ["--eval-dataset", folders[VALIDATION]]
+    return next_step("train/run_mlm.py", [*flags, "--output-dir", folder_beside(output_dir, "model")])
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -61,7 +62,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LIBRARIES = ("mlm-pretraining", "tokenizers", "transformers", "datasets", "numpy")
-SHOWN_CHARACTERS = 400
+SHOWN_CHARACTERS = 200
+SHOWN_COLUMNS = 100
 # Settings and fields of the manifest that pairs of segments have, and no other rows.
 PAIR_SETTINGS = ("sentences_by", "random_share")
 # By so much the share of random pairs may be below what is asked for, or above: where documents end it is.
@@ -246,9 +248,9 @@ def _explained_errors(folder: str) -> Iterator[None]:
         ) from error
 
 
-def log_first_row(folder: str, tokenizer: "PreTrainedTokenizerFast") -> None:
-    """Log the begin of a split's first row, as it stands in its file, decoded."""
+def describe_first_row(folder: str, tokenizer: "PreTrainedTokenizerFast") -> str:
+    """Decode the start of a split's first row, as it is in its file, on a few indented lines."""
     input_ids = first_row_ids(open_shards(folder).paths[0]).tolist()
-    text = tokenizer.decode(input_ids, clean_up_tokenization_spaces=False)
+    text = " ".join(tokenizer.decode(input_ids, clean_up_tokenization_spaces=False).split())
     shortened = text[:SHOWN_CHARACTERS] + "…" * (len(text) > SHOWN_CHARACTERS)
-    logger.info("first row of %s: %s … reads: %s", folder, input_ids[:16], shortened)
+    return textwrap.fill(f"first row: {shortened}", SHOWN_COLUMNS, initial_indent="  ", subsequent_indent="    ")

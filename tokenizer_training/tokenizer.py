@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlm_common.errors import InputError
-from mlm_common.hub.retries import hub_error
+from mlm_common.hub.retries import hub_error, one_line
+from mlm_common.local_paths import check_folder_or_hub
 from mlm_common.storage import local_or_hub, open_folder
 
 if TYPE_CHECKING:
@@ -49,15 +50,16 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
         InputError: there is none, it is not a fast one, or it lacks one of the five special tokens.
         HubAwayError: the Hub cannot be reached.
     """
+    check_folder_or_hub(name_or_path)
     with local_or_hub(name_or_path) as name:
         tokenizer = _load(name, name_or_path)
     if not tokenizer.is_fast:
-        raise InputError(f"--tokenizer must be a fast one (with a tokenizer.json); {name_or_path} is not.")
+        raise InputError(f"The tokenizer must be a fast one (with a {TOKENIZER_FILE}); {name_or_path} is not.")
     missing = [name for name, token_id in special_ids(tokenizer).items() if token_id is None]
     if missing:
         raise InputError(
             f"The tokenizer must have cls, pad, sep, unk and mask tokens; {name_or_path} lacks {', '.join(missing)}. "
-            "train-unigram makes one that has them."
+            "Train one with train_unigram.py."
         )
     return tokenizer
 
@@ -66,10 +68,7 @@ def _load(name: str, shown_name: str) -> "PreTrainedTokenizerFast":
     try:
         return _tokenizer_class(name).from_pretrained(name)
     except Exception as error:  # a file that is missing or malformed shows as nearly any exception
-        message = (
-            f"A tokenizer is a folder written by train-unigram or a model on the Hub; {shown_name} cannot be loaded: "
-        )
-        raise hub_error(message + " ".join(str(error).split()), error) from error
+        raise hub_error(f"The tokenizer {shown_name} cannot be loaded: {one_line(error)}", error) from error
 
 
 def _tokenizer_class(name: str) -> Any:

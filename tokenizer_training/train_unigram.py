@@ -1,9 +1,10 @@
-"""Stage 1: train a unigram tokenizer on a corpus and save it, with a record of how it was made."""
+"""Train a unigram tokenizer on a corpus, and save it with a report and a record of how it was made."""
 
 import contextlib
 import json
 import logging
 import platform
+import re
 import shlex
 import shutil
 import sys
@@ -15,14 +16,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlm_common.command_line import command, log_start, parse_arguments
+try:
+    from mlm_common.command_line import command, log_start, parse_arguments
+except ModuleNotFoundError:
+    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.errors import InputError, PermanentError, RunFailedError
 from mlm_common.folder_owner import owned_folder
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
 from mlm_common.hub.retries import hub_error
+from mlm_common.next_step import folder_beside, next_step, short_path
 from mlm_common.progress import progress_bar
 from mlm_common.retry import call_repeatedly, growing_delays
-from mlm_common.settings import describe_differences, flag
+from mlm_common.settings import describe_differences, flag, spelled
 from mlm_common.storage import open_folder
 from mlm_common.worker_pool import num_cores
 from tokenizer_training.corpus.bad_rows import BadRows
@@ -48,7 +53,8 @@ from tokenizer_training.unigram.corpus_sample import (
     sample_corpus,
 )
 from tokenizer_training.unigram.normalization import NormalizationConfig
-from tokenizer_training.unigram.report import build_report, draw_report, measure_quality, render_report
+from tokenizer_training.unigram.report import build_report, measure_quality, render_report
+from tokenizer_training.unigram.report_picture import draw_report
 from tokenizer_training.unigram.trainer import train_unigram
 
 if TYPE_CHECKING:
@@ -60,6 +66,11 @@ TUTORIAL_REPOSITORY = "unigram-tokenizer-dataset"
 # Reading is one process's work, and keeps no more than these busy.
 MAX_COUNTING_PROCESSES = 8
 
+# A setting in `describe_differences`, whose name there begins with its part of the record.
+DIFFERENT_SETTING = re.compile(
+    r"(?:corpus\.settings|normalization|unigram)\.(\w+) is '?(.*?)'? there, '?(.*?)'? is asked for"
+)
+
 # Before each further try to save; Cloud Storage's client itself repeats each for two minutes.
 SAVE_RETRY_SECONDS = growing_delays(5.0, 5)
 
@@ -68,34 +79,42 @@ RECORDED_PACKAGES = ("mlm-pretraining", "datasets", "numpy", "regex", "sentencep
 
 @dataclass(frozen=True)
 class OutputConfig:
-    """Where the tokenizer goes, and how the run is carried out; none of it changes the tokenizer.
+    """Where the tokenizer is saved, and how the run is carried out; nothing here changes the tokenizer.
 
     Raises:
         InputError: no output folder, or a setting out of its range.
     """
 
-    output_dir: str = flag("", "Folder of the tokenizer, local or gs://. Required.")
-    overwrite: bool = flag(False, "Replace a tokenizer in --output-dir that was made otherwise.")
+    FLAG_GROUP = "Output"
+
+    output_dir: str = flag("", "Folder for the tokenizer, local or gs://.", is_usual=True)
+    overwrite: bool = flag(
+        False, "Replace a tokenizer in --output-dir that was trained with other settings.", is_usual=True
+    )
     num_workers: int | None = flag(
         None,
-        "Processes that count words. The tokenizer is the same for any number. Default: one per core, at "
-        f"most {MAX_COUNTING_PROCESSES}.",
+        "Number of worker processes; the result does not depend on it. Default: one per core, at most "
+        f"{MAX_COUNTING_PROCESSES}.",
+        is_usual=True,
     )
-    batch_size: int | None = flag(None, "Accepted and without effect: text is counted in blocks of 4 MiB.")
-    push_to_hub: str | None = flag(None, "Also push the tokenizer to this repository on the Hub (USER/NAME).")
+    batch_size: int | None = flag(None, "Accepted for compatibility; has no effect.")
+    push_to_hub: str | None = flag(
+        None, "Also push the tokenizer to this repository on the Hub.", metavar="USER/NAME", group="Hub"
+    )
     export_to_hub: bool = flag(
-        False, f"Also push the tokenizer to the repository {TUTORIAL_REPOSITORY} of the user logged in."
+        False, f"Also push the tokenizer to your repository {TUTORIAL_REPOSITORY} on the Hub.", group="Hub"
     )
-    hub_private: bool = flag(False, "Make the repository that is pushed to private when it is created.")
+    hub_private: bool = flag(False, "Make the repository private when it is created.", group="Hub")
     hub_revision: str | None = flag(
-        None, "Branch that is pushed to, made without files where it is missing; by default main."
+        None, "Branch to push to; created if it does not exist. Default: main.", group="Hub"
     )
     publish_details: bool = flag(
         False,
-        "Push the records as they are: training.json with the paths of the corpus (its files, folders and buckets), "
-        "and report.json with excerpts of its text. By default these are withheld.",
+        "Do not redact the paths of the corpus (files, folders and buckets) in training.json and the excerpts of "
+        "its text in report.json. Default: these are redacted.",
+        group="Hub",
     )
-    dry_run: bool = flag(False, "Stop after all checks, with the plan printed.")
+    dry_run: bool = flag(False, "Check everything, print the plan, and stop.", is_usual=True)
 
     def __post_init__(self) -> None:
         if not self.output_dir:
@@ -103,14 +122,17 @@ class OutputConfig:
         if self.num_workers is not None and self.num_workers < 1:
             raise InputError(f"--num-workers must be 1 or more processes; got {self.num_workers}.")
         if self.push_to_hub and self.export_to_hub:
-            raise InputError("--push-to-hub and --export-to-hub both name a repository on the Hub; give one of them.")
+            raise InputError("--push-to-hub cannot be combined with --export-to-hub: both name a repository.")
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
     """Train a unigram tokenizer and save it in `--output-dir`."""
     corpus_config, normalization, unigram, output = parse_arguments(
-        [CorpusConfig, NormalizationConfig, UnigramConfig, OutputConfig], argv, __doc__
+        [CorpusConfig, NormalizationConfig, UnigramConfig, OutputConfig],
+        argv,
+        __doc__,
+        needed=("data_files", "output_dir"),
     )
     log_start(__file__)
     open_folder(output.output_dir).check_writable()
@@ -121,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def make_tokenizer(
     corpus_config: CorpusConfig, normalization: NormalizationConfig, unigram: UnigramConfig, output: OutputConfig
 ) -> None:
-    """Check what is left to check, train, measure, save, and push if asked to."""
+    """Check the rest, train, measure, save, and push if requested."""
     corpus = open_corpus(corpus_config)
     settings = {"corpus": corpus.record, "normalization": asdict(normalization), "unigram": asdict(unigram)}
     is_complete = not output.overwrite and check_output_folder(output.output_dir, settings)
@@ -130,7 +152,7 @@ def make_tokenizer(
     if output.dry_run:
         return
     if is_complete:
-        logger.info("%s holds this tokenizer already; --overwrite makes it again.", output.output_dir)
+        logger.info("%s already contains this tokenizer; --overwrite trains it again.", output.output_dir)
     else:
         bad_rows = BadRows()
         sample = count_sample(corpus, normalization, unigram, output, bad_rows)
@@ -139,37 +161,41 @@ def make_tokenizer(
         save_with_record(tokenizer, output.output_dir, settings | {"bad_rows": asdict(bad_rows)}, report, picture)
     if repository:
         push_tokenizer(output.output_dir, repository, publish_details=output.publish_details)
+    print(describe_next(output.output_dir))
 
 
 def check_output_folder(folder: str, settings: dict[str, Any]) -> bool:
-    """Tell whether the folder holds the tokenizer of these settings, whole; versions of packages may be others.
+    """Return whether the folder contains a complete tokenizer of these settings; package versions may differ.
 
     Raises:
-        InputError: it holds one of other settings, and those that differ are named.
+        InputError: it contains one of other settings; names those that differ.
     """
     there = open_folder(folder)
     files = there.list_files()
     if not {RECORD_FILE, TOKENIZER_FILE} & set(files):
         return False
     if REPORT_FILE in files and RECORD_FILE not in files:
-        logger.info("%s holds a tokenizer of a run that was killed; it will be made again.", folder)
+        logger.info("The run that wrote the tokenizer in %s was killed; training it again.", folder)
         return False
-    cure = "Give another --output-dir, or --overwrite."
+    hint = "Choose another --output-dir, or pass --overwrite to replace it."
     if RECORD_FILE not in files:
-        raise InputError(f"--output-dir {folder} holds a {TOKENIZER_FILE} without a {RECORD_FILE}. {cure}")
+        raise InputError(f"{folder} already contains a {TOKENIZER_FILE}, without a {RECORD_FILE}. {hint}")
     found, asked = json.loads(there.read_text(RECORD_FILE)), json.loads(json.dumps(settings))
     if not (found.get("bad_rows") or {}).get("num_rows"):  # without any it makes no difference
         for record in (found, asked):
             record.get("corpus", {}).get("settings", {}).pop("on_bad_row", None)
     changes = describe_changes(found.pop("corpus", {}), asked.pop("corpus"))
     if differences := "; ".join(filter(None, [changes, describe_differences(found, asked)])):
-        raise InputError(f"--output-dir {folder} holds a tokenizer of other settings: {differences}. {cure}")
+        shown = DIFFERENT_SETTING.sub(
+            lambda found: f"{spelled(found[1])} {found[2]}, but you asked for {found[3]}", differences
+        )
+        raise InputError(f"The tokenizer in {folder} was trained with other settings: {shown}. {hint}")
     try:
         is_whole = tokenizer_sha256(load_tokenizer(folder)) == found["tokenizer_sha256"]
     except InputError:
         is_whole = False
     if not is_whole:
-        logger.warning("%s holds a tokenizer that is not as it was made; it will be made again.", folder)
+        logger.warning("The tokenizer in %s is damaged; training it again.", folder)
     return is_whole
 
 
@@ -196,20 +222,32 @@ def describe_plan(
     corpus: Corpus, unigram: UnigramConfig, output: OutputConfig, repository: HubRepository | None
 ) -> str:
     """Render the plan as text."""
-    source = corpus.config.dataset_name or " ".join(corpus.config.data_files)
+    source = short_path(corpus.config.dataset_name or "") or " ".join(map(short_path, corpus.config.data_files))
     num_bytes = [file["num_bytes"] for file in corpus.record.get("data_files", ())]
     files = f" ({len(num_bytes):,} files, {sum(num_bytes) / 1e6:,.1f} MB)" if num_bytes else ""
     limit = f", the first {corpus.config.limit:,} documents" if corpus.config.limit else ""
-    size = (
-        f"{unigram.vocab_size:,}" if unigram.vocab_size else f"as the corpus allows, up to {DEFAULT_VOCABULARY_SIZE:,},"
-    )
+    size = f"up to {DEFAULT_VOCABULARY_SIZE:,} tokens (depends on the corpus)"
+    if unigram.vocab_size is not None:
+        size = f"{unigram.vocab_size:,} tokens"
+    rare = "byte fallback" if unigram.byte_fallback else "no byte fallback: rare characters become <unk>"
     lines = [
         f"corpus      {source}{files}{limit}; splits: {', '.join(corpus.split_names)}",
-        f"tokenizer   unigram, {size} pieces, character coverage {unigram.character_coverage}, "
-        + ("rarer characters as bytes" if unigram.byte_fallback else "rarer characters lost"),
+        f"tokenizer   unigram, {size}, {rare}",
         f"output      {output.output_dir}" + (f", pushed to {repository.repo_id}" if repository else ""),
     ]
+    if VALIDATION not in corpus.split_names:
+        lines.append(
+            "note        No text is set aside to measure the model on later: --validation-percent 2 sets some aside."
+        )
     return "\n".join(lines)
+
+
+def describe_next(output_dir: str) -> str:
+    """Write the command that prepares shards with the tokenizer."""
+    flags = ["--tokenizer-name-or-path", output_dir, "--max-length", "512"]
+    return next_step(
+        "tfrecord_prep/prepare_tfrecord_shards.py", [*flags, "--output-dir", folder_beside(output_dir, "shards")]
+    )
 
 
 def count_sample(
@@ -233,12 +271,11 @@ def count_sample(
             on_bytes=bar.update,
         )
     logger.info(
-        "Read %s documents, %.1f MB; training on %.1f MB of them, %s words, %s different segments.",
+        "Read %s documents, %.1f MB; training on %s words, %.1f MB.",
         f"{sample.record['num_documents']:,}",
         sample.record["num_bytes"] / 1e6,
-        sample.record["num_sampled_bytes"] / 1e6,
         f"{sample.record['num_words']:,}",
-        f"{sample.record['num_distinct_segments']:,}",
+        sample.record["num_sampled_bytes"] / 1e6,
     )
     if bad_rows.num_rows:
         logger.warning("Rows that cannot be read: %s. See %s.", bad_rows.describe(), RECORD_FILE)
@@ -301,10 +338,10 @@ def save_with_record(
             SAVE_RETRY_SECONDS,
             lambda error: isinstance(error, OSError | RunFailedError),
             on_failure=lambda error, wait_seconds: logger.warning(
-                "%s The tokenizer is kept in %s, and saved again in %.0f s.", error, built, wait_seconds
+                "%s The tokenizer is kept in %s; trying again in %.0f s.", error, built, wait_seconds
             ),
         )
-    logger.info("Saved the tokenizer in %s.", folder)
+    logger.info("Saved the tokenizer in %s; %s shows how it cuts words.", folder, PICTURE_FILE)
 
 
 @contextmanager
@@ -321,7 +358,7 @@ def kept_until_saved(folder: str) -> Iterator[str]:
         kind = PermanentError if isinstance(error, InputError) else RunFailedError
         if not Path(built, RECORD_FILE).exists():
             shutil.rmtree(built)
-            message = f"The tokenizer could not be written to {built}: {error} TMPDIR names another folder."
+            message = f"The tokenizer could not be written to {built}: {error} Set TMPDIR to use another folder."
             raise RunFailedError(message) from error
         is_local = open_folder(folder).is_local
         copy = f"cp -r {built}/. {shlex.quote(folder)}" if is_local else f"gcloud storage cp {built}/* {folder}"

@@ -27,6 +27,7 @@ import sys
 from pathlib import Path
 
 from mlm_common.errors import InputError
+from mlm_common.library_noise import hide_noise_of_tensorflow
 
 IMPORT_UTILS = "transformers.utils.import_utils"
 # In /dev: NVIDIA's GPUs, those of WSL and AMD, TPUs of either kind.
@@ -47,6 +48,8 @@ def prepare_environment() -> None:
     # Where there is but a CPU, the libraries' errors tell of the GPU that is not there: `failed call to cuInit`.
     has_accelerator = any(any(Path("/dev").glob(pattern)) for pattern in ACCELERATORS)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2" if has_accelerator else "3")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    hide_noise_of_tensorflow()
     for module in TELLING:
         logging.getLogger(f"transformers.{module}").addFilter(_is_worth_telling)
     if importlib.util.find_spec("tensorflow") is None:

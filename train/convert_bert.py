@@ -4,7 +4,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from mlm_common.command_line import command, log_start
+try:
+    from mlm_common.command_line import command, log_start
+except ModuleNotFoundError:
+    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
+from mlm_common.console import add_verbose_flag
 from mlm_common.storage import open_folder
 
 
@@ -14,24 +18,25 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "checkpoint",
         help="Folder with the checkpoint, its configuration and its vocabulary, a .zip of one, or the path of one of "
-        "several checkpoints up to .index. Local or gs://. The slots of its optimizer are passed over.",
+        "several checkpoints without .index. Local or gs://. The state of its optimizer is skipped.",
     )
     parser.add_argument("output", help="Folder of the model, local or gs://.")
     parser.add_argument(
         "--do-lower-case",
         action=argparse.BooleanOptionalAction,
-        help="Whether text is put into lower case; needed where no name says cased or uncased.",
+        help="Lower-case all text, or not; required if no file name says cased or uncased.",
     )
-    parser.add_argument("--bert-config", help="Configuration, where it is not beside the checkpoint.")
+    parser.add_argument("--bert-config", help="Configuration file, if it is not in the folder of the checkpoint.")
     parser.add_argument(
-        "--vocabulary", help="vocab.txt, or SentencePiece's .model, where it is not beside the checkpoint."
+        "--vocabulary", help="vocab.txt, or SentencePiece's .model, if it is not in the folder of the checkpoint."
     )
+    add_verbose_flag(parser)
     return parser
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Read the checkpoint, hold its files against each other, write the model."""
+    """Read the checkpoint, check that its files agree, write the model."""
     arguments = build_parser().parse_args(argv)
     log_start(__file__)
     output = open_folder(arguments.output)
@@ -50,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_model(local_folder, read.weights, pytorch_config(read.config, read.class_name), tokenizer)
         output.upload_folder(local_folder)
     if read.left_out:
-        print(f"left out, as of other heads: {', '.join(read.left_out)}")
+        print(f"not converted, since they belong to other heads: {', '.join(read.left_out)}")
     print(f"{read.class_name} of {read.config.vocab_size:,} tokens: {arguments.output}")
 
 

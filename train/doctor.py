@@ -1,8 +1,8 @@
-"""Tell what is wrong before it costs hours: installation and machine and, of a run's flags, all that it would meet.
+"""Check the installation, the machine and, with a run's flags, all that the run will need, before it costs hours.
 
-Takes all flags of run_mlm.py, so give it the same command line. Without flags it looks at installation and machine;
-with --output-dir alone also at the run in that folder, of pretraining or of fine-tuning.
-Each line is ok, warning or error, with what cures it; the exit status is 1 with an error, 2 for bad flags.
+Accepts all flags of run_mlm.py: run the same command line with doctor.py instead. Without flags it checks the
+installation and the machine; with --output-dir alone also the run in that folder, of pretraining or of fine-tuning.
+Each line is ok, warning or error, and says how to fix it; the exit status is 1 with an error, 2 for bad flags.
 """
 
 import importlib
@@ -10,14 +10,17 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 try:
-    from mlm_common.command_line import command, parse_arguments
+    from mlm_common.command_line import command
     from mlm_common.errors import RunFailedError
     from train.checks.doctor import packages
     from train.checks.doctor.findings import Finding, findings_of
-    from train.config.settings import SUBJECTS, TrainingConfig
-    from train.config.sources import LAYERS
+    from train.config.settings import TrainingConfig
+    from train.config.sources import parse_run_flags
 except ModuleNotFoundError as missing:
-    print(f"error    Python         {missing}. Install the project in its checkout: pip install -e '.[cpu]'")
+    print(
+        f"error    Python         {missing}. Activate the project's environment (source .venv/bin/activate) or make "
+        "one: python3 install.py"
+    )
     sys.exit(1)
 
 
@@ -26,16 +29,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print what each check finds, and fail where one found an error."""
     installed = packages.installed_packages()
     try:
-        config = TrainingConfig(*parse_arguments(SUBJECTS, argv, __doc__, LAYERS))
+        config, _ = parse_run_flags(argv, __doc__)
     except ImportError as broken:  # of transformers, which reads the flags
-        text = f"not read, because of {broken}; so the installation alone is looked at."
+        text = f"cannot be read: {broken}. Fix the errors below first; only the installation is checked."
         print_all([Finding("error", "flags", text)], of_packages(installed))
         return
     print_all(of_packages(installed), of_machine(config, installed), of_run(config))
     if not (config.data.train_dataset or config.run.phases):
-        print(
-            "With the flags of a run (run_mlm.py's), its shards, buckets, model and Hub repository are looked at, too."
-        )
+        print("Pass the flags of a run (run_mlm.py's) to check its shards, buckets, model and Hub repository as well.")
 
 
 def of_packages(installed: dict) -> Iterator[Finding]:
@@ -85,11 +86,11 @@ def print_all(*groups: Iterable[Finding]) -> None:
             print(finding, flush=True)
     print(f"\n{counts['ok']} ok, {counts['warning']} warnings, {counts['error']} errors", flush=True)
     if counts["error"]:
-        raise RunFailedError("Not all is well; each line that says error says what cures it.")
+        raise RunFailedError("Some checks failed; each error line says how to fix it.")
 
 
 def _findings(subject: str, name: str, *arguments: object) -> Iterator[Finding]:
-    """Yield the findings of a check whose module is imported only now, since that may fail, too."""
+    """Yield the findings of a check whose module is imported only now, because that can fail as well."""
 
     def check() -> Iterable[Finding]:
         module, _, function = name.partition(".")

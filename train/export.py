@@ -1,4 +1,4 @@
-"""Export a saved model, a checkpoint of a run say, for PyTorch, and push it to the Hub if asked to."""
+"""Export a checkpoint of a run, or another saved model, for PyTorch; push it to the Hub if you ask for it."""
 
 import argparse
 import functools
@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 # Before transformers is imported.
-from mlm_common.command_line import command, log_start
+try:
+    from mlm_common.command_line import command, log_start
+except ModuleNotFoundError:
+    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
+from mlm_common.console import add_verbose_flag
 from mlm_common.errors import InputError
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository, push_files
 from mlm_common.storage import PARTIAL_SUFFIX, open_folder
@@ -36,14 +40,15 @@ def build_parser() -> argparse.ArgumentParser:
         "--revision",
         "--hub-revision",
         default=MAIN_BRANCH,
-        help="Branch to push to, made without files where it is missing.",
+        help="Branch to push to; created empty if it does not exist.",
     )
     parser.add_argument(
         "--formats",
         default="pytorch",
-        help=f"What to write, divided by commas: pytorch (model.safetensors, always), tf ({TF_WEIGHTS_NAME}).",
+        help=f"Formats to write, separated by commas: pytorch (model.safetensors, always), tf ({TF_WEIGHTS_NAME}).",
     )
-    parser.add_argument("--tokenizer", help="Folder or Hub id, where it is no longer where the run found it.")
+    parser.add_argument("--tokenizer", help="Folder or Hub id of the tokenizer, if it has moved since the run.")
+    add_verbose_flag(parser)
     return parser
 
 
@@ -75,8 +80,8 @@ def _formats(text: str) -> set[str]:
     formats = {name.strip() for name in text.split(",")}
     if "onnx" in formats:
         raise InputError(
-            "--formats onnx is not made here: no well-kept exporter reads TensorFlow's models. From the PyTorch export "
-            "Hugging Face's makes it: optimum-cli export onnx --model OUTPUT ONNX_OUTPUT."
+            "--formats onnx is not supported. Convert the PyTorch export with Hugging Face's exporter: optimum-cli "
+            "export onnx --model OUTPUT ONNX_OUTPUT."
         )
     if not formats <= set(FORMATS) or "pytorch" not in formats:
         raise InputError(f"--formats must be pytorch, or pytorch,tf; received {text}.")

@@ -1,5 +1,6 @@
-"""Show what an exported model predicts at the [MASK] of each sentence, by transformers' own fill-mask pipeline."""
+"""Show what a masked language model predicts at the [MASK] of each sentence, using transformers' fill-mask pipeline."""
 
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -7,13 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlm_common.command_line import command, log_start, parse_arguments
+try:
+    from mlm_common.command_line import command, log_start, parse_arguments
+except ModuleNotFoundError:
+    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.errors import InputError
+from mlm_common.local_paths import check_folder
 
 # Before transformers is imported.
 from mlm_common.settings import flag
 from mlm_common.storage import open_folder
 from train.config.settings import MASK
+from train.runtime.run_folder import exported_model
 
 DEFAULT_SENTENCES = (
     "Return a [MASK] of strings.",
@@ -21,20 +27,22 @@ DEFAULT_SENTENCES = (
     "The first [MASK] is the name of the file.",
 )
 NEEDED_FILES = ("config.json", "model.safetensors", "tokenizer.json")
+# How the names of classes with a head for masked tokens end.
+MASKED_LM_CLASSES = ("ForMaskedLM", "ForPreTraining")
 
 
 @dataclass(frozen=True)
 class FillMaskConfig:
-    """Which model is asked what."""
+    """The model, and the sentences with masks to fill in."""
 
     model: str = field(
-        metadata={"help": "Folder of an exported model, local or gs:// (OUTPUT_DIR/export of run_mlm.py)."}
+        metadata={"help": "Folder of a run (OUTPUT_DIR of run_mlm.py) or of an exported model, local or gs://."}
     )
     text: list[str] = field(
         default_factory=lambda: list(DEFAULT_SENTENCES),
-        metadata={"help": "Sentences with one [MASK] each; by default three that suit a model of technical English."},
+        metadata={"help": "Sentences with one [MASK] each. Default: three for a model of technical English."},
     )
-    top_k: int = flag(5, "Predictions shown for each sentence, the likeliest first.")
+    top_k: int = flag(5, "Number of predictions per sentence, the most likely first.")
 
     def __post_init__(self) -> None:
         if self.top_k < 1:
@@ -42,29 +50,29 @@ class FillMaskConfig:
 
 
 def fill_masks(folder: str, sentences: Sequence[str], top_k: int = 5) -> list[list[dict[str, Any]]]:
-    """Predict for each sentence its `top_k` fillings, the likeliest first.
+    """Predict the `top_k` most likely tokens for the mask of each sentence, the most likely first.
 
     Runs on torch where it is installed, else on TensorFlow.
 
     Args:
-        folder: an exported model, local or `gs://`.
+        folder: of a run or of an exported model, local or `gs://`.
         sentences: each with one `[MASK]`, which stands for the tokenizer's mask token, whatever it looks like.
-        top_k: at least 1, and no more than the vocabulary holds.
+        top_k: at least 1, at most the size of the vocabulary.
 
     Returns:
         Dicts with `score` (probability), `token` (id), `token_str` and `sequence` (the sentence filled in), as
         `transformers.FillMaskPipeline` gives them.
 
     Raises:
-        InputError: the folder holds no exported model; a sentence has no mask, has several, or is longer than the
-            model's rows; `top_k` is larger than the vocabulary.
+        InputError: the folder contains no exported masked language model; a sentence has no mask, has several, or is
+            longer than the model's rows; `top_k` is larger than the vocabulary.
     """
     with _local_export(folder) as local_folder:
         from tokenizer_training.tokenizer import load_tokenizer, vocabulary_size
 
         tokenizer = load_tokenizer(local_folder)
         if top_k > vocabulary_size(tokenizer):
-            raise InputError(f"--top-k must be at most the vocabulary, {vocabulary_size(tokenizer)}; received {top_k}.")
+            raise InputError(f"--top-k must be at most {vocabulary_size(tokenizer)}, the vocabulary; received {top_k}.")
         texts = [_with_mask_token(sentence, tokenizer) for sentence in sentences]
         fill = _pipeline(local_folder, tokenizer)
         return [fill(text, top_k=top_k) for text in texts]
@@ -72,14 +80,21 @@ def fill_masks(folder: str, sentences: Sequence[str], top_k: int = 5) -> list[li
 
 @contextmanager
 def _local_export(folder: str) -> Iterator[str]:
+    check_folder(folder, "--model")
+    folder = exported_model(folder)
     export = open_folder(folder)
     missing = sorted(set(NEEDED_FILES) - set(export.list_files()))
     if missing:
         raise InputError(
-            f"--model must be a folder with an exported model, as OUTPUT_DIR/export of run_mlm.py; {folder} lacks "
-            f"{', '.join(missing)}."
+            f"--model: {folder} is not an exported model: it has no {', '.join(missing)}. Use the folder of a run, or "
+            "its export/."
         )
     with export.local_copy() as local_folder:
+        names = json.loads(Path(local_folder, "config.json").read_text(encoding="utf-8")).get("architectures") or [""]
+        if not names[0].endswith(MASKED_LM_CLASSES):
+            raise InputError(
+                f"--model: {folder} is not a masked language model but a {names[0]}. Use python finetuning/predict.py."
+            )
         yield str(Path(local_folder).resolve())
 
 
@@ -88,11 +103,11 @@ def _with_mask_token(sentence: str, tokenizer: Any) -> str:
     ids = tokenizer(text)["input_ids"]
     num_masks = ids.count(tokenizer.mask_token_id)
     if num_masks != 1:
-        raise InputError(f"--text must hold one {MASK} a sentence; received {num_masks} in {sentence!r}.")
+        raise InputError(f"Each sentence needs exactly one {MASK}; {sentence!r} has {num_masks or 'none'}.")
     if len(ids) > tokenizer.model_max_length:
         raise InputError(
-            f"--text must fit the {tokenizer.model_max_length} tokens of the model's rows; received {len(ids)} tokens "
-            f"in {sentence[:40]!r}…"
+            f"The model reads at most {tokenizer.model_max_length} tokens; {sentence[:40]!r}… has {len(ids)}. Shorten "
+            "the sentence."
         )
     return text
 
@@ -112,7 +127,7 @@ def _pipeline(folder: str, tokenizer: Any) -> Any:
 
 
 def predictions_table(sentence: str, predictions: Sequence[dict[str, Any]]) -> str:
-    """Write the sentence and, in a line each, the probability in percent and the text of its predictions."""
+    """Format the sentence, and one line per prediction with its probability and text."""
     lines = [f"{prediction['score']:8.1%}  {prediction['token_str']}" for prediction in predictions]
     return "\n".join([sentence, *lines])
 

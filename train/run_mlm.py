@@ -3,7 +3,10 @@
 import sys
 from collections.abc import Sequence
 
-from mlm_common.command_line import command, log_start
+try:
+    from mlm_common.command_line import command, log_start
+except ModuleNotFoundError:
+    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from train.config.sources import parse_training_config
 from train.runtime.supervisor import supervise_if_asked
 
@@ -30,7 +33,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             run.plan(strategy.num_replicas_in_sync)
             stages.check_workers(run, strategy)
             for trainer in restored_trainers(run, strategy):
-                record = record_run(trainer.run, trainer.plan, strategy, trainer.computation)
+                record = record_run(
+                    trainer.run, trainer.plan, strategy, trainer.computation, trainer.model.network.count_params()
+                )
                 publisher = stages.build_publisher(trainer.run, record)
                 if publisher is not None:
                     trainer.print_start()

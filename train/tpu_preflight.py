@@ -1,6 +1,7 @@
-"""Ask the TPU's compiler, without a TPU, whether a run of `run_mlm.py` compiles and fits, and how fast it would be.
+"""Will it fit? Ask the TPU's own compiler, without a TPU, before you pay for one.
 
-Takes all flags of run_mlm.py; what it prints is modelled by the compiler, not measured.
+Accepts all flags of run_mlm.py; says whether the run compiles and fits, and how long it would take. Memory and time are
+modelled by the compiler, not measured.
 """
 
 import os
@@ -8,52 +9,54 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlm_common.command_line import command, log_start, parse_arguments
+try:
+    from mlm_common.command_line import command, log_start
+except ModuleNotFoundError:
+    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.errors import InputError
 from mlm_common.settings import flag
-from train.config.settings import SUBJECTS, TrainingConfig
-from train.config.sources import LAYERS
+from train.checks.preflight.tpu_slices import SLICES, tpu_slice
+from train.config.sources import parse_run_flags
 
 
 @dataclass(frozen=True)
 class PreflightConfig:
     """What the compiler is asked."""
 
-    topology: str | None = flag(None, "Slice to compile for: v2-8, v3-8, v4-8, v5e-8, v5p-8, v6e-8, v3-32 …")
+    topology: str | None = flag(None, f"TPU slice to compile for: {SLICES}.")
     find_batch_size: bool = flag(
-        False, "Search the largest --per-replica-batch-size that fits, in multiples of 8 rows."
+        False, "Find the largest --per-replica-batch-size that fits, in multiples of 8 rows; compiles 2 to 8 times."
     )
     vocab_size: int | None = flag(
         None,
-        "Size of the vocabulary; with --max-length in the place of --train-dataset, and of the shards of --phases.",
+        "Size of the vocabulary. With --max-length it replaces --train-dataset, and the shards of --phases, so that "
+        "you can ask before you have shards.",
     )
-    compiler_python: str = flag(sys.executable, "Interpreter that has jax and libtpu, where not this one.")
+    operations: bool = flag(False, "Also name the most expensive operations.")
+    compiler_python: str = flag(sys.executable, "Interpreter that has jax and libtpu, if not this one.")
 
     def __post_init__(self) -> None:
         if not self.topology:
-            raise InputError("--topology is required: the slice to compile for, as in v5e-8; received nothing.")
+            raise InputError(f"--topology is required: the TPU slice to compile for. The slices are {SLICES}.")
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Check, lower the step on the CPU, compile it for the TPU, and print what the compiler says."""
-    *subjects, settings = parse_arguments((*SUBJECTS, PreflightConfig), argv, __doc__, LAYERS)
-    config = TrainingConfig(*subjects)
+    """Plan the run, lower its step on the CPU, compile it for the TPU, and print what the compiler says."""
+    config, settings = parse_run_flags(argv, __doc__, PreflightConfig, needed=("topology",))
     log_start(__file__)
-    from train.checks.preflight.preflight import (  # transformers, not for --help
-        open_preflights,
-        print_largest_batch,
-        print_step,
-    )
+    tpu = tpu_slice(str(settings.topology))
+    from train.checks.preflight import preflight as stages  # transformers, not for --help
 
-    arguments = (str(settings.topology), settings.vocab_size, settings.compiler_python)
-    for name, preflight in open_preflights(config, *arguments):
+    phases = stages.plan_phases(config, tpu, settings.vocab_size)
+    if config.run.dry_run:
+        stages.print_plan(phases, tpu)
+        return
+    print_answer = stages.print_largest_batch if settings.find_batch_size else stages.print_step
+    for name, preflight in stages.open_preflights(phases, tpu, settings.compiler_python):
         if name:
             print(f"\n{name}\n")
-        if settings.find_batch_size:
-            print_largest_batch(preflight)
-        else:
-            print_step(preflight)
+        print_answer(preflight, with_operations=settings.operations)
 
 
 if __name__ == "__main__":

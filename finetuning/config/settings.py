@@ -6,9 +6,12 @@ A name of transformers' `run_glue.py` and `run_classification.py` is the name of
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from mlm_common.errors import InputError
 from mlm_common.settings import PUBLIC, flag, require, require_each
 from train.config.settings import (
     ADDED,
+    BATCH,
+    CHECKPOINTS,
     PER_WORKER,
     ROUNDING,
     HardwareConfig,
@@ -22,10 +25,13 @@ from train.config.settings import (
 
 # The shortest rows that are worth a program of their own; each bucket is twice as long as the one before.
 SHORTEST_BUCKET = 16
+# Tokens that two windows share by default in rows of 384 (BERT's).
+DOC_STRIDE = 128
 SIMILAR_LABELS = (
-    "Make labels that differ in white space, case or the form of a whole number alone one class, called by the most "
-    "frequent of them, or keep them apart. Without it, they are refused."
+    "Labels that differ only in white space, case or the form of a whole number: merge them into one class, with the "
+    "name of the most frequent one, or keep them apart. Without it, such labels are refused."
 )
+TPU_COMPILER = "TPU compiler"
 
 
 def fixed(value: Any = None) -> Any:
@@ -37,42 +43,57 @@ def fixed(value: Any = None) -> Any:
 class ExamplesConfig:
     """Where the examples come from, and how long their rows are."""
 
+    FLAG_GROUP = "Data"
+
     train_file: str | None = changeable(
-        None, "Examples to train on: .tsv, .csv, .jsonl (or .json), .parquet or .conll, local or gs://.", PER_WORKER
+        None,
+        "Training examples: .tsv, .csv, .jsonl (or .json), .parquet or .conll, local or gs://.",
+        PER_WORKER,
+        is_usual=True,
     )
     validation_file: str | None = changeable(
-        None, "Examples to evaluate on, by which the best checkpoint is chosen; without it nothing is.", PER_WORKER
+        None,
+        "Examples for evaluation; they also decide which checkpoint is best. Without it nothing is evaluated.",
+        PER_WORKER,
+        is_usual=True,
     )
     test_file: str | None = changeable(None, "Examples to predict, with or without labels.", PER_WORKER)
     dataset_name: str | None = changeable(
         None,
-        "Data set of the Hub, or of a folder, in the place of files: its splits train, validation and test.",
+        "Data set on the Hub, or a folder of one, instead of files. Its splits train, validation and test are used.",
         PUBLIC,
     )
-    dataset_config_name: str | None = changeable(None, "Its configuration.", PUBLIC)
-    dataset_revision: str | None = changeable(None, "Its commit or tag; by default the newest.", PUBLIC)
-    do_predict: bool = changeable(False, "Predict the test part, which --test-file asks for by itself.")
+    dataset_config_name: str | None = changeable(None, "Configuration of the data set.", PUBLIC)
+    dataset_revision: str | None = changeable(None, "Commit or tag of the data set. Default: the newest.", PUBLIC)
+    do_predict: bool = changeable(False, "Predict the test split; --test-file does so by itself.")
     tokenizer_name: str | None = changeable(
         None,
-        "Folder or Hub id of the tokenizer; by default that of --init-from, whose vocabulary it must have.",
+        "Folder or Hub id of the tokenizer. Its vocabulary must be the model's. Default: the tokenizer of --init-from.",
         PER_WORKER,
+        metavar="DIR",
     )
-    max_seq_length: int = flag(128, "Tokens of the longest row; longer ones are cut, of a pair the longer text first.")
+    max_seq_length: int = flag(
+        128,
+        "Tokens of the longest row. Longer ones are cut; of a pair, the longer text first.",
+        group=BATCH,
+        is_usual=True,
+    )
     length_buckets: list[int] = flag(
         list,
-        "Lengths that rows are filled up to, each a program compiled once; by default 16, 32, 64 … up to "
-        "--max-seq-length. One length fills all rows up to it.",
+        "Lengths to which rows are padded, such as 32 64 128; each is compiled once. Default: 16, 32, 64 … up to "
+        "--max-seq-length. With one length, all rows have it.",
+        group=BATCH,
     )
-    max_train_samples: int | None = flag(None, "Train on so many examples, the first.")
-    max_eval_samples: int | None = flag(None, "Evaluate on so many examples, the first.")
-    max_predict_samples: int | None = changeable(None, "Predict so many examples, the first.")
+    max_train_samples: int | None = flag(None, "Use only the first N training examples.")
+    max_eval_samples: int | None = flag(None, "Use only the first N evaluation examples.")
+    max_predict_samples: int | None = changeable(None, "Predict only the first N test examples.")
 
     def __post_init__(self) -> None:
         counts = "max_seq_length max_train_samples max_eval_samples max_predict_samples"
         require_each(self, counts, lambda value: value >= 1, "must be at least 1")
         buckets = self.length_buckets
         is_right = sorted(set(buckets)) == buckets and all(length >= 1 for length in buckets)
-        require(is_right, "must be growing numbers of tokens", "--length-buckets", buckets)
+        require(is_right, "must be increasing numbers of tokens", "--length-buckets", buckets)
         reaches = not buckets or buckets[-1] == self.max_seq_length
         require(reaches, f"must end with --max-seq-length {self.max_seq_length}", "--length-buckets", buckets)
 
@@ -95,32 +116,34 @@ class ClassificationData(ExamplesConfig):
     """Which texts have which labels."""
 
     task_name: Literal["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli"] | None = flag(
-        None, "A task of GLUE, from --glue-dir, else from the Hub; it brings columns, labels and metrics."
+        None, "Task of GLUE, with its columns, labels and metrics, from --glue-dir or the Hub."
     )
     glue_dir: str | None = changeable(
         None, "Folder of the GLUE download, local or gs://, with CoLA/, SST-2/ … of .tsv files.", PER_WORKER
     )
     text_column_names: list[str] = flag(
-        list, "One or two columns of text; by default those besides the label's, and what is called id, idx or index."
+        list, "One or two columns with the text. Default: all but the label's and id, idx or index."
     )
-    label_column_name: str = flag("label", "Column of the labels.")
+    label_column_name: str = flag("label", "Column with the labels.")
     problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = flag(
         None,
-        "What a label is: one of some; several, as a list or divided by --label-separator; a number. By default "
-        "several where they are lists, a number where all are numbers and not all whole, else one; labels that can be "
-        "read in two ways are refused.",
+        "What a label is: one class; several, as a list or separated by --label-separator; or a number. Default: "
+        "several if labels are lists, a number if all are numbers and not all whole, otherwise one class. Labels "
+        "that could be read in two ways are refused.",
     )
-    label_separator: str = flag(",", "What divides several labels of a row, where they are one text.")
+    label_separator: str = flag(",", "Separates several labels of a row in one text.", metavar="TEXT")
     decimal_separator: Literal[".", ","] = flag(".", "Decimal point or comma of numbers.", ADDED)
     label_lists: Literal["names", "vectors"] | None = flag(
         None,
-        "What lists of 0 and 1 of one length are: the names of a row's classes, or a place for each class. Without it, "
-        "such labels are refused.",
+        "If labels are lists of 0 and 1 of one length: names (each is the name of a class) or vectors (one place "
+        "per class). Without it, such labels are refused.",
         ADDED,
     )
     similar_labels: Literal["merge", "keep"] | None = flag(None, SIMILAR_LABELS, ADDED)
     metric_name: str | None = changeable(
-        None, "Metric by which the best checkpoint is chosen; by default the first of the task's, for GLUE their mean."
+        None,
+        "Metric that decides which checkpoint is best. Default: the first one of the task; for GLUE, the mean of "
+        "its metrics.",
     )
 
     def __post_init__(self) -> None:
@@ -131,7 +154,8 @@ class ClassificationData(ExamplesConfig):
             "--dataset-name": self.dataset_name,
         }
         given = [name for name, value in sources.items() if value is not None]
-        require(len(given) <= 1, "must not both be given", " and ".join(given), "both")
+        if len(given) > 1:
+            raise InputError(f"{' and '.join(given)} cannot be combined: each names the examples.")
         require(len(self.text_column_names) <= 2, "must be one or two", "--text-column-names", self.text_column_names)
         is_of_glue = self.glue_dir is None or self.task_name is not None
         require(is_of_glue, "needs --task-name", "--glue-dir", self.glue_dir)
@@ -141,12 +165,15 @@ class ClassificationData(ExamplesConfig):
 class TaggingData(ExamplesConfig):
     """Which words have which tags."""
 
-    text_column_name: str = flag("tokens", "Column of the words, a list a row; a .conll file's first is called so.")
-    label_column_name: str = flag("ner_tags", "Column of their tags, likewise; a .conll file's last is called so.")
+    text_column_name: str = flag(
+        "tokens", "Column with the words, a list per row. The first column of a .conll file has this name."
+    )
+    label_column_name: str = flag(
+        "ner_tags", "Column with the tags, a list per row. The last column of a .conll file has this name."
+    )
     similar_labels: Literal["merge", "keep"] | None = flag(None, SIMILAR_LABELS, ADDED)
     metric_name: str | None = changeable(
-        None,
-        "Metric by which the best checkpoint is chosen; by default the F1 of entities, of other tags the accuracy.",
+        None, "Metric that decides which checkpoint is best. Default: F1 of entities; for other tags, accuracy."
     )
 
 
@@ -154,22 +181,42 @@ class TaggingData(ExamplesConfig):
 class QuestionData(ExamplesConfig):
     """Which questions about which paragraphs, and how an answer is chosen."""
 
-    max_seq_length: int = flag(384, "Tokens of the longest row: a question and a window of its paragraph (BERT's 384).")
-    doc_stride: int = flag(128, "Tokens that two windows of a paragraph share, or by which they differ.")
-    doc_stride_is: Literal["overlap", "step"] = flag(
-        "overlap", "Whether --doc-stride is the overlap, as in transformers' script, or the step, as in Google's."
+    max_seq_length: int = flag(
+        384,
+        "Tokens of the longest row: a question and a window of its paragraph. BERT used 384.",
+        group=BATCH,
+        is_usual=True,
     )
-    n_best_size: int = changeable(20, "Tokens at which an answer may begin, and end; answers that are listed.")
-    max_answer_length: int = changeable(30, "Tokens of the longest answer (BERT's 30).")
+    doc_stride: int | None = flag(
+        None,
+        "Tokens by which two windows of a paragraph overlap, or differ: see --doc-stride-is. Default: 128, or a third "
+        "of --max-seq-length if that is less.",
+        group=BATCH,
+    )
+    doc_stride_is: Literal["overlap", "step"] = flag(
+        "overlap",
+        "Whether --doc-stride is the overlap, as in transformers' run_qa.py, or the step, as in Google's BERT.",
+        group=BATCH,
+    )
+    n_best_size: int = changeable(
+        20, "Tokens considered as start and as end of an answer; also how many answers are listed."
+    )
+    max_answer_length: int = changeable(30, "Tokens of the longest answer. BERT used 30.")
     null_score_diff_threshold: float = changeable(
         0.0,
-        "Where some questions have no answer: none is given if its score is higher than a text's by more than this.",
+        "For questions that may have no answer: answer with none if its score is higher than the best text's by "
+        "more than X.",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         counts = "doc_stride n_best_size max_answer_length"
         require_each(self, counts, lambda value: value >= 1, "must be at least 1")
+
+    @property
+    def stride(self) -> int:
+        """`doc_stride`, or its default."""
+        return self.doc_stride or min(DOC_STRIDE, max(1, self.max_seq_length // 3))
 
 
 @dataclass(frozen=True)
@@ -178,12 +225,14 @@ class OwnData(ExamplesConfig):
 
     task: str | None = changeable(
         None,
-        "FILE.py:CLASS, a task of your own: a subclass of finetuning.tasks.own.OwnTask, as recipes/star_ratings.py has "
-        "one. The code of this local file is run, and no other that is not installed.",
+        "The class of your task, a subclass of finetuning.tasks.own.OwnTask, such as "
+        "recipes/star_ratings.py:StarRatings. The code of this local file is run.",
         PER_WORKER,
+        metavar="FILE.py:CLASS",
+        is_usual=True,
     )
     metric_name: str | None = changeable(
-        None, "Metric by which the best checkpoint is chosen; by default the first of the task's."
+        None, "Metric that decides which checkpoint is best. Default: the first one of the task."
     )
 
     def __post_init__(self) -> None:
@@ -199,9 +248,11 @@ class FinetunedModel(ModelConfig):
 
     init_from: str | None = flag(
         None,
-        "What to start from: an export of this project, a run's folder, a folder or Hub id with config.json, "
-        "tokenizer, and weights in safetensors or TensorFlow's h5; also a model that was fine-tuned before.",
+        "Model to start from: an export of this project, the folder of a run, or a folder or Hub id with "
+        "config.json, tokenizer, and model.safetensors or tf_model.h5. It may have been fine-tuned before.",
         former_name="model_name_or_path",
+        metavar="DIR",
+        is_usual=True,
     )
     preset: str = fixed("")
     objective: Literal["mlm", "mlm+nsp", "mlm+sop"] = fixed("mlm")
@@ -216,15 +267,24 @@ class FinetuningOptimization(OptimizationConfig):
     """Batch, length of the run, optimizer, and the learning rate over the run."""
 
     per_replica_batch_size: int = changeable(
-        32, "Rows a replica takes at once (BERT's 32).", ROUNDING, former_name="per_device_train_batch_size"
+        32,
+        "Rows per replica at once. BERT used 32. Lower it if memory runs out.",
+        ROUNDING,
+        former_name="per_device_train_batch_size",
+        group=BATCH,
+        is_usual=True,
     )
-    num_epochs: int = changeable(3, "Passes over the examples (BERT's 3).", former_name="num_train_epochs")
-    learning_rate: float = flag(2e-5, "Peak, after the warmup; BERT's are 5e-5, 3e-5 and 2e-5.")
-    warmup_ratio: float = flag(0.1, "Share of the steps over which the rate rises from 0 (BERT's 0.1).")
+    num_epochs: int = changeable(
+        3, "Passes over the training examples. BERT used 3.", former_name="num_train_epochs", group=BATCH, is_usual=True
+    )
+    learning_rate: float = flag(
+        2e-5, "Peak learning rate, reached after the warmup. BERT used 5e-5, 3e-5 and 2e-5.", is_usual=True
+    )
+    warmup_ratio: float = flag(0.1, "Fraction of the steps over which the learning rate rises from 0. BERT used 0.1.")
     weight_decay_rate: float = flag(
-        0.01, "Decoupled; not on biases and layer norms (BERT's 0.01).", former_name="weight_decay"
+        0.01, "Decoupled weight decay, not applied to biases and layer norms.", former_name="weight_decay"
     )
-    adam_beta2: float = flag(0.999, "Decay of the second moment (BERT's 0.999).")
+    adam_beta2: float = flag(0.999, "Decay of the second moment. BERT used 0.999.")
 
 
 @dataclass(frozen=True)
@@ -244,21 +304,28 @@ class FinetuningRun(RunConfig):
     """Where the run writes, how often, and its seed."""
 
     phases: str | None = fixed()
-    seed: int = flag(42, "Fixes the start of the head, the order of examples, and dropout.")
+    seed: int = flag(42, "Seed of the new head, the order of examples, and dropout.")
     seeds: list[int] = changeable(
-        list, "Make a run with each of these seeds, in OUTPUT_DIR/seed-…, and a table of their scores: 1 2 3."
+        list,
+        "Train once with each of these seeds, such as 1 2 3, in OUTPUT_DIR/seed-…, and compare their scores in a "
+        "table.",
     )
     load_best_model_at_end: bool = changeable(
         True,
-        "Export, score and predict with the checkpoint of the best evaluation, not with the last. Each evaluation that "
-        "is the best so far is saved, whatever --save-steps.",
+        "Export, score and predict with the best checkpoint. This is the default. Each new best is saved, "
+        "whatever --save-steps says.",
+        off_help="Export, score and predict with the last checkpoint.",
+        group=CHECKPOINTS,
     )
     topology: str | None = changeable(
         None,
-        "With --dry-run: ask the TPU's compiler, without a TPU, whether the step on the longest rows fits this slice, "
-        "and how fast it would be: v3-8, v5e-8 … (docs/preflight.md).",
+        "With --dry-run: ask the TPU's compiler, without a TPU, whether the step on the longest rows fits this "
+        "slice (v3-8, v5e-8 …) and how fast it would be.",
+        group=TPU_COMPILER,
     )
-    compiler_python: str | None = changeable(None, "Interpreter that has jax and libtpu for that, where not this one.")
+    compiler_python: str | None = changeable(
+        None, "Python that has jax and libtpu, if it is not this one.", metavar="FILE", group=TPU_COMPILER
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -286,7 +353,7 @@ class FinetuningConfig(RunSettings):
 
     def __post_init__(self) -> None:
         is_one = not self.run.seeds or self.hub.hub_model_id is None
-        require(is_one, "must not be given with --hub-model-id, which is of one model", "--seeds", self.run.seeds)
+        require(is_one, "cannot be combined with --hub-model-id, which takes one model", "--seeds", self.run.seeds)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from finetuning.config.settings import FinetuningConfig
+from finetuning.config.settings import ExamplesConfig, FinetuningConfig, OwnData
 from mlm_common.command_line import parse_arguments
-from mlm_common.settings import require
+from mlm_common.local_paths import check_file
+from mlm_common.settings import require, spelled
 from train.config.sources import saved_on_tpus
 
 Settings = TypeVar("Settings", bound=FinetuningConfig)
@@ -20,10 +21,29 @@ def parse_finetuning_config(config_class: type[Settings], argv: Sequence[str] | 
     """
     subjects = config_class.subjects()
     settings: dict[str, Any] = dict(
-        zip(subjects, parse_arguments(tuple(subjects.values()), argv, description), strict=True)
+        zip(
+            subjects,
+            parse_arguments(tuple(subjects.values()), argv, description, needed=_needed(subjects)),
+            strict=True,
+        )
     )
     config = config_class(**settings)
     require(bool(config.model.init_from), "is required: the model to start from", "--init-from", "nothing")
     require(bool(config.run.output_dir), "is required: the folder of the run", "--output-dir", "nothing")
+    if not isinstance(config.data, OwnData):  # which may read a folder, or nothing, by these names
+        _check_files(config.data)
     run: Any = saved_on_tpus(config)
     return replace(config, run=run)
+
+
+def _needed(subjects: dict[str, type]) -> tuple[str, ...]:
+    source = "task" if hasattr(subjects["data"], "task") else "train_file"
+    return ("init_from", source, "output_dir")
+
+
+def _check_files(data: ExamplesConfig) -> None:
+    """Check that the files exist, before anything else is said about them or the model."""
+    for name in ("train_file", "validation_file", "test_file"):
+        path = getattr(data, name)
+        if path is not None:
+            check_file(path, spelled(name))

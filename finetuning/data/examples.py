@@ -48,12 +48,14 @@ class Parts:
     """All examples of a run.
 
     columns: which columns were read as what, {title: text}, for the plan.
+    text_columns: those of the texts.
     validation: {ending of the names of the figures: examples}; the first is the one that checkpoints are chosen by.
     tests: {name of the predictions: examples}.
     """
 
     train: Examples
     columns: dict[str, str]
+    text_columns: Sequence[str]
     validation: dict[str, Examples] = field(default_factory=dict)
     tests: dict[str, Examples] = field(default_factory=dict)
 
@@ -78,8 +80,23 @@ def read_parts(data: ClassificationData) -> Parts:
 
     tests = examples("test") if data.predicts else {}
     return Parts(
-        examples("train")[""], columns, examples("validation"), {f"test{key}": one for key, one in tests.items()}
+        examples("train")[""],
+        columns,
+        texts,
+        examples("validation"),
+        {f"test{key}": one for key, one in tests.items()},
     )
+
+
+def read_examples_to_predict(path: str, data: ClassificationData) -> Examples:
+    """Read the texts of a file, which `--file` names, without their labels.
+
+    Raises:
+        InputError: there is no such file, column or text.
+    """
+    is_cut = data.task_name is not None and GLUE_TASKS[data.task_name].skips_short_rows
+    table = read_table(path, "--file", skips_short_rows=is_cut)
+    return Examples(table.name, _texts(table, data.text_column_names or _text_columns(table, data)), None)
 
 
 def own_tables(data: ExamplesConfig) -> dict[str, Table]:
@@ -96,7 +113,7 @@ def own_tables(data: ExamplesConfig) -> dict[str, Table]:
         files = {split: getattr(data, f"{split}_file") for split in SPLITS}
         tables = {split: read_table(path, f"--{split}-file") for split, path in files.items() if path is not None}
     if "train" not in tables:
-        rule = "--train-file is required, or a --dataset-name with a split train, or --task-name where there are tasks"
+        rule = "--train-file is required, or a --dataset-name with a split train, or --task-name for a task of GLUE"
         raise InputError(f"{rule}; received {data.dataset_name or 'nothing'}.")
     if data.predicts and "test" not in tables:
         raise InputError(
@@ -125,7 +142,7 @@ def _text_columns(table: Table, data: ClassificationData) -> list[str]:
     ]
     require(
         1 <= len(names) <= 2,
-        f"must say which columns of {table.name} are the texts, where that are not one or two besides "
+        f"must name the columns of {table.name} with text, unless there are one or two besides "
         f"{data.label_column_name}",
         "--text-column-names",
         f"nothing, with the columns {', '.join(table.columns)}",
@@ -134,7 +151,7 @@ def _text_columns(table: Table, data: ClassificationData) -> list[str]:
         if all(str(value).strip().isdecimal() for value in table.columns[name]):
             others = " ".join(one for one in names if one != name)
             raise InputError(
-                f"Column {name} of {table.name} holds whole numbers, which are rarely texts. Give --text-column-names "
+                f"Column {name} of {table.name} holds whole numbers, which are rarely texts. Use --text-column-names "
                 f"{' '.join(names)} if it is one" + (f", --text-column-names {others} if not." if others else ".")
             )
     return names
@@ -183,6 +200,7 @@ def _read_glue(data: ClassificationData, task: GlueTask) -> Parts:
     return Parts(
         train,
         {"texts": " and ".join(texts), "labels": f"{label} of {train.name}"},
+        texts,
         {ending: part(file, data.max_eval_samples, has_labels=True) for ending, file in task.validation.items()},
         {
             f"{data.task_name}{ending}": part(file, data.max_predict_samples, has_labels=False)

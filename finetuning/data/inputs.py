@@ -84,15 +84,16 @@ class ExampleInputs(Inputs):
     def describe_rows(self) -> dict[str, str]:
         """Describe what was read as texts and labels, the first example, and how many rows are of which length."""
         counts = np.bincount(buckets.bucket_of_rows(self.train_rows.lengths, self.lengths), minlength=len(self.lengths))
-        shares = [f"{count:,} of {length}" for count, length in zip(counts, self.lengths, strict=True) if count]
+        shares = [f"{count:,} up to {length}" for count, length in zip(counts, self.lengths, strict=True) if count]
         evaluated = self.eval_rows.num_rows if self.eval_rows else 0
         first_row = self.train_rows.of_tokens[INPUT_IDS][: self.train_rows.starts[1]]
+        rows = f"{self.num_rows:,} to train on, {evaluated:,} to evaluate on"
         return {
             **self.described,
             "first example": self.tokenizer.decode(first_row),
-            "rows": f"{self.num_rows:,} to train on, {evaluated:,} to evaluate on",
-            "tokens of a row": f"up to {', '.join(shares)}; on average {self.train_rows.lengths.mean():.1f}, "
-            f"with padding {self.mean_length:.1f}",
+            "rows": self.described.get("rows", rows),
+            "tokens per row": f"{self.train_rows.lengths.mean():.1f} on average, {self.mean_length:.1f} with padding; "
+            f"rows by length: {', '.join(shares)}",
         }
 
     def training_batches(

@@ -148,7 +148,7 @@ class Labels:
             if self.reading.similar_labels is None:
                 raise _SimilarLabelError(
                     f"A label must be written as in the training part; {place} has {name!r}, where training has "
-                    f"{self.names[found]!r}. Correct it, or give --similar-labels merge to make them one class."
+                    f"{self.names[found]!r}. Correct it, or use --similar-labels merge to make them one class."
                 )
         known = _listed(self.names[:10]) + (" …" if len(self.names) > 10 else "")
         raise InputError(f"Each label must be one of the training part's: {known}; {place} has {name!r}.")
@@ -188,7 +188,7 @@ def find_labels(
     if len(counts) > MAX_CLASSES:
         raise InputError(
             f"Labels must be of at most {MAX_CLASSES} classes; those in {where} are of {len(counts):,}. Name their "
-            "column by --label-column-name, or give --problem-type regression for numbers."
+            "column by --label-column-name, or use --problem-type regression for numbers."
         )
     found = _without_similar(counts, where, reading)
     if (len(found) < 2 and problem_type == "single_label_classification") or not found:
@@ -222,7 +222,7 @@ def _problem_type(values: Sequence[Any], where: str, reading: LabelReading) -> P
         if num_lists < len(values):
             raise InputError(
                 f"Labels must all be lists, or none; of {where} {num_lists:,} of {len(values):,} are. Make them all of "
-                "one kind, or give --problem-type multi_label_classification to divide texts by --label-separator."
+                "one kind, or use --problem-type multi_label_classification to divide texts by --label-separator."
             )
         return "multi_label_classification"
     parsed = [_as_number(value, reading) for value in values]
@@ -234,7 +234,7 @@ def _problem_type(values: Sequence[Any], where: str, reading: LabelReading) -> P
     with_comma = next((name for name in sorted(names) if "," in name), None)
     if with_comma and all(_as_number(name.replace(",", ".", 1), reading) is not None for name in names):
         raise InputError(
-            f"Labels of {where} such as {with_comma!r} are numbers with a decimal comma, or several labels. Give "
+            f"Labels of {where} such as {with_comma!r} are numbers with a decimal comma, or several labels. Use "
             "--decimal-separator , for numbers; or --problem-type multi_label_classification, or "
             "single_label_classification for classes of these names."
         )
@@ -242,7 +242,7 @@ def _problem_type(values: Sequence[Any], where: str, reading: LabelReading) -> P
     if found and len(found) + sum(value in words for value in values) == len(values):
         raise InputError(
             f"Labels of {where} are numbers but for {', '.join(sorted(map(repr, words)))}. Leave those rows out, or "
-            "give --problem-type single_label_classification to make all of them classes."
+            "use --problem-type single_label_classification to make all of them classes."
         )
     _refuse_several_labels(names, where, reading)
     return "single_label_classification"
@@ -264,7 +264,7 @@ def _refuse_several_labels(names: set[str], where: str, reading: LabelReading) -
         if several:
             flag = "" if separator == reading.label_separator else f" --label-separator '{separator}'"
             raise InputError(
-                f"Labels of {where} such as {_shown(several[0])} may be several labels. Give --problem-type "
+                f"Labels of {where} such as {_shown(several[0])} may be several labels. Use --problem-type "
                 f"multi_label_classification{flag} to divide them, {others}"
             )
 
@@ -273,7 +273,7 @@ def _refuse_vectors(lists: Sequence[Sequence[Any]], where: str, reading: LabelRe
     sizes = {len(row) for row in lists}
     if reading.label_lists is None and len(sizes) == 1 and max(sizes) > 1 and all(map(_is_vector, lists)):
         raise InputError(
-            f"Labels of {where} are lists of {max(sizes)} times 0 or 1, such as {_shown(lists[0])}. Give --label-lists "
+            f"Labels of {where} are lists of {max(sizes)} times 0 or 1, such as {_shown(lists[0])}. Use --label-lists "
             "vectors if each place stands for a class, or --label-lists names if the classes are called 0 and 1."
         )
 
@@ -289,7 +289,7 @@ def _without_similar(counts: Mapping[str, int], where: str, reading: LabelReadin
     if several is not None and reading.similar_labels is None:
         shown = " and ".join(f"{name!r} ({counts[name]:,} times)" for name in several[:2])
         raise InputError(
-            f"Labels of {where} differ in white space, case or the form of a number alone: {shown}. Give "
+            f"Labels of {where} differ in white space, case or the form of a number alone: {shown}. Use "
             "--similar-labels merge to make them one class, or --similar-labels keep to keep them apart."
         )
     return {names[0]: sum(counts[name] for name in names) for names in groups.values()}
@@ -337,7 +337,7 @@ def _as_number(value: Any, reading: LabelReading) -> float | None:
 def _number(value: Any, reading: LabelReading, place: str) -> float:
     number = _as_number(value, reading)
     if number is None or not math.isfinite(number) or abs(number) > MAX_FLOAT32:
-        hint = " Give --decimal-separator , where a comma divides them." if "," in str(value) else ""
+        hint = " Use --decimal-separator , where a comma divides them." if "," in str(value) else ""
         raise InputError(f"Each label of a regression must be a number of 32 bits; {place} has {_shown(value)}.{hint}")
     return number
 

@@ -16,9 +16,9 @@ from transformers import PreTrainedTokenizerFast
 from finetuning.config.settings import QuestionData
 from finetuning.data.examples import SPLITS, num_samples, own_tables
 from finetuning.data.rows import INDEX, INPUT_IDS, TOKEN_TYPES, EncodedRows
-from finetuning.data.tables import Table
+from finetuning.data.tables import Table, check_data_file, read_table
 from mlm_common.errors import InputError
-from mlm_common.storage import folder_and_name, read_file
+from mlm_common.storage import read_file
 
 SQUAD_ENDINGS = (".json", ".json.gz")
 COLUMNS = ("id", "question", "context", "answers", "is_impossible")
@@ -91,10 +91,24 @@ def read_questions(data: QuestionData) -> dict[str, list[Question]]:
     return parts
 
 
+def read_questions_to_predict(path: str, flag: str) -> list[Question]:
+    """Read the questions of a file, which `flag` names, with or without answers.
+
+    Raises:
+        InputError: as `read_questions`.
+    """
+    entries = _squad_entries(path, flag) if path.endswith(SQUAD_ENDINGS) else _table_entries(read_table(path, flag))
+    questions = [_question(one, number, path, needs_answers=False) for number, one in enumerate(entries, start=1)]
+    _check_ids(questions, path)
+    return questions
+
+
 def _squad_entries(path: str, flag: str) -> list[Mapping[str, Any]]:
-    folder, name = folder_and_name(path)
-    if not (path.endswith(SQUAD_ENDINGS) and folder.exists(name)):
-        raise InputError(f"{flag} must name a file of SQuAD's form, .json or .json.gz, as --train-file does; {path}.")
+    check_data_file(path, flag)
+    if not path.endswith(SQUAD_ENDINGS):
+        raise InputError(
+            f"{flag} must be a file in SQuAD's format, .json or .json.gz, like --train-file; received {path}."
+        )
     content = read_file(path)
     try:
         articles = json.loads(gzip.decompress(content) if path.endswith(".gz") else content)["data"]
@@ -255,9 +269,9 @@ def make_windows(
                 positions.append(position)
     if not positions:
         raise InputError(
-            f"None of {len(questions):,} questions can be used: {len(too_long):,} leave no room for their paragraph in "
-            f"--max-seq-length {data.max_seq_length}, and {len(not_found):,} have their answer in no window; the first "
-            f"is {_short((too_long + not_found)[0])}. Raise --max-seq-length, or lower --doc-stride {data.doc_stride}."
+            f"None of {len(questions):,} questions can be used: {len(too_long):,} are too long for --max-seq-length "
+            f"{data.max_seq_length} with --doc-stride {data.stride}, and {len(not_found):,} have an answer that is in "
+            "no window. Raise --max-seq-length, or lower --doc-stride."
         )
     starts = np.concatenate([[0], np.cumsum([len(row) for row in columns[INPUT_IDS]])]).astype(np.int64)
     joined = {name: np.concatenate(rows) for name, rows in columns.items()}
@@ -283,16 +297,11 @@ def _encodings(backend: Any, questions: Sequence[Question], data: QuestionData) 
     """
     backend.no_truncation()
     backend.no_padding()  # else each question would be as long as the longest
-    shared = data.doc_stride if data.doc_stride_is == "overlap" else 0
-    empty = data.max_seq_length - len(backend.encode("", "").ids)
-    if empty <= shared:
-        raise InputError(
-            f"--doc-stride {data.doc_stride} is too large for --max-seq-length {data.max_seq_length}: windows share "
-            f"{shared} tokens, and at most {max(0, empty)} are left for the paragraph. Raise --max-seq-length, or "
-            "lower --doc-stride."
-        )
+    shared = data.stride if data.doc_stride_is == "overlap" else 0
     alone = backend.encode_batch([(one.question, "") for one in questions])
     rooms = [data.max_seq_length - len(encoding.ids) for encoding in alone]
+    if data.max_seq_length - len(backend.encode("", "").ids) <= shared:
+        raise InputError(_no_room(data, min(rooms)))
     fitting = [((one.question, one.context), room) for one, room in zip(questions, rooms, strict=True) if room > shared]
     if data.doc_stride_is == "overlap":
         backend.enable_truncation(data.max_seq_length, stride=shared, strategy="only_second")
@@ -300,14 +309,20 @@ def _encodings(backend: Any, questions: Sequence[Question], data: QuestionData) 
     else:
         encodings = []
         for pair, room in fitting:
-            backend.enable_truncation(
-                data.max_seq_length, stride=max(0, room - data.doc_stride), strategy="only_second"
-            )
+            backend.enable_truncation(data.max_seq_length, stride=max(0, room - data.stride), strategy="only_second")
             encodings.append(backend.encode(*pair))
     found = iter(encodings)
     for room in rooms:
         encoding = next(found) if room > shared else None
         yield [] if encoding is None else [encoding, *encoding.overflowing]
+
+
+def _no_room(data: QuestionData, room: int) -> str:
+    """Explain that windows cannot share that many tokens, where `room` are left after the longest question."""
+    rule = f"--doc-stride {data.stride} is too large for --max-seq-length {data.max_seq_length}: after the longest"
+    if room < 2:
+        return f"{rule} question no tokens are left for the paragraph. Raise --max-seq-length."
+    return f"{rule} question only {room} tokens are left for the paragraph. Try --doc-stride {max(1, room // 3)}."
 
 
 def _paragraph_offsets(encoding: Any) -> NDArray[np.int32]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from mlm_common.errors import InputError
 from mlm_common.hub.retries import hub_error, one_line
+from mlm_common.local_paths import missing
 from mlm_common.storage import folder_and_name, read_file
 
 # What the columns of a .conll file are called, and those of most data sets of the Hub.
@@ -55,6 +56,17 @@ class Table:
         return Table(self.name, columns)
 
 
+def check_data_file(path: str, flag: str) -> None:
+    """Check that a file exists, local or `gs://`.
+
+    Raises:
+        InputError: it does not; names the flag, and the nearest file that exists.
+    """
+    folder, name = folder_and_name(path)
+    if not folder.exists(name):
+        raise missing(path, flag, "file")
+
+
 def read_table(path: str, flag: str, columns: Sequence[str] | None = None, *, skips_short_rows: bool = False) -> Table:
     """Read a file, which `flag` names.
 
@@ -76,9 +88,7 @@ def read_table(path: str, flag: str, columns: Sequence[str] | None = None, *, sk
     ending = "".join(endings[-2:-1] if is_compressed else endings[-1:])
     if ending not in READERS and ending != ".tsv":
         raise InputError(f"{flag} takes files ending in .tsv, {', '.join(READERS)}, also in .gz; received {path}.")
-    folder, name = folder_and_name(path)
-    if not folder.exists(name):
-        raise InputError(f"{flag} must name a file, local or gs://; there is no {path}.")
+    check_data_file(path, flag)
     content = read_file(path)
     try:
         if is_compressed:

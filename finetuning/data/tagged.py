@@ -15,7 +15,7 @@ from finetuning.config.settings import TaggingData
 from finetuning.data.examples import SPLITS, own_tables
 from finetuning.data.labels import Labels, is_missing, label_name
 from finetuning.data.rows import INDEX, INPUT_IDS, TEXTS_AT_ONCE, TOKEN_TYPES, EncodedRows, check_room
-from finetuning.data.tables import Table
+from finetuning.data.tables import Table, read_table
 from mlm_common.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Sentences:
             num_unknown = int((~labels.encode_known(flat, self.name)[1]).sum())
             if num_unknown:
                 logger.warning(
-                    "%d of %d tags of %s are none that training has: it is predicted and not scored",
+                    "%d of %d tags of %s do not occur in training, so it is predicted but not scored.",
                     *(num_unknown, len(flat), self.name),
                 )
                 return replace(self, tags=None)
@@ -73,6 +73,15 @@ def read_sentences(data: TaggingData) -> dict[str, Sentences]:
     """
     tables = own_tables(data)
     return {split: _sentences(tables[split], data, needs_tags=split != "test") for split in SPLITS if split in tables}
+
+
+def read_sentences_to_predict(path: str, data: TaggingData) -> Sentences:
+    """Read the words of a file, which `--file` names, without their tags.
+
+    Raises:
+        InputError: there is no such file, column or word.
+    """
+    return replace(_sentences(read_table(path, "--file"), data, needs_tags=False), tags=None)
 
 
 def _sentences(table: Table, data: TaggingData, *, needs_tags: bool) -> Sentences:

@@ -44,7 +44,7 @@ class Classification(RowsJob[ClassificationConfig]):
                 encoded, is_labelled = labels.encode_known(examples.labels, examples.name)
                 if not is_labelled.all():
                     logger.warning(
-                        "%s of %s rows of %s have a label that training has; the others are predicted, not scored",
+                        "%s of %s rows of %s have a label that occurs in training; the others are not scored.",
                         f"{is_labelled.sum():,}",
                         f"{len(is_labelled):,}",
                         examples.name,
@@ -75,13 +75,17 @@ class Classification(RowsJob[ClassificationConfig]):
             metrics,
             data.metric_name or (COMBINED if data.task_name and len(metrics) > 1 else None),
             guess=guess,
+            num_texts=len(parts.text_columns),
             **start.of_rows,
         )
         assert train.labels is not None
         described = parts.columns | labels.describe(train.labels)
         described["first label"] = task.shown(train.labels[0]) or "none of the classes"
         eval_rows = first.rows if first else None
-        run = start.run(task, train.rows, eval_rows, cluster, labels.by_id, described=described)
+        if len(parts.text_columns) == 2:
+            self.flags_to_predict = '--text "…" --text-pair "…"'
+        recorded = {"text_columns": list(parts.text_columns)}
+        run = start.run(task, train.rows, eval_rows, cluster, labels.by_id, described=described, recorded=recorded)
         run.model_config.problem_type = labels.problem_type
         return run
 

@@ -1,6 +1,7 @@
 """What a run of fine-tuning starts from: where model and examples lie, the tokenizer, the configuration."""
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,20 +9,31 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from finetuning.config.settings import ExamplesConfig, FinetuningConfig
+from finetuning.data.examples import SPLITS
 from finetuning.data.glue import HUB_NAME
 from finetuning.data.inputs import ExampleInputs
 from finetuning.data.rows import EncodedRows
+from finetuning.data.tables import check_data_file
 from finetuning.tasks.task import ExampleTask
 from mlm_common.errors import InputError
-from mlm_common.storage import local_or_hub, open_folder
+from mlm_common.local_paths import check_folder_or_hub
+from mlm_common.storage import local_or_hub
 from tokenizer_training.corpus.published_corpus import HUB_ID
 from tokenizer_training.tokenizer import load_tokenizer, special_ids
 from train.loop.run import Run
-from train.model.architectures import check_architecture, max_positions, uses_token_types
-from train.model.config import resolve_model_config
+from train.model.architectures import (
+    check_architecture,
+    learns_positions,
+    max_positions,
+    position_offset,
+    uses_token_types,
+)
+from train.model.config import parse_overrides, resolve_model_config
 from train.model.from_pretrained import WEIGHTS_SUFFIXES, read_config, set_labels
 from train.runtime.cluster import Cluster
-from train.runtime.run_folder import EXPORT_FOLDER, RECORD_NAME
+from train.runtime.run_folder import exported_model
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,7 @@ class Start:
         labels: Mapping[int, str] | None = None,
         identities: Mapping[str, str] | None = None,
         described: Mapping[str, str] | None = None,
+        recorded: Mapping[str, Any] | None = None,
     ) -> Run:
         """Make the run of a task.
 
@@ -69,6 +82,7 @@ class Start:
             labels: what the head tells apart, {id: name}; by default the head is the task's own.
             identities: what else makes it this run, {name: value}.
             described: what the plan says of the examples, {title: text}.
+            recorded: what `run.json` says of them, for later predictions.
 
         Raises:
             InputError: settings of the model that do not fit it.
@@ -81,7 +95,7 @@ class Start:
             self.tokenizer,
             source,
             data.lengths,
-            source_of(data),
+            source_of(data) | dict(recorded or {}),
             identities or {},
             described or {},
         )
@@ -91,23 +105,6 @@ class Start:
         return Run(self.config, inputs, task, resolved, cluster)
 
 
-def starting_model(init_from: str) -> str:
-    """Name the folder or Hub id of the model: of a run's folder, its export.
-
-    Raises:
-        InputError: the run has none yet.
-    """
-    folder = open_folder(init_from)
-    if not folder.exists(RECORD_NAME):
-        return init_from
-    if not folder.subfolder(EXPORT_FOLDER).exists("config.json"):
-        raise InputError(
-            f"--init-from must be a model; the run in {init_from} has no export yet. Make one of its newest "
-            f"checkpoint by python train/export.py {init_from} FOLDER, and name that."
-        )
-    return folder.path_of(EXPORT_FOLDER)
-
-
 def open_start(config: FinetuningConfig) -> Start:
     """Read the configuration of the model to start from, and its tokenizer.
 
@@ -115,7 +112,12 @@ def open_start(config: FinetuningConfig) -> Start:
         InputError: one of them is not there, or the architecture is not supported, or its rows are shorter than those
             asked for.
     """
-    init_from, data = starting_model(str(config.model.init_from)), config.data
+    data = config.data
+    for split in SPLITS:
+        if (path := getattr(data, f"{split}_file")) is not None:
+            check_data_file(path, f"--{split}-file")
+    check_folder_or_hub(str(config.model.init_from), "--init-from")
+    given, init_from = str(config.model.init_from), exported_model(str(config.model.init_from), "--init-from")
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, init_from=init_from))
     try:
         with local_or_hub(init_from, without=WEIGHTS_SUFFIXES) as name:
@@ -123,12 +125,7 @@ def open_start(config: FinetuningConfig) -> Start:
     except InputError as error:
         raise InputError(f"--init-from: {error}") from error
     check_architecture(model_config)
-    positions = max_positions(model_config)
-    if positions is not None and data.max_seq_length > positions:
-        raise InputError(
-            f"--max-seq-length must be at most the {positions} tokens that {init_from} takes; received "
-            f"{data.max_seq_length}."
-        )
+    config = with_positions(config, model_config, given)
     tokenizer = load_tokenizer(init_from)
     if data.tokenizer_name is None:
         return Start(config, model_config, tokenizer, init_from)
@@ -141,15 +138,52 @@ def open_start(config: FinetuningConfig) -> Start:
     return Start(config, model_config, named, data.tokenizer_name)
 
 
+def with_positions(config: FinetuningConfig, model_config: PretrainedConfig, name: str) -> FinetuningConfig:
+    """Make settings in which the model has positions for the longest rows, if need be by one more override.
+
+    Rotary positions, which are computed, extend to longer rows. Tables of positions do not, unless the overrides of
+    the user ask for it.
+
+    Args:
+        config: of the run.
+        model_config: of the model to start from.
+        name: of that model, as it was given.
+
+    Raises:
+        InputError: the rows are longer than a table of positions.
+    """
+    positions, longest = max_positions(model_config), config.data.max_seq_length
+    overrides = config.model.config_overrides
+    if positions is None or longest <= positions:
+        return config
+    if "max_position_embeddings" in parse_overrides(overrides):
+        if learns_positions(model_config):
+            logger.warning("The positions of %s after the first %d are initialized randomly.", name, positions)
+        return config
+    if learns_positions(model_config):
+        raise InputError(
+            f"{name} takes rows of at most {positions} tokens, but --max-seq-length is {longest}. Use --max-seq-length "
+            f"{positions}, or pretrain with longer rows (--max-length {longest} of prepare_tfrecord_shards.py)."
+        )
+    logger.warning(
+        "%s was pretrained on rows of at most %d tokens, but --max-seq-length is %d. Its rotary positions extend to "
+        "longer rows, which it has never seen: compare the score with that of --max-seq-length %d.",
+        *(name, positions, longest, positions),
+    )
+    more = f"max_position_embeddings={longest + position_offset(model_config)}"
+    model = dataclasses.replace(config.model, config_overrides=",".join(filter(None, (overrides, more))))
+    return dataclasses.replace(config, model=model)
+
+
 def source_of(data: ExamplesConfig) -> dict[str, Any]:
     """Collect what `run.json` says of where the examples come from; `source` is in words for the card."""
     names = ("dataset_name", "dataset_config_name", "dataset_revision")
     source = {name: value for name in names if (value := getattr(data, name)) is not None}
-    words = "tables of its author's"
+    words = "files of the author"
     task_name = getattr(data, "task_name", None)
     if task_name is not None:
         source |= {"task_name": task_name, "dataset_name": HUB_NAME, "dataset_config_name": task_name}
         words = f"GLUE (Wang et al. 2018), task {task_name}"
     elif data.dataset_name is not None and HUB_ID.fullmatch(data.dataset_name):
-        words = f"`{data.dataset_name}` of the Hub"
+        words = f"`{data.dataset_name}` on the Hub"
     return source | {"source": words}

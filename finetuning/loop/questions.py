@@ -1,6 +1,5 @@
 """A run of question answering: its questions and model opened, its results written."""
 
-import json
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,10 +9,10 @@ import numpy as np
 from finetuning.config.settings import QuestionConfig, QuestionData
 from finetuning.data.questions import END, START, Windows, make_windows, read_questions
 from finetuning.loop.model import open_start
-from finetuning.loop.results import named, train_results, write_results
+from finetuning.loop.results import answers_text, named, train_results, write_results
 from finetuning.loop.training import Job, Predict
 from finetuning.scores.questions import Answer
-from finetuning.tasks.questions import QuestionAnswering
+from finetuning.tasks.questions import METRICS, QuestionAnswering
 from mlm_common.errors import InputError
 from mlm_common.hub.disclosure import WITHHELD
 from mlm_common.settings import spelled
@@ -39,6 +38,8 @@ ANSWER_SETTINGS = ("n_best_size", "max_answer_length", "null_score_diff_threshol
 class QuestionJob(Job[QuestionConfig]):
     """The job of `run_qa.py`."""
 
+    flags_to_predict = '--question "…" --context "…"'
+
     def open_run(self, config: QuestionConfig, cluster: Cluster) -> Run:
         """Read the questions, cut their paragraphs into windows, and make task and model configuration of them.
 
@@ -62,8 +63,10 @@ class QuestionJob(Job[QuestionConfig]):
         may_have_no_answer = any(not one.answers for one in parts["train"])
         task = QuestionAnswering(validation, data, may_have_no_answer=may_have_no_answer, **start.of_rows)
         eval_rows = validation.rows if validation else None
-        described = _describe(windows["train"])
-        run = start.run(task, windows["train"].rows, eval_rows, cluster, ENDS, described=described)
+        described = _describe(windows["train"], validation)
+        recorded = {"may_have_no_answer": may_have_no_answer}
+        train_rows = windows["train"].rows
+        run = start.run(task, train_rows, eval_rows, cluster, ENDS, described=described, recorded=recorded)
         check_answer_settings(run, data)
         return run
 
@@ -93,6 +96,7 @@ class QuestionJob(Job[QuestionConfig]):
             results = {"train": train_results(trainer, step)}
             results |= {part: named(one) for part, one in scored.items()}
             if "eval" in scored:
+                results["eval"] |= {f"guess_{name}": task.guess[name] for name in METRICS}
                 results["eval"]["epoch"] = results["train"]["epoch"]
                 _warn_of_other_settings(trainer.start.checkpoint, task.data)
             write_results(run.output_dir, results)
@@ -109,14 +113,15 @@ def _write_answers(output_dir: str, windows: Windows, answers: Sequence[Answer],
     if may_have_no_answer:
         files["null_odds"] = [one.null_odds for one in answers]
     for name, values in files.items():
-        content = dict(zip((one.id for one in windows.questions), values, strict=True))
-        open_folder(output_dir).write_text(f"{name}.json", json.dumps(content, indent=4, ensure_ascii=False) + "\n")
+        open_folder(output_dir).write_text(f"{name}.json", answers_text(windows.questions, values))
 
 
-def _describe(windows: Windows) -> dict[str, str]:
-    """Describe the questions to train on in the plan, with the first answer as its tokens give it back."""
+def _describe(windows: Windows, validation: Windows | None) -> dict[str, str]:
+    """Describe the questions in the plan, with the first answer to train on as its tokens give it back."""
+    parts = [(windows, "train"), *([(validation, "evaluate")] if validation else [])]
+    rows = [f"{len(one.questions):,} questions → {one.rows.num_rows:,} windows to {verb} on" for one, verb in parts]
+    described = {"rows": "; ".join(rows)}
     num, num_answered = len(windows.questions), sum(bool(one.answers) for one in windows.questions)
-    described = {"questions": f"{num:,} with {windows.rows.num_rows:,} windows of their paragraphs"}
     described["answers"] = f"{num_answered / num:.1%} of the questions have one"
     ends = np.asarray(windows.rows.of_rows[END], np.int64)
     row = int(np.argmax(ends > 0))
@@ -132,16 +137,15 @@ def _warn(split: str, windows: Windows, data: QuestionData) -> None:
     to_train, num = split == "train", len(windows.questions)
     if windows.too_long:
         logger.warning(
-            "%d of %d questions of the %s part leave no room for their paragraph (--max-seq-length %d, --doc-stride "
-            "%d), the first with id %r: they are %s.",
-            *(len(windows.too_long), num, split, data.max_seq_length, data.doc_stride, windows.too_long[0]),
+            "%d of %d questions of the %s part are too long for --max-seq-length %d with --doc-stride %d: they are %s. "
+            "Lower --doc-stride, or raise --max-seq-length.",
+            *(len(windows.too_long), num, split, data.max_seq_length, data.stride),
             "not trained on" if to_train else "answered with an empty text",
         )
     if windows.not_found:
         logger.warning(
-            "%d of %d questions of the %s part have an answer that is longer than a window or has no token, the first "
-            "with id %r: they %s.",
-            *(len(windows.not_found), num, split, windows.not_found[0]),
+            "%d of %d questions of the %s part have an answer that is longer than a window or has no token: they %s.",
+            *(len(windows.not_found), num, split),
             "are not trained on" if to_train else "cannot be answered in full",
         )
 

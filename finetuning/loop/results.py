@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from finetuning.data.questions import Question
 from mlm_common.storage import open_folder
 from train.metrics.log_files import TRAIN
 
@@ -47,15 +48,21 @@ def named(figures: Mapping[str, float]) -> dict[str, Any]:
     return named | ({"is_degenerate": bool(named["is_degenerate"])} if "is_degenerate" in named else {})
 
 
-def write_predictions(output_dir: str, name: str, predictions: Iterable[str]) -> None:
-    """Write `{name}.txt`: a header, and a line `index<TAB>prediction` for each row, in their order."""
+def predictions_text(predictions: Iterable[str]) -> str:
+    """Format predictions: a header, and a line `index<TAB>prediction` for each row, in their order."""
     lines = [f"{index}\t{prediction}\n" for index, prediction in enumerate(predictions)]
-    open_folder(output_dir).write_text(f"{name}.txt", "index\tprediction\n" + "".join(lines))
+    return "index\tprediction\n" + "".join(lines)
 
 
-def write_tags(output_dir: str, name: str, tags: Iterable[Iterable[str]]) -> None:
-    """Write `{name}.txt`: a line for each sentence, the tags of its words with a space between."""
-    open_folder(output_dir).write_text(f"{name}.txt", "".join(" ".join(one) + "\n" for one in tags))
+def tags_text(tags: Iterable[Iterable[str]]) -> str:
+    """Format tags: a line for each sentence, the tags of its words with a space between."""
+    return "".join(" ".join(one) + "\n" for one in tags)
+
+
+def answers_text(questions: Iterable[Question], values: Iterable[Any]) -> str:
+    """Format what was found for each question as JSON, {id: value}."""
+    content = dict(zip((one.id for one in questions), values, strict=True))
+    return json.dumps(content, indent=4, ensure_ascii=False) + "\n"
 
 
 def _as_text(figures: Mapping[str, Any]) -> str:

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from finetuning.config.sources import Settings
 from finetuning.data.rows import EncodedRows
-from finetuning.loop.results import EVAL_NAME, named, train_results, write_predictions, write_results
+from finetuning.loop.results import EVAL_NAME, named, predictions_text, train_results, write_results
 from finetuning.loop.training import Job, Predict
 from finetuning.tasks.rows import RowTask
+from mlm_common.storage import open_folder
 
 if TYPE_CHECKING:
     from train.loop.trainer import Trainer
@@ -72,12 +73,12 @@ class RowsJob(Job[Settings]):
         if not run.cluster.is_chief:
             return first
         for name, of_part in predictions.items():
-            write_predictions(run.output_dir, name, map(task.shown, of_part))
+            open_folder(run.output_dir).write_text(f"{name}.txt", predictions_text(map(task.shown, of_part)))
         if first:
             self.write_more(run.output_dir, task, predictions[EVAL_NAME])
         write_results(run.output_dir, {"train": train, "eval": evaluated, "predict": predicted})
         if first and first["is_degenerate"]:
-            logger.warning("All rows to evaluate on are predicted alike: nothing was learned.")
+            logger.warning("All validation rows have the same prediction: nothing was learned.")
         return first
 
     def write_more(self, output_dir: str, task: Any, predictions: NDArray[Any]) -> None:

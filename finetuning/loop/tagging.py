@@ -8,10 +8,11 @@ from finetuning.data.labels import LabelReading, Labels, find_labels
 from finetuning.data.rows import EncodedRows
 from finetuning.data.tagged import OUTSIDE, Sentences, encode_sentences, read_sentences
 from finetuning.loop.model import open_start
-from finetuning.loop.results import EVAL_NAME, named, train_results, write_results, write_tags
+from finetuning.loop.results import EVAL_NAME, named, tags_text, train_results, write_results
 from finetuning.loop.training import Job, Predict
 from finetuning.scores.tagging import baseline, check_packages, hint_of, metrics_of, scores
 from finetuning.tasks.tagging import Tagging
+from mlm_common.storage import open_folder
 from train.loop.run import Run
 from train.runtime.cluster import Cluster
 
@@ -92,7 +93,7 @@ class TaggingJob(Job[TaggingConfig]):
         if not run.cluster.is_chief:
             return evaluated
         for name, of_part in tags.items():
-            write_tags(run.output_dir, name, of_part)
+            open_folder(run.output_dir).write_text(f"{name}.txt", tags_text(of_part))
         eval_results = named(evaluated or {})
         if evaluated:
             eval_results |= {f"guess_{name}": value for name, value in task.guess.items()} | {"epoch": train["epoch"]}

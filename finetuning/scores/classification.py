@@ -64,6 +64,15 @@ def predict(logits: NDArray[Any], problem_type: ProblemType) -> NDArray[Any]:
     return np.argmax(logits, axis=-1)
 
 
+def probabilities(logits: NDArray[np.float32], problem_type: ProblemType) -> NDArray[np.float64]:
+    """Compute the probability of each class, (rows, labels): of one class that sum to 1, of several each by itself."""
+    logits = logits.astype(np.float64)
+    if problem_type == "multi_label_classification":
+        return 1 / (1 + np.exp(-logits))
+    exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
 def scores(metrics: Sequence[str], predictions: NDArray[Any], references: NDArray[Any]) -> dict[str, float]:
     """Compute metrics in float64, and with several their mean, `combined_score`; a correlation with a constant is 0.
 

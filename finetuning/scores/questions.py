@@ -1,5 +1,6 @@
 """Answers chosen of logits, and how good they are: exact match and F1 as SQuAD's own script computes them."""
 
+import functools
 import re
 import string
 from collections import Counter
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from finetuning.data.questions import OUTSIDE, Question, Windows
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+# Words at the beginning of a paragraph that a guess answers with, whatever the question.
+NUM_FIRST_WORDS = (1, 2, 3, 5, 10, 20)
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -103,6 +106,7 @@ def _spans(
     return spans
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def normalized(text: str) -> str:
     """Write a text in lower case, without punctuation, articles and superfluous white space."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
@@ -146,3 +150,18 @@ def scores(questions: Sequence[Question], predictions: Sequence[str]) -> dict[st
                 means = values[chosen].mean(axis=0).tolist()
                 found |= {f"{name}_exact": means[0], f"{name}_f1": means[1]}
     return found
+
+
+def baseline(questions: Sequence[Question], *, may_have_no_answer: bool) -> dict[str, float]:
+    """Compute the scores of the best guess that ignores the question: the first words of each paragraph, or nothing.
+
+    Which guess is best, by F1, is chosen on these very questions.
+
+    Args:
+        questions: with their answers.
+        may_have_no_answer: whether nothing is a guess as well.
+    """
+    guesses = [[" ".join(one.context.split(None, num)[:num]) for one in questions] for num in NUM_FIRST_WORDS]
+    if may_have_no_answer:
+        guesses.append([""] * len(questions))
+    return max((scores(questions, guess) for guess in guesses), key=lambda found: found["f1"])

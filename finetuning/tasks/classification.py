@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from finetuning.data.labels import Labels
 from finetuning.scores.classification import ERRORS, chosen_metric, predict, scores, with_mean
-from finetuning.tasks.rows import RowTask
+from finetuning.tasks.rows import ON_ROWS, RowTask
 from mlm_common.settings import require
 from train.data.features import Feature
 from train.tasks.task import CardFigure, Mean, TaskCard
@@ -19,8 +19,27 @@ if TYPE_CHECKING:
 
 # The Hub's words for metrics.
 HUB_METRICS = {"f1_macro": "f1", "f1_micro": "f1", "pearson": "pearsonr"}
-NAMES = {"single_label_classification": "classifier of texts", "multi_label_classification": "classifier of texts with "
-         "several labels each", "regression": "model that gives texts a number"}  # fmt: skip
+NAMES = {
+    "single_label_classification": "text classifier",
+    "multi_label_classification": "text classifier with several labels per text",
+    "regression": "model that rates texts with a number",
+}
+# Lines that use the model, {how many texts a row has: lines}; `.format` is applied to them later.
+TEXTS = {1: '"A text to classify."', 2: '{{"text": "A first text.", "text_pair": "A second text."}}'}
+CLASSES = """```python
+from transformers import pipeline
+
+classify = pipeline("text-classification", model={model}{revision})
+for label in classify(TEXT, truncation=True, top_k=None):
+    print(round(label["score"], 3), label["label"])
+```"""
+NUMBER = """```python
+from transformers import pipeline
+
+rate = pipeline("text-classification", model={model}{revision}, function_to_apply="none")
+for number in rate([TEXT], truncation=True):
+    print(number["score"])
+```"""
 
 
 class TextClassification(RowTask):
@@ -34,7 +53,7 @@ class TextClassification(RowTask):
         pad_token_id: of the tokenizer.
         token_types: whether the rows have them.
         guess: what a guess without the text would score, by metric.
-        name: of the data, for the card.
+        num_texts: of each row, 1 or 2, for the card.
 
     Raises:
         InputError: a class whose name does not fit on one line of the predictions.
@@ -53,7 +72,7 @@ class TextClassification(RowTask):
         pad_token_id: int,
         token_types: bool,
         guess: Mapping[str, float] | None = None,
-        name: str = "texts and labels of its author's",
+        num_texts: int = 1,
     ):
         super().__init__(pad_token_id=pad_token_id, token_types=token_types)
         for one in labels.names:
@@ -79,7 +98,8 @@ class TextClassification(RowTask):
             tags=("text-classification",),
             training_verb="fine-tuned",
             start_words="from",
-            evaluation=f"Over the {{num_rows:,}} rows to evaluate on of {name}, by which this checkpoint was chosen.",
+            usage=(NUMBER if labels.problem_type == "regression" else CLASSES).replace("TEXT", TEXTS[num_texts]),
+            evaluation=ON_ROWS,
         )
 
     def outputs(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> "tf.Tensor":

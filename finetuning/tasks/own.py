@@ -17,9 +17,10 @@ from finetuning.config.settings import ExamplesConfig
 from finetuning.data.examples import Examples
 from finetuning.data.rows import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPES
 from finetuning.scores.classification import chosen_metric
-from finetuning.tasks.rows import RowTask
+from finetuning.tasks.rows import ON_ROWS, RowTask
 from mlm_common.errors import InputError
 from mlm_common.hub.retries import one_line
+from mlm_common.local_paths import missing
 from train.data.features import Feature
 from train.tasks.task import CardFigure, TaskCard
 
@@ -29,8 +30,17 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 MODULE_NAME = "task_of_the_user"
-LIMITS = """`AutoModel` opens the encoder. The head of its author's task is in `model.safetensors` as well, under names
-  that begin with `own_head.`; no class of transformers has it. It takes texts of at most {max_length} tokens."""
+USAGE = """```python
+from transformers import AutoModel, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained({model}{revision})
+encoder = AutoModel.from_pretrained({model}{revision})
+```
+
+This opens the encoder alone. The predictions of the task need its file, and the project that trained it:
+`python finetuning/predict.py --model {model} --task FILE.py:CLASS --text "A text."`"""
+LIMITS = """`AutoModel` opens the encoder. The head of the custom task is in `model.safetensors` as well, under names
+  that start with `own_head.`; no class of transformers has it. It takes texts of at most {max_length} tokens."""
 
 
 class OwnTask(RowTask):
@@ -96,13 +106,14 @@ class OwnTask(RowTask):
             self.guess = self.scores(np.repeat(_guess(train)[np.newaxis], len(validation), axis=0), validation)
         figures = [CardFigure(one, one.replace("_", " "), one, one) for one in self.metrics]
         self.card = TaskCard(
-            model_kind="model for a task of its author's",
+            model_kind="model for a custom task",
             task_name=type(self).__name__,
             pipeline_tag="feature-extraction",
             figures=(CardFigure("loss", "loss", "loss", "Loss"), *figures),
             training_verb="fine-tuned",
             start_words="from",
-            evaluation="Over the {num_rows:,} rows to evaluate on, by which this checkpoint was chosen.",
+            usage=USAGE,
+            evaluation=ON_ROWS,
             limits=LIMITS,
         )
 
@@ -124,7 +135,7 @@ def load_task(task: str) -> type[OwnTask]:
     """
     path, _, name = task.rpartition(":")
     if not Path(path).is_file():
-        raise InputError(f"--task must name a local file; there is no {path}.")
+        raise missing(path, "--task", "file")
     spec = importlib.util.spec_from_file_location(MODULE_NAME, path)
     assert spec is not None
     assert spec.loader is not None
@@ -134,15 +145,15 @@ def load_task(task: str) -> type[OwnTask]:
         spec.loader.exec_module(module)
     except Exception as error:
         reason = f"{type(error).__name__}: {one_line(error)}"
-        raise InputError(f"--task must name a file that Python can run; {path} ends with {reason}") from error
+        raise InputError(f"--task: running {path} failed with {reason}") from error
     found = getattr(module, name, None)
     if not isinstance(found, type):
         classes = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == MODULE_NAME]
-        known = ", ".join(one.__name__ for one in classes) or "which there are none"
-        raise InputError(f"--task must name a class in {path}, of {known}; received {name}.")
+        known = ", ".join(one.__name__ for one in classes) or "no classes"
+        raise InputError(f"--task: {path} has no class {name}; it has {known}.")
     if not issubclass(found, OwnTask):
-        raise InputError(f"--task must name a subclass of {OwnTask.__module__}.OwnTask; {name} in {path} is none.")
-    missing = sorted(getattr(found, "__abstractmethods__", ()))
-    if missing:
-        raise InputError(f"--task must name a class with all methods of a task; {name} lacks {', '.join(missing)}.")
+        raise InputError(f"--task: {name} in {path} is not a subclass of {OwnTask.__module__}.OwnTask.")
+    lacking = sorted(getattr(found, "__abstractmethods__", ()))
+    if lacking:
+        raise InputError(f"--task: {name} in {path} lacks these methods: {', '.join(lacking)}.")
     return found

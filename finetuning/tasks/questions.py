@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from finetuning.config.settings import QuestionData
 from finetuning.data.questions import END, START, Question, Windows
 from finetuning.data.rows import INDEX, INPUT_IDS
-from finetuning.scores.questions import Answer, choose_answers, scores
+from finetuning.scores.questions import Answer, baseline, choose_answers, scores
 from finetuning.tasks.task import ExampleTask
 from train.data.features import Feature
 from train.tasks.task import CardFigure, Mean, TaskCard
@@ -18,6 +18,26 @@ if TYPE_CHECKING:
 # The logit of padding: e to it is 0.
 NEVER = -1e9
 METRICS = ("exact_match", "f1")
+# Written out, since transformers 5 has no pipeline for it.
+USAGE = """```python
+import torch
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained({model}{revision})
+model = AutoModelForQuestionAnswering.from_pretrained({model}{revision})
+question, context = "Who wrote the notes?", "The notes were written by Ada Lovelace in 1843."
+
+inputs = tokenizer(question, context, truncation="only_second", return_offsets_mapping=True, return_tensors="pt")
+offsets, of_context = inputs.pop("offset_mapping")[0], [part == 1 for part in inputs.sequence_ids()]
+with torch.no_grad():
+    outputs = model(**inputs)
+scores = outputs.start_logits[0, :, None] + outputs.end_logits[0]  # (start, end)
+may_be = torch.ones_like(scores).triu().tril(29).bool() & torch.tensor(of_context)[:, None] & torch.tensor(of_context)
+start, end = divmod(scores.where(may_be, -torch.inf).argmax().item(), len(offsets))
+print(context[offsets[start, 0] : offsets[end, 1]].strip())
+```
+
+This reads the first {max_length} tokens; longer texts need several overlapping windows."""
 
 
 class QuestionAnswering(ExampleTask):
@@ -32,9 +52,10 @@ class QuestionAnswering(ExampleTask):
     """
 
     model_class = "TFAutoModelForQuestionAnswering"
+    metric = "f1"
     means = (Mean("loss", "loss", "num_rows"),)
     card = TaskCard(
-        model_kind="model that answers questions about texts",
+        model_kind="question answering model",
         task_name="Question answering",
         pipeline_tag="question-answering",
         figures=(
@@ -45,8 +66,9 @@ class QuestionAnswering(ExampleTask):
         tags=("question-answering",),
         training_verb="fine-tuned",
         start_words="from",
-        evaluation="Over the {num_questions:,} questions to evaluate on, by which this checkpoint was chosen; exact "
-        "match and F1 in per cent.",
+        usage=USAGE,
+        evaluation="On the {num_questions:,} validation questions, which also decided which checkpoint was kept. Exact "
+        "match and F1 are in percent.",
     )
 
     def __init__(
@@ -62,6 +84,7 @@ class QuestionAnswering(ExampleTask):
         self.windows = windows
         self.data = data
         self.may_have_no_answer = may_have_no_answer
+        self.guess = {} if windows is None else baseline(windows.questions, may_have_no_answer=may_have_no_answer)
 
     def features(self, length: int) -> dict[str, Feature]:
         """Name those of the text, and both ends of the answer."""
@@ -71,25 +94,41 @@ class QuestionAnswering(ExampleTask):
         """Add up `loss`, the mean of that of both ends, and `num_rows`; keep the logits of an evaluation."""
         import tensorflow as tf
 
-        inputs = self.network_inputs(rows)
-        outputs = network(inputs, training=training)
-        # Padding cannot be an answer, so that the loss does not depend on how far a row is filled up.
-        start, end = (
-            tf.where(inputs["attention_mask"] > 0, tf.cast(logits, tf.float32), NEVER)
-            for logits in (outputs.start_logits, outputs.end_logits)
-        )  # (rows, length)
+        start, end = self._logits(network, rows, training=training)
         losses = [
             tf.nn.sparse_softmax_cross_entropy_with_logits(rows[name], logits)
             for name, logits in ((START, start), (END, end))
         ]
         is_row = tf.cast(rows[INDEX] >= 0, tf.float32)
         sums = {"loss": tf.reduce_sum(tf.add_n(losses) / 2 * is_row), "num_rows": tf.reduce_sum(is_row)}
-        if training:
-            return sums
+        return sums if training else sums | self._kept(start, end, rows)
+
+    def predicted(self, network: Any, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
+        """Keep the logits of both ends."""
+        return self._kept(*self._logits(network, rows, training=False), rows)
+
+    def _logits(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> tuple["tf.Tensor", "tf.Tensor"]:
+        """Compute the logits of both ends, float32 (rows, length) each."""
+        import tensorflow as tf
+
+        inputs = self.network_inputs(rows)
+        outputs = network(inputs, training=training)
+        # Padding cannot be an answer, so that the loss does not depend on how far a row is filled up.
+        is_token = inputs["attention_mask"] > 0
+        start, end = (
+            tf.where(is_token, tf.cast(logits, tf.float32), NEVER)
+            for logits in (outputs.start_logits, outputs.end_logits)
+        )
+        return start, end
+
+    def _kept(self, start: "tf.Tensor", end: "tf.Tensor", rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
+        """Fill the logits up to the longest rows, since what is kept is of all buckets."""
+        import tensorflow as tf
+
         padding = ((0, 0), (0, self.data.max_seq_length - rows[INPUT_IDS].shape[1]))
         kept = {"start": start, "end": end}
         kept = {name: tf.pad(logits, padding, constant_values=NEVER) for name, logits in kept.items()}
-        return sums | kept | {INDEX: rows[INDEX]}
+        return kept | {INDEX: rows[INDEX]}
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """Compute loss, exact match and F1 of the questions to evaluate on, and the numbers of questions and rows."""
@@ -127,15 +166,20 @@ class QuestionAnswering(ExampleTask):
         return f"{super().summarize(figures)}  F1 {figures['f1']:.2f} %  exact match {figures['exact_match']:.2f} %"
 
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
-        """Describe loss, exact match and F1 for people."""
+        """Describe loss, exact match and F1, beside what the best guess without the question scores."""
         number = f"{figures['num_questions']:,} questions in {figures['num_rows']:,} windows"
         names = [name for name in figures if name in METRICS or "Ans_" in name]
+        guess = {name: f"; a guess without the question: {self.guess[name]:.2f} %" for name in METRICS}
         return {"validation loss": f"{figures['loss']:.4f}, of {number}"} | {
-            name.replace("_", " "): f"{figures[name]:.2f} %" for name in names
+            name.replace("_", " "): f"{figures[name]:.2f} %{guess.get(name, '')}" for name in names
         }
+
+    def shown_metric(self, value: float) -> str:
+        """Format F1, in percent."""
+        return f"{value:.2f}"
 
     def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
         """Show the first row with its answer."""
         ids, start, end = (rows[name][0].numpy() for name in (INPUT_IDS, START, END))
-        answer = tokenizer.decode(ids[start : end + 1]) if end else "none in this window"
+        answer = tokenizer.decode(ids[start : end + 1]) if end else "none in this window of the text"
         return {"first row": tokenizer.decode(ids[ids != self.pad_token_id]), "its answer": answer}

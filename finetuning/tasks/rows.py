@@ -16,6 +16,8 @@ from train.tasks.task import Mean
 if TYPE_CHECKING:
     import tensorflow as tf
     from transformers import PreTrainedTokenizerFast
+# What the card says of the evaluation.
+ON_ROWS = "On the {num_rows:,} validation rows, which also decided which checkpoint was kept."
 
 
 class RowTask(ExampleTask):
@@ -79,6 +81,12 @@ class RowTask(ExampleTask):
         sums["num_rows"] = tf.reduce_sum(is_row)
         return sums if training else sums | {"outputs": outputs, INDEX: rows[INDEX]}
 
+    def predicted(self, network: Any, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
+        """Keep the outputs of each row."""
+        import tensorflow as tf
+
+        return {"outputs": tf.cast(self.outputs(network, rows, training=False), tf.float32), INDEX: rows[INDEX]}
+
     def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """Compute loss and metrics of the rows to evaluate on, their number, and whether all are predicted alike."""
         assert self.references is not None
@@ -108,13 +116,13 @@ class RowTask(ExampleTask):
         return with_metric(super().summarize(figures), figures, self.metric)
 
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
-        """Describe loss and metrics for people, beside what a guess without the text would score."""
+        """Describe loss and metrics, beside what a guess without the text would score."""
         rows = {"validation loss": f"{shown_score(figures['loss'])}, of {figures['num_rows']:,} rows"}
         for name in (*self.metrics, *((COMBINED,) if COMBINED in figures else ())):
             guess = f"; a guess without the text: {shown_score(self.guess[name])}" if name in self.guess else ""
             rows[name.replace("_", " ")] = f"{shown_score(figures[name])}{guess}"
         if figures["is_degenerate"]:
-            rows["degenerate"] = "all rows are predicted alike: nothing was learned"
+            rows["degenerate"] = "all rows have the same prediction: nothing was learned"
         return rows
 
     def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:

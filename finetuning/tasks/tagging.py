@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from finetuning.data.labels import Labels
 from finetuning.data.rows import INDEX
@@ -18,6 +19,13 @@ from train.tasks.task import CardFigure, Mean, TaskCard
 if TYPE_CHECKING:
     import tensorflow as tf
     from transformers import PreTrainedTokenizerFast
+USAGE = """```python
+from transformers import pipeline
+
+tag = pipeline("token-classification", model={model}{revision}, aggregation_strategy="first")
+for found in tag("A sentence to tag ."):
+    print(round(float(found["score"]), 3), found["entity_group"], found["word"])
+```"""
 
 
 class Tagging(ExampleTask):
@@ -60,7 +68,7 @@ class Tagging(ExampleTask):
         self.max_length = max_length
         self.guess: Mapping[str, float] = {} if guess is None else guess
         self.card = TaskCard(
-            model_kind="tagger of words",
+            model_kind="model that tags words",
             task_name="Token classification",
             pipeline_tag="token-classification",
             figures=(
@@ -70,22 +78,41 @@ class Tagging(ExampleTask):
             tags=("token-classification",),
             training_verb="fine-tuned",
             start_words="from",
-            evaluation="Over the {num_words:,} words of {num_rows:,} sentences to evaluate on, by which this "
-            "checkpoint was chosen; precision, recall and F1 are of whole entities.",
+            usage=USAGE,
+            evaluation="On the {num_words:,} words of {num_rows:,} validation sentences, which also decided which "
+            "checkpoint was kept. Precision, recall and F1 count whole entities.",
         )
 
     def features(self, length: int) -> dict[str, Feature]:
         """Name those of the text, where words begin, and their tags."""
-        words, tags = Feature((length,), padding=NO_WORD), Feature((length,), padding=NO_TAG)
-        return {**self.text_features(length), WORD: words, "label": tags}
+        return {**self.predicted_features(length), "label": Feature((length,), padding=NO_TAG)}
+
+    def predicted_features(self, length: int) -> dict[str, Feature]:
+        """Name those of the text, and where words begin."""
+        return {**self.text_features(length), WORD: Feature((length,), padding=NO_WORD)}
+
+    def predicted(self, network: Any, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
+        """Keep the tag of each token, and its probability."""
+        import tensorflow as tf
+
+        logits = self._logits(network, rows, training=False)
+        tags = tf.argmax(logits, axis=-1, output_type=tf.int32)
+        probabilities = tf.reduce_max(tf.nn.softmax(logits), axis=-1)
+        kept = {"tag": self._of_one_length(tags), "probability": self._of_one_length(probabilities)}
+        return kept | self._places(rows)
+
+    def _logits(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> "tf.Tensor":
+        """Compute the logits of all tokens, float32 (rows, length, tags)."""
+        import tensorflow as tf
+
+        return tf.cast(network(self.network_inputs(rows), training=training).logits, tf.float32)
 
     def sums(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> dict[str, "tf.Tensor"]:
         """Add up `loss`, `num_correct` and `num_tagged` over the words with a tag; keep the tags of an evaluation."""
         import tensorflow as tf
 
         labels = rows["label"]
-        outputs = network(self.network_inputs(rows), training=training)
-        logits = tf.cast(outputs.logits, tf.float32)  # (rows, length, tags)
+        logits = self._logits(network, rows, training=training)  # (rows, length, tags)
         is_tagged = tf.cast(labels != NO_TAG, tf.float32)  # (rows, length)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), logits)
         predicted = tf.argmax(logits, axis=-1, output_type=tf.int32)
@@ -124,11 +151,7 @@ class Tagging(ExampleTask):
 
     def predictions(self, sums: Mapping[str, Any], sentences: Sentences) -> list[list[str]]:
         """Make the tags of all words; one that was cut off, or has no token of its own, is outside of all entities."""
-        tags = [np.full(len(words), default_tag(self.labels.names)) for words in sentences.words]
-        for index, words, predicted in zip(sums[INDEX], sums[WORD], sums["tag"], strict=True):
-            if index >= 0:
-                begins = words != NO_WORD
-                tags[index][words[begins]] = predicted[begins]
+        tags = of_words(sums, "tag", sentences, default_tag(self.labels.names))
         return [[self.labels.names[tag] for tag in sentence] for sentence in tags]
 
     def score(self, figures: Mapping[str, float]) -> float:
@@ -147,9 +170,11 @@ class Tagging(ExampleTask):
             guess = f"; a guess without the text: {shown_score(self.guess[name])}" if name in self.guess else ""
             rows[name] = f"{shown_score(figures[name])}{guess}"
         if figures["num_words_cut_off"]:
-            rows["cut off"] = f"{figures['num_words_cut_off']:,} words, which count as outside of entities"
+            rows["cut off"] = (
+                f"{figures['num_words_cut_off']:,} words beyond the longest row, which count as outside of entities"
+            )
         if figures["is_degenerate"]:
-            rows["degenerate"] = "all words are predicted alike: nothing was learned"
+            rows["degenerate"] = "all words have the same tag: nothing was learned"
         return rows
 
     def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
@@ -157,3 +182,13 @@ class Tagging(ExampleTask):
         labels = rows["label"][0].numpy()
         tags = " ".join(self.labels.names[label] for label in labels if label != NO_TAG)
         return {"first row": self.first_text(rows, tokenizer), "its tags": tags}
+
+
+def of_words(sums: Mapping[str, Any], name: str, sentences: Sentences, default: float) -> list[NDArray[Any]]:
+    """Look up for each word of each sentence what was kept of its first token under `name`; `default` without one."""
+    values = [np.full(len(words), default) for words in sentences.words]
+    for index, words, of_tokens in zip(sums[INDEX], sums[WORD], sums[name], strict=True):
+        if index >= 0:
+            begins = words != NO_WORD
+            values[index][words[begins]] = of_tokens[begins]
+    return values

@@ -1,5 +1,6 @@
 """What all tasks of fine-tuning share: rows of text, each with a number, and a head that starts anew."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,12 @@ class ExampleTask(Task):
     """
 
     starts_head_anew = True
+    # By which checkpoints are compared.
+    metric: str
+
+    def shown_metric(self, value: float) -> str:
+        """Format the figure by which checkpoints are compared."""
+        return shown_score(value)
 
     def __init__(self, *, pad_token_id: int, token_types: bool):
         self.pad_token_id = pad_token_id
@@ -44,6 +51,14 @@ class ExampleTask(Task):
         ids, mask, index = Feature((length,), padding=self.pad_token_id), Feature((length,)), Feature(padding=-1)
         token_types = {TOKEN_TYPES: Feature((length,))} if self.token_types else {}
         return {INPUT_IDS: ids, ATTENTION_MASK: mask, **token_types, INDEX: index}
+
+    def predicted_features(self, length: int) -> dict[str, Feature]:
+        """Name what `predicted` reads of each row: the features without those of its label."""
+        return self.text_features(length)
+
+    @abstractmethod
+    def predicted(self, network: Any, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
+        """Run the network on rows without labels, and keep of each row what its prediction is made of, (rows, …)."""
 
     def network_inputs(self, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
         """Make what a network takes, (rows, length) each: ids, which of them are no padding, and token types."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.time_to_quality import draw, seconds_to
+from benchmarks.time_to_quality import LABELS, RECIPES, draw, message, seconds_to
 from tests.fixtures.other_environments import TORCH_ENVIRONMENTS, made_environment, output_of
 from train.metrics.log import read_metrics
 
@@ -30,11 +30,29 @@ def test_a_curve_reaches_a_loss_when_it_is_first_there(loss, seconds):
     assert seconds_to(loss, CURVE) == (None if seconds is None else pytest.approx(seconds))
 
 
-def test_the_picture_names_each_recipe_and_the_entropy(tmp_path):
-    draw({"trainer-roberta": CURVE, "ours-modernbert": CURVE}, 5.8, str(tmp_path / "curves.svg"))
+def test_the_plot_labels_each_recipe_and_the_baseline(tmp_path):
+    curves = dict.fromkeys(("trainer-roberta", "trainer-modernbert-sparse", "ours-modernbert"), CURVE)
+    draw(curves, 5.8, str(tmp_path / "curves.svg"))
     drawn = (tmp_path / "curves.svg").read_text(encoding="utf-8")
-    assert all(f"<!-- {name} -->" in drawn for name in ("trainer-roberta", "ours-modernbert"))
-    assert "entropy of the token frequencies" in drawn
+    for text in (
+        "RoBERTa, Hugging Face Trainer: 4.00 after 40 s",
+        "ModernBERT, Hugging Face Trainer, sparse_prediction: 4.00 after 40 s",
+        "ModernBERT, this project: 4.00 after 40 s",
+        "frequency baseline: 5.80",
+    ):
+        assert f"<!-- {text} -->" in drawn
+    assert set(LABELS) == set(RECIPES)
+
+
+def test_the_title_says_when_ours_is_where_the_others_end():
+    faster, slower = [(5.0, 6.0), (10.0, 3.0)], [(10.0, 6.0), (80.0, 3.5)]
+    curves = {"trainer-roberta": CURVE, "trainer-modernbert": slower, "trainer-modernbert-sparse": faster}
+    assert message({**curves, "ours-modernbert": CURVE}) == (
+        "This project's ModernBERT does not reach the final loss of Hugging Face Trainer (3.50)",
+        "It does not reach the final loss of Hugging Face Trainer, sparse_prediction (3.00).",
+    )
+    assert message({"trainer-modernbert": slower, "ours-modernbert": faster})[0].endswith("in 9 s instead of 80 s")
+    assert message({"trainer-roberta": CURVE, "ours-modernbert": CURVE}) == ("Validation loss over training time", "")
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
-"""What the campaign has seen, as lines of JSON, and the table of docs/reliability.md that is made of them.
+"""What the campaign has seen, as lines of JSON, and the table of docs/design/reliability.md that is made of them.
 
-`python -m tests.campaign.report LINES docs/reliability.md` writes the table between its marks.
+`python -m tests.campaign.report LINES docs/design/reliability.md` writes the table between its marks.
 """
 
 import json

@@ -1,5 +1,6 @@
 """Every command of README and docs is real: its flags parse, its make targets exist, its version is the changelog's."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -10,14 +11,23 @@ import pytest
 
 import install
 from tests.fixtures.commands import parse
+from tests.fixtures.other_environments import made_environment
 from tests.fixtures.script_help import ask_for_help
+from train.config.preset_table import preset_markdown
 
 PROJECT = Path(__file__).parents[2]
-PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
+PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md"))]
 SHELL_BLOCKS = [
-    block for page in PAGES for block in re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.S)
+    block.replace("\\\n", " ")
+    for page in PAGES
+    for block in re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.S)
 ]
-COMMAND_LINES = [line for block in SHELL_BLOCKS for line in block.splitlines() if line and not line.startswith("#")]
+COMMAND_LINES = sorted(
+    {" ".join(line.split()) for block in SHELL_BLOCKS for line in block.splitlines() if line and line[0] != "#"}
+)
+NO_PATH = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"NO_MKDOCS_2_WARNING": "1"}
+# Pages that the build of the site makes from the code.
+GENERATED = re.compile(r"docs/reference/(index|presets|exit_statuses|commands/\w+)\.md")
 BENCHMARKS = tuple(sorted({word for line in COMMAND_LINES for word in line.split() if word.startswith("benchmarks/")}))
 
 # The commands of Google's CLI that the pages use, with flags of theirs (cloud.google.com/sdk/gcloud/reference).
@@ -47,24 +57,39 @@ def check_gcloud(words):
     assert {flag.removeprefix("--").partition("=")[0] for flag in flags} <= set(GCLOUD[command].split())
 
 
+def check_environment(folder):
+    """Check that `install.py` makes an environment of this name."""
+    assert folder in {".venv", *map(install.default_environment, install.EXTRAS)}
+
+
 @pytest.mark.parametrize("line", COMMAND_LINES)
 def test_commands_of_the_documentation(line):
     words = shlex.split(line, comments=True)
+    if words[0].endswith("/bin/python"):
+        check_environment(words[0].removesuffix("/bin/python"))
+        words[0] = "python"
     if words[0] == "python" and words[1].startswith("benchmarks/"):
         printed, _ = ask_for_help(BENCHMARKS)[words[1]]
         assert "usage: " in printed
         assert all(word in printed for word in words[2:] if word.startswith("--"))
     elif words[0] in ("python", "python3"):
         assert (PROJECT / words[1]).is_file()
-        assert parse(words[1], words[2:])
+        if words[2:] == ["--preset", "list"]:
+            with pytest.raises(SystemExit, match="0"):
+                parse(words[1], words[2:])
+        else:
+            assert parse(words[1], words[2:])
     elif words[0] == "make":
         subprocess.run(["make", "--dry-run", *words[1:]], cwd=PROJECT, check=True, capture_output=True)
     elif words[0] == "gcloud":
         check_gcloud(words[1:])
     elif words[0] == "source":
-        assert words[1:] in [[f"{install.default_environment(extra)}/bin/activate"] for extra in install.EXTRAS]
+        check_environment(words[1].removesuffix("/bin/activate"))
     elif words[0] == "export":
         assert re.fullmatch(r"[A-Z_]+=\S+", words[1])
+    elif words[0] == "tensorboard":
+        assert words[1] == "--logdir"
+        assert words[2].endswith("/tensorboard")
     else:
         assert words[:3] == ["pip", "install", "-e"]
         extras = re.search(r"\[([\w,]+)\]", words[3])[1].split(",")
@@ -76,10 +101,49 @@ def test_the_version_is_the_newest_of_the_changelog():
     assert newest[1] == version("mlm-pretraining")
 
 
+def anchors_of(text):
+    """List the anchors of a page's headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), flags=re.M)
+    return {re.sub(r"[^\w -]", "", one).lower().strip().replace(" ", "-") for one in headings}
+
+
 def test_links_of_the_documentation_lead_somewhere():
     for page in PAGES:
-        for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), f"{page}: {target}"
+        for target, anchor in re.findall(r"\]\((?!http)([^)#\s]*)#?([^)\s]*)\)", page.read_text(encoding="utf-8")):
+            path = (page.parent / target).resolve() if target else page
+            if not GENERATED.fullmatch(str(path.relative_to(PROJECT))):
+                assert path.exists(), f"{page}: {target}"
+                assert not anchor or anchor in anchors_of(path.read_text(encoding="utf-8")), (
+                    f"{page}: {target}#{anchor}"
+                )
+
+
+def test_readme_can_be_read_in_one_go():
+    text = (PROJECT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    assert max(map(len, text.splitlines())) <= 140
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/guides/presets.md"])
+def test_the_table_of_presets_is_that_of_the_command(page):
+    """README shows some of the rows, the guide all of them."""
+    text = (PROJECT / page).read_text(encoding="utf-8")
+    (table,) = re.findall(r"<!-- presets: begin -->\n(.*?)\n<!-- presets: end -->", text, flags=re.S)
+    if page == "README.md":
+        assert len(table.splitlines()) >= 7
+        assert set(table.splitlines()) <= set(preset_markdown().splitlines())
+    else:
+        assert table == preset_markdown()
+
+
+def test_pages_that_the_code_names_exist():
+    """In help, errors, and the comments of presets."""
+    listed = subprocess.run(["git", "ls-files"], cwd=PROJECT, capture_output=True, encoding="utf-8", check=True)
+    for path in listed.stdout.splitlines():
+        if path.endswith((".py", ".yaml", ".yml", ".ipynb", "Makefile")):
+            text = (PROJECT / path).read_text(encoding="utf-8")
+            for name in re.findall(r"(?<![\w/.])docs/[\w/]+\.md", text):
+                assert (PROJECT / name).is_file() or GENERATED.fullmatch(name), f"{path}: {name}"
 
 
 def test_tests_that_the_documentation_names_exist():
@@ -90,21 +154,21 @@ def test_tests_that_the_documentation_names_exist():
     }
     assert len(named) > 20
     for path, _, test in (name.partition("::") for name in named):
-        assert not test or f"def {test}(" in (PROJECT / path).read_text(encoding="utf-8"), f"{path}::{test}"
         assert (PROJECT / path).is_file(), path
+        assert not test or f"def {test}(" in (PROJECT / path).read_text(encoding="utf-8"), f"{path}::{test}"
 
 
 @pytest.mark.slow
-def test_the_quick_start(tmp_path):
-    """All of `make quickstart`, with few steps, in the environment the tests run in."""
-    settings = [f"QUICKSTART_DIR={tmp_path}", "QUICKSTART_STEPS=4"]
-    done = subprocess.run(["make", "quickstart", *settings], cwd=PROJECT, capture_output=True, encoding="utf-8")
+def test_the_site_builds(tmp_path, tmp_path_factory):
+    """Strictly, in an environment with the extra `docs`; no page loads anything from another server."""
+    python = made_environment(tmp_path_factory, "docs", f"{PROJECT}[docs]")
+    build = [python, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
+    done = subprocess.run(build, cwd=PROJECT, env=NO_PATH, capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr[-3000:]
-    assert (tmp_path / "model" / "export" / "model.safetensors").exists()
-    assert "frequency baseline" in done.stdout
-    assert done.stdout.count("[MASK]") == 3
-    # Two processes have read the same text, about as much as is wanted at most.
-    texts = re.findall(r"Built-in corpus: ([\d,]+ documents), ([\d.]+) MB", done.stderr)
-    assert len(texts) == 2
-    assert texts[0] == texts[1]
-    assert 10 < float(texts[0][1]) <= 25
+    flags = (tmp_path / "site" / "reference" / "commands" / "run_mlm.html").read_text(encoding="utf-8")
+    assert "<code>--max-steps</code>" in flags
+    assert "137" in (tmp_path / "site" / "reference" / "exit_statuses.html").read_text(encoding="utf-8")
+    assert "read_runs" in (tmp_path / "site" / "reference" / "api.html").read_text(encoding="utf-8")
+    for page in (tmp_path / "site").rglob("*.html"):
+        loaded = re.findall(r'(?:src|<link [^>]*?href)="(https?:[^"]+)"', page.read_text(encoding="utf-8"))
+        assert not loaded, page

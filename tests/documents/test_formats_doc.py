@@ -1,4 +1,4 @@
-"""docs/formats.md: its worked row is recomputed, its tables are held against the code."""
+"""docs/reference/formats.md: its worked row is recomputed, its tables are held against the code."""
 
 import dataclasses
 import re
@@ -15,7 +15,7 @@ from tfrecord_prep.records import encode_rows
 from tokenizer_training.tokenizer import SPECIAL_TOKENS
 from train.checkpoints.store import CHECKSUM_FIELD, CheckpointRecord
 
-PAGE = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "formats.md").read_text(encoding="utf-8")
 DOCUMENTS = ["a dog ran", "the cat sat"]
 MAX_LENGTH = 8
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.campaign.report import BEGIN, END, PROMISES
 from tests.campaign.stages import STAGES
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "reliability.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "design" / "reliability.md"
 
 
 def test_every_fault_was_tried_in_every_stage_and_a_hundred_kills_in_each() -> None:

@@ -69,8 +69,8 @@ def own_task(read: str) -> Callable[[Path], None]:
 # name: (what is done to the folder, flags in which {} is that folder, what the error says)
 CASES = {
     "nothing to train on": (None, [], "--train-file is required, or a --dataset-name"),
-    "two sources": (None, [*FILES, "--task-name", "cola"], "--task-name and --train-file must not both be given"),
-    "no file": (None, FILES, "--validation-file must name a file"),
+    "two sources": (None, [*FILES, "--task-name", "cola"], "--task-name and --train-file cannot be combined"),
+    "no file": (None, FILES, "--validation-file: there is no file"),
     "an empty file": (with_file("b.tsv", ""), FILES, "--validation-file must name a file with rows"),
     "an unknown label": (
         with_file("b.tsv", "text\tlabel\nt\tz\n"),
@@ -84,9 +84,9 @@ CASES = {
     "rows longer than the model": (
         None,
         [*FILES[:2], "--max-seq-length", "31"],
-        "--max-seq-length must be at most the 30 tokens that",
+        "takes rows of at most 30 tokens, but --max-seq-length is 31. Use --max-seq-length 30, or pretrain",
     ),
-    "buckets out of order": (None, [*FILES[:2], "--length-buckets", "16", "8", "30"], "must be growing numbers of tok"),
+    "buckets out of order": (None, [*FILES[:2], "--length-buckets", "16", "8", "30"], "must be increasing numbers"),
     "buckets too short": (None, [*FILES[:2], "--length-buckets", "16"], "--length-buckets must end with --max-seq-len"),
     "another tokenizer": (
         other_tokenizer,
@@ -94,27 +94,27 @@ CASES = {
         "--tokenizer-name must have the vocabulary of",
     ),
     "no weights": (no_weights, FILES[:2], "A model must hold model.safetensors or tf_model.h5"),
-    "no model": (None, [*FILES[:2], "--init-from", "{}/nowhere"], "--init-from: A model is a folder with config.json"),
-    "a run without an export": (run_without_export, FILES[:2], "has no export yet. Make one of its newest checkpoint"),
+    "no model": (None, [*FILES[:2], "--init-from", "{}/nowhere"], "--init-from: there is no folder"),
+    "a run without an export": (run_without_export, FILES[:2], "has no export and no checkpoint yet"),
     "GLUE without its files": (
         None,
         ["--task-name", "rte", "--glue-dir", "{}"],
-        "--glue-dir must name a file, local or",
+        "--glue-dir: there is no file",
     ),
     "no task": (None, [*FILES[:2], "--task", "stars"], "--task must be FILE.py:CLASS, a local file and a class in it"),
-    "no file of the task": (None, OWN, "--task must name a local file; there is no"),
-    "a task of the Hub": (None, [*OWN[:3], "alice/model/task.py:Mine"], "--task must name a local file; there is no"),
+    "no file of the task": (None, OWN, "--task: there is no file"),
+    "a task of the Hub": (None, [*OWN[:3], "alice/model/task.py:Mine"], "--task: there is no file"),
     "a file that fails": (
         with_file("task.py", "import nothing_of_that_name\n"),
         OWN,
-        "ends with ModuleNotFoundError: No module named 'nothing_of_that_name'",
+        "failed with ModuleNotFoundError: No module named 'nothing_of_that_name'",
     ),
-    "no such class": (with_file("task.py", "class Other: ...\n"), OWN, "of Other; received Mine"),
-    "a class that is no task": (with_file("task.py", "class Mine: ...\n"), OWN, "--task must name a subclass of"),
+    "no such class": (with_file("task.py", "class Other: ...\n"), OWN, "has no class Mine; it has Other"),
+    "a class that is no task": (with_file("task.py", "class Mine: ...\n"), OWN, "is not a subclass of"),
     "methods that are missing": (
         with_file("task.py", "from finetuning.tasks.own import OwnTask\nclass Mine(OwnTask): ...\n"),
         OWN,
-        "lacks head, losses, predict, read, scores",
+        "lacks these methods: head, losses, predict, read, scores",
     ),
     "a task without training": (own_task("{}"), OWN, "read of Mine must give examples under train; received nothing"),
     "a task without labels": (

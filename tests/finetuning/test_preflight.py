@@ -36,6 +36,6 @@ def test_the_step_on_the_longest_rows_is_compiled(
     assert re.search(r"@main\(%arg0: tensor<8x30xi32>", stablehlo)
     assert "all_reduce" in stablehlo
     printed = capsys.readouterr().out
-    assert "8 rows x 30 tokens x 1 micro-batch(es) x 8 replica(s)" in printed
+    assert "8 rows x 30 tokens x 1 micro-batch x 8 replicas" in printed
     assert re.search(r"modelled MFU +\d", printed)
     assert not (tmp_path / "run").exists()

@@ -106,7 +106,7 @@ def test_the_export_is_a_classifier(classified: Path) -> None:
     assert "| source | GLUE (Wang et al. 2018), task sst2 |" in text
     assert "](confusion_matrix.png)" in text
     assert (export / "confusion_matrix.png").read_bytes().startswith(b"\x89PNG")
-    assert "A classifier of texts, fine-tuned from a local checkpoint." in text
+    assert "A text classifier, fine-tuned from a local checkpoint." in text
 
 
 @pytest.mark.parametrize(

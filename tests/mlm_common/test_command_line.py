@@ -10,6 +10,7 @@ from typing import Literal
 
 import pytest
 
+from mlm_common import command_line
 from mlm_common.command_line import command, parse_arguments, read_yaml_file
 from mlm_common.errors import InputError, PermanentError, RunFailedError
 
@@ -73,7 +74,7 @@ def test_interrupted_command_says_so_and_no_more(program: str, tmp_path: Path) -
         assert process.stdout.readline() == "ready\n"
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=30)
-    assert errors == "cleaned up\ninterrupted\n"
+    assert errors == "Stopping. Press Ctrl-C again to end at once.\ncleaned up\n"
     assert process.returncode == 130
 
 
@@ -107,6 +108,18 @@ def test_mistakes_of_the_program_keep_their_traceback() -> None:
         main([])
 
 
+def test_the_commit_has_changes_where_tracked_files_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.com", "-C", str(tmp_path)]
+    (tmp_path / "tracked").touch()
+    for words in (["init", "--quiet"], ["add", "tracked"], ["commit", "--quiet", "--message", "first"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setattr(command_line, "PROJECT_FOLDER", tmp_path)
+    (tmp_path / "output").touch()
+    assert "+" not in command_line.commit()
+    (tmp_path / "tracked").write_text("changed", encoding="utf-8")
+    assert command_line.commit().endswith("+changes")
+
+
 @dataclass
 class Settings:
     files: list[str] = field(default_factory=list)
@@ -134,7 +147,7 @@ def test_settings_of_a_file_have_the_types_of_the_flags(tmp_path: Path) -> None:
 def test_whole_numbers_may_be_written_with_a_zero() -> None:
     (settings,) = parse_arguments([Settings], ["--size", "3.0"], "")
     assert settings.size == 3
-    with pytest.raises(SystemExit):
+    with pytest.raises(InputError, match=r"^--size must be a whole number; received 3\.5\.$"):
         parse_arguments([Settings], ["--size", "3.5"], "")
 
 
@@ -147,29 +160,28 @@ def test_flags_of_other_scripts_are_refused_in_a_line(flag: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("size: 500.5", "--size a whole number; received 500.5"),
-        ("size: yes", "--size a whole number; received True"),
-        ("size: [1, 2]", r"--size a whole number; received \[1, 2\]"),
-        ("rate: much", "--rate a finite number; received 'much'"),
-        ("rate:", "--rate a finite number; received None"),
-        ("name: no", "--name text; received False"),
-        ("files: [[a]]", r"--files text; received \['a'\]"),
-        ("unit: word", "--unit one of line, file; received 'word'"),
-        ("fast: 2", "--fast true or false; received 2"),
-        ("exact: maybe", "--exact true or false; received 'maybe'"),
+        ("size: 500.5", "--size must be a whole number; received 500.5"),
+        ("size: yes", "--size must be a whole number; received True"),
+        ("size: [1, 2]", r"--size must be a whole number; received \[1, 2\]"),
+        ("rate: much", "--rate must be a finite number; received 'much'"),
+        ("rate:", "--rate must be a finite number; received None"),
+        ("name: no", "--name must be text; received False"),
+        ("files: [[a]]", r"--files must be text; received \['a'\]"),
+        ("unit: word", "--unit must be one of line, file; received 'word'"),
+        ("fast: 2", "--fast must be true or false; received 2"),
+        ("exact: maybe", "--exact must be true or false; received 'maybe'"),
     ],
 )
 def test_settings_of_a_file_that_no_flag_takes_are_refused(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(InputError, match=rf"settings\.yaml must give {message}\."):
+    with pytest.raises(InputError, match=rf"settings\.yaml: {message}\."):
         settings_of_file(tmp_path, text)
 
 
 @pytest.mark.parametrize("value", ["inf", "-inf", "nan", "1e999", "much"])
-def test_numbers_are_finite(value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
+def test_numbers_are_finite(value: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"^--rate must be a finite number; received {value}"):
         parse_arguments([Settings], [f"--rate={value}"], "")
-    assert f"error: argument --rate: must be a finite number; received {value}\n" in capsys.readouterr().err
-    with pytest.raises(InputError, match="must give --rate a finite number; received "):
+    with pytest.raises(InputError, match="--rate must be a finite number; received "):
         settings_of_file(tmp_path, f"rate: {value.replace('inf', '.inf').replace('nan', '.nan')}")
 
 

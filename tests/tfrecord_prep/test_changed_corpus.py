@@ -193,7 +193,7 @@ def test_the_tokenizers_corpus_is_found_from_any_folder_and_refused_once_it_chan
     (tmp_path / "trained" / "a.txt").write_text("TEXT of trained\n" * 50, encoding="utf-8")
     line = error_of([*arguments, "--overwrite"], capsys)
     assert (
-        f"corpus of {tokenizer} must be what its tokenizer was trained on; corpus.data_files[0] is {tmp_path}" in line
+        f"corpus of {tokenizer} has changed since its tokenizer was trained: corpus.data_files[0] is {tmp_path}" in line
     )
     assert "name the corpus to prepare: --data-files" in line
     assert main([*arguments, "--overwrite", "--data-files", str(tmp_path / "trained" / "a.txt")]) == 0
@@ -209,7 +209,7 @@ def test_a_tokenizer_of_0_2_0_is_told_not_to_know_its_corpus(
     record["corpus"]["data_files"] = [{"name": path, "num_bytes": num_bytes, "fingerprint": "blake2b 00"}]
     (tokenizer / RECORD_FILE).write_text(json.dumps(record), encoding="utf-8")
     assert main(of_tokenizer(source, tmp_path / "out", tokenizer, "--dry-run")) == 0
-    assert "does not tell the content of its files: whether it is the same text is unknown" in caplog.text
+    assert "does not record the content of its files, so it may be another text" in caplog.text
 
 
 def test_a_name_that_is_not_utf_8_is_recorded_and_found_again(

@@ -130,11 +130,12 @@ def test_preparation_that_has_just_begun(tmp_path: Path) -> None:
         open_shards(str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["nowhere", "empty"])
-def test_no_shards(tmp_path: Path, name: str) -> None:
+def test_no_shards(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=f"{name} is missing or holds none. Give the folder of one split"):
-        open_shards(str(tmp_path / name))
+    with pytest.raises(InputError, match=r"empty contains no \*.tfrecord files. Pass the folder of one split"):
+        open_shards(str(tmp_path / "empty"))
+    with pytest.raises(InputError, match=r"There is no folder .*/emtpy; did you mean .*/empty\?"):
+        open_shards(str(tmp_path / "emtpy"))
 
 
 def test_name_without_a_count(tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def test_corpus_of_the_tokenizer_is_the_default_and_named_by_the_flags_that_give
     del unnamed[2:4]
     with caplog.at_level(logging.INFO):
         assert main(unnamed) == 0
-    told = next(message for message in caplog.messages if message.startswith("no corpus was named"))
+    told = next(message for message in caplog.messages if message.startswith("Using the corpus"))
     assert told.endswith(f" --data-files {source / 'docs.jsonl'} --validation-percent 20.0")
     assert contents(tmp_path / "unnamed") == contents(tmp_path / "named")
 

@@ -61,7 +61,7 @@ def test_complete_folder_is_left_alone(source: Path, tmp_path: Path, capsys: pyt
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     capsys.readouterr()
     assert main(flags(source, tmp_path)) == 0
-    assert "complete with these settings, left as it is" in capsys.readouterr().out
+    assert "already complete with these settings" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
@@ -177,7 +177,7 @@ def test_complete_folder_of_a_file_that_was_replaced_is_refused(
     corpus.write_bytes(CORPUS.upper())
     assert main(arguments) == 2
     line = error_line(capsys)
-    assert "holds shards of other settings: corpus.data_files[0] is " in line
+    assert "contains shards of other settings: corpus.data_files[0] is " in line
     assert "--overwrite" in line
 
 
@@ -327,11 +327,11 @@ def test_folder_in_the_way(
         (["--shard-size", "0"], "--shard-size must be 1 row or more"),
         (["--partition-bytes", "10"], "--partition-bytes must be at least 1,024"),
         (["--num-workers", "0"], "--num-workers must be 1 or more"),
-        (["--tokenizer-name-or-path", ""], "A tokenizer is needed: --tokenizer-name-or-path"),
-        (["--output-dir", ""], "A folder for the shards is needed: --output-dir"),
+        (["--tokenizer-name-or-path", ""], "--tokenizer-name-or-path is required"),
+        (["--output-dir", ""], "--output-dir is required"),
         (["--output-dir", __file__], "The folder of the output must be writable"),
         (["--tokenizer-name-or-path", "/nowhere"], "/nowhere"),
-        (["--data-files", "/nowhere.txt"], "no file matches '/nowhere.txt'"),
+        (["--data-files", "/nowhere.txt"], "no file matches /nowhere.txt"),
         (["--limit", "2", "--validation-percent", "0.001"], "A split must hold text; validation has 0 documents"),
     ],
 )

@@ -232,7 +232,7 @@ def test_tokenizer_made_otherwise_is_not_replaced(
     other = arguments(corpus_file, folder, "--character-coverage", "0.99", "--seed", "3", "--lowercase")
     assert main(other) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert "corpus.settings.seed is 0 there, 3 is asked for; normalization.lowercase is False there, True is" in error
+    assert "with other settings: --seed 0, but you asked for 3; --lowercase False, but you asked for True" in error
     assert "--overwrite" in error
     assert contents(folder) == contents(trained_folder)
 
@@ -256,13 +256,13 @@ def test_a_tokenizer_that_is_there_is_not_trained_again_unless_it_is_damaged(
     caplog.set_level("INFO")
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     assert main(arguments(corpus_file, folder)) == 0
-    assert "holds this tokenizer already" in caplog.text
+    assert "already contains this tokenizer" in caplog.text
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
     (folder / "tokenizer.json").write_text(
         (folder / "tokenizer.json").read_text(encoding="utf-8").replace("-", "", 1), encoding="utf-8"
     )
     assert main(arguments(corpus_file, folder)) == 0
-    assert "is not as it was made" in caplog.text
+    assert "is damaged" in caplog.text
     assert contents(folder) == contents(trained_folder)
 
 
@@ -322,4 +322,4 @@ def test_a_corpus_whose_name_is_not_utf_8_is_trained_on_and_compared_by_content(
     corpus.write_bytes(text[:2000].replace(b"a", b"b") + text[2000:])
     assert main(arguments(corpus, folder, "--dry-run")) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert "holds a tokenizer of other settings: corpus.data_files[0] is " in error
+    assert "was trained with other settings: corpus.data_files[0] is " in error

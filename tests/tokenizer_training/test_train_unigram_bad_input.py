@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from mlm_common.console import STOPPING
 from tests.fixtures.generated_text import generated_lines
 from tokenizer_training.train_unigram import main
 
@@ -155,7 +156,7 @@ def run_in_background(request: pytest.FixtureRequest, tmp_path: Path) -> Iterato
     )
     with process:
         assert process.stderr is not None
-        assert any(line.endswith(f": {phase}.\n") for line in process.stderr)
+        assert any(line.endswith(f"{phase}.\n") for line in process.stderr)
         yield process
         process.kill()
 
@@ -193,7 +194,7 @@ def test_ctrl_c_leaves_nothing(command: str, run_in_background: subprocess.Popen
     os.killpg(process.pid, signal.SIGINT)
     rest = process.stderr.read()
     assert process.wait(timeout=20) == 130
-    assert rest == "interrupted\n"
+    assert rest == STOPPING.decode()
     deadline = time.monotonic() + 5
     while processes_of_group(process.pid) and time.monotonic() < deadline:
         time.sleep(0.05)

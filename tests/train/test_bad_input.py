@@ -88,7 +88,7 @@ def count_one_more(manifest) -> None:
 
 # name: (what is done to the shards' folder, flags in which {} is that folder, what the error says)
 CASES = {
-    "no shards": (lambda _: None, ["--train-dataset", "{}/nowhere"], "must hold *.tfrecord files"),
+    "no shards": (lambda _: None, ["--train-dataset", "{}/nowhere"], "There is no folder"),
     "killed preparation": (
         lambda shards: (shards / "train" / "manifest.json").unlink(), [], "Run prepare-tfrecord-shards again",
     ),
@@ -96,19 +96,19 @@ CASES = {
     "shard truncated": (truncate, [], "must have the size of the manifest"),
     "wrong count": (lambda shards: edit_manifest(shards, count_one_more), [], "must state the rows"),
     "another tokenizer": (another_tokenizer, ["--tokenizer", "{}/another"], "must be the one the shards were made"),
-    "no tokenizer": (lambda _: None, ["--tokenizer", "{}/nowhere"], "nowhere cannot be loaded"),
+    "no tokenizer": (lambda _: None, ["--tokenizer", "{}/nowhere"], "There is no folder"),
     "another length": (lambda _: None, ["--max-length", "32"], "--max-length must be the shards' 16"),
     "batch too large": (lambda _: None, ["--per-replica-batch-size", "9999"], "must not exceed the data set's"),
-    "mlm_probability": (lambda _: None, ["--mlm_probability", "1.5"], "--mlm-probability must lie in 0 to 1"),
+    "mlm_probability": (lambda _: None, ["--mlm_probability", "1.5"], "--mlm-probability must be between 0 and 1"),
     "mask rates": (lambda _: None, ["--random-token-rate", "0.3"], "must sum to at most 1"),
-    "unknown preset": (lambda _: None, ["--preset", "huge"], "--preset must be one of bert-base, "),
+    "unknown preset": (lambda _: None, ["--preset", "huge"], "--preset: there is no preset huge; "),
     "unknown override": (lambda _: None, ["--config-overrides", "num_hiden_layers=2"], "num_hiden_layers"),
     "malformed override": (lambda _: None, ["--config-overrides", "hidden_size"], "must be name=value"),
     "override of the data": (lambda _: None, ["--config-overrides", "vocab_size=5"], "must not set vocab_size"),
     "no such model": (
-        lambda _: None, ["--pretrained-model-config", "{}/nowhere"], "--pretrained-model-config: A model is a folder",
+        lambda _: None, ["--pretrained-model-config", "{}/nowhere"], "--pretrained-model-config: there is no folder",
     ),
-    "no such checkpoint": (lambda _: None, ["--init-from", "{}/nowhere"], "--init-from: A model is a folder with"),
+    "no such checkpoint": (lambda _: None, ["--init-from", "{}/nowhere"], "--init-from: there is no folder"),
     "two configurations": (
         lambda _: None,
         ["--init-from", "{}/model", "--pretrained-model-config", "bert-base-uncased"],
@@ -168,7 +168,7 @@ CASES = {
         another_run, ["--output-dir", "{}/run", "--resume", "never"], "--resume never needs a folder without a run",
     ),
     "two ways to start": (
-        lambda _: None, ["--resume", "must", "--overwrite-output-dir"], "and --resume must must not both be given",
+        lambda _: None, ["--resume", "must", "--overwrite-output-dir"], "cannot be combined with --resume must",
     ),
     "settings that may change": (another_run, ["--output-dir", "{}/run"], "--max-rollbacks, --max-steps, "),
     "a folder without a run to overwrite": (
@@ -182,7 +182,7 @@ CASES = {
     ),
     "foreign folder": (lambda _: None, ["--output-dir", "{}/train"], "must be an empty folder or that of this run"),
     "no TPU": (lambda _: None, ["--tpu-name", "local"], "this one has no /dev/accel*"),
-    "settings file": (lambda _: None, ["--config-file", "{}/nowhere.yaml"], "is not a file"),
+    "settings file": (lambda _: None, ["--config-file", "{}/nowhere.yaml"], "--config-file: there is no file "),
     "warmup": (lambda _: None, ["--warmup-steps", "6"], "must be below the run's 6 steps"),
     "warmup ratio": (lambda _: None, ["--warmup-ratio", "1"], "--warmup-ratio must be at least 0 and below 1"),
     "no room for the decay": (

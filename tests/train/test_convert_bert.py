@@ -132,7 +132,7 @@ def test_heads_that_are_not_there(
         assert json.loads((tmp_path / name / "config.json").read_text(encoding="utf-8"))["architectures"] == [name]
         weights = load_file(tmp_path / name / "model.safetensors")
         assert {key.split(".")[0] for key in weights} == ({"bert", "cls"} if "Masked" in name else {"bert"})
-    assert "left out, as of other heads: output_bias, output_weights" in capsys.readouterr().out
+    assert "not converted, since they belong to other heads: output_bias, output_weights" in capsys.readouterr().out
 
 
 def without(name: str) -> Callable[[Variables], Variables]:

@@ -1,3 +1,5 @@
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -46,11 +48,11 @@ def test_a_mask_token_of_another_look_is_filled(export: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("sentence", "top_k", "message"),
     [
-        ("a function", 5, r"one \[MASK\] a sentence; received 0 in 'a function'"),
-        ("[MASK] [MASK]", 5, "received 2"),
-        ("[MASK] of [MASK] of [MASK]", 5, "received 3"),
-        ("[MASK]" + " of" * 60, 5, "fit the 60 tokens .* received 63 tokens"),
-        (SENTENCE, VOCABULARY + 1, "--top-k must be at most the vocabulary"),
+        ("a function", 5, r"exactly one \[MASK\]; 'a function' has none"),
+        ("[MASK] [MASK]", 5, "has 2"),
+        ("[MASK] of [MASK] of [MASK]", 5, "has 3"),
+        ("[MASK]" + " of" * 60, 5, "at most 60 tokens; .* has 63"),
+        (SENTENCE, VOCABULARY + 1, r"--top-k must be at most \d+, the vocabulary"),
     ],
 )
 def test_bad_input_is_refused(sentence: str, top_k: int, message: str, export: str) -> None:
@@ -60,9 +62,33 @@ def test_bad_input_is_refused(sentence: str, top_k: int, message: str, export: s
 
 def test_a_folder_without_an_export_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
-    for folder in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(InputError, match=r"exported model.* lacks .*model\.safetensors, tokenizer\.json"):
-            fill_masks(str(folder), [SENTENCE])
+    with pytest.raises(InputError, match=r"is not an exported model: it has no model\.safetensors, tokenizer\.json"):
+        fill_masks(str(tmp_path), [SENTENCE])
+    (tmp_path / "model").mkdir()
+    with pytest.raises(InputError, match=r"no folder .*modle; did you mean .*model\?"):
+        fill_masks(str(tmp_path / "modle"), [SENTENCE])
+
+
+def test_the_folder_of_a_run_stands_for_its_export(export: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(InputError, match="no export and no checkpoint yet"):
+        fill_masks(str(tmp_path), [SENTENCE])
+    (tmp_path / "checkpoints").mkdir()
+    for step in (7, 12):
+        (tmp_path / "checkpoints" / f"step-{step:08d}.json").touch()
+    with pytest.raises(InputError, match=r"no export yet: the run is at step 12\. .*train/export\.py"):
+        fill_masks(str(tmp_path), [SENTENCE])
+    shutil.copytree(export, tmp_path / "export")
+    assert fill_masks(str(tmp_path), [SENTENCE], top_k=1)[0][0]["token_str"] == "list"
+
+
+def test_a_model_that_was_fine_tuned_is_refused(export: str, tmp_path: Path) -> None:
+    shutil.copytree(export, tmp_path / "export")
+    config = json.loads((tmp_path / "export" / "config.json").read_text(encoding="utf-8"))
+    config["architectures"] = ["RobertaForQuestionAnswering"]
+    (tmp_path / "export" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(InputError, match=r"a RobertaForQuestionAnswering\. Use python finetuning/predict\.py"):
+        fill_masks(str(tmp_path / "export"), [SENTENCE])
 
 
 def test_the_command_prints_a_table(export: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,7 +103,8 @@ def test_only_the_chief_writes_and_prints(folder_of_two, folder_of_one):
     assert names == {
         str(path.relative_to(folder_of_one)) for path in folder_of_one.rglob("*") if "tensorboard" not in path.parts
     }
-    assert len(list((folder / "tensorboard").iterdir())) == 1
+    for split in ("train", "validation"):
+        assert len(list((folder / "tensorboard" / split).iterdir())) == 1
 
 
 def test_two_workers_resume_after_one_was_killed(processes, folder_of_two, shards, tmp_path):

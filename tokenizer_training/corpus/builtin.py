@@ -1,8 +1,8 @@
-"""The built-in corpus: real technical English that every installation holds, so that a first run downloads nothing.
+"""The built-in corpus: real technical English that every installation contains, so that a first run downloads nothing.
 
-It is the docstrings of Python's standard library and of the installed packages. They are read from the source files
-by `ast`; no code of a package is run. The same Python with the same packages gives the same documents, in the same
-order.
+It is the docstrings of Python's standard library and of the installed packages, read from the source files with `ast`:
+no code of a package is run. The same Python with the same packages gives the same documents, in the same order. They
+are kept in the user's cache, because extracting them takes half a minute.
 """
 
 import ast
@@ -14,14 +14,16 @@ import multiprocessing
 import os
 import platform
 import sysconfig
-import time
 import warnings
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
+
+from mlm_common.progress import progress_bar
+from mlm_common.worker_pool import map_in_order, num_cores
+from tokenizer_training.corpus.kept_text import keep, read_kept
 
 logger = logging.getLogger(__name__)
 
@@ -32,31 +34,48 @@ MIN_LETTER_SHARE = 0.75
 # Shorter paragraphs may repeat: they are headings such as "Returns:".
 MIN_UNIQUE_CHARACTERS = 60
 SKIPPED_FOLDERS = frozenset({"test", "tests", "testing", "_vendor", "__pycache__", "site-packages", "dist-packages"})
+FILES_AT_ONCE = 64
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @lru_cache(maxsize=1)
 def read_builtin_corpus() -> tuple[str, ...]:
-    """Read the documents, 100 characters or more each, at most 25 MB in all, in an order that is a fixed shuffle.
+    """Return the documents, 100 characters or more each, at most 25 MB in all, in an order that is a fixed shuffle.
 
-    The first call in a process reads all files, on all cores; later ones return the same tuple.
+    The first call on a machine extracts them from all files, on all cores; later ones find them in the user's cache, as
+    long as no file has changed.
     """
-    return read_folders([sysconfig.get_path("stdlib"), *_package_folders()])
+    files = list(python_files([sysconfig.get_path("stdlib"), *_package_folders()]))
+    key = _key(files)
+    documents = read_kept(key)
+    if documents is None:
+        documents = read_files(files)
+        keep(key, documents)
+    num_bytes = sum(len(text.encode()) for text in documents)
+    logger.info("Built-in corpus: %s docstrings, %.1f MB.", f"{len(documents):,}", num_bytes / 1e6)
+    return documents
 
 
 def read_folders(folders: Iterable[str]) -> tuple[str, ...]:
-    """Read the documents in the modules under the folders, as `read_builtin_corpus` does for a whole installation."""
-    start_seconds = time.monotonic()
-    files = list(python_files(folders))
-    logger.info("Reading the built-in corpus from %s Python files.", f"{len(files):,}")
+    """Extract the documents in the modules under the folders, as `read_builtin_corpus` does for an installation."""
+    return read_files(list(python_files(folders)))
+
+
+def read_files(files: Sequence[str]) -> tuple[str, ...]:
+    """Extract the documents in Python files, behind a progress bar."""
     unique = set(_without_repeated_paragraphs(_extract_all(files)))
     # Ordered by hash: a head of it is a fair sample of all packages.
     ordered = sorted(unique, key=lambda text: hashlib.blake2b(text.encode(), digest_size=16).digest())
-    documents = tuple(_head(ordered, MAX_BYTES))
-    num_bytes = sum(len(text.encode()) for text in documents)
-    seconds = time.monotonic() - start_seconds
-    logger.info("Built-in corpus: %s documents, %.1f MB, %.0f s.", f"{len(documents):,}", num_bytes / 1e6, seconds)
-    return documents
+    return tuple(_head(ordered, MAX_BYTES))
+
+
+def _key(files: Sequence[str]) -> str:
+    """Hash what decides the documents: Python's version, this module, and each file's path, size and last change."""
+    digest = hashlib.sha256(platform.python_version().encode() + Path(__file__).read_bytes())
+    for path in files:
+        status = os.stat(path)  # noqa: PTH116 (thousands of strings)
+        digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
 
 
 def describe_builtin_corpus() -> dict[str, Any]:
@@ -137,18 +156,26 @@ def _is_new(paragraph: str, seen: set[bytes]) -> bool:
     return is_new
 
 
-def _extract_all(files: list[str]) -> Iterator[str]:
-    num_workers = os.cpu_count() or 1
+def _extract_all(files: Sequence[str]) -> Iterator[str]:
+    groups = [files[start : start + FILES_AT_ONCE] for start in range(0, len(files), FILES_AT_ONCE)]
     # A daemon, such as a worker of multiprocessing.Pool, may not start processes.
-    if num_workers == 1 or multiprocessing.current_process().daemon:
-        for path in files:
-            yield from extract_documents(path)
-        return
-    # Spawned, not forked: the caller may have threads running.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_workers, mp_context=context, initializer=gc.disable) as pool:
-        for documents in pool.map(extract_documents, files, chunksize=64):
+    num_workers = 1 if multiprocessing.current_process().daemon else num_cores()
+    phase = f"Reading the docstrings of {len(files):,} Python files"
+    with progress_bar(phase, " files", len(files)) as bar:
+        results = map_in_order(_extract_group, groups, num_workers, "Free some memory.")
+        for group, documents in zip(groups, results, strict=True):
             yield from documents
+            bar.update(len(group))
+
+
+def _extract_group(files: Sequence[str]) -> list[str]:
+    was_enabled = gc.isenabled()
+    gc.disable()  # trees have no cycles, and looking for some takes a third of the time
+    try:
+        return [document for path in files for document in extract_documents(path)]
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _head(documents: Iterable[str], max_bytes: int) -> Iterator[str]:

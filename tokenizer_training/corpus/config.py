@@ -15,6 +15,7 @@ TEST = "test"
 # The splits that are not trained on, in the order in which they are drawn.
 HELD_OUT_SPLITS = (VALIDATION, TEST)
 SampleBy = Literal["line", "paragraph", "document"]
+DEFAULT_SAMPLE_BY: SampleBy = "line"
 
 
 @dataclass(frozen=True)
@@ -25,60 +26,62 @@ class CorpusConfig:
         InputError: two settings contradict each other, or one is out of its range.
     """
 
+    FLAG_GROUP = "Corpus"
+
     dataset_name: str | None = flag(
         None,
-        "Data set on the Hugging Face Hub (USER/NAME), or a folder that `datasets` can load. `builtin` "
-        "needs no download: the docstrings of Python's standard library and of the installed packages, about 25 MB.",
+        "Data set on the Hub (USER/NAME), or a folder that `datasets` can load. builtin needs no download: about "
+        "25 MB of docstrings of Python's standard library and the installed packages.",
+        is_usual=True,
     )
-    dataset_config: str | None = flag(None, "Configuration of the Hub data set, for one that has several.", PUBLIC)
+    dataset_config: str | None = flag(None, "Configuration of the Hub data set.", PUBLIC)
     dataset_revision: str | None = flag(
-        None,
-        "Commit, tag or branch of the Hub data set; the commit it stands for is what is read and recorded. "
-        "Default: its main branch.",
-        PUBLIC,
+        None, "Commit, tag or branch of the Hub data set; its commit is recorded. Default: the main branch.", PUBLIC
     )
     data_files: list[str] = flag(
         list,
-        "Files or quoted globs (*, ?, **), local or gs://, in place of --dataset-name: .txt, .jsonl, "
-        ".json, .csv, .parquet; all but the last also with .gz. Each glob's matches are read in sorted order.",
+        "Files or quoted globs (*, ?, **), local or gs://: .txt, .jsonl, .json, .csv, .parquet, all but the last "
+        "also as .gz. The matches of a glob are read in sorted order.",
+        is_usual=True,
     )
-    validation_files: list[str] = flag(list, "Files or globs of the split `validation`, local or gs://.")
-    test_files: list[str] = flag(list, "Files or globs of the split `test`, local or gs://.")
-    text_column: str = flag("text", "Column or JSON key that holds the text.", PUBLIC)
-    sample_by: SampleBy = flag(
-        "line",
-        "What is one document of a .txt file: a line (default, as in `datasets`), a paragraph (between "
-        "blank lines), or the whole file (document).",
+    validation_files: list[str] = flag(list, "Files or globs of the validation split, local or gs://.", is_usual=True)
+    test_files: list[str] = flag(list, "Files or globs of the test split, local or gs://.")
+    text_column: str = flag("text", "Column or JSON key with the text.", PUBLIC)
+    sample_by: SampleBy | None = flag(
+        None,
+        "What one document of a .txt file is: a line (as in `datasets`), a paragraph (separated by blank lines), or "
+        "the whole file (document). Files of wrapped lines, such as books, need a choice. Default: line.",
+        is_usual=True,
     )
     split: str = flag(
-        "train", "Split of the Hub data set to read; for other corpora the name given to what is read.", PUBLIC
+        "train", "Split of the Hub data set to read; for other corpora, the name of the split to write.", PUBLIC
     )
-    validation_split: str | None = flag(None, "Split of the Hub data set that becomes the split `validation`.", PUBLIC)
-    test_split: str | None = flag(None, "Split of the Hub data set that becomes the split `test`.", PUBLIC)
+    validation_split: str | None = flag(None, "Split of the Hub data set to use for validation.", PUBLIC)
+    test_split: str | None = flag(None, "Split of the Hub data set to use for testing.", PUBLIC)
     streaming: bool = flag(False, "Stream the Hub data set, without a copy on disk. Local files are always streamed.")
     limit: int | None = flag(
         None,
-        "Read only the first so many documents of --split, for trying things out. Splits drawn by "
-        "--validation-percent and --test-percent come from the same documents. Default: all.",
+        "Read only the first N documents of --split, to try things out. --validation-percent and --test-percent "
+        "take their part of them. Default: all.",
     )
     validation_percent: float = flag(
         0.0,
-        "Percentage of the documents set apart as the split `validation`, for a corpus without one. Drawn "
-        "by a hash of seed and text, so equal documents are never on both sides. Default: none.",
+        "Percentage of the documents to set aside for validation, chosen by a hash of seed and text, so equal "
+        "documents are never on both sides.",
+        is_usual=True,
     )
     test_percent: float = flag(
         0.0,
-        "Percentage of the documents set apart as the split `test`, by the same draw; --validation-percent "
-        "draws the same documents with it and without. Default: none.",
+        "Percentage of the documents to set aside for testing, chosen in the same way. It does not change which "
+        "ones are for validation.",
     )
     on_bad_row: OnBadRow = flag(
         "fail",
-        "What becomes of a row that cannot be read: bytes that are not UTF-8, half of a surrogate pair, JSON or CSV "
-        "that is not right, a text that is none. `fail` ends the run and names it; `skip` leaves it out, and the "
-        "output tells how many there are, and of the first 100 where and why.",
+        "fail: stop at the first record that cannot be read and say where. skip: leave such records out and list "
+        "them in the output.",
     )
-    trust_remote_code: bool = flag(False, "Accepted and without effect: data sets are never run as code.")
-    seed: int = flag(0, "Seed of the draws from the corpus, such as --validation-percent.")
+    trust_remote_code: bool = flag(False, "Accepted but without effect: data sets are never run as code.")
+    seed: int = flag(0, "Seed of --validation-percent and --test-percent, and of other draws from the corpus.")
 
     def __post_init__(self) -> None:
         if self.dataset_name and self.data_files:
@@ -88,7 +91,7 @@ class CorpusConfig:
             )
         if self.dataset_name in (None, BUILTIN) and (self.dataset_config or self.dataset_revision):
             raise InputError("--dataset-config and --dataset-revision need a Hub data set in --dataset-name.")
-        if self.sample_by not in get_args(SampleBy):
+        if self.sample_by not in (None, *get_args(SampleBy)):
             raise InputError(f"--sample-by is one of {', '.join(get_args(SampleBy))}; got {self.sample_by!r}.")
         if self.on_bad_row not in get_args(OnBadRow):
             raise InputError(f"--on-bad-row is one of {', '.join(get_args(OnBadRow))}; got {self.on_bad_row!r}.")
@@ -168,6 +171,11 @@ class CorpusConfig:
             without.append("seed")
         defaults = CorpusConfig()
         return dataclasses.replace(self, **{name: getattr(defaults, name) for name in without})
+
+    @property
+    def txt_unit(self) -> SampleBy:
+        """What one document of a .txt file is."""
+        return self.sample_by or DEFAULT_SAMPLE_BY
 
     @property
     def is_given(self) -> bool:

@@ -21,12 +21,9 @@ from tokenizer_training.corpus.record import FILES_KEYS, file_record
 from tokenizer_training.corpus.shared_text import Part, describe_possibly_shared_text, describe_shared_text
 from tokenizer_training.corpus.text_files import absolute_pattern, find_files, read_byte_range
 from tokenizer_training.corpus.text_formats import dataset_texts
+from tokenizer_training.corpus.wrapped_lines import check_lines
 
 logger = logging.getLogger(__name__)
-
-# Lines of books are wrapped at 80 characters or before, and most sentences are longer.
-SHORT_LINE_BYTES = 80
-NUM_LINES_MEASURED = 200
 
 # Byte ranges of files, which whoever works on the partition reads, or the documents themselves.
 Partition = list[ByteRange] | list[str]
@@ -47,8 +44,8 @@ class Source:
 class Corpus:
     """An opened corpus. Made by `open_corpus`.
 
-    `config` and `record` name what was found: absolute paths, the commit of a data set. `record`, fit for JSON, has the
-    settings and what tells the text from any other (see `record.py`).
+    `config` and `record` name what was found: absolute paths, the commit of a data set, what a document of a .txt file
+    is. `record`, fit for JSON, has the settings and what tells the text from any other (see `record.py`).
     `sources` has the main split under `config.split`, and `validation` and `test` where they are not drawn from it.
     """
 
@@ -90,12 +87,12 @@ class Corpus:
         """
         if not self.has_byte_ranges(split_name, partition_bytes):
             return grouped_by_size(self.documents(split_name, bad_rows), partition_bytes)
-        return group_byte_ranges(self.files(split_name), self.config.sample_by, partition_bytes)
+        return group_byte_ranges(self.files(split_name), self.config.txt_unit, partition_bytes)
 
     def has_byte_ranges(self, split_name: str, partition_bytes: int) -> bool:
         """Tell whether the partitions are byte ranges of files, which workers read by themselves."""
         files = self._files_to_cut(split_name)
-        return bool(files) and not is_for_few_workers(files, self.config.sample_by, partition_bytes)
+        return bool(files) and not is_for_few_workers(files, self.config.txt_unit, partition_bytes)
 
     def sampled_documents(
         self, split_name: str, max_bytes: int, seed: int, bad_rows: BadRows | None = None
@@ -121,7 +118,7 @@ class Corpus:
         """Draw the byte ranges to read for a sample, None for all of the split."""
         num_bytes = int(2 * max_bytes / _share_of_split(self.config, split_name))
         files, config = self._files_to_cut(split_name), self.config
-        return draw_byte_ranges(files, config.sample_by, config.text_column, num_bytes, seed)
+        return draw_byte_ranges(files, config.txt_unit, config.text_column, num_bytes, seed)
 
     def _files_to_cut(self, split_name: str) -> tuple[StoredFile, ...]:
         """List the files of a split, none where its documents must be counted from the first on."""
@@ -147,7 +144,7 @@ def read_partition(
     """
     for item in partition:
         if isinstance(item, ByteRange):
-            documents = read_byte_range(item, config.text_column, config.sample_by, config.on_bad_row, bad_rows)
+            documents = read_byte_range(item, config.text_column, config.txt_unit, config.on_bad_row, bad_rows)
             yield from _documents_of_split(config, split_name, documents)
         else:
             yield item
@@ -158,13 +155,14 @@ def open_corpus(config: CorpusConfig) -> Corpus:
 
     Raises:
         InputError: no corpus given; no files match; an unknown file ending; no such data set, split or column; a split
-            without any text; splits that share text.
+            without any text; splits that share text; wrapped lines, and no `sample_by` that says what a document is.
     """
     if not config.is_given:
         raise InputError("A corpus is needed: --dataset-name (`builtin` needs no download) or --data-files.")
     if config.trust_remote_code:
         logger.warning("--trust-remote-code has no effect: `datasets` does not run code from data sets any more.")
-    config = _with_absolute_paths(config)
+    is_sample_by_chosen = config.sample_by is not None
+    config = dataclasses.replace(_with_absolute_paths(config), sample_by=config.txt_unit)
     dataset = None
     if config.dataset_name not in (None, BUILTIN):
         dataset = Dataset(config)
@@ -176,6 +174,8 @@ def open_corpus(config: CorpusConfig) -> Corpus:
         if split == config.split or config.has_own_source(split)
     }
     corpus = Corpus(config, record, sources)
+    if not is_sample_by_chosen:
+        check_lines(file for source in sources.values() for file in source.files)
     _check_splits_are_apart(corpus)
     return corpus
 
@@ -222,29 +222,12 @@ def _open_files(config: CorpusConfig, key: str, record: dict[str, Any]) -> Sourc
 
     def read(bad_rows: BadRows) -> Iterator[str]:
         return chain.from_iterable(
-            read_byte_range(ByteRange(file), config.text_column, config.sample_by, config.on_bad_row, bad_rows)
+            read_byte_range(ByteRange(file), config.text_column, config.txt_unit, config.on_bad_row, bad_rows)
             for file in files
         )
 
     _check_not_blank(read, " ".join(patterns))
-    if config.sample_by == "line":
-        _warn_of_short_lines(files)
     return Source(read, files)
-
-
-def _warn_of_short_lines(files: Iterable[StoredFile]) -> None:
-    """Warn where the first lines of the first .txt file are as short as those of a wrapped paragraph."""
-    texts = [file for file in files if file.name.removesuffix(".gz").endswith(".txt")][:1]
-    lines = chain.from_iterable(read_byte_range(ByteRange(file), "", "line", "skip") for file in texts)
-    sizes_bytes = [len(line.encode()) for line in islice(lines, NUM_LINES_MEASURED) if line.strip()]
-    if sizes_bytes and sum(sizes_bytes) / len(sizes_bytes) < SHORT_LINE_BYTES:
-        logger.warning(
-            "The lines of %s have %.0f bytes on average, and each is a document, with a [CLS] and a [SEP] "
-            "(--sample-by line, the default). If they are lines of wrapped paragraphs, give --sample-by paragraph: a "
-            "document is then what stands between blank lines.",
-            texts[0].name,
-            sum(sizes_bytes) / len(sizes_bytes),
-        )
 
 
 def _check_splits_are_apart(corpus: Corpus) -> None:

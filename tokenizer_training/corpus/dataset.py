@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlm_common.errors import InputError
 from mlm_common.hub.retries import HubAwayError, hub_error, repeat
+from mlm_common.local_paths import check_folder_or_hub
 from mlm_common.storage.reading import StoredFile
 from tokenizer_training.corpus.config import CorpusConfig
 from tokenizer_training.corpus.file_identity import with_checksums
@@ -28,6 +29,7 @@ class Dataset:
         """
         self._config = config
         self._name = str(config.dataset_name)
+        check_folder_or_hub(self._name, "--dataset-name")
         self.is_local = Path(self._name).is_dir()
         self._builder = self._load_builder()
 

@@ -15,7 +15,7 @@ from typing import Any
 from mlm_common.hub.disclosure import WITHHELD
 from mlm_common.settings import describe_differences
 from mlm_common.storage.reading import StoredFile
-from tokenizer_training.corpus.config import BUILTIN, HELD_OUT_SPLITS, CorpusConfig
+from tokenizer_training.corpus.config import BUILTIN, DEFAULT_SAMPLE_BY, HELD_OUT_SPLITS, CorpusConfig
 
 Record = dict[str, Any]
 
@@ -47,7 +47,7 @@ def record_of_split(record: Record, split_name: str) -> Record:
 
 def identity(record: Record) -> Record:
     """Reduce a record to what tells its text from any other, so that equal text has an equal identity."""
-    settings = dataclasses.asdict(CorpusConfig()) | record.get("settings", {})
+    settings = dataclasses.asdict(CorpusConfig(sample_by=DEFAULT_SAMPLE_BY)) | record.get("settings", {})
     kept = {name: value for name, value in settings.items() if name not in SETTINGS_WITHOUT_INFLUENCE}
     if is_path(kept["dataset_name"]):
         kept["dataset_name"] = "a local folder"

@@ -18,6 +18,8 @@ from pathlib import Path, PurePath
 from typing import Any, TextIO
 
 from mlm_common.errors import InputError
+from mlm_common.local_paths import did_you_mean
+from mlm_common.next_step import short_path
 from mlm_common.storage import is_gcs
 from mlm_common.storage.reading import StoredFile, find_stored_files
 from tokenizer_training.corpus import text_formats
@@ -59,7 +61,8 @@ def find_files(patterns: list[str], flag: str) -> list[StoredFile]:
     for pattern in patterns:
         found = find_stored_files(pattern)
         if not found:
-            raise InputError(f"{flag} must name files, local or gs://; no file matches {pattern!r}.")
+            shown = short_path(pattern)
+            raise InputError(f"{flag}: no file matches {shown}{did_you_mean(shown, 'file') or '.'}")
         num_found += len(found)
         for file in found:
             _format_of(file.name, flag)

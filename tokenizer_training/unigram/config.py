@@ -22,33 +22,37 @@ class UnigramConfig:
         InputError: a setting is out of its range.
     """
 
+    FLAG_GROUP = "Vocabulary"
+
     vocab_size: int | None = flag(
         None,
-        "Pieces in the vocabulary, special tokens and bytes included. Default: 32,000 for 400 MB of text "
-        "or more, fewer for less, in proportion to the square root of its size (8,576 for 25 MB), and at least "
-        "twice its characters; a multiple of 128, the width of a TPU's matrix unit.",
+        "Tokens in the vocabulary, special tokens and bytes included. Default: 32,000 for 400 MB of text or more, "
+        "fewer for less, in proportion to the square root of its size (8,576 for 25 MB), at least twice its "
+        "characters; a multiple of 128.",
+        is_usual=True,
     )
     character_coverage: float = flag(
         0.9995,
-        "Share of the text's characters that get a piece of their own; the rarest others become bytes, or "
-        "<unk>, unless they are ASCII or letters of a small alphabet. 0.9995 is SentencePiece's default and keeps "
-        "rare scripts and emoji out of the vocabulary.",
+        "Fraction of the text's characters that get a token; the rarest others become bytes or <unk>, unless they "
+        "are ASCII or letters of a small alphabet. 0.9995 is SentencePiece's default and keeps rare scripts and "
+        "emoji out of the vocabulary.",
     )
     byte_fallback: bool = flag(
         True,
-        "Spell characters without a piece as their UTF-8 bytes, with 256 pieces for these, so that no text "
-        "becomes <unk>. Off: the 256 pieces go to text, and such characters are lost.",
+        "Encode characters without a token as UTF-8 bytes, with 256 tokens for them, so that no text becomes "
+        "<unk>. This is the default.",
+        off_help="Use these 256 tokens for text; rare characters become <unk>.",
     )
     extra_special_tokens: list[str] = flag(
-        list, "More special tokens, such as [ENT]; they get the ids from 5 on, in the order given.", PUBLIC
+        list, "More special tokens, such as [ENT]; their ids start at 5, in the order given.", PUBLIC, metavar="TOKEN"
     )
     pad_vocab_to_multiple_of: int | None = flag(
-        None, "Fill the vocabulary up with <unused0>, <unused1>, … to a multiple of this, such as 128."
+        None, "Pad the vocabulary with <unused0>, <unused1>, … to a multiple of N, such as 128."
     )
     max_bytes: int = flag(
         1_000_000_000,
-        "Bytes of text to train on, at most: a seeded sample of half, a quarter, … of all of it. More "
-        "text than the default, 1 GB, hardly changes which pieces are best.",
+        "Bytes of text to train on, at most: a seeded sample of half, a quarter, … of the text. More than 1 GB "
+        "hardly changes the tokens.",
     )
 
     def __post_init__(self) -> None:

@@ -24,22 +24,24 @@ class NormalizationConfig:
         InputError: an unknown form.
     """
 
+    FLAG_GROUP = "Normalization"
+
     normalization: UnicodeForm = flag(
         "nfkc",
-        "`nfkc` (default, as in SentencePiece, ALBERT and XLM-RoBERTa): one form for full-width letters, "
-        "ligatures, raised digits (10² becomes 102) and the like; `none`: characters as they are. Runs of white space "
-        "become one space in either.",
+        "nfkc (as SentencePiece, ALBERT and XLM-RoBERTa): one form for full-width letters, ligatures, raised "
+        "digits (10² becomes 102) and the like. none: characters as they are. With both, runs of white space "
+        "become one space.",
     )
-    lowercase: bool = flag(False, "Make all letters small. Default: they stay, as in RoBERTa and cased BERT.")
-    strip_accents: bool = flag(
-        False, "Remove accents and other combining marks. Default: they stay; many languages need them."
+    lowercase: bool = flag(
+        False, "Convert all letters to lower case. Without it they stay, as in RoBERTa and cased BERT."
     )
+    strip_accents: bool = flag(False, "Remove accents and other combining marks. Many languages need them.")
     replace_quotes: bool = flag(
-        True, "Replace `` and '' by \", as in transformers' TPU tutorial: the quotes of WikiText."
+        True,
+        "Replace `` and '' by \", as transformers' TPU tutorial does for WikiText. This is the default.",
+        off_help="Keep `` and '' as they are.",
     )
-    split_digits: bool = flag(
-        False, "Make each digit a piece of its own. Default: frequent numbers such as 2010 are one piece."
-    )
+    split_digits: bool = flag(False, "Make each digit a token. Without it frequent numbers such as 2010 are one token.")
 
     def __post_init__(self) -> None:
         if self.normalization not in get_args(UnicodeForm):

@@ -1,6 +1,5 @@
-"""What was trained, for people to judge: figures and samples as JSON, as text and as a picture."""
+"""What was trained, to be judged by its user: figures and samples as JSON and as text."""
 
-import io
 import json
 import textwrap
 import unicodedata
@@ -8,9 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from mlm_common.figures import new_figure
 from tokenizer_training.tokenizer import (
     BYTE_PIECES,
     UNUSED_PIECE,
@@ -23,16 +21,17 @@ if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
+Item = TypeVar("Item")
+
 # Encodings are many times the size of their text, so few texts at a time are held in that form.
 TEXTS_AT_ONCE = 64
 NUM_DROPPED_SHOWN = 20
 NUM_LONGEST = 20
 NUM_EXAMPLES = 10
+NUM_EXAMPLES_SHOWN = 3
 EXAMPLE_CHARACTERS = 80
 LINE_COLUMNS = 120
 LABEL_COLUMNS = 12
-PICTURE_INCHES = (9, 3.5)
-PICTURE_DOTS_PER_INCH = 100
 
 
 @dataclass(frozen=True)
@@ -163,55 +162,32 @@ def _examples(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> lis
     ]
 
 
-def _evenly(items: Sequence[str], max_items: int) -> list[str]:
+def _evenly(items: Sequence[Item], max_items: int) -> list[Item]:
     """Pick the middle items of `max_items` equal spans, or all items if they are no more than that."""
     num_items = min(len(items), max_items)
     return [items[(2 * index + 1) * len(items) // (2 * num_items)] for index in range(num_items)]
 
 
 def render_report(report: Mapping[str, Any]) -> str:
-    """Render the report as some 25 lines of text, without characters that a terminal might take for commands."""
-    pieces, characters, held_out = report["pieces"], report["characters"], report["held_out"]
-    kinds = [f"{count:,} {name.removeprefix('num_').replace('_', ' ')}" for name, count in pieces.items() if count]
-    coverage = (
-        f"{characters['num_kept']:,} kept, {characters['num_dropped']:,} dropped; "
-        f"{characters['coverage']:.4%} of all occurrences are of characters kept"
-    )
+    """Render the report as some ten lines of text, without characters that a terminal might take for commands."""
+    characters, held_out = report["characters"], report["held_out"]
+    fit = f"{held_out['tokens_per_word']:.2f} tokens per word, {held_out['bytes_per_token']:.2f} bytes per token"
+    text = f"{held_out['num_words']:,} words of text: {held_out['part']}"
     dropped = [f"{character}:{count:,}" for character, count in characters["most_frequent_dropped"]]
-    sizes = (
-        f"{held_out['part']}: {held_out['num_texts']:,} texts, {held_out['num_bytes']:,} bytes, "
-        f"{held_out['num_words']:,} words, {held_out['num_tokens']:,} tokens"
-    )
-    fit = f"{held_out['bytes_per_token']:.3f} bytes per token, {held_out['tokens_per_word']:.3f} tokens per word"
-    rates = (
-        f"{held_out['unknown_rate']:.4%} of the tokens unknown, {held_out['byte_rate']:.4%} single bytes; "
-        f"{held_out['unknown_character_rate']:.4%} of the characters unknown"
-    )
+    fate = "spelled as bytes" if report["pieces"]["num_byte"] else "that become <unk>"
     blocks = {
-        "vocabulary": [f"{report['vocabulary_size']:,} tokens: {', '.join(kinds)}"],
-        "input": _wrapped(_settings(report["input"]), ", "),
-        "characters": [coverage, *_wrapped(dropped, "  ")],
-        "held out": [sizes, fit, rates],
-        "longest": _wrapped(report["longest_pieces"], "  "),
-        "examples": [" ".join(example["tokens"]) for example in report["examples"]],
+        "vocabulary": [f"{report['vocabulary_size']:,} tokens"],
+        "fit": [f"{fit} ({text})"],
+        "unknown": [f"{held_out['unknown_rate']:.4%} of the tokens"] if held_out["unknown_rate"] else [],
+        "rare": _wrapped([f"{characters['num_dropped']:,} characters {fate}:", *dropped], "  ") if dropped else [],
+        "longest": _wrapped(report["longest_pieces"], "  ")[:1],
+        "examples": [" ".join(example["tokens"]) for example in _evenly(report["examples"], NUM_EXAMPLES_SHOWN)],
     }
     return "\n".join(
         f"{'' if number else label:{LABEL_COLUMNS}}{_shortened(_printable(line))}"
         for label, lines in blocks.items()
         for number, line in enumerate(lines)
     )
-
-
-def _settings(record: Mapping[str, Any]) -> list[str]:
-    """List "name value" for each leaf of nested mappings."""
-    settings = []
-    for name, value in record.items():
-        if isinstance(value, Mapping):
-            settings += _settings(value)
-        else:
-            shown = f"{value:,}" if type(value) is int else str(value)
-            settings.append(f"{name.removeprefix('num_').replace('_', ' ')} {shown}")
-    return settings
 
 
 def _wrapped(items: Sequence[str], separator: str) -> list[str]:
@@ -231,36 +207,6 @@ def _shortened(line: str) -> str:
     widths = accumulate(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in line)
     num_fitting = sum(width <= columns for width in widths)
     return line if num_fitting == len(line) else line[: num_fitting - 1] + "…"
-
-
-def draw_report(report: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> bytes:
-    """Draw a PNG image of 900 x 350 pixels: the pieces by length, and how often tokens occur in the texts, by rank.
-
-    The same arguments and version of matplotlib give the same bytes. No piece is written out: no font has them all.
-    """
-    kinds, held_out = pieces_by_kind(tokenizer), report["held_out"]
-    lengths = Counter(len(piece) for piece in kinds["single_character"] + kinds["other"])
-    counts = sorted(count_ids(tokenizer, texts).values(), reverse=True)
-    title = (
-        f"{report['vocabulary_size']:,} tokens: {held_out['bytes_per_token']:.2f} bytes per token, "
-        f"{held_out['tokens_per_word']:.2f} tokens per word, {held_out['unknown_rate']:.3%} unknown, "
-        f"{held_out['byte_rate']:.3%} single bytes"
-    )
-    with new_figure(figsize=PICTURE_INCHES, dpi=PICTURE_DOTS_PER_INCH) as figure:
-        figure.suptitle(title, fontsize="medium")
-        left, right = figure.subplots(1, 2)
-        left.bar(list(lengths.keys()), list(lengths.values()))
-        left.set(xlabel="characters of a piece, the mark of a space included", ylabel="pieces")
-        right.plot(range(1, len(counts) + 1), counts)
-        # Limits, because a logarithmic scale finds none where there are no tokens.
-        right.set(
-            xscale="log", yscale="log", xlim=(0.8, 2 * max(1, len(counts))), ylim=(0.8, 2 * max(counts, default=1))
-        )
-        right.set(xlabel="rank of a token", ylabel="occurrences in held-out text")
-        right.set_title(f"{len(counts):,} of the tokens occur", fontsize="medium")
-        image = io.BytesIO()
-        figure.savefig(image, format="png", metadata={"Software": None})
-    return image.getvalue()
 
 
 def pieces_by_kind(tokenizer: "PreTrainedTokenizerFast") -> dict[str, list[str]]:

@@ -3,10 +3,12 @@
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, cast, get_type_hints
 
+from mlm_common.errors import InputError
 from mlm_common.hub.own_files import FormerPush
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
 from mlm_common.settings import PUBLIC, flag, require, require_each, spelled
 from tokenizer_training.tokenizer import TOKENIZER_FILES
+from train.config.presets import preset_names
 
 # Marks of a setting. A resumed run may be given another value; each worker of a run may; another value changes how sums
 # are rounded, and nothing else; runs of before it was added have its default.
@@ -14,6 +16,13 @@ MAY_CHANGE, PER_WORKER, ROUNDING, ADDED = "may_change", "per_worker", "rounding"
 # Steps of one call from Python on a TPU; a call costs its host a millisecond or more in which it may wait.
 TPU_STEPS_PER_EXECUTION = 32
 MASK = "[MASK]"
+# Groups of `--help` beside those of the dataclasses.
+BATCH, EVALUATION, CHECKPOINTS, FAULTS = (
+    "Batch and length",
+    "Evaluation and logging",
+    "Checkpoints and resuming",
+    "Fault tolerance",
+)
 FORMER_PUSH = FormerPush(
     proof="README.md",
     marks=("- It knows what its corpus holds, and repeats what is wrong or unfair there.",),
@@ -22,29 +31,38 @@ FORMER_PUSH = FormerPush(
 )
 
 
-def changeable(default: Any, help_text: str, *marks: str, former_name: str | None = None) -> Any:
-    """Make a flag of which a resumed run may be given another value."""
-    return flag(default, help_text, MAY_CHANGE, *marks, former_name=former_name)
+def changeable(default: Any, help_text: str, *marks: str, **shown: Any) -> Any:
+    """Make a flag of which a resumed run may be given another value; `shown` as `mlm_common.settings.flag` takes it."""
+    return flag(default, help_text, MAY_CHANGE, *marks, **shown)
 
 
 @dataclass(frozen=True)
 class DataConfig:
     """Where the rows come from; length, vocabulary and special ids are read from the shards' manifest."""
 
+    FLAG_GROUP = "Data"
+
     train_dataset: str | None = changeable(
-        None, "Folder of training shards, local or gs:// (OUTPUT_DIR/train of stage 2).", PER_WORKER
+        None,
+        "Folder of training shards, local or gs://: OUTPUT_DIR/train of prepare_tfrecord_shards.py.",
+        PER_WORKER,
+        metavar="DIR",
+        is_usual=True,
     )
     eval_dataset: str | None = changeable(
-        None, "Folder of validation shards; without it nothing is evaluated.", PER_WORKER
+        None, "Folder of validation shards. Without it nothing is evaluated.", PER_WORKER, metavar="DIR", is_usual=True
     )
     tokenizer: str | None = changeable(
         None,
-        "Folder or Hub id of the tokenizer; by default the one that stage 2 saved with the training shards.",
+        "Folder or Hub id of the tokenizer. Default: the one saved with the training shards.",
         PER_WORKER,
+        metavar="DIR",
     )
-    max_length: int | None = changeable(None, "Tokens a row; read from the shards, so only checked against them.")
+    max_length: int | None = changeable(
+        None, "Tokens per row. Default: that of the shards; another value is an error.", group=BATCH
+    )
     shuffle_buffer_size: int = flag(
-        2**15, "Rows held in memory and permuted together; whole shards are permuted before, so it need not be large."
+        2**15, "Rows held in memory and shuffled together. Whole shards are shuffled first, so it need not be large."
     )
 
     def __post_init__(self) -> None:
@@ -55,55 +73,64 @@ class DataConfig:
 class ModelConfig:
     """Which model is trained."""
 
+    FLAG_GROUP = "Model"
+
     preset: str = changeable(
         "roberta-base",
-        "A file of train/model/presets/ by name: model and training settings; any flag given wins over it.",
+        "Model and training settings to start from; `--preset list` shows them as a table. Flags you pass override it. "
+        f"One of {', '.join(preset_names())}.",
         PUBLIC,
+        is_usual=True,
     )
     pretrained_model_config: str | None = changeable(
         None,
-        "Hub id or folder whose config.json gives the architecture, in the place of the preset's model.",
+        "Hub id or folder whose config.json defines the model, instead of the preset's model.",
         PER_WORKER,
+        metavar="DIR",
     )
     init_from: str | None = flag(
         None,
-        "Continue from this checkpoint: a folder (local or gs://) or Hub id with config.json, the tokenizer of the "
-        "shards, and weights in safetensors or TensorFlow's h5. The preset then gives the training settings only.",
+        "Start from the weights of this folder (local or gs://) or Hub id. It needs config.json, the tokenizer of "
+        "the shards, and model.safetensors or tf_model.h5. The preset then sets only the training settings.",
+        metavar="DIR",
     )
     objective: Literal["mlm", "mlm+nsp", "mlm+sop"] = flag(
         "mlm",
-        "What is learned: masked tokens; with them, as BERT, whether the second segment of a row follows the first "
-        "(nsp); or, as ALBERT, whether the two were swapped (sop). These need shards of --chunking segment_pairs, and "
-        "a bert, albert or mobilebert. They are for parity, and a trained pooler: RoBERTa found no gain in nsp.",
+        "What the model learns. mlm: predict masked tokens. mlm+nsp: also whether the second segment follows the "
+        "first, as BERT. mlm+sop: also whether the two segments were swapped, as ALBERT. The last two need shards "
+        "made with --chunking segment_pairs and a bert, albert or mobilebert; use them to reproduce BERT or to "
+        "train the pooler, since RoBERTa found no gain in nsp.",
         ADDED,
     )
     config_overrides: str | None = changeable(
-        None, "Changes to the model's configuration: num_hidden_layers=4,hidden_act=gelu_new"
+        None,
+        "Changes to the model's configuration, such as num_hidden_layers=4,hidden_act=gelu_new.",
+        metavar="NAME=VALUE,…",
     )
     position_init: Literal["random", "sinusoidal"] = flag(
         "random",
-        "How a table of learned positions starts: random as in BERT, or as sinusoids, with which a small model learns "
-        "from neighbours sooner.",
+        "How learned position embeddings start: random, as in BERT, or sinusoidal, which helps a small model "
+        "learn from neighbouring tokens sooner.",
     )
     dropout: float | None = changeable(
-        None, "Dropout of hidden states and of attention, whatever the configuration says; the export records it."
+        None, "Dropout of hidden states and attention. Default: the model configuration's."
     )
     gradient_checkpointing: bool = changeable(
         False,
-        "Compute each layer again in the backward pass: a third more computing, far less memory for activations.",
+        "Recompute each layer in the backward pass: far less memory for activations, a third more computation.",
         ROUNDING,
         former_name="recompute",
     )
     block_attention: bool = flag(
         False,
-        "Keep the documents of a row apart: tokens see those of their own document alone, and positions begin anew in "
-        "each, as if each had a row of its own; for ModernBERT, BERT, RoBERTa and their like.",
+        "Let tokens attend only within their document, and count positions from its start. For ModernBERT, BERT, "
+        "RoBERTa and similar models.",
         ADDED,
     )
     pad_vocab_to_multiple_of: int = flag(
         128,
-        "Fill the model's vocabulary up to a multiple of this, the width of a TPU's lanes; the export has the "
-        "tokenizer's own. 1 turns it off.",
+        "Pad the vocabulary to a multiple of N during training; 128 is the width of a TPU's vector lanes. The "
+        "export has the tokenizer's size. 1 turns it off.",
     )
 
     def __post_init__(self) -> None:
@@ -115,64 +142,78 @@ class ModelConfig:
 class MaskingConfig:
     """How tokens are masked in training; evaluation always masks 15 %, so that runs compare."""
 
+    FLAG_GROUP = "Masking"
+
     masking: Literal["token", "whole_word", "span"] = flag(
-        "token", "What is masked as a whole: tokens (BERT), words, or spans of words (SpanBERT); the share is the same."
+        "token",
+        "What is masked as a whole: tokens (BERT), words, or spans of words (SpanBERT). The fraction of masked "
+        "tokens is the same.",
     )
-    mlm_probability: float = flag(0.15, "Share of the tokens that are predicted (BERT's 0.15; up to 0.4 can help).")
-    mask_token_rate: float = flag(0.8, "Share of the predicted tokens that are replaced by the mask token (BERT's).")
-    random_token_rate: float = flag(0.1, "Share of the predicted tokens that are replaced by a random one (BERT's).")
+    mlm_probability: float = flag(0.15, "Fraction of the tokens to predict. BERT used 0.15; up to 0.4 can help.")
+    mask_token_rate: float = flag(0.8, "Fraction of the predicted tokens that become [MASK], as in BERT.")
+    random_token_rate: float = flag(0.1, "Fraction of the predicted tokens that become a random token, as in BERT.")
 
     def __post_init__(self) -> None:
         rates = "mlm_probability mask_token_rate random_token_rate"
-        require_each(self, rates, lambda value: 0 <= value <= 1, "must lie in 0 to 1")
-        require_each(self, "mlm_probability", lambda value: value > 0, "must be above 0, or nothing is learned")
+        require_each(self, rates, lambda value: 0 <= value <= 1, "must be between 0 and 1")
+        require_each(self, "mlm_probability", lambda value: value > 0, "must be above 0")
         replaced = self.mask_token_rate + self.random_token_rate
-        require(replaced <= 1 + 1e-9, "must sum to at most 1", "--mask-token-rate and --random-token-rate", replaced)
+        require(
+            replaced <= 1 + 1e-9, "must sum to at most 1", "--mask-token-rate and --random-token-rate", f"{replaced:g}"
+        )
 
 
 @dataclass(frozen=True)
 class OptimizationConfig:
     """Batch, length of the run, optimizer, and the learning rate over the run."""
 
+    FLAG_GROUP = "Optimizer"
+
     per_replica_batch_size: int = changeable(
-        8, "Rows a replica takes at once; lower it when memory is short.", ROUNDING
+        8, "Rows per replica at once. Lower it if memory runs out.", ROUNDING, group=BATCH, is_usual=True
     )
-    gradient_accumulation_steps: int = changeable(1, "Batches whose gradients are summed before one step.", ROUNDING)
+    gradient_accumulation_steps: int = changeable(
+        1, "Batches whose gradients are summed into one step.", ROUNDING, group=BATCH
+    )
     global_batch_size: int | None = changeable(
-        None, "Rows of a step over all replicas, from which --gradient-accumulation-steps follows.", ROUNDING
+        None,
+        "Rows per step over all replicas; sets --gradient-accumulation-steps, which a preset may set too: then "
+        "also pass --gradient-accumulation-steps 1.",
+        ROUNDING,
+        group=BATCH,
     )
-    num_epochs: int = changeable(1, "Passes over the training rows.")
-    max_steps: int | None = changeable(None, "Steps to make, in the place of --num-epochs.")
-    learning_rate: float = flag(1e-4, "Peak, after the warmup; 1e-4 is safe for roberta-base at any batch size.")
+    num_epochs: int = changeable(1, "Passes over the training rows.", group=BATCH, is_usual=True)
+    max_steps: int | None = changeable(None, "Train for N steps, instead of --num-epochs.", group=BATCH, is_usual=True)
+    learning_rate: float = flag(1e-4, "Peak learning rate, reached after the warmup.", is_usual=True)
     schedule: Literal["linear", "cosine", "inverse_sqrt", "wsd", "constant"] = flag(
         "linear",
-        "The rate after the warmup: falls in a line (BERT's) or half a cosine to its end; as 1/sqrt of the step, "
-        "whatever the length of the run; stays at the peak and falls in the last part (wsd); stays at the peak.",
+        "Learning rate after the warmup: linear decay (as in BERT), cosine, inverse_sqrt, constant, or wsd "
+        "(constant, then decay over the last --decay-ratio of the run).",
     )
     warmup_ratio: float = flag(
-        0.05, "Share of the steps over which the rate rises from 0 (RoBERTa's 0.05, BERT's 0.01)."
+        0.05, "Fraction of the steps over which the learning rate rises from 0. RoBERTa used 0.05, BERT 0.01."
     )
-    warmup_steps: int | None = flag(None, "Steps of the warmup, in the place of --warmup-ratio.")
-    decay_ratio: float = flag(
-        0.2, "Share of the steps over which wsd falls; 0.2 ends as low as a cosine (Hägele et al. 2024)."
-    )
+    warmup_steps: int | None = flag(None, "Steps of the warmup, instead of --warmup-ratio.")
+    decay_ratio: float = flag(0.2, "Fraction of the steps over which --schedule wsd decays.")
     min_learning_rate_ratio: float = flag(
-        0.0, "Share of the peak at which linear, cosine and wsd end; 0 gives the lowest loss at the end of a run."
+        0.0, "Fraction of the peak at which linear, cosine and wsd end. 0 gives the lowest final loss."
     )
     optimizer: Literal["adamw", "lamb"] = flag(
-        "adamw", "adamw, or lamb for global batches of thousands of rows, with a rate of about ten times adamw's."
+        "adamw", "adamw, or lamb for global batches of thousands of rows, with about ten times adamw's learning rate."
     )
-    weight_decay_rate: float = flag(0.01, "Decoupled; not on biases and layer norms (RoBERTa's 0.01).")
+    weight_decay_rate: float = flag(0.01, "Decoupled weight decay, not applied to biases and layer norms.")
     adam_beta1: float = flag(0.9, "Decay of the first moment.")
-    adam_beta2: float = flag(0.98, "Decay of the second moment (RoBERTa's 0.98: steadier than 0.999).")
-    adam_epsilon: float = flag(1e-6, "Keeps the division by the second moment's root finite (RoBERTa's 1e-6).")
-    max_grad_norm: float = flag(1.0, "Gradients are scaled down to this global norm; 0 turns it off.")
+    adam_beta2: float = flag(
+        0.98, "Decay of the second moment. RoBERTa's 0.98 is steadier than 0.999 at large batches."
+    )
+    adam_epsilon: float = flag(1e-6, "Added to the root of the second moment, by which the update is divided.")
+    max_grad_norm: float = flag(1.0, "Clip gradients to this global norm. 0 turns it off.")
 
     def __post_init__(self) -> None:
         counts = "per_replica_batch_size gradient_accumulation_steps global_batch_size num_epochs max_steps"
         require_each(self, counts, lambda value: value >= 1, "must be at least 1")
         is_said_once = self.global_batch_size is None or self.gradient_accumulation_steps == 1
-        rule = "follows from --global-batch-size; leave one out, or give 1 where a preset sets it"
+        rule = "follows from --global-batch-size: pass 1, or leave out --global-batch-size"
         require(is_said_once, rule, "--gradient-accumulation-steps", self.gradient_accumulation_steps)
         require_each(self, "learning_rate adam_epsilon", lambda value: value > 0, "must be above 0")
         not_negative = "warmup_steps weight_decay_rate max_grad_norm"
@@ -182,7 +223,7 @@ class OptimizationConfig:
         require_each(self, "decay_ratio", lambda value: 0 < value <= 1, "must be above 0 and at most 1")
         require(
             self.min_learning_rate_ratio == 0 or self.schedule in ("linear", "cosine", "wsd"),
-            "needs a --schedule that ends at it: linear, cosine or wsd",
+            "needs --schedule linear, cosine or wsd",
             "--min-learning-rate-ratio",
             f"{self.min_learning_rate_ratio} with {self.schedule}",
         )
@@ -192,29 +233,32 @@ class OptimizationConfig:
 class HardwareConfig:
     """What the run computes on: the TPU that is named, else the GPUs there are, else the CPU."""
 
-    tpu_name: str | None = changeable(None, "TPU to train on: `local` on a TPU VM, else its name or grpc:// address.")
+    FLAG_GROUP = "Hardware"
+
+    tpu_name: str | None = changeable(
+        None, "TPU to train on: local on a TPU VM, otherwise its name or grpc:// address.", is_usual=True
+    )
     tpu_zone: str | None = changeable(None, "Zone of a TPU given by name.")
     gcp_project: str | None = changeable(None, "Google Cloud project of a TPU given by name.")
-    no_tpu: bool = changeable(False, "Do not use a TPU, whatever --tpu-name says.")
-    bfloat16: bool = flag(False, "Compute in bfloat16, by XLA; weights, optimizer and loss stay float32.")
+    no_tpu: bool = changeable(False, "Do not use a TPU, even if --tpu-name is given.")
+    bfloat16: bool = flag(False, "Compute in bfloat16 with XLA. Weights, optimizer and loss stay in float32.")
     jit_compile: bool | None = changeable(
         None,
-        "Compile the step with XLA; by default on TPU and GPU, for --bfloat16, and on one CPU for runs long enough to "
-        "make up for the time that compiling takes. A run that resumes on the same hardware computes as it did.",
+        "Compile the step with XLA. Default: true on TPU and GPU, with --bfloat16, and on one CPU if the run is "
+        "long enough to pay for compiling. A resumed run on the same hardware computes as before.",
         ROUNDING,
     )
     tpu_layers: Literal["auto", "on", "off"] = changeable(
         "auto",
-        "Compute attention as XLA does it cheapest on a TPU, with the same weights and results: about a third fewer "
-        "cycles for a roberta-base; for ModernBERT, BERT, RoBERTa and their like. auto: on a TPU, if loss and "
-        "gradients of the first rows are those of the stock layers. on: without that check. off: the stock layers.",
+        "TPU-optimized attention with the same weights and results: about a third fewer cycles for roberta-base. "
+        "For ModernBERT, BERT, RoBERTa and similar models. auto: on a TPU, if loss and gradients of the first "
+        "rows match those of the reference layers. on: without that check. off: the reference layers.",
         ROUNDING,
     )
     steps_per_execution: int | None = changeable(
         None,
-        "Steps that one call from Python makes, at most: it ends where something is logged, evaluated or saved, and "
-        "after a second of steps, so that a request to stop is met soon. By default 32 on a TPU, since each call costs "
-        "its host a millisecond or more in which it may wait; 1 elsewhere, where a call costs little beside its step.",
+        "Steps per call from Python, at most; a call also ends where something is logged, evaluated or saved, and "
+        "after about a second. Default: 32 on a TPU, where each call costs a millisecond or more; 1 elsewhere.",
     )
 
     def __post_init__(self) -> None:
@@ -239,68 +283,92 @@ class HardwareConfig:
 class RunConfig:
     """Where the run writes, how often, and its seed."""
 
+    FLAG_GROUP = "Output"
+
     output_dir: str | None = changeable(
-        None, "Folder of the run, local or gs://: metrics.jsonl, checkpoints/, export/ …", PER_WORKER
+        None,
+        "Folder for everything the run writes, local or gs://: metrics.jsonl, checkpoints/, export/ …",
+        PER_WORKER,
+        metavar="DIR",
+        is_usual=True,
     )
     phases: str | None = changeable(
         None,
-        "YAML file of a run that changes on its way: the settings of the whole run, over the preset's, and its phases, "
-        "each with its shards, steps and what else is its own (docs/phases.md; complete ones in recipes/).",
+        "YAML file for a run in phases: settings of the whole run, and of each phase its shards, steps and what "
+        "else changes (examples in recipes/).",
         PER_WORKER,
+        metavar="FILE",
+        group=BATCH,
     )
-    seed: int = flag(0, "Fixes initial weights, order of rows and masks.")
+    seed: int = flag(0, "Seed of initial weights, order of rows and masks.")
     log_steps: int | None = changeable(
         None,
-        "Write a line of metrics.jsonl every N steps; each reads figures back from the device. Default: a fiftieth of "
-        "the run, at most 50.",
+        "Write a line of metrics.jsonl every N steps. Default: a fiftieth of the run, at most 50.",
+        group=EVALUATION,
     )
     eval_steps: int | None = changeable(
-        None, "Evaluate every N steps. Default: at most ten times per run, in at most a tenth of its time."
+        None,
+        "Evaluate every N steps. Default: at most ten times per run, in at most a tenth of its time.",
+        group=EVALUATION,
     )
     save_steps: int | None = changeable(
-        None, "Save a checkpoint every N steps. Default: at each evaluation if --eval-steps is given, else ten per run."
+        None,
+        "Save a checkpoint every N steps. Default: at each evaluation if --eval-steps is given, else ten per run.",
+        group=CHECKPOINTS,
     )
     save_minutes: float | None = changeable(
-        None, "Minutes after which a checkpoint is saved besides; by default 15 on a TPU, else never. 0 turns it off."
+        None,
+        "Also save a checkpoint every X minutes; 0 turns it off. Default: 15 on a TPU, otherwise off.",
+        group=CHECKPOINTS,
     )
     keep_checkpoints: int = changeable(
-        2,
-        "Newest checkpoints that are kept; 2, so that a damaged one is no loss. The one of the lowest validation loss "
-        "is kept besides.",
+        2, "How many of the newest checkpoints to keep. The best one is always kept as well.", group=CHECKPOINTS
     )
     resume: Literal["auto", "must", "never"] = changeable(
         "auto",
-        "Resume from the newest checkpoint in --output-dir: where this very run left one (auto); or fail (must). never "
-        "wants a folder without a run.",
+        "auto: continue the run in --output-dir if it is this one. must: fail if there is nothing to resume. "
+        "never: fail if there is a run.",
+        group=CHECKPOINTS,
     )
     overwrite_output_dir: bool = changeable(
-        False, "Delete the run in --output-dir, whichever it is, and start anew. Files that no run writes stay."
+        False, "Delete the run in --output-dir and start over. Files that no run writes are kept.", group=CHECKPOINTS
     )
     on_nonfinite: Literal["stop", "skip"] = changeable(
         "stop",
-        "What follows a loss or gradient that is not finite, or a loss that rises too far: the end of the run, or the "
-        "last checkpoint before it and training without the rows since then.",
+        "If a loss or gradient is not finite, or the loss rises by --max-loss-rise. stop: end the run. skip: "
+        "return to the last good checkpoint and leave out the rows since then.",
+        group=FAULTS,
     )
     max_loss_rise: float | None = changeable(
-        None, "Nats by which a line's loss may exceed the median of the five lines before; by default any number."
+        None,
+        "Nats by which a logged loss may exceed the median of the five before it. Default: no limit.",
+        group=FAULTS,
     )
-    max_rollbacks: int = changeable(3, "With --on-nonfinite skip: how often in a run; then it stops.")
+    max_rollbacks: int = changeable(3, "With --on-nonfinite skip: stop after N returns to a checkpoint.", group=FAULTS)
     supervise: bool = changeable(
         False,
-        "Train in a process of its own, and start it again after a crash, a lost TPU or a machine's maintenance; it "
-        "resumes from the newest checkpoint.",
+        "Train in a child process and restart it after a crash, a lost TPU or maintenance. It resumes from the "
+        "newest checkpoint.",
+        group=FAULTS,
     )
     stall_minutes: float = changeable(
-        30.0, "With --supervise: a training process that shows no progress for so long is killed, and started again."
+        30.0, "With --supervise: restart training if nothing happens for X minutes.", group=FAULTS
     )
     max_retries: int = changeable(
-        5, "With --supervise: starts in a row that may end without a step further than before; then it gives up."
+        5, "With --supervise: give up after N restarts in a row without a step of progress.", group=FAULTS
     )
-    retry_seconds: float = changeable(10.0, "With --supervise: wait before the first of these starts; each doubles it.")
+    retry_seconds: float = changeable(
+        10.0,
+        "With --supervise: wait X seconds before the first restart in a row; the wait doubles each time.",
+        group=FAULTS,
+    )
     profile: str | None = changeable(
-        None, "START:STOP: trace the steps after START up to STOP for TensorBoard's profiler, say 100:105."
+        None,
+        "Trace steps START to STOP for TensorBoard's profiler, such as 100:105.",
+        metavar="START:STOP",
+        group=EVALUATION,
     )
-    dry_run: bool = changeable(False, "Stop after all checks, with the plan printed.")
+    dry_run: bool = changeable(False, "Check everything, print the plan, and stop.", is_usual=True)
 
     def __post_init__(self) -> None:
         counts = "log_steps eval_steps save_steps keep_checkpoints"
@@ -308,12 +376,12 @@ class RunConfig:
         above_0 = "stall_minutes retry_seconds max_loss_rise"
         require_each(self, above_0, lambda value: value > 0, "must be above 0")
         require_each(self, "save_minutes max_retries max_rollbacks", lambda value: value >= 0, "must not be negative")
-        require_each(self, "seed", lambda value: 0 <= value < 2**31, "must lie in 0 to 2147483647")
-        is_contradictory = self.overwrite_output_dir and self.resume == "must"
-        require(not is_contradictory, "and --resume must must not both be given", "--overwrite-output-dir", "both")
+        require_each(self, "seed", lambda value: 0 <= value < 2**31, "must be between 0 and 2147483647")
+        if self.overwrite_output_dir and self.resume == "must":
+            raise InputError("--overwrite-output-dir cannot be combined with --resume must.")
         start, _, stop = (self.profile or "0:1").partition(":")
         holds = start.isdecimal() and stop.isdecimal() and int(start) < int(stop)
-        require(holds, "must be START:STOP, two numbers of steps with START below STOP", "--profile", self.profile)
+        require(holds, "must be START:STOP, two steps with START below STOP", "--profile", self.profile)
 
     @property
     def profiled_steps(self) -> tuple[int, int] | None:
@@ -328,43 +396,45 @@ class RunConfig:
 class HubConfig:
     """Where the export is pushed to, how often, and what its card says that the run does not know."""
 
-    hub_model_id: str | None = changeable(None, "USER/NAME on the Hub that the export is pushed to.", PUBLIC)
-    hub_private: bool = changeable(False, "Make the Hub's repository private when it is created.")
-    hub_revision: str | None = changeable(
-        None,
-        "Branch that is pushed to, made without files where it is missing; by default main, which others load.",
-        PUBLIC,
+    FLAG_GROUP = "Hub"
+
+    hub_model_id: str | None = changeable(
+        None, "Push the export to this repository on the Hub.", PUBLIC, metavar="USER/NAME"
     )
-    hub_tag: str | None = changeable(None, "Name of a tag that the commit of the last push gets.", PUBLIC)
+    hub_private: bool = changeable(False, "Make the repository private when it is created.")
+    hub_revision: str | None = changeable(
+        None, "Branch to push to; created if it does not exist. Default: main.", PUBLIC
+    )
+    hub_tag: str | None = changeable(None, "Tag for the commit of the last push.", PUBLIC)
     hub_strategy: Literal["end", "epoch", "steps", "checkpoint"] = changeable(
         "end",
-        "When to push: after the last step; also after each pass over the rows; also every --push-steps steps; or "
-        "with each of these the newest checkpoint of the training, too, to the branch `checkpoints`. Training runs on "
-        "meanwhile, and a push that is late is skipped for a newer one.",
+        "When to push. end: after the last step. epoch: also after each epoch. steps: also every --push-steps "
+        "steps. checkpoint: as steps, with the newest training checkpoint to the branch `checkpoints`. Training "
+        "continues during a push; if pushes fall behind, only the newest is made.",
     )
     push_steps: int | None = changeable(
-        None, "Steps between two pushes of --hub-strategy steps or checkpoint; by default as between checkpoints."
+        None, "Push every N steps with --hub-strategy steps or checkpoint. Default: at each checkpoint."
     )
     resume_from_hub: bool = changeable(
-        False,
-        "Where --output-dir holds no run, resume from the checkpoint that --hub-strategy checkpoint put on the Hub.",
+        False, "If --output-dir has no run, resume from the checkpoint that --hub-strategy checkpoint pushed."
     )
     publish_details: bool = changeable(
         False,
-        "Push the records of --hub-strategy checkpoint as they are: run.json and the checkpoint's have the paths of "
-        "shards, run and corpus, names of buckets, and project, name and zone of the TPU. By default these are "
-        "withheld.",
+        "Do not redact the records that --hub-strategy checkpoint pushes: paths of shards, run and corpus, names "
+        "of buckets, and the TPU's project, name and zone. Default: these are redacted.",
     )
     hub_license: str | None = changeable(
-        None, "License of the model, for its card, as the Hub calls it: apache-2.0, mit, cc-by-4.0 …", PUBLIC
+        None, "License for the model card, as the Hub spells it: apache-2.0, mit, cc-by-4.0 …", PUBLIC
     )
     hub_language: list[str] = changeable(
-        list, "Languages of the corpus, for the card: ISO 639 codes such as en de, or multilingual.", PUBLIC
+        list, "Languages for the model card: ISO 639 codes such as en de, or multilingual.", PUBLIC, metavar="CODE"
     )
-    hub_example: str = changeable(
-        f"The capital of France is {MASK}.",
-        f"Sentence in the card's lines of code, with {MASK} for the mask token.",
+    hub_example: str | None = changeable(
+        None,
+        f"Example sentence for the model card, with {MASK} in it. Default: a sentence of the validation text, unless "
+        "the card is pushed and the corpus is not a public data set of the Hub.",
         PUBLIC,
+        metavar="TEXT",
     )
 
     def __post_init__(self) -> None:
@@ -374,7 +444,8 @@ class HubConfig:
         if self.hub_model_id is None:
             without = "hub_revision hub_tag hub_strategy resume_from_hub"
             require_each(self, without, lambda value: value in ("end", False), "needs --hub-model-id")
-        require(self.hub_example.count(MASK) == 1, f"must have one {MASK}", "--hub-example", repr(self.hub_example))
+        has_one_mask = self.hub_example is None or self.hub_example.count(MASK) == 1
+        require(has_one_mask, f"must have one {MASK}", "--hub-example", repr(self.hub_example))
 
     def repository(self) -> HubRepository | None:
         """Build what is pushed to, None when nothing is."""

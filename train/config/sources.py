@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from mlm_common.command_line import as_settings, parse_arguments, read_yaml_file, under_current_names
 from mlm_common.errors import InputError
 from mlm_common.settings import require
+from train.config.presets import names_set_by_presets, preset_settings
 from train.config.settings import SUBJECTS, RunConfig, RunSettings, TrainingConfig
 
 # A TPU may be lost without a notice, and a day of it costs more than a checkpoint each quarter of an hour.
@@ -17,28 +15,6 @@ TPU_SAVE_MINUTES = 15.0
 # Numbers of steps by which a schedule is as long as it is; those between evaluations and checkpoints are not.
 SCALED = ("max_steps", "warmup_steps")
 MAX_SCALE = 1000
-# Short YAML files, each a model configuration (`model`) and the settings that train it well (`settings`).
-PRESETS_FOLDER = Path(__file__).resolve().parents[1] / "model" / "presets"
-
-
-def preset_names() -> list[str]:
-    """List the names that `--preset` takes."""
-    return sorted(path.stem for path in PRESETS_FOLDER.glob("*.yaml"))
-
-
-def read_preset(name: str) -> dict[str, Any]:
-    """Read a preset: its `model`, a configuration as in a config.json, and its `settings`, {field name: value}.
-
-    Raises:
-        InputError: there is no such preset.
-    """
-    require(name in preset_names(), f"must be one of {', '.join(preset_names())}", "--preset", name)
-    return {"settings": {}} | yaml.safe_load((PRESETS_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
-
-
-def preset_settings(name: str) -> dict[str, Any]:
-    """Read the flags that a preset sets, {field name: value}; see `read_preset`."""
-    return read_preset(name)["settings"]
 
 
 def read_phases_file(path: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -88,13 +64,37 @@ def phases_settings(path: str) -> dict[str, Any]:
 LAYERS = {"preset": preset_settings, "phases": phases_settings}
 
 
-def parse_training_config(argv: Sequence[str] | None, description: str) -> TrainingConfig:
-    """Read the settings given on the command line, over `--config-file`, `--phases`, the preset, the defaults.
+def parse_run_flags(
+    argv: Sequence[str] | None, description: str | None, *more_types: type, needed: Sequence[str] = ()
+) -> tuple[TrainingConfig, Any]:
+    """Read the flags of a run of pretraining, all optional, over `--config-file`, `--phases`, the preset, the defaults.
+
+    Args:
+        argv: the words of the command line; those of the process by default.
+        description: of the command.
+        more_types: at most one dataclass of more flags.
+        needed: names of the fields that the usage line shows.
+
+    Returns:
+        The settings, and an instance of the dataclass of more flags; None without one.
+
+    Raises:
+        InputError: a setting is not what it must be.
+        SystemExit: after `--help`, and after `--preset list`.
+    """
+    other_defaults = dict.fromkeys(names_set_by_presets(), "the preset's")
+    types = (*SUBJECTS, *more_types)
+    parsed = parse_arguments(types, argv, description, LAYERS, needed=needed, other_defaults=other_defaults)
+    return TrainingConfig(*parsed[: len(SUBJECTS)]), next(iter(parsed[len(SUBJECTS) :]), None)
+
+
+def parse_training_config(argv: Sequence[str] | None, description: str | None) -> TrainingConfig:
+    """Read the settings of a run; see `parse_run_flags`.
 
     Raises:
         InputError: a setting is not what it must be, or a required one is missing.
     """
-    config = TrainingConfig(*parse_arguments(SUBJECTS, argv, description, LAYERS))
+    config, _ = parse_run_flags(argv, description, needed=("train_dataset", "output_dir"))
     if config.run.phases is None:
         require(bool(config.data.train_dataset), "is required: a folder of shards", "--train-dataset", "nothing")
     require(bool(config.run.output_dir), "is required: the folder of the run", "--output-dir", "nothing")

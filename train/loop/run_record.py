@@ -16,6 +16,7 @@ from train.config.settings import HardwareConfig
 from train.config.sources import current_settings
 from train.loop.run import Run
 from train.runtime.plan import Plan, phase_index
+from train.runtime.preset_batch import warn_of_other_batch
 from train.runtime.run_folder import RECORD_NAME, read_run_record, write_run_record
 from train.runtime.supervisor import supervision
 from train.runtime.tpu import expected_num_replicas, local_accelerator_type
@@ -46,16 +47,18 @@ def computation_so_far(run: Run, strategy: "tf.distribute.Strategy") -> "Computa
     return recorded_computation(record, current_settings(record["settings"], type(run.config)))
 
 
-def record_run(run: Run, plan: Plan, strategy: "tf.distribute.Strategy", computation: "Computation") -> dict[str, Any]:
+def record_run(
+    run: Run, plan: Plan, strategy: "tf.distribute.Strategy", computation: "Computation", num_parameters: int
+) -> dict[str, Any]:
     """Write `run.json`, once nothing can refuse the run any more, and return its content."""
-    record = describe_run(run, plan, strategy, computation)
+    record = describe_run(run, plan, strategy, computation, num_parameters)
     if run.cluster.is_chief:
         write_run_record(run.output_dir, record)
     return record
 
 
 def describe_run(
-    run: Run, plan: Plan, strategy: "tf.distribute.Strategy", computation: "Computation"
+    run: Run, plan: Plan, strategy: "tf.distribute.Strategy", computation: "Computation", num_parameters: int
 ) -> dict[str, Any]:
     """Collect the content of `run.json`: settings, fingerprint, and how and of what the run is made."""
     plans = run.plans(plan.num_replicas)
@@ -71,6 +74,7 @@ def describe_run(
         "hub_revision": getattr(run.model_config, "_commit_hash", None),
         "tokenizer": run.inputs.tokenizer_source,
         "task": task_record(run.task),
+        "num_parameters": num_parameters,
         **describe_phase(run, plan),
         **({"phases": phases} if phases else {}),
         "supervision": supervision(),
@@ -129,6 +133,7 @@ def print_plan(run: Run) -> None:
         model_class=run.task.model_class,
     )
     for phase, plan in zip(run.phases, plans, strict=True):
+        warn_of_other_batch(phase.config, plan)
         rows = phase.describe(plan, network.count_params())
         if device_kind(run.config.hardware).startswith("CPU"):
             rows |= phase.describe_time_on_cpu(plan)
@@ -138,7 +143,8 @@ def print_plan(run: Run) -> None:
     if run.all_phases:
         print_table({"all phases": f"{plans[-1].num_steps:,} steps, {sum(plan.num_tokens for plan in plans):,} tokens"})
     computation = Computation(jit_compile=False, tpu_layers=None)
-    draft = describe_run(run, plans[run.index], tf.distribute.get_strategy(), computation)
+    strategy = tf.distribute.get_strategy()
+    draft = describe_run(run, plans[run.index], strategy, computation, network.count_params())
     check_card(draft, run.inputs.tokenizer, run.model_config)
 
 

@@ -31,9 +31,11 @@ from train.loop.run import (
     newest_phase,
     wait_for_workers,
 )
-from train.loop.run_record import computation_so_far, device_kind, excerpt, print_result, print_table
+from train.loop.run_record import computation_so_far, describe_run, device_kind, excerpt, print_result, print_table
 from train.metrics.log import MetricsLog
 from train.metrics.log_files import VALIDATION
+from train.metrics.plots import draw_run
+from train.metrics.run_curves import RunCurves
 from train.model.computation import Computation, choose_computation, describe_computation
 from train.model.flops import full_speed_step_seconds
 from train.model.from_pretrained import load_initial_weights
@@ -41,6 +43,7 @@ from train.publishing.publisher import Publisher
 from train.runtime import heartbeat
 from train.runtime.collectives import check_agreement
 from train.runtime.plan import Plan, phase_index
+from train.runtime.preset_batch import warn_of_other_batch
 from train.runtime.run_folder import LOSS_CURVE_NAME, has_checkpoint
 from train.runtime.strategy import distribute_batches
 from train.step.evaluation import Adder, Evaluator, build_adder, build_evaluator
@@ -151,6 +154,7 @@ class Trainer:
             rows["computation"] = describe_computation(computation, on_tpu=on_tpu)
         if self.is_on_cpu:
             rows |= self.run.describe_time_on_cpu(self.plan, self.start.step)
+        warn_of_other_batch(self.run.config, self.plan)
         print_table(rows | {"start": "\n".join(start)})
         print()
         texts = self.run.task.describe_row(self.first_rows(), self.run.inputs.tokenizer)
@@ -290,12 +294,9 @@ def build_trainer(run: Run, plan: Plan, strategy: tf.distribute.Strategy) -> Tra
     computation = choose_computation(config, run.model_config, plan, num_predictions, recorded)
     model = build_model(config, inputs, run.task, run.model_config, plan, strategy, computation)
     is_chief = strategy.extended.should_checkpoint
+    record = describe_run(run, plan, strategy, computation, model.network.count_params())
     log = MetricsLog(
-        run.output_dir,
-        inputs.unigram_entropy_nats if run.task.card.predicts_tokens else None,
-        title=run.task.card.model_kind.capitalize(),
-        loss_unit=run.task.card.loss_unit,
-        is_chief=is_chief,
+        run.output_dir, lambda lines: draw_run(RunCurves(run.output_dir, record, lines)), is_chief=is_chief
     )
     return Trainer(
         run=run,

@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -34,7 +34,7 @@ class _NotWrittenError(Exception):
 
 
 class MetricsLog:
-    """Lines of `metrics.jsonl`, {"step": …, "split": …, figures …}, for TensorBoard and for the picture of the loss.
+    """Lines of `metrics.jsonl`, {"step": …, "split": …, figures …}, for TensorBoard and for the plot of the loss.
 
     One thread writes them, so that no other waits for a disk or a bucket. What fails is tried again, and the next write
     carries all that is missing; after an unexpected error, which is no storage error, a file is not written any more.
@@ -43,19 +43,15 @@ class MetricsLog:
 
     Args:
         output_dir: of the run.
-        unigram_entropy_nats: the loss of the best guess from frequencies alone, None where it says nothing.
-        title: of the picture.
-        loss_unit: beside its axis.
+        draw_lines: makes the plot of the loss, a PNG file.
         is_chief: whether this worker writes.
     """
 
     def __init__(
         self,
         output_dir: str,
-        unigram_entropy_nats: float | None,
+        draw_lines: Callable[[Lines], bytes],
         *,
-        title: str,
-        loss_unit: str,
         is_chief: bool = True,
     ):
         self.is_chief = is_chief
@@ -63,7 +59,7 @@ class MetricsLog:
         folder = open_folder(output_dir)
         self._file = MetricsFile(folder)
         self._tensorboard = TensorBoardFiles(folder.subfolder(TENSORBOARD_FOLDER))
-        self._curve = LossCurve(folder, unigram_entropy_nats, title=title, loss_unit=loss_unit)
+        self._curve = LossCurve(folder, draw_lines)
         self._lines_to_draw: Lines | None = None
         self._worker: LatestItemWorker[tuple[Lines, Lines | None]] = LatestItemWorker(self._write)
         self._failed: set[str] = set()

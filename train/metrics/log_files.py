@@ -1,33 +1,32 @@
-"""The files of the log: `metrics.jsonl`, TensorBoard's event files, the picture of the loss.
+"""The files of the log: `metrics.jsonl`, TensorBoard's event files, the plot of the loss.
 
 Each is brought up to date with the lines of the log, whatever was missing before. A file is known to have what its last
 update that succeeded has left there; so nothing is lost by one that failed.
 """
 
 import contextlib
-import io
 import json
 import logging
 import os
 import platform
 import re
 import time
-from collections.abc import Sequence
-from itertools import count, pairwise, takewhile
+from collections.abc import Callable, Sequence
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
-from mlm_common.figures import new_figure
 from mlm_common.storage import Folder
 from mlm_common.storage.folder import finished_files
-from train.runtime.run_folder import DAMAGED_METRICS_NAME, LOSS_CURVE_NAME, METRICS_NAME
+from train.runtime.run_folder import DAMAGED_METRICS_NAME, LOSS_CURVE_NAME, METRICS_NAME, TENSORBOARD_SPLITS
 
 logger = logging.getLogger(__name__)
 
 EVENTS_PREFIX = "events.out.tfevents."
 # What the first record of an event file says; without it TensorBoard ignores the start of a session.
 EVENTS_VERSION = "brain.Event:2"
-TRAIN, VALIDATION, ROLLBACK = "train", "validation", "rollback"
+TRAIN, VALIDATION = TENSORBOARD_SPLITS
+ROLLBACK = "rollback"
 
 
 class Line(dict[str, Any]):
@@ -100,9 +99,9 @@ class MetricsFile:
 
 
 class TensorBoardFiles:
-    """An event file of this process, and another after each failure; for Cloud Storage local ones, which are uploaded.
+    """Event files in a folder for each split, so that TensorBoard shows training and validation in one chart.
 
-    Where points are made again, TensorBoard is told to forget those that are there, of this process and of others.
+    For Cloud Storage they are local ones, which are uploaded.
     """
 
     def __init__(self, folder: Folder):
@@ -110,23 +109,74 @@ class TensorBoardFiles:
         self._staging = contextlib.ExitStack()
         # Other programs may put files there, too, for TensorBoard.
         self.local_folder = self._staging.enter_context(folder.staging())
-        self._writer: Any = None
-        self._added: Lines = ()
+        self._splits = {
+            split: EventFiles(folder.subfolder(split), Path(self.local_folder, split)) for split in TENSORBOARD_SPLITS
+        }
         self._there: Lines = ()
-        self._doubtful_step: int | None = None  # points from it on may be there, or not
         self._uploaded_bytes: dict[Path, int] = {}
 
     def __str__(self) -> str:
         return str(self._folder)
 
     def begin(self, lines: Lines, step: int) -> None:
-        """Take note of what earlier processes have left: these lines, and whatever came after `step`."""
-        self._added = self._there = lines
-        self._doubtful_step = step + 1
+        """Take note of what earlier processes have left: these lines, and whatever came after `step`.
+
+        Earlier versions had one folder for both splits. Their files stay, and the new ones get all lines.
+        """
+        if not any(files.names() for files in self._splits.values()):
+            lines = ()
+        self._there = lines
+        for split, files in self._splits.items():
+            files.begin(_of_split(lines, split), step)
 
     def num_written(self, lines: Lines) -> int:
         """Count the first lines whose points are there for sure."""
         return num_shared(lines, self._there)
+
+    def update(self, lines: Lines) -> None:
+        """Write the points that are missing."""
+        for split, files in self._splits.items():
+            files.update(_of_split(lines, split))
+        if not self._folder.is_local:
+            self._upload()
+        self._there = lines
+
+    def _upload(self) -> None:
+        """Upload the files that have grown, one after the other: the end of the process waits for pools of threads."""
+        for name in finished_files(Path(self.local_folder)):
+            path = Path(self.local_folder, name)
+            num_bytes = path.stat().st_size
+            if self._uploaded_bytes.get(name) != num_bytes:
+                self._folder.upload_file(str(path), name.as_posix())
+                self._uploaded_bytes[name] = num_bytes
+
+
+class EventFiles:
+    """An event file of this process, and another after each failure, with the points of the lines of one split.
+
+    Where points are made again, TensorBoard is told to forget those that are there, of this process and of others.
+
+    Args:
+        folder: where TensorBoard finds the files.
+        local_folder: where they are written.
+    """
+
+    def __init__(self, folder: Folder, local_folder: Path):
+        self._folder = folder
+        self._local_folder = local_folder
+        self._writer: Any = None
+        self._added: Lines = ()
+        self._doubtful_step: int | None = None  # points from it on may be there, or not
+
+    def names(self) -> set[str]:
+        """List the event files that are there."""
+        names = {*self._folder.list_files(), *(path.name for path in self._local_folder.glob("*"))}
+        return {name for name in names if name.startswith(EVENTS_PREFIX)}
+
+    def begin(self, lines: Lines, step: int) -> None:
+        """Take note of what earlier processes have left: these lines, and whatever came after `step`."""
+        self._added = lines
+        self._doubtful_step = step + 1
 
     def update(self, lines: Lines) -> None:
         """Write the points that are missing."""
@@ -135,14 +185,13 @@ class TensorBoardFiles:
         except BaseException:
             self._close()
             raise
-        if not self._folder.is_local:
-            self._upload()
-        self._there = lines
 
     def _add(self, lines: Lines) -> None:
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.plugins.scalar.summary import scalar_pb
 
+        if not lines and not self._added and not self.names():
+            return  # a split without lines has no folder
         num_added = num_shared(lines, self._added)
         new, stale = lines[num_added:], self._added[num_added:]
         is_to_forget = bool(stale) or self._doubtful_step is not None
@@ -154,8 +203,8 @@ class TensorBoardFiles:
             new = [line for line in lines if line["step"] >= self._doubtful_step]
         for line in new:
             for name, value in line.items():
-                if line["split"] != ROLLBACK and name not in ("step", "split"):
-                    self._write(line.seconds, line["step"], summary=scalar_pb(f"{line['split']}/{name}", value))
+                if name not in ("step", "split"):
+                    self._write(line.seconds, line["step"], summary=scalar_pb(name, value))
         if self._writer is not None:
             self._writer.flush()
         self._added, self._doubtful_step = lines, None
@@ -176,12 +225,10 @@ class TensorBoardFiles:
         """
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        folder = Path(self.local_folder)
-        names = {*self._folder.list_files(), *(path.name for path in folder.glob(f"{EVENTS_PREFIX}*"))}
-        seconds = [int(match[1]) for name in names if (match := re.match(rf"{re.escape(EVENTS_PREFIX)}(\d+)", name))]
-        second = max([int(time.time()), *(second + 1 for second in seconds)])
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{EVENTS_PREFIX}{second:010d}.{platform.node()}.{os.getpid()}.0"
+        matches = [re.match(rf"{re.escape(EVENTS_PREFIX)}(\d+)", name) for name in self.names()]
+        second = max([int(time.time()), *(int(match[1]) + 1 for match in matches if match)])
+        self._local_folder.mkdir(parents=True, exist_ok=True)
+        path = self._local_folder / f"{EVENTS_PREFIX}{second:010d}.{platform.node()}.{os.getpid()}.0"
         return RecordWriter(path.open("xb"))
 
     def _close(self) -> None:
@@ -191,58 +238,33 @@ class TensorBoardFiles:
                 self._writer.close()
         self._writer = None
 
-    def _upload(self) -> None:
-        """Upload the files that have grown, one after the other: the end of the process waits for pools of threads."""
-        for name in finished_files(Path(self.local_folder)):
-            path = Path(self.local_folder, name)
-            num_bytes = path.stat().st_size
-            if self._uploaded_bytes.get(name) != num_bytes:
-                self._folder.upload_file(str(path), name.as_posix())
-                self._uploaded_bytes[name] = num_bytes
-
 
 class LossCurve:
-    """The picture of the loss.
+    """The plot of the loss.
 
     Args:
         folder: that it is in.
-        unigram_entropy_nats: the loss of the best guess from frequencies alone, None where it says nothing.
-        title: of the picture.
-        loss_unit: beside its axis.
+        draw: makes the file's content.
     """
 
-    def __init__(self, folder: Folder, unigram_entropy_nats: float | None, *, title: str, loss_unit: str):
+    def __init__(self, folder: Folder, draw: Callable[[Lines], bytes]):
         self._folder = folder
-        self._unigram_entropy_nats = unigram_entropy_nats
-        self._title, self._loss_unit = title, loss_unit
+        self._draw = draw
         self._drawn: Lines | None = None
 
     def __str__(self) -> str:
         return self._folder.path_of(LOSS_CURVE_NAME)
 
     def update(self, lines: Lines) -> None:
-        """Draw training and validation loss over steps, and the loss of the best guess from frequencies alone."""
+        """Draw the lines, unless they are the ones that were drawn last."""
         if self._drawn is not None and num_shared(lines, self._drawn) == len(lines) == len(self._drawn):
             return
-        with new_figure(figsize=(8, 4.5)) as figure:
-            axes = figure.subplots()
-            for split, marker in ((TRAIN, ""), (VALIDATION, "o")):
-                points = [(line["step"], line["loss"]) for line in lines if line["split"] == split]
-                if points:
-                    axes.plot(*zip(*points, strict=True), marker=marker, label=f"{split} loss")
-            if self._unigram_entropy_nats:
-                label = "unigram entropy (token frequencies only)"
-                axes.axhline(self._unigram_entropy_nats, linestyle=":", color="gray", label=label)
-            for before, line in pairwise(line for line in lines if line["split"] == TRAIN):
-                if before.get("phase") != line.get("phase"):
-                    axes.axvline(before["step"], linewidth=0.5, color="gray")
-            axes.set(xlabel="step", ylabel=self._loss_unit, title=self._title)
-            axes.legend()
-            axes.grid(alpha=0.3)
-            image = io.BytesIO()
-            figure.savefig(image, dpi=120, format="png")
-        self._folder.write_bytes(LOSS_CURVE_NAME, image.getvalue())
+        self._folder.write_bytes(LOSS_CURVE_NAME, self._draw(lines))
         self._drawn = lines
+
+
+def _of_split(lines: Lines, split: str) -> Lines:
+    return tuple(line for line in lines if line["split"] == split)
 
 
 def as_text(lines: Lines) -> str:

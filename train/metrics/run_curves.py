@@ -1,23 +1,42 @@
-"""Runs as curves: the loss of each over the tokens it has seen and the time it has trained."""
+"""Runs as curves: what each has recorded of its loss, its time and its tokens, and what its model is."""
 
-import io
+import functools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from mlm_common.errors import InputError
-from mlm_common.figures import new_figure
 from mlm_common.storage import open_folder
 from train.metrics.log import read_metrics
-from train.metrics.log_files import TRAIN, VALIDATION
-from train.runtime.plan import batch_tokens, tokens_after
+from train.metrics.log_files import TRAIN
+from train.runtime.plan import tokens_after
 from train.runtime.run_folder import METRICS_NAME, read_run_record
+from train.tasks.masking_rule import EVALUATION_MLM_PROBABILITY
 
-PICTURE_INCHES = (11, 4)
-PICTURE_DOTS_PER_INCH = 100
-NOT_KNOWN = "-"
+MAX_NAME = 30
+
+
+class Metric(NamedTuple):
+    """The figure beside the loss that says how good a model is.
+
+    name: in the lines of the log.
+    title: for people.
+    guess: what a guess without the text would score, None where that is not known.
+    lower_is_better: whether it is an error.
+    """
+
+    name: str
+    title: str
+    guess: float | None = None
+    lower_is_better: bool = False
+
+
+# Of runs whose record names no other.
+ACCURACY = Metric("masked_accuracy", "accuracy")
 
 
 @dataclass(frozen=True)
@@ -32,20 +51,85 @@ class RunCurves:
     lines: Sequence[dict[str, Any]]
 
     @property
-    def step_tokens(self) -> int:
-        """Tokens of a step, padding included."""
-        return batch_tokens(self.record["plan"])
-
-    @property
     def unigram_entropy_nats(self) -> float | None:
-        """The best loss of a guess from the frequencies of the validation rows; None if there are none."""
-        return (self.record["eval_data"] or {}).get("unigram_entropy_nats")
+        """The best loss of a guess from the frequencies of the validation rows; None where the loss is another one."""
+        eval_data = self.record["eval_data"] or {}
+        return eval_data.get("unigram_entropy_nats") if self._card.get("predicts_tokens", True) else None
 
     @property
     def tokens_per_second(self) -> float | None:
         """The median over the lines of training; None before there is one."""
         rates = [line["tokens_per_second"] for line in self.of_split(TRAIN) if "tokens_per_second" in line]
         return statistics.median(rates) if rates else None
+
+    @property
+    def is_finetuned(self) -> bool:
+        """Whether the run fine-tunes a pretrained model."""
+        return bool(self._card.get("training_verb", "pretrained") != "pretrained")
+
+    @property
+    def loss_unit(self) -> str:
+        """The unit of the loss."""
+        return str(self._card.get("loss_unit", "nats per masked token"))
+
+    @property
+    def task_name(self) -> str:
+        """What the model learns, as a title."""
+        return str(self._card.get("task_name", "Masked language modeling"))
+
+    @property
+    def metric(self) -> Metric:
+        """The metric that checkpoints are compared by; where that is the loss, the first other one."""
+        task = self.record.get("task") or {}
+        # Perplexity says the same as the loss.
+        titles = {
+            name: title for name, title, *_ in self._card.get("figures", ()) if name not in ("loss", "perplexity")
+        }
+        name = task.get("metric", "loss")
+        if name != "loss":
+            is_error = bool(task.get("lower_is_better"))
+            return Metric(name, titles.get(name, name.replace("_", " ")), task.get("guess"), is_error)
+        return next((Metric(*one) for one in titles.items()), ACCURACY)
+
+    @property
+    def model(self) -> str:
+        """The model in a few words: its preset, architecture and number of parameters."""
+        from transformers.models.auto.configuration_auto import MODEL_NAMES_MAPPING
+
+        kind = self.record.get("model_config", {}).get("model_type", "")
+        number = self.record.get("num_parameters")
+        about = [MODEL_NAMES_MAPPING.get(kind, kind), f"{short_number(number)} parameters" if number else ""]
+        described = ", ".join(filter(None, about)) or self.name
+        settings = self.record.get("settings", {}).get("model", {})
+        is_of_preset = settings.get("preset") and not (settings["init_from"] or settings["pretrained_model_config"])
+        return f"{settings['preset']} ({described})" if is_of_preset else described
+
+    @property
+    def mask_rates(self) -> list[float]:
+        """The fraction of the tokens that training masks, of one phase after the other; none for other tasks."""
+        settings = [phase.get("settings", {}) for phase in self.record.get("phases") or [self.record]]
+        return list(dict.fromkeys(one["masking"]["mlm_probability"] for one in settings if "masking" in one))
+
+    @property
+    def mask_note(self) -> str:
+        """Why training and validation are not equally hard; nothing where both mask the same number of tokens."""
+        rates = self.mask_rates
+        if not rates or rates == [EVALUATION_MLM_PROBABILITY]:
+            return ""
+        training = ", then ".join(map(percentage, rates))
+        ease = " Validation is easier: more of the text is visible." if min(rates) > EVALUATION_MLM_PROBABILITY else ""
+        return f"Validation masks {percentage(EVALUATION_MLM_PROBABILITY)} of the tokens, training {training}.{ease}"
+
+    @property
+    def num_steps(self) -> int | None:
+        """Steps that the run will have at its end; None where that is not recorded."""
+        last = (self.record.get("phases") or [self.record])[-1]
+        return last["plan"].get("num_steps")
+
+    def phase_name(self, number: int) -> str:
+        """Look up the name of a phase, counted from 1."""
+        phases = self.record.get("phases") or []
+        return str(phases[number - 1]["name"]) if number <= len(phases) else f"phase {number}"
 
     def tokens_after(self, step: int) -> int:
         """Count the tokens of the steps up to `step`, padding included."""
@@ -57,11 +141,23 @@ class RunCurves:
 
     def training_seconds(self, step: int) -> float:
         """Add up the time that the steps up to `step` took, as far as it was measured; evaluations are not in it."""
-        lines = [{"step": 0}, *self.of_split(TRAIN)]
-        return sum(
-            max(0, min(step, line["step"]) - before["step"]) * line.get("step_seconds", 0.0)
-            for before, line in pairwise(lines)
-        )
+        return float(np.interp(step, *self._clock))
+
+    @functools.cached_property
+    def _clock(self) -> tuple[list[int], list[float]]:
+        """The steps of the lines of training, and the seconds that training had taken by then."""
+        lines = self.of_split(TRAIN)
+        steps = [0, *(line["step"] for line in lines)]
+        seconds = [
+            (step - before) * line.get("step_seconds", 0.0)
+            for line, (before, step) in zip(lines, pairwise(steps), strict=True)
+        ]
+        return steps, [0.0, *accumulate(seconds)]
+
+    @property
+    def _card(self) -> dict[str, Any]:
+        """What the record says of the task for the model's card; records of before 0.3.0 say nothing."""
+        return (self.record.get("task") or {}).get("card") or {}
 
 
 def read_runs(folders: Sequence[str]) -> list[RunCurves]:
@@ -73,70 +169,45 @@ def read_runs(folders: Sequence[str]) -> list[RunCurves]:
     for folder in folders:
         files = open_folder(folder)
         if not files.exists(METRICS_NAME) or not files.read_text(METRICS_NAME).strip():
-            raise InputError(f"--runs must name output folders of run_mlm.py; {folder} has no {METRICS_NAME} yet.")
+            raise InputError(
+                f"--runs: {folder} has no {METRICS_NAME} yet. Name the --output-dir of a run of run_mlm.py or of "
+                "fine-tuning."
+            )
     return [
         RunCurves(name, read_run_record(folder), read_metrics(folder))
         for name, folder in zip(_short_names(folders), folders, strict=True)
     ]
 
 
-def comparison_table(runs: Sequence[RunCurves]) -> str:
-    """Write a line of figures for each run; losses are nats per masked token, of the last evaluation and the best."""
-    titles = ("run", "steps", "tokens/step", "tokens", "tokens/s", "hours", "train", "validation", "best", "accuracy")
-    rows = [titles, *map(_figures, runs)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.rjust(width) if index else cell.ljust(width) for index, (cell, width) in enumerate(cells))
-        for cells in (list(zip(row, widths, strict=True)) for row in rows)
-    )
+def short_name(name: str, max_length: int = MAX_NAME) -> str:
+    """Leave out the middle of a name that is too long."""
+    end = (max_length - 1) // 2
+    return name if len(name) <= max_length else f"{name[: max_length - 1 - end]}…{name[-end:]}"
 
 
-def draw_runs(runs: Sequence[RunCurves]) -> bytes:
-    """Draw a PNG image: the loss of each run, training as a line and validation as dots, over tokens and over time.
-
-    Dotted lines are the losses of a guess from the token frequencies alone.
-    """
-    with new_figure(figsize=PICTURE_INCHES, dpi=PICTURE_DOTS_PER_INCH) as figure:
-        from matplotlib.ticker import EngFormatter
-
-        over_tokens, over_time = figure.subplots(1, 2, sharey=True)
-        for index, run in enumerate(runs):
-            for split, style in ((TRAIN, {"alpha": 0.6}), (VALIDATION, {"marker": "o", "label": run.name})):
-                lines = run.of_split(split)
-                losses = [line["loss"] for line in lines]
-                settings: dict[str, Any] = {"color": f"C{index % 10}", **style}
-                over_tokens.plot([run.tokens_after(line["step"]) for line in lines], losses, **settings)
-                over_time.plot([run.training_seconds(line["step"]) / 3600 for line in lines], losses, **settings)
-        for axes, what in ((over_tokens, "tokens seen"), (over_time, "hours of training")):
-            for entropy in {run.unigram_entropy_nats for run in runs} - {None}:
-                axes.axhline(entropy, linestyle=":", color="gray")
-            axes.set(xlabel=what)
-            axes.grid(alpha=0.3)
-        over_tokens.set(ylabel="nats per masked token")
-        over_tokens.xaxis.set_major_formatter(EngFormatter())
-        over_tokens.legend()
-        image = io.BytesIO()
-        figure.savefig(image, format="png")
-    return image.getvalue()
+def short_number(number: float) -> str:
+    """Write a number with two or three digits and its unit: 950, 1.7 M, 88 M, 2.1 B."""
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= 0.9995 * size:
+            return f"{_two_digits(number / size)} {unit}"
+    return f"{number:.0f}"
 
 
-def _figures(run: RunCurves) -> tuple[str, ...]:
-    train, validation = run.of_split(TRAIN), run.of_split(VALIDATION)
-    step = run.lines[-1]["step"]
-    rate = run.tokens_per_second
-    accuracy = validation[-1].get("masked_accuracy") if validation else None
-    return (
-        run.name,
-        f"{step:,}",
-        f"{run.step_tokens:,}",
-        f"{run.tokens_after(step):,}",
-        f"{rate:,.0f}" if rate else NOT_KNOWN,
-        f"{run.training_seconds(step) / 3600:.2f}",
-        f"{train[-1]['loss']:.4f}" if train else NOT_KNOWN,
-        f"{validation[-1]['loss']:.4f}" if validation else NOT_KNOWN,
-        f"{min(line['loss'] for line in validation):.4f}" if validation else NOT_KNOWN,
-        NOT_KNOWN if accuracy is None else f"{accuracy:.1%}",
-    )
+def duration(seconds: float) -> str:
+    """Write a time with the unit that suits it: 12 s, 3.5 min, 7.2 h, 2.1 days."""
+    for size, unit in ((2 * 86400, "days"), (2 * 3600, "h"), (2 * 60, "min")):
+        if seconds >= size:
+            return f"{_two_digits(seconds / (size / 2))} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def percentage(fraction: float) -> str:
+    """Write a fraction as a percentage."""
+    return f"{100 * fraction:.3g} %"
+
+
+def _two_digits(number: float) -> str:
+    return f"{number:.1f}".removesuffix(".0") if number < 9.95 else f"{number:.0f}"
 
 
 def _short_names(folders: Sequence[str]) -> list[str]:

@@ -4,10 +4,11 @@ from transformers import PretrainedConfig, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from mlm_common.errors import InputError
+from mlm_common.local_paths import check_folder_or_hub
 from tfrecord_prep.chunking import SEPARATED_CHUNKINGS
 from tokenizer_training.tokenizer import special_ids, vocabulary_size
+from train.config.presets import read_preset
 from train.config.settings import ModelConfig
-from train.config.sources import read_preset
 from train.data.inputs import Inputs
 from train.data.shards import TrainingInputs
 from train.model.architectures import (
@@ -41,7 +42,7 @@ def resolve_model_config(config: ModelConfig, inputs: Inputs, max_length: int | 
     """
     max_length = max_length or inputs.max_length
     model_config = _read(config, inputs.tokenizer)
-    overrides = _parse_overrides(config.config_overrides)
+    overrides = parse_overrides(config.config_overrides)
     _override(model_config, overrides, config.config_overrides)
     ids = special_ids(inputs.tokenizer)
     model_config.update(
@@ -88,18 +89,24 @@ def _read(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> Pretrained
                 "--init-from brings its own configuration; received --pretrained-model-config "
                 f"{config.pretrained_model_config} as well. Leave it out."
             )
+        check_folder_or_hub(config.init_from, "--init-from")
         return read_initial_config(config.init_from, tokenizer)
     if config.pretrained_model_config is None:
         settings = dict(read_preset(config.preset)["model"])
         return CONFIG_MAPPING[settings.pop("model_type")](**settings)
+    check_folder_or_hub(config.pretrained_model_config, "--pretrained-model-config")
     try:
         return read_config(config.pretrained_model_config)
     except InputError as error:
         raise InputError(f"--pretrained-model-config: {error}") from error
 
 
-def _parse_overrides(text: str | None) -> dict[str, str]:
-    """Read `name=value,name=value` into {name: value}."""
+def parse_overrides(text: str | None) -> dict[str, str]:
+    """Parse `name=value,name=value` of --config-overrides into {name: value}.
+
+    Raises:
+        InputError: it is malformed, or sets what tokenizer and preset decide.
+    """
     pairs = [pair.partition("=") for pair in (text or "").split(",") if pair.strip()]
     overrides = {name.strip(): value.strip() for name, _, value in pairs}
     malformed = [name for name, equals, value in pairs if not (name.strip() and equals and value.strip())]

@@ -37,13 +37,14 @@ from train.model.architectures import (
     vocabulary_axis,
 )
 from train.model.auto_classes import auto_class
+from train.runtime.run_folder import exported_model
 
 logger = logging.getLogger(__name__)
 
 WEIGHTS_NAMES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, TF2_WEIGHTS_NAME, TF2_WEIGHTS_INDEX_NAME)
 WEIGHTS_SUFFIXES = (".safetensors", ".h5", ".bin")
-# In the name of a table of positions.
-POSITION_TABLE = "position_embeddings"
+# In the names of tables of positions; the second is that of rotations.
+POSITION_TABLES = ("position_embeddings", "embed_positions")
 # In PyTorch checkpoints, besides what the TF classes themselves leave out: buffers, the head's weights once more, and
 # the head for pairs, where the class has none.
 NOT_IN_TENSORFLOW = re.compile(
@@ -266,6 +267,7 @@ def read_initial_config(folder_or_hub_id: str, tokenizer: PreTrainedTokenizerFas
         InputError: it cannot be read, has no weights, or its rows of the embedding are not those of the tokenizer's
             ids.
     """
+    folder_or_hub_id = exported_model(folder_or_hub_id, "--init-from")
     with local_or_hub(folder_or_hub_id, without=WEIGHTS_SUFFIXES) as name:
         try:
             config = read_config(name)
@@ -326,7 +328,7 @@ def load_initial_weights(
     *,
     adapt_network: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Give a built TF model the weights of a checkpoint in a local or `gs://` folder, or on the Hub.
+    """Give a built TF model the weights of a checkpoint in a local or `gs://` folder, of a run, or on the Hub.
 
     The model may have more positions than the checkpoint; those keep the start they have. Of the vocabulary the first
     `vocabulary_size` ids are taken, and the model's padding is 0. `model_class` is the auto class of both. With
@@ -336,6 +338,7 @@ def load_initial_weights(
     Raises:
         InputError: the checkpoint cannot be read, or its weights are not those of this model.
     """
+    folder_or_hub_id = exported_model(folder_or_hub_id, "--init-from")
     with local_or_hub(folder_or_hub_id) as name:
         anew = {"head_labels": model.config.id2label, "adapt_network": adapt_network} if adapt_network else {}
         source = load_model(name, model_class, **anew)
@@ -364,7 +367,7 @@ def _fitted(value: np.ndarray, variable: Any, name: str, axis: int | None, vocab
         value = cut_vocabulary(value, axis, vocabulary_size)
         padding = [(0, variable.shape[at] - vocabulary_size if at == axis else 0) for at in range(value.ndim)]
         return np.pad(value, padding)
-    if POSITION_TABLE in name and len(value) < variable.shape[0]:
+    if any(table in name for table in POSITION_TABLES) and len(value) < variable.shape[0]:
         return np.concatenate([value, variable.numpy()[len(value) :]])
     return value
 

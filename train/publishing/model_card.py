@@ -20,6 +20,7 @@ from tokenizer_training.corpus.published_corpus import HUB_ID, hub_dataset
 from tokenizer_training.tokenizer import vocabulary_size
 from train.config.settings import MASK
 from train.model.computation import describe_computation
+from train.publishing.card_example import BUILTIN_EXAMPLE, PLACEHOLDER, example_of
 from train.publishing.publisher import Publication
 from train.publishing.pytorch_format import ModelSnapshot, num_parameters
 from train.runtime.phases import OVERRIDES_PER_PHASE, PER_PHASE
@@ -48,10 +49,10 @@ tokenizer = AutoTokenizer.from_pretrained({model}{revision})
 model = {auto_class}.from_pretrained({model}{revision})
 ```"""
 
-BLOCK_ATTENTION = "within each document of a row, as if it had a row of its own; positions begin anew in each"
+BLOCK_ATTENTION = "within each document of a row, as if it were alone in it; positions restart in each document"
 LIMITS = """- {limits}
-- It knows what its corpus holds, and repeats what is wrong or unfair there.
-- Nothing but the figures above was measured: neither tasks built on it, nor texts of another kind."""
+- It learned from its corpus, and repeats what is wrong or unfair in it.
+- Only the figures above were measured: not its use in other tasks, nor other kinds of text."""
 
 
 def recorded_task(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,13 +63,13 @@ def recorded_task(record: Mapping[str, Any]) -> dict[str, Any]:
 def model_card(
     record: dict[str, Any], tokenizer: PreTrainedTokenizerFast, publication: Publication, files: Collection[str]
 ) -> str:
-    """Write the README.md of a publication: metadata for the Hub, then text for people.
+    """Write the README.md of a publication: metadata for the Hub, then text.
 
     Args:
         record: the run's `run.json`.
         tokenizer: the model's.
         publication: the model and the figures that the card is about.
-        files: names of what lies beside the card; pictures among them are shown.
+        files: names of the files beside the card; plots among them are shown.
     """
     hub, config = record["settings"]["hub"], publication.model.config
     task = TaskCard.from_record(recorded_task(record)["card"])
@@ -106,8 +107,17 @@ def check_card(record: dict[str, Any], tokenizer: PreTrainedTokenizerFast, confi
         tokenizer: the model's.
         config: the model's.
     """
+    hub = record["settings"]["hub"]
     try:
         task = TaskCard.from_record(recorded_task(record)["card"])
+        if hub["hub_model_id"] and task.predicts_tokens and _example(record, task, tokenizer) is None:
+            logger.warning(
+                "The model card has no example sentence: text of a corpus that is not known to be public is never "
+                "published. Give one in the language of the model: --hub-example 'A sentence with one %s.'",
+                MASK,
+            )
+        if hub["hub_model_id"] and not hub["hub_language"]:
+            logger.warning("The model card does not state a language. Give it, for example: --hub-language de")
         names = [figure.name for figure in task.figures]
         names += [name for _, name, _, _ in Formatter().parse(task.evaluation) if name]
         lines = []
@@ -138,7 +148,7 @@ def metadata(
     """
     from huggingface_hub import ModelCardData
 
-    hub = record["settings"]["hub"]
+    hub, example = record["settings"]["hub"], _example(record, task, tokenizer)
     corpora = ((phase["train_data"] or {}).get("corpus", {}) for phase in _phases(record))
     named = [*map(hub_dataset, corpora), hub_examples(record["train_data"])]
     datasets = list(dict.fromkeys(filter(None, named)))
@@ -151,7 +161,7 @@ def metadata(
         datasets=datasets or None,
         tags=[*task.tags, "tensorboard"],
         mask_token=tokenizer.mask_token,
-        widget=[{"text": _example(hub, tokenizer)}] if task.usage else None,
+        widget=[{"text": example}] if example else None,
         model_name=_name(hub, task),
         eval_results=_eval_results(_eval_data(record, evaluation), task, evaluation) if evaluation else None,
     )
@@ -213,24 +223,29 @@ def _opening(record: dict[str, Any], task: TaskCard, step: int, *, was_best: boo
     place = f"step {step:,} of {num_steps:,}"
     note = "" if step == num_steps else f" **Training is not finished: {place}.**"
     if was_best:
-        note = f" It is as after {place}, whose evaluation was the best."
+        note = f" This is the checkpoint of {place}, which had the best evaluation."
     return f"A {task.model_kind}, {task.training_verb} {start}.{note}"
 
 
-def _example(hub: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> str:
-    return hub["hub_example"].replace(MASK, tokenizer.mask_token)
+def _example(record: dict[str, Any], task: TaskCard, tokenizer: PreTrainedTokenizerFast) -> str | None:
+    """Choose the sentence for lines of code that need one, with the tokenizer's mask token; None without any."""
+    example = example_of(record, tokenizer) if task.usage and "{sentence}" in task.usage else None
+    return example.replace(MASK, tokenizer.mask_token) if example else None
 
 
 def _usage(record: dict[str, Any], task: TaskCard, tokenizer: PreTrainedTokenizerFast) -> str:
     """Write lines that work with PyTorch, for the model on the Hub, or else for the folder of the card."""
     hub = record["settings"]["hub"]
-    # JSON's strings are Python's, with the quotes that people write.
-    model, sentence = (
-        json.dumps(text, ensure_ascii=False) for text in (hub["hub_model_id"] or ".", _example(hub, tokenizer))
-    )
+    example = _example(record, task, tokenizer)
+    shown = example or PLACEHOLDER.replace(MASK, tokenizer.mask_token)
+    # JSON's strings are Python's, with double quotes.
+    model, sentence = (json.dumps(text, ensure_ascii=False) for text in (hub["hub_model_id"] or ".", shown))
     revision = f", revision={json.dumps(hub['hub_revision'])}" if hub["hub_revision"] else ""
     if task.usage is not None:
-        return task.usage.format(model=model, revision=revision, sentence=sentence)
+        length = longest_row(record["plan"])
+        usage = task.usage.format(model=model, revision=revision, sentence=sentence, max_length=f"{length:,}")
+        is_of_corpus = example and hub["hub_example"] is None and example_of(record, tokenizer) != BUILTIN_EXAMPLE
+        return usage + ("\n\nThe sentence is from the validation text." if is_of_corpus else "")
     auto_class = recorded_task(record)["model_class"].removeprefix("TF")
     return LOADING.format(auto_class=auto_class, model=model, revision=revision)
 
@@ -251,10 +266,10 @@ def corpus_table(record: dict[str, Any]) -> dict[str, str]:
     if hub_dataset(corpus):
         rows["revision"] = settings["dataset_revision"] or "not fixed: the main branch at that time"
     return rows | {
-        "license": "not recorded: see where the corpus comes from",
+        "license": "not recorded; see the source of the corpus",
         "documents": f"{totals['num_documents']:,}",
         "tokens": f"{totals['num_tokens']:,}",
-        "rows": f"{totals['num_rows']:,} of {data['max_length']} tokens, cut by `{data['chunking']}`",
+        "rows": f"{totals['num_rows']:,} of {data['max_length']} tokens, packed with `{data['chunking']}`",
     }
 
 
@@ -341,7 +356,7 @@ def procedure_table(record: dict[str, Any], task: TaskCard, step: int) -> dict[s
         "steps": f"{step:,}",
         "tokens seen": f"{tokens_after(plan, step):,}, padding included",
         "epochs": f"{step * plan['global_batch_rows'] / plan['num_rows']:.2f}",
-        "batch": f"{plan['global_batch_rows']:,} rows = {batch_tokens(plan):,} tokens a step",
+        "batch": f"{plan['global_batch_rows']:,} rows = {batch_tokens(plan):,} tokens per step",
         **({"attention": BLOCK_ATTENTION} if settings["model"].get("block_attention") else {}),
         **{title: text.format(**settings) for title, text in task.procedure.items()},
         "optimizer": ", ".join(optimizer),
@@ -401,7 +416,7 @@ def _evaluation_table(eval_data: dict[str, Any], task: TaskCard, lines: Sequence
     text = task.evaluation.format(**lines[-1])
     entropy = eval_data.get("unigram_entropy_nats")
     if entropy is not None and task.predicts_tokens:
-        text += f" Knowing the frequencies of the tokens only gives a loss of {entropy:.4f}."
+        text += f" Guessing from token frequencies alone gives a loss of {entropy:.4f}."
     return f"{text}\n\n{table}"
 
 
@@ -415,8 +430,8 @@ def _source(corpus: dict[str, Any]) -> str:
         return f"`{settings['dataset_name']}`{config}, split `{settings['split']}`"
     files = corpus.get("data_files", [])
     if not files:
-        return "a data set of its author's"
-    return f"files of its author's: {len(files):,}, {sum(file['num_bytes'] for file in files) / 1e6:,.1f} MB"
+        return "a data set of the author"
+    return f"{len(files):,} files of the author, {sum(file['num_bytes'] for file in files) / 1e6:,.1f} MB"
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -16,12 +16,16 @@ from mlm_common.storage import Folder, open_folder
 from tokenizer_training.tokenizer import vocabulary_size
 from train.publishing.hub_checkpoints import push_newest_checkpoint
 from train.publishing.pytorch_format import ModelSnapshot, export_model, take_snapshot
-from train.runtime.run_folder import CONFUSION_NAME, LOSS_CURVE_NAME, TENSORBOARD_FOLDER
+from train.runtime.run_folder import (
+    CONFUSION_NAME,
+    EVENTS_FOLDER,
+    LOSS_CURVE_NAME,
+    TENSORBOARD_FOLDER,
+    TENSORBOARD_SPLITS,
+)
 
 logger = logging.getLogger(__name__)
 
-# The Hub shows event files as training metrics.
-EVENTS_FOLDER = "runs"
 EVENTS_MARK = "tfevents"
 # Where the card itself cannot be built.
 MINIMAL_CARD = """---
@@ -120,17 +124,20 @@ class Publisher:
 
 
 def read_log_files(run: Folder) -> dict[str, bytes]:
-    """Read the pictures and TensorBoard's files, {name in the export: content}; what fails is a warning."""
+    """Read the plots and TensorBoard's files, {name in the export: content}; what fails is a warning."""
     files = {}
     try:
         for name in (LOSS_CURVE_NAME, CONFUSION_NAME):
             if run.exists(name):
                 files[name] = run.read_bytes(name)
-        events = run.subfolder(TENSORBOARD_FOLDER)
-        names = [name for name in sorted(events.list_files()) if EVENTS_MARK in name]
-        for number, name in enumerate(names):
-            # The names that TensorFlow gives hold that of the machine.
-            files[f"{EVENTS_FOLDER}/events.out.{EVENTS_MARK}.{number:05d}"] = events.read_bytes(name)
+        # Earlier versions had no folders for splits.
+        for folder in ("", *(f"/{split}" for split in TENSORBOARD_SPLITS)):
+            events = run.subfolder(f"{TENSORBOARD_FOLDER}{folder}")
+            names = [name for name in sorted(events.list_files()) if EVENTS_MARK in name]
+            for number, name in enumerate(names):
+                # The names that TensorFlow gives hold that of the machine.
+                path = f"{EVENTS_FOLDER}{folder}/events.out.{EVENTS_MARK}.{number:05d}"
+                files[path] = events.read_bytes(name)
     except (InputError, RunFailedError, OSError) as error:
         logger.warning("the export is made without some files of the log: %s", error)
     return files

@@ -69,15 +69,15 @@ def _read_checkpoint(run_folder: str, step: int | None, tokenizer_name: str | No
     steps = store.steps()
     if not steps or step not in (None, *steps):
         there = f"those of the steps {', '.join(map(str, steps))}" if steps else "none"
-        raise InputError(f"A checkpoint must be there to be exported; {store.folder} has {there}.")
+        raise InputError(f"No such checkpoint: {store.folder} has {there}.")
     try:
         checkpoint = store.read_record(steps[-1] if step is None else step)
         arrays = store.read_arrays(checkpoint)
     except DamagedCheckpointError as error:
         others = ", ".join(str(other) for other in steps if other != (step or steps[-1]))
         raise InputError(
-            f"A checkpoint must be whole; that of step {step or steps[-1]} in {store.folder} is not: {error}. Others "
-            f"there: {others or 'none'}."
+            f"The checkpoint of step {step or steps[-1]} in {store.folder} is damaged: {error}. Other checkpoints: "
+            f"{others or 'none'}."
         ) from error
     record = record_of_phase(read_run_record(run_folder), phase_index(checkpoint.plan))
     if tokenizer_name is None and record["tokenizer"] == WITHHELD:

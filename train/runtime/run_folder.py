@@ -19,6 +19,10 @@ LOSS_CURVE_NAME = "loss.png"
 CONFUSION_NAME = "confusion_matrix.png"
 CHECKPOINTS_FOLDER = "checkpoints"
 TENSORBOARD_FOLDER = "tensorboard"
+EVENTS_FOLDER = "runs"  # of an export: the Hub shows the event files in it as training metrics
+# Folders in both: TensorBoard shows figures of one name in one chart.
+TENSORBOARD_SPLITS = ("train", "validation")
+EVENTS_PATTERN = r"events\.out\.tfevents\..*"
 EXPORT_FOLDER = "export"
 # In fingerprints of before 0.3.0; a run may resume with another version.
 FORMER_FINGERPRINT_KEY = "model.transformers_version"
@@ -26,10 +30,12 @@ FORMER_FINGERPRINT_KEY = "model.transformers_version"
 # The files that a run writes, by folder; of others that lie beside them it deletes none.
 OWN_FILES = {
     CHECKPOINTS_FOLDER: r"step-\d+\.(json|safetensors)",
-    TENSORBOARD_FOLDER: r"events\.out\.tfevents\..*",
     EXPORT_FOLDER: r"README\.md|loss\.png|confusion_matrix\.png|model\.safetensors|tf_model\.h5|config\.json|"
     r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json",
-    f"{EXPORT_FOLDER}/runs": r"events\.out\.tfevents\..*",
+    # Earlier versions had no folders for splits.
+    **dict.fromkeys((TENSORBOARD_FOLDER, f"{EXPORT_FOLDER}/{EVENTS_FOLDER}"), EVENTS_PATTERN),
+    **{f"{TENSORBOARD_FOLDER}/{split}": EVENTS_PATTERN for split in TENSORBOARD_SPLITS},
+    **{f"{EXPORT_FOLDER}/{EVENTS_FOLDER}/{split}": EVENTS_PATTERN for split in TENSORBOARD_SPLITS},
 }
 # Those of fine-tuning.
 RESULT_FILES = (
@@ -39,6 +45,7 @@ RESULT_FILES = (
 )
 _BEGUN = " Phase {} is begun: it, and what lies behind it, must stay as it was; phases that lie ahead may change."
 PROFILES_FOLDER = f"{TENSORBOARD_FOLDER}/plugins/profile"
+_STEP_RECORD = re.compile(r"step-(\d+)\.json")
 
 
 def check_run_folder(
@@ -97,6 +104,33 @@ def has_checkpoint(run_folder: str) -> bool:
     folder = open_folder(run_folder)
     checkpoints = folder.subfolder(CHECKPOINTS_FOLDER).list_files()
     return folder.exists(RECORD_NAME) and any(name.endswith(".json") for name in checkpoints)
+
+
+def exported_model(path: str, flag: str = "--model") -> str:
+    """Return the export in the folder of a run; a folder that holds no run, or a Hub id, as it is.
+
+    Args:
+        path: folder of a run or of a model, local or `gs://`, or a Hub id.
+        flag: for errors.
+
+    Raises:
+        InputError: the run has no export yet.
+    """
+    folder = open_folder(path)
+    if not folder.exists(RECORD_NAME):
+        return path
+    if folder.subfolder(EXPORT_FOLDER).exists("config.json"):
+        return folder.path_of(EXPORT_FOLDER)
+    files = folder.subfolder(CHECKPOINTS_FOLDER).list_files()
+    steps = [int(match[1]) for match in map(_STEP_RECORD.fullmatch, files) if match]
+    if not steps:
+        raise InputError(
+            f"{flag}: {path} has no export and no checkpoint yet. Wait for the first checkpoint of the run."
+        )
+    raise InputError(
+        f"{flag}: {path} has no export yet: the run is at step {max(steps):,}. Let it finish, or export that "
+        f"checkpoint: python train/export.py {path} {folder.path_of(EXPORT_FOLDER)}"
+    )
 
 
 def clear_run_folder(run_folder: str) -> None:

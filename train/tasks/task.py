@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from train.data.features import Feature
@@ -57,8 +58,8 @@ class TaskCard:
     training_verb: what was done to the model, as within a sentence.
     start_words: which words follow that where it did not start from scratch.
     tags: by which the Hub finds the model.
-    usage: lines that use the {model}, at its {revision}, on the {sentence} of `--hub-example`; without them the card
-        has lines that load it.
+    usage: lines that use the {model}, at its {revision}, on the {sentence} of `--hub-example` or on an example in them,
+        of at most {max_length} tokens; without them the card has lines that load it.
     procedure: {title: text} of the training, of {the sections of the settings}.
     evaluation: what was evaluated, of {the figures}.
     limits: what the model is not for, of {max_length}.
@@ -93,10 +94,16 @@ class Task(ABC):
     means: figures of training and evaluation. The first is the loss that is minimised: its total, summed over the
         rows of the whole global batch, divided by its weight.
     card: the task for the readers of a model's card.
+    metric: the figure by which evaluations are compared.
+    guess: what a guess without the text would score, by figure.
+    errors: figures of which lower values are better.
     starts_head_anew: what the weights that a run begins with lack of the model's head, or have in another shape,
         starts at random; else such weights are refused.
     """
 
+    metric: str = "loss"
+    guess: Mapping[str, float] = MappingProxyType({})
+    errors: tuple[str, ...] = ()
     starts_head_anew: bool = False
     model_class: str
     means: tuple[Mean, ...]
@@ -192,5 +199,12 @@ def shown_loss(loss: float) -> str:
 
 
 def task_record(task: Task | type[Task]) -> dict[str, Any]:
-    """Collect what `run.json` says of a task: all that is needed to export a checkpoint."""
-    return {"model_class": task.model_class, "card": asdict(task.card)}
+    """Collect what `run.json` says of a task: all that is needed to export a checkpoint and to plot its metric."""
+    guess = task.guess.get(task.metric)
+    return {
+        "model_class": task.model_class,
+        "card": asdict(task.card),
+        "metric": task.metric,
+        "guess": None if guess is None else float(guess),
+        "lower_is_better": task.metric in ("loss", *task.errors),
+    }

@@ -100,7 +100,7 @@ def test_the_index_that_pandas_writes_is_no_text(tmp_path: Path) -> None:
 
 def test_whole_numbers_are_texts_only_where_they_are_named(tmp_path: Path) -> None:
     content = "row\ttext\tlabel\n0\ta\tx\n1\tb\ty\n"
-    with pytest.raises(InputError, match=r"Column row of .* Give --text-column-names row text if it is"):
+    with pytest.raises(InputError, match=r"Column row of .* Use --text-column-names row text if it is"):
         read_parts(own(tmp_path, content))
     assert read_parts(own(tmp_path, content, text_column_names=["row", "text"])).train.texts == (["0", "1"], ["a", "b"])
 
@@ -115,7 +115,7 @@ def test_a_test_part_may_have_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "settings", "message"),
     [
-        ("a\tb\tc\tlabel\n1\t2\t3\t4\n", {}, "--text-column-names must say which columns of .* are the texts"),
+        ("a\tb\tc\tlabel\n1\t2\t3\t4\n", {}, "--text-column-names must name the columns of .* with texts"),
         ("text\tclass\nt\tx\n", {}, "--label-column-name must name a column of .*: text, class; received label"),
         ("text\tlabel\nt\tx\n", {"text_column_names": ["body"]}, "--text-column-names must name a column"),
         ("text\tlabel\nt\tx\n", {"do_predict": True}, "--do-predict needs a part to predict"),

@@ -77,11 +77,11 @@ SINGLE: dict = {"problem_type": "single_label_classification"}
 @pytest.mark.parametrize(
     ("values", "message", "settings", "expected"),
     [
-        (["a,b", "b"], "may be several labels. Give --problem-type multi_label", MULTI, [[1, 1], [0, 1]]),
+        (["a,b", "b"], "may be several labels. Use --problem-type multi_label", MULTI, [[1, 1], [0, 1]]),
         (["a,b", "b"], "may be several labels", SINGLE, [0, 1]),
         (["a;b", "b;c"], "--label-separator ';'", {**MULTI, "label_separator": ";"}, [[1, 1, 0], [0, 1, 1]]),
         (["['a']", "b"], "are lists written as text", SINGLE, [0, 1]),
-        ([[0, 1, 0], [1, 0, 0]], "Give --label-lists vectors", {"label_lists": "vectors"}, [[0, 1, 0], [1, 0, 0]]),
+        ([[0, 1, 0], [1, 0, 0]], "Use --label-lists vectors", {"label_lists": "vectors"}, [[0, 1, 0], [1, 0, 0]]),
         ([[0, 1], [1, 0]], "or --label-lists names", {"label_lists": "names"}, [[1, 1], [1, 1]]),
         ([["a"], "b"], "must all be lists, or none", MULTI, [[1, 0], [0, 1]]),
         (["3,5", "4,0"], "--decimal-separator , for numbers", {"decimal_separator": ","}, [3.5, 4.0]),

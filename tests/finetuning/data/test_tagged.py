@@ -150,7 +150,7 @@ def test_tags_of_a_test_part_that_training_does_not_have(caplog: pytest.LogCaptu
     labels = Labels("single_label_classification", ("O", "B-X"))
     unknown = Sentences("test.jsonl", [["a", "b"]], [["O", "-1"]], is_to_predict=True)
     assert unknown.with_tags_of(labels).tags is None
-    assert "1 of 2 tags of test.jsonl are none that training has" in caplog.text
+    assert "1 of 2 tags of test.jsonl do not occur in training" in caplog.text
     with pytest.raises(InputError, match="must be one of the training part's"):
         Sentences("validation.jsonl", [["a", "b"]], [["O", "-1"]]).with_tags_of(labels)
     with pytest.raises(InputError, match="where training has 'B-X'"):

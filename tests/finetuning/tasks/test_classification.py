@@ -75,7 +75,7 @@ def test_what_is_printed() -> None:
     assert task.describe(figures) == {
         "validation loss": "0.5000, of 2 rows",
         "accuracy": "0.2500; a guess without the text: 0.7500",
-        "degenerate": "all rows are predicted alike: nothing was learned",
+        "degenerate": "all rows have the same prediction: nothing was learned",
     }
 
 

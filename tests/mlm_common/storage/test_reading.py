@@ -122,7 +122,7 @@ def test_names_that_look_like_globs_and_empty_objects(cloud: CloudStorageHandle)
     assert [file.num_bytes for file in find_files([f"{BUCKET}/**"], "--data-files")] == [0, 0, 1]
     assert read_object("part1.txt") == []
     for pattern in ("gs://test-bucket", f"{BUCKET}/missing.txt", f"{BUCKET}/m*.txt"):
-        with pytest.raises(InputError, match=r"--data-files must name files, .*no file matches 'gs://test-bucket"):
+        with pytest.raises(InputError, match=r"--data-files: no file matches gs://test-bucket"):
             find_files([pattern], "--data-files")
 
 

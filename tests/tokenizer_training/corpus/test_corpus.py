@@ -113,21 +113,37 @@ def test_sample_by(sample_by: str, expected: list[str], tmp_path: Path) -> None:
     assert read(data_files=[str(tmp_path / "a.txt")], sample_by=sample_by) == expected
 
 
+SENTENCE = "It is a truth universally acknowledged, that a single man in possession of a good fortune. "
+
+
 @pytest.mark.parametrize("ending", ["txt", "txt.gz"])
-def test_lines_as_short_as_those_of_wrapped_paragraphs_are_warned_of(
-    ending: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    sentence = "It is a truth universally acknowledged, that a single man in possession of a good fortune. "
-    write_lines(tmp_path / f"wrapped.{ending}", ["", *textwrap.wrap(sentence * 50, 72), ""] * 2)
-    write_lines(tmp_path / "long.txt", [sentence * 3] * 20)
+def test_wrapped_lines_need_a_choice(ending: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In any of the splits; a choice on the command line is as good as one in a record or settings file."""
+    write_lines(tmp_path / f"wrapped.{ending}", ["", *textwrap.wrap(SENTENCE * 50, 72), ""] * 2)
+    write_lines(tmp_path / "long.txt", [SENTENCE * 3] * 20)
+    wrapped, long = [str(tmp_path / f"wrapped.{ending}")], [str(tmp_path / "long.txt")]
     for settings in (
-        {"data_files": [str(tmp_path / "long.txt")]},
-        {"data_files": [str(tmp_path / f"wrapped.{ending}")], "sample_by": "paragraph"},
+        {"data_files": long},
+        {"data_files": wrapped, "sample_by": "paragraph"},
+        {"data_files": wrapped, "sample_by": "line"},
     ):
         read(**settings)
     assert not caplog.records
-    read(data_files=[str(tmp_path / f"wrapped.{ending}")])
-    assert re.search(rf"lines of .*{ending} have 6\d bytes on average.*--sample-by paragraph", caplog.text)
+    for settings in ({"data_files": wrapped}, {"data_files": long, "validation_files": wrapped}):
+        with pytest.raises(InputError, match=rf"lines of .*{ending} .* --sample-by paragraph .* --sample-by line"):
+            open_corpus(CorpusConfig(**settings))  # type: ignore[arg-type]
+
+
+def test_short_lines_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_lines(tmp_path / "short.txt", [SENTENCE[: 20 + 7 * number % 60] for number in range(100)])
+    assert len(read(data_files=[str(tmp_path / "short.txt")])) == 100
+    assert re.search(r"lines of .*short.txt have [45]\d bytes on average.*--sample-by paragraph", caplog.text)
+
+
+def test_the_record_says_what_a_document_is(tmp_path: Path) -> None:
+    write_lines(tmp_path / "long.txt", [SENTENCE * 3] * 20)
+    corpus = open_corpus(CorpusConfig(data_files=[str(tmp_path / "long.txt")]))
+    assert corpus.config.sample_by == corpus.record["settings"]["sample_by"] == "line"
 
 
 def test_other_text_column_and_empty_files(tmp_path: Path) -> None:
@@ -235,7 +251,7 @@ def test_bad_files(name: str, content: bytes, message: str, tmp_path: Path) -> N
 def test_no_file_matches(setting: str, tmp_path: Path) -> None:
     write_lines(tmp_path / "a.txt", ["text"])
     files = {"data_files": [str(tmp_path / "a.txt")], setting: [f"{tmp_path}/b*.txt"]}
-    with pytest.raises(InputError, match=rf"--{setting.replace('_', '-')} .* no file matches '.*b\*.txt'"):
+    with pytest.raises(InputError, match=rf"--{setting.replace('_', '-')}: no file matches .*b\*.txt"):
         open_corpus(CorpusConfig(**files))  # type: ignore[arg-type]
 
 

@@ -20,10 +20,10 @@ from tokenizer_training.unigram.report import (
     LINE_COLUMNS,
     TokenizerQuality,
     build_report,
-    draw_report,
     measure_quality,
     render_report,
 )
+from tokenizer_training.unigram.report_picture import choose_example, draw_report, verdict
 
 WORDS = ["▁the", "▁model", "▁reads", "▁text"]
 CHARACTERS = sorted(set("".join(SPECIAL_TOKENS.values())) | set("▁fixhmortw的"))
@@ -156,18 +156,17 @@ def test_rendered_report_is_short_aligned_and_printable() -> None:
     texts = [*TEXTS, *(["的" * 500, "\x1b[31m\x07 red"] * 5)]
     report = make_report(make_tokenizer(byte_fallback=True), texts)
     lines = render_report(report).split("\n")
-    assert len(lines) <= 35
+    assert len(lines) <= 12
     assert all(character.isprintable() for line in lines for character in line)
     assert max(map(len, lines)) <= LINE_COLUMNS
     labels = [line[:12].strip() for line in lines]
     assert [label for label in labels if label] == [
-        "vocabulary", "input", "characters", "held out", "longest", "examples",
+        "vocabulary", "fit", "rare", "longest", "examples",
     ]  # fmt: skip
     assert all(line[12] != " " for line in lines)
     text = "\n".join(lines)
-    for part in ("6 special, 256 byte, 1 unused", "documents 1,234, bytes 56,789, share 0.25, limit None", "z:50  ü:4"):
+    for part in (" tokens per word, ", "5 characters spelled as bytes:  z:50  ü:4", "\\u200b:1"):
         assert part in text
-    assert "\\u200b:1" in text
     wide = next(line for line in lines if "的 的" in line)
     assert wide.endswith("…")
     assert sum(2 if character == "的" else 1 for character in wide) <= LINE_COLUMNS
@@ -182,7 +181,7 @@ def test_report_and_picture_are_the_same_bytes_in_another_process(tmp_path: Path
         picture = draw_report(report, tokenizer, TEXTS)
     assert draw_report(report, tokenizer, TEXTS) == picture
     assert picture[:8] == b"\x89PNG\r\n\x1a\n"
-    assert struct.unpack(">II", picture[16:24]) == (900, 350)
+    assert struct.unpack(">II", picture[16:24]) == (1800, 980)
     (tmp_path / "matplotlibrc").write_text("lines.linewidth: 7\nfigure.facecolor: red\n", encoding="utf-8")
     program = (
         "import json, sys\n"
@@ -209,12 +208,47 @@ def test_picture_shows_another_tokenizer_and_text() -> None:
     tokenizer = make_tokenizer()
     report = make_report(tokenizer, TEXTS)
     picture = draw_report(report, tokenizer, TEXTS)
-    assert draw_report(report, tokenizer, TEXTS[:1]) != picture
+    assert draw_report(report, tokenizer, ["the model waits"]) != picture
     assert draw_report(report | {"vocabulary_size": 7}, tokenizer, TEXTS) != picture
 
 
+def test_what_has_no_unknown_or_rare_characters_says_nothing_of_them() -> None:
+    tokenizer = make_tokenizer(byte_fallback=True)
+    quality = measure_quality(tokenizer, TEXTS[:1])
+    report = build_report(tokenizer, quality, "validation", TEXTS[:1], {"t": 1, "h": 2}, INPUT)
+    assert not any(line.startswith(("unknown", "rare")) for line in render_report(report).split("\n"))
+    without = make_report(make_tokenizer(), ["the é"])
+    assert "unknown" in render_report(without)
+    assert "that become <unk>" in render_report(without)
+
+
+def test_the_example_of_the_picture_is_a_typical_sentence() -> None:
+    sentences = ["The text reads " + "the model " * 6 + "x" * number + "." for number in range(30)]
+    tokenizer = make_tokenizer()
+    ratio = measure_quality(tokenizer, [sentences[11]]).tokens_per_word
+    tokens = choose_example(tokenizer, [" ".join(sentences)], ratio)
+    assert "".join(tokens).count("x") == 11 + 1  # te[x]t
+    assert choose_example(tokenizer, ["the text"], 1.0) == ["▁the", "▁text"]
+    assert choose_example(tokenizer, [], 1.0) == []
+
+
+def test_a_language_without_spaces_and_characters_without_a_font_have_a_picture() -> None:
+    tokenizer = make_tokenizer()
+    for texts in (["的模型" * 60], ["\U00013000" * 40 + "."], ["word" * 200]):
+        assert draw_report(make_report(tokenizer, texts), tokenizer, texts)
+
+
+def test_the_verdict_follows_the_scale() -> None:
+    verdicts = [verdict(number) for number in (1.2, 1.7, 2.2, 2.7, 4.0)]
+    assert verdicts[0].startswith("good")
+    assert len(set(verdicts)) == 4
+    assert verdicts[3] == verdicts[4]
+
+
 def test_importing_the_report_imports_nothing_heavy() -> None:
-    program = "import sys, tokenizer_training.unigram.report; print({'matplotlib', 'transformers'} & {*sys.modules})"
+    program = (
+        "import sys, tokenizer_training.unigram.report_picture; print({'matplotlib', 'transformers'} & {*sys.modules})"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, encoding="utf-8", check=True, timeout=60
     )

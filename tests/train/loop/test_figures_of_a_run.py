@@ -20,7 +20,7 @@ def test_only_an_evaluation_after_the_last_step_is_the_result(
     """A phase resumes after step 3, where the phase before it was evaluated, and evaluates nothing itself."""
     monkeypatch.setattr(fitting, "distribute_batches", MagicMock())
     trainer = MagicMock(evaluate=None, can_roll_back=False, start=ResumePoint(step=3))
-    trainer.log = MetricsLog(str(tmp_path), None, title="A model", loss_unit="nats")
+    trainer.log = MetricsLog(str(tmp_path), lambda _: b"")
     trainer.log.add(3, VALIDATION, {"loss": 2.5, "phase": 1})
     run = trainer.run.config.run = RunConfig()
     trainer.run.inputs.num_eval_rows = 0

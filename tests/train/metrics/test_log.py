@@ -1,6 +1,8 @@
 """The log of a run is written in the background: whatever fails or stalls, training goes on, and nothing is lost."""
 
 import json
+import re
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,13 @@ from tests.servers.fixtures import CloudStorageHandle
 from train.metrics import log as log_module
 from train.metrics.log import MetricsLog, read_metrics
 from train.metrics.log_files import ROLLBACK, TRAIN, VALIDATION, LossCurve, MetricsFile, TensorBoardFiles
+from train.runtime.run_folder import TENSORBOARD_SPLITS
 
 FILES = r"metrics\.jsonl|loss\.png|tensorboard"
 
 
 def log_of(folder: Path | str) -> MetricsLog:
-    return MetricsLog(str(folder), 3.0, title="A model", loss_unit="nats")
+    return MetricsLog(str(folder), lambda lines: b"\x89PNG of %d lines" % len(lines))
 
 
 def started_log(folder: Path | str, step: int = 0, **unwritten: Any) -> MetricsLog:
@@ -191,7 +194,8 @@ def test_event_files_sort_in_the_order_in_which_they_were_written(
         monkeypatch.setattr(time, "time", lambda second=second: second)
         with started_log(tmp_path, 2 * number, num_written=3 * number) as log:
             add(log, 2 * number + 1, 2 * number + 2)
-    assert len(list((tmp_path / "tensorboard").iterdir())) == len(seconds)
+    for split in TENSORBOARD_SPLITS:
+        assert len(list((tmp_path / "tensorboard" / split).iterdir())) == len(seconds)
     assert points(tmp_path) == [1, 2, 3, 4, 5, 6]
 
 
@@ -203,7 +207,11 @@ def test_event_files_of_a_bucket_sort_in_the_order_in_which_they_were_written(
         with started_log(f"{cloud.bucket_url}/run", number, num_written=2 * number) as log:
             add(log, number + 1)
     names = sorted(name for name in cloud.objects() if "tfevents" in name)
-    assert [name.split(".")[3] for name in names] == ["0000005000", "0000005001"]
+    assert [re.sub(r"(events\.out\.tfevents\.\d+).*", r"\1", name) for name in names] == [
+        f"run/tensorboard/{split}/events.out.tfevents.{second}"
+        for split in TENSORBOARD_SPLITS
+        for second in ("0000005000", "0000005001")
+    ]
 
 
 DAMAGED_LINES = {
@@ -321,3 +329,38 @@ def test_lines_after_the_step_of_a_start_are_dropped(tmp_path: Path) -> None:
     with started_log(tmp_path, 2, num_written=2) as log:
         add(log, 3, 4)
     assert steps_in(tmp_path) == points(tmp_path) == [1, 2, 3, 4]
+
+
+def test_training_and_validation_share_their_tags_so_that_tensorboard_shows_them_in_one_chart(tmp_path: Path) -> None:
+    with started_log(tmp_path) as log:
+        add(log, 1, 2)
+    assert sorted(path.name for path in (tmp_path / "tensorboard").iterdir()) == ["train", "validation"]
+    assert tensorboard_points(tmp_path) == {
+        "train/loss": [(1, pytest.approx(3.99)), (2, pytest.approx(3.98))],
+        "validation/loss": [(2, 4.0)],
+    }
+
+
+def test_a_split_without_lines_has_no_event_file(tmp_path: Path) -> None:
+    with started_log(tmp_path) as log:
+        log.add(1, TRAIN, {"loss": 3.0})
+        log.flush()
+    assert [path.name for path in (tmp_path / "tensorboard").iterdir()] == ["train"]
+
+
+def test_a_run_of_an_earlier_version_keeps_its_event_file_and_has_all_its_points_in_the_new_ones(
+    tmp_path: Path,
+) -> None:
+    """Earlier versions wrote `train/loss` and `validation/loss` into one folder."""
+    with started_log(tmp_path) as log:
+        add(log, 1, 2)
+    shutil.rmtree(tmp_path / "tensorboard")
+    former = tmp_path / "tensorboard" / "events.out.tfevents.0000005000.host.1.0"
+    former.parent.mkdir()
+    former.write_bytes(b"of an earlier version")
+    for _ in range(2):
+        with started_log(tmp_path, 2, num_written=3) as log:
+            add(log, 3)
+        assert former.read_bytes() == b"of an earlier version"
+        assert points(tmp_path) == [1, 2, 3]
+        assert [step for step, _ in tensorboard_points(tmp_path)["validation/loss"]] == [2, 3]

@@ -1,15 +1,21 @@
 """Every preset is a complete run: its settings parse, its model is one that can be trained, its batch is reasonable."""
 
 import pytest
+import tensorflow as tf
 
+from mlm_common.errors import InputError
 from train.checks.preflight.synthetic_inputs import synthetic_inputs
+from train.config.preset_table import preset_markdown, preset_table
+from train.config.presets import PRESETS_FOLDER, about_preset, preset_names, read_preset
 from train.config.settings import OptimizationConfig
-from train.config.sources import PRESETS_FOLDER, parse_training_config, preset_names, read_preset
+from train.config.sources import parse_training_config
+from train.model.auto_classes import auto_class
 from train.model.build import build_network
 from train.model.config import resolve_model_config
 from train.model.flops import step_flops
 
 INPUTS = synthetic_inputs(max_length=512, vocab_size=32_000)
+SMALL = ("tiny-cpu", "tiny-roberta-cpu", "roberta-small")
 OF_TPU = [name for name in preset_names() if name.endswith(("-8", "-tpu-shaped")) or name.startswith("modernbert")]
 LANES = 128
 
@@ -71,12 +77,50 @@ def test_a_preset_of_a_slice_trains_the_stock_model(name):
     assert read_preset(name)["model"] == read_preset("roberta-base")["model"]
 
 
-@pytest.mark.parametrize("name", ["tiny-cpu", "tiny-roberta-cpu", "roberta-small"])
-def test_small_presets_build(name):
-    config = config_of(name)
-    masked_lm = build_network(model_of(name), config.model, vocabulary_size=32_000, seed=0)
-    expected_millions = {"tiny-cpu": 7, "tiny-roberta-cpu": 7, "roberta-small": 30}
-    assert round(masked_lm.count_params() / 1e6) == expected_millions[name]
+@pytest.mark.parametrize(
+    "name", [name if name in SMALL else pytest.param(name, marks=pytest.mark.slow) for name in preset_names()]
+)
+def test_a_preset_has_as_many_parameters_as_it_says(name):
+    about, config = about_preset(name), config_of(name)
+    inputs = synthetic_inputs(max_length=about.row_length, vocab_size=about.vocab_size)
+    with tf.Graph().as_default():  # where weights take no memory
+        network = auto_class("TFAutoModelForMaskedLM").from_config(resolve_model_config(config.model, inputs))
+        network(network.dummy_inputs, training=False)
+        assert network.count_params() == about.parameters
+
+
+def test_small_presets_build():
+    for name in SMALL:
+        assert build_network(model_of(name), config_of(name).model, vocabulary_size=32_000, seed=0).count_params()
+
+
+def test_the_table_lists_each_preset_once_the_smallest_first():
+    shown = preset_table()
+    first_words = [line.split()[0] for line in shown.splitlines()[1 : len(preset_names()) + 1]]
+    assert sorted(first_words) == preset_names()
+    assert first_words[0] == "tiny-cpu"
+    assert first_words[-1] == "modernbert-large-tpu-shaped"
+    assert max(map(len, shown.splitlines())) <= 132
+    assert "1,024 x 512" in next(line for line in shown.splitlines() if line.startswith("roberta-base-v5e-8"))
+    assert "| `tiny-cpu` | 1.7 M | 2 CPU cores | 32 x 64 |" in preset_markdown()
+
+
+@pytest.mark.parametrize("words", [["--preset", "list"], ["--preset=list", "--dry-run"]])
+def test_the_list_is_printed_without_any_other_flag(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse_training_config(words, "")
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == preset_table() + "\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("tiny_cpu", "did you mean tiny-cpu? "), ("robberta-base", "did you mean roberta-base? "), ("huge", "")],
+)
+def test_an_unknown_preset_is_one_line_with_the_nearest(name, hint):
+    with pytest.raises(InputError) as refused:
+        parse_training_config(["--preset", name], "")
+    assert str(refused.value) == f"--preset: there is no preset {name}; {hint}--preset list shows all."
 
 
 def test_settings_of_a_preset_are_flags():

@@ -257,16 +257,16 @@ def test_metadata_of_a_hub_data_set() -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("files", ["pretrained from scratch.", "files of its author's: 1, 2.0 MB", "| tokens | 56,789 |"]),
+        ("files", ["pretrained from scratch.", "1 files of the author, 2.0 MB", "| tokens | 56,789 |"]),
         ("hub data set", ["`alice/corpus`, configuration `en`, split `train`", "| revision | v2 |"]),
         ("builtin", ["docstrings of Python's standard library"]),
         ("continued", ["pretrained further, starting from `bob/model`, revision `abc123`."]),
         ("continued from a folder", ["pretrained further, starting from a local checkpoint."]),
         (
             "continued, as published",
-            ["pretrained further, starting from a local checkpoint.", "files of its author's: 1, 2.0 MB"],
+            ["pretrained further, starting from a local checkpoint.", "1 files of the author, 2.0 MB"],
         ),
-        ("a folder", ["files of its author's: 1, 2.0 MB"]),
+        ("a folder", ["1 files of the author, 2.0 MB"]),
         ("nothing stated", ["| license | not stated |", "| languages | not stated |", 'model="."']),
         ("tutorial's shards", ["| source | not recorded |"]),
     ],
@@ -287,7 +287,7 @@ def test_what_a_card_says(name: str, says: list[str]) -> None:
 def test_the_task_is_read_from_the_record() -> None:
     of = record()
     assert "| masking | token, 15% of the tokens: 80% masked, 10% random, the rest kept |" in card(of)
-    assert "Knowing the frequencies of the tokens only gives a loss of 4.2000." in card(of)
+    assert "Guessing from token frequencies alone gives a loss of 4.2000." in card(of)
     task = json.loads(json.dumps(task_record(MaskedLanguageModeling)))
     assert card(of | {"task": task}) == card(of)
     task["card"] |= {"predicts_tokens": False, "usage": None, "procedure": {}, "pipeline_tag": "other"}
@@ -302,7 +302,7 @@ def test_documents_that_were_kept_apart_are_told() -> None:
     of = record()
     assert "| attention |" not in card(of)
     of["settings"]["model"]["block_attention"] = True
-    assert "| attention | within each document of a row, as if it had a row of its own;" in card(of)
+    assert "| attention | within each document of a row, as if it were alone in it;" in card(of)
     del of["settings"]["model"]["block_attention"]  # as in runs of before
     assert "| attention |" not in card(of)
 
@@ -329,7 +329,7 @@ def test_the_example_has_the_tokenizers_own_mask_token() -> None:
 def test_of_the_best_checkpoint_of_a_run_that_went_on() -> None:
     """Its figures are those of that checkpoint, not the run's last ones."""
     text = card(RECORDS["files"], step=3)
-    assert "It is as after step 3 of 6, whose evaluation was the best." in text
+    assert "This is the checkpoint of step 3 of 6, which had the best evaluation." in text
     assert "not finished" not in text
     values = {one.metric_type: one.metric_value for one in ModelCard(text).data.eval_results}
     assert (values["loss"], values["perplexity"]) == (4.5, 90.0)

@@ -74,7 +74,7 @@ def test_pushes_every_few_steps_and_at_the_end(hub_here: HubHandle, shards: Path
     assert repository["private"]
     assert repository["tags"] == {"v1": LAST}
     names = set(exported(tmp_path))
-    assert {"README.md", "loss.png", "model.safetensors", "runs/events.out.tfevents.00000"} <= names
+    assert {"README.md", "loss.png", "model.safetensors", "runs/train/events.out.tfevents.00000"} <= names
     token = hub_here.write_token.encode()
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and token in path.read_bytes()]
 

@@ -90,12 +90,12 @@ def test_a_phase_has_what_it_names_and_else_what_the_run_has(tmp_path):
     [
         ({"max_steps": 1, "seed": 3}, "Phase `phase 2`: --seed must be the same in all phases; .* received 3"),
         ({"max_steps": 1, "optimizer": "lamb"}, "--optimizer must be the same in all phases"),
-        ({"max_steps": 1, "sceed": 3}, "may hold flags of this command only; unknown: sceed"),
-        ({"max_steps": "many"}, "must give --max-steps a whole number; received 'many'"),
+        ({"max_steps": 1, "sceed": 3}, "unknown flag sceed; did you mean --seed"),
+        ({"max_steps": "many"}, "--max-steps must be a whole number; received 'many'"),
         ({"mlm_probability": 0.3}, "--max-steps or --num-epochs, one of them, is required in each phase"),
         ({"max_steps": 1, "num_epochs": 1}, "one of them, is required in each phase"),
         ({"max_steps": 0}, "--max-steps must be at least 1"),
-        ({"max_steps": 1, "mlm_probability": 2}, "Phase `phase 2`: --mlm-probability must lie in 0 to 1"),
+        ({"max_steps": 1, "mlm_probability": 2}, "Phase `phase 2`: --mlm-probability must be between 0 and 1"),
         (
             {"max_steps": 1, "config_overrides": "num_hidden_layers=3"},
             "--config-overrides of a phase may hold what needs no other weights: .*; received num_hidden_layers=3",
@@ -199,7 +199,7 @@ def test_the_global_batch_says_how_much_is_accumulated(tmp_path):
     for num_replicas in (3, 32):
         with pytest.raises(InputError, match=rf"must be a multiple of the {4 * num_replicas} rows that {num_replicas}"):
             plans_of([phase], num_replicas=num_replicas)
-    with pytest.raises(InputError, match=r"--gradient-accumulation-steps follows from --global-batch-size; .* 2"):
+    with pytest.raises(InputError, match=r"--gradient-accumulation-steps follows from --global-batch-size: .* 2"):
         phases_in(tmp_path, {"max_steps": 1, "gradient_accumulation_steps": 2}, settings=settings)
 
 

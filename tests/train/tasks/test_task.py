@@ -106,7 +106,7 @@ def trained(run: Run) -> tuple[Trainer, dict[str, float]]:
     """Train, export and publish it as the command does."""
     trainer = trainer_of(run)
     strategy = tf.distribute.OneDeviceStrategy("/device:CPU:0")
-    record = record_run(run, run.plan(1), strategy, trainer.computation)
+    record = record_run(run, run.plan(1), strategy, trainer.computation, trainer.model.network.count_params())
     figures = fit(trainer)
     assert figures is not None
     publisher = build_publisher(run, record)

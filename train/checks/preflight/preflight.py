@@ -11,10 +11,10 @@ from transformers import PretrainedConfig
 from mlm_common.errors import InputError, RunFailedError
 from train.checks.preflight.batch_search import ROWS_UNIT, MemoryUse, largest_fitting
 from train.checks.preflight.hlo_costs import step_costs
-from train.checks.preflight.report import StepReport, print_batches, print_report
+from train.checks.preflight.report import StepReport, counted, print_batches, print_report, step_lines
 from train.checks.preflight.synthetic_inputs import synthetic_inputs
 from train.checks.preflight.tpu_compiler import DoesNotFitError, check_compiler, compile_for_tpu
-from train.checks.preflight.tpu_slices import TpuSlice, tpu_slice
+from train.checks.preflight.tpu_slices import TpuSlice
 from train.config.settings import RunSettings, TrainingConfig
 from train.data.inputs import Inputs
 from train.data.shards import TrainingInputs, check_phases, open_inputs
@@ -22,6 +22,7 @@ from train.model.config import resolve_model_config
 from train.model.flops import step_flops
 from train.runtime.phases import Phase, naming_phase, phases_of
 from train.runtime.plan import PhaseToPlan, Plan, make_plans
+from train.runtime.preset_batch import warn_of_other_batch
 from train.tasks.objectives import task_of
 from train.tasks.task import Task
 
@@ -34,10 +35,7 @@ Settings = TypeVar("Settings", bound=RunSettings)
 
 # Without shards: more than any batch has, and steps for the schedule, which does not change what a step costs.
 ASSUMED_NUM_ROWS = 10**12
-CURES = (
-    "Cures: a smaller --per-replica-batch-size with as many times more --gradient-accumulation-steps (the same global "
-    "batch), --gradient-checkpointing, --bfloat16. --find-batch-size tells the largest batch that fits."
-)
+SAVE_MEMORY = "--gradient-checkpointing and --bfloat16 also save memory."
 
 
 @dataclass(frozen=True)
@@ -82,6 +80,8 @@ class Preflight:
             num_replicas=self.tpu.num_replicas,
         )
         compiled = compile_for_tpu(stablehlo, self.tpu, python=self.compiler_python, what=f"the step of {rows} rows")
+        num_steps = self._num_steps(rows)
+        follows_from_epochs = num_steps is not None and self.config.optimization.max_steps is None
         return StepReport(
             tpu=self.tpu,
             compiled=compiled,
@@ -90,7 +90,8 @@ class Preflight:
             length=self.inputs.max_length,
             num_micro_batches=num_micro_batches,
             needed_flops=self._needed_flops(rows),
-            num_steps=self._num_steps(rows),
+            num_steps=num_steps,
+            num_epochs=self.config.optimization.num_epochs if follows_from_epochs else None,
         )
 
     def _needed_flops(self, rows: int) -> int | None:
@@ -112,33 +113,72 @@ class Preflight:
         return max(1, optimization.num_epochs * num_rows // batch_rows) if batch_rows <= num_rows else None
 
 
-def open_preflights(
-    config: TrainingConfig, topology: str, vocab_size: int | None, compiler_python: str
-) -> Iterator[tuple[str, Preflight]]:
-    """Make all checks that come before the compiler; yield the name of each phase and, its model built, its preflight.
+@dataclass(frozen=True)
+class PlannedPhase:
+    """A phase of a run, its inputs and its plan on a slice; without a compiler or a model."""
+
+    phase: Phase
+    inputs: TrainingInputs
+    plan: Plan
+
+
+def plan_phases(config: TrainingConfig, tpu: TpuSlice, vocab_size: int | None) -> list[PlannedPhase]:
+    """Plan the phases of a run on a slice.
 
     Args:
         config: the settings of the run.
-        topology: name of the slice.
+        tpu: the slice.
         vocab_size: ids of the vocabulary, where there are no shards to tell them.
-        compiler_python: interpreter that has the compiler.
 
     Raises:
-        InputError: an unknown slice, no compiler, neither shards nor numbers in their place, or whatever
-            `run_mlm.py` would refuse of shards, model and plan.
+        InputError: neither shards nor numbers instead of them, or whatever `run_mlm.py` would refuse of shards and
+            plan.
     """
-    tpu = tpu_slice(topology)
-    check_compiler(compiler_python)
     phases = phases_of(config)
     inputs = [_inputs(phase.config, vocab_size) for phase in phases]
     check_phases(inputs)
     plans = _plans(phases, inputs, tpu)
-    max_length = max(one.max_length for one in inputs)
-    for phase, own, plan in zip(phases, inputs, plans, strict=True):
+    for phase, plan in zip(phases, plans, strict=True):
+        warn_of_other_batch(phase.config, plan)
+    return [PlannedPhase(*parts) for parts in zip(phases, inputs, plans, strict=True)]
+
+
+def open_preflights(
+    phases: Sequence[PlannedPhase], tpu: TpuSlice, compiler_python: str
+) -> Iterator[tuple[str, Preflight]]:
+    """Check for the compiler; yield the name of each phase and, its model built, its preflight.
+
+    Args:
+        phases: of `plan_phases` for the slice.
+        tpu: the slice.
+        compiler_python: interpreter that has the compiler.
+
+    Raises:
+        InputError: no compiler, or whatever `run_mlm.py` would refuse of the model.
+    """
+    check_compiler(compiler_python)
+    max_length = max(planned.inputs.max_length for planned in phases)
+    for planned in phases:
+        phase, own = planned.phase, planned.inputs
         with naming_phase(phase.name):
             model_config = resolve_model_config(phase.config.model, own, max_length)
         task = task_of(phase.config, own)
-        yield phase.name, build_preflight(phase.config, own, task, model_config, plan, tpu, compiler_python)
+        yield phase.name, build_preflight(phase.config, own, task, model_config, planned.plan, tpu, compiler_python)
+
+
+def print_plan(phases: Sequence[PlannedPhase], tpu: TpuSlice) -> None:
+    """Print what would be compiled, and how long the run is."""
+    for planned in phases:
+        if planned.phase.name:
+            print(f"\n{planned.phase.name}\n")
+        plan, optimization = planned.plan, planned.phase.config.optimization
+        lines = step_lines(tpu, optimization.per_replica_batch_size, plan.max_length, plan.num_micro_batches)
+        if planned.inputs.train_shards.num_rows or optimization.max_steps:
+            tokens = f"{plan.num_tokens:,} tokens"
+            lines["run"] = f"{counted(plan.num_own_steps, 'step')}, {tokens}"
+        for title, text in lines.items():
+            print(f"{title:<20} {text}")
+    print("\nNothing was compiled. Without --dry-run, the TPU's compiler says if it fits and how long it takes.")
 
 
 def build_preflight(
@@ -161,21 +201,22 @@ def build_preflight(
     return Preflight(on_tpu, inputs, model_config, model, tpu, compiler_python)
 
 
-def print_step(preflight: Preflight) -> None:
-    """Print what the compiler says of the step as configured.
+def print_step(preflight: Preflight, *, with_operations: bool = False) -> None:
+    """Print what the compiler says of the step as configured; `with_operations` as of `print_report`.
 
     Raises:
         RunFailedError: it does not fit, with what would help, or does not compile.
     """
+    rows = preflight.config.optimization.per_replica_batch_size
     try:
-        report = preflight.step_report(preflight.config.optimization.per_replica_batch_size)
+        report = preflight.step_report(rows)
     except DoesNotFitError as error:
-        raise RunFailedError(f"{error} {CURES}") from error
-    print_report(report)
+        raise RunFailedError(_does_not_fit(preflight, rows, error)) from error
+    print_report(report, with_operations=with_operations)
 
 
-def print_largest_batch(preflight: Preflight) -> None:
-    """Print what the compiler says of the largest batch that fits, and of those tried on the way.
+def print_largest_batch(preflight: Preflight, *, with_operations: bool = False) -> None:
+    """Print what the compiler says of the largest batch that fits, and of those tried before.
 
     Raises:
         RunFailedError: not even the smallest fits, or a step does not compile.
@@ -197,28 +238,48 @@ def print_largest_batch(preflight: Preflight) -> None:
     report = tried.get(largest or 0)
     if not isinstance(report, StepReport):
         raise RunFailedError(
-            f"Not even {ROWS_UNIT} rows of {preflight.inputs.max_length} tokens fit a replica of {preflight.tpu.name}: "
-            f"{tried[ROWS_UNIT]} {CURES}"
+            f"Not even {ROWS_UNIT} rows of {preflight.inputs.max_length} tokens fit a {preflight.tpu.replica_unit} of "
+            f"{preflight.tpu.name}. {tried[ROWS_UNIT]} Use a smaller model or shorter rows. {SAVE_MEMORY}"
         )
-    print_report(report)
+    answer = f"The largest batch that fits is --per-replica-batch-size {largest}."
+    print_report(report, answer, with_operations=with_operations)
     print_batches(tried)
-    print(f"\nlargest batch that fits: --per-replica-batch-size {largest}")
+
+
+def _does_not_fit(preflight: Preflight, rows: int, error: DoesNotFitError) -> str:
+    """Say by how much a step of that many rows does not fit, and which batch would, by a line through its memory."""
+    gib, unit = 2**30, preflight.tpu.replica_unit
+    needs = f"It does not fit: {error.needed_bytes / gib:.1f} of {error.limit_bytes / gib:.1f} GiB per {unit}"
+    room_bytes, state_bytes = error.limit_bytes - preflight.state_bytes, preflight.state_bytes
+    largest = int(rows * room_bytes / max(1, error.needed_bytes - state_bytes)) if room_bytes > 0 else 0
+    largest = min(largest, rows - 1) // ROWS_UNIT * ROWS_UNIT
+    if not largest:
+        return f"{needs}, and a smaller batch hardly helps: use a smaller model or shorter rows. {SAVE_MEMORY}"
+    total = rows * preflight.num_micro_batches(rows)
+    same = max(fewer for fewer in range(1, largest + 1) if total % fewer == 0)
+    accumulation = f" --gradient-accumulation-steps {total // same}"
+    if preflight.config.optimization.global_batch_size is not None:
+        accumulation = ""  # it follows
+    return (
+        f"{needs}; the largest per-replica batch that fits is about {largest} rows (--find-batch-size finds it). "
+        f"--per-replica-batch-size {same}{accumulation} keeps the global batch. {SAVE_MEMORY}"
+    )
 
 
 def _inputs(config: TrainingConfig, vocab_size: int | None) -> TrainingInputs:
-    """Open the run's inputs, or make some of --max-length and --vocab-size."""
+    """Open the run's inputs, or make synthetic ones from --max-length and --vocab-size."""
     max_length = config.data.max_length
     if config.data.train_dataset is not None and (vocab_size is None or config.run.phases is None):
         if vocab_size is not None:
             raise InputError(
-                f"--vocab-size stands in the place of shards; received {vocab_size} beside --train-dataset, which "
-                "tells it. Leave one of them out."
+                f"--vocab-size is only for asking without shards; received {vocab_size} and --train-dataset, whose "
+                "vocabulary is known. Leave one of them out."
             )
         return open_inputs(config.data)
     if max_length is None or vocab_size is None:
         raise InputError(
-            "--train-dataset, or --max-length and --vocab-size in its place, tell the step's sizes; received "
-            f"--max-length {max_length}, --vocab-size {vocab_size} and no --train-dataset."
+            "Pass --train-dataset or, before you have shards, --max-length and --vocab-size; received --max-length "
+            f"{max_length}, --vocab-size {vocab_size} and no --train-dataset."
         )
     return synthetic_inputs(max_length=max_length, vocab_size=vocab_size)
 

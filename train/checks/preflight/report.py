@@ -13,10 +13,11 @@ NUM_OPERATIONS = 10
 
 @dataclass(frozen=True)
 class StepReport:
-    """One step, compiled, of `num_micro_batches` times (rows, length) a replica.
+    """One step, compiled, of `num_micro_batches` times (rows, length) per replica.
 
     needed_flops: operations that a replica's share of the model needs; None if not known.
     num_steps: of the planned run; None where nothing tells.
+    num_epochs: of the planned run, where its steps follow from them.
     """
 
     tpu: TpuSlice
@@ -27,6 +28,7 @@ class StepReport:
     num_micro_batches: int
     needed_flops: int | None
     num_steps: int | None
+    num_epochs: int | None = None
 
     @property
     def seconds(self) -> float:
@@ -40,32 +42,41 @@ class StepReport:
 
     @property
     def replica_tokens(self) -> int:
-        """Tokens that a replica takes in a step."""
+        """Tokens of a replica in a step."""
         return self.rows * self.num_micro_batches * self.length
 
     @property
     def slice_tokens_per_second(self) -> float:
-        """Modelled tokens a second of all replicas."""
+        """Modelled tokens per second of all replicas."""
         return self.tpu.num_replicas * self.replica_tokens / self.seconds
 
     @property
     def peak_share(self) -> float | None:
-        """Modelled share of the peak that goes into what the model needs (MFU)."""
+        """Modelled fraction of the peak that the model's own operations take (MFU)."""
         if self.needed_flops is None:
             return None
         return self.needed_flops / self.seconds / self.tpu.chip.peak_flops_per_second
 
 
-def print_report(report: StepReport) -> None:
-    """Print the figures of a step, its cycles by kind of layer, and its most expensive operations."""
+def print_report(report: StepReport, answer: str = "", *, with_operations: bool = False) -> None:
+    """Print whether a step fits and how long the run takes, then its figures and what its time goes to.
+
+    Args:
+        report: of a step that fits.
+        answer: printed first, instead of whether it fits.
+        with_operations: also print the names of the most expensive operations.
+    """
     versions = ", ".join(f"{name} {version}" for name, version in report.compiled.versions.items())
+    print(f"{answer or fits(report)} {planned_time(report)}")
     print(f"Modelled by the TPU's compiler ({versions}); nothing here was measured on a TPU.\n")
     for title, text in report_lines(report).items():
         print(f"{title:<20} {text}")
     costs = report.costs
-    print("\nmodelled cycles of each kind of layer, forward and backward")
+    print("\nmodelled cycles per kind of layer, forward and backward")
     for kind, num_cycles in costs.cycles_by_kind.items():
         print(f"{_percent(num_cycles, costs)}  {num_cycles / 1e6:8.2f} M  {kind}")
+    if not with_operations:
+        return
     print(f"\nthe {NUM_OPERATIONS} most expensive operations, each with what is fused into it, over all layers")
     for kind in costs.cycles_by_kind:
         for operation in costs.operations[:NUM_OPERATIONS]:
@@ -73,36 +84,71 @@ def print_report(report: StepReport) -> None:
                 print(f"{_percent(operation.num_cycles, costs)}  {kind:<14} {short_name(operation.name)}")
 
 
+def fits(report: StepReport) -> str:
+    """Say that a step fits, and how much of the memory it needs."""
+    compiled, limit_bytes, unit = report.compiled, report.tpu.chip.usable_memory_bytes, report.tpu.replica_unit
+    if compiled.memory_bytes <= limit_bytes:
+        return f"It fits: {compiled.memory_bytes / GIB:.1f} of {limit_bytes / GIB:.1f} GiB per {unit}."
+    # Near the limit the parts together can be more than the chip has.
+    return f"It only just fits into the {limit_bytes / GIB:.1f} GiB per {unit}: leave some room."
+
+
+def planned_time(report: StepReport) -> str:
+    """Say how long the run would take; where nothing tells its length, 1,000 steps."""
+    num_steps = report.num_steps or 1000
+    what = f"{num_steps:,} steps"
+    if report.num_epochs is not None:
+        what = f"{counted(report.num_epochs, 'epoch')} ({what})"
+    return f"{what} would take about {duration(num_steps * report.seconds)} (modelled)."
+
+
+def duration(seconds: float) -> str:
+    """Write a time in the unit that suits it, as in `2.1 days`."""
+    for unit, num_seconds in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 1.5 * num_seconds:
+            return f"{seconds / num_seconds:.1f} {unit}"
+    return f"{seconds:.1f} seconds"
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number of things, as in `8 replicas`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("batch") else "s")
+
+
+def step_lines(tpu: TpuSlice, rows: int, length: int, num_micro_batches: int) -> dict[str, str]:
+    """Write what a step is made of as {title: text}, human-readable."""
+    num_tokens = rows * length * num_micro_batches * tpu.num_replicas
+    return {
+        "slice": f"{tpu.name}: {counted(tpu.num_chips, 'chip')}, {counted(tpu.num_replicas, 'replica')}",
+        "step": f"{rows} rows x {length:,} tokens x {counted(num_micro_batches, 'micro-batch')} x "
+        f"{counted(tpu.num_replicas, 'replica')} = {num_tokens:,} tokens",
+    }
+
+
 def report_lines(report: StepReport) -> dict[str, str]:
-    """Write the figures of a step as {title: text}, for people."""
+    """Write the figures of a step as {title: text}, human-readable."""
     tpu, compiled, costs = report.tpu, report.compiled, report.costs
     limit_bytes = tpu.chip.usable_memory_bytes
     free_bytes = limit_bytes - compiled.memory_bytes
     # Near the limit the parts together can be more than the chip has.
     in_use = f": at most {compiled.peak_bytes / GIB:.2f} are in use at one time" if compiled.peak_bytes else ""
-    accepted = f"which the compiler accepts{in_use}"
-    room = f"head-room {free_bytes / GIB:.2f}" if free_bytes >= 0 else accepted
+    room = f"{free_bytes / GIB:.2f} free" if free_bytes >= 0 else f"which the compiler accepts{in_use}"
     needed = f", {report.needed_flops / 1e12:.3g} that the model needs" if report.needed_flops else ""
     lines = {
-        "slice": f"{tpu.name}: {tpu.num_chips} chip(s), {tpu.num_replicas} replica(s)",
-        "step": f"{report.rows} rows x {report.length} tokens x {report.num_micro_batches} micro-batch(es) x "
-        f"{tpu.num_replicas} replica(s) = {report.replica_tokens * tpu.num_replicas:,} tokens",
-        "memory a replica": f"{compiled.memory_bytes / GIB:.2f} of {limit_bytes / GIB:.2f} GiB, {room}",
+        **step_lines(tpu, report.rows, report.length, report.num_micro_batches),
+        f"memory per {tpu.replica_unit}": f"{compiled.memory_bytes / GIB:.2f} of {limit_bytes / GIB:.2f} GiB, {room}",
         "  of which": f"arguments {compiled.argument_bytes / GIB:.2f} (weights, optimizer, rows), "
         f"temporaries {compiled.temp_bytes / GIB:.2f}, program {compiled.generated_code_bytes / GIB:.2f}",
-        "operations": f"{report.num_flops / 1e12:.3g} TFLOP a replica and step as compiled{needed}",
+        "operations": f"{report.num_flops / 1e12:.3g} TFLOP per replica and step as compiled{needed}",
         "modelled step time": f"{report.seconds * 1e3:.2f} ms: {costs.num_cycles / 1e6:.1f} million cycles at "
         f"{tpu.chip.clock_hertz / 1e9:.2f} GHz",
-        "  not in it": f"summing {costs.summed_bytes / 1e9:.2f} GB over the replicas, waiting for input, "
-        f"{costs.num_not_estimated} operations without an estimate (most are lookups in tables)",
-        "modelled tokens/s": f"{report.slice_tokens_per_second / tpu.num_chips:,.0f} a chip, "
+        "  not in it": (f"summing {costs.summed_bytes / 1e9:.2f} GB over the replicas, " if costs.summed_bytes else "")
+        + f"waiting for input, {costs.num_not_estimated} operations without an estimate (mostly table lookups)",
+        "modelled tokens/s": f"{report.slice_tokens_per_second / tpu.num_chips:,.0f} per chip, "
         f"{report.slice_tokens_per_second:,.0f} for the slice",
         "modelled MFU": "not known for this architecture"
         if report.peak_share is None
-        else f"{100 * report.peak_share:.1f} % of {tpu.chip.peak_flops_per_second / 1e12:.1f} TFLOP/s a replica",
-        "planned run": "unknown: give --max-steps, or shards of at least a batch"
-        if report.num_steps is None
-        else f"{report.num_steps:,} steps, {report.num_steps * report.seconds / 86400:.2f} days as modelled",
+        else f"{100 * report.peak_share:.1f} % of {tpu.chip.peak_flops_per_second / 1e12:.1f} TFLOP/s per replica",
     }
     if costs.num_loops_of_unknown_length:
         lines["loops"] = f"{costs.num_loops_of_unknown_length} of unknown length count as one turn: the time is too low"
@@ -111,20 +157,21 @@ def report_lines(report: StepReport) -> dict[str, str]:
 
 def print_batches(tried: Mapping[int, StepReport | DoesNotFitError]) -> None:
     """Print a line for each batch that was compiled, by its rows, and which was the fastest; one of them fits."""
-    print("\nrows a replica   GiB   modelled ms   modelled tokens/s a chip")
+    print("\nrows per replica   GiB   modelled ms   modelled tokens/s per chip")
     for rows, outcome in sorted(tried.items()):
         if isinstance(outcome, DoesNotFitError):
-            print(f"{rows:14d} {outcome.needed_bytes / GIB:5.2f}   does not fit")
+            print(f"{rows:16d} {outcome.needed_bytes / GIB:5.2f}   does not fit")
         else:
             tokens_per_second = outcome.slice_tokens_per_second / outcome.tpu.num_chips
             memory_gib, milliseconds = outcome.compiled.memory_bytes / GIB, outcome.seconds * 1e3
-            print(f"{rows:14d} {memory_gib:5.2f} {milliseconds:13.1f} {tokens_per_second:26,.0f}")
+            print(f"{rows:16d} {memory_gib:5.2f} {milliseconds:13.1f} {tokens_per_second:28,.0f}")
     reports = [outcome for outcome in tried.values() if isinstance(outcome, StepReport)]
     fastest = max(reports, key=lambda report: report.slice_tokens_per_second)
     if fastest.rows < max(report.rows for report in reports):
         print(
-            f"\n{fastest.rows} rows, with as many times more --gradient-accumulation-steps, are faster than more: near "
-            "the limit the compiler computes again what it has no room to keep"
+            f"\nThe largest batch is not the fastest: close to the limit the compiler recomputes what it cannot keep. "
+            f"Of these, {fastest.rows} rows are the fastest; raise --gradient-accumulation-steps to keep the global "
+            "batch."
         )
 
 

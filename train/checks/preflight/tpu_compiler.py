@@ -23,7 +23,10 @@ from train.checks.preflight.tpu_slices import TpuSlice
 logger = logging.getLogger(__name__)
 
 PROGRESS_SECONDS = 30
-CURE_MISSING = "`python install.py --extra preflight` makes an environment that has both (Linux on x86-64)"
+FIX_MISSING = (
+    "Install it (Linux on x86-64): python3 install.py --extra preflight, then source .venv-preflight/bin/activate and "
+    "run this again; or name an interpreter that has both with --compiler-python."
+)
 # What libtpu writes when a program is too large: what it needs, and what the chip has.
 OUT_OF_MEMORY = (
     re.compile(
@@ -76,8 +79,8 @@ class DoesNotFitError(RunFailedError):
         self.needed_bytes = needed_bytes
         self.limit_bytes = limit_bytes
         super().__init__(
-            f"The step does not fit: the compiler needs {needed_bytes / 2**30:.2f} GiB of memory a replica, "
-            f"{(needed_bytes - limit_bytes) / 2**30:.2f} GiB more than the {limit_bytes / 2**30:.2f} GiB that it has."
+            f"It does not fit: the step needs {needed_bytes / 2**30:.2f} GiB of memory per replica, "
+            f"{(needed_bytes - limit_bytes) / 2**30:.2f} GiB more than the {limit_bytes / 2**30:.2f} GiB available."
         )
 
 
@@ -92,12 +95,12 @@ def check_compiler(python: str) -> None:
             [python, "-c", "import jax, libtpu"], env=_environment(), capture_output=True, encoding="utf-8", check=False
         )
     except OSError as error:
-        raise InputError(f"--compiler-python must be a Python interpreter; {python}: {error.strerror}.") from error
+        raise InputError(f"--compiler-python: {python} is not a Python interpreter ({error.strerror}).") from error
     if done.returncode:
         last_line = done.stderr.strip().rpartition("\n")[2]
         raise InputError(
-            f"The preflight needs the TPU's compiler, which is in the packages jax and libtpu; {python} says: "
-            f"{last_line}. {CURE_MISSING}: run this by its interpreter, or name that by --compiler-python."
+            f"The preflight needs the TPU's compiler (the packages jax and libtpu); {python} says: {last_line}. "
+            f"{FIX_MISSING}"
         )
 
 
@@ -138,9 +141,9 @@ def _environment() -> dict[str, str]:
 
 
 def _run_compiler(command: list[str], folder: Path, what: str) -> dict:
-    """Run the process to its end, saying now and then that it lives, and return its result."""
+    """Run the process to its end, logging its progress, and return its result."""
     started_seconds = time.monotonic()
-    logger.info("compiling %s; takes minutes", what)
+    logger.info("compiling %s; this takes minutes", what)
     with (folder / "messages").open("w+", encoding="utf-8", errors="replace") as messages:
         process = subprocess.Popen(command, stdout=messages, stderr=messages, env=_environment())
         try:
@@ -157,8 +160,8 @@ def _run_compiler(command: list[str], folder: Path, what: str) -> dict:
         if status or not result_path.exists():
             messages.seek(0)
             raise RunFailedError(
-                f"The TPU's compiler ended with status {status}; its last words:\n{messages.read()[-2000:]}"
-                + ("\nKilled: this machine may have too little memory for it." if status < 0 else "")
+                f"The TPU's compiler ended with status {status}; its last messages:\n{messages.read()[-2000:]}"
+                + ("\nIt was killed; this machine may have too little memory for it." if status < 0 else "")
             )
     return json.loads(result_path.read_text(encoding="utf-8"))
 

@@ -14,7 +14,14 @@ from typing import Any
 
 RESULT_NAME = "result.json"
 HLO_NAME = "compiled.hlo"
+LARGEST_HOST = (2, 2, 1)  # chips in each dimension, libtpu's default
 MEMORY_FIELDS = ("argument", "output", "alias", "temp", "generated_code")
+
+
+def host_bounds(topology: str) -> list[int]:
+    """Count the chips of a host in each dimension; `v5e:1x1` has one, and the default does not divide it."""
+    sizes = [int(size) for size in topology.partition(":")[2].split("x")]
+    return [min(most, size) for most, size in zip(LARGEST_HOST, (*sizes, 1), strict=False)]
 
 
 def compile_module(topology: str, chip_config: str, num_replicas: int, module_path: Path) -> Any:
@@ -33,6 +40,7 @@ def compile_module(topology: str, chip_config: str, num_replicas: int, module_pa
     description = topologies.get_topology_desc(
         platform="tpu",
         topology_name=topology,
+        chips_per_host_bounds=host_bounds(topology),
         **({} if chip_config == "default" else {"chip_config_name": chip_config}),
     )
     devices = tuple(description.devices[:num_replicas])

@@ -1,12 +1,22 @@
 """Slices of TPU by the names they are ordered under (`v5e-8`, `v3-32`), as TPUStrategy and libtpu see them."""
 
+import difflib
 import math
 from dataclasses import dataclass
 
 from mlm_common.errors import InputError
-from train.runtime.tpu import CHIPS, Chip, chip_of, num_replicas_of
+from train.runtime.tpu import Chip, chip_of, num_replicas_of
 
-EXAMPLES = "v2-8, v3-8, v4-8, v5e-8, v5p-8, v6e-8"
+# The sizes that Google offers, as in the names: cores up to v5p, else chips (cloud.google.com/tpu/docs/v2 to v6e).
+SIZES = {
+    "v2": (8, 32, 128, 256, 512),
+    "v3": (8, 32, 64, 128, 256, 512, 1024, 2048),
+    "v4": (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096),
+    "v5e": (1, 4, 8, 16, 32, 64, 128, 256),
+    "v5p": (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096),
+    "v6e": (1, 4, 8, 16, 32, 64, 128, 256),
+}
+SLICES = ", ".join(f"{generation}-{'/'.join(map(str, sizes))}" for generation, sizes in SIZES.items())
 # Chips of these are linked in three dimensions, those of the others in two.
 GENERATIONS_IN_THREE_DIMENSIONS = ("v4", "v5p")
 # Two cores of a chip are two replicas.
@@ -28,21 +38,24 @@ class TpuSlice:
     compiler_name: str
     chip_config: str
 
+    @property
+    def replica_unit(self) -> str:
+        """What has a replica's memory: a `core` of a v2 or v3, else a whole `chip`."""
+        return "core" if self.chip.generation in GENERATIONS_OF_TWO_REPLICAS else "chip"
+
 
 def tpu_slice(name: str) -> TpuSlice:
     """Look up the slice of that name.
 
     Raises:
-        InputError: an unknown generation, or a number that is not a power of two with whole chips.
+        InputError: no slice has that name.
     """
     chip, num_replicas = chip_of(name), num_replicas_of(name)
-    if chip is None or num_replicas is None:
+    if chip is None or num_replicas is None or _size(name) not in SIZES[chip.generation]:
         raise InputError(
-            f"--topology must be a TPU generation ({', '.join(CHIPS)}) and its size, as in {EXAMPLES}; received {name}."
+            f"--topology: there is no TPU slice {name}; did you mean {_nearest(name, chip)}? The slices are {SLICES}."
         )
-    num_chips, rest = divmod(num_replicas, 2 if chip.generation in GENERATIONS_OF_TWO_REPLICAS else 1)
-    if rest or num_chips < 1 or num_chips.bit_count() != 1:
-        raise InputError(f"--topology must be of 1, 2, 4, 8, 16 … whole chips, as in {EXAMPLES}; received {name}.")
+    num_chips = num_replicas // (2 if chip.generation in GENERATIONS_OF_TWO_REPLICAS else 1)
     return TpuSlice(
         name=name,
         chip=chip,
@@ -51,6 +64,23 @@ def tpu_slice(name: str) -> TpuSlice:
         compiler_name=f"{chip.generation}:{_shape(chip.generation, num_chips)}",
         chip_config="megacore" if chip.generation == "v4" else "default",
     )
+
+
+def _size(name: str) -> int:
+    """Read the number at the end of a name, 0 without one."""
+    digits = name.strip().rpartition("-")[2]
+    return int(digits) if digits.isdecimal() else 0
+
+
+def _nearest(name: str, chip: Chip | None) -> str:
+    """Find the slice of the most similar name: where the generation is known, of the nearest size."""
+    size = _size(name)
+    if chip is not None and size:
+        # Of two as near as each other, the larger.
+        nearest = min(reversed(SIZES[chip.generation]), key=lambda one: abs(math.log(one / size)))
+        return f"{chip.generation}-{nearest}"
+    names = [f"{generation}-{one}" for generation, sizes in SIZES.items() for one in sizes]
+    return (difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5) or ["v5e-8"])[0]
 
 
 def _shape(generation: str, num_chips: int) -> str:

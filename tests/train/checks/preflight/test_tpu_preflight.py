@@ -10,7 +10,16 @@ from mlm_common.errors import InputError
 from tests.fixtures.tiny_run import MODEL, write_shards
 from train.checks.preflight import preflight
 from train.checks.preflight.hlo_costs import Operation, StepCosts
-from train.checks.preflight.report import StepReport, print_batches, print_report, report_lines, short_name
+from train.checks.preflight.report import (
+    StepReport,
+    duration,
+    fits,
+    planned_time,
+    print_batches,
+    print_report,
+    report_lines,
+    short_name,
+)
 from train.checks.preflight.synthetic_inputs import synthetic_inputs
 from train.checks.preflight.tpu_compiler import CompiledStep, DoesNotFitError
 from train.checks.preflight.tpu_slices import tpu_slice
@@ -85,8 +94,10 @@ def test_a_step_before_there_are_shards(compiler, capsys):
     assert compiler == [(8, 16, "v5e-8")]  # both micro-batches
     printed = capsys.readouterr().out
     assert "Modelled by the TPU's compiler (jax 0.10, libtpu 0.1)" in printed
-    assert "4 rows x 16 tokens x 2 micro-batch(es) x 8 replica(s) = 1,024 tokens" in printed
-    assert "planned run          1,000 steps, 0.00 days as modelled" in printed
+    assert printed.startswith(
+        "It fits: 4.5 of 15.8 GiB per chip. 1,000 steps would take about 0.0 seconds (modelled).\n"
+    )
+    assert "4 rows x 16 tokens x 2 micro-batches x 8 replicas = 1,024 tokens" in printed
     assert re.search(r"75\.0 %      0\.00 M  attention\n 25\.0 %      0\.00 M  optimizer", printed)
 
 
@@ -95,7 +106,7 @@ def test_a_step_of_shards(compiler, capsys, tmp_path):
     shards = write_shards(tmp_path)
     assert main(flags("--train-dataset", str(shards / "train"), "--per-replica-batch-size", "1", topology="v4-8")) == 0
     assert compiler == [(1, 16, "v4-8")]
-    assert re.search(r"planned run          \d+ steps", capsys.readouterr().out)
+    assert re.search(r"\nIt fits: .* per chip\. 1 epoch \(\d+ steps\) would take", capsys.readouterr().out)
 
 
 @pytest.mark.usefixtures("quick_lowering")
@@ -110,9 +121,52 @@ def test_each_phase_is_asked_about_before_there_are_shards(compiler, capsys, tmp
     assert compiler == [(8, 16, "v5e-8"), (8, 32, "v5e-8")]
     printed = capsys.readouterr().out
     assert "\nshort\n" in printed
-    assert "4 rows x 16 tokens x 2 micro-batch(es) x 8 replica(s)" in printed
-    assert "2 rows x 32 tokens x 4 micro-batch(es) x 8 replica(s)" in printed.partition("\nlong\n")[2]
-    assert re.search(r"planned run          3 steps", printed)
+    assert "4 rows x 16 tokens x 2 micro-batches x 8 replicas" in printed
+    assert "2 rows x 32 tokens x 4 micro-batches x 8 replicas" in printed.partition("\nlong\n")[2]
+    assert re.search(r"\. 3 steps would take about", printed)
+
+
+def test_a_dry_run_compiles_nothing_and_needs_no_compiler(compiler, capsys, monkeypatch):
+    monkeypatch.delattr(preflight, "check_compiler")
+    monkeypatch.delattr(preflight, "build_preflight")
+    batch = ("--per-replica-batch-size", "4", "--global-batch-size", "64", "--max-steps", "1000")
+    assert main(flags(*ASSUMED, *batch, "--dry-run")) == 0
+    assert compiler == []
+    printed = capsys.readouterr().out
+    assert "v5e-8: 8 chips, 8 replicas" in printed
+    assert "4 rows x 16 tokens x 2 micro-batches x 8 replicas = 1,024 tokens" in printed
+    assert "1,000 steps, 1,024,000 tokens" in printed
+    assert "Nothing was compiled" in printed
+
+
+@pytest.mark.parametrize(
+    ("topology", "batch", "warning"),
+    [
+        ("v5e-8", (), None),
+        ("v5e-4", ("--gradient-accumulation-steps", "8"), None),
+        (
+            "v5e-4",
+            (),
+            "on 4 the global batch is 512 rows instead of 1,024. Pass --gradient-accumulation-steps 8 to keep it.",
+        ),
+        (
+            "v5e-1",
+            (),
+            "on 1 the global batch is 128 rows instead of 1,024. Pass --gradient-accumulation-steps 32 to keep it.",
+        ),
+        (
+            "v5e-64",
+            (),
+            "on 64 the global batch is 8,192 rows instead of 1,024. "
+            "Pass --per-replica-batch-size 16 --gradient-accumulation-steps 1 to keep it.",
+        ),
+    ],
+)
+def test_a_preset_on_other_replicas_than_it_is_made_for(caplog, topology, batch, warning):
+    preset = ("--preset", "roberta-base-v5e-8", "--max-steps", "1000", *batch)
+    assert main(["--topology", topology, *preset, *ASSUMED, "--dry-run"]) == 0
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == ([f"roberta-base-v5e-8 is tuned for 8 replicas; {warning}"] if warning else [])
 
 
 @pytest.mark.usefixtures("quick_lowering")
@@ -120,10 +174,9 @@ def test_the_largest_batch_is_searched(compiler, capsys):
     assert main(flags(*ASSUMED, "--find-batch-size", "--per-replica-batch-size", "16")) == 0
     assert [rows for rows, *_ in compiler] == [16, 32, 48, 56]  # (15.75 - 2.5) GiB hold 53 rows
     printed = capsys.readouterr().out
-    assert printed.endswith("\nlargest batch that fits: --per-replica-batch-size 48\n")
+    assert printed.startswith("The largest batch that fits is --per-replica-batch-size 48. 1,000 steps would take")
     assert re.search(r"\n +48 14\.50 .*\n +56 16\.50   does not fit\n", printed)
     assert "48 rows x 16 tokens" in printed
-    assert "unknown: give --max-steps, or shards" in printed
 
 
 @pytest.mark.usefixtures("quick_lowering")
@@ -131,8 +184,17 @@ def test_a_step_that_does_not_fit(compiler, capsys):
     assert main(flags(*ASSUMED, "--per-replica-batch-size", "64")) == 1
     assert compiler == [(64, 16, "v5e-8")]
     message = capsys.readouterr().err
-    assert "needs 18.50 GiB" in message
-    assert "--gradient-accumulation-steps" in message
+    assert "It does not fit: 18.5 of 15.8 GiB per chip; the largest per-replica batch that fits is about 48" in message
+    assert "--find-batch-size" in message
+    assert "--per-replica-batch-size 32 --gradient-accumulation-steps 2 keeps the global batch" in message
+
+
+@pytest.mark.usefixtures("quick_lowering")
+def test_a_step_that_does_not_fit_whatever_its_batch(compiler, capsys, monkeypatch):
+    monkeypatch.setitem(globals(), "BYTES_PER_ROW", 10 * GIB)
+    assert main(flags(*ASSUMED, "--per-replica-batch-size", "8", "--global-batch-size", "64")) == 1
+    assert compiler
+    assert "It does not fit: 82.5 of 15.8 GiB per chip, and a smaller batch hardly helps" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("quick_lowering")
@@ -140,16 +202,16 @@ def test_no_batch_fits(compiler, capsys, monkeypatch):
     monkeypatch.setitem(globals(), "BYTES_PER_ROW", 10 * GIB)
     assert main(flags(*ASSUMED, "--find-batch-size")) == 1
     assert compiler
-    assert "Not even 8 rows of 16 tokens fit a replica of v5e-8" in capsys.readouterr().err
+    assert "Not even 8 rows of 16 tokens fit a chip of v5e-8" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--topology", "v5e-8", "--max-length", "16"], "--max-length and --vocab-size in its place"),
-        (["--topology", "v5e-8", "--vocab-size", "16"], "--max-length and --vocab-size in its place"),
-        (["--topology", "v5e-8", "--train-dataset", "x", "--vocab-size", "16"], "--vocab-size stands in the place of"),
-        (["--topology", "v9-8", *ASSUMED], "--topology must be a TPU generation"),
+        (["--topology", "v5e-8", "--max-length", "16"], "before you have shards, --max-length and --vocab-size"),
+        (["--topology", "v5e-8", "--vocab-size", "16"], "before you have shards, --max-length and --vocab-size"),
+        (["--topology", "v5e-8", "--train-dataset", "x", "--vocab-size", "16"], "only for asking without shards"),
+        (["--topology", "v9-8", *ASSUMED], "there is no TPU slice v9-8; did you mean v"),
         ([*ASSUMED], "--topology is required"),
         (["--topology", "v5e-8", "--max-length", "16", "--vocab-size", "5"], "--vocab-size must be above the 5"),
     ],
@@ -183,18 +245,28 @@ def test_figures_of_a_step_are_pinned():
     assert step.slice_tokens_per_second == pytest.approx(8 * 4 * 16 * 512 / 1e-3)
     assert step.peak_share == pytest.approx(1e11 / 1e-3 / 197e12)
     lines = report_lines(step)
-    assert lines["memory a replica"] == "6.50 of 15.75 GiB, head-room 9.25"
+    assert lines["memory per chip"] == "6.50 of 15.75 GiB, 9.25 free"
     assert lines["operations"].startswith("0.004 TFLOP")
-    assert lines["planned run"] == "86,400,000 steps, 1.00 days as modelled"
-    assert lines["modelled tokens/s"] == "32,768,000 a chip, 262,144,000 for the slice"
+    assert fits(step) == "It fits: 6.5 of 15.8 GiB per chip."
+    assert planned_time(step) == "86,400,000 steps would take about 24.0 hours (modelled)."
+    assert lines["modelled tokens/s"] == "32,768,000 per chip, 262,144,000 for the slice"
     assert "0.50 GB" in lines["  not in it"]
     assert "loops" not in lines
 
 
 def test_a_step_accepted_just_about_has_no_head_room():
-    lines = report_lines(report(tpu=tpu_slice("v3-8"), compiled=compiled_step(60)))
+    step = report(tpu=tpu_slice("v3-8"), compiled=compiled_step(60))
     accepted = "17.50 of 15.48 GiB, which the compiler accepts: at most 15.00 are in use at one time"
-    assert lines["memory a replica"] == accepted
+    assert report_lines(step)["memory per core"] == accepted
+    assert fits(step) == "It only just fits into the 15.5 GiB per core: leave some room."
+
+
+@pytest.mark.parametrize(
+    ("seconds", "written"),
+    [(0.04, "0.0 seconds"), (89, "89.0 seconds"), (90, "1.5 minutes"), (6000, "1.7 hours"), (180_000, "2.1 days")],
+)
+def test_a_time_is_written_in_the_unit_that_suits_it(seconds, written):
+    assert duration(seconds) == written
 
 
 @pytest.mark.parametrize(("baseline_rows", "memory_ratio"), [(16, ["0.500"]), (0, [])])
@@ -209,7 +281,7 @@ def test_steps_are_compared_with_the_tutorials(capsys, baseline_rows, memory_rat
 def test_a_chip_of_v3_is_two_replicas():
     step = report()
     tokens_per_second = 8 * 4 * 16 * 512 / (1.5e6 / 0.94e9)
-    assert report_lines(step)["modelled tokens/s"].startswith(f"{tokens_per_second / 4:,.0f} a chip")
+    assert report_lines(step)["modelled tokens/s"].startswith(f"{tokens_per_second / 4:,.0f} per chip")
 
 
 def test_what_is_not_known_is_said(capsys):
@@ -221,7 +293,7 @@ def test_what_is_not_known_is_said(capsys):
     assert step.peak_share is None
     print_report(step)
     printed = capsys.readouterr().out
-    for text in ("not known for this architecture", "unknown: give --max-steps", "1 of unknown length"):
+    for text in ("not known for this architecture", " 1,000 steps would take", "1 of unknown length"):
         assert text in printed
 
 
@@ -235,7 +307,14 @@ def test_tried_batches_are_listed_by_size(capsys):
 
 def test_a_smaller_batch_that_is_faster_is_told(capsys):
     print_batches({16: report(), 24: report(rows=24, num_micro_batches=2)})  # of the same cycles
-    assert "\n16 rows, with as many times more --gradient-accumulation-steps, are faster" in capsys.readouterr().out
+    assert "Of these, 16 rows are the fastest; raise --gradient-accumulation-steps" in capsys.readouterr().out
+
+
+def test_operations_are_named_on_request(capsys):
+    print_report(report())
+    assert "attention/self/Softmax" not in capsys.readouterr().out
+    print_report(report(), with_operations=True)
+    assert "attention      layer_._#/attention/self/Softmax" in capsys.readouterr().out
 
 
 def test_names_are_shortened_and_gradients_told():

@@ -54,7 +54,7 @@ def printed_by(python, *command):
     return subprocess.run([python, *command], cwd=PROJECT, stdout=subprocess.PIPE, encoding="utf-8", check=True).stdout
 
 
-@pytest.mark.parametrize("topology", ["v5e-8", "v3-8"])
+@pytest.mark.parametrize("topology", ["v5e-1", "v5e-4", "v5e-8", "v6e-1", "v6e-4", "v2-8", "v3-8"])
 def test_a_small_step_of_two_micro_batches(python, topology):
     printed = printed_by(python, "train/tpu_preflight.py", *STEP, "--topology", topology)
     assert re.search(r"Modelled by the TPU's compiler \(jax 0\.[67]\.\d, libtpu 0\.0\.20\)", printed)

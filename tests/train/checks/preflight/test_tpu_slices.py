@@ -1,7 +1,10 @@
+import math
+
 import pytest
 
 from mlm_common.errors import InputError
-from train.checks.preflight.tpu_slices import tpu_slice
+from train.checks.preflight.tpu_compiler_process import host_bounds
+from train.checks.preflight.tpu_slices import SIZES, tpu_slice
 
 
 @pytest.mark.parametrize(
@@ -16,8 +19,11 @@ from train.checks.preflight.tpu_slices import tpu_slice
         ("v4-64", 32, 32, "v4:2x4x4", "megacore"),
         ("v5p-8", 4, 4, "v5p:2x2x1", "default"),
         ("v5e-1", 1, 1, "v5e:1x1", "default"),
+        ("v5e-4", 4, 4, "v5e:2x2", "default"),
         ("v5litepod-8", 8, 8, "v5e:2x4", "default"),
         ("v5e-256", 256, 256, "v5e:16x16", "default"),
+        ("v6e-1", 1, 1, "v6e:1x1", "default"),
+        ("v6e-4", 4, 4, "v6e:2x2", "default"),
         ("v6e-8", 8, 8, "v6e:2x4", "default"),
     ],
 )
@@ -27,13 +33,40 @@ def test_slices_as_strategy_and_compiler_see_them(name, num_chips, num_replicas,
     assert (found.compiler_name, found.chip_config) == (compiler_name, chip_config)
 
 
-@pytest.mark.parametrize("name", ["v5e", "v1-8", "h100-8", ""])
-def test_unknown_slices_are_refused(name):
-    with pytest.raises(InputError, match=r"--topology must be a TPU generation \(v2, .*\) and its size.* received"):
+@pytest.mark.parametrize("generation", SIZES)
+def test_every_slice_is_known(generation):
+    for size in SIZES[generation]:
+        found = tpu_slice(f"{generation}-{size}")
+        sides = [int(side) for side in found.compiler_name.partition(":")[2].split("x")]
+        assert math.prod(sides) == found.num_chips
+        assert found.num_replicas == size // (2 if generation in ("v4", "v5p") else 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("v5e-2", "v5e-4"),
+        ("v2-4", "v2-8"),
+        ("v3-1", "v3-8"),
+        ("v3-12", "v3-8"),
+        ("v5e-6", "v5e-8"),
+        ("v5litepod-512", "v5e-256"),
+        ("v6e", "v6e-8"),
+        ("v5e8", "v5e-8"),
+        ("v6e-0", "v6e-8"),
+        ("v1-8", r"v\d-8"),
+        ("h100-8", "v5e-8"),
+        ("", "v5e-8"),
+    ],
+)
+def test_a_mistyped_slice_gets_the_nearest_and_the_list(name, nearest):
+    with pytest.raises(InputError, match=rf"no TPU slice {name}; did you mean {nearest}\?.* v5e-1/4/8/16/.*, v6e-1"):
         tpu_slice(name)
 
 
-@pytest.mark.parametrize("name", ["v3-1", "v3-12", "v5e-6", "v5e-0"])
-def test_sizes_that_are_no_slice_are_refused(name):
-    with pytest.raises(InputError, match=f"whole chips.* received {name}"):
-        tpu_slice(name)
+@pytest.mark.parametrize(
+    ("topology", "bounds"),
+    [("v5e:1x1", [1, 1, 1]), ("v5e:2x2", [2, 2, 1]), ("v5e:2x4", [2, 2, 1]), ("v4:2x2x2", [2, 2, 1])],
+)
+def test_a_host_has_at_most_the_chips_of_its_slice(topology, bounds):
+    assert host_bounds(topology) == bounds

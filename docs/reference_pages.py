@@ -1,0 +1,187 @@
+"""Pages of the site that are generated from the code: commands and their flags, presets, exit statuses.
+
+mkdocs calls `on_config` and `on_files` (`hooks` in mkdocs.yml). The flags are those of the parser that `--help` prints.
+"""
+
+import argparse
+import contextlib
+import inspect
+import io
+import re
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+PROJECT = Path(__file__).resolve().parent.parent
+SCRIPTS = {
+    "Pretraining": (
+        "tokenizer_training/train_unigram.py",
+        "tfrecord_prep/prepare_tfrecord_shards.py",
+        "train/run_mlm.py",
+        "train/fill_mask.py",
+        "train/compare_runs.py",
+        "train/export.py",
+        "train/convert_bert.py",
+    ),
+    "Fine-tuning": (
+        "finetuning/run_classification.py",
+        "finetuning/run_tagging.py",
+        "finetuning/run_qa.py",
+        "finetuning/run_task.py",
+        "finetuning/predict.py",
+        "finetuning/glue_submission.py",
+    ),
+    "Before a run": ("install.py", "train/doctor.py", "train/tpu_preflight.py"),
+}
+PRESETS = PROJECT / "train" / "model" / "presets"
+
+
+class _ParserFound(Exception):  # noqa: N818
+    """Carries the parser that was about to print its help."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self.parser = parser
+
+
+def parser_of(script: str) -> argparse.ArgumentParser:
+    """Run a script with `--help`, and return its parser instead of what it prints."""
+
+    def stop(parser: argparse.ArgumentParser, *_: Any) -> None:
+        raise _ParserFound(parser)
+
+    before = argparse.ArgumentParser.print_help, sys.argv, sys.path[:]
+    argparse.ArgumentParser.print_help = stop  # type: ignore[method-assign,assignment]
+    sys.argv = [script, "--help"]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            runpy.run_path(str(PROJECT / script), run_name="__main__")
+    except _ParserFound as found:
+        return found.parser
+    finally:
+        argparse.ArgumentParser.print_help, sys.argv, sys.path[:] = before  # type: ignore[method-assign]
+    raise RuntimeError(f"{script} --help printed no help.")
+
+
+def command_page(script: str) -> str:
+    """Describe a command: what it does, and its flags in their groups."""
+    parser = parser_of(script)
+    lines = [f"# {Path(script).name}", "", "```bash", f"python {script} --help", "```", ""]
+    lines += [*_prose(parser.description or ""), ""]
+    for group in parser._action_groups:
+        actions = [action for action in group._group_actions if action.dest != "help"]
+        if actions:
+            lines += [f"## {_title(group.title or 'Flags')}", ""]
+            lines += [f"{group.description}\n" if group.description else ""]
+            lines += ["| flag | meaning |", "| --- | --- |"]
+            lines += [f"| {_flag(action)} | {_meaning(parser, action)} |" for action in actions]
+            lines.append("")
+    return "\n".join(lines)
+
+
+def _title(title: str) -> str:
+    known = {"options": "Flags", "optional arguments": "Flags", "positional arguments": "Arguments"}
+    return known.get(title, title[:1].upper() + title[1:])
+
+
+def _prose(description: str) -> Iterator[str]:
+    """Indented lines of a module's docstring are commands."""
+    for paragraph in inspect.cleandoc(description).split("\n\n"):
+        if paragraph.startswith("    "):
+            yield f"```text\n{inspect.cleandoc(paragraph)}\n```\n"
+        else:
+            yield f"{paragraph}\n"
+
+
+def _flag(action: argparse.Action) -> str:
+    spelled = [name for name in action.option_strings if name.startswith("--no-") or "_" not in name]
+    names = ", ".join(f"`{name}`" for name in spelled) or f"`{action.metavar or action.dest}`"
+    if action.option_strings and action.nargs != 0 and isinstance(action.metavar, str):
+        names += f" `{action.metavar}`"
+    return names
+
+
+def _meaning(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    text = parser._get_formatter()._expand_help(action) if action.help else ""
+    if action.choices and not isinstance(action.metavar, str):
+        text += " One of " + ", ".join(f"`{choice}`" for choice in action.choices) + "."
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("[MASK]", "`[MASK]`")
+
+
+def commands_page() -> str:
+    """List the commands, with the first sentence of what each does."""
+    lines = ["# Commands", "", "Each command prints its flags with `--help`. Flags may come from a YAML file, too:"]
+    lines += ["`--config-file FILE.yaml`, with flags of the command line on top.", ""]
+    for title, scripts in SCRIPTS.items():
+        lines += [f"## {title}", "", "| command | what it does |", "| --- | --- |"]
+        for script in existing(scripts):
+            lines.append(f"| [`{script}`](commands/{Path(script).stem}.md) | {first_sentence(script)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def first_sentence(script: str) -> str:
+    """Return the first sentence of a script's docstring."""
+    docstring = re.search(r'"""(.+?)(?:\n\n|""")', (PROJECT / script).read_text(encoding="utf-8"), flags=re.S)
+    return " ".join(docstring[1].split()) if docstring else ""
+
+
+def existing(scripts: tuple[str, ...]) -> list[str]:
+    """Leave out scripts that this checkout does not have."""
+    return [script for script in scripts if (PROJECT / script).is_file()]
+
+
+def presets_page() -> str:
+    """Show each preset's file, whose comments give the reason of each number."""
+    lines = ["# Presets", "", "The files behind `--preset NAME`, with the reason of each number.", ""]
+    lines += ["Which one to choose: [Presets and batches](../guides/presets.md).", ""]
+    for path in sorted(PRESETS.glob("*.yaml")):
+        lines += [f"## {path.stem}", "", "```yaml", path.read_text(encoding="utf-8").rstrip(), "```", ""]
+    return "\n".join(lines)
+
+
+def exit_statuses_page() -> str:
+    """List the exit statuses of `mlm_common.errors`, and what `--supervise` does after each."""
+    from mlm_common import errors
+
+    lines = ["# Exit statuses", "", "Every command ends with one of these. The last line of its output says why.", ""]
+    lines += ["| exit status | meaning | what `--supervise` does |", "| --- | --- | --- |"]
+    for status, meaning in sorted(errors.MEANINGS.items()):
+        what = "stops" if status in errors.FINAL_STATUSES else "starts the run again"
+        lines.append(f"| {status} | {meaning} | {what} |")
+    lines += [
+        "| 128 + n | Killed by signal n. 137: by `kill -9`, or because memory is full. | starts the run again |",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def generated_pages() -> dict[str, str]:
+    """Make all pages: {path in docs/: Markdown}."""
+    scripts = [script for group in SCRIPTS.values() for script in existing(group)]
+    return {
+        "reference/index.md": commands_page(),
+        **{f"reference/commands/{Path(script).stem}.md": command_page(script) for script in scripts},
+        "reference/presets.md": presets_page(),
+        "reference/exit_statuses.md": exit_statuses_page(),
+    }
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put a page for each command into the navigation, below Reference."""
+    (reference,) = (section["Reference"] for section in config.nav or [] if "Reference" in section)
+    scripts = [Path(script) for group in SCRIPTS.values() for script in existing(group)]
+    reference[1:1] = [{"Commands": [{script.name: f"reference/commands/{script.stem}.md"} for script in scripts]}]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages."""
+    sys.path.insert(0, str(PROJECT))
+    for path, text in generated_pages().items():
+        files.append(File.generated(config, path, content=text))
+    return files

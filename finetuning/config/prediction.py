@@ -1,0 +1,48 @@
+"""Settings of predictions with a fine-tuned model."""
+
+from dataclasses import dataclass
+
+from mlm_common.settings import flag, require, require_each
+
+
+@dataclass(frozen=True)
+class PredictionConfig:
+    """The model, the texts or the file to predict, and settings that replace those of the training run."""
+
+    model: str = flag("", "Folder of a fine-tuning run, or of its export, local or gs://, or a Hub id.")
+    text: list[str] = flag(list, "Texts to classify or to tag; for tags, words are divided by spaces.")
+    text_pair: list[str] = flag(list, "The second text of each pair, where the model was trained on pairs.")
+    question: list[str] = flag(list, "Questions about --context.")
+    context: str | None = flag(None, "The text with the answers to --question.")
+    file: str | None = flag(
+        None,
+        "File to predict, in a format that the training command reads; labels are not needed. Local or gs://.",
+    )
+    output: str | None = flag(
+        None, "File for the predictions of --file, in the format of the training command; without it they are printed."
+    )
+    text_column_names: list[str] = flag(list, "Columns of --file with the text. Default: those of the training run.")
+    task: str | None = flag(None, "FILE.py:CLASS of a custom task. Default: the one of the training run.")
+    max_seq_length: int | None = flag(
+        None, "Tokens of the longest row. Default: that of the training run, without one that of the model."
+    )
+    doc_stride: int | None = flag(None, "Tokens that two windows of a --context share. Default: as in training.")
+    null_score_diff_threshold: float | None = flag(
+        None,
+        "No answer is given if its score is higher than a text's by more than this. Default: as in training; without "
+        "the run there always is an answer.",
+    )
+
+    def __post_init__(self) -> None:
+        require(bool(self.model), "is required: the folder of a fine-tuning run or of its export", "--model", "nothing")
+        sources = {"--text": self.text, "--question": self.question, "--file": self.file}
+        given = [name for name, value in sources.items() if value]
+        rule = "needs exactly one of --text, --question and --file"
+        require(len(given) == 1, rule, "A prediction", " and ".join(given) or "none")
+        is_whole = not self.question or self.context is not None
+        require(is_whole, "needs --context, the text with the answer", "--question", "none")
+        is_paired = len(self.text_pair) in (0, len(self.text))
+        require(is_paired, f"must be as many as --text, {len(self.text)}", "--text-pair", len(self.text_pair))
+        require(self.output is None or self.file is not None, "needs --file", "--output", self.output)
+        require(len(self.text_column_names) <= 2, "must be one or two", "--text-column-names", self.text_column_names)
+        require_each(self, "max_seq_length doc_stride", lambda value: value >= 1, "must be at least 1")

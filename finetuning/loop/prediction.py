@@ -1,0 +1,386 @@
+"""A fine-tuned model opened to predict: with the code, the settings and the row lengths of its training run."""
+
+import dataclasses
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
+
+from finetuning.config.prediction import PredictionConfig
+from finetuning.config.settings import (
+    ClassificationConfig,
+    ClassificationData,
+    ExamplesConfig,
+    FinetuningConfig,
+    OwnConfig,
+    OwnData,
+    QuestionConfig,
+    QuestionData,
+    TaggingConfig,
+    TaggingData,
+)
+from finetuning.data import buckets
+from finetuning.data.examples import Examples, read_examples_to_predict
+from finetuning.data.labels import Labels, ProblemType
+from finetuning.data.questions import Question, Windows, make_windows, read_questions_to_predict
+from finetuning.data.rows import EncodedRows, encode_texts
+from finetuning.data.tagged import Sentences, encode_sentences, read_sentences_to_predict
+from finetuning.loop.results import answers_text, predictions_text, tags_text
+from finetuning.scores.classification import OWN_METRICS, probabilities
+from finetuning.tasks.classification import TextClassification
+from finetuning.tasks.own import load_task
+from finetuning.tasks.questions import QuestionAnswering
+from finetuning.tasks.rows import RowTask
+from finetuning.tasks.tagging import Tagging, of_words
+from finetuning.tasks.task import ExampleTask
+from mlm_common.errors import InputError
+from mlm_common.hub.disclosure import WITHHELD
+from mlm_common.local_paths import check_folder_or_hub
+from mlm_common.storage import local_or_hub, open_folder
+from tokenizer_training.tokenizer import load_tokenizer, special_ids
+from train.config.sources import current_settings
+from train.model.architectures import check_architecture, max_positions, uses_token_types
+from train.model.from_pretrained import load_model, read_config
+from train.runtime.run_folder import EXPORT_FOLDER, RECORD_NAME, exported_model, read_run_record
+
+# Rows that are computed at once where no run says how many.
+BATCH_ROWS = 32
+# Tokens of the longest row of a model that has no limit of its own.
+DEFAULT_LENGTH = 512
+# Answers and classes that are shown for each text.
+NUM_SHOWN = 5
+
+# What `ExampleTask.predicted` keeps of all rows.
+Kept = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A fine-tuned model on this machine.
+
+    name: as it was given.
+    folder: local folder or Hub id that transformers can load.
+    record: `run.json` of the run that made it; empty where only the export is known.
+    """
+
+    name: str
+    folder: str
+    config: PretrainedConfig
+    tokenizer: PreTrainedTokenizerFast
+    record: Mapping[str, Any]
+
+    @property
+    def class_name(self) -> str:
+        """The class of transformers that it was saved from."""
+        return (self.config.architectures or [""])[0]
+
+    @property
+    def token_types(self) -> bool:
+        """Whether the model distinguishes a first text from a second."""
+        return uses_token_types(self.config)
+
+    @property
+    def of_rows(self) -> dict[str, Any]:
+        """The arguments of an `ExampleTask` that describe its rows."""
+        return {"pad_token_id": special_ids(self.tokenizer)["pad"], "token_types": self.token_types}
+
+    @property
+    def recorded(self) -> Mapping[str, Any]:
+        """What the run recorded of its examples."""
+        return self.record.get("train_data") or {}
+
+    def settings(self, config_class: type[FinetuningConfig], **changes: Any) -> Any:
+        """Make the `data` settings of its run, with these changes, of which None is none.
+
+        Raises:
+            InputError: rows that are longer than the model can take.
+        """
+        data_class = config_class.subjects()["data"]
+        settings = current_settings(self.record["settings"], config_class)["data"] if self.record else {}
+        names = {one.name for one in dataclasses.fields(data_class) if one.init}
+        settings = {name: value for name, value in settings.items() if name in names and value != WITHHELD}
+        longest = max_positions(self.config)
+        if changes.get("max_seq_length") is not None or not settings:
+            settings["length_buckets"] = []
+            limits = [one for one in (longest, self.tokenizer.model_max_length) if one is not None]
+            settings["max_seq_length"] = min(limits) if min(limits) < 1e9 else DEFAULT_LENGTH
+        data = data_class(**settings | {name: value for name, value in changes.items() if value is not None})
+        if longest is not None and data.max_seq_length > longest:
+            raise InputError(
+                f"--max-seq-length must be at most {longest}, the longest row that {self.name} can take; received "
+                f"{data.max_seq_length}."
+            )
+        return data
+
+
+class Predictor(ABC):
+    """Predicts for what was given on the command line, or for a file; one subclass per kind of model.
+
+    task, data: as in the training run.
+    rows: all rows to predict.
+    num_examples: of these rows; one may have several.
+    """
+
+    flag = "--text"
+    task: ExampleTask
+    data: ExamplesConfig
+    rows: EncodedRows
+    num_examples: int
+
+    def __init__(self, model: OpenedModel, config: PredictionConfig):
+        self.model = model
+        self.reads_file = config.file is not None
+        if not self.reads_file and not getattr(config, self.flag.removeprefix("--")):
+            raise InputError(f"--model: {model.name} is a {model.class_name}: it needs {self.flag}, or --file.")
+
+    def predict(self) -> Kept:
+        """Run the model on all rows, in batches of a few static lengths, as in the evaluations of training."""
+        import tensorflow as tf
+
+        from finetuning.data.batches import batches_of_rows
+
+        network = load_model(self.model.folder, self.task.model_class, adapt_network=self.task.adapt_network)
+        optimization = self.model.record.get("settings", {}).get("optimization", {})
+        batch_rows = optimization.get("per_replica_batch_size", BATCH_ROWS)
+        if not self.reads_file:
+            batch_rows = min(batch_rows, self.rows.num_rows)
+        batches = buckets.evaluation_batches(self.rows.lengths, self.data.lengths, batch_rows=batch_rows)
+        features = self.task.predicted_features(self.data.max_seq_length)
+        step = tf.function(functools.partial(self.task.predicted, network), autograph=False)
+        kept = [
+            {name: value.numpy() for name, value in step(rows).items()}
+            for rows in batches_of_rows(self.rows, batches, features, tf.distribute.InputContext())
+        ]
+        return {name: np.concatenate([one[name] for one in kept]) for name in kept[0]}
+
+    @abstractmethod
+    def shown(self, kept: Kept) -> list[str]:
+        """Format each text of the command line with its predictions and their probabilities."""
+
+    @abstractmethod
+    def file_text(self, kept: Kept) -> str:
+        """Format the predictions as the training command writes them to a file."""
+
+
+class RowPredictor(Predictor):
+    """Predicts one label, number or set of labels for each text or pair of texts."""
+
+    task: RowTask
+    texts: tuple[Sequence[str], ...]
+
+    def encode(self, config: PredictionConfig, examples: Examples | None) -> None:
+        """Encode the examples of a file, or the texts of the command line."""
+        given = (config.text, config.text_pair) if config.text_pair else (config.text,)
+        self.texts = given if examples is None else examples.texts
+        self.num_examples = len(self.texts[0])
+        self.rows = encode_texts(
+            self.model.tokenizer,
+            self.texts,
+            max_length=self.data.max_seq_length,
+            token_types=self.model.token_types,
+            labels=np.zeros(self.num_examples, np.int32),
+        )
+
+    def shown(self, kept: Kept) -> list[str]:
+        """Format each text, or pair, and below it what is predicted."""
+        outputs = self.task.in_order(kept, "outputs")
+        titles = map(" | ".join, zip(*self.texts, strict=True))
+        return ["\n".join([title, *self.lines(one)]) for title, one in zip(titles, outputs, strict=True)]
+
+    def lines(self, outputs: NDArray[Any]) -> list[str]:
+        """Format what is predicted for one text, given its outputs."""
+        return [f"    {self.task.shown(self.task.predict(outputs[np.newaxis])[0])}"]
+
+    def file_text(self, kept: Kept) -> str:
+        """Format `predict_results_….txt`: a header, and a line `index<TAB>prediction` per row."""
+        return predictions_text(map(self.task.shown, self.task.predictions(kept)))
+
+
+class ClassificationPredictor(RowPredictor):
+    """Predicts classes, or a number."""
+
+    task: TextClassification
+
+    def __init__(self, model: OpenedModel, config: PredictionConfig):
+        super().__init__(model, config)
+        known = model.recorded.get("text_columns")
+        columns = config.text_column_names or known or None
+        self.data = model.settings(
+            ClassificationConfig, max_seq_length=config.max_seq_length, text_column_names=columns
+        )
+        assert isinstance(self.data, ClassificationData)
+        needs_pair = known is not None and len(known) == 2
+        if config.text and needs_pair != bool(config.text_pair):
+            verb = "needs --text-pair as well: it was trained on pairs" if needs_pair else "takes single texts"
+            raise InputError(f"--model: {model.name} {verb}.")
+        names = tuple(model.config.id2label[index] for index in sorted(model.config.id2label))
+        problem_type: ProblemType = model.config.problem_type or (
+            "regression" if len(names) == 1 else "single_label_classification"
+        )
+        labels = Labels(problem_type, names)
+        self.task = TextClassification(labels, None, OWN_METRICS[problem_type], **model.of_rows)
+        self.encode(config, read_examples_to_predict(config.file, self.data) if config.file else None)
+
+    def lines(self, outputs: NDArray[Any]) -> list[str]:
+        """Format the most likely classes; where there may be several all that are likelier than not; or the number."""
+        labels = self.task.labels
+        if labels.problem_type == "regression":
+            return [f"{outputs[0]:8.4g}"]
+        values = probabilities(outputs[np.newaxis], labels.problem_type)[0]
+        found = [f"{values[index]:8.1%}  {labels.names[index]}" for index in np.argsort(-values, kind="stable")]
+        if labels.problem_type == "single_label_classification":
+            return found[:NUM_SHOWN]
+        return found[: int((outputs > 0).sum())] or [f"{'none':>8}  the most likely: {found[0].strip()}"]
+
+
+class OwnPredictor(RowPredictor):
+    """Predicts what a custom task makes of its outputs."""
+
+    def __init__(self, model: OpenedModel, config: PredictionConfig):
+        super().__init__(model, config)
+        self.data = model.settings(OwnConfig, max_seq_length=config.max_seq_length, task=config.task)
+        assert isinstance(self.data, OwnData)
+        if self.data.task is None:
+            raise InputError(
+                f"--model: {model.name} is a {model.class_name}: for a custom task, name its class with --task "
+                "FILE.py:CLASS."
+            )
+        self.task = load_task(self.data.task)(**model.of_rows)
+        examples = None
+        if config.file is not None:
+            files: dict[str, Any] = {"train_file": config.file, "validation_file": None, "test_file": config.file}
+            examples = self.task.read(dataclasses.replace(self.data, dataset_name=None, **files))["test"]
+        self.encode(config, examples)
+
+
+class TaggingPredictor(Predictor):
+    """Predicts a tag for each word."""
+
+    task: Tagging
+
+    def __init__(self, model: OpenedModel, config: PredictionConfig):
+        super().__init__(model, config)
+        columns = config.text_column_names
+        self.data = model.settings(
+            TaggingConfig, max_seq_length=config.max_seq_length, text_column_name=columns[0] if columns else None
+        )
+        assert isinstance(self.data, TaggingData)
+        names = tuple(model.config.id2label[index] for index in sorted(model.config.id2label))
+        labels = Labels("single_label_classification", names)
+        self.task = Tagging(labels, None, max_length=self.data.max_seq_length, **model.of_rows)
+        if config.file is not None:
+            self.sentences = read_sentences_to_predict(config.file, self.data)
+        else:
+            self.sentences = Sentences("--text", [text.split() for text in config.text], None)
+        self.num_examples = len(self.sentences.words)
+        self.rows = encode_sentences(
+            model.tokenizer,
+            self.sentences,
+            labels,
+            max_length=self.data.max_seq_length,
+            token_types=model.token_types,
+        )
+
+    def shown(self, kept: Kept) -> list[str]:
+        """Format each sentence as one line per word: probability, tag, word."""
+        tags = self.task.predictions(kept, self.sentences)
+        likely = of_words(kept, "probability", self.sentences, np.nan)
+        width = max(map(len, self.task.labels.names))
+        return [
+            "\n".join(
+                f"{'cut off' if np.isnan(probability) else f'{probability:.1%}':>8}  {tag:<{width}}  {word}"
+                for word, tag, probability in zip(*sentence, strict=True)
+            )
+            for sentence in zip(self.sentences.words, tags, likely, strict=True)
+        ]
+
+    def file_text(self, kept: Kept) -> str:
+        """Format `predictions.txt`: the tags of a sentence per line."""
+        return tags_text(self.task.predictions(kept, self.sentences))
+
+
+class QuestionPredictor(Predictor):
+    """Finds the answers to questions in texts."""
+
+    flag = "--question"
+    task: QuestionAnswering
+
+    def __init__(self, model: OpenedModel, config: PredictionConfig):
+        super().__init__(model, config)
+        threshold = config.null_score_diff_threshold
+        self.data = model.settings(
+            QuestionConfig,
+            max_seq_length=config.max_seq_length,
+            doc_stride=config.doc_stride,
+            null_score_diff_threshold=threshold,
+        )
+        assert isinstance(self.data, QuestionData)
+        may_have_no_answer = threshold is not None or model.recorded.get("may_have_no_answer", False)
+        self.task = QuestionAnswering(None, self.data, may_have_no_answer=may_have_no_answer, **model.of_rows)
+        if config.file is not None:
+            questions = read_questions_to_predict(config.file, "--file")
+        else:
+            given = enumerate(config.question, start=1)
+            questions = [Question(str(number), one.strip(), str(config.context), None) for number, one in given]
+        self.windows: Windows = make_windows(model.tokenizer, questions, self.data, token_types=model.token_types)
+        self.rows, self.num_examples = self.windows.rows, len(questions)
+
+    def shown(self, kept: Kept) -> list[str]:
+        """Format each question with its most likely answers."""
+        blocks = []
+        for question, answer in zip(self.windows.questions, self.task.answers(kept, self.windows), strict=True):
+            found = [f"{one['probability']:8.1%}  {one['text']}" for one in answer.best[:NUM_SHOWN]]
+            blocks.append(
+                "\n".join([question.question, *(found if answer.text else [f"{'none':>8}  no answer found"])])
+            )
+        return blocks
+
+    def file_text(self, kept: Kept) -> str:
+        """Format `predictions.json`, {id: answer}."""
+        answers = self.task.answers(kept, self.windows)
+        return answers_text(self.windows.questions, (one.text for one in answers))
+
+
+# By how the names of the classes of transformers end.
+PREDICTORS: dict[str, type[Predictor]] = {
+    "ForSequenceClassification": ClassificationPredictor,
+    "ForTokenClassification": TaggingPredictor,
+    "ForQuestionAnswering": QuestionPredictor,
+}
+
+
+@contextmanager
+def open_predictor(config: PredictionConfig) -> Iterator[Predictor]:
+    """Open the model of `--model`, and what is to be predicted.
+
+    Raises:
+        InputError: there is no such model, file, column or task; the model is of another kind than what is given.
+        HubAwayError: the Hub cannot be reached.
+    """
+    check_folder_or_hub(config.model, "--model")
+    run_folder = _run_of(config.model)
+    record = read_run_record(run_folder) if run_folder is not None else {}
+    with local_or_hub(exported_model(config.model)) as folder:
+        model_config = read_config(folder)
+        check_architecture(model_config)
+        model = OpenedModel(config.model, folder, model_config, load_tokenizer(folder), record)
+        if model.class_name.endswith(("ForMaskedLM", "ForPreTraining")):
+            raise InputError(
+                f"--model: {config.model} is a masked language model. Use python train/fill_mask.py, or fine-tune it "
+                "first."
+            )
+        kind = next((one for ending, one in PREDICTORS.items() if model.class_name.endswith(ending)), OwnPredictor)
+        yield kind(model, config)
+
+
+def _run_of(path: str) -> str | None:
+    """Find the folder of the run that a folder is, or is the export of; None without one."""
+    parent, _, name = path.rstrip("/").rpartition("/")
+    folders = (path, parent or ".") if name == EXPORT_FOLDER else (path,)
+    return next((one for one in folders if open_folder(one).exists(RECORD_NAME)), None)

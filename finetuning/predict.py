@@ -1,0 +1,36 @@
+"""Predict with a fine-tuned model: classes, labels, numbers, tags or answers, for given texts or a file."""
+
+import sys
+from collections.abc import Sequence
+
+try:
+    from mlm_common.command_line import command, log_start, parse_arguments
+except ModuleNotFoundError:
+    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
+from finetuning.config.prediction import PredictionConfig
+from mlm_common.storage import folder_and_name
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """Open the model, read what is to be predicted, predict it; print or write the predictions."""
+    (config,) = parse_arguments((PredictionConfig,), argv, __doc__ or "")
+    log_start(__file__)
+    from finetuning.loop.prediction import open_predictor  # transformers, not for --help
+
+    if config.output is not None:
+        folder, name = folder_and_name(config.output)
+        folder.check_writable()
+    with open_predictor(config) as predictor:
+        kept = predictor.predict()
+    if config.file is None:
+        print("\n\n".join(predictor.shown(kept)))
+    elif config.output is None:
+        print(predictor.file_text(kept), end="")
+    else:
+        folder.write_text(name, predictor.file_text(kept))
+        print(f"{predictor.num_examples:,} predictions  {config.output}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""What TensorFlow's C++ libraries print while they are loaded: hidden, for no variable of theirs does it."""
+
+import contextlib
+import importlib.abc
+import importlib.machinery
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+
+LOG_LEVEL_VARIABLE = "TF_CPP_MIN_LOG_LEVEL"
+# Infos and warnings, as absl and TensorFlow write them, and what each GPU build says of itself. Errors are shown.
+NOISE = "|".join(
+    (
+        r"^WARNING: All log messages before absl::InitializeLog\(\) is called",
+        r"^[IW][0-9]{4} [0-9:.]+ +[0-9]+ [^ ]+:[0-9]+\] ",
+        r"^[0-9-]+ [0-9:.]+: [IW] ",
+        r"^To enable the following instructions: ",
+        r"Unable to register cu[A-Z]+ factory",
+    )
+)
+GREP_END_SECONDS = 5.0
+
+
+def hide_noise_of_tensorflow() -> None:
+    """Hide it when `tensorflow` is first imported, unless TF_CPP_MIN_LOG_LEVEL is 0 by then."""
+    if not any(isinstance(finder, _TensorFlowFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _TensorFlowFinder())
+
+
+class _TensorFlowFinder(importlib.abc.MetaPathFinder):
+    """Finds `tensorflow` with the other finders, and wraps its loader."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != "tensorflow":
+            return None
+        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, found), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _QuietLoader(spec.loader)
+        return spec
+
+
+class _QuietLoader(importlib.abc.Loader):
+    """Loads as the given loader does, and has its attributes, such as `get_data`."""
+
+    def __init__(self, loader: importlib.abc.Loader):
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        is_shown = os.environ.get(LOG_LEVEL_VARIABLE) == "0"
+        with contextlib.nullcontext() if is_shown else without_noise():
+            self._loader.exec_module(module)
+
+
+@contextlib.contextmanager
+def without_noise() -> Iterator[None]:
+    """Send standard error through grep, which keeps the last words of a library that aborts."""
+    grep = ["grep", "--text", "--line-buffered", "-vE", NOISE]
+    with contextlib.ExitStack() as opened:
+        try:
+            stderr = os.dup(2)
+            opened.callback(os.close, stderr)
+            process = subprocess.Popen(
+                grep,
+                stdin=subprocess.PIPE,
+                stdout=stderr,
+                env=os.environ | {"LC_ALL": "C"},
+                start_new_session=True,  # Ctrl-C must not end it first
+            )
+        except OSError:  # no grep, or no standard error
+            yield
+            return
+        assert process.stdin is not None
+        os.dup2(process.stdin.fileno(), 2)
+        process.stdin.close()
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # where a process that was started keeps it open
+                process.wait(GREP_END_SECONDS)

@@ -1,0 +1,224 @@
+"""Install, then train a tiny model from text to filled-in words, with the four commands that a user types.
+
+    make quickstart
+    python3 quickstart.py
+
+What the commands print goes to OUTPUT_DIR/*.log; here is shown what came out of them. It needs nothing but Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import install
+
+OUTPUT_FOLDER = "runs/quickstart"
+NUM_STEPS = 1100
+SENTENCE = "Return a list of strings."
+SHOW_TOKENS = (
+    "import sys; from tokenizers import Tokenizer as T; print(*T.from_file(sys.argv[1]).encode(sys.argv[2]).tokens)"
+)
+NUM_COLUMNS = 100
+NUM_PREDICTIONS = 3
+
+
+class QuickStart:
+    """The stages, each a command with its log, in one folder of output.
+
+    Args:
+        folder: gets everything.
+        num_steps: of the training.
+    """
+
+    def __init__(self, folder: Path, num_steps: int):
+        self._folder = folder
+        self._num_steps = num_steps
+        self.python = sys.executable
+
+    def train_tokenizer(self) -> None:
+        """Train the tokenizer, and show a sentence cut into its tokens."""
+        with stage("2/4  Tokenizer: learns 4,096 tokens from the docstrings of your Python packages"):
+            self._run(
+                *("tokenizer_training/train_unigram.py", "--dataset-name", "builtin", "--validation-percent", "2"),
+                *("--vocab-size", "4096", "--max-bytes", "4000000", "--output-dir", self._path("tokenizer")),
+            )
+        num_bytes = self._read("tokenizer/report.json")["input"]["num_bytes"]
+        show = [self.python, "-c", SHOW_TOKENS, self._path("tokenizer/tokenizer.json"), SENTENCE]
+        tokens = subprocess.run(show, stdout=subprocess.PIPE, encoding="utf-8", check=True).stdout.strip()
+        say(f'read {num_bytes / 1e6:.0f} MB of text. "{SENTENCE}" becomes {tokens}')
+
+    def write_shards(self) -> None:
+        """Write the shards, and show the first row."""
+        with stage("3/4  Shards: cuts the text into rows of 64 tokens, 2 % of it for validation"):
+            log = self._run(
+                *("tfrecord_prep/prepare_tfrecord_shards.py", "--tokenizer-name-or-path", self._path("tokenizer")),
+                *("--max-length", "64", "--output-dir", self._path("shards")),
+            )
+        num_rows = [self._read(f"shards/{split}/manifest.json")["totals"]["num_rows"] for split in SPLITS]
+        first_row = re.search(r"first row.*?(\[CLS\].+)", log.read_text(encoding="utf-8"))
+        example = f" The first begins: {first_row[1]}" if first_row else ""
+        say(
+            textwrap.shorten(
+                f"{num_rows[0]:,} rows to train on, {num_rows[1]:,} to validate.{example}", 90, placeholder=" …"
+            )
+        )
+
+    def train_model(self) -> None:
+        """Train the model, and show how its loss falls."""
+        baseline = self._read("shards/validation/manifest.json")["unigram_entropy_nats"]
+        records: list[dict[str, Any]] = []
+
+        def show_new() -> str:
+            everything = self._metrics()
+            for record in everything[len(records) :]:
+                if record["split"] == "validation":
+                    show_line(f"step {record['step']:>6,}   validation loss {record['loss']:.2f}")
+            records[:] = everything
+            return install.last_line(self._log("train/run_mlm.py"))
+
+        with stage(f"4/4  Training: a ModernBERT of 1.7 million parameters, {self._num_steps:,} steps"):
+            say(f"loss of guessing from word frequencies alone: {baseline:.2f}")
+            self._run(
+                *("train/run_mlm.py", "--preset", "tiny-cpu", "--train-dataset", self._path("shards/train")),
+                *("--eval-dataset", self._path("shards/validation"), "--max-steps", str(self._num_steps)),
+                *("--output-dir", self._path("model")),
+                status=show_new,
+            )
+            show_new()
+        last = next(record for record in reversed(records) if record["split"] == "validation")
+        gain = baseline - last["loss"]
+        context = f", {gain:.2f} below guessing: learned from context" if gain > 0 else ""
+        say(f"validation loss {last['loss']:.2f} (perplexity {math.exp(last['loss']):.0f}){context}")
+
+    def fill_masks(self) -> None:
+        """Fill three masks, and show the likeliest words."""
+        print("\nWhat the model puts in the place of [MASK]:", flush=True)
+        log = self._run("train/fill_mask.py", "--model", self._path("model/export"))
+        found = read_predictions(log.read_text(encoding="utf-8"))
+        width = max(len(sentence) for sentence, _ in found)
+        for sentence, predictions in found:
+            words = "   ".join(f"{token} {share:.0f} %" for share, token in predictions[:NUM_PREDICTIONS])
+            print(f"{sentence:<{width}}   {words}")
+
+    def _run(self, script: str, *flags: str, status: Callable[[], str] | None = None) -> Path:
+        log = self._log(script)
+        install.run_with_progress([self.python, script, *flags], log, status)
+        return log
+
+    def _path(self, name: str) -> str:
+        return str(self._folder / name)
+
+    def _log(self, script: str) -> Path:
+        return install.PROJECT_FOLDER / self._folder / f"{Path(script).stem}.log"
+
+    def _read(self, name: str) -> Any:
+        return json.loads((install.PROJECT_FOLDER / self._folder / name).read_text(encoding="utf-8"))
+
+    def _metrics(self) -> list[dict[str, Any]]:
+        """Read what the training has written so far; its last line may be incomplete."""
+        path = install.PROJECT_FOLDER / self._folder / "model" / "metrics.jsonl"
+        if not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(True) if line.endswith("\n")]
+
+
+SPLITS = ("train", "validation")
+
+
+@contextmanager
+def stage(title: str) -> Iterator[None]:
+    """Print what a stage does, and at its end how long it took."""
+    print(title, flush=True)
+    started_seconds = time.monotonic()
+    yield
+    say(f"done in {time.monotonic() - started_seconds:.0f} s")
+
+
+def say(text: str) -> None:
+    """Print below the title of a stage, in lines that fit."""
+    for paragraph in text.splitlines():
+        print(
+            textwrap.fill(paragraph, NUM_COLUMNS, initial_indent=install.INDENT, subsequent_indent=install.INDENT),
+            flush=True,
+        )
+
+
+def show_line(text: str) -> None:
+    """Print in the place of the line that shows how a command gets on."""
+    print(("\r\033[K" if sys.stdout.isatty() else "") + install.INDENT + text, flush=True)
+
+
+def read_predictions(text: str) -> list[tuple[str, list[tuple[float, str]]]]:
+    """Read what fill_mask.py prints: [(sentence, [(percentage, token)])]."""
+    found: list[tuple[str, list[tuple[float, str]]]] = []
+    for line in text.splitlines():
+        prediction = re.match(r"\s*([\d.]+) ?%\s+(.*)", line)
+        if prediction and found:
+            found[-1][1].append((float(prediction[1]), prediction[2].strip()))
+        elif "[MASK]" in line:
+            found.append((line.strip(), []))
+    return found
+
+
+def closing_lines(folder: Path, python: str) -> str:
+    """Say where everything is, and what to type next."""
+    activate = Path(python).parent / "activate"
+    if install.PROJECT_FOLDER in activate.parents:
+        activate = activate.relative_to(install.PROJECT_FOLDER)
+    return f"""
+The model is in {folder}/model/export, the plot of its loss in {folder}/model/loss.png.
+Next, activate the environment and ask the model something else:
+
+    source {shlex.quote(str(activate))}
+    python train/fill_mask.py --model {folder}/model --text "Raise an [MASK] if the file is missing."
+
+Then train on your own text: README.md, "Your own text"."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output-dir", default=OUTPUT_FOLDER, metavar="DIR", help="Gets everything (%(default)s).")
+    parser.add_argument("--max-steps", type=int, default=NUM_STEPS, metavar="N", help="Steps to train (%(default)s).")
+    parser.add_argument("--environment", metavar="DIR", help="Environment to install into. Default: .venv.")
+    parser.add_argument("--python", metavar="FILE", help="Interpreter that has the packages; nothing is installed.")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Go through all stages."""
+    arguments = build_parser().parse_args(argv)
+    quick_start = QuickStart(Path(arguments.output_dir), arguments.max_steps)
+    try:
+        with stage("1/4  Packages"):
+            quick_start.python = arguments.python or install.install(
+                install.find_extra(), arguments.environment, say=say
+            )
+        quick_start.train_tokenizer()
+        quick_start.write_shards()
+        quick_start.train_model()
+        quick_start.fill_masks()
+    except (ValueError, install.InstallError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("Stopped. Run the same command again to continue.", file=sys.stderr)
+        return 130
+    print(closing_lines(Path(arguments.output_dir), quick_start.python))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,25 @@
+"""Files that the flags name are checked before anything else, and a mistyped one is one line with the nearest."""
+
+from pathlib import Path
+
+import pytest
+
+from finetuning.config.settings import OwnConfig, QuestionConfig
+from finetuning.config.sources import parse_finetuning_config
+from mlm_common.errors import InputError
+
+
+@pytest.mark.parametrize("flag", ["--train-file", "--validation-file", "--test-file"])
+def test_a_mistyped_file_is_one_line_with_the_nearest(flag: str, tmp_path: Path) -> None:
+    (tmp_path / "xquad_train.json").write_text("{}", encoding="utf-8")
+    flags = ["--init-from", "no/such/model", "--output-dir", str(tmp_path / "run"), "--max-seq-length", "9999"]
+    with pytest.raises(InputError) as refused:
+        parse_finetuning_config(QuestionConfig, [*flags, flag, f"{tmp_path}/xquad_trian.json"], "")
+    expected = f"{flag}: there is no file {tmp_path}/xquad_trian.json; did you mean {tmp_path}/xquad_train.json?"
+    assert str(refused.value) == expected
+    assert parse_finetuning_config(QuestionConfig, [*flags, flag, "gs://bucket/xquad.json"], "")
+
+
+def test_a_custom_task_decides_what_its_files_are(tmp_path: Path) -> None:
+    flags = ["--init-from", "model", "--output-dir", str(tmp_path / "run"), "--train-file", str(tmp_path)]
+    assert parse_finetuning_config(OwnConfig, [*flags, "--task", "task.py:Task"], "").data.train_file == str(tmp_path)

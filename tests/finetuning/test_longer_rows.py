@@ -1,0 +1,85 @@
+"""Fine-tuning on longer rows than in pretraining: rotary positions extend, tables of positions do not."""
+
+import json
+import logging
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from finetuning.config.settings import ClassificationConfig, QuestionData
+from finetuning.config.sources import parse_finetuning_config
+from finetuning.loop.model import with_positions
+from finetuning.run_classification import main
+from mlm_common.errors import InputError
+from tests.fixtures.other_environments import output_of
+from tests.fixtures.tiny_classification import WORDS, write_start
+from tests.fixtures.tiny_models import tiny_config
+from train.model.from_pretrained import load_model
+
+LENGTH = 60
+READER = """
+import json, sys
+import torch
+from transformers import AutoModelForSequenceClassification
+
+model = AutoModelForSequenceClassification.from_pretrained(sys.argv[1]).eval()
+ids = torch.tensor(json.loads(sys.argv[2]))
+with torch.no_grad():
+    print(json.dumps(model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.tolist()))
+"""
+
+
+def positioned(model: str, *flags: str, length: int = LENGTH) -> str | None:
+    argv = ["--init-from", "work/model", "--output-dir", "work/run", "--max-seq-length", str(length), *flags]
+    config = parse_finetuning_config(ClassificationConfig, argv, "")
+    return with_positions(config, tiny_config(model), "work/model").model.config_overrides
+
+
+@pytest.mark.parametrize("model", ["modernbert", "roformer"])
+def test_rotary_positions_extend_with_a_warning(model: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert positioned(model) == f"max_position_embeddings={LENGTH}"
+    assert positioned(model, "--config-overrides", "hidden_size=8") == f"hidden_size=8,max_position_embeddings={LENGTH}"
+    (message, _) = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
+    assert "pretrained on rows of at most 32 tokens, but --max-seq-length is 60" in message
+    caplog.clear()
+    assert positioned(model, length=32) is None
+    assert positioned(model, "--config-overrides", "max_position_embeddings=99") == "max_position_embeddings=99"
+    assert not caplog.records
+
+
+def test_tables_of_positions_do_not(caplog: pytest.LogCaptureFixture) -> None:
+    """Unless the user asks for it: then they start at random, as in pretraining."""
+    with pytest.raises(
+        InputError, match=r"work/model takes rows of at most 30 tokens, but --max-seq-length is 60\. Use"
+    ):
+        positioned("roberta")
+    assert positioned("roberta", "--config-overrides", "max_position_embeddings=62")
+    assert "after the first 30 are initialized randomly" in caplog.text
+
+
+@pytest.mark.parametrize(("length", "stride"), [(384, 128), (512, 128), (128, 42), (24, 8)])
+def test_the_default_stride_fits_the_rows(length: int, stride: int) -> None:
+    assert QuestionData(max_seq_length=length).stride == stride
+    assert QuestionData(max_seq_length=length, doc_stride=7).stride == 7
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
+@pytest.mark.parametrize("model", ["modernbert", "roformer"])
+def test_the_export_has_the_same_logits_in_pytorch(model: str, tmp_path: Path, python: Path) -> None:
+    """On rows as long as those of fine-tuning."""
+    draw = random.Random(1)
+    lines = [f"{' '.join(draw.choices(WORDS, k=70))}\t{draw.choice('ab')}\n" for _ in range(16)]
+    (tmp_path / "train.tsv").write_text("text\tlabel\n" + "".join(lines), encoding="utf-8")
+    flags = ["--init-from", str(write_start(tmp_path / "start", model)), "--output-dir", str(tmp_path / "run")]
+    flags += ["--train-file", str(tmp_path / "train.tsv"), "--max-seq-length", str(LENGTH), "--max-steps", "2"]
+    assert main([*flags, "--per-replica-batch-size", "8", "--learning-rate", "0.01"]) == 0
+    export = str(tmp_path / "run" / "export")
+    ids = np.random.default_rng(1).integers(5, 60, (2, LENGTH)).astype(np.int32)
+    network = load_model(export, "TFAutoModelForSequenceClassification")
+    ours = network({"input_ids": ids, "attention_mask": np.ones_like(ids)}).logits.numpy()
+    assert network.config.max_position_embeddings == LENGTH
+    theirs = json.loads(output_of(python, READER, export, json.dumps(ids.tolist())))
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)

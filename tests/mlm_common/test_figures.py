@@ -1,0 +1,24 @@
+"""Labels at the ends of lines: none covers another, and none is far from its line without need."""
+
+import pytest
+
+from mlm_common.figures import spread
+
+
+@pytest.mark.parametrize(
+    ("centers", "expected"),
+    [
+        ([], []),
+        ([50.0], [50.0]),
+        ([20.0, 50.0], [20.0, 50.0]),
+        ([50.0, 50.0], [45.0, 55.0]),
+        ([52.0, 50.0], [56.0, 46.0]),
+        ([50.0, 51.0, 59.0], [43.333333, 53.333333, 63.333333]),
+        ([1.0, 99.0], [5.0, 95.0]),
+        ([0.0, 1.0, 2.0], [5.0, 15.0, 25.0]),
+    ],
+)
+def test_labels_are_moved_apart_as_little_as_possible_and_stay_within_the_axes(
+    centers: list[float], expected: list[float]
+) -> None:
+    assert spread(centers, 10, 5, 95) == pytest.approx(expected)

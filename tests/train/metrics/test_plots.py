@@ -1,0 +1,104 @@
+"""What the plots of runs say, read from their SVG files, in which each text is a comment."""
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.image import imread
+
+from finetuning.tasks.questions import QuestionAnswering
+from tests.fixtures.recorded_runs import train_line, validation_line, write_run
+from train.metrics.plots import draw_run, draw_runs
+from train.metrics.run_curves import RunCurves, read_runs
+from train.tasks.task import task_record
+
+
+def texts(svg: bytes) -> list[str]:
+    return re.findall(r"<!-- (.*?) -->", svg.decode(), re.DOTALL)
+
+
+def run_of(folder: Path, **settings: Any) -> RunCurves:
+    (run,) = read_runs([str(write_run(folder, **settings))])
+    return run
+
+
+def test_the_loss_of_a_run_says_what_the_model_is_and_labels_each_line(tmp_path: Path) -> None:
+    shown = texts(draw_run(run_of(tmp_path / "run", mlm_probability=0.3), "svg"))
+    assert {
+        "tiny-roberta-cpu (RoBERTa, 1.7 M parameters): validation loss 5.25",
+        "30 steps, 3.8 k tokens, 40 s of training",
+        "training 5.50",
+        "validation 5.25",
+        "frequency baseline 6.00",
+        "tokens, padding included",
+        "Validation masks 15 % of the tokens, training 30 %. Validation is easier: more of the text is visible.",
+    } <= set(shown)
+
+
+def test_a_note_on_masks_is_only_there_where_the_rates_differ(tmp_path: Path) -> None:
+    assert not [text for text in texts(draw_run(run_of(tmp_path / "run"), "svg")) if "masks" in text]
+
+
+def test_the_file_has_twice_the_usual_resolution_and_is_the_same_each_time(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run")
+    assert imread(io.BytesIO(draw_run(run))).shape[:2] == (900, 1600)
+    assert draw_run(run, "svg") == draw_run(run, "svg")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [[], [train_line(10, 7.0, 2.0, 64.0)], [validation_line(5, 6.5)], [train_line(10, float("nan"), 2.0, 64.0)]],
+    ids=["nothing", "one line", "an evaluation", "not finite"],
+)
+def test_a_run_with_hardly_a_line_can_be_drawn(lines: list[dict[str, Any]], tmp_path: Path) -> None:
+    run = RunCurves("run", run_of(tmp_path / "run").record, lines)
+    assert draw_run(run).startswith(b"\x89PNG")
+    assert draw_runs([run, run]).startswith(b"\x89PNG")
+
+
+def test_phases_have_their_names_and_the_tokens_of_each(tmp_path: Path) -> None:
+    lines = [{**line, "phase": 1 + (line["step"] > 20)} for line in run_of(tmp_path / "run").lines]
+    record = run_of(tmp_path / "other").record
+    record["plan"]["before"] = [{"num_steps": 20, "global_batch_rows": 8, "max_length": 4}]
+    settings = record["settings"]
+    record["phases"] = [{"name": name, "plan": record["plan"], "settings": settings} for name in ("short", "long")]
+    shown = texts(draw_run(RunCurves("run", record, lines), "svg"))
+    assert "long" in shown
+    assert "30 steps, 1.9 k tokens, 40 s of training" in shown
+
+
+@pytest.mark.parametrize("with_guess", [True, False])
+def test_fine_tuning_shows_the_metric_beside_the_loss_and_the_best_of_it(tmp_path: Path, with_guess: bool) -> None:
+    task = task_record(QuestionAnswering) | ({"guess": 2.0} if with_guess else {})
+    record = run_of(tmp_path / "run", unigram_entropy_nats=None).record | {"task": task}
+    record["settings"]["model"]["init_from"] = "work/model"
+    scores = ((10, 4.0), (20, 61.5), (30, 55.0))
+    lines = [{"step": step, "split": "validation", "loss": 3.0, "f1": score} for step, score in scores]
+    shown = texts(draw_run(RunCurves("run", record, lines), "svg"))
+    assert {"Question answering, RoBERTa, 1.7 M parameters: best F1 61.5", "best 61.5", "F1 55.0"} <= set(shown)
+    assert ("guess 2.0" in shown) == with_guess
+
+
+def test_the_lower_error_is_the_better_one(tmp_path: Path) -> None:
+    task = task_record(QuestionAnswering) | {"metric": "mse", "lower_is_better": True}
+    record = run_of(tmp_path / "run", unigram_entropy_nats=None).record | {"task": task}
+    lines = [{"step": step, "split": "validation", "loss": 3.0, "mse": value} for step, value in ((10, 0.25), (20, 9))]
+    assert "best 0.250" in texts(draw_run(RunCurves("run", record, lines), "svg"))
+
+
+def test_the_comparison_labels_each_run_and_a_baseline_that_all_share(tmp_path: Path) -> None:
+    runs = [run_of(tmp_path / name) for name in ("a", "b")]
+    shown = texts(draw_runs(runs, file_format="svg"))
+    # In both panels.
+    for label in (f"{runs[0].name} 5.25", f"{runs[1].name} 5.25", "frequency baseline 6.00"):
+        assert shown.count(label) == 2
+    other = run_of(tmp_path / "c", unigram_entropy_nats=6.5)
+    assert "frequency baseline 6.00" not in texts(draw_runs([*runs, other], file_format="svg"))
+    assert texts(draw_runs([*runs, *runs], file_format="svg")).count(f"{runs[0].name} 5.25") == 2
+
+
+def test_the_plot_of_one_run_is_that_of_its_loss(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run")
+    assert draw_runs([run]) == draw_run(run)

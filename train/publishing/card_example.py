@@ -1,0 +1,128 @@
+"""The example on the card of a masked language model: a sentence of the validation text with one word masked.
+
+Text of a corpus leaves this machine only if the corpus is known to be public, as is what else the card says of it.
+"""
+
+import functools
+import itertools
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import regex
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerFast
+
+from mlm_common.errors import InputError, RunFailedError
+from mlm_common.storage import read_file
+from tfrecord_prep.manifest import open_shards
+from tfrecord_prep.records import decode_feature, read_records
+from tfrecord_prep.sentences import sentences_of
+from tokenizer_training.corpus.config import BUILTIN
+from tokenizer_training.corpus.published_corpus import hub_dataset
+from tokenizer_training.tokenizer import special_ids
+from train.config.settings import MASK
+
+logger = logging.getLogger(__name__)
+
+# Of a model of the built-in corpus, Python's docstrings.
+BUILTIN_EXAMPLE = f"Return a {MASK} of strings."
+# Where there is no sentence that may be shown.
+PLACEHOLDER = f"Replace this text by a sentence with one {MASK}."
+NUM_ROWS = 200
+MIN_CHARACTERS, MAX_CHARACTERS, MIN_WORD_CHARACTERS = 25, 100, 4
+# Letters, spaces and the usual punctuation: no numbers, addresses or markup.
+PLAIN_SENTENCE = regex.compile(r"[\p{Lu}\p{Lo}][\p{L}\p{M} ,;:'\u2019-]+\p{STerm}")
+TIMEOUT_SECONDS = 10
+
+
+def example_of(record: Mapping[str, Any], tokenizer: PreTrainedTokenizerFast) -> str | None:
+    """Choose the sentence with a mask for the card of a run; None where the user gave none and none may be shown.
+
+    Args:
+        record: `run.json`.
+        tokenizer: of the model.
+    """
+    hub = record["settings"]["hub"]
+    if hub["hub_example"] is not None:
+        return hub["hub_example"]
+    corpus = (record["eval_data"] or {}).get("corpus") or {}
+    if corpus.get("settings", {}).get("dataset_name") == BUILTIN:
+        return BUILTIN_EXAMPLE
+    if hub["hub_model_id"] is not None and not is_public(hub_dataset(corpus)):
+        return None
+    path = record["settings"].get("data", {}).get("eval_dataset")
+    return _first_example(path, tokenizer) if path else None
+
+
+@functools.lru_cache(maxsize=8)
+def is_public(dataset: str | None) -> bool:
+    """Return whether anyone may read a data set of the Hub: it is known there without a token, and not gated."""
+    from huggingface_hub import HfApi, constants
+
+    if dataset is None or constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        found = HfApi(token=False).dataset_info(dataset, timeout=TIMEOUT_SECONDS)
+    except Exception as error:  # whatever keeps it from being known
+        logger.debug("%s is not known to be public: %s", dataset, error)
+        return False
+    return not found.private and not found.gated
+
+
+@functools.lru_cache(maxsize=8)
+def _first_example(folder: str, tokenizer: PreTrainedTokenizerFast) -> str | None:
+    try:
+        records = read_records(read_file(open_shards(folder).paths[0]))
+        rows = (decode_feature(one, "input_ids") for one in itertools.islice(records, NUM_ROWS))
+        return find_example(rows, tokenizer)
+    except (InputError, RunFailedError, OSError, ValueError, IndexError, KeyError) as error:
+        logger.debug("no example from %s: %s", folder, error)
+        return None
+
+
+def find_example(rows: Iterable[NDArray[np.integer]], tokenizer: PreTrainedTokenizerFast) -> str | None:
+    """Find the first plain sentence in rows of token ids in which a whole word can be masked; mask its longest word.
+
+    The model predicts the word as one token. There is no `<unk>` in the sentence.
+    """
+    for row in rows:
+        for text in _documents(row, tokenizer):
+            # What a row begins or ends with may be a part of a sentence; `PLAIN_SENTENCE` refuses most.
+            for sentence in sentences_of(text, "punctuation"):
+                if masked := _masked(sentence, tokenizer):
+                    return masked
+    return None
+
+
+def _documents(row: NDArray[np.integer], tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
+    """Decode the stretches of a row between special tokens; those with `<unk>` are left out."""
+    ids = special_ids(tokenizer)
+    unknown = ids.pop("unk")
+    is_text = ~np.isin(row, list(ids.values()))
+    bounds = np.flatnonzero(np.diff(np.concatenate([[False], is_text, [False]]).astype(np.int8)))
+    for begin, end in bounds.reshape(-1, 2):
+        # A stretch at the begin of a row may begin within a word.
+        if begin > 0 and unknown not in row[begin:end]:
+            yield tokenizer.decode(row[begin:end], clean_up_tokenization_spaces=False)
+
+
+def _masked(sentence: str, tokenizer: PreTrainedTokenizerFast) -> str | None:
+    """Mask the longest word of a sentence that is one token; None where it has none, or is not plain."""
+    if not MIN_CHARACTERS <= len(sentence) <= MAX_CHARACTERS or not PLAIN_SENTENCE.fullmatch(sentence):
+        return None
+    encoded = tokenizer(sentence, add_special_tokens=False, return_offsets_mapping=True)
+    ids, found = encoded["input_ids"], []
+    for place, (begin, end) in enumerate(encoded["offset_mapping"]):
+        word = sentence[begin:end].lstrip()
+        begin = end - len(word)
+        is_whole = not sentence[begin - 1 : begin].isalpha() and not sentence[end : end + 1].isalpha()
+        if begin > 0 and is_whole and word.isalpha() and len(word) >= MIN_WORD_CHARACTERS:
+            found.append((len(word), -place, begin, end))
+    for _, place, begin, end in sorted(found, reverse=True):
+        text = f"{sentence[:begin]}{tokenizer.mask_token}{sentence[end:]}"
+        expected = [*ids[:-place], tokenizer.mask_token_id, *ids[-place + 1 :]]
+        if tokenizer(text, add_special_tokens=False)["input_ids"] == expected:
+            return f"{sentence[:begin]}{MASK}{sentence[end:]}"
+    return None
