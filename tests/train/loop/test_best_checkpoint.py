@@ -42,7 +42,7 @@ def make_trainer(lines: list[dict[str, Any]], saved: tuple[int, ...] = (), *, ex
         return RECORD
 
     trainer: Any = Trainer.__new__(Trainer)
-    task = SimpleNamespace(score=lambda line: line["accuracy"])
+    task = SimpleNamespace(score=lambda line: line["accuracy"], summarize=lambda line: f"accuracy {line['accuracy']}")
     config = SimpleNamespace(run=SimpleNamespace(load_best_model_at_end=exports_best))
     trainer.run = SimpleNamespace(task=task, config=config, is_of_run=None)
     trainer.log, trainer.plan, trainer.restored = Log(lines), SimpleNamespace(num_steps=18), restored
@@ -83,6 +83,15 @@ def test_a_best_evaluation_without_a_checkpoint_is_named(caplog: pytest.LogCaptu
     assert make_trainer(lines, (4, 9, 18)).restore_best()[0] == 4
     assert make_trainer([], (9, 18)).restore_best() == (18, None)
     assert not caplog.messages
+
+
+def test_the_final_lines_say_of_which_step_the_model_is() -> None:
+    lines = lines_of(step_9=(0.6, 0.2), step_18=(0.5, 0.1))
+    described = make_trainer(lines)._describe_exported(9)
+    assert described == {"best checkpoint": "step 9 of 18, exported; the last step had accuracy 0.5"}
+    assert make_trainer(lines)._describe_exported(18) == {"best checkpoint": "step 18 of 18, the last, exported"}
+    assert make_trainer(lines, exports_best=False)._describe_exported(18) == {"exported": "step 18 of 18"}
+    assert make_trainer([])._describe_exported(18) == {"exported": "step 18 of 18"}
 
 
 def test_checkpoints_are_ranked_by_the_metric_of_this_call() -> None:
