@@ -1,12 +1,11 @@
-"""Pictures of scores."""
+"""Plots of scores."""
 
-import io
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlm_common.figures import new_figure
+from mlm_common.figures import image_of, new_figure
 
 # Of more classes a matrix cannot be read.
 MAX_CLASSES = 30
@@ -34,6 +33,7 @@ def draw_confusion(counts: NDArray[np.int64], names: Sequence[str]) -> bytes:
         axes.set(xlabel="prediction", ylabel="label")
         axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
         axes.set_yticks(range(len(names)), names)
-        image = io.BytesIO()
-        figure.savefig(image, dpi=120, format="png")
-    return image.getvalue()
+        axes.spines[:].set_visible(False)
+        axes.tick_params(length=0)
+        axes.set_title("Rows by label and prediction", loc="left", weight="bold")
+        return image_of(figure)

@@ -8,11 +8,16 @@ from typing import Any
 import pytest
 from matplotlib.image import imread
 
+from finetuning.config.settings import QuestionData
 from finetuning.tasks.questions import QuestionAnswering
 from tests.fixtures.recorded_runs import train_line, validation_line, write_run
 from train.metrics.plots import draw_run, draw_runs
 from train.metrics.run_curves import RunCurves, read_runs
 from train.tasks.task import task_record
+
+ANSWERS = task_record(
+    QuestionAnswering(None, QuestionData(), may_have_no_answer=False, pad_token_id=1, token_types=False)
+)
 
 
 def texts(svg: bytes) -> list[str]:
@@ -71,7 +76,7 @@ def test_phases_have_their_names_and_the_tokens_of_each(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("with_guess", [True, False])
 def test_fine_tuning_shows_the_metric_beside_the_loss_and_the_best_of_it(tmp_path: Path, with_guess: bool) -> None:
-    task = task_record(QuestionAnswering) | ({"guess": 2.0} if with_guess else {})
+    task = ANSWERS | {"guess": 2.0 if with_guess else None}
     record = run_of(tmp_path / "run", unigram_entropy_nats=None).record | {"task": task}
     record["settings"]["model"]["init_from"] = "work/model"
     scores = ((10, 4.0), (20, 61.5), (30, 55.0))
@@ -82,7 +87,7 @@ def test_fine_tuning_shows_the_metric_beside_the_loss_and_the_best_of_it(tmp_pat
 
 
 def test_the_lower_error_is_the_better_one(tmp_path: Path) -> None:
-    task = task_record(QuestionAnswering) | {"metric": "mse", "lower_is_better": True}
+    task = ANSWERS | {"metric": "mse", "lower_is_better": True}
     record = run_of(tmp_path / "run", unigram_entropy_nats=None).record | {"task": task}
     lines = [{"step": step, "split": "validation", "loss": 3.0, "mse": value} for step, value in ((10, 0.25), (20, 9))]
     assert "best 0.250" in texts(draw_run(RunCurves("run", record, lines), "svg"))

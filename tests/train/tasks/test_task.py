@@ -20,8 +20,9 @@ from train.loop.fitting import fit
 from train.loop.run import Run, build_publisher, prepare_run
 from train.loop.run_record import record_run
 from train.loop.trainer import Trainer, build_trainer
+from train.metrics.comparison import comparison_table
 from train.metrics.log import read_metrics
-from train.metrics.run_curves import comparison_table, read_runs
+from train.metrics.run_curves import read_runs
 from train.model.from_pretrained import load_model
 from train.tasks.task import CardFigure, Mean, Task, TaskCard
 
