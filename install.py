@@ -13,6 +13,7 @@ package: notebook services have hundreds, among them other versions of TensorFlo
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -52,6 +53,7 @@ TF_KERAS_FOR_TPU = "tf-keras>=2.20,<2.21"
 FOREIGN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "UV_SYSTEM_PYTHON", "UV_CONSTRAINT", "UV_OVERRIDE", "UV_PRERELEASE")
 TERMINAL_POLL_SECONDS, HEARTBEAT_SECONDS = 0.2, 30.0
 NUM_LOG_LINES_SHOWN = 8
+INDENT = " " * 7
 
 
 class InstallError(Exception):
@@ -92,11 +94,16 @@ def is_environment_of_the_project() -> bool:
     return True
 
 
+def say_at_once(text: str) -> None:
+    """Print a line, also into a file that someone watches."""
+    print(text, flush=True)
+
+
 def install(
     extra: str | None = None,
     environment: str | Path | None = None,
     more: Sequence[str] = (),
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = say_at_once,
 ) -> str:
     """Make the environment, or bring it up to date, and return the path of its interpreter.
 
@@ -123,6 +130,8 @@ def install(
     for name in more:
         if name not in declared:
             raise ValueError(f"--with must name extras of pyproject.toml; received {name!r}.")
+    for name in FOREIGN_VARIABLES:
+        os.environ.pop(name, None)  # also for the commands that the interpreter is to run
     folder = PROJECT_FOLDER / (environment or default_environment(extra))
     python = folder / "bin" / "python"
     installed = _read_record(folder)
@@ -131,8 +140,6 @@ def install(
     if installed == record and _is_usable(python):
         say(f"{_shown(folder)} is up to date.")
         return str(python)
-    for name in FOREIGN_VARIABLES:
-        os.environ.pop(name, None)  # also for the commands that the interpreter is to run
     reason = _reason_to_replace(folder, installed, extra)
     if reason:
         if not (folder / "pyvenv.cfg").exists():
@@ -141,8 +148,8 @@ def install(
         shutil.rmtree(folder)
     packages = " and ".join([EXTRAS[extra], "this project", *(name for name in wanted if name not in EXTRAS)])
     say(f"Installing {packages} into {_shown(folder)}: a minute or two on a fast connection.")
-    if installed:
-        (folder / RECORD_FILE).unlink()
+    with contextlib.suppress(FileNotFoundError):
+        (folder / RECORD_FILE).unlink()  # until all is installed
     _install_with_uv_or_pip(folder, extra, wanted, say)
     (folder / RECORD_FILE).write_text(json.dumps(record), encoding="utf-8")
     return str(python)
@@ -154,7 +161,7 @@ def add_extra(python: str, extra: str) -> None:
     Raises:
         InstallError: a package could not be installed.
     """
-    _install_packages(_find_uv(print), Path(python), ["--editable", f".[{extra}]"])
+    _install_packages(_find_uv(say_at_once), Path(python), ["--editable", f".[{extra}]"])
 
 
 def _extras_to_install(installed: dict[str, Any], extra: str, more: Sequence[str]) -> tuple[str, list[str]]:
@@ -298,9 +305,7 @@ def _shown(path: Path) -> str:
     return str(path.relative_to(PROJECT_FOLDER)) if PROJECT_FOLDER in path.parents else str(path)
 
 
-def run_with_progress(
-    command: Sequence[str], log: Path = LOG_FILE, status: Callable[[], str] | None = None, indent: str = "  "
-) -> None:
+def run_with_progress(command: Sequence[str], log: Path = LOG_FILE, status: Callable[[], str] | None = None) -> None:
     """Run a command with its output in a file, and show how it gets on.
 
     On a terminal one line shows the seconds and the status, and is erased at the end; elsewhere such a line is printed
@@ -328,11 +333,11 @@ def run_with_progress(
         except subprocess.TimeoutExpired:
             pass
         except KeyboardInterrupt:
-            print(f"\n{indent}Stopping. Press Ctrl-C again to end at once.", flush=True)
+            print(f"\n{INDENT}Stopping. Press Ctrl-C again to end at once.", flush=True)
             process.wait()  # a terminal sends Ctrl-C to it, too
             raise
         seconds = time.monotonic()
-        text = f"{indent}{seconds - started_seconds:3.0f} s  {(status or (lambda: last_line(log)))()}"
+        text = f"{INDENT}{seconds - started_seconds:3.0f} s  {(status or (lambda: last_line(log)))() or 'starting'}"
         if is_terminal:
             print("\r" + text[: shutil.get_terminal_size().columns - 1] + "\033[K", end="", flush=True)
         elif seconds - shown_seconds >= HEARTBEAT_SECONDS:

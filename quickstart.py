@@ -31,7 +31,6 @@ SHOW_TOKENS = (
     "import sys; from tokenizers import Tokenizer as T; print(*T.from_file(sys.argv[1]).encode(sys.argv[2]).tokens)"
 )
 NUM_COLUMNS = 100
-INDENT = " " * 7
 NUM_PREDICTIONS = 3
 
 
@@ -99,22 +98,23 @@ class QuickStart:
             )
             show_new()
         last = next(record for record in reversed(records) if record["split"] == "validation")
-        say(
-            f"validation loss {last['loss']:.2f} (perplexity {math.exp(last['loss']):.0f}), "
-            f"{baseline - last['loss']:.2f} below guessing: learned from context"
-        )
+        gain = baseline - last["loss"]
+        context = f", {gain:.2f} below guessing: learned from context" if gain > 0 else ""
+        say(f"validation loss {last['loss']:.2f} (perplexity {math.exp(last['loss']):.0f}){context}")
 
     def fill_masks(self) -> None:
         """Fill three masks, and show the likeliest words."""
+        print("\nWhat the model puts in the place of [MASK]:", flush=True)
         log = self._run("train/fill_mask.py", "--model", self._path("model/export"))
-        print()
-        for sentence, predictions in read_predictions(log.read_text(encoding="utf-8")):
+        found = read_predictions(log.read_text(encoding="utf-8"))
+        width = max(len(sentence) for sentence, _ in found)
+        for sentence, predictions in found:
             words = "   ".join(f"{token} {share:.0f} %" for share, token in predictions[:NUM_PREDICTIONS])
-            print(f"{sentence:<45}{words}")
+            print(f"{sentence:<{width}}   {words}")
 
     def _run(self, script: str, *flags: str, status: Callable[[], str] | None = None) -> Path:
         log = self._log(script)
-        install.run_with_progress([self.python, script, *flags], log, status, indent=INDENT)
+        install.run_with_progress([self.python, script, *flags], log, status)
         return log
 
     def _path(self, name: str) -> str:
@@ -149,12 +149,15 @@ def stage(title: str) -> Iterator[None]:
 def say(text: str) -> None:
     """Print below the title of a stage, in lines that fit."""
     for paragraph in text.splitlines():
-        print(textwrap.fill(paragraph, NUM_COLUMNS, initial_indent=INDENT, subsequent_indent=INDENT), flush=True)
+        print(
+            textwrap.fill(paragraph, NUM_COLUMNS, initial_indent=install.INDENT, subsequent_indent=install.INDENT),
+            flush=True,
+        )
 
 
 def show_line(text: str) -> None:
     """Print in the place of the line that shows how a command gets on."""
-    print(("\r\033[K" if sys.stdout.isatty() else "") + INDENT + text, flush=True)
+    print(("\r\033[K" if sys.stdout.isatty() else "") + install.INDENT + text, flush=True)
 
 
 def read_predictions(text: str) -> list[tuple[str, list[tuple[float, str]]]]:

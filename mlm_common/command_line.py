@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from mlm_common.console import second_interrupt_ends, set_up_console
-from mlm_common.errors import EXIT_INTERRUPTED, InputError, RunFailedError
+from mlm_common.errors import EXIT_INTERRUPTED, EXIT_STOPPED, InputError, RunFailedError
 from mlm_common.settings import spelled
 
 if TYPE_CHECKING:
@@ -199,7 +199,8 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
             try:
                 main(argv)
             except (InputError, RunFailedError) as error:
-                print(f"error: {error}", file=sys.stderr)
+                is_stop = error.exit_status == EXIT_STOPPED  # which is what was asked for
+                print(error if is_stop else f"error: {error}", file=sys.stderr)
                 return error.exit_status
             except KeyboardInterrupt:  # of which `second_interrupt_ends` has told
                 return EXIT_INTERRUPTED

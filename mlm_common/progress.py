@@ -22,9 +22,9 @@ class LoggedProgress:
         self._unit = unit
         self._started_seconds = self._line_seconds = time.monotonic()
         self.total = total
-        self.n = 0
+        self.n: float = 0
 
-    def update(self, n: int = 1) -> None:
+    def update(self, n: float = 1) -> None:
         """Count more units."""
         self.n += n
         now = time.monotonic()
@@ -32,7 +32,7 @@ class LoggedProgress:
             return
         self._line_seconds = now
         if not self.total or not self.n:
-            logger.info("%s: %s%s so far.", self._phase, f"{self.n:,}", self._unit)
+            logger.info("%s: %s%s so far.", self._phase, f"{self.n:,.0f}", self._unit)
             return
         seconds_left = (now - self._started_seconds) / self.n * (self.total - self.n)
         logger.info("%s: %.0f %%, %.0f s left.", self._phase, 100 * self.n / self.total, max(seconds_left, 0))

@@ -17,7 +17,10 @@ try:
     from train.config.settings import TrainingConfig
     from train.config.sources import parse_run_flags
 except ModuleNotFoundError as missing:
-    print(f"error    Python         {missing}. Install the project in its checkout: pip install -e '.[cpu]'")
+    print(
+        f"error    Python         {missing}. Activate the project's environment (source .venv/bin/activate) or make "
+        "one: python3 install.py"
+    )
     sys.exit(1)
 
 

@@ -49,6 +49,11 @@ class ExampleInputs(Inputs):
         """Rows to train on."""
         return self.train_rows.num_rows
 
+    @property
+    def num_eval_rows(self) -> int:
+        """Rows to evaluate on."""
+        return self.eval_rows.num_rows if self.eval_rows else 0
+
     @functools.cached_property
     def mean_length(self) -> float:  # type: ignore[override]
         """Tokens of a row to train on, on average, those it is filled up to included."""

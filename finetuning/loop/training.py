@@ -173,7 +173,6 @@ def predict(
     totals = add_up(stop) if add_up is not None else {}
     if totals is None:
         raise RunStoppedError(
-            "Stopped during the predictions, on request; the training is complete. Run the same command again to "
-            "predict."
+            f"Stopped{stop.in_words} while predicting; training is complete. Run the same command again to continue."
         )
     return {name: np.asarray(value) for name, value in totals.items()}

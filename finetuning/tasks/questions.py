@@ -161,6 +161,10 @@ class QuestionAnswering(ExampleTask):
         """Compute by what checkpoints are compared: F1."""
         return figures["f1"]
 
+    def summarize(self, figures: Mapping[str, float]) -> str:
+        """Summarize loss, F1 and exact match in a few words."""
+        return f"{super().summarize(figures)}  F1 {figures['f1']:.2f} %  exact match {figures['exact_match']:.2f} %"
+
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
         """Describe loss, exact match and F1, beside what the best guess without the question scores."""
         number = f"{figures['num_questions']:,} questions in {figures['num_rows']:,} windows"

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from finetuning.data.rows import INDEX
 from finetuning.scores.classification import COMBINED, is_degenerate
-from finetuning.tasks.task import ExampleTask, shown_score
+from finetuning.tasks.task import ExampleTask, shown_score, with_metric
 from train.data.features import Feature
 from train.tasks.task import Mean
 
@@ -110,6 +110,10 @@ class RowTask(ExampleTask):
         """Compute by what checkpoints are compared."""
         value = figures[self.metric]
         return -value if self.metric in (*self.errors, "loss") else value
+
+    def summarize(self, figures: Mapping[str, float]) -> str:
+        """Summarize loss and the metric that checkpoints are compared by in a few words."""
+        return with_metric(super().summarize(figures), figures, self.metric)
 
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
         """Describe loss and metrics, beside what a guess without the text would score."""

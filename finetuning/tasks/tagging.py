@@ -11,7 +11,7 @@ from finetuning.data.rows import INDEX
 from finetuning.data.tagged import NO_TAG, NO_WORD, WORD, Sentences
 from finetuning.scores.classification import chosen_metric
 from finetuning.scores.tagging import default_tag, is_degenerate, metrics_of, scores
-from finetuning.tasks.task import ExampleTask, shown_score
+from finetuning.tasks.task import ExampleTask, shown_score, with_metric
 from mlm_common.settings import require
 from train.data.features import Feature
 from train.tasks.task import CardFigure, Mean, TaskCard
@@ -157,6 +157,10 @@ class Tagging(ExampleTask):
     def score(self, figures: Mapping[str, float]) -> float:
         """Compute by what checkpoints are compared."""
         return -figures["loss"] if self.metric == "loss" else figures[self.metric]
+
+    def summarize(self, figures: Mapping[str, float]) -> str:
+        """Summarize loss and the metric that checkpoints are compared by in a few words."""
+        return with_metric(super().summarize(figures), figures, self.metric)
 
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
         """Describe loss and metrics for people, beside what a guess without the text would score."""

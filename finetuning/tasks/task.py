@@ -21,6 +21,11 @@ def shown_score(value: float) -> str:
     return f"{value:.4f}" if value == 0 or abs(value) >= 0.001 else f"{value:.4g}"
 
 
+def with_metric(summary: str, figures: Mapping[str, float], metric: str) -> str:
+    """Add a metric to the summary of an evaluation, unless that is the loss, which is there."""
+    return summary if metric == "loss" else f"{summary}  {metric.replace('_', ' ')} {shown_score(figures[metric])}"
+
+
 class ExampleTask(Task):
     """Learns from rows of `finetuning.data.rows`.
 

@@ -172,19 +172,3 @@ def test_the_site_builds(tmp_path, tmp_path_factory):
     for page in (tmp_path / "site").rglob("*.html"):
         loaded = re.findall(r'(?:src|<link [^>]*?href)="(https?:[^"]+)"', page.read_text(encoding="utf-8"))
         assert not loaded, page
-
-
-@pytest.mark.slow
-def test_the_quick_start(tmp_path):
-    """All of `make quickstart`, with few steps, in the environment the tests run in."""
-    settings = [f"QUICKSTART_DIR={tmp_path}", "QUICKSTART_STEPS=4"]
-    done = subprocess.run(["make", "quickstart", *settings], cwd=PROJECT, capture_output=True, encoding="utf-8")
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert (tmp_path / "model" / "export" / "model.safetensors").exists()
-    assert "unigram entropy" in done.stdout
-    assert done.stdout.count("[MASK]") == 3
-    # Two processes have read the same text, about as much as is wanted at most.
-    texts = re.findall(r"Built-in corpus: ([\d,]+ documents), ([\d.]+) MB", done.stderr)
-    assert len(texts) == 2
-    assert texts[0] == texts[1]
-    assert 10 < float(texts[0][1]) <= 25

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import venv
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,7 @@ def test_facts_that_stand_in_two_places_agree() -> None:
     assert install.TPU_DEVICE_PATTERNS == tpu_devices.TPU_DEVICE_PATTERNS
     declared = (PROJECT / "pyproject.toml").read_text(encoding="utf-8")
     assert f'name = "{install.PROJECT_NAME}"' in declared
+    assert f'requires-python = "{install._python_specifier()}"' in declared
     for extra in install.EXTRAS:
         assert re.search(rf"^{extra} = \[", declared, flags=re.M)
     # tf-keras is of TensorFlow's own minor version, and the preflight computes by what a TPU VM has.
@@ -86,12 +88,164 @@ def test_bad_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     assert "MLM_EXTRA must be one of cpu, gpu, tpu, preflight; received 'npu'." in capsys.readouterr().err
 
 
-def test_a_failed_installation_says_which_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+FAKE_UV = """#!/bin/sh
+echo "uv $*" >> {log}
+[ "$1" = venv ] || exit 0
+for folder; do :; done
+mkdir -p "$folder/bin" && ln -s {python} "$folder/bin/python" && touch "$folder/pyvenv.cfg"
+"""
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """A stand-in for uv on the PATH, and one for pip; returns the commands given to them."""
+    log = tmp_path / "commands.log"
+    log.touch()
+    (tmp_path / "uv").write_text(FAKE_UV.format(log=log, python=sys.executable), encoding="utf-8")
+    (tmp_path / "uv").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    run = install.run_with_progress
+
+    def record(command: Sequence[str]) -> None:
+        if "pip" in command[1:4] and "-m" in command:
+            with log.open("a", encoding="utf-8") as file:
+                file.write(f"pip {' '.join(command[5:])}\n")
+        else:
+            run(command, tmp_path / "install.log")
+
+    monkeypatch.setattr(install, "run_with_progress", record)
+    return lambda: log.read_text(encoding="utf-8").splitlines()
+
+
+def make(folder: Path, *flags: str) -> int:
+    return install.main(["--environment", str(folder), *flags])
+
+
+def test_uv_makes_the_environment_once(
+    commands: Callable[[], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(install, "_find_uv", lambda: "false")
-    assert install.main(["--extra", "cpu", "--environment", str(tmp_path)]) == 1
-    assert "error: false venv" in capsys.readouterr().err
+    folder = tmp_path / "environment"
+    assert make(folder, "--extra", "cpu") == 0
+    made, installed = commands()
+    assert made.startswith("uv venv --seed --python ")
+    assert installed.endswith("--editable .[cpu]")
+    printed = capsys.readouterr().out
+    assert "Installing TensorFlow for the CPU (about 0.5 GB)" in printed
+    assert printed.splitlines()[-1] == f"Activate it: source {folder}/bin/activate"
+    assert make(folder, "--extra", "cpu") == 0
+    assert "is up to date." in capsys.readouterr().out
+    assert len(commands()) == 2
+    # More of it is added to what it has; a later command that asks for less has nothing to do.
+    assert make(folder, "--extra", "cpu", "--with", "test") == 0
+    assert commands()[2:] == [f"uv pip install --python {folder}/bin/python --editable .[cpu,test]"]
+    assert make(folder, "--extra", "cpu") == 0
+    assert len(commands()) == 3
+
+
+def test_an_environment_for_a_tpu_has_its_tensorflow_alone(
+    commands: Callable[[], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "environment"
+    assert make(folder, "--extra", "cpu") == 0
+    assert make(folder, "--extra", "tpu") == 0
+    assert "it is for cpu, not tpu" in capsys.readouterr().out
+    made, installed, keras = commands()[2:]
+    assert made.startswith("uv venv")
+    assert installed.endswith(".[tpu]")
+    assert keras.endswith(f"--no-deps {install.TF_KERAS_FOR_TPU}")
+    # `make test` asks for the CPU's, and leaves the TPU's as it is.
+    assert make(folder, "--extra", "cpu", "--with", "test") == 0
+    assert commands()[5].endswith(".[tpu,test]")
+
+
+@pytest.mark.parametrize("interpreter", ["#!/bin/sh\necho 3 14\n", "#!/nowhere/python\n"], ids=["wrong", "missing"])
+def test_an_environment_with_an_interpreter_that_does_not_fit_is_replaced(
+    interpreter: str, commands: Callable[[], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = tmp_path / "environment" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(interpreter, encoding="utf-8")
+    python.chmod(0o755)
+    assert make(tmp_path / "environment", "--extra", "cpu") == 1  # it may be anything
+    assert "is no Python environment" in capsys.readouterr().err
+    (tmp_path / "environment" / "pyvenv.cfg").touch()
+    assert make(tmp_path / "environment", "--extra", "cpu") == 0
+    assert f"Replacing {tmp_path / 'environment'}: its Python is " in capsys.readouterr().out
+    assert len(commands()) == 2
+    assert python.is_symlink()
+
+
+def test_a_python_that_does_not_fit_leaves_nothing(
+    commands: Callable[[], list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(install.sys, "version_info", (3, 14, 0))
+    assert make(tmp_path / "with-uv", "--extra", "cpu") == 0
+    assert "--python >=3.10,<3.14 " in commands()[0]  # uv finds or fetches one
+    monkeypatch.setattr(install, "_find_uv", lambda _: None)
+    assert make(tmp_path / "without", "--extra", "cpu") == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "Python 3.10, 3.11, 3.12 or 3.13 is needed" in error
+    assert "is 3.14.0. Install one of them" in error
+    assert not (tmp_path / "without").exists()
+
+
+def test_pip_takes_over_where_uv_fails_or_is_not_to_be_had(
+    commands: Callable[[], list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    uv = (tmp_path / "uv").read_text(encoding="utf-8").replace("|| exit 0", "|| { echo no route to host; exit 3; }")
+    (tmp_path / "uv").write_text(uv, encoding="utf-8")
+    assert make(tmp_path / "first", "--extra", "cpu") == 0
+    assert "ended with status 3" in (printed := capsys.readouterr().out)
+    assert "no route to host" in printed
+    assert "Trying pip instead of uv." in printed
+    monkeypatch.setattr(install, "_find_uv", lambda _: None)
+    assert make(tmp_path / "second", "--extra", "cpu") == 0
+    by_uv, by_pip = commands()[1:-1], [command for command in commands() if command.startswith("pip ")]
+    assert len(by_uv) == 2
+    assert [command.split(" ", 3)[-1] for command in by_pip] == ["--editable .[cpu]"] * 2
+    assert (tmp_path / "second" / "bin" / "activate").exists()
+
+
+def test_what_a_command_does_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(install, "HEARTBEAT_SECONDS", 0.0)
+    program = "import time; print('Downloading tensorflow', flush=True); time.sleep(1); raise SystemExit(7)"
+    with pytest.raises(install.CommandError, match=r"ended with status 7(.|\n)*Downloading tensorflow"):
+        install.run_with_progress([sys.executable, "-c", program], tmp_path / "a.log")
+    printed = capfd.readouterr().out
+    assert " s  Downloading tensorflow" in printed
+    assert "\r" not in printed  # as a file gets it
+
+
+def test_make_lists_its_targets() -> None:
+    shown = subprocess.run(["make"], cwd=PROJECT, capture_output=True, encoding="utf-8", check=True).stdout
+    targets = [line.split()[1] for line in shown.splitlines()]
+    assert {"help", "quickstart", "test", "test-slow", "lint", "docs"} <= set(targets)
+
+
+SCRIPTS = [
+    path.relative_to(PROJECT)
+    for folder in ("tokenizer_training", "tfrecord_prep", "train", "finetuning")
+    for path in sorted((PROJECT / folder).glob("*.py"))
+    if "__main__" in path.read_text(encoding="utf-8")
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=str)
+def test_a_script_outside_the_environment_says_so_in_one_line(script: Path) -> None:
+    bare = [sys.executable, "-S", "-E", script]
+    done = subprocess.run(bare, cwd=PROJECT, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode in (1, 2)
+    (line,) = (done.stdout + done.stderr).splitlines()
+    assert script.name == "doctor.py" or "source .venv/bin/activate" in line
 
 
 def test_both_notebooks_install_alike() -> None:
@@ -100,20 +254,27 @@ def test_both_notebooks_install_alike() -> None:
     assert first == second
 
 
-def test_an_extra_is_added_to_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    commands: list[tuple] = []
-    monkeypatch.setattr(install, "_find_uv", lambda: "uv")
-    monkeypatch.setattr(install, "_run", lambda *command: commands.append(command))
+def test_an_extra_is_added_to_an_environment(commands: Callable[[], list[str]]) -> None:
     install.add_extra("/env/bin/python", "finetuning")
-    ((*_, python, editable, project),) = commands
-    assert (python, editable, project) == ("/env/bin/python", "--editable", ".[finetuning]")
+    assert commands() == ["uv pip install --python /env/bin/python --editable .[finetuning]"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("python_version", "jax"), [("3.10", "0.6.2"), ("3.11", "0.7.1"), ("3.12", "0.7.1")])
+@pytest.mark.parametrize(
+    ("python_version", "jax"), [("3.10", "0.6.2"), ("3.11", "0.7.1"), ("3.12", "0.7.1"), ("3.13", "0.7.1")]
+)
 def test_the_preflight_can_be_installed_for_each_python(python_version: str, jax: str) -> None:
     platform = ("--python-platform", "x86_64-manylinux_2_31", "--python-version", python_version)
-    resolve = [install._find_uv(), "pip", "compile", "--quiet", "pyproject.toml", "--extra", "preflight", *platform]
+    resolve = [
+        str(install._find_uv(print)),
+        "pip",
+        "compile",
+        "--quiet",
+        "pyproject.toml",
+        "--extra",
+        "preflight",
+        *platform,
+    ]
     environment = {name: value for name, value in os.environ.items() if name not in install.FOREIGN_VARIABLES}
     # None may have to be built.
     command = [*resolve, "--only-binary", ":all:"]
@@ -148,7 +309,7 @@ def test_the_install_cell_on_a_service_with_other_packages(tmp_path: Path) -> No
 
     installed = printed.splitlines()[-1]
     clone = tmp_path / "mlm-pretraining"
-    assert installed == str(clone / ".venv-tpu/bin/python")
+    assert installed == str(clone / ".venv/bin/python")
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([installed, *arguments], cwd=clone, env=inherited, capture_output=True, encoding="utf-8")
@@ -156,7 +317,7 @@ def test_the_install_cell_on_a_service_with_other_packages(tmp_path: Path) -> No
     inherited |= COMPILER_ENVIRONMENT  # with it libtpu looks for no TPU and for no metadata server
     version, path, has_tensorflow, has_tensorflow_tpu = run("-c", SHOW_TENSORFLOW).stdout.split()
     assert version.startswith("2.20.")
-    assert path.startswith(str(clone / ".venv-tpu"))
+    assert path.startswith(str(clone / ".venv"))
     assert (has_tensorflow, has_tensorflow_tpu) == ("False", "True")
 
     flags = run_flags(write_shards(tmp_path), tmp_path / "run")

@@ -1,4 +1,4 @@
-"""The folders: few entries at the top of train/, names that shadow nothing, and README's map of them."""
+"""The folders: few entries at the top of train/, names that shadow nothing, and the map of them in CONTRIBUTING.md."""
 
 import ast
 import importlib
@@ -35,10 +35,9 @@ def test_modules_shadow_nothing() -> None:
         assert not names & taken, folder
 
 
-def test_the_map_of_readme_names_all_folders() -> None:
-    (tree,) = re.findall(
-        r"^mlm_common/.*?(?=^```)", (PROJECT / "README.md").read_text(encoding="utf-8"), flags=re.M | re.S
-    )
+def test_the_map_of_the_code_names_all_folders() -> None:
+    page = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (tree,) = re.findall(r"^mlm_common/.*?(?=^```)", page, flags=re.M | re.S)
     folders: list[str] = []
     for branch, name in re.findall(r"^([│├└─ ]*)([\w.]+)/ +\S", tree, flags=re.M):
         parents = folders[-1].split("/")[: len(branch) // 4] if folders else []

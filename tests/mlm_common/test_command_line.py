@@ -10,6 +10,7 @@ from typing import Literal
 
 import pytest
 
+from mlm_common import command_line
 from mlm_common.command_line import command, parse_arguments, read_yaml_file
 from mlm_common.errors import InputError, PermanentError, RunFailedError
 
@@ -105,6 +106,18 @@ def test_mistakes_of_the_program_keep_their_traceback() -> None:
 
     with pytest.raises(ZeroDivisionError):
         main([])
+
+
+def test_the_commit_has_changes_where_tracked_files_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.com", "-C", str(tmp_path)]
+    (tmp_path / "tracked").touch()
+    for words in (["init", "--quiet"], ["add", "tracked"], ["commit", "--quiet", "--message", "first"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setattr(command_line, "PROJECT_FOLDER", tmp_path)
+    (tmp_path / "output").touch()
+    assert "+" not in command_line.commit()
+    (tmp_path / "tracked").write_text("changed", encoding="utf-8")
+    assert command_line.commit().endswith("+changes")
 
 
 @dataclass

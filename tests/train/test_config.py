@@ -84,5 +84,5 @@ def test_a_run_on_a_tpu_is_planned_to_save_each_quarter_of_an_hour_unless_told_o
     config = parse(*flags)
     plan = make_plan(config.optimization, config.run, num_rows=1000, max_length=128, num_replicas=8)
     assert plan.save_minutes == minutes
-    intervals = plan.describe(1)["evaluation, checkpoint"]
+    intervals = plan.describe(1)["save"]
     assert intervals.endswith(f" steps, and every {minutes} minutes" if minutes else " steps")

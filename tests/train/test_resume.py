@@ -56,12 +56,12 @@ def test_killed_while_saving_and_while_evaluating(runs, whole_run, shards, tmp_p
 
 
 @pytest.mark.slow
-def test_sigterm_saves_and_the_run_resumes(runs, whole_run, shards, tmp_path):
+def test_sigterm_and_ctrl_c_save_and_the_run_resumes(runs, whole_run, shards, tmp_path):
     """Once in an evaluation, which is made up for, and once in the middle of an epoch."""
     flags = run_flags(shards, tmp_path / "run", *FLAGS, "--save-steps", "100")
     assert runs.run_and_signal(flags, "evaluate", 1, signal.SIGTERM, 0.0) == EXIT_STOPPED
     assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("*.json")] == ["step-00000005.json"]
-    assert runs.run_and_signal([*flags, "--resume", "must"], "train", 2, signal.SIGTERM, 0.0) == EXIT_STOPPED
+    assert runs.run_and_signal([*flags, "--resume", "must"], "train", 2, signal.SIGINT, 0.0) == EXIT_STOPPED
     assert not (tmp_path / "run" / "export").exists()
     assert runs.run([*flags, "--resume", "must"]) == 0
     assert_same_run(tmp_path / "run", whole_run)
@@ -137,8 +137,7 @@ def test_more_steps_resume_with_the_new_schedule(finished_run, shards, tmp_path,
     shutil.copytree(finished_run, tmp_path / "run")
     assert main(run_flags(shards, tmp_path / "run", "--max-steps", "8")) == 0
     printed = capsys.readouterr().out
-    assert "after step 6 of 8, from " in printed
-    assert "at row 48 (epoch 0.37)" in printed
+    assert "resuming at step 6 of 8 (epoch 0.37)" in printed
     assert "the run's length changed from 6 to 8 steps: the learning rate resumes at 0.0005" in printed
     assert [line["step"] for line in read_metrics(str(tmp_path / "run"))][-2:] == [8, 8]
     assert main(run_flags(shards, tmp_path / "run", "--max-steps", "5")) == 2
@@ -155,7 +154,7 @@ def test_another_number_of_replicas_resumes_with_the_same_batch(runs, whole_run,
         assert main(flags) == 2
         assert "A run must resume with its global batch of 8 rows; received 4" in capsys.readouterr().err
         assert main([*flags, "--per-replica-batch-size", "4"]) == 0
-    assert "not bit for bit the run it would have been" in (printed := capsys.readouterr().out)
+    assert "results may differ in the last bits" in (printed := capsys.readouterr().out)
     assert "replicas 2 -> 1" in printed
     for line, expected in zip(timeless_lines(tmp_path / "run"), timeless_lines(whole_run), strict=True):
         assert line.pop("split") == expected.pop("split")

@@ -126,13 +126,13 @@ def test_a_stopped_deberta_v3_with_dropout_resumes_to_the_same_end(shards, tmp_p
 
 
 @pytest.mark.usefixtures("one_device")
-def test_sigterm_in_the_last_evaluation_is_a_stop_without_figures_and_the_run_resumes(shards, tmp_path, capsys):
+def test_ctrl_c_in_the_last_evaluation_is_a_stop_without_figures_and_the_run_resumes(shards, tmp_path, capsys):
     tell, phases = heartbeat.report, []
 
     def report(phase, step=0):
         phases.append((phase, step))
         if phase == "evaluate" and ("train", NUM_STEPS - 1) in phases:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
         tell(phase, step)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -140,15 +140,16 @@ def test_sigterm_in_the_last_evaluation_is_a_stop_without_figures_and_the_run_re
         assert main(run_flags(shards, tmp_path / "run", "--save-steps", "100")) == EXIT_STOPPED
     assert phases.count(("evaluate", 0)) == 2
     printed, errors = capsys.readouterr()
-    assert "unigram entropy" not in printed  # the table of a finished run
-    assert f"after step {NUM_STEPS} of {NUM_STEPS}, which is saved" in errors
+    assert "frequency baseline" not in printed  # the table of a finished run
+    assert f"Stopped at step {NUM_STEPS} of {NUM_STEPS}, saved. Run the same command again" in errors
+    assert "error:" not in errors
     assert not (tmp_path / "run" / "export").exists()
 
     assert main(run_flags(shards, tmp_path / "run")) == 0
     printed, _ = capsys.readouterr()
     last = read_metrics(str(tmp_path / "run"))[-1]
     assert (last["split"], last["step"]) == ("validation", NUM_STEPS)
-    assert f"{last['loss']:.4f}" in printed.partition("unigram entropy")[2]
+    assert f"{last['loss']:.4f}" in printed.partition("frequency baseline")[2]
 
 
 def test_a_finished_run_is_only_evaluated_and_exported_again(finished_run, shards, tmp_path):

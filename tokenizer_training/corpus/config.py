@@ -173,6 +173,11 @@ class CorpusConfig:
         return dataclasses.replace(self, **{name: getattr(defaults, name) for name in without})
 
     @property
+    def txt_unit(self) -> SampleBy:
+        """What one document of a .txt file is."""
+        return self.sample_by or DEFAULT_SAMPLE_BY
+
+    @property
     def is_given(self) -> bool:
         """Whether a corpus was named at all."""
         return bool(self.dataset_name or self.data_files)

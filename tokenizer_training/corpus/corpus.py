@@ -14,7 +14,7 @@ from mlm_common.storage.reading import StoredFile
 from tokenizer_training.corpus.bad_rows import BadRows
 from tokenizer_training.corpus.builtin import describe_builtin_corpus, read_builtin_corpus
 from tokenizer_training.corpus.byte_ranges import ByteRange, draw_byte_ranges, group_byte_ranges, is_for_few_workers
-from tokenizer_training.corpus.config import BUILTIN, DEFAULT_SAMPLE_BY, HELD_OUT_SPLITS, CorpusConfig
+from tokenizer_training.corpus.config import BUILTIN, HELD_OUT_SPLITS, CorpusConfig
 from tokenizer_training.corpus.dataset import Dataset
 from tokenizer_training.corpus.passages import grouped_by_size
 from tokenizer_training.corpus.record import FILES_KEYS, file_record
@@ -87,12 +87,12 @@ class Corpus:
         """
         if not self.has_byte_ranges(split_name, partition_bytes):
             return grouped_by_size(self.documents(split_name, bad_rows), partition_bytes)
-        return group_byte_ranges(self.files(split_name), self.config.sample_by, partition_bytes)
+        return group_byte_ranges(self.files(split_name), self.config.txt_unit, partition_bytes)
 
     def has_byte_ranges(self, split_name: str, partition_bytes: int) -> bool:
         """Tell whether the partitions are byte ranges of files, which workers read by themselves."""
         files = self._files_to_cut(split_name)
-        return bool(files) and not is_for_few_workers(files, self.config.sample_by, partition_bytes)
+        return bool(files) and not is_for_few_workers(files, self.config.txt_unit, partition_bytes)
 
     def sampled_documents(
         self, split_name: str, max_bytes: int, seed: int, bad_rows: BadRows | None = None
@@ -118,7 +118,7 @@ class Corpus:
         """Draw the byte ranges to read for a sample, None for all of the split."""
         num_bytes = int(2 * max_bytes / _share_of_split(self.config, split_name))
         files, config = self._files_to_cut(split_name), self.config
-        return draw_byte_ranges(files, config.sample_by, config.text_column, num_bytes, seed)
+        return draw_byte_ranges(files, config.txt_unit, config.text_column, num_bytes, seed)
 
     def _files_to_cut(self, split_name: str) -> tuple[StoredFile, ...]:
         """List the files of a split, none where its documents must be counted from the first on."""
@@ -144,7 +144,7 @@ def read_partition(
     """
     for item in partition:
         if isinstance(item, ByteRange):
-            documents = read_byte_range(item, config.text_column, config.sample_by, config.on_bad_row, bad_rows)
+            documents = read_byte_range(item, config.text_column, config.txt_unit, config.on_bad_row, bad_rows)
             yield from _documents_of_split(config, split_name, documents)
         else:
             yield item
@@ -162,7 +162,7 @@ def open_corpus(config: CorpusConfig) -> Corpus:
     if config.trust_remote_code:
         logger.warning("--trust-remote-code has no effect: `datasets` does not run code from data sets any more.")
     is_sample_by_chosen = config.sample_by is not None
-    config = dataclasses.replace(_with_absolute_paths(config), sample_by=config.sample_by or DEFAULT_SAMPLE_BY)
+    config = dataclasses.replace(_with_absolute_paths(config), sample_by=config.txt_unit)
     dataset = None
     if config.dataset_name not in (None, BUILTIN):
         dataset = Dataset(config)
@@ -222,7 +222,7 @@ def _open_files(config: CorpusConfig, key: str, record: dict[str, Any]) -> Sourc
 
     def read(bad_rows: BadRows) -> Iterator[str]:
         return chain.from_iterable(
-            read_byte_range(ByteRange(file), config.text_column, config.sample_by, config.on_bad_row, bad_rows)
+            read_byte_range(ByteRange(file), config.text_column, config.txt_unit, config.on_bad_row, bad_rows)
             for file in files
         )
 

@@ -1,7 +1,6 @@
 """Checkpoints of a run: its variables copied off the device, then written and rotated by a thread; and restored."""
 
 import logging
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -129,17 +128,6 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """List the steps of the checkpoints that are there, in ascending order."""
         return self._store.steps()
-
-    def path(self, step: int) -> str:
-        """Name the file with the variables of a checkpoint."""
-        return self._store.path(step)
-
-    def describe(self) -> str:
-        """Describe, for people, what saving has cost so far."""
-        if not self.stall_seconds:
-            return "none saved"
-        median_seconds = statistics.median(self.stall_seconds)
-        return f"{len(self.stall_seconds)} saved, for each of which training waited {median_seconds:.2f} s (median)"
 
     def save(self, copy: Callable[[], tuple[CheckpointRecord, Arrays]]) -> None:
         """Call `copy` for a record and the variables, and have the thread write them; nothing but on the chief.

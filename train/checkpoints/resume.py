@@ -95,9 +95,8 @@ def describe_resume_point(
     versions: dict[str, str],
     computation: dict[str, Any],
     made_by: dict[str, str],
-    checkpoint_path: str,
 ) -> Iterator[str]:
-    """Yield what a person should know of where training begins or resumes, in sentences.
+    """Yield what a person should know of where training starts or resumes, in sentences.
 
     Args:
         point: where that is.
@@ -106,15 +105,14 @@ def describe_resume_point(
         versions: of the libraries.
         computation: how steps are computed, as a checkpoint's record says it.
         made_by: what a checkpoint's record says by that name.
-        checkpoint_path: of the checkpoint it resumes from.
     """
     checkpoint = point.checkpoint
-    row = plan.row_after(point.step, point.num_skipped_rows)
-    place = f"row {row:,} (epoch {row / plan.num_rows:.2f})"
     if checkpoint is None:
-        yield f"step 0 of {plan.num_steps:,}, with the initial weights, at {place}"
+        init_from = config.model.init_from
+        yield f"starting from the weights of {init_from}" if init_from else "starting from scratch"
         return
-    yield f"after step {point.step:,} of {plan.num_steps:,}, from {checkpoint_path}, at {place}"
+    epoch = plan.row_after(point.step, point.num_skipped_rows) / plan.num_rows
+    yield f"resuming at step {point.step:,} of {plan.num_steps:,} (epoch {epoch:.2f})"
     if phase_index(checkpoint.plan) < len(plan.before):
         return  # what differs from the phase before is meant to
     changes = dict(_changes(current_settings(checkpoint.settings, type(config)), config))
@@ -135,20 +133,21 @@ def describe_resume_point(
             continue
         if checkpoint.versions.get(name) != versions.get(name):
             inexact.append(f"{name} {checkpoint.versions.get(name)} -> {versions.get(name)}")
-    made_before = {name: checkpoint.made_by.get(name, "unknown") for name in made_by}
-    others = [f"{name} {made_before[name]} -> {now}" for name, now in made_by.items() if made_before[name] != now]
-    if others:
-        yield f"perhaps not bit for bit the run it would have been, because of {', '.join(others)}"
+    for name, now in made_by.items():
+        if (before_now := checkpoint.made_by.get(name, "unknown")) != now:
+            shown = " → ".join(one.replace("+changes", " + local changes") for one in (before_now, now))
+            what = "code" if name == "commit" else name
+            yield f"note: the {what} has changed since this run started ({shown}), so the result may differ slightly"
     is_drawn_alike = checkpoint.generator == GENERATOR
     if not is_drawn_alike:
         yield (
-            "not the run it would have been: from here on masks and dropout are drawn by another generator, since the "
-            "checkpoint is of a version before 0.3.0. Rows are the same"
+            "note: the result will differ from an uninterrupted run: from here on masks and dropout are drawn by "
+            "another generator, because the checkpoint is of a version before 0.3.0. Rows are the same"
         )
     if inexact:
         yield (
-            f"not bit for bit the run it would have been, because of {', '.join(inexact)}: sums are rounded in "
-            f"another order. {'Rows, masks and dropout' if is_drawn_alike else 'Rows'} are the same"
+            f"note: results may differ in the last bits from an uninterrupted run: {', '.join(inexact)}. Sums are "
+            f"rounded in another order; {'rows, masks and dropout' if is_drawn_alike else 'rows'} are the same"
         )
 
 

@@ -301,10 +301,20 @@ class RunConfig:
         group=BATCH,
     )
     seed: int = flag(0, "Seed of initial weights, order of rows and masks.")
-    log_steps: int = changeable(50, "Write a line of metrics.jsonl every N steps.", group=EVALUATION)
-    eval_steps: int | None = changeable(None, "Evaluate every N steps. Default: ten times per run.", group=EVALUATION)
+    log_steps: int | None = changeable(
+        None,
+        "Write a line of metrics.jsonl every N steps. Default: a fiftieth of the run, at most 50.",
+        group=EVALUATION,
+    )
+    eval_steps: int | None = changeable(
+        None,
+        "Evaluate every N steps. Default: at most ten times per run, in at most a tenth of its time.",
+        group=EVALUATION,
+    )
     save_steps: int | None = changeable(
-        None, "Save a checkpoint every N steps. Default: at each evaluation.", group=CHECKPOINTS
+        None,
+        "Save a checkpoint every N steps. Default: at each evaluation if --eval-steps is given, else ten per run.",
+        group=CHECKPOINTS,
     )
     save_minutes: float | None = changeable(
         None,

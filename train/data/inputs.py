@@ -36,6 +36,11 @@ class Inputs(ABC):
         """Rows to train on."""
 
     @property
+    @abstractmethod
+    def num_eval_rows(self) -> int:
+        """Rows to evaluate on; 0 where nothing is evaluated."""
+
+    @property
     def unigram_entropy_nats(self) -> float | None:
         """Entropy of the token frequencies of the rows to evaluate on, where it is known."""
         return None

@@ -47,6 +47,11 @@ class TrainingInputs(Inputs):
         return self.train_shards.num_rows
 
     @property
+    def num_eval_rows(self) -> int:
+        """Rows to evaluate on."""
+        return self.eval_shards.num_rows if self.eval_shards else 0
+
+    @property
     def unigram_entropy_nats(self) -> float | None:
         """Entropy of the token frequencies of the rows to evaluate on; None without their manifest."""
         manifest = self.eval_shards.manifest if self.eval_shards else None

@@ -64,15 +64,16 @@ class TrainingHooks:
         self._saved_step = -1 if self._start.checkpoint is None else self._start.step
         self._saved_seconds = time.monotonic()
         config = trainer.run.config
-        self._throughput = Throughput(trainer.plan, trainer.full_speed_step_seconds)
         self._log = TrainingLog(
             *(trainer.model, trainer.log, trainer.plan),
             start_step=self._start.step,
             logged_step=self._start.logged_step,
             num_skipped_rows=self._start.num_skipped_rows,
             take_wait_seconds=lambda: self.steps_per_execution.take_wait_seconds(),
-            throughput=self._throughput,
+            throughput=Throughput(trainer.plan, trainer.full_speed_step_seconds),
             max_loss_rise=config.run.max_loss_rise,
+            num_eval_rows=trainer.run.inputs.num_eval_rows,
+            advice=trainer.run.advice_on_time if trainer.is_on_cpu else "",
         )
         wait_for_device = trainer.model.optimizer.iterations.numpy
         self._profile = Profile(
@@ -83,7 +84,8 @@ class TrainingHooks:
         # In the order in which they are called. On all workers the same steps, though one alone pushes and profiles.
         hooks = [
             Hook(self._profile.begin_or_end, at_steps=config.run.profiled_steps or ()),
-            Hook(self._log.write_train, every_steps=config.run.log_steps),
+            Hook(self._log.advance),
+            Hook(self._log.write_train, every_steps=config.run.log_steps or self._plan.log_steps),
             Hook(self._evaluate, every_steps=self._plan.eval_steps),
             Hook(self._report),
             Hook(self._save, every_steps=self._plan.save_steps),
@@ -134,13 +136,14 @@ class TrainingHooks:
     def _evaluate(self, step: int) -> None:
         if self._trainer.evaluate is None:
             return
-        with self._throughput.clock_stopped():
+        with self._log.clock_stopped(is_evaluation=True):
             figures = self._trainer.evaluate(self._stop)
             if figures is not None:  # else it is made up for at the next start
                 self._figures, self._evaluated_step = figures, step
-                self._log.write_evaluation(step, figures)
-        if figures is not None and self._trainer.is_best_so_far(step):
-            self._save(step)
+        if figures is not None:
+            self._log.write_evaluation(step, figures)
+            if self._trainer.is_best_so_far(step):
+                self._save(step)
 
     def _save_by_the_clock(self, step: int) -> None:
         minutes = self._plan.save_minutes
@@ -152,7 +155,7 @@ class TrainingHooks:
             return
         self._log.check_finite()  # a checkpoint of a run that diverged is no place to resume from
         self._saved_step, self._saved_seconds = step, time.monotonic()
-        with self._throughput.clock_stopped():
+        with self._log.clock_stopped():
             self._trainer.checkpoints.save(lambda: (self._record(step), self._trainer.state.read()))
 
     def _stop_if_asked(self, step: int) -> None:
@@ -163,8 +166,8 @@ class TrainingHooks:
         self._save(step)
         self._trainer.checkpoints.wait()
         raise RunStoppedError(
-            f"The run was asked to stop ({self._stop.reason or 'on another worker'}) and has, after step {step:,} of "
-            f"{self._plan.num_steps:,}, which is saved. Give the same command again: it resumes from there."
+            f"Stopped{self._stop.in_words} at step {step:,} of {self._plan.num_steps:,}, saved. Run the same command "
+            "again to continue."
         )
 
     def _record(self, step: int) -> CheckpointRecord:

@@ -26,8 +26,10 @@ from train.config.settings import MAY_CHANGE, HubConfig, RunSettings, TrainingCo
 from train.data.inputs import Inputs
 from train.data.shards import check_phases, open_inputs
 from train.model.config import resolve_model_config
+from train.model.flops import planned_step_flops
 from train.runtime import heartbeat
 from train.runtime.cluster import Cluster, read_cluster
+from train.runtime.pace import about, cpu_seconds
 from train.runtime.phases import naming_phase, phases_of
 from train.runtime.plan import PhaseToPlan, Plan, make_plans, phase_index
 from train.runtime.preemption import StopRequest, listening
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
     from train.publishing.push_to_hub import PushToHub
 
 logger = logging.getLogger(__name__)
+
+CPU_ADVICE = "--preset tiny-cpu is made for CPUs"
 
 Settings = TypeVar("Settings", bound=RunSettings)
 
@@ -90,7 +94,26 @@ class Run:
     def describe(self, plan: Plan, num_parameters: int) -> dict[str, str]:
         """Describe the plan as {title: text}, for people."""
         phase = {"phase": self.title} if self.all_phases else {}
-        return phase | plan.describe(num_parameters) | self.inputs.describe_rows()
+        return phase | plan.describe(num_parameters, self.inputs.num_eval_rows) | self.inputs.describe_rows()
+
+    def describe_time_on_cpu(self, plan: Plan, step: int = 0) -> dict[str, str]:
+        """Estimate how long the steps after `step` take on this machine's CPUs, as {title: text}."""
+        flops = planned_step_flops(self.model_config, plan, self._num_predictions(plan))
+        if flops is None or step >= plan.num_steps:
+            return {}
+        num_steps = (plan.num_steps - step) / (1 - plan.evaluation_share(self.inputs.num_eval_rows))
+        seconds = cpu_seconds(num_steps * flops)
+        is_long = seconds >= 3600 and self.advice_on_time
+        return {"time": f"{about(seconds)} on this CPU, estimated{f'; {self.advice_on_time}' if is_long else ''}"}
+
+    def _num_predictions(self, plan: Plan) -> int:
+        return self.task.num_predictions(self.config.optimization.per_replica_batch_size * plan.max_length)
+
+    @property
+    def advice_on_time(self) -> str:
+        """What to do about a run that takes long on a CPU; nothing where that is not another preset."""
+        preset = self.config.model.preset
+        return "" if "cpu" in preset or not self.task.card.predicts_tokens else CPU_ADVICE
 
     @property
     def starts_anew(self) -> bool:
@@ -143,6 +166,7 @@ class Run:
                     phase.name,
                     phase.inputs.mean_length,
                     phase.inputs.fills_passes,
+                    phase.inputs.num_eval_rows,
                 )
                 for index, phase in enumerate(phases)
             ),

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import platform
 import re
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from train.model.computation import Computation
+
+
+# Characters of a row that are shown, and of a line of them.
+MAX_EXCERPT = 200
+EXCERPT_WIDTH = 76
 
 
 def computation_so_far(run: Run, strategy: "tf.distribute.Strategy") -> "Computation | None":
@@ -128,7 +134,10 @@ def print_plan(run: Run) -> None:
     )
     for phase, plan in zip(run.phases, plans, strict=True):
         warn_of_other_batch(phase.config, plan)
-        print_table(phase.describe(plan, network.count_params()))
+        rows = phase.describe(plan, network.count_params())
+        if device_kind(run.config.hardware).startswith("CPU"):
+            rows |= phase.describe_time_on_cpu(plan)
+        print_table(rows)
         if run.all_phases:
             print()
     if run.all_phases:
@@ -140,24 +149,33 @@ def print_plan(run: Run) -> None:
 
 
 def print_result(run: Run, figures: dict[str, float] | None, where: dict[str, str]) -> None:
-    """Print the figures of the last evaluation beside what frequencies alone would give, and where everything is."""
+    """Print the figures of an evaluation beside the frequency baseline, where everything is, and what to type next."""
     rows = {**(run.task.describe(figures) if figures else {}), **where}
     entropy = run.inputs.unigram_entropy_nats
     if figures is not None and entropy is not None and run.task.card.predicts_tokens:
-        rows = {"unigram entropy": describe_entropy(entropy, figures["loss"]), **rows}
+        loss = figures.get("mlm_loss", figures["loss"])  # of masked tokens alone
+        rows = {"frequency baseline": describe_baseline(entropy, loss), **rows}
     print()
     print_table(rows)
+    if command := run.task.next_command(where["model"]):
+        print(f"\nnext: {command}", flush=True)
 
 
-def describe_entropy(entropy_nats: float, loss: float) -> str:
-    """Describe what a model has learned beyond the frequencies of tokens, whose entropy is the best loss by them."""
+def describe_baseline(entropy_nats: float, loss: float) -> str:
+    """Describe how far a model is below the loss of guessing from the frequencies of the tokens alone."""
     gain = entropy_nats - loss
-    learned = f"the model's is {gain:.4f} lower, by context" if gain > 0 else "the model's is no lower"
-    return f"{entropy_nats:.4f} nats: the best loss of a guess from frequencies alone; {learned}"
+    learned = f"the model is {gain:.2f} below it, thanks to context" if gain > 0 else "the model is not below it yet"
+    return f"{entropy_nats:.2f}  {learned}"
+
+
+def excerpt(text: str) -> str:
+    """Cut a row of text to a few lines for `print_table`."""
+    cut = text if len(text) <= MAX_EXCERPT else f"{text[:MAX_EXCERPT]} …"
+    return "\n".join(textwrap.wrap(cut, EXCERPT_WIDTH)) or cut
 
 
 def print_table(rows: dict[str, str]) -> None:
     """Print titles and texts in two columns; a text may have several lines."""
     for title, text in rows.items():
         for index, line in enumerate(text.split("\n")):
-            print(f"{'' if index else title:<22} {line}")
+            print(f"{'' if index else title:<22} {line}", flush=True)

@@ -12,6 +12,7 @@ import tf_keras
 
 from mlm_common.command_line import commit
 from mlm_common.hub.push import HubPushError
+from mlm_common.storage import open_folder
 from tokenizer_training.tokenizer import vocabulary_size
 from train.checkpoints.manager import Checkpoints, TrainingState
 from train.checkpoints.resume import (
@@ -30,7 +31,7 @@ from train.loop.run import (
     newest_phase,
     wait_for_workers,
 )
-from train.loop.run_record import computation_so_far, describe_run, device_kind, print_result, print_table
+from train.loop.run_record import computation_so_far, describe_run, device_kind, excerpt, print_result, print_table
 from train.metrics.log import MetricsLog
 from train.metrics.log_files import VALIDATION
 from train.metrics.plots import draw_run
@@ -43,7 +44,7 @@ from train.runtime import heartbeat
 from train.runtime.collectives import check_agreement
 from train.runtime.plan import Plan, phase_index
 from train.runtime.preset_batch import warn_of_other_batch
-from train.runtime.run_folder import has_checkpoint
+from train.runtime.run_folder import LOSS_CURVE_NAME, has_checkpoint
 from train.runtime.strategy import distribute_batches
 from train.step.evaluation import Adder, Evaluator, build_adder, build_evaluator
 from train.step.train_step import PretrainingModel, build_model, prove_tpu_layers
@@ -136,29 +137,33 @@ class Trainer:
             batch = next(iter(distribute_batches(strategy, self.batches_from(self.start))))
             self.computation = replace(self.computation, tpu_layers=prove_tpu_layers(self.model, batch, strategy))
 
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether the run computes on CPUs alone."""
+        return self.made_by["device"].startswith("CPU")
+
     def print_start(self) -> None:
-        """Print the plan, how it is computed, where it begins or resumes, and a first row as the model sees it."""
-        path = self.checkpoints.path(self.start.step)
+        """Print the plan, how it is computed, where it starts or resumes, and a first row as the model sees it."""
         computation = asdict(self.computation)
         start = describe_resume_point(
-            self.start, self.plan, self.run.config, self.versions, computation, self.made_by, path
+            *(self.start, self.plan, self.run.config, self.versions, computation, self.made_by)
         )
-        computed = describe_computation(computation, on_tpu=self.run.config.hardware.wants_tpu)
-        rows = {
-            **self.run.describe(self.plan, self.model.network.count_params()),
-            "computation": computed,
-            "start": "\n".join(start),
-        }
+        rows = self.run.describe(self.plan, self.model.network.count_params())
+        on_tpu = self.run.config.hardware.wants_tpu
+        if on_tpu or self.computation.jit_compile:
+            rows["computation"] = describe_computation(computation, on_tpu=on_tpu)
+        if self.is_on_cpu:
+            rows |= self.run.describe_time_on_cpu(self.plan, self.start.step)
         warn_of_other_batch(self.run.config, self.plan)
-        print_table(rows)
-        for title, text in self.run.task.describe_row(self.first_rows(), self.run.inputs.tokenizer).items():
-            logger.info("%s: %s", title, text)
+        print_table(rows | {"start": "\n".join(start)})
+        print()
+        texts = self.run.task.describe_row(self.first_rows(), self.run.inputs.tokenizer)
+        print_table({title: excerpt(text) for title, text in texts.items()})
 
     def is_best_so_far(self, step: int) -> bool:
         """Return whether the evaluation after `step` must be saved: the best one is exported, and this is the best."""
         best = self._best_evaluation()
-        exports_best = getattr(self.run.config.run, "load_best_model_at_end", False)  # a flag of fine-tuning alone
-        return exports_best and best is not None and best["step"] == step
+        return self._exports_best and best is not None and best["step"] == step
 
     def restore_best(self) -> tuple[int, dict[str, float] | None]:
         """Restore, at the end of a run, the checkpoint of the best evaluation; warn if that has no checkpoint any more.
@@ -187,6 +192,10 @@ class Trainer:
         figures = {name: value for name, value in restored.items() if name not in ("step", "split", "phase")}
         return restored["step"], figures
 
+    @property
+    def _exports_best(self) -> bool:
+        return getattr(self.run.config.run, "load_best_model_at_end", False)  # a flag of fine-tuning alone
+
     def _best_evaluation(self, steps: Collection[int] | None = None) -> dict[str, Any] | None:
         """Find the best line of validation, the earliest of equal ones, by default of all steps."""
         lines = [line for line in self.log.lines if line["split"] == VALIDATION]
@@ -209,7 +218,11 @@ class Trainer:
         """
         heartbeat.report("export", self.plan.num_steps)
         last = publisher.take(self.model.network, step or self.plan.num_steps, self.log.lines)
-        where = {"checkpoints": self.checkpoints.describe(), "model": publisher.export_folder}
+        where = {
+            **self._describe_exported(step or self.plan.num_steps),
+            "model": publisher.export_folder,
+            "plot of the loss": open_folder(self.run.output_dir).path_of(LOSS_CURVE_NAME),
+        }
         try:
             with heartbeat.kept_up("publish", last.step):
                 publisher.publish(last, f"{self.run.task.card.training_verb.capitalize()} for {last.step:,} steps")
@@ -217,6 +230,18 @@ class Trainer:
             print_result(self.run, figures, where)
             raise
         print_result(self.run, figures, where)
+
+    def _describe_exported(self, step: int) -> dict[str, str]:
+        """Describe, in a row of the final table, of which step the exported model is."""
+        num_steps, summarize = self.plan.num_steps, self.run.task.summarize
+        if not self._exports_best or self._best_evaluation() is None:
+            return {"exported": f"step {step:,} of {num_steps:,}"}
+        if step == num_steps:
+            return {"best checkpoint": f"step {step:,} of {num_steps:,}, the last, exported"}
+        text = f"step {step:,} of {num_steps:,}, exported"
+        if last := self.log.find(num_steps, VALIDATION):
+            text += f"; the last step had {summarize(last)}"
+        return {"best checkpoint": text}
 
     def batches_from(self, start: ResumePoint) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
         """Prepare what makes the batches of one input pipeline, from a step on."""

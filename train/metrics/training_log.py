@@ -1,30 +1,17 @@
-"""The figures of training, step by step: read from the device, checked, logged, and shown in a progress bar."""
+"""The figures of training, step by step: read from the device, checked and logged, with the progress bar."""
 
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tqdm import tqdm
-
 from mlm_common.errors import PermanentError
 from train.metrics.log import MetricsLog
 from train.metrics.log_files import TRAIN, VALIDATION
+from train.metrics.training_bar import TrainingBar
+from train.runtime.pace import Pace
 from train.runtime.plan import Plan
 from train.step.train_step import PretrainingModel
-
-# {figure: (title in the progress bar, format)}
-SHOWN = {
-    "loss": ("loss", "{:.3f}"),
-    "masked_accuracy": ("accuracy", "{:.3f}"),
-    "nsp_accuracy": ("pairs", "{:.3f}"),
-    "sop_accuracy": ("pairs", "{:.3f}"),
-    "grad_norm": ("norm", "{:.2f}"),
-    "learning_rate": ("rate", "{:.1e}"),
-    "tokens_per_second": ("tokens/s", "{:,.0f}"),
-    "input_wait_share": ("waiting", "{:.0%}"),
-    "mfu": ("MFU", "{:.0%}"),
-}
 
 # Lines of training whose median a loss is compared with.
 NUM_LOSSES_BEFORE = 5
@@ -84,7 +71,14 @@ class Throughput:
 
 
 class TrainingLog:
-    """Reads the figures of an interval of steps from the device and writes them, with the progress bar."""
+    """Reads the figures of an interval of steps from the device and writes them, with the progress bar.
+
+    Args:
+        start_step: step that this process starts after.
+        logged_step: the last one before it with a line in the log.
+        num_eval_rows: rows to evaluate on.
+        advice: see `TrainingBar`.
+    """
 
     def __init__(
         self,
@@ -98,6 +92,8 @@ class TrainingLog:
         take_wait_seconds: Callable[[], float],
         throughput: Throughput,
         max_loss_rise: float | None = None,
+        num_eval_rows: int = 0,
+        advice: str = "",
     ):
         self.logged_step = logged_step
         self._model = model
@@ -109,9 +105,23 @@ class TrainingLog:
         self._throughput = throughput
         self._max_loss_rise = max_loss_rise
         self._phase = {"phase": len(plan.before) + 1} if plan.num_phases > 1 else {}
-        self._bar = tqdm(
-            total=plan.num_steps, initial=logged_step, unit="step", desc="training", disable=not log.is_chief
-        )
+        self._pace = Pace(plan, start_step, num_eval_rows)
+        self._bar = TrainingBar(plan, self._pace, start_step, is_chief=log.is_chief, advice=advice)
+
+    def advance(self, step: int) -> None:
+        """Move the progress bar to `step`, without waiting for the device."""
+        self._pace.advance(step)
+        self._bar.advance(step)
+
+    @contextmanager
+    def clock_stopped(self, *, is_evaluation: bool = False) -> Iterator[None]:
+        """Within it, time does not count as training time."""
+        if is_evaluation:
+            self._bar.show("evaluating …")
+        started_seconds = time.perf_counter()
+        with self._throughput.clock_stopped():
+            yield
+        self._pace.exclude(time.perf_counter() - started_seconds, is_evaluation=is_evaluation)
 
     def check_finite(self) -> None:
         """Check that all steps so far were made.
@@ -157,7 +167,7 @@ class TrainingLog:
             )
 
     def write_train(self, step: int) -> None:
-        """Write the means over the steps since the last call, and the progress bar.
+        """Write the means over the steps since the last call.
 
         Raises:
             TrainingDivergedError: a step was not finite, or the loss rose too far.
@@ -174,10 +184,7 @@ class TrainingLog:
         figures |= self._throughput.figures(step - max(self.logged_step, self._start_step), wait_seconds)
         self._log.add(step, TRAIN, figures | self._phase)
         self._log.flush()
-        self._bar.update(step - self.logged_step)
-        self._bar.set_postfix(
-            {title: form.format(figures[name]) for name, (title, form) in SHOWN.items() if name in figures}
-        )
+        self._bar.log(step, figures["loss"])
         self.logged_step = step
 
     def write_evaluation(self, step: int, figures: dict[str, float]) -> None:
@@ -185,9 +192,7 @@ class TrainingLog:
         self._log.add(step, VALIDATION, figures | self._phase)
         self._log.flush()
         self._log.draw()
-        if self._log.is_chief:
-            shown = ", ".join(f"{name.replace('_', ' ')} {value:,.5g}" for name, value in figures.items())
-            self._bar.write(f"step {step:,}: validation {shown}")
+        self._bar.write_evaluation(step, self._model.task.summarize(figures))
 
     def close(self) -> None:
         """Close the progress bar."""

@@ -82,5 +82,5 @@ def recorded_computation(record: Mapping[str, Any], settings: Mapping[str, Mappi
 
 def describe_computation(computation: Mapping[str, Any], *, on_tpu: bool) -> str:
     """Tell in words how a step is computed, of a `Computation` as it is recorded."""
-    layers = "layers for TPUs" if computation["tpu_layers"] else "stock layers"
-    return f"{'compiled by XLA' if on_tpu or computation['jit_compile'] else 'without XLA'}, {layers}"
+    layers = "TPU-optimized layers" if computation["tpu_layers"] else "reference layers"
+    return f"{'compiled with XLA' if on_tpu or computation['jit_compile'] else 'without XLA'}, {layers}"

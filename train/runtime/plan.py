@@ -11,7 +11,13 @@ from train.runtime.phases import naming_phase
 
 # float32 weights, gradients, and the optimizer's two moments.
 STATE_BYTES_PER_PARAMETER = 4 * 4
-NUM_EVALUATIONS = 10
+# Where the intervals are left open: evaluations in a run and what fraction of its time they may take, lines of the log.
+MAX_EVALUATIONS = 10
+MAX_EVALUATION_SHARE = 0.1
+NUM_LOG_LINES = 50
+MAX_LOG_STEPS = 50
+# What evaluating a row costs of training on it: the pass forward, without the one backward, which costs twice as much.
+EVALUATION_COST = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -90,30 +96,62 @@ class Plan:
         """The numbers of steps that `train.step.optimizer.build_schedule` takes."""
         return schedule_steps(vars(self))
 
+    @property
+    def log_steps(self) -> int:
+        """Steps between two lines of the log where `--log-steps` is left open."""
+        return max(1, min(MAX_LOG_STEPS, self.num_own_steps // NUM_LOG_LINES))
+
+    def evaluation_cost(self, num_eval_rows: int) -> float:
+        """Estimate how many steps of training take as long as one evaluation."""
+        return _evaluation_cost(num_eval_rows, self.global_batch_rows)
+
+    def num_evaluations_after(self, step: int) -> int:
+        """Count the evaluations after a step of the phase: those of `eval_steps`, and that of the last step."""
+        return -(-self.num_steps // self.eval_steps) - step // self.eval_steps if step < self.num_steps else 0
+
+    def evaluation_share(self, num_eval_rows: int) -> float:
+        """Estimate the fraction of the time that evaluations take."""
+        num_steps = self.num_evaluations_after(self.first_step) * self.evaluation_cost(num_eval_rows)
+        return num_steps / (num_steps + self.num_own_steps)
+
     def row_after(self, step: int, num_skipped_rows: int = 0) -> int:
         """Count the rows up to the last one of a step, over all epochs, with those that were left out so far."""
         return self.first_row + (step - self.first_step) * self.global_batch_rows + num_skipped_rows
 
-    def describe(self, num_parameters: int) -> dict[str, Any]:
-        """Describe the plan as {title: text}, for people."""
-        by_the_clock = f", and every {self.save_minutes:g} minutes" if self.save_minutes else ""
+    def describe(self, num_parameters: int, num_eval_rows: int = 0) -> dict[str, Any]:
+        """Describe the plan as human-readable {title: text}."""
         state_gib = num_parameters * STATE_BYTES_PER_PARAMETER / 2**30
+        replicas = f", on {self.num_replicas} replicas" if self.num_replicas > 1 else ""
         steps = f"{self.num_steps:,}"
         if self.num_phases > 1:
             steps = f"{self.first_step:,} to {self.num_steps:,}"
         has_warmup = self.first_schedule_step + self.num_warmup_steps > self.first_step
-        warmup = f", of which warmup {self.num_warmup_steps:,}" if has_warmup or not self.before else ""
+        warmup = f", the first {self.num_warmup_steps:,} of them warmup" if has_warmup or not self.before else ""
         return {
             "parameters": f"{num_parameters:,}",
             "rows": f"{self.num_rows:,} of {self.max_length} tokens",
-            "global batch": f"{self.global_batch_rows:,} rows = {self.batch_tokens:,} tokens, "
-            f"on {self.num_replicas} replica(s)",
+            "global batch": f"{self.global_batch_rows:,} rows = {self.batch_tokens:,} tokens{replicas}",
             "steps": f"{steps}{warmup}",
             "epochs": f"{self.num_epochs:.2f}",
             "tokens": f"{self.num_tokens:,}",
-            "evaluation, checkpoint": f"every {self.eval_steps:,}, every {self.save_steps:,} steps{by_the_clock}",
-            "memory": f"{state_gib:.2f} GiB a replica for weights, gradients and moments; activations come on top",
+            **self._describe_intervals(num_eval_rows),
+            "memory": f"{state_gib:.2f} GiB per device for weights and optimizer, plus activations",
         }
+
+    def _describe_intervals(self, num_eval_rows: int) -> dict[str, str]:
+        """Describe how often the run evaluates and saves, and how much of its time evaluations take."""
+
+        def every(num_steps: int) -> str:
+            return "at the end" if num_steps >= self.num_own_steps else f"every {num_steps:,} steps"
+
+        by_the_clock = f", and every {self.save_minutes:g} minutes" if self.save_minutes else ""
+        save = f"{every(self.save_steps)}{by_the_clock}"
+        if not num_eval_rows:
+            return {"save": save}
+        share = f"{every(self.eval_steps)}, about {self.evaluation_share(num_eval_rows):.0%} of the time"
+        if self.eval_steps == self.save_steps and not by_the_clock:
+            return {"evaluate and save": share}
+        return {"evaluate": share, "save": save}
 
 
 @dataclass(frozen=True)
@@ -126,6 +164,7 @@ class PhaseToPlan:
     name: for errors.
     mean_length: as of a plan.
     fills_passes: the last batch of each pass over the rows is filled up with rows of padding, which count as rows.
+    num_eval_rows: rows to evaluate on.
     """
 
     optimization: OptimizationConfig
@@ -137,6 +176,7 @@ class PhaseToPlan:
     name: str = ""
     mean_length: float | None = None
     fills_passes: bool = False
+    num_eval_rows: int = 0
 
     def rows_of_pass(self, batch_rows: int) -> int:
         """Count the rows of a pass, those of padding included."""
@@ -168,7 +208,8 @@ def make_plans(phases: tuple[PhaseToPlan, ...], num_replicas: int) -> tuple[Plan
         first_step, last_step = sum(num_steps[:index]), sum(num_steps[: index + 1])
         schedule = (first_step, last_step) if phase.has_own_schedule else (0, sum(num_steps))
         num_warmup_steps, num_decay_steps = _warmup_and_decay(phase, schedule[1] - schedule[0])
-        eval_steps = phase.run.eval_steps or max(1, num_steps[index] // NUM_EVALUATIONS)
+        cost = _evaluation_cost(phase.num_eval_rows, batches[index][1])
+        eval_steps, save_steps = default_intervals(num_steps[index], cost)
         goes_on = phase.goes_on_in_rows and plans
         plans.append(
             Plan(
@@ -179,8 +220,8 @@ def make_plans(phases: tuple[PhaseToPlan, ...], num_replicas: int) -> tuple[Plan
                 num_steps=last_step,
                 num_warmup_steps=num_warmup_steps,
                 num_decay_steps=num_decay_steps,
-                eval_steps=eval_steps,
-                save_steps=phase.run.save_steps or eval_steps,
+                eval_steps=phase.run.eval_steps or eval_steps,
+                save_steps=phase.run.save_steps or phase.run.eval_steps or save_steps,
                 save_minutes=phase.run.save_minutes or None,
                 num_micro_batches=batches[index][0],
                 first_schedule_step=schedule[0],
@@ -193,6 +234,27 @@ def make_plans(phases: tuple[PhaseToPlan, ...], num_replicas: int) -> tuple[Plan
             )
         )
     return tuple(plans)
+
+
+def default_intervals(num_steps: int, evaluation_cost: float) -> tuple[int, int]:
+    """Choose how many steps lie between two evaluations, and between two checkpoints, where the flags leave it open.
+
+    Ten of each, but only as many evaluations as fit into a tenth of the time, and one at least. Each is also saved.
+
+    Args:
+        num_steps: of the run or phase.
+        evaluation_cost: steps of training that take as long as one evaluation.
+    """
+    save_steps = -(-num_steps // MAX_EVALUATIONS)
+    num_affordable = MAX_EVALUATIONS
+    if evaluation_cost > 0:
+        affordable = MAX_EVALUATION_SHARE / (1 - MAX_EVALUATION_SHARE) * num_steps / evaluation_cost
+        num_affordable = max(1, int(min(MAX_EVALUATIONS, affordable)))
+    return save_steps * -(-MAX_EVALUATIONS // num_affordable), save_steps
+
+
+def _evaluation_cost(num_eval_rows: int, batch_rows: int) -> float:
+    return EVALUATION_COST * num_eval_rows / batch_rows
 
 
 def phase_index(plan: Mapping[str, Any]) -> int:

@@ -1,4 +1,4 @@
-"""Requests to stop: SIGTERM, the notice of a cloud machine's maintenance, the end of the supervising process.
+"""Shutdown requests: SIGTERM, Ctrl-C, the notice of a cloud machine's maintenance, the end of the supervising process.
 
 Notices: https://cloud.google.com/compute/docs/metadata/getting-live-migration-notice and, for Spot machines,
 https://cloud.google.com/compute/docs/instances/create-use-preemptible#detecting_if_a_vm_was_preempted.
@@ -24,8 +24,12 @@ POLL_SECONDS = 1.0
 IN_FLIGHT_SECONDS = 1.0
 
 
+CTRL_C = "Ctrl-C"
+STOPPING = b"\nStopping after this step, which is saved. Ctrl-C again ends at once, without saving.\n"
+
+
 class RunStoppedError(RunFailedError):
-    """The run was asked to stop, has saved, and resumes when the same command is given again."""
+    """The run was asked to stop, has saved, and continues when the same command is run again."""
 
     exit_status = EXIT_STOPPED
 
@@ -46,6 +50,11 @@ class StopRequest:
         """Ask for a stop; the first reason counts."""
         if self.reason is None:
             self.reason = reason
+
+    @property
+    def in_words(self) -> str:
+        """Why the run stops, to follow `Stopped`; nothing after a Ctrl-C, which whoever reads it has pressed."""
+        return "" if self.reason == CTRL_C else f" ({self.reason or 'on another worker'})"
 
     @property
     def is_made(self) -> bool:
@@ -112,6 +121,8 @@ class InFlight:
 def listening(request: StopRequest, *, on_cloud_machine: bool) -> Iterator[None]:
     """Listen, within it, to what asks this process to stop, and make the request.
 
+    A second Ctrl-C kills the process, even within a call that compiles for minutes.
+
     Args:
         request: that is made.
         on_cloud_machine: whether the metadata server is there to be asked. It is asked, too, where the environment
@@ -121,14 +132,24 @@ def listening(request: StopRequest, *, on_cloud_machine: bool) -> Iterator[None]
     if on_cloud_machine or os.environ.get(METADATA_HOST_VARIABLE):
         threading.Thread(target=_watch_metadata, args=(request, ended), daemon=True).start()
     in_main_thread = threading.current_thread() is threading.main_thread()  # the only one that may handle signals
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def interrupt(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        request.make(CTRL_C)
+        os.write(2, STOPPING)  # printing might interrupt a print
+
     if in_main_thread:
-        before = signal.signal(signal.SIGTERM, lambda *_: request.make("received SIGTERM"))
+        signal.signal(signal.SIGTERM, lambda *_: request.make("received SIGTERM"))
+        if before[signal.SIGINT] != signal.SIG_IGN:  # as that of a command in the background may be
+            signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
         ended.set()
         if in_main_thread:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def _watch_metadata(request: StopRequest, ended: threading.Event) -> None:

@@ -1,6 +1,7 @@
 """Masked language modelling (Devlin et al. 2018): some tokens of a row are hidden, and predicted from the others."""
 
 import math
+import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from mlm_common.errors import InputError
 from tokenizer_training.tokenizer import WORD_STARTS_FILE, load_word_starts, special_ids, vocabulary_size, word_starts
-from train.config.settings import MaskingConfig
+from train.config.settings import MASK, MaskingConfig
 from train.data.features import Feature
 from train.data.shards import TrainingInputs
 from train.tasks.masking_rule import EVALUATION_MLM_PROBABILITY, MaskingRule
@@ -136,6 +137,14 @@ class MaskedLanguageModeling(Task):
         """Compute the perplexity, e to the loss; infinite where that does not fit a float."""
         loss = means["loss"]
         return {"perplexity": math.exp(loss) if loss < 700 else math.inf}
+
+    def summarize(self, figures: Mapping[str, float]) -> str:
+        """Summarize loss and accuracy in a few words."""
+        return f"{super().summarize(figures)}  accuracy {100 * figures['masked_accuracy']:.1f} %"
+
+    def next_command(self, model: str) -> str:
+        """Return the command that fills in masks."""
+        return f'python train/fill_mask.py --model {shlex.quote(model)} --text "… {MASK} …"'
 
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
         """Describe loss and accuracy for people."""

@@ -136,6 +136,10 @@ class PairPretraining(MaskedLanguageModeling):
         loss = means["mlm_loss"]
         return {"perplexity": math.exp(loss) if loss < 700 else math.inf}
 
+    def summarize(self, figures: Mapping[str, float]) -> str:
+        """Summarize the loss of both questions and the accuracies in a few words."""
+        return f"{super().summarize(figures)}  pairs {100 * figures[f'{self.pair_name}_accuracy']:.1f} %"
+
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
         """Describe losses and accuracies for people."""
         loss, accuracy = figures[f"{self.pair_name}_loss"], figures[f"{self.pair_name}_accuracy"]

@@ -169,6 +169,14 @@ class Task(ABC):
         """Compute by what evaluations are compared, the higher the better; the checkpoint of the best is kept."""
         return -figures["loss"]
 
+    def summarize(self, figures: Mapping[str, float]) -> str:
+        """Summarize an evaluation in a few words, as in `loss 5.92  accuracy 14.5 %`."""
+        return f"loss {shown_loss(figures['loss'])}"
+
+    def next_command(self, model: str) -> str | None:  # noqa: ARG002
+        """Return the command that tries out the exported model in the folder `model`; None where there is none."""
+        return None
+
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
         """Describe the figures of the last evaluation for people: {title: text}."""
         return {f"validation {name.replace('_', ' ')}": f"{value:.4f}" for name, value in figures.items()}
@@ -183,6 +191,11 @@ class Task(ABC):
         By them operations are counted; those of other heads, which are few, are not.
         """
         return 0
+
+
+def shown_loss(loss: float) -> str:
+    """Write a loss in a few digits."""
+    return f"{loss:.2f}" if loss >= 0.1 else f"{loss:.2g}"
 
 
 def task_record(task: Task | type[Task]) -> dict[str, Any]:

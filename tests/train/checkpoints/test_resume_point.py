@@ -48,7 +48,9 @@ def said(
         made_by=made_by,
     )
     point = ResumePoint(step=3, checkpoint=record)
-    return list(describe_resume_point(point, plan, config, LIBRARIES, COMPUTATION, MADE_BY, "path"))[1:]
+    first, *others = describe_resume_point(point, plan, config, LIBRARIES, COMPUTATION, MADE_BY)
+    assert first == "resuming at step 3 of 9 (epoch 0.02)"
+    return others
 
 
 def test_nothing_is_said_where_nothing_differs() -> None:
@@ -66,7 +68,7 @@ def test_what_was_decided_counts_and_not_what_left_it_open() -> None:
     (line,) = said(LIBRARIES, MADE_BY, changed={"jit_compile": True})
     assert line == "changed since then: --jit-compile True -> None"
     (line,) = said(LIBRARIES, MADE_BY, computation={"jit_compile": False, "tpu_layers": False})
-    assert line.startswith("not bit for bit the run it would have been, because of --jit-compile False -> True: sums")
+    assert "in the last bits from an uninterrupted run: --jit-compile False -> True. Sums" in line
 
 
 def test_where_nothing_was_decided_the_setting_counts() -> None:
@@ -76,25 +78,40 @@ def test_where_nothing_was_decided_the_setting_counts() -> None:
         == []
     )
     line = said(LIBRARIES, MADE_BY, computation={}, changed={"tpu_layers": True})[1]
-    assert "because of --tpu-layers on -> auto" in line
+    assert "uninterrupted run: --tpu-layers on -> auto" in line
 
 
 def test_another_libtpu_is_said_on_a_tpu_and_not_elsewhere() -> None:
     versions = {**LIBRARIES, "libtpu": "0.0.41"}
     (line,) = said(versions, MADE_BY, "--tpu-name", "local")
-    assert "not bit for bit the run it would have been, because of libtpu 0.0.41 -> 0.0.42" in line
+    assert "in the last bits from an uninterrupted run: libtpu 0.0.41 -> 0.0.42" in line
     assert said(versions, MADE_BY) == []
 
 
 @pytest.mark.parametrize(
-    ("made_by", "text"),
+    ("made_by", "texts"),
     [
-        ({**MADE_BY, "device": "TPU v4-8"}, "device TPU v4-8 -> TPU v3-8"),
-        ({**MADE_BY, "commit": "abd"}, "commit abd -> abc"),
-        ({}, "device unknown -> TPU v3-8, commit unknown -> abc"),
+        ({**MADE_BY, "device": "TPU v4-8"}, ["device has changed since this run started (TPU v4-8 → TPU v3-8)"]),
+        ({**MADE_BY, "commit": "abd+changes"}, ["code has changed since this run started (abd + local changes → abc)"]),
+        (
+            {},
+            [
+                "device has changed since this run started (unknown → TPU v3-8)",
+                "code has changed since this run started (unknown → abc)",
+            ],
+        ),
     ],
 )
 def test_another_device_and_another_commit_are_said_and_so_is_what_was_not_recorded(
-    made_by: dict[str, str], text: str
+    made_by: dict[str, str], texts: list[str]
 ) -> None:
-    assert said(LIBRARIES, made_by) == [f"perhaps not bit for bit the run it would have been, because of {text}"]
+    assert said(LIBRARIES, made_by) == [f"note: the {text}, so the result may differ slightly" for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"), [((), "starting from scratch"), (("--init-from", "x"), "starting from the weights of x")]
+)
+def test_a_new_run_says_what_it_starts_from(flags: tuple[str, ...], text: str) -> None:
+    config = parse_training_config(["--train-dataset", "x", "--output-dir", "y", "--max-steps", "9", *flags], "")
+    plan = make_plan(config.optimization, config.run, num_rows=1000, max_length=16, num_replicas=1)
+    assert list(describe_resume_point(ResumePoint(), plan, config, LIBRARIES, COMPUTATION, MADE_BY)) == [text]

@@ -23,6 +23,7 @@ def test_only_an_evaluation_after_the_last_step_is_the_result(
     trainer.log = MetricsLog(str(tmp_path), lambda _: b"")
     trainer.log.add(3, VALIDATION, {"loss": 2.5, "phase": 1})
     run = trainer.run.config.run = RunConfig()
+    trainer.run.inputs.num_eval_rows = 0
     optimization = OptimizationConfig(max_steps=num_steps)
     trainer.plan = make_plan(optimization, run, num_rows=64, max_length=16, num_replicas=1)
     trainer.run.config.hardware.max_steps_per_execution = 1

@@ -1,8 +1,71 @@
-"""What a run prints of its end."""
+"""What a run prints of its start and end."""
 
-from train.loop.run_record import describe_entropy
+import shlex
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mlm_common.command_line import parse_arguments
+from train.fill_mask import FillMaskConfig
+from train.loop.run import Run
+from train.loop.run_record import describe_baseline, excerpt, print_result
+from train.runtime.pace import cpu_seconds
+from train.tasks.masked_lm import MaskedLanguageModeling
+
+FIGURES = {"loss": 5.89, "perplexity": 361.0, "masked_accuracy": 0.145, "num_masked_tokens": 900}
 
 
-def test_what_was_learned_is_held_against_the_entropy_of_the_frequencies() -> None:
-    assert describe_entropy(6.5, 4.0).endswith("frequencies alone; the model's is 2.5000 lower, by context")
-    assert describe_entropy(6.5, 6.5).endswith("frequencies alone; the model's is no lower")
+def test_what_was_learned_is_compared_with_the_frequencies() -> None:
+    assert describe_baseline(6.41, 5.8918) == "6.41  the model is 0.52 below it, thanks to context"
+    assert describe_baseline(6.5, 6.5) == "6.50  the model is not below it yet"
+
+
+def test_the_next_command_is_one_that_parses(capsys: pytest.CaptureFixture[str]) -> None:
+    task = MaskedLanguageModeling.__new__(MaskedLanguageModeling)
+    run: Any = SimpleNamespace(task=task, inputs=SimpleNamespace(unigram_entropy_nats=6.41))
+    print_result(run, FIGURES, {"exported": "step 3 of 3", "model": "my runs/it's/export"})
+    printed = capsys.readouterr().out
+    assert "frequency baseline     6.41  the model is 0.52 below it" in printed
+    assert "exported               step 3 of 3" in printed
+    python, script, *argv = shlex.split(printed.partition("next: ")[2])
+    assert (python, script) == ("python", "train/fill_mask.py")
+    (config,) = parse_arguments((FillMaskConfig,), argv, "")
+    assert config.model == "my runs/it's/export"
+    assert "[MASK]" in config.text[0]
+
+
+def test_evaluations_are_summarized_in_a_few_words() -> None:
+    task = MaskedLanguageModeling.__new__(MaskedLanguageModeling)
+    assert task.summarize(FIGURES) == "loss 5.89  accuracy 14.5 %"
+
+
+def test_a_long_row_is_cut_and_wrapped() -> None:
+    lines = excerpt("word " * 100).split("\n")
+    assert max(map(len, lines)) <= 76
+    assert len(" ".join(lines)) <= 203
+    assert lines[-1].endswith(" …")
+    assert excerpt("[CLS] short[SEP]") == "[CLS] short[SEP]"
+    assert excerpt("") == ""
+
+
+@pytest.mark.parametrize(("preset", "advises"), [("roberta-base", True), ("tiny-cpu", False)])
+def test_a_long_run_on_a_cpu_is_warned_of_before_it_starts(
+    preset: str, advises: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("train.loop.run.planned_step_flops", lambda *_: 10**13)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
+    run: Any = Run.__new__(Run)
+    card = SimpleNamespace(predicts_tokens=True)
+    settings: Any = SimpleNamespace(
+        model=SimpleNamespace(preset=preset), optimization=SimpleNamespace(per_replica_batch_size=1)
+    )
+    task = SimpleNamespace(card=card, num_predictions=lambda _: 1)
+    run.__dict__.update(config=settings, task=task, inputs=SimpleNamespace(num_eval_rows=0), model_config=None)
+    plan: Any = SimpleNamespace(num_steps=100, max_length=8, evaluation_share=lambda _: 0.0)
+    assert cpu_seconds(100 * 10**13) == 10_000
+    text = run.describe_time_on_cpu(plan)["time"]
+    assert text.startswith("about 2.8 hours on this CPU, estimated")
+    assert ("--preset tiny-cpu" in text) == advises
+    assert run.describe_time_on_cpu(plan, step=99)["time"] == "about 1.7 minutes on this CPU, estimated"
+    assert run.describe_time_on_cpu(plan, step=100) == {}

@@ -124,7 +124,6 @@ def test_a_long_run_of_before_stays_without_xla() -> None:
 
 def test_it_is_told_in_words() -> None:
     told = describe_computation({"jit_compile": False, "tpu_layers": True}, on_tpu=True)
-    assert told == "compiled by XLA, layers for TPUs"
-    assert (
-        describe_computation({"jit_compile": False, "tpu_layers": False}, on_tpu=False) == "without XLA, stock layers"
-    )
+    assert told == "compiled with XLA, TPU-optimized layers"
+    told = describe_computation({"jit_compile": False, "tpu_layers": False}, on_tpu=False)
+    assert told == "without XLA, reference layers"

@@ -6,6 +6,7 @@ import signal
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from huggingface_hub import constants
@@ -214,7 +215,7 @@ def test_an_interrupted_run_ends_in_bounded_time(
 ) -> None:
     monkeypatch.setattr(train_hub, "GRACE_SECONDS", 0.2)
     hub_here.fault(UPLOAD, mode="delay", method="PUT", delay_seconds=10, times=2)
-    monkeypatch.setattr(TrainingLog, "write_train", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(TrainingLog, "write_train", Mock(side_effect=KeyboardInterrupt))
     assert train(shards, tmp_path, *EVERY_STEP, *NO_EVALUATION) == 130
     assert titles(hub_here) == []
 

@@ -2,7 +2,7 @@ import pytest
 
 from mlm_common.errors import InputError
 from train.config.settings import OptimizationConfig, RunConfig
-from train.runtime.plan import make_plan
+from train.runtime.plan import PhaseToPlan, make_plan, make_plans
 
 
 def plan_of(num_rows=1000, num_replicas=1, run=None, **optimization):
@@ -13,7 +13,7 @@ def plan_of(num_rows=1000, num_replicas=1, run=None, **optimization):
 def test_a_plan_is_pinned():
     plan = plan_of(num_replicas=4, gradient_accumulation_steps=2, num_epochs=3)
     assert (plan.global_batch_rows, plan.num_steps, plan.num_warmup_steps) == (64, 46, 2)
-    assert (plan.eval_steps, plan.save_steps) == (4, 4)
+    assert (plan.eval_steps, plan.save_steps) == (5, 5)
     assert plan.num_tokens == 46 * 64 * 128
     assert plan.num_epochs == pytest.approx(2.944)
     text = plan.describe(num_parameters=2**30)
@@ -66,6 +66,59 @@ def test_a_profile_is_two_rising_numbers(profile):
 def test_intervals_given_are_kept():
     plan = plan_of(run=RunConfig(eval_steps=5, save_steps=9))
     assert (plan.eval_steps, plan.save_steps) == (5, 9)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "num_eval_rows", "eval_steps", "save_steps"),
+    [
+        (1000, 0, 100, 100),
+        (1000, 200, 100, 100),  # an evaluation takes as long as 8.3 steps, ten of them 7.7 % of the time
+        (1000, 400, 200, 100),
+        (1000, 1000, 500, 100),
+        (1000, 10_000, 1000, 100),  # at the end alone, whatever it costs
+        (142, 0, 15, 15),
+        (19, 0, 2, 2),
+        (3, 0, 1, 1),
+    ],
+)
+def test_evaluations_take_a_tenth_of_the_time_and_there_are_at_most_ten(
+    num_steps, num_eval_rows, eval_steps, save_steps
+):
+    config = OptimizationConfig(per_replica_batch_size=8, max_steps=num_steps)
+    phase = PhaseToPlan(config, RunConfig(), 10**6, 128, num_eval_rows=num_eval_rows)
+    (plan,) = make_plans((phase,), num_replicas=1)
+    assert (plan.eval_steps, plan.save_steps) == (eval_steps, save_steps)
+    num_evaluations = plan.num_evaluations_after(0)
+    assert num_evaluations <= 10
+    assert num_evaluations == 1 or plan.evaluation_share(num_eval_rows) <= 0.1
+    assert plan.num_evaluations_after(num_steps - 1) == 1
+    assert plan.num_evaluations_after(num_steps) == 0
+
+
+def test_all_phases_end_with_an_evaluation():
+    phase = PhaseToPlan(OptimizationConfig(max_steps=15), RunConfig(eval_steps=10), 1000, 128, num_eval_rows=9)
+    first, second = make_plans((phase, phase), num_replicas=1)
+    assert [first.num_evaluations_after(step) for step in (0, 9, 10, 14)] == [2, 2, 1, 1]  # steps 10 and 15
+    assert [second.num_evaluations_after(step) for step in (15, 19, 20, 29)] == [2, 2, 1, 1]  # steps 20 and 30
+
+
+def test_the_plan_says_when_it_evaluates_and_saves():
+    phase = PhaseToPlan(
+        OptimizationConfig(per_replica_batch_size=32, max_steps=1100), RunConfig(), 10**6, 64, num_eval_rows=1906
+    )
+    (plan,) = make_plans((phase,), num_replicas=1)
+    text = plan.describe(2**20, 1906)
+    assert (text["evaluate"], text["save"]) == ("every 220 steps, about 8% of the time", "every 110 steps")
+    assert plan.describe(2**20)["save"] == "every 110 steps"
+    assert "evaluate" not in plan.describe(2**20)
+    text = plan_of(max_steps=100, run=RunConfig(eval_steps=50)).describe(2**20, 1)
+    assert text["evaluate and save"].startswith("every 50 steps, about ")
+    assert plan_of(max_steps=100, run=RunConfig(eval_steps=100)).describe(1)["save"] == "at the end"
+
+
+@pytest.mark.parametrize(("num_steps", "log_steps"), [(3, 1), (142, 2), (1100, 22), (2500, 50), (10**6, 50)])
+def test_the_log_has_fifty_lines_or_one_each_fifty_steps(num_steps, log_steps):
+    assert plan_of(max_steps=num_steps).log_steps == log_steps
 
 
 def test_a_batch_larger_than_the_data_set_is_refused():

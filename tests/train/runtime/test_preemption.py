@@ -1,15 +1,22 @@
 """Requests to stop from signals and from a metadata server on loopback."""
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
+from mlm_common.errors import EXIT_INTERRUPTED, EXIT_STOPPED
 from train.runtime import preemption
 from train.runtime.preemption import InFlight, StopRequest, listening
+
+PROJECT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -53,6 +60,74 @@ def test_sigterm_makes_the_request_and_its_handler_goes_away():
         assert wait_until(lambda: request.is_agreed)
     assert request.reason == "received SIGTERM"
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_ctrl_c_makes_the_request_and_its_handler_goes_away():
+    request = StopRequest()
+    before = signal.getsignal(signal.SIGINT)
+    with listening(request, on_cloud_machine=False):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert wait_until(lambda: request.is_agreed)
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL  # the next one kills
+    assert request.in_words == ""
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_ctrl_c_stays_ignored_where_it_was():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with listening(StopRequest(), on_cloud_machine=False):
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# Saves when it is asked to stop, or takes for ever; its command line is that of its supervisor.
+INTERRUPTED = """
+import sys, time
+from train.runtime.preemption import RunStoppedError, StopRequest, listening
+from mlm_common.command_line import command
+@command
+def main(argv):
+    request = StopRequest()
+    with listening(request, on_cloud_machine=False):
+        print("ready", flush=True)
+        while HANGS or not request.is_made:
+            time.sleep(0.01)
+        raise RunStoppedError("Stopped at step 2 of 3, saved. Run the same command again to continue.")
+sys.exit(main([]))
+"""
+SUPERVISED = """
+import sys
+from train.runtime.supervisor import Supervisor
+command = [sys.executable, "-c", sys.argv[1]]
+sys.exit(Supervisor(command, stall_seconds=600, max_retries=9, retry_seconds=0.01).run())
+"""
+
+
+@pytest.mark.parametrize("is_supervised", [False, True])
+@pytest.mark.parametrize(("hangs", "status"), [(False, EXIT_STOPPED), (True, EXIT_INTERRUPTED)])
+def test_the_first_ctrl_c_saves_and_the_second_ends_at_once(is_supervised, hangs, status):
+    """As a terminal does, it is sent to all processes; the supervisor starts nothing again."""
+    program = INTERRUPTED.replace("HANGS", str(hangs))
+    command = [sys.executable, "-c", *((SUPERVISED,) if is_supervised else ()), program]
+    environment = os.environ | {"PYTHONPATH": str(PROJECT)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
+    with subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            os.killpg(process.pid, signal.SIGINT)
+            assert [process.stderr.readline() for _ in range(2)][1].startswith("Stopping after this step")
+            if hangs:
+                os.killpg(process.pid, signal.SIGINT)
+            process.wait(timeout=60)
+            output, errors = process.stdout.read(), process.stderr.read()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode in (status, -signal.SIGINT if hangs else status)
+    assert output == ""  # it was not started again
+    assert errors == ("" if hangs else "Stopped at step 2 of 3, saved. Run the same command again to continue.\n")
 
 
 @pytest.mark.parametrize(

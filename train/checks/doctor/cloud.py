@@ -39,7 +39,7 @@ def cloud_folders(config: TrainingConfig) -> dict[str, Folder]:
 
 
 def check_credentials(config: TrainingConfig) -> Iterator[Finding]:
-    """Look whether Google accepts the credentials of this machine or login, where a run needs some."""
+    """Check that Google accepts the credentials of this machine or login, if a run needs them."""
     import google.auth
     from google.auth.transport.requests import Request
 
@@ -54,7 +54,7 @@ def check_credentials(config: TrainingConfig) -> Iterator[Finding]:
 
 
 def check_buckets(config: TrainingConfig) -> Iterator[Finding]:
-    """Look at each folder in Cloud Storage: listed, written to where a run writes, and near."""
+    """Check each folder in Cloud Storage: readable, writable if a run writes to it, and in the TPU's region."""
     for flag, folder in cloud_folders(config).items():
         num_files = len(folder.list_files())
         if flag == "--output-dir":
@@ -81,7 +81,7 @@ def _check_region(bucket: str, zone: str | None) -> Iterator[Finding]:
             details.reload()
     except (InputError, FileNotFoundError):
         text = f"the region of {bucket} cannot be seen: the account lacks storage.buckets.get."
-        yield warning("region", text, f"Compare it with the TPU's zone by: {show}")
+        yield warning("region", text, f"Compare it with the TPU's zone: {show}")
         return
     location = details.location
     if zone is None:
@@ -90,13 +90,13 @@ def _check_region(bucket: str, zone: str | None) -> Iterator[Finding]:
         yield ok("region", f"{bucket} is in {location}, the TPU in {zone}")
     else:
         region = zone.rpartition("-")[0]
-        text = f"{bucket} is in {location}, the TPU in {zone}: reading is slow, and traffic between regions costs."
-        cure = f"Make a bucket there, and copy the data: gcloud storage buckets create gs://NAME --location {region}"
-        yield warning("region", text, cure)
+        text = f"{bucket} is in {location}, the TPU in {zone}: reading is slow, and traffic between regions is billed."
+        fix = f"Create a bucket there and copy the data: gcloud storage buckets create gs://NAME --location {region}"
+        yield warning("region", text, fix)
 
 
 def _is_near(bucket: Any, zone: str) -> bool:
-    """Tell whether a zone is in the bucket's region, multi-region, or pair of regions."""
+    """Return whether a zone is in the bucket's region, multi-region, or pair of regions."""
     region = zone.rpartition("-")[0]
     places = [place.lower() for place in (bucket.data_locations or [bucket.location])]
     begins = tuple(MULTI_REGIONS[place] for place in places if place in MULTI_REGIONS)

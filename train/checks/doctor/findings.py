@@ -1,4 +1,4 @@
-"""Findings of the doctor: one line each, that says how something is and, where it is not well, what cures it."""
+"""Findings of the doctor, one line each: what was checked, how it is and, if something is wrong, how to fix it."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Status = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what was looked at, how it is, what to do."""
+    """One line: what was checked, how it is, what to do."""
 
     status: Status
     subject: str
@@ -25,23 +25,23 @@ def findings_of(subject: str, check: Callable[..., Iterable[Finding]], *argument
     """Yield what a check finds; whatever it raises is an error of the subject, and the end of this check alone."""
     try:
         yield from check(*arguments)
-    except (InputError, RunFailedError) as error:  # messages that name the cure
+    except (InputError, RunFailedError) as error:  # messages that say how to fix it
         yield Finding("error", subject, str(error))
     except Exception as error:
-        text = f"could not be checked: {type(error).__name__}: {error}. Cure the errors above first."
+        text = f"could not be checked: {type(error).__name__}: {error}. Fix the errors above first."
         yield Finding("error", subject, text)
 
 
 def ok(subject: str, text: str) -> Finding:
-    """Make the finding that a subject is well."""
+    """Make the finding that a subject is in order."""
     return Finding("ok", subject, text)
 
 
-def warning(subject: str, text: str, cure: str) -> Finding:
-    """Make a finding that a run survives, but that is likely not meant, slow, or soon a failure."""
-    return Finding("warning", subject, f"{text} {cure}")
+def warning(subject: str, text: str, fix: str) -> Finding:
+    """Make a finding that does not stop a run, but is probably not intended, slow, or a failure soon."""
+    return Finding("warning", subject, f"{text} {fix}")
 
 
-def error(subject: str, text: str, cure: str) -> Finding:
-    """Make a finding that a run would fail of."""
-    return Finding("error", subject, f"{text} {cure}")
+def error(subject: str, text: str, fix: str) -> Finding:
+    """Make a finding that would stop a run."""
+    return Finding("error", subject, f"{text} {fix}")

@@ -18,18 +18,18 @@ PROGRAM = "train.checks.doctor.tensorflow_process"
 IMPORT_SECONDS = 300.0  # from a cold disk a minute and more
 CONNECT_SECONDS = 300.0
 NVIDIA_DEVICES = "nvidia[0-9]*"
-REINSTALL = "Install the packages named above again, in a new environment if that does not help."
+REINSTALL = "Reinstall the packages named above; if that does not help, start over with python3 install.py."
 
 
 class ProcessFailedError(RunFailedError):
-    """The process did not come to its end; the message says how it ended and what it said last."""
+    """The process failed; the message says how it ended and its last line."""
 
 
 def ask_tensorflow(task: str, config: TrainingConfig, timeout_seconds: float) -> dict[str, Any]:
     """Run a task of `tensorflow_process.py`, and read its answer.
 
     Raises:
-        InputError: the task was refused; names the cure.
+        InputError: the task was refused; says how to fix it.
         ProcessFailedError: it crashed, failed, or did not answer in time.
     """
     command = [sys.executable, "-m", PROGRAM, task]
@@ -40,7 +40,7 @@ def ask_tensorflow(task: str, config: TrainingConfig, timeout_seconds: float) ->
     except subprocess.TimeoutExpired as late:
         raise ProcessFailedError(f"did not answer within {timeout_seconds:.0f} s.") from late
     if done.returncode == -signal.SIGILL:
-        raise ProcessFailedError("needs instructions that this CPU lacks (AVX). Use another machine or virtual CPU.")
+        raise ProcessFailedError("needs instructions that this CPU lacks (AVX). Use another machine.")
     if done.returncode < 0:
         raise ProcessFailedError(f"crashed ({signal.Signals(-done.returncode).name}): {_last_words(done.stderr)}")
     if done.returncode:
@@ -66,7 +66,7 @@ def check_import(config: TrainingConfig) -> Iterator[Finding]:
 
 
 def check_gpus(config: TrainingConfig, devices: Path = Path("/dev")) -> Iterator[Finding]:
-    """Look whether TensorFlow sees the GPUs of a machine that has some."""
+    """Check that TensorFlow sees this machine's GPUs."""
     num_gpus = len(list(devices.glob(NVIDIA_DEVICES)))
     if not num_gpus or config.hardware.wants_tpu:
         return
@@ -74,8 +74,10 @@ def check_gpus(config: TrainingConfig, devices: Path = Path("/dev")) -> Iterator
     if seen:
         yield ok("GPU", f"TensorFlow sees {len(seen)}")
     else:
-        text = f"the machine has {num_gpus}, and TensorFlow sees none, so a run computes on the CPU."
-        yield warning("GPU", text, "pip install -e '.[gpu]', and see with nvidia-smi that the driver works.")
+        text = f"the machine has {num_gpus}, but TensorFlow sees none, so a run would train on the CPU."
+        yield warning(
+            "GPU", text, "Run python3 install.py --extra gpu, and check with nvidia-smi that the driver works."
+        )
 
 
 def _last_words(stderr: bytes) -> str:

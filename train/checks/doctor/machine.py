@@ -26,7 +26,7 @@ CONTAINER_LIMIT_FILES = (
 
 
 def check_disk(config: TrainingConfig, num_parameters: int | None = None) -> Iterator[Finding]:
-    """Look whether there is room for checkpoints and export, as far as the model's size is known.
+    """Check that there is room for checkpoints and export, as far as the model's size is known.
 
     A run that writes to Cloud Storage makes each file in the folder for temporary files first.
     """
@@ -40,19 +40,19 @@ def check_disk(config: TrainingConfig, num_parameters: int | None = None) -> Ite
         num_checkpoints * CHECKPOINT_BYTES_PER_PARAMETER + EXPORT_BYTES_PER_PARAMETER
     )
     free = f"{_gb(free_bytes)} free in {folder.resolve()}"
-    needs = f"the run writes up to {_gb(needed_bytes)}: {num_checkpoints} checkpoint(s) and the export"
-    cure = "Free some, name a larger disk by --output-dir"
+    needs = f"the run writes up to {_gb(needed_bytes)}: {num_checkpoints} checkpoints and the export"
+    fix = "Free some space, name a larger disk with --output-dir"
     if free_bytes < needed_bytes:
-        cure += " or keep less by --keep-checkpoints 1." if is_local else " (or by TMPDIR)."
-        yield error("disk", f"{free}; {needs}.", cure)
+        fix += " or keep fewer with --keep-checkpoints 1." if is_local else " (or with TMPDIR)."
+        yield error("disk", f"{free}; {needs}.", fix)
     elif free_bytes < LITTLE_BYTES:
-        yield warning("disk", f"{free}, which is little for checkpoints.", f"{cure}.")
+        yield warning("disk", f"{free}, which is little for checkpoints.", f"{fix}.")
     else:
         yield ok("disk", f"{free}; {needs}" if num_parameters else free)
 
 
 def check_memory(config: TrainingConfig, num_parameters: int | None = None) -> Iterator[Finding]:
-    """Look whether the host's memory holds what a run keeps there.
+    """Check that the host's memory is enough for a run.
 
     On the CPU that is weights, gradients and moments; with a TPU or GPU the copy that becomes a checkpoint.
     """
@@ -60,13 +60,13 @@ def check_memory(config: TrainingConfig, num_parameters: int | None = None) -> I
     per_parameter = CHECKPOINT_BYTES_PER_PARAMETER if config.hardware.wants_tpu else STATE_BYTES_PER_PARAMETER
     needed_bytes = LIBRARIES_BYTES + (num_parameters or 0) * per_parameter
     available = f"{_gb(available_bytes)} of memory available"
-    needs = f"the run takes {_gb(needed_bytes)}, and activations on top where the CPU computes"
+    needs = f"the run needs {_gb(needed_bytes)}, plus activations if it trains on the CPU"
     if num_parameters and available_bytes < needed_bytes:
-        cure = "End other programs, take a machine with more, or a smaller model (--preset)."
-        yield error("memory", f"{available}; {needs}.", cure)
+        fix = "End other programs, use a machine with more, or a smaller model (--preset)."
+        yield error("memory", f"{available}; {needs}.", fix)
     elif available_bytes < LITTLE_BYTES:
-        cure = "End other programs, or take a machine with more."
-        yield warning("memory", f"{available}; TensorFlow and a small model take as much.", cure)
+        fix = "End other programs, or use a machine with more."
+        yield warning("memory", f"{available}; TensorFlow and a small model need about that much.", fix)
     else:
         yield ok("memory", f"{available}; {needs}" if num_parameters else available)
 

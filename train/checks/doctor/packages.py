@@ -29,7 +29,7 @@ REASONS = {
     "transformers": " (4.57 is the last with TensorFlow classes; 5 has none)",
     "huggingface-hub": " (transformers 4 needs one below 1)",
 }
-INSTALL = "Install the project in its checkout: pip install -e '.[cpu]', on a machine with GPUs '.[gpu]'."
+INSTALL = "run python3 install.py in the checkout, which makes an environment that fits this machine."
 
 
 def installed_packages(path: Sequence[str] | None = None) -> dict[str, Distribution]:
@@ -48,70 +48,70 @@ def tensorflow_builds(installed: dict[str, Distribution]) -> list[str]:
 
 
 def check_python(installed: dict[str, Distribution], version: str = platform.python_version()) -> Iterator[Finding]:
-    """Look whether the interpreter is one that the project supports."""
+    """Check that the interpreter is one that the project supports."""
     if PROJECT not in installed:
-        yield error("Python", f"{PROJECT} is not installed for {sys.executable}.", INSTALL)
+        yield error("Python", f"{PROJECT} is not installed for {sys.executable}.", f"To install it, {INSTALL}")
         return
     supported = installed[PROJECT].metadata["Requires-Python"]
     if version in SpecifierSet(supported):
         yield ok("Python", f"{version}, {sys.executable}")
     else:
-        cure = "Make an environment with another: python3.11 -m venv .venv, and install the project there."
-        yield error(
-            "Python", f"must be {supported}, as TensorFlow's packages are; {sys.executable} is {version}.", cure
-        )
+        fix = "Run python3 install.py, which makes an environment with a Python that fits."
+        yield error("Python", f"must be {supported}, as TensorFlow's packages are; {sys.executable} is {version}.", fix)
 
 
 def check_requirements(installed: dict[str, Distribution]) -> Iterator[Finding]:
-    """Look whether each package that the project names is there, in a version that it can use."""
+    """Check that each package the project needs is installed, in a version it can use."""
     requirements = _requirements(installed, PROJECT)
     is_well = True
     for name, wanted in requirements.items():
         found = installed.get(name)
         if found is None or not _fits(found, wanted):
             is_well = False
-            is_there = f"{found.version} is installed" if found else "none is installed"
+            is_there = f"{found.version} is installed" if found else "it is not installed"
             text = f"{name}{wanted} is needed{REASONS.get(name, '')}; {is_there}."
             yield error("packages", text, f"pip install '{name}{wanted}'")
     if requirements and is_well:
-        yield ok("packages", f"all {len(requirements)} that the project needs, in versions that it can use")
+        yield ok("packages", f"all {len(requirements)} that the project needs, in versions it can use")
 
 
 def check_tensorflow_build(installed: dict[str, Distribution]) -> Iterator[Finding]:
-    """Look whether there is one TensorFlow and no more, of a version that the project can use."""
+    """Check that exactly one TensorFlow is installed, in a version the project can use."""
     builds = tensorflow_builds(installed)
     if not builds:
-        yield error("TensorFlow", "is not installed.", f"{INSTALL} On a TPU VM: {tpu_recipe(installed)}")
+        yield error("TensorFlow", "is not installed.", f"To install it, {INSTALL} On a TPU VM: {tpu_recipe(installed)}")
     elif len(builds) > 1:
         names = " and ".join(f"{name} {installed[name].version}" for name in builds)
-        text = f"{names} are both installed: they have the same files, and the one installed last replaced the other's."
-        cure = f"pip uninstall -y {' '.join(builds)}, then "
-        cure += tpu_recipe(installed) if TPU_BUILD in builds else INSTALL
-        yield error("TensorFlow", text, cure)
+        text = (
+            f"{names} are both installed. They contain the same files, so the one installed last overwrote the other."
+        )
+        fix = f"pip uninstall -y {' '.join(builds)}, then "
+        fix += tpu_recipe(installed) if TPU_BUILD in builds else INSTALL
+        yield error("TensorFlow", text, fix)
     else:
         yield from _check_build(installed, builds[0])
 
 
 def check_tf_keras(installed: dict[str, Distribution]) -> Iterator[Finding]:
-    """Look whether tf-keras, with which transformers' TensorFlow classes are written, is of TensorFlow's version."""
+    """Check that tf-keras, which transformers' TensorFlow classes use, has TensorFlow's version."""
     builds = tensorflow_builds(installed)
     if not builds:
         return
     minor = _minor(installed[builds[0]].version)
     no_dependencies = "--no-deps " if TPU_BUILD in builds else ""  # which would replace the TPU's TensorFlow
-    cure = f"pip install {no_dependencies}'{TF_KERAS}=={minor}.*'"
+    fix = f"pip install {no_dependencies}'{TF_KERAS}=={minor}.*'"
     found = installed.get(TF_KERAS)
     if found is None:
         text = "is not installed; without it transformers finds Keras 3, which its TensorFlow classes cannot use."
-        yield error(TF_KERAS, text, cure)
+        yield error(TF_KERAS, text, fix)
     elif _minor(found.version) != minor:
-        yield error(TF_KERAS, f"must be of TensorFlow's version {minor}; {found.version} is installed.", cure)
+        yield error(TF_KERAS, f"must have TensorFlow's version {minor}; {found.version} is installed.", fix)
     else:
-        yield ok(TF_KERAS, f"{found.version}, of TensorFlow's version")
+        yield ok(TF_KERAS, f"{found.version}, matches TensorFlow")
 
 
 def check_companions(installed: dict[str, Distribution]) -> Iterator[Finding]:
-    """Look whether TensorFlow has the packages that it asks for itself, such as libtpu, in its versions."""
+    """Check that the packages TensorFlow asks for, such as libtpu, have the right versions."""
     for build in tensorflow_builds(installed)[:1]:
         for name, wanted in _requirements(installed, build).items():
             found = installed.get(name)
@@ -129,15 +129,15 @@ def tpu_recipe(installed: dict[str, Distribution]) -> str:
 def _check_build(installed: dict[str, Distribution], build: str) -> Iterator[Finding]:
     version, extra = installed[build].version, TENSORFLOW_BUILDS[build]
     if extra is None:
-        text = f"{build} {version} is not among the builds that this project is tested with."
+        text = f"{build} {version} is not a build that this project is tested with."
         yield warning("TensorFlow", text, f"pip uninstall -y {build}, then {INSTALL}")
         return
     wanted = _requirements(installed, PROJECT, extra).get(build, "")
     if _fits(installed[build], wanted):
         yield ok("TensorFlow", f"{build} {version}")
     else:
-        cure = tpu_recipe(installed) if build == TPU_BUILD else f"pip install '{build}{wanted}'"
-        yield error("TensorFlow", f"{build}{wanted} is needed; {version} is installed.", cure)
+        fix = tpu_recipe(installed) if build == TPU_BUILD else f"pip install '{build}{wanted}'"
+        yield error("TensorFlow", f"{build}{wanted} is needed; {version} is installed.", fix)
 
 
 def _requirements(installed: dict[str, Distribution], name: str, extra: str = "") -> dict[str, str]:

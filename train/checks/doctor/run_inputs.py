@@ -34,7 +34,7 @@ def inputs_of(config: DataConfig) -> TrainingInputs:
 
 
 def check_data(config: TrainingConfig) -> Iterator[Finding]:
-    """Look whether shards are complete, as long as each other, and made with the tokenizer."""
+    """Check that shards are complete, have rows of one length, and were made with the tokenizer."""
     for phase in phases_of(config):
         with naming_phase(phase.name):
             yield from _check_data(phase.config)
@@ -49,7 +49,7 @@ def _check_data(config: TrainingConfig) -> Iterator[Finding]:
         largest_id, num_ids = first_row_ids(shards.paths[0]).max(), vocabulary_size(inputs.tokenizer)
         if largest_id >= num_ids:
             text = f"the first row of {shards.folder} has the id {largest_id}; the tokenizer has {num_ids}."
-            yield error("data", text, "Name the tokenizer that the shards were made with by --tokenizer.")
+            yield error("data", text, "Name the tokenizer that the shards were made with: --tokenizer.")
         else:
             made = "" if shards.manifest else ", without a manifest, so only by its first row"
             text = f"{flag} {shards.folder}: {shards.num_rows:,} rows of {inputs.max_length} tokens"
@@ -60,7 +60,7 @@ def _check_data(config: TrainingConfig) -> Iterator[Finding]:
 
 
 def check_run(config: TrainingConfig) -> Iterator[Finding]:
-    """Look whether model, plan and output folder are what a run accepts, and whether it fits disk and memory."""
+    """Check the model, the plan and the output folder as a run does, and that it fits disk and memory."""
     try:
         for phase in phases_of(config):
             inputs_of(phase.config.data)
@@ -80,12 +80,12 @@ def check_run(config: TrainingConfig) -> Iterator[Finding]:
             begun_phase=newest_phase(run),
         )
         open_folder(run.output_dir).check_writable()
-        yield ok("output", f"{run.output_dir} can be written, and holds no other run")
+        yield ok("output", f"{run.output_dir} is writable and contains no other run")
     try:
         counts = ask_tensorflow("count_parameters", config, IMPORT_SECONDS)
     except ProcessFailedError as failed:
-        cure = "Cure the errors above first; else this machine may have too little memory for the model."
-        yield error("model", f"building the model {failed}", cure)
+        fix = "Fix the errors above first; if there are none, this machine may have too little memory for the model."
+        yield error("model", f"building the model {failed}", fix)
         return
     run.plan(expected_num_replicas(config.hardware, run.cluster, counts["num_local_devices"]))
     num_parameters = counts["num_parameters"]
@@ -95,14 +95,14 @@ def check_run(config: TrainingConfig) -> Iterator[Finding]:
 
 
 def check_folder(config: TrainingConfig) -> Iterator[Finding]:
-    """Look which run the folder holds, of pretraining or of fine-tuning, and whether its newest checkpoint is whole."""
+    """Check which run the folder contains, of pretraining or fine-tuning, and that its newest checkpoint is intact."""
     folder = str(config.run.output_dir)
     if not open_folder(folder).exists(RECORD_NAME):
         return
     run, newest = read_run_record(folder), newest_record(folder)
     task = run.get("task", {}).get("card", {}).get("task_name", "masked language modeling")
     if newest is None:
-        yield ok("run", f"{folder} holds a run ({task}) without a checkpoint")
+        yield ok("run", f"{folder} contains a run ({task}) without a checkpoint")
         return
     store = CheckpointStore(open_folder(folder).subfolder(CHECKPOINTS_FOLDER))
     try:
@@ -112,12 +112,12 @@ def check_folder(config: TrainingConfig) -> Iterator[Finding]:
         yield warning("run", text, "A run resumes from the one before it, if there is one.")
         return
     exported = "exported" if open_folder(folder).subfolder(EXPORT_FOLDER).exists("config.json") else "not exported yet"
-    steps = f"saved after step {newest.step:,} of {newest.plan['num_steps']:,}, whole, {exported}"
-    yield ok("run", f"{folder} holds a run ({task}), {steps}")
+    steps = f"saved after step {newest.step:,} of {newest.plan['num_steps']:,}, intact, {exported}"
+    yield ok("run", f"{folder} contains a run ({task}), {steps}")
 
 
 def check_hub(config: TrainingConfig) -> Iterator[Finding]:
-    """Look whether the token may write to the repository that the run pushes to."""
+    """Check that the token may write to the repository that the run pushes to."""
     repository = config.hub.repository()
     if repository is not None:
         check_can_push(config.hub)

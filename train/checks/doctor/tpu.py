@@ -15,7 +15,7 @@ from train.runtime.tpu import GIB, check_tpu_devices, check_tpu_use, chip_of, lo
 
 
 def check_tpu(config: TrainingConfig, installed: dict[str, Distribution]) -> Iterator[Finding]:
-    """Look whether the TPU that is asked for can be used; without one asked for, whether one lies idle."""
+    """Check that the TPU asked for can be used; if none is, whether one is idle."""
     if not config.hardware.wants_tpu:
         yield from _check_unused(config, installed)
         return
@@ -23,13 +23,15 @@ def check_tpu(config: TrainingConfig, installed: dict[str, Distribution]) -> Ite
     if config.hardware.tpu_name == "local":
         check_tpu_devices(config.hardware)
         if TPU_BUILD not in tensorflow_builds(installed):
-            text = f"--tpu-name local needs {TPU_BUILD}; the TensorFlow installed is that for CPU and GPU."
+            text = f"--tpu-name local needs {TPU_BUILD}; the installed TensorFlow is the one for CPUs and GPUs."
             yield error("TPU", text, f"In an environment of its own: {tpu_recipe(installed)}")
             return
         holders = processes_that_hold(tpu_devices())
         if holders:
             names = ", ".join(f"{number} ({name})" for number, name in holders.items())
-            yield error("TPU", f"is held by process {names}, and serves one at a time.", "End it: kill NUMBER")
+            yield error(
+                "TPU", f"is in use by process {names}; only one process can use it.", "End that process: kill NUMBER"
+            )
             return
     yield from _check_connection(config)
 
@@ -50,23 +52,23 @@ def describe_tpu() -> str:
     """Describe type and memory of this machine's TPU, as far as environment or metadata server tell."""
     kind = local_accelerator_type()
     chip = chip_of(kind)
-    return f"{kind}, {chip.memory_bytes // GIB} GiB a replica" if chip else kind or "of unknown type"
+    return f"{kind}, {chip.memory_bytes // GIB} GiB per replica" if chip else kind or "of unknown type"
 
 
 def _check_unused(config: TrainingConfig, installed: dict[str, Distribution]) -> Iterator[Finding]:
     if tpu_devices() and not config.hardware.no_tpu:
-        text = f"this machine has one ({describe_tpu()}), and without --tpu-name a run computes on the CPU."
-        yield warning("TPU", text, "Give --tpu-name local.")
+        text = f"this machine has one ({describe_tpu()}), but without --tpu-name a run trains on the CPU."
+        yield warning("TPU", text, "Pass --tpu-name local.")
     elif tpu_devices():
         yield ok("TPU", f"{describe_tpu()}; not used, because of --no-tpu")
     elif TPU_BUILD in tensorflow_builds(installed):
-        text = f"{TPU_BUILD} is installed, and there is no TPU: this machine has no /dev/accel* and no /dev/vfio/*."
-        cure = (
-            "On Colab choose a TPU runtime, on a TPU VM the runtime version that fits its type; else train on the CPU."
+        text = f"{TPU_BUILD} is installed, but this machine has no TPU (no /dev/accel*, no /dev/vfio/*)."
+        fix = (
+            "On Colab, choose a TPU runtime; on a TPU VM, the runtime version for its type. Otherwise train on the CPU."
         )
-        yield warning("TPU", text, cure)
+        yield warning("TPU", text, fix)
     else:
-        yield ok("TPU", "no TPU on this machine; a run computes on the GPU or CPU")
+        yield ok("TPU", "none on this machine; a run trains on the GPU or CPU")
 
 
 def _check_connection(config: TrainingConfig) -> Iterator[Finding]:
@@ -75,12 +77,10 @@ def _check_connection(config: TrainingConfig) -> Iterator[Finding]:
     try:
         num_replicas = ask_tensorflow("connect_tpu", config, CONNECT_SECONDS)["num_replicas"]
     except ProcessFailedError as failed:
-        cure = (
-            "Restart the TPU VM; if it stays so, see that its runtime version fits tensorflow-tpu and the TPU's type."
-        )
-        yield error("TPU", f"connecting to {name} {failed}", cure)
+        fix = "Restart the TPU VM. If that does not help, check its runtime version: it must fit the TPU's type."
+        yield error("TPU", f"connecting to {name} {failed}", fix)
     except InputError as refused:
         yield Finding("error", "TPU", str(refused))
     else:
         kind = describe_tpu() if name == "local" else name
-        yield ok("TPU", f"{kind}, {num_replicas} replica(s)")
+        yield ok("TPU", f"{kind}, {num_replicas} replicas")

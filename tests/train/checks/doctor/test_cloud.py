@@ -23,7 +23,7 @@ def test_buckets(cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch) -> 
     assert str(found(cloud_checks.check_buckets, near)[-1]).endswith("is in US-CENTRAL1, the TPU in us-central1-b")
     last = found(cloud_checks.check_buckets, far)[-1]
     assert last.status == "warning"
-    assert "reading is slow, and traffic between regions costs" in last.text
+    assert "reading is slow, and traffic between regions is billed" in last.text
     assert "gcloud storage buckets create gs://NAME --location europe-west4" in last.text
 
 
@@ -31,7 +31,7 @@ def test_the_region_of_a_bucket_that_may_not_be_seen(cloud: CloudStorageHandle) 
     cloud.fault(r"/b/test-bucket\?", status=403, times=10)  # the client looks once by itself
     last = found(cloud_checks.check_buckets, bucket_config("--tpu-zone", "us-central1-b"))[-1]
     assert last.status == "warning"
-    assert "the account lacks storage.buckets.get. Compare it with the TPU's zone by: gcloud storage" in last.text
+    assert "the account lacks storage.buckets.get. Compare it with the TPU's zone: gcloud storage" in last.text
 
 
 @pytest.mark.parametrize(

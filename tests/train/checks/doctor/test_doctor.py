@@ -78,7 +78,7 @@ def test_another_tokenizer_for_shards_without_a_manifest(shards: Path, tmp_path:
     (shards / "train" / "manifest.json").unlink()
     flags = ("--train-dataset", str(shards / "train"), "--tokenizer", str(tmp_path / "small"))
     line = only_error(found(run_inputs.check_data, config_of(*flags)))
-    assert "; the tokenizer has 5. Name the tokenizer that the shards were made with by --tokenizer." in line
+    assert "; the tokenizer has 5. Name the tokenizer that the shards were made with: --tokenizer." in line
 
 
 @pytest.mark.slow
@@ -156,7 +156,7 @@ def test_the_command_names_all_errors_at_once(
     errors = [line.split()[1] for line in shown.out.splitlines() if line.startswith("error")]
     assert errors == ["import", "TPU", "data", "Hub"]
     assert "4 errors" in shown.out
-    assert shown.err.splitlines()[-1].startswith("error: Not all is well")
+    assert shown.err.splitlines()[-1].startswith("error: Some checks failed")
 
 
 @pytest.mark.slow
@@ -193,18 +193,16 @@ def test_the_command_without_transformers(tmp_path: Path) -> None:
     done = run_doctor("--tpu-name", "local", PYTHONPATH=f"{tmp_path}{os.pathsep}{PROJECT}")
     assert done.returncode == 1
     lines = done.stdout.splitlines()
-    assert lines[0].startswith(
-        "error    flags          not read, because of No module named 'transformers.hf_argparser'"
-    )
+    assert lines[0].startswith("error    flags          cannot be read: No module named 'transformers.hf_argparser'")
     assert any("tensorflow-tpu 2.20.0 are both installed" in line for line in lines)
-    assert done.stderr.splitlines()[-1] == "error: Not all is well; each line that says error says what cures it."
+    assert done.stderr.splitlines()[-1] == "error: Some checks failed; each error line says how to fix it."
 
 
 def test_the_command_without_the_project() -> None:
     script = str(PROJECT / "train" / "doctor.py")
     done = subprocess.run([sys.executable, "-I", "-S", script], capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 1
-    assert "Install the project in its checkout: pip install -e '.[cpu]'" in done.stdout
+    assert "python3 install.py" in done.stdout
 
 
 def test_bad_flags() -> None:

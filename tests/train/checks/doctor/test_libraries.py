@@ -67,7 +67,7 @@ def test_gpus_that_tensorflow_does_not_see(tmp_path: Path, monkeypatch: pytest.M
     modules(tmp_path, monkeypatch, tensorflow____init__=config.format("[]"))
     (found,) = libraries.check_gpus(CONFIG, tmp_path)
     assert found.status == "warning"
-    assert "the machine has 1, and TensorFlow sees none" in found.text
+    assert "the machine has 1, but TensorFlow sees none" in found.text
     one = "[type('Device', (), {'name': kind})]"
     modules(tmp_path, monkeypatch, tensorflow____init__=config.format(one))
     assert [str(found.status) for found in libraries.check_gpus(CONFIG, tmp_path)] == ["ok"]

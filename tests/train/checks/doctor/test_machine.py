@@ -18,7 +18,7 @@ def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage)
     assert [one.status for one in found(machine.check_disk, config)] == ["ok"]
     line = only_error(found(machine.check_disk, config, 125_000_000))
-    assert f"3.0 GB free in {tmp_path}; the run writes up to 6.5 GB: 4 checkpoint(s) and the export. Free some" in line
+    assert f"3.0 GB free in {tmp_path}; the run writes up to 6.5 GB: 4 checkpoints and the export. Free some" in line
     assert [one.status for one in found(machine.check_disk, config, 10_000_000)] == ["ok"]
     usage.free = 1_000_000_000
     assert [one.status for one in found(machine.check_disk, config)] == ["warning"]
@@ -33,7 +33,7 @@ def test_little_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     limit.write_text("1500000000\n", encoding="utf-8")
     assert [one.status for one in found(machine.check_memory, config)] == ["warning"]
     line = only_error(found(machine.check_memory, config, 125_000_000))
-    assert "1.5 GB of memory available; the run takes 3.0 GB" in line
+    assert "1.5 GB of memory available; the run needs 3.0 GB" in line
     assert line.endswith("a smaller model (--preset).")
 
 
@@ -57,7 +57,7 @@ def test_machines_without_a_tpu(tmp_path: Path) -> None:
     assert [one.status for one in found(tpu.check_tpu, config_of(), {})] == ["ok"]
     (one,) = found(tpu.check_tpu, config_of(), builds(tmp_path, "tensorflow-tpu"))
     assert one.status == "warning"
-    assert "tensorflow-tpu is installed, and there is no TPU" in one.text
+    assert "tensorflow-tpu is installed, but this machine has no TPU" in one.text
     line = only_error(found(tpu.check_tpu, config_of("--tpu-name", "local"), {}))
     assert "this one has no /dev/accel* and no /dev/vfio/*. Check that this is the TPU VM" in line
 
@@ -65,14 +65,17 @@ def test_machines_without_a_tpu(tmp_path: Path) -> None:
 def test_a_tpu_that_lies_idle(device: Path) -> None:
     (one,) = found(tpu.check_tpu, config_of(), {})
     assert (one.status, one.subject) == ("warning", "TPU")
-    assert "(v3-8, 16 GiB a replica), and without --tpu-name a run computes on the CPU. Give --tpu-name" in one.text
+    assert "(v3-8, 16 GiB per replica), but without --tpu-name a run trains on the CPU. Pass --tpu-name" in one.text
     assert [one.status for one in found(tpu.check_tpu, config_of("--no-tpu"), {})] == ["ok"]
     assert device.exists()
 
 
 def test_the_wrong_tensorflow_for_a_tpu(device: Path) -> None:
     line = only_error(found(tpu.check_tpu, config_of("--tpu-name", "local"), builds(device.parent, "tensorflow")))
-    assert "--tpu-name local needs tensorflow-tpu; the TensorFlow installed is that for CPU and GPU. In an env" in line
+    assert (
+        "--tpu-name local needs tensorflow-tpu; the installed TensorFlow is the one for CPUs and GPUs. In an env"
+        in line
+    )
 
 
 def test_a_tpu_that_another_process_holds(device: Path) -> None:
@@ -84,8 +87,8 @@ def test_a_tpu_that_another_process_holds(device: Path) -> None:
         assert holder.stdout
         holder.stdout.readline()
         line = only_error(found(tpu.check_tpu, config_of("--tpu-name", "local"), installed))
-        assert f"is held by process {holder.pid} ({sys.executable} -c" in line
-        assert line.endswith("serves one at a time. End it: kill NUMBER")
+        assert f"is in use by process {holder.pid} ({sys.executable} -c" in line
+        assert line.endswith("only one process can use it. End that process: kill NUMBER")
         holder.communicate(timeout=30)
 
 
@@ -112,7 +115,7 @@ def test_a_tpu_that_tensorflow_does_not_find(device: Path) -> None:
 def test_a_tpu_that_answers(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tpu, "ask_tensorflow", lambda *_: {"num_replicas": 8})
     (one,) = found(tpu.check_tpu, config_of("--tpu-name", "local"), builds(device.parent, "tensorflow-tpu"))
-    assert (one.status, one.text) == ("ok", "v3-8, 16 GiB a replica, 8 replica(s)")
+    assert (one.status, one.text) == ("ok", "v3-8, 16 GiB per replica, 8 replicas")
 
 
 def test_a_tpu_by_name_with_a_local_folder_and_with_workers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,13 +63,13 @@ def test_a_python_that_tensorflow_has_no_packages_for(site: Path) -> None:
     (found,) = packages.check_python(installed, "3.13.1")
     assert found.status == "error"
     assert "must be" in found.text
-    assert "is 3.13.1. Make an environment with another: python3.11 -m venv" in found.text
+    assert "is 3.13.1. Run python3 install.py" in found.text
 
 
 def test_a_project_that_is_not_installed(tmp_path: Path) -> None:
     lines = errors_of(tmp_path)
     assert "mlm-pretraining is not installed" in lines[0]
-    assert "pip install -e '.[cpu]'" in lines[0]
+    assert "python3 install.py" in lines[0]
     assert lines[1].startswith("error TensorFlow is not installed.")
 
 
@@ -78,10 +78,10 @@ def test_a_project_that_is_not_installed(tmp_path: Path) -> None:
     [
         ("transformers", "5.23.0", "(4.57 is the last with TensorFlow classes; 5 has none); 5.23.0 is installed. pip"),
         ("huggingface-hub", "1.2.0", "(transformers 4 needs one below 1); 1.2.0 is installed. pip install 'hugging"),
-        ("sentencepiece", None, "sentencepiece>=0.2 is needed; none is installed. pip install 'sentencepiece>=0.2'"),
+        ("sentencepiece", None, "sentencepiece>=0.2 is needed; it is not installed. pip install 'sentencepiece>=0.2'"),
         ("tensorflow", "2.15.1", "tensorflow<2.22,>=2.20 is needed; 2.15.1 is installed. pip install 'tensorflow<"),
-        ("tensorflow", None, "error TensorFlow is not installed. Install the project in its checkout"),
-        ("tf-keras", "2.20.1", "must be of TensorFlow's version 2.21; 2.20.1 is installed. pip install 'tf-keras==2."),
+        ("tensorflow", None, "error TensorFlow is not installed. To install it, run python3 install.py"),
+        ("tf-keras", "2.20.1", "must have TensorFlow's version 2.21; 2.20.1 is installed. pip install 'tf-keras==2."),
         ("tf-keras", None, "without it transformers finds Keras 3, which its TensorFlow classes cannot use. pip"),
     ],
 )
@@ -115,7 +115,9 @@ def test_the_tpu_build_alone_is_well_with_its_keras(site: Path) -> None:
 def test_a_build_that_was_never_tried(site: Path) -> None:
     uninstall(site, "tensorflow")
     install(site, "tf-nightly", "2.22.0.dev20260101")
-    assert "tf-nightly 2.22.0.dev20260101 is not among the builds" in errors_of(site, "warning")[0]
+    (line,) = errors_of(site, "warning")
+    assert "tf-nightly 2.22.0.dev20260101 is not a build that this project is tested with." in line
+    assert "pip uninstall -y tf-nightly, then run python3 install.py" in line
 
 
 def test_the_metadata_of_this_project_names_the_builds() -> None:

@@ -1,0 +1,84 @@
+"""Run the notebooks with their quick settings and keep their outputs, as they are committed.
+
+    python notebooks/execute.py            # all three, about ten minutes on two cores
+    python notebooks/execute.py finetune   # one, from what the others left in runs/
+
+Each notebook's metadata then has the hash of its cells: a test compares them.
+"""
+
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
+
+NOTEBOOKS = Path(__file__).resolve().parent
+PROJECT = NOTEBOOKS.parent
+# In the order in which each finds what the one before has made.
+SETTINGS = {
+    "pretrain_mlm_tpu": {"MLM_QUICK": "1", "MLM_WORK": "runs/walkthrough"},
+    "finetune": {"MLM_INIT_FROM": "runs/walkthrough/model", "MLM_WORK": "runs/finetune"},
+    "compare_runs": {"MLM_RUNS": "runs/walkthrough/model", "MLM_PICTURE": "runs/comparison.png"},
+}
+CELL_SECONDS = 3600
+EXECUTED = "executed_cells_sha256"
+
+
+def cells_sha256(notebook: Any) -> str:
+    """Hash the code of all cells."""
+    codes = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    return hashlib.sha256("\0".join(codes).encode()).hexdigest()
+
+
+def without_outputs(notebook: Any) -> Any:
+    """Take the outputs away, in place, and return the notebook."""
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    return notebook
+
+
+def execute(name: str) -> None:
+    """Run a notebook and write it with its outputs."""
+    path = NOTEBOOKS / f"{name}.ipynb"
+    os.environ.update(SETTINGS[name])
+    notebook = without_outputs(nbformat.read(path, as_version=4))
+    resources = {"metadata": {"path": str(NOTEBOOKS)}}
+    NotebookClient(notebook, timeout=CELL_SECONDS, resources=resources, record_timing=False).execute()
+    for cell in notebook.cells:
+        cell.metadata = {}
+        for output in cell.get("outputs", ()):
+            if output.output_type == "stream":
+                output.text = _plain(output.text)
+            elif "data" in output:
+                output.data.pop("text/plain", None)
+                output.metadata = {}
+    notebook.metadata.language_info = {"name": "python"}
+    notebook.metadata[EXECUTED] = cells_sha256(notebook)
+    nbformat.write(notebook, path)
+
+
+def _plain(text: str) -> str:
+    """Leave out this machine's folders, and all but the last state of progress bars."""
+    environment = Path(sys.executable).parent.parent
+    for folder, name in ((f"{PROJECT}/", ""), (str(environment), ".venv"), (str(Path.home()), "~")):
+        text = text.replace(folder, name)
+    lines = [re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", line).rpartition("\r")[2].rstrip() for line in text.split("\n")]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the notebooks that are named, or all."""
+    for name in argv or SETTINGS:
+        print(name, flush=True)
+        execute(name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
