@@ -181,6 +181,13 @@ class TaggingData(ExamplesConfig):
 class QuestionData(ExamplesConfig):
     """Which questions about which paragraphs, and how an answer is chosen."""
 
+    train_file: str | None = changeable(
+        None,
+        "Training questions: .json or .json.gz in SQuAD's format, or a .jsonl or .parquet file with the columns id, "
+        "question, context and answers; local or gs://.",
+        PER_WORKER,
+        is_usual=True,
+    )
     max_seq_length: int = flag(
         384,
         "Tokens of the longest row: a question and a window of its paragraph. BERT used 384.",

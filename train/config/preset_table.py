@@ -1,6 +1,6 @@
 """The table of presets: `--preset list` prints it; `python -m train.config.preset_table` prints it as Markdown."""
 
-from train.config.presets import about_preset, preset_names, read_preset
+from train.config.presets import about_preset, presets_by_size, read_preset
 from train.config.settings import OptimizationConfig
 
 HEADER = ("preset", "parameters", "made for", "batch", "note")
@@ -10,9 +10,9 @@ FOOTNOTE = """Batch: rows per step x tokens per row that the settings are made f
 
 def preset_rows() -> list[tuple[str, ...]]:
     """List the presets, the smallest first, as texts under `HEADER`."""
-    names = sorted(preset_names(), key=lambda name: (about_preset(name).parameters // 10**6, name))
     return [
-        (name, _parameters(name), about_preset(name).made_for, _batch(name), about_preset(name).note) for name in names
+        (name, _parameters(name), about_preset(name).made_for, _batch(name), about_preset(name).note)
+        for name in presets_by_size()
     ]
 
 

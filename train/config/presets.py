@@ -11,7 +11,6 @@ from mlm_common.errors import InputError
 from mlm_common.settings import nearest_name
 
 PRESETS_FOLDER = Path(__file__).resolve().parents[1] / "model" / "presets"
-LIST = "list"
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,11 @@ class About:
 def preset_names() -> list[str]:
     """List the names that `--preset` takes."""
     return sorted(path.stem for path in PRESETS_FOLDER.glob("*.yaml"))
+
+
+def presets_by_size() -> list[str]:
+    """List the presets, those with the fewest parameters first."""
+    return sorted(preset_names(), key=lambda name: (about_preset(name).parameters // 10**6, name))
 
 
 def read_preset(name: str) -> dict[str, Any]:
@@ -62,17 +66,11 @@ def about_preset(name: str) -> About:
 
 
 def preset_settings(name: str) -> dict[str, Any]:
-    """Read the flags that a preset sets, {field name: value}; `list` prints all presets and ends the process.
+    """Read the flags that a preset sets, {field name: value}.
 
     Raises:
         InputError: there is no such preset.
-        SystemExit: after the list.
     """
-    if name == LIST:
-        from train.config.preset_table import preset_table  # which reads the presets
-
-        print(preset_table())
-        raise SystemExit(0)
     settings: dict[str, Any] = read_preset(name)["settings"]
     return settings
 

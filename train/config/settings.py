@@ -8,7 +8,7 @@ from mlm_common.hub.own_files import FormerPush
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
 from mlm_common.settings import PUBLIC, flag, require, require_each, spelled
 from tokenizer_training.tokenizer import TOKENIZER_FILES
-from train.config.presets import preset_names
+from train.config.presets import presets_by_size
 
 # Marks of a setting. A resumed run may be given another value; each worker of a run may; another value changes how sums
 # are rounded, and nothing else; runs of before it was added have its default.
@@ -77,8 +77,8 @@ class ModelConfig:
 
     preset: str = changeable(
         "roberta-base",
-        "Model and training settings to start from; `--preset list` shows them as a table. Flags you pass override it. "
-        f"One of {', '.join(preset_names())}.",
+        f"Model and training settings to start from, smallest first: {', '.join(presets_by_size())}. `--preset list` "
+        "shows them as a table. Flags you pass override it.",
         PUBLIC,
         is_usual=True,
     )

@@ -7,6 +7,7 @@ from typing import Any
 from mlm_common.command_line import as_settings, parse_arguments, read_yaml_file, under_current_names
 from mlm_common.errors import InputError
 from mlm_common.settings import require
+from train.config.preset_table import preset_table
 from train.config.presets import names_set_by_presets, preset_settings
 from train.config.settings import SUBJECTS, RunConfig, RunSettings, TrainingConfig
 
@@ -15,6 +16,7 @@ TPU_SAVE_MINUTES = 15.0
 # Numbers of steps by which a schedule is as long as it is; those between evaluations and checkpoints are not.
 SCALED = ("max_steps", "warmup_steps")
 MAX_SCALE = 1000
+LIST_PRESETS = "list"
 
 
 def read_phases_file(path: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -60,8 +62,21 @@ def phases_settings(path: str) -> dict[str, Any]:
     return read_phases_file(path)[0]
 
 
+def settings_of_preset(name: str) -> dict[str, Any]:
+    """Read the flags that a preset sets, {field name: value}; `list` prints all presets and ends the process.
+
+    Raises:
+        InputError: there is no such preset.
+        SystemExit: after the list.
+    """
+    if name == LIST_PRESETS:
+        print(preset_table())
+        raise SystemExit(0)
+    return preset_settings(name)
+
+
 # What stands behind the value of a flag, in the order in which it wins.
-LAYERS = {"preset": preset_settings, "phases": phases_settings}
+LAYERS = {"preset": settings_of_preset, "phases": phases_settings}
 
 
 def parse_run_flags(
