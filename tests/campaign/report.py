@@ -28,7 +28,7 @@ PROMISES = {
     "Hub away": "one line, the files are there; once it is back, the same command pushes them",
     "clock back by an hour": "the same bytes",
     "a fixed input": "only what depends on it is rebuilt; the same bytes as with it from the start",
-    "a changed input": "an error that says what differs and how to fix it; an unfinished preparation rebuilds its partitions",
+    "a changed input": "an error that says what differs; an unfinished preparation rebuilds its partitions",
 }
 
 
