@@ -160,6 +160,13 @@ def exit_statuses_page() -> str:
     return "\n".join(lines)
 
 
+def contributing_page() -> str:
+    """Take CONTRIBUTING.md into the site: links to its pages stay, those to other files become names."""
+    text = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    text = re.sub(r"\]\(docs/([^)]+)\)", r"](../\1)", text)
+    return re.sub(r"\[([^\]]+)\]\((?!https?:|\.\./|#)[^)]+\)", r"\1", text)
+
+
 def generated_pages() -> dict[str, str]:
     """Make all pages: {path in docs/: Markdown}."""
     scripts = [script for group in SCRIPTS.values() for script in existing(group)]
@@ -168,6 +175,7 @@ def generated_pages() -> dict[str, str]:
         **{f"reference/commands/{Path(script).stem}.md": command_page(script) for script in scripts},
         "reference/presets.md": presets_page(),
         "reference/exit_statuses.md": exit_statuses_page(),
+        "design/contributing.md": contributing_page(),
     }
 
 

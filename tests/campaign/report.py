@@ -13,22 +13,22 @@ BEGIN, END = "<!-- campaign: begin -->", "<!-- campaign: end -->"
 
 # {fault: what is promised of it}, in the order of the table.
 PROMISES = {
-    "kill -9": "the same command again comes to the same bytes",
-    "kill -9, on Cloud Storage": "the same command again comes to the same bytes",
-    "SIGTERM": "training saves and ends with 75; the same command again comes to the same bytes",
-    "SIGSTOP, takeover, SIGCONT": "the other ends right; the one that wakes up says so and touches nothing",
-    "a second run": "refused while the first lives; the first ends right",
-    "disk full": "one line; once there is room, the same command comes to the same bytes",
+    "kill -9": "run again, the same command gives the same bytes",
+    "kill -9, on Cloud Storage": "run again, the same command gives the same bytes",
+    "SIGTERM": "training saves and ends with 75; run again, the same command gives the same bytes",
+    "SIGSTOP, takeover, SIGCONT": "the other run finishes; the one that wakes up says so and touches nothing",
+    "a second run": "an error while the first is alive; the first finishes",
+    "disk full": "one line; once there is room, the same command gives the same bytes",
     "read-only disk": "one line, at once; nothing is changed",
-    "429, 500, 503": "tried again: the same bytes",
-    "connection reset, answer lost": "tried again: the same bytes",
-    "truncated, corrupt": "noticed and tried again: the same bytes",
+    "429, 500, 503": "retried: the same bytes",
+    "connection reset, answer lost": "retried: the same bytes",
+    "truncated, corrupt": "noticed and retried: the same bytes",
     "slow": "the same bytes",
-    "Cloud Storage away": "one line; once it is back, the same command comes to the same bytes",
+    "Cloud Storage away": "one line; once it is back, the same command gives the same bytes",
     "Hub away": "one line, the files are there; once it is back, the same command pushes them",
     "clock back by an hour": "the same bytes",
-    "a mended input": "only what it touches is made again; the same bytes as with it from the start",
-    "a changed input": "refused, with what differs and the cure; of an unfinished preparation its own partitions anew",
+    "a fixed input": "only what depends on it is rebuilt; the same bytes as with it from the start",
+    "a changed input": "an error that says what differs; an unfinished preparation rebuilds its partitions",
 }
 
 

@@ -242,7 +242,7 @@ def test_mended_input(campaign: Campaign, name: str, tmp_path: Path) -> None:
     assert stage.result(output) == stage.result(fresh)
     kept = sum(path.exists() and path.stat().st_mtime_ns == stamp for path, stamp in before.items())
     assert kept >= len(before) // 2
-    campaign.note("a mended input", name, 1, "one line; then the same bytes" + f", {kept} shards kept" * bool(kept))
+    campaign.note("a fixed input", name, 1, "one line; then the same bytes" + f", {kept} shards kept" * bool(kept))
 
 
 def test_changed_input(campaign: Campaign, name: str, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ COMMAND_LINES = sorted(
 )
 NO_PATH = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"NO_MKDOCS_2_WARNING": "1"}
 # Pages that the build of the site makes from the code.
-GENERATED = re.compile(r"docs/reference/(index|presets|exit_statuses|commands/\w+)\.md")
+GENERATED = re.compile(r"docs/(?:design/contributing|reference/(?:index|presets|exit_statuses|commands/\w+))\.md")
 BENCHMARKS = tuple(sorted({word for line in COMMAND_LINES for word in line.split() if word.startswith("benchmarks/")}))
 
 # The commands of Google's CLI that the pages use, with flags of theirs (cloud.google.com/sdk/gcloud/reference).
