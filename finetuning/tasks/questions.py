@@ -165,6 +165,10 @@ class QuestionAnswering(ExampleTask):
         """Summarize loss, F1 and exact match in a few words."""
         return f"{super().summarize(figures)}  F1 {figures['f1']:.2f} %  exact match {figures['exact_match']:.2f} %"
 
+    def next_command(self, model: str) -> str:
+        """Return the command that answers a question."""
+        return f'{super().next_command(model)} --question "…" --context "…"'
+
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
         """Describe loss, exact match and F1, beside what the best guess without the question scores."""
         number = f"{figures['num_questions']:,} questions in {figures['num_rows']:,} windows"

@@ -115,6 +115,10 @@ class RowTask(ExampleTask):
         """Summarize loss and the metric that checkpoints are compared by in a few words."""
         return with_metric(super().summarize(figures), figures, self.metric)
 
+    def next_command(self, model: str) -> str:
+        """Return the command that predicts a text."""
+        return f'{super().next_command(model)} --text "…"'
+
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
         """Describe loss and metrics, beside what a guess without the text would score."""
         rows = {"validation loss": f"{shown_score(figures['loss'])}, of {figures['num_rows']:,} rows"}

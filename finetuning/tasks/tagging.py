@@ -162,6 +162,10 @@ class Tagging(ExampleTask):
         """Summarize loss and the metric that checkpoints are compared by in a few words."""
         return with_metric(super().summarize(figures), figures, self.metric)
 
+    def next_command(self, model: str) -> str:
+        """Return the command that predicts a text."""
+        return f'{super().next_command(model)} --text "…"'
+
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
         """Describe loss and metrics for people, beside what a guess without the text would score."""
         words = f"{figures['num_words']:,} words of {figures['num_rows']:,} sentences"

@@ -1,5 +1,6 @@
 """What all tasks of fine-tuning share: rows of text, each with a number, and a head that starts anew."""
 
+import shlex
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,10 @@ class ExampleTask(Task):
     def __init__(self, *, pad_token_id: int, token_types: bool):
         self.pad_token_id = pad_token_id
         self.token_types = token_types
+
+    def next_command(self, model: str) -> str:
+        """Return the command that predicts with the model, up to what it is to predict."""
+        return f"python finetuning/predict.py --model {shlex.quote(model)}"
 
     def text_features(self, length: int) -> dict[str, Feature]:
         """Name ids, mask, token types where there are any, and the number of the row, -1 in padding."""
