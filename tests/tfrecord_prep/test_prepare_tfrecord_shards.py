@@ -181,7 +181,7 @@ def test_three_splits_in_one_command(
         manifest = read_manifest(str(tmp_path / split))
         assert manifest.corpus["settings"]["seed"] == 3
         assert (
-            f"  tokens           {manifest.totals.num_tokens:,}\n  rows             {manifest.totals.num_rows:,}"
+            f"  tokens              {manifest.totals.num_tokens:,}\n  rows                {manifest.totals.num_rows:,}"
             in shown
         )
         stream = list(chain.from_iterable(read_rows(tmp_path / split)))

@@ -197,7 +197,10 @@ def test_rows_left_out_are_counted_and_named_the_same_for_any_number_of_workers(
     corpus = with_bad_rows(tmp_path)
     files = ["--data-files", str(corpus), "--on-bad-row", "skip"]
     assert main(flags(source, tmp_path / "one", *files)) == 0
-    assert f"  bad rows         3 left out, such as {corpus}, line 4: int 0; " in capsys.readouterr().out
+    assert (
+        f"  skipped             rows that cannot be read: 3 left out, such as {corpus}, line 4: int 0; "
+        in capsys.readouterr().out
+    )
     assert main(flags(source, tmp_path / "two", *files, "--num-workers", "2")) == 0
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     manifest = read_manifest(str(tmp_path / "one" / "train"))
