@@ -47,9 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for warning in filter(None, (groups, describe_mask_rates(runs))):
         logger.warning("%s", warning)
     if config.picture is not None:
-        note = (
-            f"Different {groups.what}: compare each run with its own baseline, not with the others." if groups else ""
-        )
+        note = f"Different {groups.what}: compare each run with its baseline, not with the others." if groups else ""
         folder, name = folder_and_name(config.picture)
         folder.write_bytes(name, draw_runs(runs, note, PurePath(name).suffix[1:]))
 
