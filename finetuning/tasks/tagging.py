@@ -23,8 +23,9 @@ USAGE = """```python
 from transformers import pipeline
 
 tag = pipeline("token-classification", model={model}{revision}, aggregation_strategy="first")
-for found in tag("A sentence to tag ."):
-    print(round(float(found["score"]), 3), found["entity_group"], found["word"])
+text = "A sentence to tag ."
+for found in tag(text):
+    print(round(float(found["score"]), 3), found["entity_group"], text[found["start"] : found["end"]])
 ```"""
 
 
