@@ -40,7 +40,8 @@ def test_the_classes_of_a_file_are_those_of_training(
     assert predicted(capsys, "--model", str(classified / "export"), "--file", file) == expected
     shutil.copytree(classified / "export", tmp_path / "model")
     lines = [
-        json.dumps({"text": text}) for text in (line.split("\t")[1] for line in Path(file).read_text().splitlines()[1:])
+        json.dumps({"text": text})
+        for text in (line.split("\t")[1] for line in Path(file).read_text(encoding="utf-8").splitlines()[1:])
     ]
     (tmp_path / "texts.jsonl").write_text("\n".join(lines), encoding="utf-8")
     assert predicted(capsys, "--model", str(tmp_path / "model"), "--file", str(tmp_path / "texts.jsonl")) == expected

@@ -37,7 +37,7 @@ def test_a_damaged_file_is_as_none(damage: Callable[[bytes], bytes], cache: Path
 
 
 def test_a_home_that_cannot_be_written_does_no_harm(tmp_path: Path) -> None:
-    (tmp_path / "cache").write_text("a file where the folder should be")
+    (tmp_path / "cache").write_text("a file where the folder should be", encoding="utf-8")
     keep("a", DOCUMENTS)
     assert read_kept("a") is None
 
@@ -51,7 +51,7 @@ def test_the_cache_is_in_the_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_the_corpus_is_extracted_once_and_again_after_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = tmp_path / "packages" / "module.py"
     module.parent.mkdir()
-    module.write_text(f'"""{PROSE.format("first")}"""\n')
+    module.write_text(f'"""{PROSE.format("first")}"""\n', encoding="utf-8")
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(module.parent))
     monkeypatch.setattr(builtin, "num_cores", lambda: 1)
     extracted = []
@@ -68,7 +68,7 @@ def test_the_corpus_is_extracted_once_and_again_after_a_change(tmp_path: Path, m
         assert first == (PROSE.format("first"),)
         assert read() == first
         assert len(extracted) == num_files
-        module.write_text(f'"""{PROSE.format("second, of another length")}"""\n')
+        module.write_text(f'"""{PROSE.format("second, of another length")}"""\n', encoding="utf-8")
         assert read() == (PROSE.format("second, of another length"),)
         assert len(extracted) == 2 * num_files
     finally:
