@@ -82,8 +82,7 @@ class Classification(RowsJob[ClassificationConfig]):
         described = parts.columns | labels.describe(train.labels)
         described["first label"] = task.shown(train.labels[0]) or "none of the classes"
         eval_rows = first.rows if first else None
-        if len(parts.text_columns) == 2:
-            self.flags_to_predict = '--text "…" --text-pair "…"'
+        task.takes_pairs = len(parts.text_columns) == 2
         recorded = {"text_columns": list(parts.text_columns)}
         run = start.run(task, train.rows, eval_rows, cluster, labels.by_id, described=described, recorded=recorded)
         run.model_config.problem_type = labels.problem_type

@@ -38,8 +38,6 @@ ANSWER_SETTINGS = ("n_best_size", "max_answer_length", "null_score_diff_threshol
 class QuestionJob(Job[QuestionConfig]):
     """The job of `run_qa.py`."""
 
-    flags_to_predict = '--question "…" --context "…"'
-
     def open_run(self, config: QuestionConfig, cluster: Cluster) -> Run:
         """Read the questions, cut their paragraphs into windows, and make task and model configuration of them.
 

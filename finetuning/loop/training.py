@@ -1,10 +1,9 @@
 """What all commands of fine-tuning do: check, connect, train by `train`'s loop, score the best checkpoint, export."""
 
 import functools
-import shlex
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
@@ -13,11 +12,9 @@ from numpy.typing import NDArray
 from finetuning.config.sources import Settings
 from finetuning.data.inputs import ExampleInputs
 from finetuning.data.rows import EncodedRows
-from finetuning.tasks.task import ExampleTask
 from mlm_common.errors import InputError
 from train.loop import run as stages
 from train.loop.run import Run
-from train.metrics.log_files import VALIDATION
 from train.runtime.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -31,12 +28,7 @@ Predict = Callable[[EncodedRows], dict[str, NDArray[Any]]]
 
 
 class Job(ABC, Generic[Settings]):
-    """What is special about one command: which run it opens, and which results it writes.
-
-    flags_to_predict: of the command that predicts with the model.
-    """
-
-    flags_to_predict = '--text "…"'
+    """What is special about one command: which run it opens, and which results it writes."""
 
     @abstractmethod
     def open_run(self, config: Settings, cluster: Cluster) -> Run:
@@ -71,7 +63,7 @@ def finetune(config: Settings, job: Job[Settings], *, needs_validation: bool = F
     Raises:
         InputError: whatever is wrong with the input; with `needs_validation` also that there is no validation part.
     """
-    from train.loop.run_record import print_plan, print_table, record_run
+    from train.loop.run_record import print_plan, record_run
 
     run = stages.checked(config, job.open_run)
     if needs_validation and not run.inputs.num_evaluation_batches(1):
@@ -105,37 +97,6 @@ def finetune(config: Settings, job: Job[Settings], *, needs_validation: bool = F
             figures = job.write_results(trainer, figures, step, functools.partial(predict, trainer, strategy, stop))
         if publisher is not None:
             trainer.publish(publisher, figures, step)
-            print_table(
-                describe_end(trainer, figures, step, job.flags_to_predict, is_best=config.run.load_best_model_at_end)
-            )
-
-
-def describe_end(
-    trainer: "Trainer", figures: Mapping[str, float] | None, step: int, flags_to_predict: str, *, is_best: bool
-) -> dict[str, str]:
-    """Describe which checkpoint was exported, and the command that predicts with it.
-
-    Args:
-        trainer: of the run.
-        figures: of the exported checkpoint; None without a validation part.
-        step: of that checkpoint.
-        flags_to_predict: of that command, with its model left out.
-        is_best: whether the best checkpoint was exported, not just the last.
-    """
-    run, num_steps = trainer.run, trainer.plan.num_steps
-    command = f"python finetuning/predict.py --model {shlex.quote(run.output_dir)} {flags_to_predict}"
-    if figures is None:
-        return {"next": command}
-    task = run.task
-    assert isinstance(task, ExampleTask)
-    name = task.metric.replace("_", " ").replace("f1", "F1")
-    score = f"{name} {task.shown_metric(figures[task.metric])}"
-    if step == num_steps:
-        title = "best checkpoint" if is_best else "checkpoint"
-        return {title: f"step {step:,}, the last ({score}), exported", "next": command}
-    last = next((line for line in reversed(trainer.log.lines) if line["split"] == VALIDATION), None)
-    compared = f"; step {last['step']:,}, the last, had {task.shown_metric(last[task.metric])}" if last else ""
-    return {"best checkpoint": f"step {step:,} of {num_steps:,} ({score}), exported{compared}", "next": command}
 
 
 def print_compiled(run: Run, topology: str, compiler_python: str) -> None:

@@ -178,10 +178,6 @@ class QuestionAnswering(ExampleTask):
             name.replace("_", " "): f"{figures[name]:.2f} %{guess.get(name, '')}" for name in names
         }
 
-    def shown_metric(self, value: float) -> str:
-        """Format F1, in percent."""
-        return f"{value:.2f}"
-
     def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
         """Show the first row with its answer."""
         ids, start, end = (rows[name][0].numpy() for name in (INPUT_IDS, START, END))

@@ -29,6 +29,7 @@ class RowTask(ExampleTask):
     metric: of them or `loss`, by which checkpoints are compared.
     errors: the lower the better.
     guess: what a guess without the text would score, by metric.
+    takes_pairs: whether each row is of two texts.
     """
 
     means: tuple[Mean, ...] = (Mean("loss", "loss", "num_rows"),)
@@ -38,6 +39,7 @@ class RowTask(ExampleTask):
     metric: str
     errors: tuple[str, ...] = ()
     guess: Mapping[str, float]
+    takes_pairs = False
 
     @abstractmethod
     def outputs(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> "tf.Tensor":
@@ -116,8 +118,9 @@ class RowTask(ExampleTask):
         return with_metric(super().summarize(figures), figures, self.metric)
 
     def next_command(self, model: str) -> str:
-        """Return the command that predicts a text."""
-        return f'{super().next_command(model)} --text "…"'
+        """Return the command that predicts a text, or a pair of texts."""
+        texts = '--text "…" --text-pair "…"' if self.takes_pairs else '--text "…"'
+        return f"{super().next_command(model)} {texts}"
 
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
         """Describe loss and metrics, beside what a guess without the text would score."""

@@ -36,12 +36,6 @@ class ExampleTask(Task):
     """
 
     starts_head_anew = True
-    # By which checkpoints are compared.
-    metric: str
-
-    def shown_metric(self, value: float) -> str:
-        """Format the figure by which checkpoints are compared."""
-        return shown_score(value)
 
     def __init__(self, *, pad_token_id: int, token_types: bool):
         self.pad_token_id = pad_token_id

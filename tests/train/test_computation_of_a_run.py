@@ -53,10 +53,11 @@ def forbid_check(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_right_layers_are_used_on_a_tpu_from_the_start_to_the_end(shards, tmp_path, monkeypatch, caplog, capsys):
     with caplog.at_level(logging.INFO):
         assert main(run_flags(shards, tmp_path / "run", *TPU)) == 0
-    assert "layers for TPUs are used; on the first rows they give loss 4." in caplog.text
-    assert "computation            compiled by XLA, layers for TPUs" in capsys.readouterr().out
+    assert "TPU-optimized layers are used; on the first rows they give loss 4." in caplog.text
+    assert "computation            compiled with XLA, TPU-optimized layers" in capsys.readouterr().out
     assert computed(tmp_path / "run") == {"jit_compile": True, "tpu_layers": True}
-    assert "compiled by XLA, layers for TPUs" in (tmp_path / "run" / "export" / "README.md").read_text(encoding="utf-8")
+    card = (tmp_path / "run" / "export" / "README.md").read_text(encoding="utf-8")
+    assert "compiled with XLA, TPU-optimized layers" in card
 
     forbid_check(monkeypatch)
     assert_same_run(resume_copy(tmp_path / "run", tmp_path / "resumed", shards, *TPU), tmp_path / "run")
@@ -68,7 +69,7 @@ def test_wrong_layers_are_not_used_on_a_tpu_from_the_start_to_the_end(shards, tm
     with monkeypatch.context() as patch:
         patch.setattr("train.model.tpu_layers.attend", lambda query, *_, **__: 1.1 * query)
         assert main(run_flags(shards, tmp_path / "run", *TPU)) == 0
-    assert "The run trains with the STOCK LAYERS: those for TPUs give loss " in caplog.text
+    assert "The run trains with the REFERENCE LAYERS: the TPU-optimized ones give loss " in caplog.text
     assert computed(tmp_path / "run") == {"jit_compile": True, "tpu_layers": False}
 
     forbid_check(monkeypatch)

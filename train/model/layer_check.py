@@ -17,7 +17,9 @@ logger = logging.getLogger(__name__)
 
 # Rows of each replica: a TPU's vectors are as high, and more would take longer without showing more.
 NUM_ROWS = 8
-CURE = "--tpu-layers off trains with the stock layers without a check, --tpu-layers on with those for TPUs."
+CURE = (
+    "--tpu-layers off trains with the reference layers, --tpu-layers on with the TPU-optimized ones, without a check."
+)
 # How far loss and the norm of a variable's gradient may be off, relative. Rounding to bfloat16 moves them by 0.0001 and
 # 0.006 on a CPU, scores scaled by 1.1 the gradients of new queries and keys by 0.08. The same for float32, where a TPU
 # rounds the factors of products of matrices to bfloat16, too.
@@ -75,13 +77,13 @@ def prove_tpu_layers(network: Any, figures: Callable[[], Figures]) -> bool:
     else:
         if agree(found, expected):
             logger.info(
-                "layers for TPUs are used; on the first rows they give %s, the stock ones %s",
+                "The TPU-optimized layers are used; on the first rows they give %s, the reference layers %s.",
                 *(found.describe(), expected.describe()),
             )
             return True
-        reason = f"give {found.describe()} on the first rows, and the stock ones {expected.describe()}"
+        reason = f"give {found.describe()} on the first rows, and the reference layers {expected.describe()}"
     use_stock_layers(network)
-    logger.warning("The run trains with the STOCK LAYERS: those for TPUs %s. %s", reason, CURE)
+    logger.warning("The run trains with the REFERENCE LAYERS: the TPU-optimized ones %s. %s", reason, CURE)
     return False
 
 

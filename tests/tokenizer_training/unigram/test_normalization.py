@@ -66,10 +66,10 @@ def test_examples(text: str, settings: dict[str, Any], expected: str) -> None:
     ("settings", "expected"),
     [({}, '102 1\u20442 "a b'), ({"normalization": "none", "replace_quotes": False}, "10² ½ ''a b")],
 )
-def test_what_the_readme_says_of_normalization_holds(settings: dict[str, Any], expected: str) -> None:
+def test_what_the_guide_says_of_normalization_holds(settings: dict[str, Any], expected: str) -> None:
     assert normalized("10² ½ ''a \t b", **settings) == expected
-    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
-    assert "of `10²`, `1\u20442` of `½`, `\"` of `''`" in readme
+    guide = (Path(__file__).parents[3] / "docs" / "guides" / "tokenizer.md").read_text(encoding="utf-8")
+    assert "`10²` becomes `102`, `½` becomes `1\u20442`, `''` becomes `\"`" in guide
 
 
 @pytest.mark.parametrize("form", ["nfkc", "none"])

@@ -54,8 +54,8 @@ def check_right_layers(model, caplog):
     with caplog.at_level(logging.INFO):
         assert is_proven(model)
     assert has_tpu_layers(model)
-    assert "layers for TPUs are used; on the first rows they give loss 5." in caplog.text
-    assert "STOCK" not in caplog.text
+    assert "TPU-optimized layers are used; on the first rows they give loss 5." in caplog.text
+    assert "REFERENCE" not in caplog.text
     assert all(np.array_equal(one, other) for one, other in zip(state_of(model), before, strict=True))
     assert calls == [layer.call for layer in model.network.submodules if isinstance(layer, tf_keras.layers.Dropout)]
 
@@ -82,8 +82,8 @@ def check_fallback(model, caplog):
     assert not has_tpu_layers(model)
     (text,) = (record.getMessage() for record in caplog.records if record.name == layer_check.__name__)
     assert "WARNING" in caplog.text
-    assert text.startswith("The run trains with the STOCK LAYERS: those for TPUs ")
-    assert "--tpu-layers off trains with the stock layers without a check, --tpu-layers on" in text
+    assert text.startswith("The run trains with the REFERENCE LAYERS: the TPU-optimized ones ")
+    assert "--tpu-layers off trains with the reference layers, --tpu-layers on" in text
     return text
 
 

@@ -278,7 +278,7 @@ def test_what_a_card_says(name: str, says: list[str]) -> None:
     always = [
         f"| parameters | {num_parameters:,} |", "RobertaForMaskedLM (`roberta`)", "mask token `[MASK]`",
         "| steps | 6 |", "| tokens seen | 768, padding included |", "| epochs | 0.37 |", "TPU v5e-8, 8 replicas",
-        "| computation | compiled by XLA, layers for TPUs |",
+        "| computation | compiled with XLA, TPU-optimized layers |",
         "| 6 | 4.0000 | 54.60 | 0.2500 |", "![Loss over the steps](loss.png)", "Over 75 masked tokens",
     ]  # fmt: skip
     for words in [*always, *says]:
