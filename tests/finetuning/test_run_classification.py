@@ -65,7 +65,7 @@ def test_its_results_are_files(classified: Path) -> None:
 def test_the_doctor_reads_its_folder(classified: Path, tmp_path: Path) -> None:
     (finding,) = found(check_folder, config_of("--output-dir", str(classified)))
     assert finding.status == "ok"
-    assert "holds a run (Text classification), saved after step 36 of 36, whole, exported" in finding.text
+    assert "contains a run (Text classification), saved after step 36 of 36, intact, exported" in finding.text
     shutil.copytree(classified / "checkpoints", tmp_path / "checkpoints")
     shutil.copy(classified / "run.json", tmp_path)
     (newest,) = (tmp_path / "checkpoints").glob("*36.safetensors")

@@ -103,7 +103,7 @@ def test_help_lists_the_tutorials_flags() -> None:
     done = subprocess.run([sys.executable, str(SCRIPT), "--help"], capture_output=True, encoding="utf-8", check=True)
     tutorial_flags = "dataset_name dataset_config trust_remote_code tokenizer_name_or_path shard_size split limit"
     for flag in [*tutorial_flags.split(), "max_length", "output_dir", "num-workers", "chunking", "dry-run"]:
-        assert f"--{flag}" in done.stdout
+        assert f"--{flag.replace('_', '-')} " in done.stdout
 
 
 def test_the_reader_of_the_tutorial_reads_the_shards(source: Path, tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_corpus_of_the_tokenizer_is_the_default_and_named_by_the_flags_that_give
     with caplog.at_level(logging.INFO):
         assert main(unnamed) == 0
     told = next(message for message in caplog.messages if message.startswith("Using the corpus"))
-    assert told.endswith(f" --data-files {source / 'docs.jsonl'} --validation-percent 20.0")
+    assert told.endswith(f" --data-files {source / 'docs.jsonl'} --sample-by line --validation-percent 20.0")
     assert contents(tmp_path / "unnamed") == contents(tmp_path / "named")
 
     (folder / "training.json").unlink()

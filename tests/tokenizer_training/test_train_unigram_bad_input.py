@@ -52,7 +52,7 @@ def write_files(folder: Path) -> None:
     [
         ("--data-files CORPUS", "--output-dir is required"),
         ("--output-dir OUT", "A corpus is needed: --dataset-name (`builtin` needs no download) or --data-files"),
-        ("--output-dir OUT --data-files no*.txt", "/no*.txt'"),
+        ("--output-dir OUT --data-files no*.txt", "no file matches no*.txt"),
         ("--output-dir OUT --data-files DIR/binary.txt", "DIR/binary.txt must be UTF-8 text; byte 7 is 0x00"),
         ("--output-dir OUT --data-files DIR/latin.txt", "DIR/latin.txt must be UTF-8 text; byte 1503 is 0xe9"),
         ("--output-dir OUT --data-files DIR/utf16.txt", "iconv -f UTF-16"),
@@ -79,7 +79,10 @@ def write_files(folder: Path) -> None:
         ("--output-dir OUT --data-files CORPUS --extra-special-tokens [MASK]", "must be new ones; got [MASK]"),
         ("--output-dir OUT --data-files CORPUS --num-workers 0", "--num-workers must be 1 or more"),
         ("--output-dir OUT --data-files CORPUS --max-bytes 1000", "--max-bytes must be at least 1,000,000; got 1,000"),
-        ("--output-dir OUT --data-files CORPUS --push-to-hub alice/x --export-to-hub", "give one of them"),
+        (
+            "--output-dir OUT --data-files CORPUS --push-to-hub alice/x --export-to-hub",
+            "cannot be combined with --export-to-hub",
+        ),
         ("--output-dir CORPUS/below --data-files CORPUS", "must be writable; CORPUS"),
         ("--output-dir CORPUS --data-files CORPUS", "must be writable; CORPUS"),
     ],
@@ -235,5 +238,5 @@ def test_flags_of_the_tutorial(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     flags = set(capsys.readouterr().out.replace(",", " ").split())
-    assert {"--dataset_name", "--dataset_config", "--trust_remote_code", "--batch_size"} < flags
-    assert {"--vocab_size", "--limit", "--export_to_hub"} < flags
+    assert {"--dataset-name", "--dataset-config", "--trust-remote-code", "--batch-size"} < flags
+    assert {"--vocab-size", "--limit", "--export-to-hub"} < flags

@@ -128,6 +128,7 @@ def test_no_text_in_the_records_of_a_run_leaves_that_is_not_known(finished_run: 
     record = with_secrets(read(finished_run / "run.json")) | {"owner": SECRET, "hosts": [SECRET]}
     record["settings"]["hardware"] |= dict.fromkeys(("tpu_name", "tpu_zone", "gcp_project"), SECRET)
     record["settings"]["model"] |= dict.fromkeys(("init_from", "pretrained_model_config"), SECRET)
+    record["settings"]["hub"]["hub_example"] = SECRET
     record["model_config"]["_name_or_path"] = SECRET
     record["fingerprint"]["model.init_from"] = SECRET
     published = published_run(record)

@@ -54,11 +54,14 @@ def printed_by(python, *command):
     return subprocess.run([python, *command], cwd=PROJECT, stdout=subprocess.PIPE, encoding="utf-8", check=True).stdout
 
 
-@pytest.mark.parametrize("topology", ["v5e-1", "v5e-4", "v5e-8", "v6e-1", "v6e-4", "v2-8", "v3-8"])
-def test_a_small_step_of_two_micro_batches(python, topology):
+@pytest.mark.parametrize(
+    ("topology", "num_replicas"),
+    [("v5e-1", 1), ("v5e-4", 4), ("v5e-8", 8), ("v6e-1", 1), ("v6e-4", 4), ("v2-8", 8), ("v3-8", 8)],
+)
+def test_a_small_step_of_two_micro_batches(python, topology, num_replicas):
     printed = printed_by(python, "train/tpu_preflight.py", *STEP, "--topology", topology)
     assert re.search(r"Modelled by the TPU's compiler \(jax 0\.[67]\.\d, libtpu 0\.0\.20\)", printed)
-    assert "= 8,192 tokens" in printed
+    assert f"= {1024 * num_replicas:,} tokens" in printed
     assert "of unknown length" not in printed  # the loop over micro-batches
     assert float(re.search(r"modelled step time +([\d.]+) ms", printed)[1]) > 0
     assert 0 < float(re.search(r"modelled MFU +([\d.]+) %", printed)[1]) < 100
