@@ -87,7 +87,7 @@ def test_held_out_parts_of_another_preparation_are_refused_and_deleted_by_overwr
     assert f"{tmp_path}/validation is not of this preparation, and both were made of {source}/docs.jsonl (" in line
     assert "--overwrite to delete it" in line
     assert main([*arguments, "--overwrite", "--dry-run"]) == 0
-    assert f"deleted    {tmp_path}/validation: not of this preparation" in capsys.readouterr().out
+    assert f"deleted     {tmp_path}/validation: not of this preparation" in capsys.readouterr().out
     assert contents(tmp_path) == before
     assert main([*arguments, "--overwrite"]) == 0
     assert not [name for name in contents(tmp_path) if name.startswith("validation/")]
@@ -195,7 +195,7 @@ def test_the_tokenizers_corpus_is_found_from_any_folder_and_refused_once_it_chan
     assert (
         f"corpus of {tokenizer} has changed since its tokenizer was trained: corpus.data_files[0] is {tmp_path}" in line
     )
-    assert "name the corpus to prepare: --data-files" in line
+    assert "name the corpus to prepare with --data-files" in line
     assert main([*arguments, "--overwrite", "--data-files", str(tmp_path / "trained" / "a.txt")]) == 0
 
 

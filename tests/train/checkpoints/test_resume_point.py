@@ -49,7 +49,7 @@ def said(
     )
     point = ResumePoint(step=3, checkpoint=record)
     first, *others = describe_resume_point(point, plan, config, LIBRARIES, COMPUTATION, MADE_BY)
-    assert first == "resuming at step 3 of 9 (epoch 0.02)"
+    assert first == "resuming at step 3 of 9 (epoch 0.10)"
     return others
 
 
