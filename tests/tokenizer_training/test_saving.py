@@ -35,7 +35,8 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Cal
             return report_on(*arguments)
 
         monkeypatch.setattr(train_unigram, "report_on", fail_from_now_on)
-        return main(["--data-files", str(tmp_path / "corpus.txt"), "--num-workers", "1", "--output-dir", folder])
+        corpus = ["--data-files", str(tmp_path / "corpus.txt"), "--sample-by", "line"]
+        return main([*corpus, "--num-workers", "1", "--output-dir", folder])
 
     return run
 

@@ -50,7 +50,7 @@ def test_a_pretrainer_with_both_heads(
     # The pooler beside that of the head for pairs, and nothing else.
     left_out = capsys.readouterr().out.splitlines()[0]
     assert re.fullmatch(
-        r"left out[^:]*: (encoder/_pooler_layer/(bias|kernel)/.ATTRIBUTES/VARIABLE_VALUE(, )?){2}", left_out
+        r"not converted[^:]*: (encoder/_pooler_layer/(bias|kernel)/.ATTRIBUTES/VARIABLE_VALUE(, )?){2}", left_out
     )
 
 

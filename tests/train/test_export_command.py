@@ -59,7 +59,7 @@ def test_what_cannot_be_exported(finished_run: Path, tmp_path: Path, capsys: pyt
     data.write_bytes(data.read_bytes()[:-1])
     out = str(tmp_path / "out")
     for arguments, message in (
-        ([str(damaged)], f"that of step {NUM_STEPS} in {damaged}/checkpoints is not"),
+        ([str(damaged)], f"checkpoint of step {NUM_STEPS} in {damaged}/checkpoints is damaged"),
         ([str(finished_run / "checkpoints" / "step-00000005")], "has those of the steps 3, 6"),
         ([str(tmp_path)], "A model is a folder with config.json"),
         ([str(finished_run), "--formats", "pytorch,onnx"], "optimum-cli export onnx"),
