@@ -49,7 +49,7 @@ PUBLIC_RUN = {
 }  # fmt: skip
 PUBLIC_CHECKPOINT = {
     "fingerprint_sha256", "crc32c", "generator", "made_by.device", "made_by.commit", "versions",
-    "settings.model.preset", "settings.hub.hub_example", "unwritten_log_lines.split",
+    "settings.model.preset", "unwritten_log_lines.split",
 }  # fmt: skip
 PUBLIC_TOKENIZER = {
     "tokenizer_sha256", "versions", "corpus.settings.split", "corpus.settings.text_column",
