@@ -203,7 +203,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(shards, tmp_path, capsys):
 def test_dry_run_plans_for_all_devices_of_the_machine(shards, tmp_path, capsys):
     """Those of the tests are two, as a machine with two GPUs has."""
     assert main(run_flags(shards, tmp_path / "run", "--dry-run")) == 0
-    assert "global batch           8 rows = 128 tokens, on 2 replica(s)" in capsys.readouterr().out
+    assert "global batch           8 rows = 128 tokens, on 2 replicas" in capsys.readouterr().out
     assert main(run_flags(shards, tmp_path / "run", "--per-replica-batch-size", "66", "--dry-run")) == 2
     assert "The global batch of 132 rows" in capsys.readouterr().err
 
@@ -225,7 +225,7 @@ def test_train_from_a_settings_file(shards, tmp_path, capsys):
         encoding="utf-8",
     )
     assert main(["--config-file", str(settings), "--preset", "tiny-roberta-cpu", "--max-steps", "7", "--dry-run"]) == 0
-    assert "\nsteps                  7, of which" in capsys.readouterr().out
+    assert "\nsteps                  7, the first" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("one_device")
