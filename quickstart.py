@@ -28,7 +28,8 @@ OUTPUT_FOLDER = "runs/quickstart"
 NUM_STEPS = 1100
 SENTENCE = "Return a list of strings."
 SHOW_TOKENS = (
-    "import sys; from tokenizers import Tokenizer as T; print(*T.from_file(sys.argv[1]).encode(sys.argv[2]).tokens)"
+    "import sys; from tokenizers import Tokenizer as T; "
+    "print(*T.from_file(sys.argv[1]).encode(sys.argv[2], add_special_tokens=False).tokens)"
 )
 NUM_COLUMNS = 100
 NUM_PREDICTIONS = 3
