@@ -183,7 +183,7 @@ The model is in {folder}/model/export, the plot of its loss in {folder}/model/lo
 Next, activate the environment and ask the model something else:
 
     source {shlex.quote(str(activate))}
-    python train/fill_mask.py --model {folder}/model --text "Raise an [MASK] if the file is missing."
+    python train/fill_mask.py --model {folder}/model --text "Return the [MASK] of a file."
 
 Then train on your own text: README.md, "Your own text"."""
 

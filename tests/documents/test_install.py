@@ -304,7 +304,7 @@ def test_the_install_cell_on_a_service_with_other_packages(tmp_path: Path) -> No
     printed = subprocess.run(
         [python, "-c", program], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, encoding="utf-8", check=True
     ).stdout
-    assert printed.startswith("Colab: installing for tpu")
+    assert printed.startswith("Installing TensorFlow for the TPU")
     assert sorted(path.name for path in site_packages.iterdir()) == before
 
     installed = printed.splitlines()[-1]

@@ -72,7 +72,8 @@ def assert_nothing_changed(start: list[str], run: Path) -> None:
     assert len(changes) == len(start) - 2
     for unknown in ("the device has changed since this run started (unknown → CPU (", "the code has changed since "):
         changes.remove(next(line for line in changes if unknown in line))
-    changes.remove("changed since then: --preset tiny-cpu -> tiny-roberta-cpu")
+    example = "--hub-example The capital of France is [MASK]. -> None"  # its default then, and now
+    changes.remove(f"changed since then: --preset tiny-cpu -> tiny-roberta-cpu, {example}")
     recorded = recorded_versions(run)
     if any(version(name) != recorded[name] for name in ("tensorflow", "tf-keras")):
         changes = [line for line in changes if "may differ in the last bits" not in line]
