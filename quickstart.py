@@ -105,7 +105,7 @@ class QuickStart:
 
     def fill_masks(self) -> None:
         """Fill three masks, and show the likeliest words."""
-        print("\nWhat the model puts in the place of [MASK]:", flush=True)
+        print("\nWhat the model fills in for [MASK]:", flush=True)
         log = self._run("train/fill_mask.py", "--model", self._path("model/export"))
         found = read_predictions(log.read_text(encoding="utf-8"))
         width = max(len(sentence) for sentence, _ in found)
@@ -157,7 +157,7 @@ def say(text: str) -> None:
 
 
 def show_line(text: str) -> None:
-    """Print in the place of the line that shows how a command gets on."""
+    """Print a line that replaces the progress of the running command."""
     print(("\r\033[K" if sys.stdout.isatty() else "") + install.INDENT + text, flush=True)
 
 

@@ -118,14 +118,14 @@ def read_manifest(folder: str) -> Manifest:
     """
     files = open_folder(folder)
     path = files.path_of(MANIFEST_NAME)
-    cure = "Prepare the shards again with --overwrite."
+    hint = "Prepare the shards again with --overwrite."
     try:
         fields = json.loads(files.read_text(MANIFEST_NAME))
     except ValueError as error:
-        raise InputError(f"A manifest must be JSON; {path}: {error}. {cure}") from error
+        raise InputError(f"A manifest must be JSON; {path}: {error}. {hint}") from error
     found_version = fields.get("format_version") if isinstance(fields, dict) else None
     if found_version != FORMAT_VERSION:
-        raise InputError(f"This version reads format_version {FORMAT_VERSION}; {path} has {found_version!r}. {cure}")
+        raise InputError(f"This version reads format_version {FORMAT_VERSION}; {path} has {found_version!r}. {hint}")
     try:
         fields["tokenizer"] = TokenizerRecord(**fields["tokenizer"])
         fields["shards"] = tuple(ShardRecord(**shard) for shard in fields["shards"])
@@ -135,7 +135,7 @@ def read_manifest(folder: str) -> Manifest:
         return Manifest(**fields)
     except (KeyError, TypeError) as error:
         raise InputError(
-            f"A manifest must have the fields of docs/reference/formats.md; {path}: {error}. {cure}"
+            f"A manifest must have the fields of docs/reference/formats.md; {path}: {error}. {hint}"
         ) from error
 
 
@@ -204,27 +204,27 @@ def _num_rows_in_names(folder: str, names: list[str], has_plan: bool) -> list[in
 
 
 def _check_against_listing(folder: Folder, manifest: Manifest, sizes_bytes: dict[str, int]) -> None:
-    cure = "Copy the folder again from where it was made, or prepare it again with --overwrite."
+    hint = "Copy the folder again from where it was made, or prepare it again with --overwrite."
     for shard in manifest.shards:
         path = folder.path_of(shard.name)
         if shard.name not in sizes_bytes:
-            raise InputError(f"Every shard of the manifest must be there; {folder} lacks {shard.name}. {cure}")
+            raise InputError(f"Every shard of the manifest must be there; {folder} lacks {shard.name}. {hint}")
         if sizes_bytes[shard.name] != shard.num_bytes:
             raise InputError(
                 f"A shard must have the size of the manifest; {path} has "
-                f"{sizes_bytes[shard.name]:,} bytes of {shard.num_bytes:,}. {cure}"
+                f"{sizes_bytes[shard.name]:,} bytes of {shard.num_bytes:,}. {hint}"
             )
         if num_rows_in_name(shard.name) != shard.num_rows:
             raise InputError(
                 f"A shard's name must state the rows of the manifest; {path}: "
-                f"the manifest has {shard.num_rows:,}. {cure}"
+                f"the manifest has {shard.num_rows:,}. {hint}"
             )
     unknown = sorted(set(sizes_bytes) - {shard.name for shard in manifest.shards})
     if unknown:
-        raise InputError(f"Every shard must be in the manifest; {folder} also holds {unknown[0]}. {cure}")
+        raise InputError(f"Every shard must be in the manifest; {folder} also holds {unknown[0]}. {hint}")
     num_rows = sum(shard.num_rows for shard in manifest.shards)
     if num_rows != manifest.totals.num_rows or not num_rows:
         raise InputError(
             f"The rows of the manifest's shards must add up to its total; {folder} has {num_rows:,} "
-            f"and the total {manifest.totals.num_rows:,}. {cure}"
+            f"and the total {manifest.totals.num_rows:,}. {hint}"
         )

@@ -208,8 +208,8 @@ def work_locally(
     Raises:
         InputError: what `work_on_partition` raises, or a worker was killed.
     """
-    cure = "Use fewer --num-workers, or a smaller --partition-bytes."
-    yield from map_in_order(partial(work_on_partition, work), partitions, num_processes, cure)
+    hint = "Use fewer --num-workers, or a smaller --partition-bytes."
+    yield from map_in_order(partial(work_on_partition, work), partitions, num_processes, hint)
 
 
 def find_repository(config: PrepareConfig) -> HubRepository | None:

@@ -74,23 +74,23 @@ def check_folder(folder: str, plan: dict[str, Any]) -> bool:
         InputError: it holds shards of other settings, of unknown origin, or damaged ones.
     """
     names = open_folder(folder).list_files()
-    cure = "Choose another --output-dir, or pass --overwrite to replace them."
+    hint = "Choose another --output-dir, or pass --overwrite to replace them."
     if MANIFEST_NAME in names:
         manifest = read_manifest(folder)
         found = dataclasses.asdict(manifest)
         if not (manifest.bad_rows and manifest.bad_rows.num_rows):
             found, plan = without_on_bad_row(found), without_on_bad_row(plan)
         if differences := describe_plan_differences(found, plan, of_manifest=True):
-            raise InputError(f"{folder} contains shards of other settings: {differences}. {cure}")
+            raise InputError(f"{folder} contains shards of other settings: {differences}. {hint}")
         if unknown := describe_unknown(found["corpus"]):
             logger.warning("%s is of an older version, which did not record %s: not compared.", folder, unknown)
         open_shards(folder)
         return True
     if PLAN_NAME in names and (differences := describe_plan_differences(_read_plan(folder), plan, of_manifest=False)):
-        raise InputError(f"{folder} contains unfinished shards of other settings: {differences}. {cure}")
+        raise InputError(f"{folder} contains unfinished shards of other settings: {differences}. {hint}")
     foreign = [name for name in names if name.endswith(".tfrecord") and not OWN_SHARD_NAME.match(name)]
     if foreign:
-        raise InputError(f"{folder} contains shards that this command did not write, such as {foreign[0]}. {cure}")
+        raise InputError(f"{folder} contains shards that this command did not write, such as {foreign[0]}. {hint}")
     return False
 
 

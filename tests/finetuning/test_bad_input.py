@@ -1,4 +1,4 @@
-"""Bad input to fine-tuning: one line with the cure, exit status 2, before TensorFlow is imported."""
+"""Bad input to fine-tuning: one line with the hint, exit status 2, before TensorFlow is imported."""
 
 import json
 import shutil

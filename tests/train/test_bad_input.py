@@ -1,4 +1,4 @@
-"""Bad input to the trainer: one line with the cure, exit status 2, before TensorFlow is imported."""
+"""Bad input to the trainer: one line with the hint, exit status 2, before TensorFlow is imported."""
 
 import json
 import shutil

@@ -63,10 +63,10 @@ def describe_changes(found: Record, asked: Record) -> str:
     there, here = ({"corpus": {key: one[key] for key in ("settings", BUILTIN)}} for one in (known, wanted))
     changes = [describe_differences(there, here)]
     changes += [change for key in FILES_KEYS for change in _changed_files(key, found.get(key), asked.get(key))]
-    cure = ""
+    hint = ""
     if known["settings"]["dataset_revision"] != wanted["settings"]["dataset_revision"]:
-        cure = f" (for the one there: --dataset-revision {known['settings']['dataset_revision']})"
-    return "; ".join(filter(None, changes)) + cure
+        hint = f" (for the one there: --dataset-revision {known['settings']['dataset_revision']})"
+    return "; ".join(filter(None, changes)) + hint
 
 
 def describe_changed_sources(found: Record, asked: Record) -> str:

@@ -154,7 +154,7 @@ class TensorBoardFiles:
 class EventFiles:
     """An event file of this process, and another after each failure, with the points of the lines of one split.
 
-    Where points are made again, TensorBoard is told to forget those that are there, of this process and of others.
+    Where points are rewritten, TensorBoard is told to drop the earlier ones, of this process and of others.
 
     Args:
         folder: where TensorBoard finds the files.

@@ -297,18 +297,18 @@ def _check_vocabulary(
         "--init-from must have the vocabulary that the shards were made with, since what was learned belongs to the "
         f"ids; {folder_or_hub_id} "
     )
-    cure = f"Prepare the shards with --tokenizer-name-or-path {folder_or_hub_id}."
+    hint = f"Prepare the shards with --tokenizer-name-or-path {folder_or_hub_id}."
     ids, their_ids = ({index: token for token, index in one.get_vocab().items()} for one in (tokenizer, theirs))
     differing = sorted(index for index in ids.keys() | their_ids.keys() if ids.get(index) != their_ids.get(index))
     if differing:
         first = differing[0]
         raise InputError(
             f"{rule}has {len(their_ids)} tokens and the shards' tokenizer {len(ids)}, of which {len(differing)} ids "
-            f"differ, the first {first}: {their_ids.get(first)!r} there, {ids.get(first)!r} here. {cure}"
+            f"differ, the first {first}: {their_ids.get(first)!r} there, {ids.get(first)!r} here. {hint}"
         )
     if special_ids(theirs) != special_ids(tokenizer):
         raise InputError(
-            f"{rule}has special ids {special_ids(theirs)}, the shards' tokenizer {special_ids(tokenizer)}. {cure}"
+            f"{rule}has special ids {special_ids(theirs)}, the shards' tokenizer {special_ids(tokenizer)}. {hint}"
         )
 
 

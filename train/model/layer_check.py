@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 # Rows of each replica: a TPU's vectors are as high, and more would take longer without showing more.
 NUM_ROWS = 8
-CURE = (
+HINT = (
     "--tpu-layers off trains with the reference layers, --tpu-layers on with the TPU-optimized ones, without a check."
 )
 # How far loss and the norm of a variable's gradient may be off, relative. Rounding to bfloat16 moves them by 0.0001 and
@@ -83,7 +83,7 @@ def prove_tpu_layers(network: Any, figures: Callable[[], Figures]) -> bool:
             return True
         reason = f"give {found.describe()} on the first rows, and the reference layers {expected.describe()}"
     use_stock_layers(network)
-    logger.warning("The run trains with the REFERENCE LAYERS: the TPU-optimized ones %s. %s", reason, CURE)
+    logger.warning("The run trains with the REFERENCE LAYERS: the TPU-optimized ones %s. %s", reason, HINT)
     return False
 
 
