@@ -157,7 +157,7 @@ def test_the_export_has_the_encoder_and_the_head(rated: Path) -> None:
     assert [str(1 + count) for count in (logits > 0).sum(axis=1)] == predicted(rated)
     text = (export / "README.md").read_text(encoding="utf-8")
     assert "names\n  that start with `own_head.`" in text
-    assert "model = AutoModel.from_pretrained(" in text
+    assert "encoder = AutoModel.from_pretrained(" in text
     assert str(RECIPE.parent) not in text
 
 
