@@ -327,5 +327,5 @@ def test_the_install_cell_on_a_service_with_other_packages(tmp_path: Path) -> No
     assert refused.returncode == 2
     assert "--tpu-name local needs a machine with a TPU" in refused.stderr
     examined = run("train/doctor.py")
-    assert "tensorflow-tpu is installed, and there is no TPU" in examined.stdout
+    assert "tensorflow-tpu is installed, but this machine has no TPU" in examined.stdout
     assert examined.returncode == 0, examined.stdout
