@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from mlm_common.tokenizer import SPECIAL_TOKENS
 from tfrecord_prep.records import encode_rows
-from tokenizer_training.tokenizer import SPECIAL_TOKENS
 
 SHARD_ROWS = 16_384
 

@@ -162,7 +162,7 @@ def show_saves(folder: Path, arguments: argparse.Namespace) -> None:
             stalls.append(time.perf_counter() - started_seconds)
             wait()
             wholes.append(time.perf_counter() - started_seconds)
-        checkpoints.settle()  # older ones may still be being deleted
+        checkpoints.wait_for_pending()  # older ones may still be being deleted
         num_bytes = sum(path.stat().st_size for path in saved.iterdir())
         times = [*median_and_range(stalls, ".2f"), f"{statistics.median(wholes):.2f}"]
         rows.append([name, str(len(stalls)), f"{num_bytes / 1e6:,.0f}", *times])

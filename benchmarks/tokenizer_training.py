@@ -31,8 +31,8 @@ from benchmarks.peers.tokenizer_contenders import (
     our_command,
 )
 from benchmarks.tables import median_and_range, print_machine, print_table
-from tokenizer_training.corpus.byte_ranges import ByteRange
-from tokenizer_training.corpus.text_files import find_files, read_byte_range
+from mlm_common.corpus.byte_ranges import ByteRange
+from mlm_common.corpus.text_files import find_files, read_byte_range
 from tokenizer_training.unigram.corpus_sample import draw_passages
 from tokenizer_training.unigram.report import TokenizerQuality, measure_quality
 

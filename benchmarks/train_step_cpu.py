@@ -28,7 +28,7 @@ from benchmarks.random_inputs import write_shard, write_tokenizer
 from benchmarks.rounds import MeasuredProgram, Times
 from benchmarks.tables import median_and_range, print_machine, print_table
 from benchmarks.torch_environment import make_torch_environment, torch_variables
-from tokenizer_training.tokenizer import SPECIAL_TOKENS
+from mlm_common.tokenizer import SPECIAL_TOKENS
 
 PEERS = Path(__file__).resolve().parent / "peers"
 NUM_ROWS, SHARD_ROWS = 8192, 1024

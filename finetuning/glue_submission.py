@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 try:
-    from mlm_common.command_line import command, parse_arguments
+    from mlm_common.cli.command_line import command, parse_arguments
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from finetuning.data.glue import GLUE_TASKS
+from mlm_common.cli.settings import flag, require
 from mlm_common.errors import InputError
-from mlm_common.settings import flag, require
 from mlm_common.storage import folder_and_name, open_folder
 from train.runtime.run_folder import RECORD_NAME, read_run_record
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 try:
-    from mlm_common.command_line import command, log_start
+    from mlm_common.cli.command_line import command, log_start
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from finetuning.config.settings import TaggingConfig

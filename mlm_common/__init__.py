@@ -1,1 +1,1 @@
-"""What all stages stand on: errors, settings, command line, storage, the Hub, worker processes, progress, figures."""
+"""What every stage uses: the corpus, the tokenizer, command lines, storage, the Hub, worker processes, plots, errors."""

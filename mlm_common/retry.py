@@ -12,14 +12,14 @@ def growing_delays(first_seconds: float, num_delays: int) -> tuple[float, ...]:
     return tuple(first_seconds * 2.0**number for number in range(num_delays))
 
 
-def call_repeatedly(
+def retry_call(
     function: Callable[[], Result],
     delays_seconds: Iterable[float],
-    is_passing: Callable[[Exception], bool],
+    is_transient: Callable[[Exception], bool],
     *,
     on_failure: Callable[[Exception, float], None] = lambda _error, _wait_seconds: None,
     least_wait_seconds: Callable[[Exception], float] = lambda _error: 0.0,
-    hurry: threading.Event | None = None,
+    stop_event: threading.Event | None = None,
 ) -> Result:
     """Call the function until it succeeds, once more than there are delays, and return its result.
 
@@ -28,23 +28,23 @@ def call_repeatedly(
     Args:
         function: may be called again after a failure.
         delays_seconds: before each further try.
-        is_passing: asked of an error, whether to try again; others are raised at once.
+        is_transient: asked of an error, whether to try again; others are raised at once.
         on_failure: told of an error, and of the wait before the next try.
         least_wait_seconds: what an error asks to wait at least.
-        hurry: ends a wait, and with it the tries: the error is raised.
+        stop_event: ends a wait, and with it the tries: the error is raised.
 
     Raises:
         Exception: the last error of the function.
     """
-    hurry = hurry or threading.Event()
+    stop_event = stop_event or threading.Event()
     for delay_seconds in delays_seconds:
         try:
             return function()
         except Exception as error:
-            if not is_passing(error):
+            if not is_transient(error):
                 raise
             wait_seconds = max(delay_seconds, least_wait_seconds(error))
             on_failure(error, wait_seconds)
-            if hurry.wait(wait_seconds):
+            if stop_event.wait(wait_seconds):
                 raise
     return function()

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetuning.config.settings import ExamplesConfig
-from finetuning.data.examples import Examples, own_tables
-from finetuning.tasks.own import OwnTask
+from finetuning.data.examples import Examples, your_tables
+from finetuning.tasks.custom import CustomTask
 from mlm_common.errors import InputError
 
 MOST_STARS = 5
@@ -24,7 +24,7 @@ MOST_STARS = 5
 STARS = {text: stars for stars in range(1, MOST_STARS + 1) for text in (f"{stars}", f"{stars}.0")}
 
 
-class StarRatings(OwnTask):
+class StarRatings(CustomTask):
     """Learns the stars of a review."""
 
     errors = ("mean_absolute_error",)
@@ -32,7 +32,7 @@ class StarRatings(OwnTask):
     def read(self, data: ExamplesConfig) -> Mapping[str, Examples]:
         """Read the files, or the data set, that the flags name."""
         examples = {}
-        for split, table in own_tables(data).items():
+        for split, table in your_tables(data).items():
             stars = [STARS.get(str(value).strip()) for value in table.columns.get("stars", ())] or None
             if stars and None in stars:
                 row = stars.index(None) + 1

@@ -16,12 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mlm_common.corpus.byte_ranges import ByteRange
+from mlm_common.corpus.corpus import Corpus
 from mlm_common.errors import InputError, RunFailedError
 from tfrecord_prep.config import DATAFLOW_RUNNER, PrepareConfig
 from tfrecord_prep.partition import NumberedPartition, SplitWork, work_on_partition
 from tfrecord_prep.split_folder import PartitionResult, read_sidecar, sidecar_name
-from tokenizer_training.corpus.byte_ranges import ByteRange
-from tokenizer_training.corpus.corpus import Corpus
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from mlm_common.cli.settings import flag, require, require_each
 from mlm_common.errors import InputError
-from mlm_common.settings import flag, require, require_each
 from mlm_common.storage import open_folder
 from mlm_common.worker_pool import num_cores
 from tfrecord_prep.chunking import PAIRS, check_chunking

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from mlm_common.corpus.passages import grouped
 from tfrecord_prep.word_boundaries import last_word_boundary, tokenizes_by_word, word_boundary
-from tokenizer_training.corpus.passages import grouped
 
 # What `tokenizers` returns of a text is hundreds of times its size, so little is held in that form.
 CHARACTERS_AT_ONCE = 1 << 18

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlm_common.cli.local_paths import check_folder
+from mlm_common.corpus.bad_rows import BadRows, bad_rows_from_record
 from mlm_common.errors import InputError
-from mlm_common.local_paths import check_folder
 from mlm_common.storage import Folder, open_folder
-from tokenizer_training.corpus.bad_rows import BadRows, bad_rows_from_record
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"

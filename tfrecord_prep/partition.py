@@ -11,8 +11,11 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from mlm_common.corpus.bad_rows import BadRows
+from mlm_common.corpus.config import CorpusConfig
+from mlm_common.corpus.corpus import Partition, read_partition
 from mlm_common.errors import InputError
-from mlm_common.folder_owner import FolderOwner
+from mlm_common.folder_lock import FolderLock
 from mlm_common.storage import NewFile, open_folder
 from tfrecord_prep.chunking import CHUNKINGS, PAIRS, Framing, Rows
 from tfrecord_prep.encoding import TokenBatch, encode_documents
@@ -21,9 +24,6 @@ from tfrecord_prep.records import encode_rows
 from tfrecord_prep.segment_pairs import PairRule
 from tfrecord_prep.sentences import SentencesBy, sentences_of
 from tfrecord_prep.split_folder import PartitionResult, write_sidecar
-from tokenizer_training.corpus.bad_rows import BadRows
-from tokenizer_training.corpus.config import CorpusConfig
-from tokenizer_training.corpus.corpus import Partition, read_partition
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class SplitWork:
     corpus: CorpusConfig
     split_name: str
     settings: PartitionSettings
-    owner: FolderOwner | None = None
+    owner: FolderLock | None = None
 
 
 class TokenTally:

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from mlm_common.settings import describe_differences
-from tokenizer_training.corpus.config import BUILTIN
-from tokenizer_training.corpus.record import FILES_KEYS, describe_changes, identity, record_of_split
+from mlm_common.cli.settings import describe_differences
+from mlm_common.corpus.config import BUILTIN
+from mlm_common.corpus.record import FILES_KEYS, describe_changes, identity, record_of_split
 
 Plan = dict[str, Any]
 

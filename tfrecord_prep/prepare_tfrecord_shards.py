@@ -15,15 +15,27 @@ from functools import partial
 from typing import Any
 
 try:
-    from mlm_common.command_line import command, log_start, parse_arguments
+    from mlm_common.cli.command_line import command, log_start, parse_arguments
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
+from mlm_common.cli.next_step import folder_beside, next_step
+from mlm_common.cli.settings import flag_of
+from mlm_common.corpus.config import (
+    BUILTIN,
+    HELD_OUT_SPLITS,
+    VALIDATION,
+    CorpusConfig,
+    corpus_config_from_record,
+)
+from mlm_common.corpus.corpus import Corpus, open_corpus
+from mlm_common.corpus.published_corpus import names_its_text
+from mlm_common.corpus.record import Record, describe_changed_sources, describe_unknown
+from mlm_common.corpus.shared_text import Part, describe_shared_text
 from mlm_common.errors import InputError
-from mlm_common.folder_owner import owned_folder
+from mlm_common.folder_lock import locked_folder
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
-from mlm_common.next_step import folder_beside, next_step
-from mlm_common.settings import spelled
 from mlm_common.storage import open_folder
+from mlm_common.tokenizer import RECORD_FILE, load_tokenizer
 from mlm_common.worker_pool import map_in_order
 from tfrecord_prep.chunking import PAIRS
 from tfrecord_prep.config import DATAFLOW_RUNNER, LOCAL_RUNNER, PrepareConfig
@@ -34,18 +46,6 @@ from tfrecord_prep.shutdown import stoppable
 from tfrecord_prep.split import Engine, SplitPlan, describe_first_row, find_stale_parts, plan_splits, prepare_split
 from tfrecord_prep.split_folder import PartitionResult, clear_folder
 from tfrecord_prep.verify import verify_folder
-from tokenizer_training.corpus.config import (
-    BUILTIN,
-    HELD_OUT_SPLITS,
-    VALIDATION,
-    CorpusConfig,
-    corpus_config_from_record,
-)
-from tokenizer_training.corpus.corpus import Corpus, open_corpus
-from tokenizer_training.corpus.published_corpus import names_its_text
-from tokenizer_training.corpus.record import Record, describe_changed_sources, describe_unknown
-from tokenizer_training.corpus.shared_text import Part, describe_shared_text
-from tokenizer_training.tokenizer import RECORD_FILE, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(verify_folder(config.output_dir, config.num_processes))
         return
     open_folder(config.output_dir).check_writable()
-    with stoppable(), contextlib.nullcontext() if config.dry_run else owned_folder(str(config.output_dir)):
+    with stoppable(), contextlib.nullcontext() if config.dry_run else locked_folder(str(config.output_dir)):
         prepare(corpus_config, config)
 
 
@@ -146,7 +146,7 @@ def _as_flags(config: CorpusConfig) -> str:
     """Spell a corpus as the flags that name it."""
     words = []
     for name, value in _settings_given(config).items():
-        words += [spelled(name), *(value if isinstance(value, list) else [value])]
+        words += [flag_of(name), *(value if isinstance(value, list) else [value])]
     return shlex.join(map(str, words))
 
 

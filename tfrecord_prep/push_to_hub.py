@@ -13,16 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlm_common.corpus.config import BUILTIN
+from mlm_common.corpus.published_corpus import hub_dataset, published_bad_rows, published_corpus
 from mlm_common.hub import push as hub
-from mlm_common.hub.disclosure import withhold_except
 from mlm_common.hub.own_files import CARD_NAME, FormerPush, OwnFiles, git_sha1
 from mlm_common.hub.push import HubRepository, failed_push, open_repository
+from mlm_common.hub.redaction import redact_except
 from mlm_common.hub.retries import configure_sessions, repeat
 from mlm_common.storage import open_folder
+from mlm_common.tokenizer import TOKENIZER_FILES
 from tfrecord_prep.manifest import MANIFEST_NAME, TOKENIZER_FOLDER_NAME, Manifest, read_manifest
-from tokenizer_training.corpus.config import BUILTIN
-from tokenizer_training.corpus.published_corpus import hub_dataset, published_bad_rows, published_corpus
-from tokenizer_training.tokenizer import TOKENIZER_FILES
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile
@@ -156,7 +156,7 @@ def _is_same(file: "RepoFile", content: bytes) -> bool:
 def published_manifest(record: Mapping[str, Any]) -> dict[str, Any]:
     """Withhold of a `manifest.json` what is its owner's; counts and checksums stay, which verify the shards."""
     published = {"corpus": published_corpus(record["corpus"]), "bad_rows": published_bad_rows(record.get("bad_rows"))}
-    return withhold_except(record, PUBLIC_FIELDS) | published
+    return redact_except(record, PUBLIC_FIELDS) | published
 
 
 def dataset_card(repo_id: str, manifests: Sequence[Manifest]) -> str:

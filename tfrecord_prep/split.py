@@ -13,9 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mlm_common.corpus.bad_rows import BadRows
+from mlm_common.corpus.config import HELD_OUT_SPLITS, CorpusConfig
+from mlm_common.corpus.corpus import Corpus
+from mlm_common.corpus.record import record_of_split
+from mlm_common.corpus.shared_text import Part, describe_shared_text
 from mlm_common.errors import InputError, RunFailedError
-from mlm_common.folder_owner import owner_of
+from mlm_common.folder_lock import owner_of
 from mlm_common.storage import CloudStorageError, open_folder
+from mlm_common.tokenizer import (
+    plain_text_tokenizer_json,
+    save_tokenizer,
+    special_ids,
+    tokenizer_sha256,
+    vocabulary_size,
+)
 from tfrecord_prep.chunking import PAIRS
 from tfrecord_prep.config import PrepareConfig
 from tfrecord_prep.manifest import (
@@ -43,18 +55,6 @@ from tfrecord_prep.split_folder import (
     read_results,
 )
 from tfrecord_prep.work_list import WorkList, default_partition_bytes, split_progress, total_bytes
-from tokenizer_training.corpus.bad_rows import BadRows
-from tokenizer_training.corpus.config import HELD_OUT_SPLITS, CorpusConfig
-from tokenizer_training.corpus.corpus import Corpus
-from tokenizer_training.corpus.record import record_of_split
-from tokenizer_training.corpus.shared_text import Part, describe_shared_text
-from tokenizer_training.tokenizer import (
-    plain_text_tokenizer_json,
-    save_tokenizer,
-    special_ids,
-    tokenizer_sha256,
-    vocabulary_size,
-)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -23,6 +23,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlm_common.corpus.bad_rows import BadRows, bad_rows_from_record
+from mlm_common.corpus.byte_ranges import ByteRange
+from mlm_common.corpus.corpus import Partition
+from mlm_common.corpus.record import describe_changes, describe_unknown
 from mlm_common.errors import InputError
 from mlm_common.storage import PROBE_PREFIX, folder_and_name, open_folder
 from tfrecord_prep.manifest import (
@@ -36,10 +40,6 @@ from tfrecord_prep.manifest import (
     read_manifest,
 )
 from tfrecord_prep.plan import describe_plan_differences, plan_settings, without_on_bad_row
-from tokenizer_training.corpus.bad_rows import BadRows, bad_rows_from_record
-from tokenizer_training.corpus.byte_ranges import ByteRange
-from tokenizer_training.corpus.corpus import Partition
-from tokenizer_training.corpus.record import describe_changes, describe_unknown
 
 logger = logging.getLogger(__name__)
 

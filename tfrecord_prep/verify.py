@@ -10,10 +10,11 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from mlm_common.cli.progress import progress_bar
 from mlm_common.errors import InputError, RunFailedError
-from mlm_common.progress import progress_bar
 from mlm_common.storage import open_folder
 from mlm_common.storage.reading import find_stored_files
+from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256
 from mlm_common.worker_pool import map_in_order
 from tfrecord_prep.chunking import PADDING_CHUNKINGS, PAIRS
 from tfrecord_prep.manifest import (
@@ -26,7 +27,6 @@ from tfrecord_prep.manifest import (
     open_shards,
 )
 from tfrecord_prep.records import LABEL_KEY, decode_rows, read_records
-from tokenizer_training.tokenizer import load_tokenizer, tokenizer_sha256
 
 
 def verify_folder(output_dir: str, num_processes: int) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from mlm_common.corpus.byte_ranges import ByteRange
+from mlm_common.corpus.corpus import Corpus, Partition
 from tfrecord_prep.partition import NumberedPartition
 from tfrecord_prep.split_folder import CompletePartitions
-from tokenizer_training.corpus.byte_ranges import ByteRange
-from tokenizer_training.corpus.corpus import Corpus, Partition
 
 if TYPE_CHECKING:
     from tqdm import tqdm

@@ -1,5 +1,5 @@
-"""Stage 1: read a corpus and train a unigram tokenizer on it.
+"""Stage 1: train a unigram tokenizer on a corpus.
 
-In reading order: `train_unigram` is the command; `corpus` finds and reads the text, also for stage 2; `unigram` counts
-words, trains the pieces and reports on them; `tokenizer` loads and saves what all later stages use.
+In reading order: `train_unigram` is the command; `unigram` counts words, trains the tokens and reports on them.
+`mlm_common.corpus` reads the text, and `mlm_common.tokenizer` loads and saves what all later stages use.
 """

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlm_common.hub.disclosure import withhold_except, withhold_settings
+from mlm_common.corpus.published_corpus import published_bad_rows, published_corpus
 from mlm_common.hub.own_files import FormerPush
 from mlm_common.hub.push import HubRepository, push_files
+from mlm_common.hub.redaction import redact_except, withhold_settings
 from mlm_common.storage import open_folder
-from tokenizer_training.corpus.published_corpus import published_bad_rows, published_corpus
-from tokenizer_training.tokenizer import PICTURE_FILE, RECORD_FILE, REPORT_FILE, TOKENIZER_FILES
+from mlm_common.tokenizer import PICTURE_FILE, RECORD_FILE, REPORT_FILE, TOKENIZER_FILES
 from tokenizer_training.unigram.config import UnigramConfig
 from tokenizer_training.unigram.normalization import NormalizationConfig
 
@@ -46,7 +46,7 @@ def push_tokenizer(folder: str, repository: HubRepository, *, publish_details: b
 
 def published_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """Withhold of a `training.json` what is its owner's."""
-    published = withhold_except(record, ["tokenizer_sha256", "versions"])
+    published = redact_except(record, ["tokenizer_sha256", "versions"])
     published["corpus"] = published_corpus(record["corpus"])
     published["bad_rows"] = published_bad_rows(record.get("bad_rows"))
     for name, config_class in (("normalization", NormalizationConfig), ("unigram", UnigramConfig)):
@@ -57,4 +57,4 @@ def published_record(record: Mapping[str, Any]) -> dict[str, Any]:
 def published_report(report: Mapping[str, Any]) -> dict[str, Any]:
     """Withhold of a `report.json` the excerpts of the text."""
     figures = ("vocabulary_size", "pieces", "input", "characters", "held_out", "longest_pieces")
-    return withhold_except(report, figures) | {"examples": []}
+    return redact_except(report, figures) | {"examples": []}

@@ -17,25 +17,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 try:
-    from mlm_common.command_line import command, log_start, parse_arguments
+    from mlm_common.cli.command_line import command, log_start, parse_arguments
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
+from mlm_common.cli.next_step import folder_beside, next_step, short_path
+from mlm_common.cli.progress import progress_bar
+from mlm_common.cli.settings import describe_differences, flag, flag_of
+from mlm_common.corpus.bad_rows import BadRows
+from mlm_common.corpus.config import VALIDATION, CorpusConfig
+from mlm_common.corpus.corpus import Corpus, open_corpus
+from mlm_common.corpus.record import describe_changes
 from mlm_common.errors import InputError, PermanentError, RunFailedError
-from mlm_common.folder_owner import owned_folder
+from mlm_common.folder_lock import locked_folder
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
 from mlm_common.hub.retries import hub_error
-from mlm_common.next_step import folder_beside, next_step, short_path
-from mlm_common.progress import progress_bar
-from mlm_common.retry import call_repeatedly, growing_delays
-from mlm_common.settings import describe_differences, flag, spelled
+from mlm_common.retry import growing_delays, retry_call
 from mlm_common.storage import open_folder
-from mlm_common.worker_pool import num_cores
-from tokenizer_training.corpus.bad_rows import BadRows
-from tokenizer_training.corpus.config import VALIDATION, CorpusConfig
-from tokenizer_training.corpus.corpus import Corpus, open_corpus
-from tokenizer_training.corpus.record import describe_changes
-from tokenizer_training.push_to_hub import FORMER_PUSH, push_tokenizer
-from tokenizer_training.tokenizer import (
+from mlm_common.tokenizer import (
     PICTURE_FILE,
     RECORD_FILE,
     REPORT_FILE,
@@ -44,6 +42,8 @@ from tokenizer_training.tokenizer import (
     save_tokenizer,
     tokenizer_sha256,
 )
+from mlm_common.worker_pool import num_cores
+from tokenizer_training.push_to_hub import FORMER_PUSH, push_tokenizer
 from tokenizer_training.unigram.config import DEFAULT_VOCABULARY_SIZE, UnigramConfig
 from tokenizer_training.unigram.corpus_sample import (
     HELD_OUT_BYTES,
@@ -54,7 +54,7 @@ from tokenizer_training.unigram.corpus_sample import (
 )
 from tokenizer_training.unigram.normalization import NormalizationConfig
 from tokenizer_training.unigram.report import build_report, measure_quality, render_report
-from tokenizer_training.unigram.report_picture import draw_report
+from tokenizer_training.unigram.report_plot import draw_report
 from tokenizer_training.unigram.trainer import train_unigram
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     log_start(__file__)
     open_folder(output.output_dir).check_writable()
-    with contextlib.nullcontext() if output.dry_run else owned_folder(output.output_dir):
+    with contextlib.nullcontext() if output.dry_run else locked_folder(output.output_dir):
         make_tokenizer(corpus_config, normalization, unigram, output)
 
 
@@ -187,7 +187,7 @@ def check_output_folder(folder: str, settings: dict[str, Any]) -> bool:
     changes = describe_changes(found.pop("corpus", {}), asked.pop("corpus"))
     if differences := "; ".join(filter(None, [changes, describe_differences(found, asked)])):
         shown = DIFFERENT_SETTING.sub(
-            lambda found: f"{spelled(found[1])} {found[2]}, but you asked for {found[3]}", differences
+            lambda found: f"{flag_of(found[1])} {found[2]}, but you asked for {found[3]}", differences
         )
         raise InputError(f"The tokenizer in {folder} was trained with other settings: {shown}. {hint}")
     try:
@@ -333,7 +333,7 @@ def save_with_record(
         files.write_json(REPORT_FILE, report)
         files.write_bytes(PICTURE_FILE, picture)
         files.write_json(RECORD_FILE, record)
-        call_repeatedly(
+        retry_call(
             lambda: open_folder(folder).publish(built, last=RECORD_FILE),
             SAVE_RETRY_SECONDS,
             lambda error: isinstance(error, OSError | RunFailedError),

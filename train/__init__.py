@@ -26,8 +26,8 @@ import os
 import sys
 from pathlib import Path
 
+from mlm_common.cli.library_noise import hide_noise_of_tensorflow
 from mlm_common.errors import InputError
-from mlm_common.library_noise import hide_noise_of_tensorflow
 
 IMPORT_UTILS = "transformers.utils.import_utils"
 # In /dev: NVIDIA's GPUs, those of WSL and AMD, TPUs of either kind.

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 
 try:
-    from mlm_common.command_line import command, log_start, parse_arguments
+    from mlm_common.cli.command_line import command, log_start, parse_arguments
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
+from mlm_common.cli.settings import flag
 from mlm_common.errors import InputError
-from mlm_common.settings import flag
 from mlm_common.storage import folder_and_name
 from train.metrics.comparison import comparison_table, describe_mask_rates, group_comparable
 from train.metrics.plots import draw_runs

@@ -5,10 +5,10 @@ import sys
 from collections.abc import Sequence
 
 try:
-    from mlm_common.command_line import command, log_start
+    from mlm_common.cli.command_line import command, log_start
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
-from mlm_common.console import add_verbose_flag
+from mlm_common.cli.console import add_verbose_flag
 from mlm_common.storage import open_folder
 
 

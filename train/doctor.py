@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 try:
-    from mlm_common.command_line import command
+    from mlm_common.cli.command_line import command
     from mlm_common.errors import RunFailedError
     from train.checks.doctor import packages
     from train.checks.doctor.findings import Finding, findings_of

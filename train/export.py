@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 # Before transformers is imported.
 try:
-    from mlm_common.command_line import command, log_start
+    from mlm_common.cli.command_line import command, log_start
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
-from mlm_common.console import add_verbose_flag
+from mlm_common.cli.console import add_verbose_flag
 from mlm_common.errors import InputError
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository, push_files
 from mlm_common.storage import PARTIAL_SUFFIX, open_folder
@@ -102,7 +102,7 @@ def _repository(arguments: argparse.Namespace) -> HubRepository | None:
 
 def _write(saved: "SavedModel", folder: str, repository: HubRepository | None) -> list[str]:
     """Write the model, with its card, picture and TensorBoard files where they are known; name the files."""
-    from tokenizer_training.tokenizer import vocabulary_size
+    from mlm_common.tokenizer import vocabulary_size
     from train.publishing.model_card import model_card
     from train.publishing.publisher import Publisher
     from train.publishing.pytorch_format import export_model

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 try:
-    from mlm_common.command_line import command, log_start, parse_arguments
+    from mlm_common.cli.command_line import command, log_start, parse_arguments
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
-from mlm_common.errors import InputError
-from mlm_common.local_paths import check_folder
+from mlm_common.cli.local_paths import check_folder
 
 # Before transformers is imported.
-from mlm_common.settings import flag
+from mlm_common.cli.settings import flag
+from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
 from train.config.settings import MASK
 from train.runtime.run_folder import exported_model
@@ -68,7 +68,7 @@ def fill_masks(folder: str, sentences: Sequence[str], top_k: int = 5) -> list[li
             longer than the model's rows; `top_k` is larger than the vocabulary.
     """
     with _local_export(folder) as local_folder:
-        from tokenizer_training.tokenizer import load_tokenizer, vocabulary_size
+        from mlm_common.tokenizer import load_tokenizer, vocabulary_size
 
         tokenizer = load_tokenizer(local_folder)
         if top_k > vocabulary_size(tokenizer):

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 try:
-    from mlm_common.command_line import command, log_start
+    from mlm_common.cli.command_line import command, log_start
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from train.config.sources import parse_training_config
@@ -24,12 +24,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.run.dry_run:
         print_plan(run)
         return
-    with stages.own_run_folder(run):
+    with stages.locked_run_folder(run):
         from train.loop.fitting import fit  # TensorFlow, not for bad input
         from train.loop.trainer import restored_trainers
 
         strategy = stages.connect(run)
-        with stages.explained_and_stoppable(run, strategy) as stop:
+        with stages.failure_handling(run, strategy) as stop:
             run.plan(strategy.num_replicas_in_sync)
             stages.check_workers(run, strategy)
             for trainer in restored_trainers(run, strategy):

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 try:
-    from mlm_common.command_line import command, log_start
+    from mlm_common.cli.command_line import command, log_start
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
+from mlm_common.cli.settings import flag
 from mlm_common.errors import InputError
-from mlm_common.settings import flag
 from train.checks.preflight.tpu_slices import SLICES, tpu_slice
 from train.config.sources import parse_run_flags
 

@@ -32,7 +32,7 @@ from finetuning.data.examples import read_parts
 from finetuning.data.inputs import ExampleInputs
 from finetuning.data.rows import INPUT_IDS, encode_texts
 from finetuning.loop.classification import Classification
-from tokenizer_training.tokenizer import load_tokenizer, special_ids, vocabulary_size
+from mlm_common.tokenizer import load_tokenizer, special_ids, vocabulary_size
 from tokenizer_training.train_unigram import main as train_unigram
 from train.checkpoints.resume import ResumePoint
 from train.config.settings import ModelConfig

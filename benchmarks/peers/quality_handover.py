@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.peers.quality_contenders import our_config
 from tfrecord_prep.manifest import ShardSet, open_shards
-from tokenizer_training.tokenizer import vocabulary_size
+from mlm_common.tokenizer import vocabulary_size
 from train.data.pipeline import evaluation_batches
 from train.loop.run import Run, prepare_run
 from train.tasks.masking import MaskedRows

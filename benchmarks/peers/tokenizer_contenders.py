@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenizer_training.tokenizer import load_tokenizer
+from mlm_common.tokenizer import load_tokenizer
 from tokenizer_training.unigram.normalization import NormalizationConfig, make_normalizer, make_pre_tokenizer
 
 if TYPE_CHECKING:

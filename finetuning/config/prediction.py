@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mlm_common.settings import flag, require, require_each
+from mlm_common.cli.settings import flag, require, require_each
 
 
 @dataclass(frozen=True)

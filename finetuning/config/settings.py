@@ -6,8 +6,8 @@ A name of transformers' `run_glue.py` and `run_classification.py` is the name of
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from mlm_common.cli.settings import PUBLIC, flag, require, require_each
 from mlm_common.errors import InputError
-from mlm_common.settings import PUBLIC, flag, require, require_each
 from train.config.settings import (
     ADDED,
     BATCH,
@@ -227,12 +227,12 @@ class QuestionData(ExamplesConfig):
 
 
 @dataclass(frozen=True)
-class OwnData(ExamplesConfig):
+class CustomData(ExamplesConfig):
     """Which task, and what it reads: the files that are named, or whatever it finds by itself."""
 
     task: str | None = changeable(
         None,
-        "The class of your task, a subclass of finetuning.tasks.own.OwnTask, such as "
+        "The class of your task, a subclass of finetuning.tasks.custom.CustomTask, such as "
         "recipes/star_ratings.py:StarRatings. The code of this local file is run.",
         PER_WORKER,
         metavar="FILE.py:CLASS",
@@ -385,7 +385,7 @@ class QuestionConfig(FinetuningConfig):
 
 
 @dataclass(frozen=True)
-class OwnConfig(FinetuningConfig):
+class CustomConfig(FinetuningConfig):
     """All settings of one run of a task of one's own."""
 
-    data: OwnData
+    data: CustomData

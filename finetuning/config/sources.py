@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from finetuning.config.settings import ExamplesConfig, FinetuningConfig, OwnData
-from mlm_common.command_line import parse_arguments
-from mlm_common.local_paths import check_file
-from mlm_common.settings import require, spelled
+from finetuning.config.settings import CustomData, ExamplesConfig, FinetuningConfig
+from mlm_common.cli.command_line import parse_arguments
+from mlm_common.cli.local_paths import check_file
+from mlm_common.cli.settings import flag_of, require
 from train.config.sources import saved_on_tpus
 
 Settings = TypeVar("Settings", bound=FinetuningConfig)
@@ -30,7 +30,7 @@ def parse_finetuning_config(config_class: type[Settings], argv: Sequence[str] | 
     config = config_class(**settings)
     require(bool(config.model.init_from), "is required: the model to start from", "--init-from", "nothing")
     require(bool(config.run.output_dir), "is required: the folder of the run", "--output-dir", "nothing")
-    if not isinstance(config.data, OwnData):  # which may read a folder, or nothing, by these names
+    if not isinstance(config.data, CustomData):  # which may read a folder, or nothing, by these names
         _check_files(config.data)
     run: Any = saved_on_tpus(config)
     return replace(config, run=run)
@@ -46,4 +46,4 @@ def _check_files(data: ExamplesConfig) -> None:
     for name in ("train_file", "validation_file", "test_file"):
         path = getattr(data, name)
         if path is not None:
-            check_file(path, spelled(name))
+            check_file(path, flag_of(name))

@@ -10,8 +10,8 @@ from finetuning.config.settings import ClassificationData, ExamplesConfig
 from finetuning.data.glue import GLUE_TASKS, HUB_CONFIGS, HUB_NAME, HUB_SPLITS, GlueTask
 from finetuning.data.labels import is_missing
 from finetuning.data.tables import Table, read_hub_tables, read_table
+from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
-from mlm_common.settings import require
 
 NO_TEXT = ("id", "idx", "index")
 # What pandas calls the column that it writes its index to: in .csv, where that is read and written again, in .parquet.
@@ -69,7 +69,7 @@ def read_parts(data: ClassificationData) -> Parts:
     """
     if data.task_name is not None:
         return _read_glue(data, GLUE_TASKS[data.task_name])
-    tables = own_tables(data)
+    tables = your_tables(data)
     texts = data.text_column_names or _text_columns(tables["train"], data)
     left_out = [repr(name) for name in tables["train"].columns if name not in (*texts, data.label_column_name)]
     note = f"; not read: {', '.join(left_out)}" if left_out else ""
@@ -99,7 +99,7 @@ def read_examples_to_predict(path: str, data: ClassificationData) -> Examples:
     return Examples(table.name, _texts(table, data.text_column_names or _text_columns(table, data)), None)
 
 
-def own_tables(data: ExamplesConfig) -> dict[str, Table]:
+def your_tables(data: ExamplesConfig) -> dict[str, Table]:
     """Read files or splits, {train, validation or test: table}, of those that are named, cut to as many rows as asked.
 
     Raises:

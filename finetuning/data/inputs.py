@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from finetuning.data import buckets
 from finetuning.data.rows import INPUT_IDS, EncodedRows
-from tokenizer_training.tokenizer import tokenizer_sha256
+from mlm_common.tokenizer import tokenizer_sha256
 from train.data.features import Feature
 from train.data.inputs import Inputs
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from finetuning.config.settings import QuestionData
-from finetuning.data.examples import SPLITS, num_samples, own_tables
+from finetuning.data.examples import SPLITS, num_samples, your_tables
 from finetuning.data.rows import INDEX, INPUT_IDS, TOKEN_TYPES, EncodedRows
 from finetuning.data.tables import Table, check_data_file, read_table
 from mlm_common.errors import InputError
@@ -78,7 +78,7 @@ def read_questions(data: QuestionData) -> dict[str, list[Question]]:
         sources = {split: path for split, path in files.items() if path is not None}
         entries = {split: _squad_entries(path, f"--{split}-file") for split, path in sources.items()}
     else:
-        tables = own_tables(data)
+        tables = your_tables(data)
         sources = {split: table.name for split, table in tables.items()}
         entries = {split: _table_entries(table) for split, table in tables.items()}
     limits, parts = num_samples(data), {}

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from mlm_common.cli.local_paths import missing
 from mlm_common.errors import InputError
 from mlm_common.hub.retries import hub_error, one_line
-from mlm_common.local_paths import missing
 from mlm_common.storage import folder_and_name, read_file
 
 # What the columns of a .conll file are called, and those of most data sets of the Hub.

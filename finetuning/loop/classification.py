@@ -13,8 +13,8 @@ from finetuning.data.labels import LabelReading, Labels, find_labels
 from finetuning.data.rows import encode_texts
 from finetuning.loop.model import open_start
 from finetuning.loop.rows import Part, RowsJob
-from finetuning.scores.classification import COMBINED, OWN_METRICS, baseline, check_packages, scores
-from finetuning.scores.pictures import MAX_CLASSES, confusion_counts, draw_confusion
+from finetuning.scores.classification import COMBINED, DEFAULT_METRICS, baseline, check_packages, scores
+from finetuning.scores.plots import MAX_CLASSES, confusion_counts, draw_confusion
 from finetuning.tasks.classification import TextClassification
 from mlm_common.storage import open_folder
 from train.loop.run import Run
@@ -65,7 +65,7 @@ class Classification(RowsJob[ClassificationConfig]):
         self.validation = {ending: part(examples) for ending, examples in parts.validation.items()}
         self.tests = {name: part(examples, is_test=True) for name, examples in parts.tests.items()}
         first = next(iter(self.validation.values()), None)
-        metrics = GLUE_TASKS[data.task_name].metrics if data.task_name else OWN_METRICS[labels.problem_type]
+        metrics = GLUE_TASKS[data.task_name].metrics if data.task_name else DEFAULT_METRICS[labels.problem_type]
         guess = {}
         if first is not None and first.labels is not None and train.labels is not None:
             guess = scores(metrics, baseline(labels, train.labels, len(first.labels)), first.labels)

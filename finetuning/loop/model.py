@@ -15,11 +15,11 @@ from finetuning.data.inputs import ExampleInputs
 from finetuning.data.rows import EncodedRows
 from finetuning.data.tables import check_data_file
 from finetuning.tasks.task import ExampleTask
+from mlm_common.cli.local_paths import check_folder_or_hub
+from mlm_common.corpus.published_corpus import HUB_ID
 from mlm_common.errors import InputError
-from mlm_common.local_paths import check_folder_or_hub
 from mlm_common.storage import local_or_hub
-from tokenizer_training.corpus.published_corpus import HUB_ID
-from tokenizer_training.tokenizer import load_tokenizer, special_ids
+from mlm_common.tokenizer import load_tokenizer, special_ids
 from train.loop.run import Run
 from train.model.architectures import (
     check_architecture,

@@ -16,10 +16,10 @@ from finetuning.config.prediction import PredictionConfig
 from finetuning.config.settings import (
     ClassificationConfig,
     ClassificationData,
+    CustomConfig,
+    CustomData,
     ExamplesConfig,
     FinetuningConfig,
-    OwnConfig,
-    OwnData,
     QuestionConfig,
     QuestionData,
     TaggingConfig,
@@ -32,18 +32,18 @@ from finetuning.data.questions import Question, Windows, make_windows, read_ques
 from finetuning.data.rows import EncodedRows, encode_texts
 from finetuning.data.tagged import Sentences, encode_sentences, read_sentences_to_predict
 from finetuning.loop.results import answers_text, predictions_text, tags_text
-from finetuning.scores.classification import OWN_METRICS, probabilities
+from finetuning.scores.classification import DEFAULT_METRICS, probabilities
 from finetuning.tasks.classification import TextClassification
-from finetuning.tasks.own import load_task
+from finetuning.tasks.custom import load_task
 from finetuning.tasks.questions import QuestionAnswering
 from finetuning.tasks.rows import RowTask
 from finetuning.tasks.tagging import Tagging, of_words
 from finetuning.tasks.task import ExampleTask
+from mlm_common.cli.local_paths import check_folder_or_hub
 from mlm_common.errors import InputError
-from mlm_common.hub.disclosure import WITHHELD
-from mlm_common.local_paths import check_folder_or_hub
+from mlm_common.hub.redaction import REDACTED
 from mlm_common.storage import local_or_hub, open_folder
-from tokenizer_training.tokenizer import load_tokenizer, special_ids
+from mlm_common.tokenizer import load_tokenizer, special_ids
 from train.config.sources import current_settings
 from train.model.architectures import check_architecture, max_positions, uses_token_types
 from train.model.from_pretrained import load_model, read_config
@@ -104,7 +104,7 @@ class OpenedModel:
         data_class = config_class.subjects()["data"]
         settings = current_settings(self.record["settings"], config_class)["data"] if self.record else {}
         names = {one.name for one in dataclasses.fields(data_class) if one.init}
-        settings = {name: value for name, value in settings.items() if name in names and value != WITHHELD}
+        settings = {name: value for name, value in settings.items() if name in names and value != REDACTED}
         longest = max_positions(self.config)
         if changes.get("max_seq_length") is not None or not settings:
             settings["length_buckets"] = []
@@ -224,7 +224,7 @@ class ClassificationPredictor(RowPredictor):
             "regression" if len(names) == 1 else "single_label_classification"
         )
         labels = Labels(problem_type, names)
-        self.task = TextClassification(labels, None, OWN_METRICS[problem_type], **model.of_rows)
+        self.task = TextClassification(labels, None, DEFAULT_METRICS[problem_type], **model.of_rows)
         self.encode(config, read_examples_to_predict(config.file, self.data) if config.file else None)
 
     def lines(self, outputs: NDArray[Any]) -> list[str]:
@@ -244,8 +244,8 @@ class OwnPredictor(RowPredictor):
 
     def __init__(self, model: OpenedModel, config: PredictionConfig):
         super().__init__(model, config)
-        self.data = model.settings(OwnConfig, max_seq_length=config.max_seq_length, task=config.task)
-        assert isinstance(self.data, OwnData)
+        self.data = model.settings(CustomConfig, max_seq_length=config.max_seq_length, task=config.task)
+        assert isinstance(self.data, CustomData)
         if self.data.task is None:
             raise InputError(
                 f"--model: {model.name} is a {model.class_name}: for a custom task, name its class with --task "

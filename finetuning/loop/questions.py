@@ -13,9 +13,9 @@ from finetuning.loop.results import answers_text, named, train_results, write_re
 from finetuning.loop.training import Job, Predict
 from finetuning.scores.questions import Answer
 from finetuning.tasks.questions import METRICS, QuestionAnswering
+from mlm_common.cli.settings import flag_of
 from mlm_common.errors import InputError
-from mlm_common.hub.disclosure import WITHHELD
-from mlm_common.settings import spelled
+from mlm_common.hub.redaction import REDACTED
 from mlm_common.storage import open_folder
 from train.checkpoints.store import CheckpointRecord, newest_record
 from train.config.sources import current_settings
@@ -182,8 +182,8 @@ def _is_complete(run: Run, record: CheckpointRecord) -> bool:
 def changed_answer_settings(record: CheckpointRecord, data: QuestionData) -> dict[str, tuple[Any, Any]]:
     """Collect {flag: (value then, value now)} of the answer settings that have changed since a checkpoint."""
     then = current_settings(record.settings, QuestionConfig).get("data", {})
-    values = {name: (then.get(name, WITHHELD), getattr(data, name)) for name in ANSWER_SETTINGS}
-    return {spelled(name): (old, new) for name, (old, new) in values.items() if old not in (new, WITHHELD)}
+    values = {name: (then.get(name, REDACTED), getattr(data, name)) for name in ANSWER_SETTINGS}
+    return {flag_of(name): (old, new) for name, (old, new) in values.items() if old not in (new, REDACTED)}
 
 
 def _warn_of_other_settings(record: CheckpointRecord | None, data: QuestionData) -> None:

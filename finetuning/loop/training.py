@@ -76,12 +76,12 @@ def finetune(config: Settings, job: Job[Settings], *, needs_validation: bool = F
         if config.run.topology is not None:
             print_compiled(run, config.run.topology, config.run.compiler_python or sys.executable)
         return
-    with stages.own_run_folder(run):
+    with stages.locked_run_folder(run):
         from train.loop.fitting import fit  # TensorFlow, not for bad input
         from train.loop.trainer import restored_trainers
 
         strategy = stages.connect(run)
-        with stages.explained_and_stoppable(run, strategy) as stop:
+        with stages.failure_handling(run, strategy) as stop:
             run.plan(strategy.num_replicas_in_sync)
             stages.check_workers(run, strategy)
             (trainer,) = restored_trainers(run, strategy)

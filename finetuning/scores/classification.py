@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetuning.data.labels import Labels, ProblemType
+from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
-from mlm_common.settings import require
 
 # The mean of a task's metrics, where it has several.
 COMBINED = "combined_score"
 # Of a task of one's own; the first is the one by which checkpoints are compared.
-OWN_METRICS: dict[ProblemType, tuple[str, ...]] = {
+DEFAULT_METRICS: dict[ProblemType, tuple[str, ...]] = {
     "single_label_classification": ("accuracy", "f1_macro"),
     "multi_label_classification": ("f1_micro", "f1_macro", "accuracy"),
     "regression": ("pearson", "spearmanr", "mse"),

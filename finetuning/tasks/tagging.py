@@ -12,7 +12,7 @@ from finetuning.data.tagged import NO_TAG, NO_WORD, WORD, Sentences
 from finetuning.scores.classification import chosen_metric
 from finetuning.scores.tagging import default_tag, is_degenerate, metrics_of, scores
 from finetuning.tasks.task import ExampleTask, shown_score, with_metric
-from mlm_common.settings import require
+from mlm_common.cli.settings import require
 from train.data.features import Feature
 from train.tasks.task import CardFigure, Mean, TaskCard
 

@@ -35,7 +35,7 @@ class ExampleTask(Task):
         token_types: whether the rows have them.
     """
 
-    starts_head_anew = True
+    allows_new_head = True
 
     def __init__(self, *, pad_token_id: int, token_types: bool):
         self.pad_token_id = pad_token_id

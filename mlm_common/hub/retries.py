@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from mlm_common.errors import InputError, RunFailedError
-from mlm_common.retry import call_repeatedly
+from mlm_common.retry import retry_call
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +38,9 @@ class RequestsStoppedError(OSError):
 
 @dataclass(frozen=True)
 class Interruption:
-    """How another thread ends a push sooner: `hurry` ends the waits between its tries, `stop` also what it sends."""
+    """How another thread ends a push early: `stop_event` ends the waits between its tries, `stop` also the upload."""
 
-    hurry: threading.Event = field(default_factory=threading.Event)
+    stop_event: threading.Event = field(default_factory=threading.Event)
     stop: threading.Event = field(default_factory=threading.Event)
 
 
@@ -52,13 +52,13 @@ def repeat(
     def log(error: Exception, wait_seconds: float) -> None:
         logger.warning("The Hub failed, next try in %.0f s: %s", wait_seconds, one_line(error))
 
-    return call_repeatedly(
+    return retry_call(
         function,
         delays_seconds,
         _is_transient,
         on_failure=log,
         least_wait_seconds=_retry_after_seconds,
-        hurry=(interruption or Interruption()).hurry,
+        stop_event=(interruption or Interruption()).stop_event,
     )
 
 

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, ClassVar, Protocol
 PARTIAL_SUFFIX = ".partial"
 # Of the names of what `check_writable` writes.
 PROBE_PREFIX = "writable-"
-# Holds who may write to a folder (see `mlm_common.folder_owner`), and is no part of its content.
+# Holds who may write to a folder (see `mlm_common.folder_lock`), and is no part of its content.
 OWNER_FOLDER = ".owner"
 # The connection pool of Cloud Storage's client holds ten.
 NUM_TRANSFERS = 8
@@ -34,12 +34,12 @@ class Guard(Protocol):
 
 
 # By the paths of folders.
-guards: dict[str, Guard] = {}
+locks: dict[str, Guard] = {}
 
 
-def check_guards(path: str) -> None:
+def check_locks(path: str) -> None:
     """Check, before a write, that this process may still write to the folders that hold `path`."""
-    for folder, guard in list(guards.items()):
+    for folder, guard in list(locks.items()):
         if f"{path}/".startswith(f"{folder}/"):
             guard.check()
 

@@ -8,8 +8,6 @@ written goes up in parts, several at once (https://cloud.google.com/storage/docs
 multipart upload of the XML API, which takes no precondition.
 """
 
-# ruff: noqa: D102, what the methods do is said in `Folder`.
-
 import base64
 import contextlib
 import errno
@@ -26,14 +24,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlm_common.errors import InputError
-from mlm_common.retry import call_repeatedly
+from mlm_common.retry import retry_call
 from mlm_common.storage.folder import (
     NUM_TRANSFERS,
     OWNER_FOLDER,
     PARTIAL_SUFFIX,
     Folder,
     NewFile,
-    check_guards,
+    check_locks,
     for_all,
 )
 from mlm_common.storage.gcs_client import (
@@ -171,7 +169,7 @@ class GcsFolder(Folder):
                 if is_missing_bucket(error):
                     raise
 
-        check_guards(self.path)
+        check_locks(self.path)
         with explained_errors(self.path):
             for_all(delete, names)
 
@@ -245,7 +243,7 @@ class _NewObject(NewFile):
 
 def _upload(path: str, blocks: Iterable[bytes], send: Callable[..., None]) -> None:
     """Upload one object: `send(blob, if_generation_match=…)` transfers the bytes that `blocks` is made of."""
-    check_guards(path)
+    check_locks(path)
     crc32c = _crc32c(blocks)
     with explained_errors(path):
         replaced = find_blob(path)
@@ -282,7 +280,7 @@ def _sender(data: bytes) -> Callable[..., None]:
 
 def _again_if_damaged(transfer: Callable[[], Any]) -> Any:
     """Transfer a whole object, again where its bytes arrive with another checksum than it has."""
-    return call_repeatedly(transfer, [0.0] * (NUM_TRIES_DAMAGED - 1), _is_damaged)
+    return retry_call(transfer, [0.0] * (NUM_TRIES_DAMAGED - 1), _is_damaged)
 
 
 def _is_damaged(error: Exception) -> bool:

@@ -93,8 +93,8 @@ def _explain(path: str, error: Exception) -> Exception:
     from google.cloud.storage.exceptions import DataCorruption
 
     answer = textwrap.shorten(str(error), 300)
-    is_passing = getattr(error, "retryable", False) or isinstance(error, auth_errors.TransportError)
-    if isinstance(error, auth_errors.GoogleAuthError | api_errors.Unauthorized) and not is_passing:
+    is_transient = getattr(error, "retryable", False) or isinstance(error, auth_errors.TransportError)
+    if isinstance(error, auth_errors.GoogleAuthError | api_errors.Unauthorized) and not is_transient:
         return InputError(
             f"{path} needs Google credentials, and none were found or accepted. Run `gcloud auth application-default "
             f"login`, or on a TPU VM give its service account access to the bucket. ({answer})"

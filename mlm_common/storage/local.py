@@ -1,7 +1,5 @@
 """A local folder: a file is written under another name in the same folder, then renamed."""
 
-# ruff: noqa: D102, what the methods do is said in `Folder`.
-
 import errno
 import os
 import shutil
@@ -13,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mlm_common.errors import InputError
-from mlm_common.storage.folder import PARTIAL_SUFFIX, PROBE_PREFIX, Folder, NewFile, check_guards, finished_files
+from mlm_common.storage.folder import PARTIAL_SUFFIX, PROBE_PREFIX, Folder, NewFile, check_locks, finished_files
 from mlm_common.worker_pool import interrupts_put_off
 
 REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -60,7 +58,7 @@ class LocalFolder(Folder):
             file.truncate()
 
     def append_text(self, name: str, text: str, *, before: str) -> None:  # noqa: ARG002
-        check_guards(self.path)
+        check_locks(self.path)
         path = self._path(name)
         with explained_refusals(self.path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +69,7 @@ class LocalFolder(Folder):
 
     @contextmanager
     def replacing(self, name: str) -> Iterator[Path]:
-        check_guards(self.path)
+        check_locks(self.path)
         final = self._path(name)
         partial = final.with_name(f".{final.name}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}")
         with explained_refusals(self.path):
@@ -80,7 +78,7 @@ class LocalFolder(Folder):
                 yield partial
                 with partial.open("rb+") as written:
                     os.fsync(written.fileno())
-                check_guards(self.path)
+                check_locks(self.path)
                 partial.replace(final)
             finally:
                 partial.unlink(missing_ok=True)
@@ -95,7 +93,7 @@ class LocalFolder(Folder):
                 shutil.copyfile(local_path, partial)
 
     def _publish(self, local_folder: str, last: str) -> None:
-        check_guards(self.path)
+        check_locks(self.path)
         destination = Path(self.path).absolute()
         is_new = not destination.exists()
         # In an existing folder, which may be a disk of its own and all that one may write to.
@@ -107,7 +105,7 @@ class LocalFolder(Folder):
                 if is_new:
                     new.rename(destination)
                     return
-                check_guards(self.path)
+                check_locks(self.path)
                 (destination / last).unlink(missing_ok=True)
                 for name in sorted(finished_files(Path(local_folder)), key=Path(last).__eq__):
                     (destination / name).parent.mkdir(parents=True, exist_ok=True)
@@ -117,16 +115,16 @@ class LocalFolder(Folder):
 
     def delete_files(self, names: Iterable[str]) -> None:
         for name in names:
-            check_guards(self.path)
+            check_locks(self.path)
             self._path(name).unlink(missing_ok=True)
 
     def delete(self) -> None:
-        check_guards(self.path)
+        check_locks(self.path)
         if Path(self.path).exists():
             shutil.rmtree(self.path)
 
     def delete_partial_files(self, prefix: str = "") -> None:
-        check_guards(self.path)
+        check_locks(self.path)
         for path in Path(self.path).glob(f".{prefix}*{PARTIAL_SUFFIX}"):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
@@ -185,7 +183,7 @@ class _NewLocalFile(NewFile):
     """It is in the folder from the beginning, under a name that no listing shows."""
 
     def __init__(self, folder: str) -> None:
-        check_guards(folder)
+        check_locks(folder)
         self._folder = folder
         Path(folder).mkdir(parents=True, exist_ok=True)
         self._partial = Path(folder) / f".{uuid.uuid4().hex}{PARTIAL_SUFFIX}"
@@ -194,7 +192,7 @@ class _NewLocalFile(NewFile):
     def finish(self, name: str) -> None:
         self._file.flush()
         os.fsync(self._file.fileno())
-        check_guards(self._folder)
+        check_locks(self._folder)
         self._partial.replace(self._partial.with_name(name))
 
     def close(self) -> None:

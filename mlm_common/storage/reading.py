@@ -52,16 +52,16 @@ class GcsReader(io.RawIOBase):
         self._num_bytes = num_bytes
         self._position = 0
 
-    def readable(self) -> bool:  # noqa: D102
+    def readable(self) -> bool:
         return True
 
-    def seekable(self) -> bool:  # noqa: D102
+    def seekable(self) -> bool:
         return True
 
-    def tell(self) -> int:  # noqa: D102
+    def tell(self) -> int:
         return self._position
 
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:  # noqa: D102
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         if whence == io.SEEK_CUR:
             offset += self._position
         elif whence == io.SEEK_END:
@@ -69,7 +69,7 @@ class GcsReader(io.RawIOBase):
         self._position = offset
         return offset
 
-    def readinto(self, buffer: Any) -> int:  # noqa: D102
+    def readinto(self, buffer: Any) -> int:
         from google.cloud.exceptions import RequestRangeNotSatisfiable
 
         if not len(buffer):

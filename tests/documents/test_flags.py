@@ -12,7 +12,7 @@ SLOW_IMPORTS = {
     "google.cloud.storage",
 }
 CONFIGS = (
-    "tokenizer_training.corpus.config",
+    "mlm_common.corpus.config",
     "tokenizer_training.unigram.config",
     "tfrecord_prep.config",
     "train.config.settings",

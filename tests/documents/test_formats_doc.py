@@ -8,11 +8,11 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 import pytest
 
+from mlm_common.tokenizer import SPECIAL_TOKENS
 from tfrecord_prep.chunking import CHUNKINGS, Framing
 from tfrecord_prep.encoding import TokenBatch, encode_documents
 from tfrecord_prep.manifest import FORMAT_VERSION, Manifest
 from tfrecord_prep.records import encode_rows
-from tokenizer_training.tokenizer import SPECIAL_TOKENS
 from train.checkpoints.store import CHECKSUM_FIELD, CheckpointRecord
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "formats.md").read_text(encoding="utf-8")

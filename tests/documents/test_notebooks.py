@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from nbclient import NotebookClient
 
+from mlm_common.corpus.builtin import read_folders
 from notebooks.execute import EXECUTED, cells_sha256, without_outputs
 from tests.fixtures.commands import parse
 from tests.fixtures.notebooks import COMPARISON, FINETUNING, NOTEBOOKS, WALKTHROUGH, code_cells
 from tests.fixtures.recorded_runs import write_run
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
-from tokenizer_training.corpus.builtin import read_folders
 
 PNG = b"\x89PNG\r\n\x1a\n"
 CELL_SECONDS = 1800

@@ -52,8 +52,8 @@ FILES = ["--train-file", "{}/train.tsv", "--validation-file", "{}/b.tsv"]
 OWN = [*FILES[:2], "--task", "{}/task.py:Mine"]
 OWN_TASK = """
 from finetuning.data.examples import Examples
-from finetuning.tasks.own import OwnTask
-class Mine(OwnTask):
+from finetuning.tasks.custom import CustomTask
+class Mine(CustomTask):
     def read(self, data):
         return READ
     head = losses = predict = lambda self, *_: None
@@ -112,7 +112,7 @@ CASES = {
     "no such class": (with_file("task.py", "class Other: ...\n"), OWN, "has no class Mine; it has Other"),
     "a class that is no task": (with_file("task.py", "class Mine: ...\n"), OWN, "is not a subclass of"),
     "methods that are missing": (
-        with_file("task.py", "from finetuning.tasks.own import OwnTask\nclass Mine(OwnTask): ...\n"),
+        with_file("task.py", "from finetuning.tasks.custom import CustomTask\nclass Mine(CustomTask): ...\n"),
         OWN,
         "lacks these methods: head, losses, predict, read, scores",
     ),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from finetuning.config.settings import OwnConfig, QuestionConfig
+from finetuning.config.settings import CustomConfig, QuestionConfig
 from finetuning.config.sources import parse_finetuning_config
 from mlm_common.errors import InputError
 
@@ -22,4 +22,6 @@ def test_a_mistyped_file_is_one_line_with_the_nearest(flag: str, tmp_path: Path)
 
 def test_a_custom_task_decides_what_its_files_are(tmp_path: Path) -> None:
     flags = ["--init-from", "model", "--output-dir", str(tmp_path / "run"), "--train-file", str(tmp_path)]
-    assert parse_finetuning_config(OwnConfig, [*flags, "--task", "task.py:Task"], "").data.train_file == str(tmp_path)
+    assert parse_finetuning_config(CustomConfig, [*flags, "--task", "task.py:Task"], "").data.train_file == str(
+        tmp_path
+    )

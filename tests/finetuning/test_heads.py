@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tf_keras
 
+from mlm_common.tokenizer import vocabulary_size
 from tests.fixtures.tiny_models import CONFIGS, SAME_CODE, one_layer_model, tiny_config, tiny_tokenizer
-from tokenizer_training.tokenizer import vocabulary_size
 from train.config.settings import ModelConfig
 from train.model.build import build_network
 from train.model.from_pretrained import load_initial_weights, set_labels

@@ -22,7 +22,7 @@ from finetuning.loop.classification import Classification
 from finetuning.loop.rows import Part
 from finetuning.loop.tagging import TaggingJob
 from finetuning.run_classification import main
-from finetuning.scores.classification import OWN_METRICS
+from finetuning.scores.classification import DEFAULT_METRICS
 from finetuning.tasks.classification import TextClassification
 from finetuning.tasks.tagging import Tagging
 from mlm_common.errors import InputError
@@ -117,7 +117,9 @@ def test_scores_of_rows_are_those_of_the_predictions(problem_type: ProblemType, 
         encoded = labels.encode(references[part], "a")
         task_outputs[part] = totals_of(outputs)
         parts[part] = Part(part, None if part == "unlabeled" else encoded)  # type: ignore[arg-type]
-    task = TextClassification(labels, parts[""].labels, OWN_METRICS[problem_type], pad_token_id=1, token_types=False)
+    task = TextClassification(
+        labels, parts[""].labels, DEFAULT_METRICS[problem_type], pad_token_id=1, token_types=False
+    )
     job = Classification()
     job.validation = {name: parts[name] for name in ("", "_mm")}
     job.tests = {name: parts[name] for name in ("test", "unlabeled")}

@@ -12,11 +12,11 @@ from safetensors.numpy import load_file
 from sklearn.metrics import cohen_kappa_score, mean_absolute_error
 from transformers import PreTrainedTokenizerFast
 
-from finetuning.config.settings import OwnData
+from finetuning.config.settings import CustomData
 from finetuning.data.examples import Examples
-from finetuning.loop.own import read_labels
+from finetuning.loop.custom import read_labels
 from finetuning.run_task import main
-from finetuning.tasks.own import OwnTask, load_task
+from finetuning.tasks.custom import CustomTask, load_task
 from mlm_common.errors import InputError
 from tests.fixtures.made_once import made_once
 from tests.fixtures.same_run import newest_variables, timeless_lines
@@ -110,7 +110,7 @@ def test_what_are_no_stars(value: object, tmp_path: Path) -> None:
     )
     task = load_task(TASK)(pad_token_id=1, token_types=False)
     with pytest.raises(InputError, match="Stars must be 1 to 5; row 3 of"):
-        task.read(OwnData(train_file=str(tmp_path / "train.jsonl")))
+        task.read(CustomData(train_file=str(tmp_path / "train.jsonl")))
 
 
 def test_its_scores_are_those_of_its_predictions(rated: Path) -> None:
@@ -137,12 +137,12 @@ def test_the_export_has_the_encoder_and_the_head(rated: Path) -> None:
     config = json.loads((export / "config.json").read_text(encoding="utf-8"))
     assert config["architectures"] == ["RobertaModel"]
     weights = load_file(export / "model.safetensors")
-    width, head = config["hidden_size"], {name: one for name, one in weights.items() if name.startswith("own_head.")}
+    width, head = config["hidden_size"], {name: one for name, one in weights.items() if name.startswith("custom_head.")}
     assert {name: one.shape for name, one in head.items()} == {
-        "own_head.dense.weight": (width, width),
-        "own_head.dense.bias": (width,),
-        "own_head.dense_1.weight": (4, width),
-        "own_head.dense_1.bias": (4,),
+        "custom_head.dense.weight": (width, width),
+        "custom_head.dense.bias": (width,),
+        "custom_head.dense_1.weight": (4, width),
+        "custom_head.dense_1.bias": (4,),
     }
     saved = read_saved_model(str(rated / "run" / "checkpoints" / f"step-{best_step(rated):08d}"))
     of_checkpoint = pytorch_weights(saved.publication.model, len(saved.tokenizer))
@@ -152,11 +152,11 @@ def test_the_export_has_the_encoder_and_the_head(rated: Path) -> None:
     inputs = PreTrainedTokenizerFast.from_pretrained(export)([text for text, _ in reviews("test")], return_tensors="np")
     states = encoder({name: inputs[name] for name in ("input_ids", "attention_mask")}).last_hidden_state.numpy()
     pooled = states.mean(axis=1)  # all are of one length
-    wide = np.tanh(pooled @ head["own_head.dense.weight"].T + head["own_head.dense.bias"])
-    logits = wide @ head["own_head.dense_1.weight"].T + head["own_head.dense_1.bias"]
+    wide = np.tanh(pooled @ head["custom_head.dense.weight"].T + head["custom_head.dense.bias"])
+    logits = wide @ head["custom_head.dense_1.weight"].T + head["custom_head.dense_1.bias"]
     assert [str(1 + count) for count in (logits > 0).sum(axis=1)] == predicted(rated)
     text = (export / "README.md").read_text(encoding="utf-8")
-    assert "names\n  that start with `own_head.`" in text
+    assert "names\n  that start with `custom_head.`" in text
     assert "encoder = AutoModel.from_pretrained(" in text
     assert str(RECIPE.parent) not in text
 
@@ -284,13 +284,13 @@ def test_weights_of_a_head_have_names_of_their_own(head: str, tmp_path: Path) ->
         with pytest.raises(InputError, match=HEADS[head]):
             task.adapt_network(network)
         return
-    names = {weight.name for weight in task.adapt_network(network).own_head.weights}
-    assert names == {weight.name for weight in task.adapt_network(network).own_head.weights}
-    shapes = {name: one.shape for name, one in pytorch_weights(network, 1).items() if name.startswith("own_head.")}
-    assert shapes["own_head.decoder.weight"] == (2, 32)
-    assert shapes["own_head.decoder.bias"] == (2,)
+    names = {weight.name for weight in task.adapt_network(network).custom_head.weights}
+    assert names == {weight.name for weight in task.adapt_network(network).custom_head.weights}
+    shapes = {name: one.shape for name, one in pytorch_weights(network, 1).items() if name.startswith("custom_head.")}
+    assert shapes["custom_head.decoder.weight"] == (2, 32)
+    assert shapes["custom_head.decoder.bias"] == (2,)
 
 
 def test_the_task_is_a_class_of_the_base() -> None:
-    assert issubclass(load_task(TASK), OwnTask)
+    assert issubclass(load_task(TASK), CustomTask)
     assert len(RECIPE.read_text(encoding="utf-8").splitlines()) <= 65

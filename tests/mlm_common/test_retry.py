@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from mlm_common.retry import call_repeatedly, growing_delays
+from mlm_common.retry import growing_delays, retry_call
 
 
 class Failing:
@@ -20,7 +20,7 @@ class Failing:
         return self.num_calls
 
 
-def is_passing(error: Exception) -> bool:
+def is_transient(error: Exception) -> bool:
     return isinstance(error, OSError)
 
 
@@ -31,33 +31,33 @@ def test_delays_grow() -> None:
 def test_passing_failures_cost_a_wait_and_others_are_raised() -> None:
     told: list[tuple[str, float]] = []
     function = Failing(OSError("1"), OSError("2"))
-    result = call_repeatedly(
+    result = retry_call(
         function,
         (0.01, 0.02),
-        is_passing,
+        is_transient,
         on_failure=lambda error, wait_seconds: told.append((str(error), wait_seconds)),
         least_wait_seconds=lambda error: 0.05 if str(error) == "1" else 0.0,
     )
     assert (result, told) == (3, [("1", 0.05), ("2", 0.02)])
     function = Failing(OSError("1"), ValueError("2"))
     with pytest.raises(ValueError, match="2"):
-        call_repeatedly(function, (0.0,) * 5, is_passing)
+        retry_call(function, (0.0,) * 5, is_transient)
     assert function.num_calls == 2
 
 
 def test_the_last_error_is_raised() -> None:
     function = Failing(OSError("1"), OSError("2"), OSError("3"))
     with pytest.raises(OSError, match="2"):
-        call_repeatedly(function, (0.0,), is_passing)
+        retry_call(function, (0.0,), is_transient)
     assert function.num_calls == 2
 
 
 def test_a_hurry_ends_the_wait() -> None:
-    hurry = threading.Event()
-    threading.Timer(0.1, hurry.set).start()
+    stop_event = threading.Event()
+    threading.Timer(0.1, stop_event.set).start()
     started = time.monotonic()
     function = Failing(OSError("1"))
     with pytest.raises(OSError, match="1"):
-        call_repeatedly(function, (60.0,), is_passing, hurry=hurry)
+        retry_call(function, (60.0,), is_transient, stop_event=stop_event)
     assert function.num_calls == 1
     assert time.monotonic() - started < 10

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from mlm_common.corpus.config import CorpusConfig
 from mlm_common.errors import InputError
 from mlm_common.worker_pool import ITEMS_PER_WORKER
 from tests.fixtures.partitions import partition_settings
 from tfrecord_prep.partition import NumberedPartition, SplitWork
 from tfrecord_prep.prepare_tfrecord_shards import work_locally
-from tokenizer_training.corpus.config import CorpusConfig
 
 PROJECT = Path(__file__).parents[2]
 DOCUMENT = "11 12 13 12 11 12"

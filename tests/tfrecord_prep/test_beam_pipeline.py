@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from mlm_common.corpus.byte_ranges import ByteRange
+from mlm_common.corpus.config import CorpusConfig
+from mlm_common.corpus.corpus import Corpus, open_corpus
 from mlm_common.errors import InputError, RunFailedError
 from mlm_common.storage.reading import StoredFile
 from tests.fixtures.partitions import partition_settings
@@ -17,9 +20,6 @@ from tfrecord_prep.manifest import read_manifest
 from tfrecord_prep.partition import NumberedPartition, SplitWork
 from tfrecord_prep.prepare_tfrecord_shards import main
 from tfrecord_prep.split_folder import read_sidecar
-from tokenizer_training.corpus.byte_ranges import ByteRange
-from tokenizer_training.corpus.config import CorpusConfig
-from tokenizer_training.corpus.corpus import Corpus, open_corpus
 
 needs_beam = pytest.mark.skipif(
     importlib.util.find_spec("apache_beam") is None, reason="needs Apache Beam: pip install -e '.[test]'"

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from mlm_common.corpus.config import CorpusConfig
+from mlm_common.corpus.corpus import open_corpus
+from mlm_common.tokenizer import RECORD_FILE
 from tests.fixtures.tiny_corpus import DOCUMENTS, contents, flags, read_rows, write_source
 from tests.servers.fixtures import HubHandle
 from tfrecord_prep import split
 from tfrecord_prep.manifest import read_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main
-from tokenizer_training.corpus.config import CorpusConfig
-from tokenizer_training.corpus.corpus import open_corpus
-from tokenizer_training.tokenizer import RECORD_FILE
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from mlm_common.tokenizer import plain_text_tokenizer_json
 from tests.fixtures.tiny_tokenizers import KINDS, SPECIAL_TOKENS
 from tfrecord_prep import encoding
 from tfrecord_prep.encoding import encode_documents
 from tfrecord_prep.word_boundaries import tokenizes_by_word, word_boundary
-from tokenizer_training.tokenizer import plain_text_tokenizer_json
 
 PLAIN_JSON = {name: plain_text_tokenizer_json(make().to_str()) for name, make in KINDS.items()}
 BY_WORD = [name for name in KINDS if tokenizes_by_word(PLAIN_JSON[name])]

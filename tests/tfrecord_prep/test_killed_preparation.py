@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mlm_common.errors import EXIT_BAD_INPUT, EXIT_PERMANENT
-from mlm_common.folder_owner import owned_folder
+from mlm_common.folder_lock import locked_folder
 from tests.fixtures.folder_owners import look_often, shorten_times, start_with_short_times
 from tests.fixtures.tiny_corpus import WORDS, contents, flags, write_source
 from tests.servers.fixtures import CloudStorageHandle
@@ -110,7 +110,7 @@ def test_a_second_preparation_is_refused_and_touches_nothing(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look_often(monkeypatch)
-    with owned_folder(str(tmp_path / "out"), beat_seconds=0.05):
+    with locked_folder(str(tmp_path / "out"), beat_seconds=0.05):
         assert main([*arguments_for(source, tmp_path / "out"), "--overwrite"]) == EXIT_BAD_INPUT
         assert [path.name for path in (tmp_path / "out").iterdir()] == [".owner"]
     assert f"{tmp_path / 'out'} belongs to the run of process {os.getpid()} on " in capsys.readouterr().err

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mlm_common.corpus.bad_rows import BadRow, BadRows
 from mlm_common.errors import InputError
 from tfrecord_prep.manifest import (
     Manifest,
@@ -16,7 +17,6 @@ from tfrecord_prep.manifest import (
     read_manifest,
     write_manifest,
 )
-from tokenizer_training.corpus.bad_rows import BadRow, BadRows
 
 SPECIAL_IDS = {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}
 SHARDS = (

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlm_common.corpus.passages import grouped_by_size
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
 from tests.fixtures.partitions import SHA256, SPECIAL_IDS, build_partition, partition_settings
@@ -23,7 +24,6 @@ from tfrecord_prep.chunking import Rows
 from tfrecord_prep.partition import write_shards
 from tfrecord_prep.records import decode_feature, encode_rows, read_records
 from tfrecord_prep.split_folder import PartitionResult, read_sidecar
-from tokenizer_training.corpus.passages import grouped_by_size
 
 PROJECT = Path(__file__).parents[2]
 
@@ -122,7 +122,7 @@ def test_memory_hardly_grows_with_a_document(tmp_path: Path, separator: str) -> 
     program = f"""
 import resource, sys
 from tests.fixtures.partitions import build_partition, partition_settings
-from tokenizer_training.tokenizer import plain_text_tokenizer_json
+from mlm_common.tokenizer import plain_text_tokenizer_json
 from tests.fixtures.tiny_tokenizers import byte_level
 tokenizer_json = plain_text_tokenizer_json(byte_level().to_str())
 document = sys.argv[2].join(["model", "language", "of", "masks"] * int(sys.argv[1]))

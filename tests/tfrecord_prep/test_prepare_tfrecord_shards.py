@@ -14,15 +14,15 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from mlm_common.corpus.config import CorpusConfig
+from mlm_common.corpus.corpus import open_corpus
 from mlm_common.storage import gcs_client as cloud_client
+from mlm_common.tokenizer import SPECIAL_TOKENS, save_tokenizer, special_ids, tokenizer_sha256
 from tests.fixtures.tiny_corpus import BLANK, DOCUMENTS, contents, flags, read_rows, wrapped, write_source
 from tests.servers.fixtures import CloudStorageHandle
 from tfrecord_prep.manifest import open_shards, read_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main, seen_splits
 from tfrecord_prep.records import decode_feature, read_records
-from tokenizer_training.corpus.config import CorpusConfig
-from tokenizer_training.corpus.corpus import open_corpus
-from tokenizer_training.tokenizer import SPECIAL_TOKENS, save_tokenizer, special_ids, tokenizer_sha256
 
 SCRIPT = Path(__file__).parents[2] / "tfrecord_prep" / "prepare_tfrecord_shards.py"
 

@@ -8,8 +8,8 @@ import pytest
 from huggingface_hub import DatasetCard
 
 from mlm_common.hub import push as hub
-from mlm_common.hub.disclosure import WITHHELD
 from mlm_common.hub.own_files import LISTING_NAME
+from mlm_common.hub.redaction import REDACTED
 from tests.fixtures.tiny_corpus import contents, flags, write_source
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
 from tfrecord_prep import push_to_hub as publishing
@@ -161,7 +161,7 @@ def test_what_is_pushed_names_no_path_and_is_still_verified_and_read(
         (tmp_path / "copy" / path).write_bytes(content)
     assert main(["--verify", "--output-dir", str(tmp_path / "copy")]) == 0
     manifest = open_shards(str(tmp_path / "copy" / "train")).manifest
-    assert manifest.corpus["data_files"][0]["path"] == WITHHELD
+    assert manifest.corpus["data_files"][0]["path"] == REDACTED
     assert manifest.corpus["data_files"][0]["num_bytes"] == (source / "docs.jsonl").stat().st_size
     assert main(flags(source, tmp_path / "out", *HUB, "--publish-details")) == 0
     assert published(hub_here) == contents(tmp_path / "out")

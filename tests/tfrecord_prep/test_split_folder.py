@@ -8,16 +8,16 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from mlm_common.corpus.bad_rows import BadRow, BadRows
+from mlm_common.corpus.byte_ranges import ByteRange
+from mlm_common.corpus.config import CorpusConfig
+from mlm_common.corpus.corpus import read_partition
 from mlm_common.errors import InputError
+from mlm_common.tokenizer import SPECIAL_TOKENS
 from tests.fixtures.tiny_corpus import contents, flags, write_source
 from tfrecord_prep import partition
 from tfrecord_prep.manifest import open_shards, read_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main
-from tokenizer_training.corpus.bad_rows import BadRow, BadRows
-from tokenizer_training.corpus.byte_ranges import ByteRange
-from tokenizer_training.corpus.config import CorpusConfig
-from tokenizer_training.corpus.corpus import read_partition
-from tokenizer_training.tokenizer import SPECIAL_TOKENS
 
 CORPUS = b"a corpus of small words\n" * 400 + b"x\n"
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlm_common.corpus import file_identity
+from mlm_common.corpus.bad_rows import BadRows
+from mlm_common.corpus.config import CorpusConfig
+from mlm_common.corpus.corpus import Corpus, open_corpus, read_partition
 from tfrecord_prep import work_list
 from tfrecord_prep.manifest import Totals
 from tfrecord_prep.split_folder import CompletePartitions, PartitionResult
 from tfrecord_prep.work_list import SplitProgress, WorkList, default_partition_bytes, split_progress, total_bytes
-from tokenizer_training.corpus import file_identity
-from tokenizer_training.corpus.bad_rows import BadRows
-from tokenizer_training.corpus.config import CorpusConfig
-from tokenizer_training.corpus.corpus import Corpus, open_corpus, read_partition
 
 MIB = 1 << 20
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from mlm_common.hub.own_files import LISTING_NAME
+from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256
 from tests.fixtures.generated_text import generated_lines
 from tests.servers.fixtures import HubHandle
-from tokenizer_training.tokenizer import load_tokenizer, tokenizer_sha256
 from tokenizer_training.train_unigram import main
 
 REPO = "alice/tokenizer"

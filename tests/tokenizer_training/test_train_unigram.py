@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from mlm_common.folder_owner import owned_folder
+from mlm_common.corpus.config import corpus_config_from_record
+from mlm_common.folder_lock import locked_folder
+from mlm_common.tokenizer import SPECIAL_TOKENS, load_tokenizer, load_word_starts, special_ids, tokenizer_sha256
 from tests.fixtures.folder_owners import look_often
 from tests.fixtures.generated_text import generated_lines
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
-from tokenizer_training.corpus.config import corpus_config_from_record
-from tokenizer_training.tokenizer import SPECIAL_TOKENS, load_tokenizer, load_word_starts, special_ids, tokenizer_sha256
 from tokenizer_training.train_unigram import main
 from tokenizer_training.unigram.report import plain_text_backend
 
@@ -304,7 +304,7 @@ def test_a_second_training_is_refused_while_the_first_lives(
     corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look_often(monkeypatch)
-    with owned_folder(str(tmp_path / "out"), beat_seconds=0.05):
+    with locked_folder(str(tmp_path / "out"), beat_seconds=0.05):
         assert main(arguments(corpus_file, tmp_path / "out", "--overwrite")) == 2
     assert f"{tmp_path / 'out'} belongs to the run of process {os.getpid()} on " in capsys.readouterr().err
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mlm_common.console import STOPPING
+from mlm_common.cli.console import STOPPING
 from tests.fixtures.generated_text import generated_lines
 from tokenizer_training.train_unigram import main
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from mlm_common.tokenizer import save_tokenizer
 from tests.fixtures.tiny_corpus import train_tiny_tokenizer
 from tests.fixtures.tiny_run import run_flags, write_shards
-from tokenizer_training.tokenizer import save_tokenizer
 
 # Prints for each list of flags the exit status, stderr, and whether TensorFlow was imported by then.
 DRIVER = """

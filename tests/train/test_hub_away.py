@@ -13,9 +13,9 @@ from transformers.utils import hub as transformers_hub
 
 from mlm_common.errors import EXIT_FAILED, FINAL_STATUSES, InputError
 from mlm_common.hub.retries import HubAwayError
+from mlm_common.tokenizer import load_tokenizer
 from tests.fixtures.tiny_run import run_flags
 from tests.servers.fixtures import HubHandle
-from tokenizer_training.tokenizer import load_tokenizer
 from train.config.sources import parse_training_config
 from train.loop import run as stages
 from train.model.from_pretrained import find_weights, read_config

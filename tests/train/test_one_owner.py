@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlm_common.errors import EXIT_BAD_INPUT, EXIT_PERMANENT
-from mlm_common.folder_owner import owned_folder
+from mlm_common.folder_lock import locked_folder
 from tests.fixtures.folder_owners import look_often, shorten_times, start_with_short_times
 from tests.fixtures.same_run import assert_same_run
 from tests.fixtures.tiny_corpus import contents
@@ -31,7 +31,7 @@ def old_run(finished_run: Path, tmp_path: Path) -> Path:
 def test_a_second_run_is_refused_while_the_first_lives(old_run, shards, capsys, monkeypatch):
     look_often(monkeypatch)
     before = contents(old_run)
-    with owned_folder(str(old_run), beat_seconds=0.05):
+    with locked_folder(str(old_run), beat_seconds=0.05):
         for flags in ((), ("--overwrite-output-dir",)):
             assert main(run_flags(shards, old_run, *flags)) == EXIT_BAD_INPUT
             assert f"{old_run} belongs to the run of process {os.getpid()} on " in capsys.readouterr().err

@@ -66,7 +66,7 @@ def test_a_recipe_can_be_planned_and_has_one_model(name: str) -> None:
         model = dataclasses.replace(phase.config.model, init_from=None)
         model_configs.append(resolve_model_config(model, inputs, max(lengths.values())))
         settings = (phase.config.optimization, phase.config.run, 1_200_000, lengths[folder])
-        to_plan.append(PhaseToPlan(*settings, has_own_schedule=phase.has_own_schedule, name=phase.name))
+        to_plan.append(PhaseToPlan(*settings, has_separate_schedule=phase.has_separate_schedule, name=phase.name))
     plans = make_plans(tuple(to_plan), NUM_REPLICAS)
     scale = yaml.safe_load(text_of(name)).get("scale", 1)
     num_steps, billions = EXPECTED[name]

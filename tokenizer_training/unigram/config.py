@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from mlm_common.cli.settings import PUBLIC, flag
 from mlm_common.errors import InputError
-from mlm_common.settings import PUBLIC, flag
-from tokenizer_training.tokenizer import BYTE_PIECES, SPECIAL_TOKENS, UNUSED_PIECE
+from mlm_common.tokenizer import BYTE_PIECES, SPECIAL_TOKENS, UNUSED_PIECE
 
 MIN_BYTES = 1_000_000
 # 30 MB of English have 1.3 million characters of different segments. Fewer than eight segments a piece, of eight

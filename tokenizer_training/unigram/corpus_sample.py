@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from mlm_common.progress import no_progress
+from mlm_common.cli.progress import no_progress
+from mlm_common.corpus.passages import cut_passages, grouped_by_size, num_utf8_bytes
 from mlm_common.worker_pool import map_in_order
-from tokenizer_training.corpus.passages import cut_passages, grouped_by_size, num_utf8_bytes
 from tokenizer_training.unigram.normalization import NormalizationConfig
 from tokenizer_training.unigram.word_counts import WordCounts, count_words
 

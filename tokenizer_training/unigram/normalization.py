@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
+from mlm_common.cli.settings import flag
 from mlm_common.errors import InputError
-from mlm_common.settings import flag
 
 if TYPE_CHECKING:
     from tokenizers import normalizers, pre_tokenizers

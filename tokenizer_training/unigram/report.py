@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tokenizer_training.tokenizer import (
+from mlm_common.tokenizer import (
     BYTE_PIECES,
     UNUSED_PIECE,
     plain_text_tokenizer_json,

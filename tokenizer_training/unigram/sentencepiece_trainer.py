@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from mlm_common.cli.progress import no_progress
 from mlm_common.errors import RunFailedError
-from mlm_common.progress import no_progress
 
 # SentencePiece adds up its statistics per thread, so another number of threads gives other last digits.
 NUM_THREADS = 16

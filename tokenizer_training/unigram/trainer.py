@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from mlm_common.cli.progress import no_progress
 from mlm_common.errors import InputError
-from mlm_common.progress import no_progress
-from tokenizer_training.tokenizer import SPECIAL_TOKENS
+from mlm_common.tokenizer import SPECIAL_TOKENS
 from tokenizer_training.unigram.config import DEFAULT_VOCABULARY_SIZE, UnigramConfig
 from tokenizer_training.unigram.normalization import WORD_MARK, NormalizationConfig, make_normalizer, make_pre_tokenizer
 from tokenizer_training.unigram.sentencepiece_trainer import SegmentTable, TooManyPiecesError

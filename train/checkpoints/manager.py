@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from mlm_common.background import LatestItemWorker, seconds_to_end
 from mlm_common.errors import InputError, PermanentError, RunFailedError
-from mlm_common.retry import call_repeatedly
+from mlm_common.retry import retry_call
 from mlm_common.storage import open_folder
 from train.checkpoints.store import Arrays, CheckpointRecord, CheckpointStore, DamagedCheckpointError
 from train.runtime import heartbeat
@@ -66,7 +66,7 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
         self._writing: Future[None] | None = None
         self._deleting: LatestItemWorker[Callable[[int], bool]] = LatestItemWorker(self._delete)
-        self._abandoned_steps: frozenset[int] = frozenset()
+        self._discarded_steps: frozenset[int] = frozenset()
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -116,7 +116,7 @@ class Checkpoints:
                 continue
             use(record, arrays)
             self._records = self._readable_records(record.step)
-            self._abandoned_steps = frozenset(later for later in all_steps if later > step)
+            self._discarded_steps = frozenset(later for later in all_steps if later > step)
             return record
         if steps:
             raise InputError(
@@ -171,7 +171,7 @@ class Checkpoints:
                 "removed, give the same command again: it resumes from there."
             ) from error
 
-    def settle(self) -> None:
+    def wait_for_pending(self) -> None:
         """Wait until the last checkpoint is written and old ones are deleted, as far as that succeeds.
 
         Raises:
@@ -183,15 +183,15 @@ class Checkpoints:
     def discard_after(self, step: int) -> None:
         """Delete the checkpoints after `step`; nothing but on the chief."""
         if self._is_chief:
-            self.settle()
+            self.wait_for_pending()
             self._records = {saved: record for saved, record in self._records.items() if saved <= step}
             self._repeatedly(partial(self._store.delete, lambda saved: saved > step), "checkpoints are deleted again")
-            self._abandoned_steps = frozenset()
+            self._discarded_steps = frozenset()
 
     def _write(self, record: CheckpointRecord, arrays: Arrays) -> None:
         heartbeat.report("save", record.step)
-        if record.step in self._abandoned_steps:
-            self._abandoned_steps = frozenset()
+        if record.step in self._discarded_steps:
+            self._discarded_steps = frozenset()
             self._deleting.drop_waiting()
             self._deleting.wait()
         self._records[record.step] = self._repeatedly(
@@ -199,7 +199,7 @@ class Checkpoints:
         )
         kept = frozenset(self._kept_steps())
         self._records = {step: self._records[step] for step in kept}
-        abandoned = self._abandoned_steps
+        abandoned = self._discarded_steps
         # No step above that of this checkpoint, since the next may be written meanwhile.
         self._deleting.submit(lambda step: step in abandoned or (step < record.step and step not in kept))
 
@@ -214,7 +214,7 @@ class Checkpoints:
             )
 
     def _repeatedly(self, function: Callable[[], Result], what: str) -> Result:
-        return call_repeatedly(
+        return retry_call(
             function,
             RETRY_SECONDS,
             lambda error: not isinstance(error, InputError),

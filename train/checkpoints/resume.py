@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from mlm_common.cli.settings import flag_of
 from mlm_common.errors import InputError
-from mlm_common.hub.disclosure import WITHHELD
-from mlm_common.settings import spelled
+from mlm_common.hub.redaction import REDACTED
 from train.checkpoints.store import GENERATOR, CheckpointRecord, SkippedRows
 from train.config.settings import ROUNDING, RunSettings, settings_marked
 from train.config.sources import current_settings
@@ -124,7 +124,7 @@ def describe_resume_point(
     decided = {f"hardware.{name}" for name in before}
     inexact = [text for name, text in changes.items() if name in settings_marked(ROUNDING, type(config)) - decided]
     inexact += [
-        f"{spelled(name)} {old} -> {computation[name]}" for name, old in before.items() if old != computation[name]
+        f"{flag_of(name)} {old} -> {computation[name]}" for name, old in before.items() if old != computation[name]
     ]
     if checkpoint.plan["num_replicas"] != plan.num_replicas:
         inexact.append(f"replicas {checkpoint.plan['num_replicas']} -> {plan.num_replicas}")
@@ -172,8 +172,8 @@ def _changes(before: dict[str, dict[str, Any]], config: RunSettings) -> Iterator
         defaults = asdict(config.subjects()[subject]())
         for name, value in values.items():
             there = before.get(subject, {}).get(name, defaults[name])
-            if there not in (value, WITHHELD):
-                yield f"{subject}.{name}", f"{spelled(name)} {there} -> {value}"
+            if there not in (value, REDACTED):
+                yield f"{subject}.{name}", f"{flag_of(name)} {there} -> {value}"
 
 
 def installed_versions() -> dict[str, str]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
+from mlm_common.cli.settings import nearest_name
 from mlm_common.errors import InputError
-from mlm_common.settings import nearest_name
 
 PRESETS_FOLDER = Path(__file__).resolve().parents[1] / "model" / "presets"
 

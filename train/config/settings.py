@@ -3,11 +3,11 @@
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, cast, get_type_hints
 
+from mlm_common.cli.settings import PUBLIC, flag, flag_of, require, require_each
 from mlm_common.errors import InputError
 from mlm_common.hub.own_files import FormerPush
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
-from mlm_common.settings import PUBLIC, flag, require, require_each, spelled
-from tokenizer_training.tokenizer import TOKENIZER_FILES
+from mlm_common.tokenizer import TOKENIZER_FILES
 from train.config.presets import presets_by_size
 
 # Marks of a setting. A resumed run may be given another value; each worker of a run may; another value changes how sums
@@ -32,7 +32,7 @@ FORMER_PUSH = FormerPush(
 
 
 def changeable(default: Any, help_text: str, *marks: str, **shown: Any) -> Any:
-    """Make a flag of which a resumed run may be given another value; `shown` as `mlm_common.settings.flag` takes it."""
+    """Make a flag whose value may change when a run resumes; `shown` goes to `mlm_common.cli.settings.flag`."""
     return flag(default, help_text, MAY_CHANGE, *marks, **shown)
 
 
@@ -523,4 +523,4 @@ def settings_marked(mark: str, config_class: type[RunSettings] = TrainingConfig)
 
 def flags_marked(mark: str, config_class: type[RunSettings] = TrainingConfig) -> list[str]:
     """List the settings that bear a mark, as they are spelled on the command line, sorted."""
-    return sorted(spelled(name.partition(".")[2]) for name in settings_marked(mark, config_class))
+    return sorted(flag_of(name.partition(".")[2]) for name in settings_marked(mark, config_class))

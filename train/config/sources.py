@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from mlm_common.command_line import as_settings, parse_arguments, read_yaml_file, under_current_names
+from mlm_common.cli.command_line import as_settings, parse_arguments, read_yaml_file, under_current_names
+from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
-from mlm_common.settings import require
 from train.config.preset_table import preset_table
 from train.config.presets import names_set_by_presets, preset_settings
 from train.config.settings import SUBJECTS, RunConfig, RunSettings, TrainingConfig

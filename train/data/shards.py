@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from mlm_common.corpus.shared_text import Part, describe_possibly_shared_text, describe_shared_text
 from mlm_common.errors import InputError
 from mlm_common.storage import is_gcs
+from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256
 from tfrecord_prep.manifest import ShardSet, open_shards
 from tfrecord_prep.records import first_row_ids
-from tokenizer_training.corpus.shared_text import Part, describe_possibly_shared_text, describe_shared_text
-from tokenizer_training.tokenizer import load_tokenizer, tokenizer_sha256
 from train.config.settings import DataConfig
 from train.data.features import Feature
 from train.data.inputs import Inputs

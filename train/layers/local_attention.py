@@ -10,7 +10,7 @@ import tensorflow as tf
 BLOCK_REACHES = 4
 
 
-def takes_blocks(length: int, reach: int) -> bool:
+def can_use_blocks(length: int, reach: int) -> bool:
     """Tell whether blocks are cheaper than all scores with a mask."""
     return length > 2 * BLOCK_REACHES * reach > 0  # with a reach of 0 there are no blocks
 

@@ -204,7 +204,7 @@ def roll_back(trainer: Trainer, error: TrainingDivergedError, stop: StopRequest)
     Raises:
         TrainingDivergedError: the same, where rolling back is not asked for, was done too often, or has nowhere to go.
     """
-    trainer.checkpoints.settle()
+    trainer.checkpoints.wait_for_pending()
     if not trainer.can_roll_back or len(trainer.start.skipped) >= trainer.run.config.run.max_rollbacks:
         raise error
     stop.compare()  # the others read what the chief has written

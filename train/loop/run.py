@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from transformers import PretrainedConfig
 
 from mlm_common.errors import InputError
-from mlm_common.folder_owner import owned_folder
+from mlm_common.folder_lock import locked_folder
 from mlm_common.hub.access import check_hub_access
 from mlm_common.hub.retries import HubAwayError
 from mlm_common.storage import open_folder
@@ -38,7 +38,7 @@ from train.runtime.run_folder import (
     check_run_folder,
     clear_run_folder,
     has_checkpoint,
-    is_of_this_supervision,
+    was_started_by_current_supervisor,
 )
 from train.runtime.supervisor import supervision
 from train.runtime.tpu import check_tpu_devices, check_tpu_use
@@ -72,7 +72,7 @@ class Run:
     model_config: PretrainedConfig
     cluster: Cluster = field(default_factory=Cluster)
     name: str = ""
-    has_own_schedule: bool = False
+    has_separate_schedule: bool = False
     index: int = 0
     all_phases: tuple["Run", ...] = ()
 
@@ -119,7 +119,7 @@ class Run:
     def starts_anew(self) -> bool:
         """Whether the run that is there is to be deleted; what supervises this run does so with its first process."""
         is_asked_for = self.config.run.overwrite_output_dir and self.index == 0
-        return is_asked_for and not is_of_this_supervision(self.output_dir)
+        return is_asked_for and not was_started_by_current_supervisor(self.output_dir)
 
     @functools.cached_property
     def fingerprint(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class Run:
     def _fingerprint_up_to(self, num_phases: int) -> dict[str, Any]:
         def own(phase: "Run") -> dict[str, Any]:
             content = fingerprint(phase.config, phase.inputs, phase.model_config.to_diff_dict())
-            return content | ({"has_own_schedule": True} if phase.has_own_schedule else {})
+            return content | ({"has_own_schedule": True} if phase.has_separate_schedule else {})
 
         return fingerprint_of_phases([own(phase) for phase in self.phases[:num_phases]])
 
@@ -162,7 +162,7 @@ class Run:
                     phase.inputs.num_rows,
                     phase.inputs.max_length,
                     index > 0 and phase.inputs.has_rows_of(phases[index - 1].inputs),
-                    phase.has_own_schedule,
+                    phase.has_separate_schedule,
                     phase.name,
                     phase.inputs.mean_length,
                     phase.inputs.fills_passes,
@@ -222,7 +222,7 @@ def open_run(config: TrainingConfig, cluster: Cluster) -> Run:
         with naming_phase(phase.name):
             task = task_of(phase.config, own)
             model_config = resolve_model_config(phase.config.model, own, max_length)
-        described = (phase.name, phase.has_own_schedule, index)
+        described = (phase.name, phase.has_separate_schedule, index)
         runs.append(Run(phase.config, own, task, model_config, cluster, *described))
     return dataclasses.replace(runs[0], all_phases=tuple(runs) if config.run.phases else ())
 
@@ -260,7 +260,7 @@ def check_output_folder(run: Run) -> None:
         InputError: it holds something else.
     """
     resume = run.config.run.resume
-    if is_of_this_supervision(run.output_dir) or not run.cluster.is_chief:
+    if was_started_by_current_supervisor(run.output_dir) or not run.cluster.is_chief:
         resume = "auto"  # whose first process, or the chief, may have begun the run a moment ago
     check_run_folder(
         run.output_dir,
@@ -273,13 +273,13 @@ def check_output_folder(run: Run) -> None:
 
 
 @contextmanager
-def own_run_folder(run: Run) -> Iterator[None]:
+def locked_run_folder(run: Run) -> Iterator[None]:
     """Own the output folder within it, with a run fetched from the Hub if that is asked for; the chief does for all.
 
     Raises:
         InputError: it belongs to another run that is alive, or holds something else than it may.
     """
-    with owned_folder(run.output_dir, supervision=supervision()) if run.cluster.is_chief else nullcontext():
+    with locked_folder(run.output_dir, supervision=supervision()) if run.cluster.is_chief else nullcontext():
         if run.config.hub.resume_from_hub:
             from train.publishing.hub_checkpoints import resume_from_hub
 
@@ -324,7 +324,7 @@ def connect(run: Run) -> "tf.distribute.Strategy":
 
 
 @contextmanager
-def explained_and_stoppable(run: Run, strategy: "tf.distribute.Strategy") -> Iterator[StopRequest]:
+def failure_handling(run: Run, strategy: "tf.distribute.Strategy") -> Iterator[StopRequest]:
     """Explain, within it, what TensorFlow fails by, and give what is asked whether the run is to stop."""
     from train.runtime.collectives import max_over_workers
     from train.runtime.failures import explained_failures

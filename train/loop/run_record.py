@@ -8,9 +8,9 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlm_common.command_line import commit
+from mlm_common.cli.command_line import commit
 from mlm_common.storage import open_folder
-from tokenizer_training.tokenizer import vocabulary_size
+from mlm_common.tokenizer import vocabulary_size
 from train.checkpoints.resume import installed_versions
 from train.config.settings import HardwareConfig
 from train.config.sources import current_settings

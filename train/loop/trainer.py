@@ -10,10 +10,10 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from mlm_common.command_line import commit
+from mlm_common.cli.command_line import commit
 from mlm_common.hub.push import HubPushError
 from mlm_common.storage import open_folder
-from tokenizer_training.tokenizer import vocabulary_size
+from mlm_common.tokenizer import vocabulary_size
 from train.checkpoints.manager import Checkpoints, TrainingState
 from train.checkpoints.resume import (
     ResumePoint,
@@ -86,7 +86,7 @@ class Trainer:
             num_ids = vocabulary_size(run.inputs.tokenizer)
             network, task = self.model.network, run.task
             tf_keras.utils.set_random_seed(run.config.run.seed)  # of a head that starts anew
-            adapt_network = task.adapt_network if task.starts_head_anew else None
+            adapt_network = task.adapt_network if task.allows_new_head else None
             load_initial_weights(network, init_from, num_ids, task.model_class, adapt_network=adapt_network)
 
     def restore(self) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from mlm_common.hub.disclosure import is_same
+from mlm_common.hub.redaction import is_same
 from train.metrics.log_files import TRAIN, VALIDATION
 from train.metrics.run_curves import ACCURACY, RunCurves, percentage, short_name, short_number
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from mlm_common.background import LatestItemWorker, seconds_to_end
 from mlm_common.errors import InputError, RunFailedError, error_summary
-from mlm_common.retry import call_repeatedly, growing_delays
+from mlm_common.retry import growing_delays, retry_call
 from mlm_common.storage import open_folder
 from train.metrics.log_files import ROLLBACK, Line, Lines, LossCurve, MetricsFile, TensorBoardFiles
 from train.runtime.run_folder import TENSORBOARD_FOLDER
@@ -149,11 +149,11 @@ class MetricsLog:
         """Bring all files up to date, and keep trying until that is done or there is something newer to write."""
         growing = itertools.chain(RETRY_SECONDS, itertools.repeat(LAST_RETRY_SECONDS))
         with suppress(_NotWrittenError):
-            call_repeatedly(
+            retry_call(
                 lambda: self._write_once(*item),
                 END_RETRY_SECONDS if self._is_ending else growing,
                 lambda error: isinstance(error, _NotWrittenError),
-                hurry=self._worker.newer_waits,
+                stop_event=self._worker.newer_waits,
             )
 
     def _write_once(self, lines: Lines, lines_to_draw: Lines | None) -> None:

@@ -147,7 +147,7 @@ ACTIVATIONS = (
 )  # fmt: skip
 
 # What a head that no class of transformers has is called, as a part of a network and in the names of its weights.
-OWN_HEAD = "own_head"
+OWN_HEAD = "custom_head"
 # Weights with one entry per id, by the end of their name in the TF or in the PyTorch class.
 VOCABULARY_WEIGHT = re.compile(
     r"((word|tok)_embeddings[./]weight|((predictions|lm_head|vocab_projector)([./]decoder)?|(^|[./])decoder)[./]"

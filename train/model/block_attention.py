@@ -75,10 +75,10 @@ def attend_within_documents(model: Any) -> None:
     encoder.call = encode_documents
     for layer in encoder.submodules if by_mask else ():
         if type(layer).__name__.endswith("SelfAttention"):
-            layer.call = _masking_others(layer.call)
+            layer.call = _mask_other_documents(layer.call)
 
 
-def _masking_others(call: Callable[..., Any]) -> Callable[..., Any]:
+def _mask_other_documents(call: Callable[..., Any]) -> Callable[..., Any]:
     """Make of the `call` of transformers' attention one that hides the other documents of a row, too."""
 
     @functools.wraps(call)

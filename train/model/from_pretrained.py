@@ -26,7 +26,7 @@ from transformers.utils import (
 from mlm_common.errors import InputError
 from mlm_common.hub.retries import HubAwayError, hub_error, is_away
 from mlm_common.storage import local_or_hub, open_folder
-from tokenizer_training.tokenizer import load_tokenizer, special_ids, vocabulary_size
+from mlm_common.tokenizer import load_tokenizer, special_ids, vocabulary_size
 from train.model.architectures import (
     ARCHITECTURES,
     OWN_HEAD,

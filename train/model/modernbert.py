@@ -15,7 +15,7 @@ from transformers.activations_tf import get_tf_activation
 from transformers.modeling_tf_outputs import TFBaseModelOutput, TFMaskedLMOutput
 from transformers.modeling_tf_utils import unpack_inputs
 
-from train.layers.local_attention import in_blocks, is_near, takes_blocks, with_halo
+from train.layers.local_attention import can_use_blocks, in_blocks, is_near, with_halo
 from train.model.block_attention import current_documents
 
 # In the place of a score that does not count: far below any, and finite, so a query without keys gives no NaN.
@@ -146,7 +146,7 @@ class TFModernBertAttention(_Built):
         documents = current_documents()
         of_queries: Any = documents
         of_keys: Any = documents
-        if self.reach is not None and takes_blocks(length, self.reach):
+        if self.reach is not None and can_use_blocks(length, self.reach):
             query, of_queries = (in_blocks(tensor, self.reach) for tensor in (query, documents))
             key, value, attended, of_keys = (
                 with_halo(tensor, self.reach) for tensor in (key, value, attended, documents)

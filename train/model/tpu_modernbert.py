@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 from transformers.activations_tf import get_tf_activation
 
-from train.layers.local_attention import in_blocks, takes_blocks, with_halo
+from train.layers.local_attention import can_use_blocks, in_blocks, with_halo
 from train.layers.random_bits import fold_in
 from train.layers.stateless_dropout import next_keys
 from train.layers.tpu_attention import attend
@@ -33,7 +33,7 @@ def modernbert_attention_call(layer: TFModernBertAttention) -> Callable[..., tf.
         of_queries: Any = documents
         of_keys: Any = documents
         first = 0  # position of the first query
-        if reach is not None and takes_blocks(length, reach):
+        if reach is not None and can_use_blocks(length, reach):
             # Rotary positions are relative: each block counts from the start of what it sees.
             first = reach
             rows, of_queries = (_as_rows(in_blocks(tensor, reach)) for tensor in (hidden_states, documents))

@@ -14,14 +14,14 @@ import regex
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
+from mlm_common.corpus.config import BUILTIN
+from mlm_common.corpus.published_corpus import hub_dataset
 from mlm_common.errors import InputError, RunFailedError
 from mlm_common.storage import read_file
+from mlm_common.tokenizer import special_ids
 from tfrecord_prep.manifest import open_shards
 from tfrecord_prep.records import decode_feature, read_records
 from tfrecord_prep.sentences import sentences_of
-from tokenizer_training.corpus.config import BUILTIN
-from tokenizer_training.corpus.published_corpus import hub_dataset
-from tokenizer_training.tokenizer import special_ids
 from train.config.settings import MASK
 
 logger = logging.getLogger(__name__)

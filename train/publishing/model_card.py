@@ -14,10 +14,10 @@ from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
+from mlm_common.corpus.config import BUILTIN
+from mlm_common.corpus.published_corpus import HUB_ID, hub_dataset
 from mlm_common.errors import error_summary
-from tokenizer_training.corpus.config import BUILTIN
-from tokenizer_training.corpus.published_corpus import HUB_ID, hub_dataset
-from tokenizer_training.tokenizer import vocabulary_size
+from mlm_common.tokenizer import vocabulary_size
 from train.config.settings import MASK
 from train.model.computation import describe_computation
 from train.publishing.card_example import BUILTIN_EXAMPLE, PLACEHOLDER, example_of

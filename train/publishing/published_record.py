@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from mlm_common.hub.disclosure import withheld_hash, withhold, withhold_except, withhold_settings
+from mlm_common.hub.redaction import redact_except, redacted_hash, withhold, withhold_settings
 from tfrecord_prep.push_to_hub import published_manifest
 from train.checkpoints.store import CheckpointRecord
 from train.config.settings import SUBJECTS
@@ -27,7 +27,7 @@ def published_run(record: Mapping[str, Any]) -> dict[str, Any]:
     if "phases" in record:
         published["phases"] = [_published_phase(phase) for phase in record["phases"]]
     published["fingerprint"] = {
-        name: value if withhold(value) == value else withheld_hash(value)
+        name: value if withhold(value) == value else redacted_hash(value)
         for name, value in record["fingerprint"].items()
     }
     return published
@@ -44,8 +44,8 @@ def published_checkpoint(record: CheckpointRecord) -> CheckpointRecord:
 
 
 def _published_phase(record: Mapping[str, Any]) -> dict[str, Any]:
-    published = withhold_except(record, PUBLIC_FIELDS)
-    published["model_config"] = withhold_except(record["model_config"], record["model_config"].keys() - {CONFIG_SOURCE})
+    published = redact_except(record, PUBLIC_FIELDS)
+    published["model_config"] = redact_except(record["model_config"], record["model_config"].keys() - {CONFIG_SOURCE})
     published["settings"] = _published_settings(record["settings"])
     for name in ("train_data", "eval_data"):
         published[name] = _published_data(record[name]) if record[name] else None

@@ -13,7 +13,7 @@ from mlm_common.hub.own_files import CARD_NAME
 from mlm_common.hub.push import HubRepository, push_files
 from mlm_common.hub.retries import Interruption
 from mlm_common.storage import Folder, open_folder
-from tokenizer_training.tokenizer import vocabulary_size
+from mlm_common.tokenizer import vocabulary_size
 from train.publishing.hub_checkpoints import push_newest_checkpoint
 from train.publishing.pytorch_format import ModelSnapshot, export_model, take_snapshot
 from train.runtime.run_folder import (

@@ -53,7 +53,7 @@ class PushToHub:
         self._publisher = publisher and replace(publisher, repository=_untagged(publisher))
         self._metrics = metrics
         self._pushes: LatestItemWorker[Publication] = LatestItemWorker(self._push)
-        self._interruption = Interruption(hurry=self._pushes.newer_waits)
+        self._interruption = Interruption(stop_event=self._pushes.newer_waits)
         self._failed_steps: list[int] = []
 
     def __enter__(self) -> "PushToHub":

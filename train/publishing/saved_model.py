@@ -8,9 +8,9 @@ from transformers import PretrainedConfig, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from mlm_common.errors import InputError
-from mlm_common.hub.disclosure import WITHHELD
+from mlm_common.hub.redaction import REDACTED
 from mlm_common.storage import local_or_hub, open_folder
-from tokenizer_training.tokenizer import load_tokenizer
+from mlm_common.tokenizer import load_tokenizer
 from train.checkpoints.store import CheckpointStore, DamagedCheckpointError
 from train.metrics.log import read_metrics
 from train.model.architectures import ARCHITECTURES, max_positions
@@ -80,7 +80,7 @@ def _read_checkpoint(run_folder: str, step: int | None, tokenizer_name: str | No
             f"{others or 'none'}."
         ) from error
     record = record_of_phase(read_run_record(run_folder), phase_index(checkpoint.plan))
-    if tokenizer_name is None and record["tokenizer"] == WITHHELD:
+    if tokenizer_name is None and record["tokenizer"] == REDACTED:
         raise InputError(f"--tokenizer is required: the {RECORD_NAME} in {run_folder} was on the Hub, and names none.")
     config = CONFIG_MAPPING[record["model_config"]["model_type"]].from_dict(record["model_config"])
     weights = {name: array for name, array in arrays.items() if name.startswith(WEIGHTS_PREFIX)}

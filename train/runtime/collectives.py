@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mlm_common.cli.settings import flag_of
 from mlm_common.errors import InputError
-from mlm_common.settings import spelled
 from train.config.settings import PER_WORKER, RunSettings
 from train.runtime.cluster import Cluster
 
@@ -21,7 +21,7 @@ def shared_settings(phases: Sequence[RunSettings], fingerprint: dict[str, Any]) 
     """
     of_phases = [config.without(PER_WORKER) for config in phases]
     values = {name: [settings[name] for settings in of_phases] for name in of_phases[0]}
-    settings = {spelled(name.partition(".")[2]): own if len(own) > 1 else own[0] for name, own in values.items()}
+    settings = {flag_of(name.partition(".")[2]): own if len(own) > 1 else own[0] for name, own in values.items()}
     return {**settings, "shards, tokenizer or model": fingerprint}
 
 

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from mlm_common.command_line import typed_settings
+from mlm_common.cli.command_line import typed_settings
+from mlm_common.cli.settings import flag_of, require
 from mlm_common.errors import InputError
-from mlm_common.settings import require, spelled
 from train.config.settings import SUBJECTS, TrainingConfig
 from train.config.sources import read_phases_file
 
@@ -32,12 +32,12 @@ class Phase:
 
     name: for people; empty in a run without `--phases`, which is one phase.
     config: the settings of the run as they are in this phase.
-    has_own_schedule: its learning rate begins and ends with it; else it is that of a schedule over the whole run.
+    has_separate_schedule: its learning rate begins and ends with it; else it is that of a schedule over the whole run.
     """
 
     name: str
     config: TrainingConfig
-    has_own_schedule: bool = False
+    has_separate_schedule: bool = False
 
 
 def phases_of(config: TrainingConfig) -> tuple[Phase, ...]:
@@ -79,11 +79,11 @@ def _phase(config: TrainingConfig, name: str, index: int, settings: dict[str, An
     settings = typed_settings(SUBJECTS, settings, path)
     for one in settings:
         rule = f"must be the same in all phases; of these a phase may have its own: {', '.join(sorted(PER_PHASE))}"
-        require(one in PER_PHASE, rule, spelled(one), settings[one])
+        require(one in PER_PHASE, rule, flag_of(one), settings[one])
     has_length = ("max_steps" in settings) != ("num_epochs" in settings)
     require(has_length, "or --num-epochs, one of them, is required in each phase", "--max-steps", sorted(settings))
-    has_own_schedule = not SCHEDULE.isdisjoint(settings)
-    if index and has_own_schedule and "warmup_ratio" not in settings:
+    has_separate_schedule = not SCHEDULE.isdisjoint(settings)
+    if index and has_separate_schedule and "warmup_ratio" not in settings:
         settings.setdefault("warmup_steps", 0)
     if "warmup_ratio" in settings:
         settings.setdefault("warmup_steps", None)
@@ -94,7 +94,7 @@ def _phase(config: TrainingConfig, name: str, index: int, settings: dict[str, An
         settings["config_overrides"] = ",".join(filter(None, (config.model.config_overrides, overrides)))
     own = _with_settings(config, settings)
     require(bool(own.data.train_dataset), "is required: a folder of shards", "--train-dataset", "nothing")
-    return Phase(name, own, has_own_schedule)
+    return Phase(name, own, has_separate_schedule)
 
 
 def _with_settings(config: TrainingConfig, settings: dict[str, Any]) -> TrainingConfig:

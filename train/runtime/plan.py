@@ -160,7 +160,7 @@ class PhaseToPlan:
 
     optimization, run: its settings.
     goes_on_in_rows: it has the shards of the phase before.
-    has_own_schedule: see `train.runtime.phases.Phase`.
+    has_separate_schedule: see `train.runtime.phases.Phase`.
     name: for errors.
     mean_length: as of a plan.
     fills_passes: the last batch of each pass over the rows is filled up with rows of padding, which count as rows.
@@ -172,7 +172,7 @@ class PhaseToPlan:
     num_rows: int
     max_length: int
     goes_on_in_rows: bool = False
-    has_own_schedule: bool = False
+    has_separate_schedule: bool = False
     name: str = ""
     mean_length: float | None = None
     fills_passes: bool = False
@@ -206,7 +206,7 @@ def make_plans(phases: tuple[PhaseToPlan, ...], num_replicas: int) -> tuple[Plan
     plans: list[Plan] = []
     for index, phase in enumerate(phases):
         first_step, last_step = sum(num_steps[:index]), sum(num_steps[: index + 1])
-        schedule = (first_step, last_step) if phase.has_own_schedule else (0, sum(num_steps))
+        schedule = (first_step, last_step) if phase.has_separate_schedule else (0, sum(num_steps))
         num_warmup_steps, num_decay_steps = _warmup_and_decay(phase, schedule[1] - schedule[0])
         cost = _evaluation_cost(phase.num_eval_rows, batches[index][1])
         eval_steps, save_steps = default_intervals(num_steps[index], cost)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlm_common.errors import InputError
-from mlm_common.hub.disclosure import is_same
+from mlm_common.hub.redaction import is_same
 from mlm_common.storage import open_folder
 from train.config.settings import MAY_CHANGE, flags_marked
 from train.runtime.supervisor import supervision
@@ -28,7 +28,7 @@ EXPORT_FOLDER = "export"
 FORMER_FINGERPRINT_KEY = "model.transformers_version"
 
 # The files that a run writes, by folder; of others that lie beside them it deletes none.
-OWN_FILES = {
+FILES_OF_A_RUN = {
     CHECKPOINTS_FOLDER: r"step-\d+\.(json|safetensors)",
     EXPORT_FOLDER: r"README\.md|loss\.png|confusion_matrix\.png|model\.safetensors|tf_model\.h5|config\.json|"
     r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json",
@@ -138,7 +138,7 @@ def clear_run_folder(run_folder: str) -> None:
     folder = open_folder(run_folder)
     if not folder.exists(RECORD_NAME):
         return
-    for name, pattern in OWN_FILES.items():
+    for name, pattern in FILES_OF_A_RUN.items():
         files = folder.subfolder(name)
         files.delete_files([file for file in files.list_files() if re.fullmatch(pattern, file)])
         files.delete_partial_files()
@@ -149,7 +149,7 @@ def clear_run_folder(run_folder: str) -> None:
     folder.delete_files([RECORD_NAME])  # last: without it the folder is not known as that of a run
 
 
-def is_of_this_supervision(run_folder: str) -> bool:
+def was_started_by_current_supervisor(run_folder: str) -> bool:
     """Tell whether a process of the same supervision has claimed the folder before: flags to start anew are done."""
     if supervision() is None or not open_folder(run_folder).exists(RECORD_NAME):
         return False

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras
 from transformers import PretrainedConfig
 
-from tokenizer_training.tokenizer import vocabulary_size
+from mlm_common.tokenizer import vocabulary_size
 from train.config.settings import RunSettings
 from train.data.inputs import Inputs
 from train.layers.random_bits import key_of, row_keys
@@ -103,7 +103,7 @@ class PretrainingModel(tf_keras.Model):
 
     def _weighed(self, rows: Any) -> Any:
         replica = tf.distribute.get_replica_context()
-        return self.task.weigh_rows(rows, lambda total: replica.all_reduce(tf.distribute.ReduceOp.SUM, total))
+        return self.task.apply_global_weights(rows, lambda total: replica.all_reduce(tf.distribute.ReduceOp.SUM, total))
 
     @tf.autograph.experimental.do_not_convert
     def evaluation_step(self, rows: Any) -> Sums:
@@ -114,7 +114,7 @@ class PretrainingModel(tf_keras.Model):
         sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, sums)
         # One by one: integers and floats may be on different devices.
         for name, value in of_rows.items():
-            sums[name] = replica.all_reduce(tf.distribute.ReduceOp.SUM, _in_its_place(value))
+            sums[name] = replica.all_reduce(tf.distribute.ReduceOp.SUM, _scatter_to_global_batch(value))
         return sums
 
     @tf.autograph.experimental.do_not_convert
@@ -175,7 +175,7 @@ class PretrainingModel(tf_keras.Model):
         return sorted({name for mean in self.task.means for name in (mean.total, mean.weight)})
 
 
-def _in_its_place(value: tf.Tensor) -> tf.Tensor:
+def _scatter_to_global_batch(value: tf.Tensor) -> tf.Tensor:
     """Put what a replica has of its rows, (rows, …), where these stand in the global batch, with 0 elsewhere.
 
     Every kind of device adds up; not every kind puts together.

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlm_common.errors import InputError
-from tokenizer_training.tokenizer import WORD_STARTS_FILE, load_word_starts, special_ids, vocabulary_size, word_starts
+from mlm_common.tokenizer import WORD_STARTS_FILE, load_word_starts, special_ids, vocabulary_size, word_starts
 from train.config.settings import MASK, MaskingConfig
 from train.data.features import Feature
 from train.data.shards import TrainingInputs

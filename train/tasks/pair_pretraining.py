@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlm_common.errors import InputError
+from mlm_common.tokenizer import special_ids
 from tfrecord_prep.chunking import PAIRS
 from tfrecord_prep.records import LABEL_KEY
 from tfrecord_prep.segment_pairs import IS_NEXT
-from tokenizer_training.tokenizer import special_ids
 from train.config.settings import MaskingConfig
 from train.data.features import Feature
 from train.data.shards import TrainingInputs
@@ -98,7 +98,7 @@ class PairPretraining(MaskedLanguageModeling):
         input_ids, labels, counts = (one[0] for one in self.ask(batch, key_of_content(row["input_ids"])))
         return PairRows(super().prepare_row({"input_ids": input_ids}), labels, tf.cast(counts, tf.float32))
 
-    def weigh_rows(self, rows: Any, add_up: Callable[["tf.Tensor"], "tf.Tensor"]) -> Any:
+    def apply_global_weights(self, rows: Any, add_up: Callable[["tf.Tensor"], "tf.Tensor"]) -> Any:
         """Weigh the pairs so that, divided by the number of masked tokens, their losses add up to their mean."""
         import tensorflow as tf
 

@@ -97,14 +97,14 @@ class Task(ABC):
     metric: the figure by which evaluations are compared.
     guess: what a guess without the text would score, by figure.
     errors: figures of which lower values are better.
-    starts_head_anew: what the weights that a run begins with lack of the model's head, or have in another shape,
+    allows_new_head: what the weights that a run begins with lack of the model's head, or have in another shape,
         starts at random; else such weights are refused.
     """
 
     metric: str = "loss"
     guess: Mapping[str, float] = MappingProxyType({})
     errors: tuple[str, ...] = ()
-    starts_head_anew: bool = False
+    allows_new_head: bool = False
     model_class: str
     means: tuple[Mean, ...]
     card: TaskCard
@@ -134,7 +134,7 @@ class Task(ABC):
         """Make of one row of evaluation what `prepare_batch` makes of many; a function of the row alone."""
         return row
 
-    def weigh_rows(self, rows: Any, add_up: Callable[["tf.Tensor"], "tf.Tensor"]) -> Any:  # noqa: ARG002
+    def apply_global_weights(self, rows: Any, add_up: Callable[["tf.Tensor"], "tf.Tensor"]) -> Any:  # noqa: ARG002
         """Put into rows of `prepare_batch` what needs sums over the whole global batch: weights of several losses, say.
 
         Args:

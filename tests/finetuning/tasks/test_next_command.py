@@ -9,7 +9,7 @@ from finetuning.config.prediction import PredictionConfig
 from finetuning.tasks.classification import TextClassification
 from finetuning.tasks.questions import QuestionAnswering
 from finetuning.tasks.tagging import Tagging
-from mlm_common.command_line import parse_arguments
+from mlm_common.cli.command_line import parse_arguments
 
 
 @pytest.mark.parametrize("task_class", [TextClassification, Tagging, QuestionAnswering])

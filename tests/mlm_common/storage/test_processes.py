@@ -18,7 +18,7 @@ def run_python(code: str, environment: dict[str, str]) -> subprocess.CompletedPr
 
 
 def test_import_is_light() -> None:
-    code = "import sys, tokenizer_training.corpus.corpus; print(*sys.modules)"
+    code = "import sys, mlm_common.corpus.corpus; print(*sys.modules)"
     modules = run_python(code, {}).stdout.split()
     assert "mlm_common.storage.gcs" in modules
     assert not {"google.auth", "google.cloud.storage", "pyarrow", "datasets", "tensorflow"} & set(modules)

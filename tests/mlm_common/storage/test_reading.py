@@ -17,15 +17,15 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlm_common.corpus import text_files
+from mlm_common.corpus.byte_ranges import ByteRange, cut_file
+from mlm_common.corpus.config import CorpusConfig
+from mlm_common.corpus.corpus import open_corpus, read_partition
+from mlm_common.corpus.text_files import find_files, read_byte_range
 from mlm_common.errors import InputError, RunFailedError
 from mlm_common.storage import reading
 from mlm_common.storage.reading import find_stored_files
 from tests.servers.fixtures import CloudStorageHandle
-from tokenizer_training.corpus import text_files
-from tokenizer_training.corpus.byte_ranges import ByteRange, cut_file
-from tokenizer_training.corpus.config import CorpusConfig
-from tokenizer_training.corpus.corpus import open_corpus, read_partition
-from tokenizer_training.corpus.text_files import find_files, read_byte_range
 
 BUCKET = CloudStorageHandle.bucket_url
 TEXTS = ["first", "", "sécond ☃", "last"] * 50

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlm_common.corpus.passages import cut_passages
 from mlm_common.errors import InputError
-from tokenizer_training.corpus.passages import cut_passages
 from tokenizer_training.unigram.corpus_sample import (
     Block,
     BlockSample,

@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tokenizer_training.tokenizer import BYTE_PIECES, SPECIAL_TOKENS
+from mlm_common.tokenizer import BYTE_PIECES, SPECIAL_TOKENS
 from tokenizer_training.unigram.report import (
     EXAMPLE_CHARACTERS,
     LINE_COLUMNS,
@@ -23,7 +23,7 @@ from tokenizer_training.unigram.report import (
     measure_quality,
     render_report,
 )
-from tokenizer_training.unigram.report_picture import choose_example, draw_report, verdict
+from tokenizer_training.unigram.report_plot import choose_example, draw_report, verdict
 
 WORDS = ["▁the", "▁model", "▁reads", "▁text"]
 CHARACTERS = sorted(set("".join(SPECIAL_TOKENS.values())) | set("▁fixhmortw的"))
@@ -247,7 +247,7 @@ def test_the_verdict_follows_the_scale() -> None:
 
 def test_importing_the_report_imports_nothing_heavy() -> None:
     program = (
-        "import sys, tokenizer_training.unigram.report_picture; print({'matplotlib', 'transformers'} & {*sys.modules})"
+        "import sys, tokenizer_training.unigram.report_plot; print({'matplotlib', 'transformers'} & {*sys.modules})"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, encoding="utf-8", check=True, timeout=60

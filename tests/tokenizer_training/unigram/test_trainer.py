@@ -10,8 +10,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from mlm_common.errors import InputError
+from mlm_common.tokenizer import BYTE_PIECES, SPECIAL_TOKENS, special_ids
 from tests.fixtures.generated_text import generated_lines
-from tokenizer_training.tokenizer import BYTE_PIECES, SPECIAL_TOKENS, special_ids
 from tokenizer_training.unigram.config import MIN_BYTES, UnigramConfig
 from tokenizer_training.unigram.normalization import NormalizationConfig
 from tokenizer_training.unigram.report import measure_quality, plain_text_backend

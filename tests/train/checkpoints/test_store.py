@@ -58,7 +58,7 @@ def save(checkpoints, *steps, validation_losses=()):
     losses = dict(zip(steps, validation_losses, strict=False))
     for step in steps:
         checkpoints.save(lambda step=step: (record_of(step, losses.get(step)), arrays_of(step)))
-    checkpoints.settle()
+    checkpoints.wait_for_pending()
 
 
 def restored(folder, **arguments):

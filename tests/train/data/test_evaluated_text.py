@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlm_common.corpus.config import CorpusConfig
+from mlm_common.corpus.corpus import open_corpus
+from mlm_common.corpus.record import record_of_split
 from mlm_common.errors import InputError
 from tests.fixtures.tiny_corpus import train_tiny_tokenizer
 from tfrecord_prep.manifest import Manifest, ShardRecord, ShardSet, TokenizerRecord, Totals
-from tokenizer_training.corpus.config import CorpusConfig
-from tokenizer_training.corpus.corpus import open_corpus
-from tokenizer_training.corpus.record import record_of_split
 from train.data.shards import TrainingInputs, check_nothing_is_shared, check_phases
 
 NUM_DOCUMENTS = 150

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlm_common.command_line import parse_arguments
+from mlm_common.cli.command_line import parse_arguments
 from train.fill_mask import FillMaskConfig
 from train.loop.run import Run
 from train.loop.run_record import describe_baseline, excerpt, print_result

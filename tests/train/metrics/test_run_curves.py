@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from mlm_common.errors import InputError
-from mlm_common.hub.disclosure import withheld_hash
+from mlm_common.hub.redaction import redacted_hash
 from tests.fixtures.recorded_runs import LENGTH, train_line, validation_line, write_run
 from tests.servers.fixtures import CloudStorageHandle
 from train.compare_runs import main
@@ -55,7 +55,7 @@ def test_runs_are_grouped_by_what_they_were_evaluated_on(tmp_path: Path) -> None
 
 def test_a_record_that_was_on_the_hub_compares(tmp_path: Path) -> None:
     runs = read_runs([str(write_run(tmp_path / name)) for name in "ab"])
-    runs[1].record["fingerprint"]["eval_shards"] = withheld_hash(["v"])
+    runs[1].record["fingerprint"]["eval_shards"] = redacted_hash(["v"])
     assert group_comparable(runs) is None
 
 

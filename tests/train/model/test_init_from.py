@@ -9,9 +9,9 @@ from transformers.utils import hub as transformers_hub
 
 from mlm_common.errors import InputError
 from mlm_common.hub import push as hub
+from mlm_common.tokenizer import vocabulary_size
 from tests.fixtures.tiny_models import VOCABULARY, padded_batch, tiny_config, tiny_model, tiny_tokenizer
 from tests.servers.fixtures import HubHandle
-from tokenizer_training.tokenizer import vocabulary_size
 from train.config.settings import ModelConfig
 from train.data.shards import TrainingInputs
 from train.model.build import build_network

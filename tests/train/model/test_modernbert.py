@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.tiny_models import VOCABULARY, tiny_model
-from train.layers.local_attention import in_blocks, is_near, takes_blocks, with_halo
+from train.layers.local_attention import can_use_blocks, in_blocks, is_near, with_halo
 from train.model import modernbert
 from train.model.modernbert import rotary_tables, rotated
 from train.model.tpu_layers import use_tpu_layers
@@ -44,9 +44,9 @@ def assert_same(found, expected):
 def test_blocks_of_a_local_layer_give_what_all_scores_with_a_mask_give(length, monkeypatch):
     model = tiny_model("modernbert")
     inputs, attended = padded_rows(length)
-    assert takes_blocks(length, model.model.layer[1].attn.reach)
+    assert can_use_blocks(length, model.model.layer[1].attn.reach)
     found = logits_and_gradients(model, inputs, attended)
-    monkeypatch.setattr(modernbert, "takes_blocks", lambda *_: False)
+    monkeypatch.setattr(modernbert, "can_use_blocks", lambda *_: False)
     assert_same(found, logits_and_gradients(model, inputs, attended))
 
 
@@ -83,8 +83,8 @@ def test_tokens_that_see_few_others(local_attention):
     model = tiny_model("modernbert", local_attention=local_attention)
     inputs, _ = padded_rows(40)
     assert np.isfinite(model(inputs).logits.numpy()).all()
-    assert not takes_blocks(40, 0)
-    assert takes_blocks(40, 1)
+    assert not can_use_blocks(40, 0)
+    assert can_use_blocks(40, 1)
 
 
 @given(st.integers(1, 5), st.integers(1, 60))

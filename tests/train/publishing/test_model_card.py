@@ -8,9 +8,9 @@ import pytest
 from huggingface_hub import HfApi, ModelCard
 from transformers import AutoConfig
 
+from mlm_common.tokenizer import vocabulary_size
 from tests.fixtures.tiny_models import CONFIGS, tiny_tokenizer
 from tests.servers.fixtures import HubHandle
-from tokenizer_training.tokenizer import vocabulary_size
 from train.config.settings import (
     DataConfig,
     HardwareConfig,

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from mlm_common.hub.disclosure import WITHHELD, is_same, withheld_hash, withhold_settings
-from tests.fixtures.tiny_corpus import flags, write_source
-from tfrecord_prep.prepare_tfrecord_shards import main as prepare
-from tfrecord_prep.push_to_hub import published_manifest
-from tokenizer_training.corpus.bad_rows import bad_rows_from_record
-from tokenizer_training.corpus.config import CorpusConfig
-from tokenizer_training.corpus.published_corpus import names_its_text, published_corpus
-from tokenizer_training.corpus.record import (
+from mlm_common.corpus.bad_rows import bad_rows_from_record
+from mlm_common.corpus.config import CorpusConfig
+from mlm_common.corpus.published_corpus import names_its_text, published_corpus
+from mlm_common.corpus.record import (
     describe_changes,
     describe_unknown,
     identity,
     record_of_split,
 )
-from tokenizer_training.corpus.shared_text import Part, describe_shared_text
+from mlm_common.corpus.shared_text import Part, describe_shared_text
+from mlm_common.hub.redaction import REDACTED, is_same, redacted_hash, withhold_settings
+from tests.fixtures.tiny_corpus import flags, write_source
+from tfrecord_prep.prepare_tfrecord_shards import main as prepare
+from tfrecord_prep.push_to_hub import published_manifest
 from tokenizer_training.push_to_hub import published_record, published_report
 from tokenizer_training.train_unigram import main as train_tokenizer
 from tokenizer_training.unigram.config import UnigramConfig
@@ -66,7 +66,7 @@ def test_no_text_in_a_setting_leaves_unless_it_is_marked(config_class: type) -> 
     for value in (SECRET, [SECRET], {SECRET: SECRET}):
         published = withhold_settings(dict.fromkeys([*names, "of a later version"], value), [config_class])
         assert {name for name in published if SECRET in str(published[name])} == PUBLIC_SETTINGS & set(names)
-        assert WITHHELD in str(published["of a later version"])
+        assert REDACTED in str(published["of a later version"])
 
 
 def test_numbers_and_choices_leave_as_they_are() -> None:
@@ -133,7 +133,7 @@ def test_no_text_in_the_records_of_a_run_leaves_that_is_not_known(finished_run: 
     record["fingerprint"]["model.init_from"] = SECRET
     published = published_run(record)
     assert secret_places(published) == PUBLIC_RUN
-    assert published["model_config"]["_name_or_path"] == WITHHELD
+    assert published["model_config"]["_name_or_path"] == REDACTED
     checkpoint = parse_record((finished_run / "checkpoints" / "step-00000006.json").read_text(encoding="utf-8"))
     content = json.loads(published_checkpoint(checkpoint).to_json())
     assert parse_record(json.dumps(content)).fingerprint_sha256 == checkpoint.fingerprint_sha256
@@ -161,7 +161,7 @@ def test_a_data_set_is_named_where_it_is_on_the_hub(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
     settings = {"dataset_name": name, "dataset_config": "en", "data_files": [], "split": "train"}
-    withheld = {} if is_published else {"dataset_name": WITHHELD}
+    withheld = {} if is_published else {"dataset_name": REDACTED}
     assert published_corpus({"settings": settings})["settings"] == settings | withheld
 
 
@@ -190,9 +190,9 @@ def test_a_published_corpus_keeps_its_identity() -> None:
 
 def test_a_withheld_fingerprint_is_still_compared(shards: Path) -> None:
     value = [f"{path.name} 0" for path in sorted(shards.rglob("*.tfrecord"))]
-    assert is_same(withheld_hash(value), json.loads(json.dumps(value)))
+    assert is_same(redacted_hash(value), json.loads(json.dumps(value)))
     assert is_same(value, value)
-    assert not is_same(withheld_hash(value), value[1:])
+    assert not is_same(redacted_hash(value), value[1:])
 
 
 def test_a_tokenizer_from_the_hub_names_no_corpus_to_prepare(

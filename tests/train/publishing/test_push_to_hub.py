@@ -14,8 +14,8 @@ from huggingface_hub import constants
 from mlm_common.errors import EXIT_FAILED, EXIT_STOPPED
 from mlm_common.hub import access as hub_access
 from mlm_common.hub import push as hub
-from mlm_common.hub.disclosure import WITHHELD
 from mlm_common.hub.own_files import LISTING_NAME
+from mlm_common.hub.redaction import REDACTED
 from tests.fixtures.tiny_run import NUM_STEPS, run_flags
 from tests.servers.fixtures import HubHandle
 from train.config.settings import HubConfig, OptimizationConfig, RunConfig
@@ -251,7 +251,7 @@ def test_resuming_from_the_hub_on_another_machine(
             assert str(shards).encode() not in content, path
     capsys.readouterr()
     assert train(shards, tmp_path / "second", *by_checkpoint, "--resume-from-hub") == 0
-    assert WITHHELD not in capsys.readouterr().out
+    assert REDACTED not in capsys.readouterr().out
     assert not (tmp_path / "second" / "checkpoints" / "step-00000002.json").exists()
     weights = (tmp_path / "second" / "export" / "model.safetensors").read_bytes()
     # Differences of bytes would be looked for through minutes.

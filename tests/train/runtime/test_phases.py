@@ -35,7 +35,7 @@ def plans_of(phases, num_rows=1000, num_replicas=1) -> tuple[Plan, ...]:
             phase.config.run,
             num_rows,
             phase.config.data.max_length or 16,
-            has_own_schedule=phase.has_own_schedule,
+            has_separate_schedule=phase.has_separate_schedule,
             goes_on_in_rows=index > 0
             and phase.config.data.train_dataset == phases[index - 1].config.data.train_dataset,
             name=phase.name,
@@ -69,7 +69,7 @@ def test_settings_of_the_file_stand_between_preset_and_flags(tmp_path):
     optimization = phase.config.optimization
     assert (optimization.adam_beta1, optimization.learning_rate, optimization.max_steps) == (0.8, 0.25, 9)
     assert (optimization.gradient_accumulation_steps, phase.config.model.preset) == (8, "roberta-small")
-    assert not phase.has_own_schedule
+    assert not phase.has_separate_schedule
 
 
 def test_a_phase_has_what_it_names_and_else_what_the_run_has(tmp_path):
@@ -81,7 +81,7 @@ def test_a_phase_has_what_it_names_and_else_what_the_run_has(tmp_path):
     assert (first.name, second.name) == ("phase 1", "long")
     assert (first.config.data.train_dataset, second.config.data.train_dataset) == ("shards", "long")
     assert (second.config.optimization.learning_rate, second.config.masking.mlm_probability) == (1e-5, 0.3)
-    assert (second.has_own_schedule, second.config.optimization.warmup_steps) == (True, 0)
+    assert (second.has_separate_schedule, second.config.optimization.warmup_steps) == (True, 0)
     assert first.config.optimization.warmup_steps == 3
 
 

@@ -86,7 +86,7 @@ def test_ctrl_c_stays_ignored_where_it_was():
 INTERRUPTED = """
 import sys, time
 from train.runtime.preemption import RunStoppedError, StopRequest, listening
-from mlm_common.command_line import command
+from mlm_common.cli.command_line import command
 @command
 def main(argv):
     request = StopRequest()

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from mlm_common.errors import InputError
+from mlm_common.tokenizer import save_tokenizer, vocabulary_size
 from tests.fixtures import tiny_tokenizers
 from tests.fixtures.tiny_corpus import wrapped
-from tokenizer_training.tokenizer import save_tokenizer, vocabulary_size
 from train.config.settings import MaskingConfig
 from train.data.shards import TrainingInputs
 from train.tasks.masked_lm import MaskedLanguageModeling

@@ -100,7 +100,7 @@ def test_a_row_of_an_evaluation_is_always_the_same(task_class: type[PairPretrain
 def test_losses_are_those_of_the_whole_heads(name: str) -> None:
     """By hand, from the logits at all tokens; both means together are the loss that is minimised."""
     model = build(name, one_cpu())
-    rows = model.task.weigh_rows(model.prepare_batch(batch_of_pairs(), 0), lambda total: total)
+    rows = model.task.apply_global_weights(model.prepare_batch(batch_of_pairs(), 0), lambda total: total)
     sums = {key: float(value) for key, value in model.task.sums(model.network, rows, training=False).items()}
     masked, is_masked = rows.masked, rows.masked.is_masked.numpy()
     types = token_types(masked.input_ids, SEP, PAD)
@@ -156,7 +156,7 @@ def test_a_global_batch_gives_the_same_gradient_on_two_replicas_in_micro_batches
 def test_the_gradient_is_that_of_both_means() -> None:
     model = build("bert", one_cpu())
     rows = model.prepare_batch(batch_of_pairs(), 0)
-    weighed = model.task.weigh_rows(rows, lambda total: total)
+    weighed = model.task.apply_global_weights(rows, lambda total: total)
     gradients, sums = model._gradients(weighed, row_keys((3,), 8))
     with tf.GradientTape() as tape:
         apart = model.task.sums(model.network, rows, training=True)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
+from mlm_common.tokenizer import vocabulary_size
 from tfrecord_prep.records import first_row_ids
-from tokenizer_training.tokenizer import vocabulary_size
 from train.checkpoints.store import CheckpointStore, DamagedCheckpointError, newest_record
 from train.checks.doctor.findings import Finding, error, ok, warning
 from train.checks.doctor.libraries import IMPORT_SECONDS, ProcessFailedError, ask_tensorflow

@@ -69,7 +69,7 @@ def count_parameters(config: TrainingConfig) -> dict[str, Any]:
     """Build the model on the CPU, and count the devices that would train it."""
     import tensorflow as tf
 
-    from tokenizer_training.tokenizer import vocabulary_size
+    from mlm_common.tokenizer import vocabulary_size
     from train.data.shards import open_inputs
     from train.model.build import build_network
     from train.model.config import resolve_model_config

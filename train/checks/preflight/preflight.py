@@ -299,7 +299,7 @@ def _plans(phases: Sequence[Phase], inputs: Sequence[TrainingInputs], tpu: TpuSl
             phase.config.run,
             num_rows=own.train_shards.num_rows if has_rows else ASSUMED_NUM_ROWS,
             max_length=own.max_length,
-            has_own_schedule=phase.has_own_schedule,
+            has_separate_schedule=phase.has_separate_schedule,
             name=phase.name,
         )
         for phase, own, has_rows in zip(phases, inputs, has_shards, strict=True)

@@ -4,8 +4,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from mlm_common.errors import InputError
+from mlm_common.tokenizer import SPECIAL_TOKENS
 from tfrecord_prep.manifest import ShardSet
-from tokenizer_training.tokenizer import SPECIAL_TOKENS
 from train.data.shards import TrainingInputs
 
 # In the place of the tokenizer's folder.

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models
 
+from mlm_common.tokenizer import SPECIAL_TOKENS, save_tokenizer
 from tests.fixtures.doctor_cases import PROJECT, config_of, found, install, modules, only_error
 from tests.fixtures.tiny_corpus import wrapped
 from tests.fixtures.tiny_phases import phases_flags, phases_with
 from tests.fixtures.tiny_run import run_flags, write_shards
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
-from tokenizer_training.tokenizer import SPECIAL_TOKENS, save_tokenizer
 from train import doctor
 from train.checks.doctor import run_inputs
 

@@ -1,0 +1,241 @@
+"""What the commands of all stages share: flags from dataclasses, one-line errors, the opening log line."""
+
+import argparse
+import dataclasses
+import functools
+import gc
+import logging
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from mlm_common.cli.console import second_interrupt_ends, set_up_console
+from mlm_common.cli.settings import flag_of
+from mlm_common.errors import EXIT_INTERRUPTED, EXIT_STOPPED, InputError, RunFailedError
+
+if TYPE_CHECKING:
+    from mlm_common.cli.flag_parser import FlagParser
+
+logger = logging.getLogger(__name__)
+
+PROJECT_FOLDER = Path(__file__).resolve().parents[2]
+
+
+def read_yaml_file(path: str | Path, flag: str) -> Any:
+    """Read what a YAML or JSON file holds (JSON is YAML), which `flag` names.
+
+    Raises:
+        InputError: the file is missing, or holds something else.
+    """
+    path = Path(path)
+    if not path.is_file():
+        from mlm_common.cli.local_paths import missing
+
+        raise missing(str(path), flag, "file")
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), _UniqueKeysLoader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{flag} must hold YAML or JSON; {path}: {' '.join(str(error).split())}") from error
+
+
+class _UniqueKeysLoader(yaml.SafeLoader):
+    """Refuses a key that a mapping has twice, of which YAML would silently take the last."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if str(key.value) in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"`{key.value}` is given twice", key.start_mark)
+            seen.add(str(key.value))
+        return node
+
+
+def as_settings(content: Any, source: str) -> dict[str, Any]:
+    """Take what a file holds for a mapping of flag to value, keys with `_` for `-`.
+
+    Raises:
+        InputError: it is something else, or names a flag in both spellings.
+    """
+    if not isinstance(content, dict):
+        raise InputError(f"{source} holds {content!r}, where a mapping of flag to value must be.")
+    settings = {str(key).replace("-", "_"): value for key, value in content.items()}
+    if len(settings) < len(content):
+        raise InputError(
+            f"{source} must name each flag once, with `-` or with `_`; received {', '.join(map(str, content))}."
+        )
+    return settings
+
+
+def parse_arguments(
+    dataclass_types: Sequence[type],
+    argv: Sequence[str] | None,
+    description: str | None,
+    layers: Mapping[str, Callable[[str], dict[str, Any]]] | None = None,
+    *,
+    needed: Sequence[str] = (),
+    other_defaults: Mapping[str, str] | None = None,
+) -> tuple[Any, ...]:
+    """Make one instance of each dataclass from the command line.
+
+    Every field is a flag, spelled with `-` or `_`. What is given later wins: the field's default, `layers` in their
+    order, `--config-file`, the command line.
+
+    Args:
+        dataclass_types: their fields are made by `mlm_common.cli.settings.flag`.
+        argv: the words of the command line; those of the process by default.
+        description: of the command, for `--help`.
+        layers: {flag: returns the settings {field: value} behind its value}, as those of a preset behind its name.
+        needed: names of the fields that the usage line shows.
+        other_defaults: {field name: whose default it has}, for `--help`, where `layers` decide it.
+
+    Raises:
+        InputError: an unknown flag or key, a value of the wrong type, or a check of the dataclasses that failed.
+        SystemExit: from argparse, for `--help`.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = _build_parser(dataclass_types, description, needed, other_defaults)
+    config_file = parser.parse_known_args(arguments)[0].config_file
+    from_file = as_settings(read_yaml_file(config_file, "--config-file"), config_file) if config_file else {}
+    given = _known_and_typed(parser, from_file, dataclass_types, str(config_file))
+    for name, settings_of in reversed(list((layers or {}).items())):
+        parser.set_defaults(**given)
+        value = getattr(parser.parse_known_args(arguments)[0], name)
+        if value:
+            given = _known_and_typed(parser, settings_of(value), dataclass_types, f"{name} {value}") | given
+    parser.set_defaults(**given)
+    parser.check_flags(arguments)
+    return parser.parse_args_into_dataclasses(arguments, look_for_args_file=False)[:-1]
+
+
+def typed_settings(dataclass_types: Sequence[type], settings: dict[str, Any], source: str) -> dict[str, Any]:
+    """Convert settings of a file, {flag: value}, to those of the dataclasses, {field name: value}.
+
+    Raises:
+        InputError: an unknown name, or a value that its flag does not take.
+    """
+    return _known_and_typed(_build_parser(dataclass_types, None), settings, dataclass_types, source)
+
+
+def _build_parser(dataclass_types: Sequence[type], description: str | None, *more: Any) -> "FlagParser":
+    # Costs half a second of `--help`, and importing it here spares those who only want InputError.
+    from mlm_common.cli.flag_parser import FlagParser
+
+    return FlagParser(dataclass_types, description, *more)
+
+
+def under_current_names(settings: dict[str, Any], dataclass_types: Sequence[type]) -> dict[str, Any]:
+    """Rename settings given by an alias of their flag (the `aliases` of a field's metadata) to the field's name."""
+    current = {
+        alias.removeprefix("--").replace("-", "_"): field.name
+        for dataclass_type in dataclass_types
+        for field in dataclasses.fields(dataclass_type)
+        for alias in field.metadata.get("aliases", ())
+    }
+    return {current.get(name, name): value for name, value in settings.items()}
+
+
+def _known_and_typed(
+    parser: "FlagParser", settings: dict[str, Any], dataclass_types: Sequence[type], source: str
+) -> dict[str, Any]:
+    settings = under_current_names(settings, dataclass_types)
+    names = {field.name for dataclass_type in dataclass_types for field in dataclasses.fields(dataclass_type)}
+    for name in settings:
+        if name not in names:
+            raise InputError(f"{source}: unknown flag {name}{parser.nearest(name)} (--help lists all)")
+    return {name: _typed(parser.flags[name], value, source) for name, value in settings.items()}
+
+
+def _typed(flag: argparse.Action, value: Any, source: str) -> Any:
+    """Convert a setting of a file as the command line converts the words that follow its flag.
+
+    Raises:
+        InputError: it is none that the flag takes.
+    """
+    if value is None and flag.default is None:
+        return None
+    if flag.nargs == "+":
+        return [_typed_item(flag, item, source) for item in (value if isinstance(value, list) else [value])]
+    return _typed_item(flag, value, source)
+
+
+def _typed_item(flag: argparse.Action, value: Any, source: str) -> Any:
+    from mlm_common.cli.flag_parser import FINITE_NUMBER, TEXT, WHOLE_NUMBER
+
+    kind: Any = flag.type
+    if isinstance(value, bool) and "on|off" in str(flag.metavar):
+        value = "on" if value else "off"  # YAML takes these words for booleans
+    try:
+        if value is None or isinstance(value, list | dict):
+            raise argparse.ArgumentTypeError
+        if isinstance(value, bool) and kind in (FINITE_NUMBER, TEXT, WHOLE_NUMBER):
+            raise argparse.ArgumentTypeError
+        return kind(str(value))
+    except argparse.ArgumentTypeError as error:
+        raise InputError(f"{source}: {flag_of(flag.dest)} must be {kind.name}; received {value!r}.") from error
+
+
+def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
+    """Make `main` a console command: logging set up, expected errors and Ctrl-C one line on stderr.
+
+    The command returns the status for `sys.exit`: 0 when `main` came to its end, else one of `mlm_common.errors`. At
+    its end it logs the time and the peak memory.
+    """
+
+    @functools.wraps(main)
+    def run(argv: Sequence[str] | None = None) -> int:
+        set_up_console(sys.argv[1:] if argv is None else argv)
+        # Looking for garbage among what TensorFlow and transformers make when they are imported takes a second.
+        gc.set_threshold(10_000)
+        started_seconds = time.monotonic()
+        with second_interrupt_ends():
+            try:
+                main(argv)
+            except (InputError, RunFailedError) as error:
+                is_stop = error.exit_status == EXIT_STOPPED  # which is what was asked for
+                print(error if is_stop else f"error: {error}", file=sys.stderr)
+                return error.exit_status
+            except KeyboardInterrupt:  # of which `second_interrupt_ends` has told
+                return EXIT_INTERRUPTED
+        seconds = time.monotonic() - started_seconds
+        logger.info("Done in %.0f s; peak memory %.2f GB.", seconds, peak_memory_bytes() / 1e9)
+        return 0
+
+    return run
+
+
+def peak_memory_bytes() -> int:
+    """Measure the most memory that this process, or one of its workers alone, has held at any time."""
+    unit_bytes = 1 if sys.platform == "darwin" else 1024
+    return (
+        max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) * unit_bytes
+    )
+
+
+def log_start(command_file: str) -> None:
+    """Log where the command was imported from, the project's version and the commit of its checkout."""
+    path = Path(command_file).resolve()
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    logger.info("%s, version %s, commit %s", shown, version("mlm-pretraining"), commit())
+
+
+def commit() -> str:
+    """Find the checkout's commit, with `+changes` where its files differ from it, or `unknown` outside a checkout.
+
+    Files that git does not track, such as a run's output, do not count.
+    """
+    git = ["git", "--no-optional-locks", "-C", str(PROJECT_FOLDER)]  # a kill must leave no lock behind
+    try:
+        head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, encoding="utf-8", check=True)
+        status = [*git, "status", "--porcelain", "--untracked-files=no"]
+        changes = subprocess.run(status, capture_output=True, encoding="utf-8", check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.stdout.strip() + ("+changes" if changes.stdout.strip() else "")

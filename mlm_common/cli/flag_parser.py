@@ -1,0 +1,245 @@
+"""The parser behind the flags of the commands: help in groups, one spelling shown, each mistake one line."""
+
+import argparse
+import functools
+import math
+import re
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers.hf_argparser import HfArgumentParser, string_to_bool
+
+from mlm_common.cli.console import add_verbose_flag
+from mlm_common.cli.settings import nearest_name
+from mlm_common.errors import InputError
+
+USUAL_GROUP, LAST_GROUP = "Usual flags", "Other flags"
+HELP_POSITION = 32
+DASHES = "-\u2013\u2014"  # editors make one of two hyphens
+
+# Flags of transformers' scripts that people bring along.
+NO_FLAGS = {
+    "--do-train": "the command always trains",
+    "--do-eval": "the command evaluates whenever there is validation data",
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a flag takes, as argparse's `type`.
+
+    name: completes "must be …".
+    read: raises ValueError where the text is none.
+    """
+
+    name: str
+    read: Callable[[str], Any]
+
+    def __call__(self, text: str) -> Any:
+        """Convert what was typed.
+
+        Raises:
+            argparse.ArgumentTypeError: it is none.
+        """
+        try:
+            return self.read(text)
+        except (ValueError, argparse.ArgumentTypeError) as error:
+            raise argparse.ArgumentTypeError(f"must be {self.name}; received {text}") from error
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
+
+
+def _one_of(choices: Sequence[str], text: str) -> str:
+    if text not in choices:
+        raise ValueError(text)
+    return text
+
+
+TEXT = Kind("text", str)
+WHOLE_NUMBER = Kind(
+    "a whole number", lambda text: int(text.removesuffix(".0"))
+)  # transformers' scripts take 3.0 epochs
+FINITE_NUMBER = Kind("a finite number", _finite)
+TRUE_OR_FALSE = Kind("true or false", string_to_bool)
+KINDS: dict[Any, Kind] = {int: WHOLE_NUMBER, float: FINITE_NUMBER, str: TEXT, string_to_bool: TRUE_OR_FALSE}
+METAVARS: dict[Any, str] = {WHOLE_NUMBER: "N", FINITE_NUMBER: "X", TRUE_OR_FALSE: "true|false"}
+
+
+class FlagParser(HfArgumentParser):
+    """Makes a flag of each field of dataclasses; fields and groups are described in `mlm_common.cli.settings.flag`.
+
+    flags: {field name: its flag}.
+    """
+
+    def __init__(
+        self,
+        dataclass_types: Sequence[type],
+        description: str | None,
+        needed: Sequence[str] = (),
+        other_defaults: Mapping[str, str] | None = None,
+    ) -> None:
+        """Build the parser.
+
+        Args:
+            dataclass_types: their fields become flags.
+            description: of the command.
+            needed: names of the fields that the usage line shows.
+            other_defaults: {field name: whose default it has} ("the preset's") where the field does not decide it.
+        """
+        self.flags: dict[str, argparse.Action] = {}
+        self._groups: dict[str, Any] = {}
+        self._group_of_class = LAST_GROUP
+        super().__init__(
+            dataclass_types,
+            description=description,
+            allow_abbrev=False,
+            add_help=False,
+            exit_on_error=False,
+            formatter_class=functools.partial(_HelpFormatter, other_defaults=other_defaults or {}),
+        )
+        self._group_of_class = LAST_GROUP
+        self.add_argument(
+            "--config-file",
+            "--config_file",
+            metavar="FILE",
+            help="YAML or JSON file of flags; those you pass override it.",
+        )
+        add_verbose_flag(self)
+        self.add_argument("-h", "--help", action="help", help="Show this help and exit.")
+        shown = [_invocation(self.flags[name]) for name in needed]
+        self.usage = " ".join(["%(prog)s", *shown, "[flags]"])
+
+    def _add_dataclass_arguments(self, dtype: Any) -> None:
+        self._group_named(USUAL_GROUP)
+        self._group_of_class = getattr(dtype, "FLAG_GROUP", "Flags")
+        super()._add_dataclass_arguments(dtype)
+
+    def _group_named(self, title: str) -> Any:
+        if title not in self._groups:
+            self._groups[title] = self.add_argument_group(title)
+        return self._groups[title]
+
+    def add_argument(
+        self,
+        *names: str,
+        marks: Sequence[str] = (),  # noqa: ARG002
+        group: str | None = None,
+        is_usual: bool = False,
+        off_help: str | None = None,
+        **settings: Any,
+    ) -> Any:
+        """Add a flag to its group, with the metadata of its field."""
+        if settings.get("action") == "store_false":
+            settings["help"] = off_help
+        elif "action" not in settings:
+            choices = settings.pop("choices", None)
+            settings["type"] = kind = (
+                Kind(f"one of {', '.join(choices)}", functools.partial(_one_of, choices))
+                if choices
+                else KINDS.get(settings.get("type", str), settings.get("type"))
+            )
+            settings.setdefault("metavar", "|".join(choices) if choices else METAVARS.get(kind) or _metavar(names[-1]))
+        title = USUAL_GROUP if is_usual else group or self._group_of_class
+        action = self._group_named(title).add_argument(*names, **settings)
+        self.flags.setdefault(action.dest, action)  # the flag before its complement, --no-…
+        return action
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as argparse does.
+
+        Raises:
+            InputError: a flag without a value, or with one that it does not take.
+        """
+        try:
+            return super().parse_known_args(args, namespace)
+        except argparse.ArgumentError as error:
+            action = self._option_string_actions[str(error.argument_name).partition("/")[0]]
+            if error.message.startswith("expected"):
+                raise InputError(f"{_shown_name(action)} needs a value: {_invocation(action)}.") from error
+            raise InputError(f"{_shown_name(action)} {error.message}.") from error
+
+    def error(self, message: str) -> Any:
+        """Refuse a command line.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError(f"{message}. --help lists all flags.")
+
+    def check_flags(self, arguments: Sequence[str]) -> None:
+        """Check that all flags are known.
+
+        Raises:
+            InputError: names the first that is not, and the nearest flag.
+        """
+        for argument in arguments:
+            name = argument.partition("=")[0].replace("_", "-")
+            if name in NO_FLAGS and name not in self._option_string_actions:
+                raise InputError(f"{name} is not a flag here: {NO_FLAGS[name]}. Leave it out.")
+        unknown = self.parse_known_args(list(arguments))[1]
+        if not unknown:
+            return
+        for argument in unknown:
+            name = argument.partition("=")[0]
+            if name[0:1] in tuple(DASHES) and name.strip(DASHES):
+                raise InputError(f"unknown flag {name}{self.nearest(name)} (--help lists all)")
+        raise InputError(
+            f"unexpected argument {unknown[0]!r}: each value must follow its flag. --help lists all flags."
+        )
+
+    def nearest(self, name: str) -> str:
+        """Name the flag that is most like `name`, as "; did you mean …?"; empty where none is."""
+        known = {_spelled_with_hyphens(option): option for option in self._option_string_actions if "_" not in option}
+        found = nearest_name(_spelled_with_hyphens(name), known)
+        return f"; did you mean {known[found]}?" if found else ""
+
+
+def _spelled_with_hyphens(name: str) -> str:
+    return name.lstrip(DASHES).replace("_", "-").lower()
+
+
+def _metavar(name: str) -> str:
+    last = re.split("[-_]", name)[-1]
+    return {"dir": "DIR", "dataset": "DIR", "file": "FILE", "files": "FILE"}.get(last, "NAME")
+
+
+def _shown_name(action: argparse.Action) -> str:
+    """Choose the spelling of a flag that is shown, of those with `_`, with `-`, and former names."""
+    return next(name for name in action.option_strings if name.startswith("--") and "_" not in name)
+
+
+def _invocation(action: argparse.Action) -> str:
+    name = _shown_name(action)
+    if action.nargs in (0, "?"):
+        return name
+    return f"{name} {action.metavar}" + (" …" if action.nargs == "+" else "")
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    def __init__(self, prog: str, *, other_defaults: Mapping[str, str]) -> None:
+        super().__init__(prog, max_help_position=HELP_POSITION)
+        self._other_defaults = other_defaults
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)  # which would cut flags
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        return _invocation(action)
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text, default = action.help or "", action.default
+        own = "" if default is None or isinstance(default, bool | list) else str(default)
+        if isinstance(default, float):
+            own = f"{default:g}"
+        if action.dest in self._other_defaults:
+            own = ", else ".join(filter(None, [self._other_defaults[action.dest], own]))
+        if not own or "Default:" in text or action.default is argparse.SUPPRESS:
+            return text
+        return f"{text} (default: {own.replace('%', '%%')})"

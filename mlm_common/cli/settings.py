@@ -1,0 +1,100 @@
+"""Settings as fields of dataclasses: each is a flag with its help, and the rules that it must meet."""
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import field
+from typing import Any
+
+from mlm_common.errors import InputError
+
+NUM_DIFFERENCES_SHOWN = 5
+# The mark of a setting that may be published though it is text; of numbers and choices all may.
+PUBLIC = "public"
+
+
+def flag(
+    default: Any,
+    help_text: str,
+    *marks: str,
+    former_name: str | None = None,
+    group: str | None = None,
+    metavar: str | None = None,
+    is_usual: bool = False,
+    off_help: str | None = None,
+) -> Any:
+    """Make a dataclass field that is a flag.
+
+    Args:
+        default: of the field; `list` for an empty one.
+        help_text: of the flag; where it says "Default:", the default is not shown after it.
+        marks: words that others read of the setting.
+        former_name: another name under which it is read: its former one, or another program's.
+        group: of `--help` that it is listed in; by default the `FLAG_GROUP` of its dataclass.
+        metavar: stands for its value in `--help`; by default it follows from type and name.
+        is_usual: whether `--help` lists it first.
+        off_help: help of its complement, `--no-…`, of a flag that is on by default.
+    """
+    # argparse formats its help
+    metadata: dict[str, Any] = {"help": help_text.replace("%", "%%"), "marks": marks, "is_usual": is_usual}
+    optional = {"group": group, "metavar": metavar, "off_help": off_help and off_help.replace("%", "%%")}
+    metadata |= {name: value for name, value in optional.items() if value is not None}
+    if former_name is not None:
+        metadata["aliases"] = list(dict.fromkeys((f"--{former_name}", flag_of(former_name))))
+    if default is list:
+        return field(default_factory=list, hash=False, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def require(holds: bool, rule: str, flag_name: str, received: object) -> None:
+    """Refuse a setting whose rule does not hold.
+
+    Raises:
+        InputError: names the flag, the rule and what was received.
+    """
+    if not holds:
+        raise InputError(f"{flag_name} {rule}; received {received}.")
+
+
+def require_each(config: Any, names: str, holds: Callable[[Any], bool], rule: str) -> None:
+    """Refuse the first setting among `names` that is given and whose rule does not hold.
+
+    Raises:
+        InputError: names the flag, the rule and what was received.
+    """
+    for name in names.split():
+        value = getattr(config, name)
+        require(value is None or holds(value), rule, flag_of(name), value)
+
+
+def flag_of(name: str) -> str:
+    """Spell a field's name as its flag."""
+    return f"--{name.replace('_', '-')}"
+
+
+def nearest_name(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Find the name that is most like a mistyped one; None where none has a likeness of `cutoff`, from 0 to 1."""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)), None)
+
+
+def describe_differences(found: dict[str, Any], asked: dict[str, Any]) -> str:
+    """Name the first settings of `asked`, as JSON knows them, that `found` has not so; empty where all are the same."""
+    found_leaves, asked_leaves = dict(_leaves({key: found.get(key) for key in asked})), dict(_leaves(asked))
+    different = [
+        f"{name} is {found_leaves.get(name)!r} there, {asked_leaves.get(name)!r} is asked for"
+        for name in sorted(found_leaves.keys() | asked_leaves.keys())
+        if found_leaves.get(name) != asked_leaves.get(name)
+    ]
+    num_more = len(different) - NUM_DIFFERENCES_SHOWN
+    return "; ".join(different[:NUM_DIFFERENCES_SHOWN] + [f"and {num_more:,} more"] * (num_more > 0))
+
+
+def _leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested mappings and lists by their dotted names."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _leaves(value, f"{name}.{key}".lstrip("."))
+    elif isinstance(tree, list | tuple) and tree:
+        for number, value in enumerate(tree):
+            yield from _leaves(value, f"{name}[{number}]")
+    else:
+        yield name, tree

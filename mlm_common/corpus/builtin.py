@@ -1,0 +1,191 @@
+"""The built-in corpus: real technical English that every installation contains, so that a first run downloads nothing.
+
+It is the docstrings of Python's standard library and of the installed packages, read from the source files with `ast`:
+no code of a package is run. The same Python with the same packages gives the same documents, in the same order. They
+are kept in the user's cache, because extracting them takes half a minute.
+"""
+
+import ast
+import gc
+import hashlib
+import inspect
+import logging
+import multiprocessing
+import os
+import platform
+import sysconfig
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+from mlm_common.cli.progress import progress_bar
+from mlm_common.corpus.kept_text import keep, read_kept
+from mlm_common.worker_pool import map_in_order, num_cores
+
+logger = logging.getLogger(__name__)
+
+MAX_BYTES = 25_000_000
+MIN_DOCUMENT_CHARACTERS = 100
+# Where fewer of a paragraph's characters (spaces not counted) are letters, it is a table, a formula or code.
+MIN_LETTER_SHARE = 0.75
+# Shorter paragraphs may repeat: they are headings such as "Returns:".
+MIN_UNIQUE_CHARACTERS = 60
+SKIPPED_FOLDERS = frozenset({"test", "tests", "testing", "_vendor", "__pycache__", "site-packages", "dist-packages"})
+FILES_AT_ONCE = 64
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@lru_cache(maxsize=1)
+def read_builtin_corpus() -> tuple[str, ...]:
+    """Return the documents, 100 characters or more each, at most 25 MB in all, in an order that is a fixed shuffle.
+
+    The first call on a machine extracts them from all files, on all cores; later ones find them in the user's cache, as
+    long as no file has changed.
+    """
+    files = list(python_files([sysconfig.get_path("stdlib"), *_package_folders()]))
+    key = _key(files)
+    documents = read_kept(key)
+    if documents is None:
+        documents = read_files(files)
+        keep(key, documents)
+    num_bytes = sum(len(text.encode()) for text in documents)
+    logger.info("Built-in corpus: %s docstrings, %.1f MB.", f"{len(documents):,}", num_bytes / 1e6)
+    return documents
+
+
+def read_folders(folders: Iterable[str]) -> tuple[str, ...]:
+    """Extract the documents in the modules under the folders, as `read_builtin_corpus` does for an installation."""
+    return read_files(list(python_files(folders)))
+
+
+def read_files(files: Sequence[str]) -> tuple[str, ...]:
+    """Extract the documents in Python files, behind a progress bar."""
+    unique = set(_without_repeated_paragraphs(_extract_all(files)))
+    # Ordered by hash: a head of it is a fair sample of all packages.
+    ordered = sorted(unique, key=lambda text: hashlib.blake2b(text.encode(), digest_size=16).digest())
+    return tuple(_head(ordered, MAX_BYTES))
+
+
+def _key(files: Sequence[str]) -> str:
+    """Hash what decides the documents: Python's version, this module, and each file's path, size and last change."""
+    digest = hashlib.sha256(platform.python_version().encode() + Path(__file__).read_bytes())
+    for path in files:
+        status = os.stat(path)  # noqa: PTH116 (thousands of strings)
+        digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def describe_builtin_corpus() -> dict[str, Any]:
+    """Describe what decides the documents: Python's version, and the number and a SHA-256 of the packages' versions."""
+    packages = sorted(f"{found.name}=={found.version}" for found in distributions(path=_package_folders()))
+    return {
+        "python": platform.python_version(),
+        "num_packages": len(packages),
+        "packages_sha256": hashlib.sha256("\n".join(packages).encode()).hexdigest(),
+    }
+
+
+def python_files(folders: Iterable[str]) -> Iterator[str]:
+    """Yield the paths of the modules under each folder, tests left out, in sorted order."""
+    for folder in folders:
+        for parent, subfolders, names in os.walk(folder):
+            subfolders[:] = sorted(name for name in subfolders if name.isidentifier() and name not in SKIPPED_FOLDERS)
+            for name in sorted(names):
+                stem, ending = os.path.splitext(name)  # noqa: PTH122 (os.walk gives strings, thousands of them)
+                if ending == ".py" and stem.isidentifier() and not stem.startswith("test_") and stem[-5:] != "_test":
+                    yield f"{parent}/{name}"
+
+
+def extract_documents(path: str) -> list[str]:
+    """Extract the docstrings in a Python file, cleaned, without examples and tables; none where it cannot be parsed."""
+    source = Path(path).read_bytes()
+    if b'"""' not in source and b"'''" not in source:
+        return []
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about escapes in other people's strings
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    documents = (_prose(inspect.cleandoc(docstring)) for docstring in _docstrings(tree))
+    return [text for text in documents if len(text) >= MIN_DOCUMENT_CHARACTERS]
+
+
+def _docstrings(tree: ast.Module) -> Iterator[str]:
+    # Descends into statements only: walking every expression would take as long as parsing.
+    to_visit: list[ast.AST] = [tree]
+    while to_visit:
+        node = to_visit.pop()
+        if isinstance(node, DOCUMENTED) and (docstring := ast.get_docstring(node, clean=False)):
+            yield docstring
+        for block in ("body", "orelse", "handlers", "finalbody"):
+            statements = getattr(node, block, None)
+            to_visit.extend(statements if isinstance(statements, list) else [])
+
+
+def _prose(docstring: str) -> str:
+    text = docstring.encode("utf-8", "ignore").decode()  # drops lone surrogates, which no file could hold
+    return "\n\n".join(paragraph for paragraph in text.split("\n\n") if _is_prose(paragraph)).strip()
+
+
+def _is_prose(paragraph: str) -> bool:
+    characters = "".join(paragraph.split())
+    return ">>>" not in paragraph and sum(map(str.isalpha, characters)) >= MIN_LETTER_SHARE * len(characters)
+
+
+def _without_repeated_paragraphs(documents: Iterable[str]) -> Iterator[str]:
+    """Yield the documents less the paragraphs seen before: packages document one argument hundreds of times."""
+    seen: set[bytes] = set()
+    for document in documents:
+        paragraphs = [paragraph for paragraph in document.split("\n\n") if _is_new(paragraph, seen)]
+        text = "\n\n".join(paragraphs).strip()
+        if len(text) >= MIN_DOCUMENT_CHARACTERS:
+            yield text
+
+
+def _is_new(paragraph: str, seen: set[bytes]) -> bool:
+    words = " ".join(paragraph.split())
+    if len(words) < MIN_UNIQUE_CHARACTERS:
+        return True
+    digest = hashlib.blake2b(words.encode(), digest_size=16).digest()
+    is_new = digest not in seen
+    seen.add(digest)
+    return is_new
+
+
+def _extract_all(files: Sequence[str]) -> Iterator[str]:
+    groups = [files[start : start + FILES_AT_ONCE] for start in range(0, len(files), FILES_AT_ONCE)]
+    # A daemon, such as a worker of multiprocessing.Pool, may not start processes.
+    num_workers = 1 if multiprocessing.current_process().daemon else num_cores()
+    phase = f"Reading the docstrings of {len(files):,} Python files"
+    with progress_bar(phase, " files", len(files)) as bar:
+        results = map_in_order(_extract_group, groups, num_workers, "Free some memory.")
+        for group, documents in zip(groups, results, strict=True):
+            yield from documents
+            bar.update(len(group))
+
+
+def _extract_group(files: Sequence[str]) -> list[str]:
+    was_enabled = gc.isenabled()
+    gc.disable()  # trees have no cycles, and looking for some takes a third of the time
+    try:
+        return [document for path in files for document in extract_documents(path)]
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _head(documents: Iterable[str], max_bytes: int) -> Iterator[str]:
+    num_bytes = 0
+    for text in documents:
+        num_bytes += len(text.encode())
+        if num_bytes > max_bytes:
+            return
+        yield text
+
+
+def _package_folders() -> list[str]:
+    return sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})

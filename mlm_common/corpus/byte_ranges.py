@@ -1,0 +1,144 @@
+"""Byte ranges of a corpus's files: units of work for many readers, and a sample whose cost its size does not change."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice, pairwise
+
+from mlm_common.corpus.passages import grouped
+from mlm_common.corpus.text_formats import row_group_starts, row_group_text_bytes
+from mlm_common.storage.reading import StoredFile
+
+# Read one after the other from a disk or in one request each, where seeking takes a small part of the time.
+SAMPLE_BLOCK_BYTES = 8 << 20
+# Fewer groups than these, when one of them is larger than it should be, would leave workers without work.
+MIN_GROUPS = 16
+# So that a small sample, too, and one of large row groups, is from all over the corpus.
+MIN_SAMPLE_BLOCKS = 64
+
+
+@dataclass(frozen=True)
+class ByteRange:
+    """The rows of a file that begin in bytes [start, stop), each to its end; the whole file where `stop` is None.
+
+    A row of Parquet begins where its row group does.
+    """
+
+    file: StoredFile
+    start: int = 0
+    stop: int | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size as stored."""
+        return (self.file.num_bytes if self.stop is None else self.stop) - self.start
+
+
+def can_be_cut(file: StoredFile, sample_by: str) -> bool:
+    """Tell whether rows of the file can be read without those before: each ends with a line, or is in a row group."""
+    return file.name.endswith((".jsonl", ".parquet")) or (file.name.endswith(".txt") and sample_by == "line")
+
+
+def cut_file(file: StoredFile, sample_by: str, max_bytes: int) -> list[ByteRange]:
+    """Cut the file into ranges of at most `max_bytes`, or one larger row group; one that cannot be cut stays whole.
+
+    Raises:
+        InputError: it is not the Parquet that its name says.
+    """
+    if file.num_bytes <= max_bytes or not can_be_cut(file, sample_by):
+        return [ByteRange(file)]
+    if _is_parquet(file):
+        groups = grouped(((group, group.num_bytes) for group in _row_groups(file)), max_bytes)
+        return [ByteRange(file, group[0].start, group[-1].stop) for group in groups]
+    num_ranges = -(-file.num_bytes // max_bytes)
+    borders = [file.num_bytes * number // num_ranges for number in range(num_ranges + 1)]
+    return [ByteRange(file, start, stop) for start, stop in pairwise(borders)]
+
+
+def _is_parquet(file: StoredFile) -> bool:
+    return file.name.endswith(".parquet")
+
+
+def _row_groups(file: StoredFile) -> list[ByteRange]:
+    """List a range for each row group of a Parquet file; together they are all of its bytes."""
+    return [ByteRange(file, *borders) for borders in pairwise([0, *row_group_starts(file)[1:], file.num_bytes])]
+
+
+def group_byte_ranges(files: Sequence[StoredFile], sample_by: str, max_bytes: int) -> Iterator[list[ByteRange]]:
+    """Yield the files in order, in groups of at most `max_bytes`; a file that is larger and cannot be cut is a group.
+
+    A large file's ranges are groups by themselves, small files come together.
+    """
+    ranges = (byte_range for file in files for byte_range in cut_file(file, sample_by, max_bytes))
+    return grouped(((byte_range, byte_range.num_bytes) for byte_range in ranges), max_bytes)
+
+
+def is_for_few_workers(files: Sequence[StoredFile], sample_by: str, max_bytes: int) -> bool:
+    """Tell whether the groups are few, and one is larger than `max_bytes` because its file cannot be cut finer."""
+    groups = list(islice(group_byte_ranges(files, sample_by, max_bytes), MIN_GROUPS))
+    is_too_large = any(sum(byte_range.num_bytes for byte_range in group) > max_bytes for group in groups)
+    return is_too_large and len(groups) < MIN_GROUPS
+
+
+def draw_byte_ranges(
+    files: Sequence[StoredFile], sample_by: str, text_column: str, num_bytes: int, seed: int
+) -> list[ByteRange] | None:
+    """Draw about `num_bytes` of the files, in ranges from all over them, in order; the same for the same seed.
+
+    Of the files one after the other, as if they were one, a block is drawn from each of equally long sections; where
+    there is Parquet among them, row groups are drawn, by the size of their text, and blocks of other files. None where
+    they have no more bytes than that, or one of them cannot be cut.
+
+    Raises:
+        InputError: a file is not the Parquet that its name says, or has no text column.
+    """
+    if not all(can_be_cut(file, sample_by) for file in files):
+        return None
+    if any(map(_is_parquet, files)):
+        return _draw_row_groups(files, sample_by, text_column, num_bytes, seed)
+    total_bytes = sum(file.num_bytes for file in files)
+    if total_bytes <= num_bytes:
+        return None
+    block_bytes = max(1, min(SAMPLE_BLOCK_BYTES, num_bytes // MIN_SAMPLE_BLOCKS))
+    num_blocks = -(-total_bytes // block_bytes)
+    num_drawn = min(num_blocks, -(-num_bytes // block_bytes))
+    generator = random.Random(seed)
+    sections = [num_blocks * number // num_drawn for number in range(num_drawn + 1)]
+    blocks = [generator.randrange(first, after) for first, after in pairwise(sections)]
+    return list(_ranges_of_blocks(files, blocks, block_bytes))
+
+
+def _ranges_of_blocks(files: Sequence[StoredFile], blocks: Sequence[int], block_bytes: int) -> Iterator[ByteRange]:
+    """Yield the ranges that make up the blocks, whose numbers are in order."""
+    ends = list(accumulate(file.num_bytes for file in files))
+    index = 0
+    for block in blocks:
+        position, block_end = block * block_bytes, (block + 1) * block_bytes
+        while position < block_end and index < len(files):
+            file, file_start = files[index], ends[index] - files[index].num_bytes
+            stop = min(block_end, ends[index])
+            if position < stop:
+                start = max(position, file_start)
+                yield ByteRange(file, start - file_start, stop - file_start)
+                position = stop
+            if position >= ends[index]:
+                index += 1
+
+
+def _draw_row_groups(
+    files: Sequence[StoredFile], sample_by: str, text_column: str, num_bytes: int, seed: int
+) -> list[ByteRange] | None:
+    """Draw row groups, and blocks of files that are not Parquet, `num_bytes` of text but no fewer than 64 of them."""
+    units = [unit for file in files for unit in _sized_units(file, sample_by, text_column)]
+    order = random.Random(seed).sample(range(len(units)), len(units))
+    sums = accumulate(units[index][1] for index in order)
+    num_drawn = max(MIN_SAMPLE_BLOCKS, sum(1 for drawn_bytes in sums if drawn_bytes <= num_bytes))
+    return None if num_drawn >= len(units) else [units[index][0] for index in sorted(order[:num_drawn])]
+
+
+def _sized_units(file: StoredFile, sample_by: str, text_column: str) -> list[tuple[ByteRange, int]]:
+    """List what can be drawn of a file, with its bytes of text."""
+    if _is_parquet(file):
+        sizes_bytes = row_group_text_bytes(file, text_column)  # none where there is no row, but a range all the same
+        return list(zip(_row_groups(file), sizes_bytes, strict=False))
+    return [(block, block.num_bytes) for block in cut_file(file, sample_by, SAMPLE_BLOCK_BYTES)]

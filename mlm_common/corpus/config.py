@@ -1,0 +1,196 @@
+"""The settings of a corpus: which text is read, and how it is divided into documents and splits."""
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from mlm_common.cli.settings import PUBLIC, flag
+from mlm_common.corpus.bad_rows import OnBadRow
+from mlm_common.errors import InputError
+
+BUILTIN = "builtin"
+VALIDATION = "validation"
+TEST = "test"
+# The splits that are not trained on, in the order in which they are drawn.
+HELD_OUT_SPLITS = (VALIDATION, TEST)
+SampleBy = Literal["line", "paragraph", "document"]
+DEFAULT_SAMPLE_BY: SampleBy = "line"
+
+
+@dataclass(frozen=True)
+class CorpusConfig:
+    """Which text is read, and how it is divided into documents and splits.
+
+    Raises:
+        InputError: two settings contradict each other, or one is out of its range.
+    """
+
+    FLAG_GROUP = "Corpus"
+
+    dataset_name: str | None = flag(
+        None,
+        "Data set on the Hub (USER/NAME), or a folder that `datasets` can load. builtin needs no download: about "
+        "25 MB of docstrings of Python's standard library and the installed packages.",
+        is_usual=True,
+    )
+    dataset_config: str | None = flag(None, "Configuration of the Hub data set.", PUBLIC)
+    dataset_revision: str | None = flag(
+        None, "Commit, tag or branch of the Hub data set; its commit is recorded. Default: the main branch.", PUBLIC
+    )
+    data_files: list[str] = flag(
+        list,
+        "Files or quoted globs (*, ?, **), local or gs://: .txt, .jsonl, .json, .csv, .parquet, all but the last "
+        "also as .gz. The matches of a glob are read in sorted order.",
+        is_usual=True,
+    )
+    validation_files: list[str] = flag(list, "Files or globs of the validation split, local or gs://.", is_usual=True)
+    test_files: list[str] = flag(list, "Files or globs of the test split, local or gs://.")
+    text_column: str = flag("text", "Column or JSON key with the text.", PUBLIC)
+    sample_by: SampleBy | None = flag(
+        None,
+        "What one document of a .txt file is: a line (as in `datasets`), a paragraph (separated by blank lines), or "
+        "the whole file (document). Files of wrapped lines, such as books, need a choice. Default: line.",
+        is_usual=True,
+    )
+    split: str = flag(
+        "train", "Split of the Hub data set to read; for other corpora, the name of the split to write.", PUBLIC
+    )
+    validation_split: str | None = flag(None, "Split of the Hub data set to use for validation.", PUBLIC)
+    test_split: str | None = flag(None, "Split of the Hub data set to use for testing.", PUBLIC)
+    streaming: bool = flag(False, "Stream the Hub data set, without a copy on disk. Local files are always streamed.")
+    limit: int | None = flag(
+        None,
+        "Read only the first N documents of --split, to try things out. --validation-percent and --test-percent "
+        "take their part of them. Default: all.",
+    )
+    validation_percent: float = flag(
+        0.0,
+        "Percentage of the documents to set aside for validation, chosen by a hash of seed and text, so equal "
+        "documents are never on both sides.",
+        is_usual=True,
+    )
+    test_percent: float = flag(
+        0.0,
+        "Percentage of the documents to set aside for testing, chosen in the same way. It does not change which "
+        "ones are for validation.",
+    )
+    on_bad_row: OnBadRow = flag(
+        "fail",
+        "fail: stop at the first record that cannot be read and say where. skip: leave such records out and list "
+        "them in the output.",
+    )
+    trust_remote_code: bool = flag(False, "Accepted but without effect: data sets are never run as code.")
+    seed: int = flag(0, "Seed of --validation-percent and --test-percent, and of other draws from the corpus.")
+
+    def __post_init__(self) -> None:
+        if self.dataset_name and self.data_files:
+            raise InputError(
+                f"The corpus is one of --dataset-name and --data-files; both were given: {self.dataset_name} and "
+                f"{' '.join(self.data_files)}."
+            )
+        if self.dataset_name in (None, BUILTIN) and (self.dataset_config or self.dataset_revision):
+            raise InputError("--dataset-config and --dataset-revision need a Hub data set in --dataset-name.")
+        if self.sample_by not in (None, *get_args(SampleBy)):
+            raise InputError(f"--sample-by is one of {', '.join(get_args(SampleBy))}; got {self.sample_by!r}.")
+        if self.on_bad_row not in get_args(OnBadRow):
+            raise InputError(f"--on-bad-row is one of {', '.join(get_args(OnBadRow))}; got {self.on_bad_row!r}.")
+        flags = {"--split": self.split} | {f"--{split}-split": self.hub_split_of(split) for split in HELD_OUT_SPLITS}
+        for flag_name, name in flags.items():
+            if name is not None and not re.fullmatch(r"\w+([.-]\w+)*", name):
+                raise InputError(f"{flag_name} must be a plain name (for a part of it, --limit); got {name!r}.")
+        if self.limit is not None and self.limit < 1:
+            raise InputError(f"--limit must be 1 or more documents; got {self.limit}.")
+        self._check_held_out_splits()
+
+    def _check_held_out_splits(self) -> None:
+        for split in HELD_OUT_SPLITS:
+            if not 0 <= self.percent_of(split) < 100:
+                raise InputError(f"--{split}-percent must be at least 0 and under 100; got {self.percent_of(split)}.")
+            ways = [f"--{split}-percent"] * (self.percent_of(split) > 0)
+            ways += [f"--{split}-files"] * bool(self.files_of(split))
+            ways += [f"--{split}-split"] * bool(self.hub_split_of(split))
+            if len(ways) > 1:
+                raise InputError(f"The split `{split}` comes from {' or '.join(ways)}, not both.")
+            if self.split == split and ways:
+                raise InputError(f"--split {split} leaves no name for another split `{split}`; drop it or {ways[0]}.")
+            if self.hub_split_of(split) and self.dataset_name in (None, BUILTIN):
+                raise InputError(f"--{split}-split needs a Hub data set in --dataset-name; for files, --{split}-files.")
+        if self.validation_percent + self.test_percent >= 100:
+            raise InputError(
+                "--validation-percent and --test-percent must be under 100 together, to leave something to train on; "
+                f"got {self.validation_percent} and {self.test_percent}."
+            )
+        hub_splits = [self.split, *filter(None, map(self.hub_split_of, HELD_OUT_SPLITS))]
+        if self.dataset_name and len(set(hub_splits)) < len(hub_splits):
+            raise InputError(
+                f"--split, --validation-split and --test-split must be different splits; got {', '.join(hub_splits)}."
+            )
+
+    def percent_of(self, split: str) -> float:
+        """Look up the percentage of documents drawn for a split: 0 for all but `validation` and `test`."""
+        return {VALIDATION: self.validation_percent, TEST: self.test_percent}.get(split, 0.0)
+
+    def drawn_percents_of(self, split: str) -> tuple[float, float]:
+        """Return from and up to which percentage of the draw a split reaches: 0 and 100 where nothing is drawn.
+
+        Splits of one draw, or of draws with the same seed, share no document where these ranges do not overlap.
+        """
+        if split != self.split and not self.percent_of(split):
+            return 0.0, 100.0
+        stop = 0.0
+        for held_out in HELD_OUT_SPLITS:
+            start, stop = stop, stop + self.percent_of(held_out)
+            if held_out == split != self.split:
+                return start, stop
+        return stop, 100.0
+
+    def files_of(self, split: str) -> list[str]:
+        """Look up the patterns of the files of `validation` or `test`, if it has any."""
+        return {VALIDATION: self.validation_files, TEST: self.test_files}[split]
+
+    def hub_split_of(self, split: str) -> str | None:
+        """Look up which split of the Hub data set `validation` or `test` is, if any."""
+        return {VALIDATION: self.validation_split, TEST: self.test_split}[split]
+
+    def has_own_source(self, split: str) -> bool:
+        """Tell whether `validation` or `test` is read from elsewhere than the main split."""
+        return (
+            split in HELD_OUT_SPLITS and split != self.split and bool(self.files_of(split) or self.hub_split_of(split))
+        )
+
+    def of_split(self, split: str) -> "CorpusConfig":
+        """Put all settings back to their defaults that have no influence on the documents of one split."""
+        without = ["streaming", "trust_remote_code"]
+        without += [f"{other}_{what}" for other in HELD_OUT_SPLITS if other != split for what in ("files", "split")]
+        if self.has_own_source(split):
+            without += ["data_files", "limit"] + [f"{other}_percent" for other in HELD_OUT_SPLITS]
+            if self.files_of(split):
+                without += ["dataset_name", "dataset_config", "dataset_revision"]
+        if self.has_own_source(split) or not any(map(self.percent_of, HELD_OUT_SPLITS)):
+            without.append("seed")
+        defaults = CorpusConfig()
+        return dataclasses.replace(self, **{name: getattr(defaults, name) for name in without})
+
+    @property
+    def txt_unit(self) -> SampleBy:
+        """What one document of a .txt file is."""
+        return self.sample_by or DEFAULT_SAMPLE_BY
+
+    @property
+    def is_given(self) -> bool:
+        """Whether a corpus was named at all."""
+        return bool(self.dataset_name or self.data_files)
+
+
+def corpus_config_from_record(record: dict[str, Any]) -> CorpusConfig:
+    """Read the settings back from a `Corpus.record`, also after a round trip through JSON.
+
+    Raises:
+        InputError: the record has settings that this version does not know.
+    """
+    settings = record.get("settings", {})
+    unknown = sorted(set(settings) - {known.name for known in dataclasses.fields(CorpusConfig)})
+    if unknown:
+        raise InputError(f"The recorded corpus has settings unknown to this version: {', '.join(unknown)}.")
+    return CorpusConfig(**settings)

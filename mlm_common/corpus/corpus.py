@@ -1,0 +1,298 @@
+"""The corpus, read the same way by every stage: a Hub data set, files, or the built-in text, in one to three splits."""
+
+import dataclasses
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, combinations, islice
+from pathlib import Path
+from typing import Any
+
+from mlm_common.corpus.bad_rows import BadRows
+from mlm_common.corpus.builtin import describe_builtin_corpus, read_builtin_corpus
+from mlm_common.corpus.byte_ranges import ByteRange, draw_byte_ranges, group_byte_ranges, is_for_few_workers
+from mlm_common.corpus.config import BUILTIN, HELD_OUT_SPLITS, CorpusConfig
+from mlm_common.corpus.dataset import Dataset
+from mlm_common.corpus.passages import grouped_by_size
+from mlm_common.corpus.record import FILES_KEYS, file_record
+from mlm_common.corpus.shared_text import Part, describe_possibly_shared_text, describe_shared_text
+from mlm_common.corpus.text_files import absolute_pattern, find_files, read_byte_range
+from mlm_common.corpus.text_formats import dataset_texts
+from mlm_common.corpus.wrapped_lines import check_lines
+from mlm_common.errors import InputError
+from mlm_common.storage.reading import StoredFile
+
+logger = logging.getLogger(__name__)
+
+# Byte ranges of files, which whoever works on the partition reads, or the documents themselves.
+Partition = list[ByteRange] | list[str]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where documents come from; there are no `files` where it does not read files.
+
+    `read` starts anew each time, and adds the rows that it leaves out to those it is given.
+    """
+
+    read: Callable[[BadRows], Iterable[str]]
+    files: tuple[StoredFile, ...] = ()
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """An opened corpus. Made by `open_corpus`.
+
+    `config` and `record` name what was found: absolute paths, the commit of a data set, what a document of a .txt file
+    is. `record`, fit for JSON, has the settings and what tells the text from any other (see `record.py`).
+    `sources` has the main split under `config.split`, and `validation` and `test` where they are not drawn from it.
+    """
+
+    config: CorpusConfig
+    record: dict[str, Any]
+    sources: dict[str, Source]
+
+    @property
+    def split_names(self) -> tuple[str, ...]:
+        """The splits: `config.split`, then `validation` and `test`, as far as they were asked for."""
+        held_out = [split for split in HELD_OUT_SPLITS if self.config.percent_of(split) or split in self.sources]
+        return (self.config.split, *(split for split in held_out if split != self.config.split))
+
+    def files(self, split_name: str) -> tuple[StoredFile, ...]:
+        """List the files that are read for a split, none where its text is not in files."""
+        return self._source(split_name).files
+
+    def documents(self, split_name: str, bad_rows: BadRows | None = None) -> Iterator[str]:
+        """Read the documents of a split, some perhaps blank; each call reads again, in the same order.
+
+        Rows that cannot be read are left out and added to `bad_rows` if `config.on_bad_row` says so; here and below.
+
+        Raises:
+            InputError: no such split, or, while iterating, a file that cannot be read.
+        """
+        limit = self.config.limit if self._has_limit(split_name) else None
+        return _documents_of_split(self.config, split_name, self._source(split_name).read(bad_rows or BadRows()), limit)
+
+    def partitions(self, split_name: str, partition_bytes: int, bad_rows: BadRows | None = None) -> Iterator[Partition]:
+        """Cut a split into units of work, in order; `read_partition` gives the documents of each.
+
+        They are byte ranges of files, at most `partition_bytes` as stored, where a worker can read them by itself: a
+        file that cannot be cut is one whole, as a row group of Parquet is, small files come together. Where there are
+        no files, where these are few and cannot be cut, or where documents must be counted (`limit`), they are
+        documents, at most `partition_bytes` of text.
+
+        Raises:
+            InputError: as `documents`.
+        """
+        if not self.has_byte_ranges(split_name, partition_bytes):
+            return grouped_by_size(self.documents(split_name, bad_rows), partition_bytes)
+        return group_byte_ranges(self.files(split_name), self.config.txt_unit, partition_bytes)
+
+    def has_byte_ranges(self, split_name: str, partition_bytes: int) -> bool:
+        """Tell whether the partitions are byte ranges of files, which workers read by themselves."""
+        files = self._files_to_cut(split_name)
+        return bool(files) and not is_for_few_workers(files, self.config.txt_unit, partition_bytes)
+
+    def sampled_documents(
+        self, split_name: str, max_bytes: int, seed: int, bad_rows: BadRows | None = None
+    ) -> Iterator[str]:
+        """Read documents of a split from all over it, about twice `max_bytes`: all, where that is about all there is.
+
+        The reading takes a time that `max_bytes` bounds, where the split comes from files that can be cut.
+        """
+        byte_ranges = self._sample(split_name, max_bytes, seed)
+        if byte_ranges is None:
+            return self.documents(split_name, bad_rows)
+        return read_partition(self.config, split_name, byte_ranges, bad_rows)
+
+    def num_sampled_bytes(self, split_name: str, max_bytes: int, seed: int) -> int | None:
+        """Estimate how many bytes of text `sampled_documents` reads; None where the files do not tell."""
+        files = self._files_to_cut(split_name)
+        if not files or any(file.name.endswith((".gz", ".parquet")) for file in files):
+            return None
+        byte_ranges = self._sample(split_name, max_bytes, seed) or [ByteRange(file) for file in files]
+        return int(sum(byte_range.num_bytes for byte_range in byte_ranges) * _share_of_split(self.config, split_name))
+
+    def _sample(self, split_name: str, max_bytes: int, seed: int) -> list[ByteRange] | None:
+        """Draw the byte ranges to read for a sample, None for all of the split."""
+        num_bytes = int(2 * max_bytes / _share_of_split(self.config, split_name))
+        files, config = self._files_to_cut(split_name), self.config
+        return draw_byte_ranges(files, config.txt_unit, config.text_column, num_bytes, seed)
+
+    def _files_to_cut(self, split_name: str) -> tuple[StoredFile, ...]:
+        """List the files of a split, none where its documents must be counted from the first on."""
+        return () if self._has_limit(split_name) else self.files(split_name)
+
+    def _has_limit(self, split_name: str) -> bool:
+        is_main_or_drawn = split_name == self.config.split or split_name not in self.sources
+        return self.config.limit is not None and is_main_or_drawn
+
+    def _source(self, split_name: str) -> Source:
+        if split_name not in self.split_names:
+            raise InputError(f"The corpus has the splits {', '.join(self.split_names)}; got {split_name!r}.")
+        return self.sources.get(split_name, self.sources[self.config.split])
+
+
+def read_partition(
+    config: CorpusConfig, split_name: str, partition: Partition, bad_rows: BadRows | None = None
+) -> Iterator[str]:
+    """Yield the documents of a partition of the corpus with these settings: its files are read, and nothing else.
+
+    Raises:
+        InputError: a file cannot be read, or a `gs://` one has changed since the corpus was opened.
+    """
+    for item in partition:
+        if isinstance(item, ByteRange):
+            documents = read_byte_range(item, config.text_column, config.txt_unit, config.on_bad_row, bad_rows)
+            yield from _documents_of_split(config, split_name, documents)
+        else:
+            yield item
+
+
+def open_corpus(config: CorpusConfig) -> Corpus:
+    """Open the corpus after the checks that are cheap: its files, columns, and a first document that is not blank.
+
+    Raises:
+        InputError: no corpus given; no files match; an unknown file ending; no such data set, split or column; a split
+            without any text; splits that share text; wrapped lines, and no `sample_by` that says what a document is.
+    """
+    if not config.is_given:
+        raise InputError("A corpus is needed: --dataset-name (`builtin` needs no download) or --data-files.")
+    if config.trust_remote_code:
+        logger.warning("--trust-remote-code has no effect: `datasets` does not run code from data sets any more.")
+    is_sample_by_chosen = config.sample_by is not None
+    config = dataclasses.replace(_with_absolute_paths(config), sample_by=config.txt_unit)
+    dataset = None
+    if config.dataset_name not in (None, BUILTIN):
+        dataset = Dataset(config)
+        config = dataclasses.replace(config, dataset_revision=dataset.commit)
+    record: dict[str, Any] = {"settings": dataclasses.asdict(config)}
+    sources = {
+        split: _open_source(config, split, dataset, record)
+        for split in (config.split, *HELD_OUT_SPLITS)
+        if split == config.split or config.has_own_source(split)
+    }
+    corpus = Corpus(config, record, sources)
+    if not is_sample_by_chosen:
+        check_lines(file for source in sources.values() for file in source.files)
+    _check_splits_are_apart(corpus)
+    return corpus
+
+
+def _with_absolute_paths(config: CorpusConfig) -> CorpusConfig:
+    """Write the paths so that they name the same files wherever the record is read."""
+    patterns = {key: [absolute_pattern(pattern) for pattern in getattr(config, key)] for key in FILES_KEYS}
+    name = config.dataset_name
+    if name not in (None, BUILTIN) and Path(str(name)).is_dir():
+        name = str(Path(str(name)).absolute())
+    return dataclasses.replace(config, dataset_name=name, **patterns)  # type: ignore[arg-type]
+
+
+def _open_source(config: CorpusConfig, split: str, dataset: Dataset | None, record: dict[str, Any]) -> Source:
+    """Open where a split is read, and add its identity to the record."""
+    is_main = split == config.split
+    key = "data_files" if is_main else f"{split}_files"
+    if getattr(config, key):
+        return _open_files(config, key, record)
+    if dataset is None:
+        record[BUILTIN] = describe_builtin_corpus()
+        return Source(lambda _: read_builtin_corpus())
+    flag, name = ("--split", split) if is_main else (f"--{split}-split", str(config.hub_split_of(split)))
+    rows, files = dataset.rows(name, flag), dataset.files(name)
+    if dataset.is_local:
+        record[key] = [file_record(file) for file in files]
+
+    def read(bad_rows: BadRows) -> Iterator[str]:
+        source = str(config.dataset_name)
+        handler = bad_rows.handler(config.on_bad_row, source, "row {:,}".format)
+        yield from dataset_texts(rows, config.text_column, source, handler)
+        for file in files:
+            with file.open():  # which fails should it have changed meanwhile
+                pass
+
+    _check_not_blank(read, f"{config.dataset_name}, {flag} {name},")
+    return Source(read)
+
+
+def _open_files(config: CorpusConfig, key: str, record: dict[str, Any]) -> Source:
+    patterns = getattr(config, key)
+    files = tuple(find_files(patterns, flag=f"--{key.replace('_', '-')}"))
+    record[key] = [file_record(file) for file in files]
+
+    def read(bad_rows: BadRows) -> Iterator[str]:
+        return chain.from_iterable(
+            read_byte_range(ByteRange(file), config.text_column, config.txt_unit, config.on_bad_row, bad_rows)
+            for file in files
+        )
+
+    _check_not_blank(read, " ".join(patterns))
+    return Source(read, files)
+
+
+def _check_splits_are_apart(corpus: Corpus) -> None:
+    """Raise InputError where two splits share text; warn where they may."""
+    for names in combinations(corpus.split_names, 2):
+        parts = [Part(corpus.record, name) for name in names]
+        splits = " and ".join(f"`{name}`" for name in names)
+        if shared := describe_shared_text(*parts):
+            raise InputError(f"The splits {splits} must not share text; {shared}. Name each file for one split only.")
+        if reason := describe_possibly_shared_text(*parts):
+            logger.warning("The splits %s may share text, since %s.", splits, reason)
+
+
+def _check_not_blank(read: Callable[[BadRows], Iterable[str]], source: str) -> None:
+    bad_rows = BadRows()
+    if not any(text.strip() for text in read(bad_rows)):
+        left_out = f"; of rows that cannot be read {bad_rows.describe()}" if bad_rows.num_rows else ""
+        raise InputError(f"A corpus must hold text; every document of {source} is blank (see --text-column{left_out}).")
+
+
+def _documents_of_split(
+    config: CorpusConfig, split_name: str, documents: Iterable[str], limit: int | None = None
+) -> Iterator[str]:
+    """Pick those of the documents that belong to a split: all, for one that is not drawn.
+
+    Args:
+        config: the settings of the draw.
+        split_name: `config.split`, or one of `validation` and `test`.
+        documents: of the main split before the draw or, for a split that has documents of its own, these.
+        limit: read no further than to this many documents of `config.split`.
+    """
+    is_drawn = split_name == config.split or config.percent_of(split_name) > 0
+    if not is_drawn:
+        return iter(documents)
+    if not any(map(config.percent_of, HELD_OUT_SPLITS)):
+        return islice(documents, limit)
+    return _drawn(config, split_name, documents, limit)
+
+
+def _drawn(config: CorpusConfig, split_name: str, documents: Iterable[str], limit: int | None) -> Iterator[str]:
+    num_main_documents = 0
+    for text in documents:
+        drawn = draw_split(config, text)
+        if drawn == split_name:
+            yield text
+        if drawn == config.split:
+            num_main_documents += 1
+            if num_main_documents == limit:
+                return
+
+
+def draw_split(config: CorpusConfig, text: str) -> str:
+    """Draw the split of a document of the main files: a function of its text, the seed and the percentages."""
+    digest = hashlib.blake2b(text.encode(), digest_size=8, key=str(config.seed).encode()).digest()
+    draw = int.from_bytes(digest, "little")
+    percent = 0.0
+    for split in HELD_OUT_SPLITS:
+        percent += config.percent_of(split)
+        if draw < percent / 100 * 2**64:
+            return split
+    return config.split
+
+
+def _share_of_split(config: CorpusConfig, split_name: str) -> float:
+    """Estimate which share of the documents that are read for a split belong to it."""
+    if split_name == config.split:
+        return 1 - sum(map(config.percent_of, HELD_OUT_SPLITS)) / 100
+    return config.percent_of(split_name) / 100 or 1.0

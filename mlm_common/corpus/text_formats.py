@@ -1,0 +1,314 @@
+"""The texts in a file of each format, one row in memory at a time.
+
+Text, JSON and CSV are read with the standard library: `datasets` guesses the type of a JSON value, so that a text that
+looks like a date comes back as another text, and holds megabytes to give a row.
+"""
+
+import csv
+import io
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TextIO
+
+from mlm_common.corpus.bad_rows import BadRowHandler
+from mlm_common.errors import InputError
+from mlm_common.storage.reading import StoredFile
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import FileMetaData, ParquetFile
+
+ROWS_PER_BATCH = 64
+# Of JSON without the text column.
+NUM_ROWS_CHECKED = 256
+MAX_FIELD_CHARACTERS = 1 << 30  # what an unclosed quotation mark in a CSV file can take up
+# Parquet holds a column of thousands of rows in one run of bytes, which is read in blocks of this size.
+PARQUET_BUFFER_BYTES = 1 << 20
+FIRST_SURROGATE_OF_BYTES = 0xDC80  # what Python's error handler `surrogateescape` makes of the byte 0x80
+
+
+def txt_texts(file: TextIO, sample_by: str, on_bad_row: BadRowHandler) -> Iterator[str]:
+    """Yield the lines, paragraphs or the one document of a text file."""
+    if sample_by == "document":
+        rows: Iterable[tuple[int, str]] = [(1, file.read())]
+    elif sample_by == "line":
+        rows = ((number, line.rstrip("\n")) for number, line in enumerate(file, 1))
+    else:
+        rows = _paragraphs(file)
+    for number, text in rows:
+        if _is_unicode(text, number, on_bad_row):
+            yield text
+
+
+def _paragraphs(file: TextIO) -> Iterator[tuple[int, str]]:
+    """Yield the number of its first line and the text of each paragraph."""
+    for is_blank, numbered in itertools.groupby(enumerate(file, 1), lambda numbered: numbered[1].isspace()):
+        if not is_blank:
+            number, first_line = next(numbered)
+            yield number, "".join([first_line, *(line for _, line in numbered)]).rstrip("\n")
+
+
+def csv_texts(file: TextIO, text_column: str, name: str, on_bad_row: BadRowHandler) -> Iterator[str]:
+    """Yield the text of each row; the first row names the columns.
+
+    Raises:
+        InputError: there is no such column.
+        csv.Error: a quotation mark is out of place, which hides where rows end.
+    """
+    csv.field_size_limit(MAX_FIELD_CHARACTERS)
+    rows = csv.reader(file, strict=True)
+    names = next(rows, None)
+    if names is None:
+        return
+    if text_column not in names:
+        raise _no_column(names, text_column, name)
+    column = names.index(text_column)
+    for row in rows:
+        if not row:
+            continue
+        if len(row) != len(names):
+            rule = (
+                f"CSV with {len(names)} fields per row, as in its first (commas and line ends in a text need quotation "
+                "marks around it)"
+            )
+            on_bad_row(rows.line_num, rule, f"the row that ends here has {len(row)}")
+        elif _is_unicode("".join(row), rows.line_num, on_bad_row):
+            yield row[column]
+
+
+def json_texts(
+    file: TextIO, text_column: str, name: str, on_bad_row: BadRowHandler, check_column: Callable[[], None]
+) -> Iterator[str]:
+    """Yield the text of each object, an empty one where it has none or null; a row that is a string is a text itself.
+
+    Args:
+        file: JSON Lines or, in a file named .json, also one list or object over any number of lines.
+        text_column: the key of the texts.
+        name: the file's.
+        on_bad_row: called for a line that is not JSON, a row that is not an object, a text that is not one.
+        check_column: called once, should a row come without the key before any with it; raises where it is missing.
+
+    Raises:
+        InputError: a file of one list or object is not JSON.
+    """
+    found = False
+    for number, row in json_rows(file, name, on_bad_row):
+        if isinstance(row, dict):
+            if not found:
+                found = True
+                if text_column not in row:
+                    check_column()
+            text = row.get(text_column)
+        else:
+            text = row
+        if text is None and isinstance(row, dict):
+            yield ""
+        elif not isinstance(text, str):
+            rule = f"text in {text_column!r} (--text-column)" if isinstance(row, dict) else "JSON objects"
+            on_bad_row(number, rule, f"{type(text).__name__} {text!r:.50}")
+        elif _is_unicode(text, number, on_bad_row):
+            yield text
+
+
+def json_rows(file: TextIO, name: str, on_bad_row: BadRowHandler) -> Iterator[tuple[int, Any]]:
+    """Yield the number of its line and the value of each row; a file named .json may be one list of them.
+
+    Raises:
+        InputError: a file of one value is not JSON.
+    """
+    lines = enumerate(file, 1)
+    if name.removesuffix(".gz").endswith(".json"):
+        for number, line in lines:
+            if line.isspace():
+                continue
+            try:
+                value = json.loads(line)
+            except ValueError:
+                value = _one_json_value(line + file.read(), number, name)
+            yield from ((number, row) for row in value) if isinstance(value, list) else [(number, value)]
+            break
+    for number, line in lines:
+        if line.isspace() or not _is_unicode(line, number, on_bad_row):
+            continue
+        try:
+            yield number, json.loads(line.rstrip())
+        except json.JSONDecodeError as error:
+            on_bad_row(number, "one JSON object per line", f"{error.msg} at column {error.colno}")
+        except (ValueError, RecursionError) as error:
+            on_bad_row(number, "one JSON object per line", str(error))
+
+
+def _one_json_value(content: str, first_line: int, name: str) -> Any:
+    try:
+        return json.loads(content)
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{name} must hold one JSON object per line, or a list of them; line {first_line + error.lineno - 1}, "
+            f"column {error.colno}: {error.msg}. Mend it, or leave it out of --data-files."
+        ) from error
+
+
+def check_json_column(file: TextIO, text_column: str, name: str) -> None:
+    """Raise InputError where none of the first rows of a JSON file has the column."""
+    names: dict[str, None] = {}
+    for _, row in itertools.islice(json_rows(file, name, _pass_over), NUM_ROWS_CHECKED):
+        if not isinstance(row, dict) or text_column in row:
+            return
+        names |= dict.fromkeys(row)
+    if names:
+        raise _no_column(names, text_column, name)
+
+
+def parquet_texts(
+    file: io.BufferedReader,
+    text_column: str,
+    name: str,
+    on_bad_row: BadRowHandler,
+    start: int = 0,
+    stop: int = sys.maxsize,
+) -> Iterator[str]:
+    """Yield the text of each row of the row groups that begin in bytes [start, stop), an empty one where it has none.
+
+    Raises:
+        InputError: there is no such column, or it holds something else than text.
+    """
+    table = _parquet_file(file)
+    if text_column not in table.schema_arrow.names:
+        raise _no_column(table.schema_arrow.names, text_column, name)
+    num_rows_before = 0
+    for number, group_start in enumerate(_row_group_starts(table.metadata)):
+        if start <= group_start < stop:
+            batches = table.iter_batches(ROWS_PER_BATCH, row_groups=[number], columns=[text_column], use_threads=False)
+            columns = (batch.column(0) for batch in batches)
+            yield from _arrow_texts(columns, text_column, name, on_bad_row, num_rows_before)
+        num_rows_before += table.metadata.row_group(number).num_rows
+
+
+@lru_cache(maxsize=1 << 16)
+def row_group_starts(file: StoredFile) -> tuple[int, ...]:
+    """Look up the bytes at which the row groups of a Parquet file begin, in order.
+
+    Raises:
+        InputError: the file is not Parquet, or damaged.
+    """
+    return tuple(sorted(_row_group_starts(_parquet_metadata(file))))
+
+
+@lru_cache(maxsize=1 << 16)
+def row_group_text_bytes(file: StoredFile, text_column: str) -> tuple[int, ...]:
+    """Look up the uncompressed bytes of the text column in the row groups of a Parquet file, as they begin.
+
+    Raises:
+        InputError: the file is not Parquet, or damaged, or has no such column.
+    """
+    metadata = _parquet_metadata(file)
+    paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+    if text_column not in paths:
+        raise _no_column(paths, text_column, file.name)
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    sizes_bytes = (group.column(paths.index(text_column)).total_uncompressed_size for group in groups)
+    return tuple(size for _, size in sorted(zip(_row_group_starts(metadata), sizes_bytes, strict=True)))
+
+
+def _parquet_metadata(file: StoredFile) -> "FileMetaData":
+    try:
+        with file.open() as raw:
+            return _parquet_file(raw).metadata
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:
+        raise unreadable_file(file.name, "parquet", error) from error
+
+
+def _parquet_file(file: Any) -> "ParquetFile":
+    from pyarrow.parquet import ParquetFile
+
+    return ParquetFile(file, buffer_size=PARQUET_BUFFER_BYTES, pre_buffer=False)  # else it reads all of a column first
+
+
+def _row_group_starts(metadata: "FileMetaData") -> Iterator[int]:
+    for number in range(metadata.num_row_groups):
+        first = metadata.row_group(number).column(0)
+        # The offset of the group itself is missing in files of old writers. What is not there is None or 0.
+        yield min(filter(None, (first.dictionary_page_offset, first.data_page_offset)), default=0)
+
+
+def dataset_texts(rows: Any, text_column: str, source: str, on_bad_row: BadRowHandler) -> Iterator[str]:
+    """Yield the text of each row of a `datasets` data set, an empty one where the row has none.
+
+    Raises:
+        InputError: there is no such column, or it holds something else than text; names `source`.
+    """
+
+    def columns() -> Iterator[Any]:
+        for table in rows.with_format("arrow").iter(batch_size=ROWS_PER_BATCH):
+            if text_column not in table.column_names:
+                raise _no_column(table.column_names, text_column, source)
+            yield table[text_column]
+
+    yield from _arrow_texts(columns(), text_column, source, on_bad_row)
+
+
+def _arrow_texts(
+    columns: Iterable[Any], text_column: str, source: str, on_bad_row: BadRowHandler, num_rows_before: int = 0
+) -> Iterator[str]:
+    num_rows = num_rows_before
+    for column in columns:
+        for number, value in enumerate(_arrow_values(column), num_rows + 1):
+            if isinstance(value, UnicodeDecodeError):
+                on_bad_row(number, "UTF-8 text", f"the byte 0x{value.object[value.start]:02x} is not UTF-8")
+            elif isinstance(value, str | None):
+                yield value or ""
+            else:
+                found = f"{text_column!r} of {source} has {type(value).__name__} {value!r:.50}"
+                raise InputError(f"--text-column must hold text; {found}.")
+        num_rows += len(column)
+
+
+def _arrow_values(column: Any) -> Iterable[Any]:
+    """Give the values of a column as Python has them, an error in place of one that is not UTF-8."""
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError:
+        return map(_arrow_value, column)
+
+
+def _arrow_value(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError as error:
+        return error
+
+
+def _is_unicode(text: str, number: int, on_bad_row: BadRowHandler) -> bool:
+    """Tell whether the text, of the row at line `number`, is valid Unicode; call the handler where it is not."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        surrogate = ord(text[error.start])
+        byte = surrogate - FIRST_SURROGATE_OF_BYTES + 0x80
+        is_byte = 0x80 <= byte <= 0xFF
+        problem = f"the byte 0x{byte:02x} is not UTF-8" if is_byte else f"U+{surrogate:04X} is half of a surrogate pair"
+        on_bad_row(number, "valid Unicode", problem)
+        return False
+    return True
+
+
+def _pass_over(_number: int, _rule: str, _problem: str) -> None:
+    """Handle a row that cannot be read where it does not matter."""
+
+
+def unreadable_file(name: str, kind: str, error: Exception) -> InputError:
+    """Say that a file is not of its kind, or damaged."""
+    return InputError(
+        f"{name} must be a readable {kind} file; {' '.join(str(error).split()).rstrip('.')}. "
+        "Make or fetch it again, or leave it out of --data-files."
+    )
+
+
+def _no_column(names: Iterable[str], text_column: str, source: str) -> InputError:
+    return InputError(f"--text-column must name a column; {source} has {', '.join(names)}, not {text_column!r}.")

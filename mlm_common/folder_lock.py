@@ -1,0 +1,382 @@
+"""One owner of an output folder, local or `gs://`: two runs in one folder would destroy each other's files.
+
+The owner is the run whose record is the file `.owner/000001.json` in the folder, or of several such files the one of
+the highest number. It holds a random token, and a thread writes it anew every few seconds. A second run that sees it
+change is refused. Where it has not changed for a minute by the second run's own clock, or its process has ended, the
+second run takes over: it makes the file of the next number, which of several runs one alone can do (on Cloud Storage by
+a precondition on the generation), and deletes the others before it touches the folder.
+
+The owner looks for its token before each write in the folder (see `check_locks`), and so does each of its worker
+processes: a run that was stopped or cut off, and wakes up after that, ends at once. Nothing else ends it: an owner that
+cannot write its sign of life for a while goes on.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import logging
+import multiprocessing
+import os
+import platform
+import secrets
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from mlm_common.errors import InputError, PermanentError, RunFailedError
+from mlm_common.storage import Folder, open_folder
+from mlm_common.storage.folder import OWNER_FOLDER, locks
+
+logger = logging.getLogger(__name__)
+
+BEAT_SECONDS = 10.0
+# Many beats long: a run that computes, or waits for its storage, is not to be taken for dead.
+DEAD_AFTER_SECONDS = 60.0
+POLLS_WHILE_WAITING = 60
+RELEASE_SECONDS = 5.0
+
+SUPERVISION, TOKEN = "supervision", "token"
+
+
+class FolderLostError(PermanentError):
+    """The folder belongs to another run, which took it over while this one showed no sign of life."""
+
+
+@dataclass(frozen=True)
+class FolderLock:
+    """What tells a run from all others in its folder; its worker processes get it, too.
+
+    Attributes:
+        path: of the folder.
+        name: of the file in `.owner/`.
+        token: that the file holds.
+        ends_process: end the process where the folder is lost, whatever its threads are doing.
+    """
+
+    path: str
+    name: str
+    token: str
+    ends_process: bool = True
+
+    def check(self) -> None:
+        """Check that the folder still belongs to this run, and else end the process.
+
+        Raises:
+            FolderLostError: it does not, and the process need not end.
+        """
+        if not self.is_there():
+            error = FolderLostError(
+                f"The folder must belong to this run; {self.path} {_describe_new_owner(self.path)}. This run has "
+                "stopped, and has written nothing to it since then."
+            )
+            if self.ends_process:
+                _end_process(error)
+            raise error
+
+    def is_there(self) -> bool:
+        """Ask whether the token is where it was written."""
+        try:
+            return self.token in _owners(self.path).read_text(self.name)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def guard(self) -> None:
+        """Have this process, a worker of the owner, check before each write in the folder."""
+        present = locks.get(self.path)
+        if not isinstance(present, FolderLock) or present.token != self.token:
+            locks[self.path] = self
+
+
+def owner_of(path: str) -> FolderLock | None:
+    """Find who this process is for the folder that holds `path`, for its workers; None where it owns none."""
+    for owner in locks.values():
+        if isinstance(owner, FolderLock) and f"{path}/".startswith(f"{owner.path}/"):
+            return dataclasses.replace(owner, ends_process=False)
+    return None
+
+
+@contextlib.contextmanager
+def locked_folder(
+    path: str,
+    *,
+    supervision: str | None = None,
+    beat_seconds: float = BEAT_SECONDS,
+    dead_after_seconds: float = DEAD_AFTER_SECONDS,
+    ends_process: bool = True,
+) -> Iterator[FolderLock]:
+    """Own the folder within the context, and give it back at the end.
+
+    Args:
+        path: of the folder, which is made if it is missing.
+        supervision: name of what starts this process again when it has ended; its folder is taken over at once.
+        beat_seconds: between two signs of life.
+        dead_after_seconds: without a sign of life, after which an owner counts as dead.
+        ends_process: end the process with `FolderLostError.exit_status` when the folder is lost; else raise the error
+            at the next write.
+
+    Raises:
+        InputError: it belongs to a run that is alive, or this user may not take over from that run.
+    """
+    path = path.rstrip("/")
+    is_new = not open_folder(path).exists()
+    with _explained_refusals(path):
+        owner, record = _take(path, supervision, dead_after_seconds, ends_process)
+    has_ended = threading.Event()
+    thread = threading.Thread(
+        target=_beat, args=(owner, record, has_ended, beat_seconds), name="folder-owner", daemon=True
+    )
+    locks[path] = owner
+    try:
+        thread.start()
+        yield owner
+    finally:
+        has_ended.set()
+        thread.join(RELEASE_SECONDS)
+        del locks[path]
+        _release(owner, is_new)
+
+
+@contextlib.contextmanager
+def _explained_refusals(path: str) -> Iterator[None]:
+    """Explain, within it, that this user may not read or replace the record that another user's run has left.
+
+    Raises:
+        InputError: that is so, or the folder itself may not be written to.
+    """
+    try:
+        yield
+    except (PermissionError, InputError) as error:
+        owners = Path(_owners(path).path)
+        is_refused = any(isinstance(one, PermissionError) for one in (error, error.__cause__))
+        if not is_refused or not owners.exists():
+            raise
+        found = {}
+        with contextlib.suppress(OSError):
+            found = _read_owners(_owners(path))
+        run = _describe(_parse(found[max(found, key=_number)]) if found else {})
+        raise InputError(
+            f"{owners} belongs to user {_user(owners)} and names {run}; this user may not take over the folder. If "
+            f"that run has ended, have {owners} deleted, or name another folder."
+        ) from error
+
+
+def _user(path: Path) -> str:
+    try:
+        return path.owner()
+    except KeyError:
+        return str(path.stat().st_uid)
+
+
+def _take(
+    path: str, supervision: str | None, dead_after_seconds: float, ends_process: bool
+) -> tuple[FolderLock, dict[str, Any]]:
+    owners = _owners(path)
+    token = secrets.token_hex(16)
+    while True:
+        found = _read_owners(owners)
+        if found and not _has_ended(owners, found, supervision, dead_after_seconds):
+            continue  # another one came, or it is free now
+        number = max(map(_number, found), default=0) + 1
+        name = f"{number:06d}.json"
+        record = _record(token, supervision)
+        try:
+            owners.create_text(name, _as_text(record))
+        except (FileExistsError, FileNotFoundError):  # another run was faster, or has just deleted the local folder
+            continue
+        # Those that were thought dead are as they were, and nobody else went ahead meanwhile.
+        there = _read_owners(owners)
+        if all(there.get(other, text) == text for other, text in found.items()) and max(there, key=_number) == name:
+            owners.delete_files(other for other in there if other != name)
+            return FolderLock(path, name, token, ends_process), record
+        owners.delete_files([name])
+
+
+def _has_ended(owners: Folder, found: Mapping[str, str], supervision: str | None, dead_after_seconds: float) -> bool:
+    """Tell whether the owners found are dead, which may take long; False where they are others by then.
+
+    Raises:
+        InputError: they are alive.
+    """
+    newest = _parse(found[max(found, key=_number)])
+    if all(_is_surely_dead(_parse(text), supervision) for text in found.values()):
+        logger.info("%s: taken over from a run that has ended (%s)", owners.path, _describe(newest))
+        return True
+    logger.warning(
+        "%s holds the record of %s; waiting up to %.0f s for a sign of life",
+        owners,
+        _describe(newest),
+        dead_after_seconds,
+    )
+    waits_until_seconds = time.monotonic() + dead_after_seconds
+    while time.monotonic() < waits_until_seconds:
+        time.sleep(dead_after_seconds / POLLS_WHILE_WAITING)
+        there = _read_owners(owners)
+        if there == found:
+            continue
+        if any(text != there.get(name, text) for name, text in found.items()):
+            newest = _parse(there[max(there, key=_number)])
+            raise InputError(
+                f"--output-dir must belong to one run at a time; {owners.path.rpartition('/')[0]} belongs to "
+                f"{_describe(newest)}. Wait for its end, stop it, or name another folder."
+            )
+        return False
+    logger.warning("%s: taken over, for it showed no sign of life for %.0f s", owners, dead_after_seconds)
+    return True
+
+
+def _beat(owner: FolderLock, record: dict[str, Any], has_ended: threading.Event, seconds: float) -> None:
+    """Write signs of life until the end, and end the process where the folder was lost."""
+    owners = _owners(owner.path)
+    is_failing = False
+    while not has_ended.wait(seconds):
+        record = record | {"beat": record["beat"] + 1, "last_beat": _now()}
+        try:
+            before = owners.read_text(owner.name)
+            if owner.token in before:
+                owners.replace_text(owner.name, _as_text(record), before=before)
+            is_failing = False
+        except FileNotFoundError:
+            pass
+        except (OSError, RunFailedError, InputError) as error:
+            if not is_failing:
+                logger.warning("no sign of life can be written to %s; the run goes on: %s", owners, error)
+            is_failing = True
+            continue
+        with contextlib.suppress(FolderLostError, OSError, RunFailedError, InputError):
+            if not has_ended.is_set():
+                owner.check()
+
+
+def _release(owner: FolderLock, is_new: bool) -> None:
+    """Delete the record, and of a local folder that was made for it what is empty."""
+    owners = _owners(owner.path)
+    try:
+        if owner.is_there():
+            owners.delete_files([owner.name])
+        if owners.is_local:
+            Path(owners.path).rmdir()
+            if is_new:
+                Path(owner.path).rmdir()
+    except (OSError, RunFailedError, InputError) as error:
+        logger.debug("%s was not given back: %s", owner.path, error)
+
+
+def _end_process(error: FolderLostError) -> NoReturn:
+    """End the process and its workers at once: no thread, no `finally` and no handler may write to the folder."""
+    for worker in multiprocessing.active_children():
+        worker.kill()
+    with contextlib.suppress(OSError, ValueError):
+        print(f"\nerror: {error}", file=sys.stderr, flush=True)  # a progress bar may stand on the line
+    os._exit(error.exit_status)
+
+
+def _owners(path: str) -> Folder:
+    return open_folder(path).subfolder(OWNER_FOLDER)
+
+
+def _read_owners(owners: Folder) -> dict[str, str]:
+    """Read the records that are there: {name: text}."""
+    texts = {}
+    for name in owners.list_files():
+        with contextlib.suppress(FileNotFoundError):
+            texts[name] = owners.read_text(name)
+    return texts
+
+
+def _number(name: str) -> int:
+    stem = name.removesuffix(".json")
+    return int(stem) if stem.isdecimal() else 0
+
+
+def _record(token: str, supervision: str | None) -> dict[str, Any]:
+    return {
+        TOKEN: token,
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "command": shlex.join(sys.argv),
+        "started": _now(),
+        "system": _system(),
+        "process_started": _process_started(os.getpid()),
+        SUPERVISION: supervision,
+        "beat": 0,
+        "last_beat": _now(),
+    }
+
+
+def _now() -> str:
+    """Tell the time for people; nothing is judged by it."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def _as_text(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, indent=2) + "\n"
+
+
+def _parse(text: str) -> dict[str, Any]:
+    """Read a record; one that was cut off by a kill is empty."""
+    try:
+        record = json.loads(text)
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _describe(record: Mapping[str, Any]) -> str:
+    if not record:
+        return "an unknown run"
+    return (
+        f"the run of process {record.get('pid')} on {record.get('host')} (`{record.get('command')}`, since "
+        f"{record.get('started')}, last sign of life {record.get('last_beat')})"
+    )
+
+
+def _describe_new_owner(path: str) -> str:
+    with contextlib.suppress(OSError, RunFailedError, InputError):
+        if there := _read_owners(_owners(path)):
+            return f"was taken over by {_describe(_parse(there[max(there, key=_number)]))}"
+    return f"has no {OWNER_FOLDER}/ of it any more"
+
+
+def _is_surely_dead(record: Mapping[str, Any], supervision: str | None) -> bool:
+    """Tell whether the process of that record has ended, as far as this machine can know."""
+    if supervision is not None and record.get(SUPERVISION) == supervision:
+        return True
+    system, pid = record.get("system"), record.get("pid")
+    if system is None or system != _system() or not isinstance(pid, int):
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False  # it is another user's
+    return _process_started(pid) != record.get("process_started")
+
+
+def _system() -> str | None:
+    """Name this boot of this machine, and the space of its process ids; None where that cannot be known."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{platform.node()} {boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return None
+
+
+def _process_started(pid: int) -> str | None:
+    """Tell when a process was started, in ticks since boot, so that a later one of its id is not taken for it.
+
+    None where it has ended (what is left of it waits for its parent), or where that cannot be known.
+    """
+    try:
+        state, *fields = (
+            Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        )
+    except (OSError, ValueError):
+        return None
+    return None if state in "ZX" else fields[18]  # fields 3 and 22 of proc(5)

@@ -1,0 +1,59 @@
+"""What of a record may leave the machine: numbers may, text only where it is known to tell nothing of its owner.
+
+So paths, buckets, projects and names of hosts stay here, also those in fields that nobody has thought of. A text that
+stays is replaced by `REDACTED`: who reads the record knows that there was one.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import Field, fields
+from hashlib import sha256
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from mlm_common.cli.settings import PUBLIC
+
+REDACTED = "(withheld)"
+
+
+def withhold(value: Any) -> Any:
+    """Replace text, and what may hold it, by `REDACTED`; numbers, and what is empty, stay."""
+    if isinstance(value, list | tuple):
+        return [withhold(item) for item in value]
+    return value if isinstance(value, int | float) or not value else REDACTED
+
+
+def redact_except(record: Mapping[str, Any], public: Collection[str]) -> dict[str, Any]:
+    """Withhold all fields of a record but those that may be published."""
+    return {name: value if name in public else withhold(value) for name, value in record.items()}
+
+
+def withhold_settings(settings: Mapping[str, Any], config_classes: Iterable[type]) -> dict[str, Any]:
+    """Withhold the settings that are free text and not marked `PUBLIC`.
+
+    Args:
+        settings: {name: value}, as recorded.
+        config_classes: dataclasses with their fields.
+    """
+    public: set[str] = set()
+    for config_class in config_classes:
+        types = get_type_hints(config_class)
+        public |= {one.name for one in fields(config_class) if _is_public(one, types[one.name], settings)}
+    return redact_except(settings, public)
+
+
+def redacted_hash(value: Any) -> str:
+    """Replace a value by its hash, by which it can still be compared."""
+    return f"{REDACTED} {sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()}"
+
+
+def is_same(recorded: Any, value: Any) -> bool:
+    """Tell whether a recorded value, or what `redacted_hash` made of it, is this one."""
+    return recorded == value or recorded == redacted_hash(value)
+
+
+def _is_public(setting: Field[Any], type_: Any, settings: Mapping[str, Any]) -> bool:
+    if PUBLIC in setting.metadata.get("marks", ()):
+        return True
+    members = [type_, *get_args(type_)]
+    choices = [choice for member in members if get_origin(member) is Literal for choice in get_args(member)]
+    return settings.get(setting.name) in choices

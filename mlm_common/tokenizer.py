@@ -1,0 +1,265 @@
+"""The tokenizer as an artefact: its special tokens, loading, saving, its hash, and which of its tokens begin a word."""
+
+import hashlib
+import io
+import json
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlm_common.cli.local_paths import check_folder_or_hub
+from mlm_common.errors import InputError
+from mlm_common.hub.retries import hub_error, one_line
+from mlm_common.storage import local_or_hub, open_folder
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from transformers import PreTrainedTokenizerFast
+
+# In the order of their ids. The RoBERTa family reads padding from id 1, and id 0 and 2 as begin and end of text.
+SPECIAL_TOKENS = {"cls": "[CLS]", "pad": "<pad>", "sep": "[SEP]", "unk": "<unk>", "mask": "[MASK]"}
+# The pieces that spell a character without a piece of its own, by their names in SentencePiece and `tokenizers`.
+BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(256))
+# The pieces that fill a vocabulary up.
+UNUSED_PIECE = re.compile(r"<unused\d+>")
+# What `save_tokenizer` names in `tokenizer_config.json`.
+FAST_TOKENIZER_CLASS = "PreTrainedTokenizerFast"
+NO_TRUNCATION_OR_PADDING = {"truncation": None, "padding": None}
+WORD_STARTS_FILE = "word_starts.npy"
+# Names of what `save_tokenizer` writes: the vocabulary's files depend on the class of the tokenizer.
+TOKENIZER_FILES = re.compile(
+    r"(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json|vocab\.txt|merges\.txt|[\w.-]+\.model"
+    r"|chat_template\.jinja|word_starts\.npy"
+)
+# The record of train-unigram beside its tokenizer, of how it was made.
+RECORD_FILE = "training.json"
+# What train-unigram writes besides.
+TOKENIZER_FILE = "tokenizer.json"
+REPORT_FILE = "report.json"
+PICTURE_FILE = "report.png"
+WHITE_SPACE = " \t\n\v\f\r"
+
+
+def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
+    """Load the tokenizer in a local folder, in a `gs://` folder, or of a model on the Hub.
+
+    Raises:
+        InputError: there is none, it is not a fast one, or it lacks one of the five special tokens.
+        HubAwayError: the Hub cannot be reached.
+    """
+    check_folder_or_hub(name_or_path)
+    with local_or_hub(name_or_path) as name:
+        tokenizer = _load(name, name_or_path)
+    if not tokenizer.is_fast:
+        raise InputError(f"The tokenizer must be a fast one (with a {TOKENIZER_FILE}); {name_or_path} is not.")
+    missing = [name for name, token_id in special_ids(tokenizer).items() if token_id is None]
+    if missing:
+        raise InputError(
+            f"The tokenizer must have cls, pad, sep, unk and mask tokens; {name_or_path} lacks {', '.join(missing)}. "
+            "Train one with train_unigram.py."
+        )
+    return tokenizer
+
+
+def _load(name: str, shown_name: str) -> "PreTrainedTokenizerFast":
+    try:
+        return _tokenizer_class(name).from_pretrained(name)
+    except Exception as error:  # a file that is missing or malformed shows as nearly any exception
+        raise hub_error(f"The tokenizer {shown_name} cannot be loaded: {one_line(error)}", error) from error
+
+
+def _tokenizer_class(name: str) -> Any:
+    """Choose the class to load a tokenizer with: where a folder names it, without the import of all models' classes."""
+    config = Path(name, "tokenizer_config.json")
+    if config.is_file() and json.loads(config.read_text("utf-8")).get("tokenizer_class") == FAST_TOKENIZER_CLASS:
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
+
+
+def plain_text_tokenizer_json(tokenizer_json: str) -> str:
+    """Make a `tokenizer.json` with the same ids, whose special tokens no text can produce.
+
+    `encode_special_tokens` of the library does less: a unigram model holds its special tokens among its pieces, and
+    still finds them in text. Here they get names that text does not contain: with a hash of the tokenizer in them. The
+    merges of BPE that make or use one are left out.
+
+    Raises:
+        InputError: `tokenizers` cannot load the result.
+    """
+    from tokenizers import Tokenizer
+
+    settings = json.loads(tokenizer_json)
+    special_tokens = {token["content"] for token in settings["added_tokens"] if token["special"]}
+    not_in_text = hashlib.sha256(tokenizer_json.encode()).hexdigest()
+
+    def renamed(token: str) -> str:
+        return not_in_text + token if token in special_tokens else token
+
+    for token in settings["added_tokens"]:
+        token["content"] = renamed(token["content"])
+    model = settings["model"]
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, dict):
+        model["vocab"] = {renamed(token): index for token, index in vocabulary.items()}
+    else:
+        model["vocab"] = [[renamed(token), score] for token, score in vocabulary]
+    if model.get("unk_token"):
+        model["unk_token"] = renamed(model["unk_token"])
+    if "merges" in model:
+        prefix = model.get("continuing_subword_prefix") or ""
+        model["merges"] = [merge for merge in model["merges"] if special_tokens.isdisjoint(_tokens_of(merge, prefix))]
+    settings["truncation"] = settings["padding"] = settings["post_processor"] = None
+    changed = json.dumps(settings, ensure_ascii=False)
+    try:
+        Tokenizer.from_str(changed)
+    except Exception as error:  # `tokenizers` raises nothing more specific
+        names = ", ".join(sorted(special_tokens))
+        raise InputError(
+            f"The tokenizer must work without its special tokens ({names}), which no text may produce; `tokenizers` "
+            f"cannot load it: {error}. Train one with train-unigram, or remove from its model what refers to them."
+        ) from error
+    return changed
+
+
+def _tokens_of(merge: list[str] | str, prefix: str) -> tuple[str, str, str]:
+    """Return the two tokens of a merge of BPE, and what they become."""
+    left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
+    return left, right, left + right[len(prefix) :]
+
+
+def special_ids(tokenizer: "PreTrainedTokenizerFast") -> dict[str, int]:
+    """Look up the ids of the special tokens, with the keys cls, pad, sep, unk and mask."""
+    return {name: getattr(tokenizer, f"{name}_token_id") for name in SPECIAL_TOKENS}
+
+
+def special_token_ids(tokenizer: "PreTrainedTokenizerFast") -> set[int]:
+    """Collect the ids of all special tokens, those without a role included."""
+    added = tokenizer.added_tokens_decoder
+    return {token_id for token_id in added if added[token_id].special} | set(tokenizer.all_special_ids)
+
+
+def vocabulary_size(tokenizer: "PreTrainedTokenizerFast") -> int:
+    """Count the rows that an embedding needs: the largest id + 1, since a vocabulary may have holes."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def tokenizer_sha256(tokenizer: "PreTrainedTokenizerFast") -> str:
+    """Hash all that decides which ids a text gets, and the special ids: a SHA-256 in hex.
+
+    It stays the same through saving and loading, and whatever truncation or padding was last used.
+    """
+    # `tokenizers` may change the last bit of a score when it reads its own file, so scores count to six decimals.
+    backend = json.loads(tokenizer.backend_tokenizer.to_str(), parse_float=lambda digits: f"{float(digits):.6f}")
+    record = {"backend": backend | NO_TRUNCATION_OR_PADDING, "special_ids": special_ids(tokenizer)}
+    return hashlib.sha256(json.dumps(record, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: str) -> None:
+    """Save the tokenizer's files in a local or `gs://` folder, each replaced in one step.
+
+    Among them is the table of `word_starts`, for a tokenizer that has one.
+    """
+    import numpy as np
+
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    starts = word_starts(tokenizer)
+    destination = open_folder(folder)
+    if starts is None:
+        destination.delete_files([WORD_STARTS_FILE])  # of an earlier tokenizer
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        tokenizer.save_pretrained(temporary_folder)
+        if starts is not None:
+            np.save(Path(temporary_folder, WORD_STARTS_FILE), starts, allow_pickle=False)
+        for path in sorted(Path(temporary_folder).iterdir()):
+            destination.write_bytes(path.name, path.read_bytes())
+
+
+def word_starts(tokenizer: "PreTrainedTokenizerFast") -> "NDArray[np.bool_] | None":
+    """Tell for each id whether a word begins with this token, (vocabulary_size,), or None if no mark tells.
+
+    The marks are the tokenizer's own, in its `tokenizer.json`: with Metaspace a piece that begins with the mark of a
+    space (`▁`) begins a word, with ByteLevel one that begins with white space (`Ġ`, `Ċ`), with WordPiece one without
+    the prefix of continued words (`##`). There are none in word-level models, in BPE that marks the ends of words
+    (`</w>`), and in tokenizers that keep no trace of spaces.
+
+    Special tokens begin a word, since they are units of their own; but `<unk>` does not where marks are pieces by
+    themselves, as a mark then goes before it like before any other piece. Bytes and ids without a token do not. A
+    tokenizer may leave out the mark of a text's first word: what follows a special token begins a word in any case.
+    """
+    import numpy as np
+
+    settings = json.loads(tokenizer.backend_tokenizer.to_str())
+    vocabulary = tokenizer.get_vocab()
+    marks = _marks(settings)
+    begins_word = (lambda piece: piece.startswith(tuple(marks))) if marks else _lacks_prefix(settings["model"])
+    if begins_word is None:
+        return None
+    starts = np.zeros(max(vocabulary.values()) + 1, np.bool_)
+    for piece, token_id in vocabulary.items():
+        starts[token_id] = begins_word(piece)
+    starts[sorted(special_token_ids(tokenizer))] = True
+    if tokenizer.unk_token_id is not None and any(mark in vocabulary for mark in marks):
+        starts[tokenizer.unk_token_id] = False
+    return starts
+
+
+def load_word_starts(folder: str) -> "NDArray[np.bool_] | None":
+    """Load the table saved with the tokenizer in a local or `gs://` folder, (vocabulary_size,), None without one.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    import numpy as np
+
+    files = open_folder(folder)
+    if not files.exists(WORD_STARTS_FILE):
+        return None
+    rule = f"{files.path_of(WORD_STARTS_FILE)} must hold one truth value per id, as saved with the tokenizer; "
+    try:
+        starts = np.lib.format.read_array(io.BytesIO(files.read_bytes(WORD_STARTS_FILE)), allow_pickle=False)
+    except ValueError as error:
+        raise InputError(f"{rule}it cannot be read: {error}") from error
+    if starts.dtype != np.bool_ or starts.ndim != 1:
+        raise InputError(f"{rule}it holds {starts.dtype} of shape {starts.shape}.")
+    return starts
+
+
+def _marks(settings: dict[str, Any]) -> str:
+    """Find the characters that stand for a space in the pieces; there are none in WordPiece."""
+    for component in (*_components(settings["pre_tokenizer"]), *_components(settings["decoder"])):
+        if component["type"] == "Metaspace":
+            return component["replacement"]
+        if component["type"] == "ByteLevel":
+            return _byte_level_white_space()
+    return ""
+
+
+def _components(component: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """Yield a pre-tokenizer or decoder, and what it consists of."""
+    if component is not None:
+        yield component
+        for member in component.get("pretokenizers") or component.get("decoders") or ():
+            yield from _components(member)
+
+
+def _byte_level_white_space() -> str:
+    from tokenizers import pre_tokenizers
+
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return "".join(piece for piece, _ in byte_level.pre_tokenize_str(WHITE_SPACE))
+
+
+def _lacks_prefix(model: dict[str, Any]) -> Callable[[str], bool] | None:
+    prefix = model.get("continuing_subword_prefix")
+    # The pieces of single bytes bear no prefix, wherever in a word they are.
+    if not prefix or model.get("byte_fallback"):
+        return None
+    return lambda piece: not piece.startswith(prefix)

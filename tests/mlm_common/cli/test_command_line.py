@@ -1,0 +1,208 @@
+"""How commands end: their status, and what they say."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from mlm_common.cli import command_line
+from mlm_common.cli.command_line import command, parse_arguments, read_yaml_file
+from mlm_common.errors import InputError, PermanentError, RunFailedError
+
+PROJECT_FOLDER = Path(__file__).parents[3]
+
+WAITING = """
+import sys, time
+from mlm_common.cli.command_line import command
+
+@command
+def main(argv=None):
+    try:
+        print("ready", flush=True)
+        time.sleep(60)
+    finally:
+        print("cleaned up", file=sys.stderr)
+
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+
+WORKERS = """
+import itertools, os, sys, time
+from mlm_common.cli.command_line import command
+from mlm_common.worker_pool import map_in_order
+
+def work(_):
+    time.sleep(0.05)
+    return os.getpid()
+
+@command
+def main(argv=None):
+    try:
+        workers = set()
+        for worker in map_in_order(work, itertools.count(), 2, ""):
+            workers.add(worker)
+            if len(workers) == 2:
+                print("ready", flush=True)
+    finally:
+        print("cleaned up", file=sys.stderr)
+
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("program", [WAITING, WORKERS], ids=["one process", "workers"])
+def test_interrupted_command_says_so_and_no_more(program: str, tmp_path: Path) -> None:
+    """The signal goes to all processes, as a terminal sends it."""
+    script = tmp_path / "program.py"
+    script.write_text(program, encoding="utf-8")
+    with subprocess.Popen(
+        [sys.executable, str(script)],
+        env=os.environ | {"PYTHONPATH": str(PROJECT_FOLDER)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert errors == "Stopping. Press Ctrl-C again to end at once.\ncleaned up\n"
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (InputError("--flag must be 1; got 2."), 2, "error: --flag must be 1; got 2.\n"),
+        (RunFailedError("stopped at step 3"), 1, "error: stopped at step 3\n"),
+        (PermanentError("diverged at step 3"), 3, "error: diverged at step 3\n"),
+        (None, 0, ""),
+    ],
+)
+def test_status_and_message(
+    error: Exception | None, status: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @command
+    def main(argv: object = None) -> None:  # noqa: ARG001
+        if error:
+            raise error
+
+    assert main([]) == status
+    assert capsys.readouterr().err == said
+
+
+def test_mistakes_of_the_program_keep_their_traceback() -> None:
+    @command
+    def main(argv: object = None) -> None:  # noqa: ARG001
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        main([])
+
+
+def test_the_commit_has_changes_where_tracked_files_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.com", "-C", str(tmp_path)]
+    (tmp_path / "tracked").touch()
+    for words in (["init", "--quiet"], ["add", "tracked"], ["commit", "--quiet", "--message", "first"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setattr(command_line, "PROJECT_FOLDER", tmp_path)
+    (tmp_path / "output").touch()
+    assert "+" not in command_line.commit()
+    (tmp_path / "tracked").write_text("changed", encoding="utf-8")
+    assert command_line.commit().endswith("+changes")
+
+
+@dataclass
+class Settings:
+    files: list[str] = field(default_factory=list)
+    size: int | None = None
+    rate: float = 0.5
+    name: str = "a"
+    unit: Literal["line", "file"] = "line"
+    fast: bool = False
+    exact: bool | None = None
+
+
+def settings_of_file(folder: Path, text: str) -> Settings:
+    path = folder / "settings.yaml"
+    path.write_text(text, encoding="utf-8")
+    (settings,) = parse_arguments([Settings], ["--config-file", str(path)], "")
+    return settings
+
+
+def test_settings_of_a_file_have_the_types_of_the_flags(tmp_path: Path) -> None:
+    text = "files: x.txt\nsize: 500\nrate: 1e-4\nname: 2020\nunit: file\nfast: true\nexact: no"
+    assert settings_of_file(tmp_path, text) == Settings(["x.txt"], 500, 1e-4, "2020", "file", True, False)
+    assert settings_of_file(tmp_path, "files: [x.txt, 1]\nsize:\nrate: 1") == Settings(["x.txt", "1"], None, 1.0)
+
+
+def test_whole_numbers_may_be_written_with_a_zero() -> None:
+    (settings,) = parse_arguments([Settings], ["--size", "3.0"], "")
+    assert settings.size == 3
+    with pytest.raises(InputError, match=r"^--size must be a whole number; received 3\.5\.$"):
+        parse_arguments([Settings], ["--size", "3.5"], "")
+
+
+@pytest.mark.parametrize("flag", ["--do_train", "--do-eval", "--do_eval=true"])
+def test_flags_of_other_scripts_are_refused_in_a_line(flag: str) -> None:
+    with pytest.raises(InputError, match=r"--do-(train|eval) is not a flag here: the command .* Leave it out\."):
+        parse_arguments([Settings], [flag], "")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("size: 500.5", "--size must be a whole number; received 500.5"),
+        ("size: yes", "--size must be a whole number; received True"),
+        ("size: [1, 2]", r"--size must be a whole number; received \[1, 2\]"),
+        ("rate: much", "--rate must be a finite number; received 'much'"),
+        ("rate:", "--rate must be a finite number; received None"),
+        ("name: no", "--name must be text; received False"),
+        ("files: [[a]]", r"--files must be text; received \['a'\]"),
+        ("unit: word", "--unit must be one of line, file; received 'word'"),
+        ("fast: 2", "--fast must be true or false; received 2"),
+        ("exact: maybe", "--exact must be true or false; received 'maybe'"),
+    ],
+)
+def test_settings_of_a_file_that_no_flag_takes_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=rf"settings\.yaml: {message}\."):
+        settings_of_file(tmp_path, text)
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", "1e999", "much"])
+def test_numbers_are_finite(value: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"^--rate must be a finite number; received {value}"):
+        parse_arguments([Settings], [f"--rate={value}"], "")
+    with pytest.raises(InputError, match="--rate must be a finite number; received "):
+        settings_of_file(tmp_path, f"rate: {value.replace('inf', '.inf').replace('nan', '.nan')}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("size: 1\nname: a\nsize: 2", r"must hold YAML or JSON; .*`size` is given twice .* line 3"),
+        ('{"size": 1, "size": 1}', "`size` is given twice"),
+        ("max-size: 1\nmax_size: 2", "must name each flag once, with `-` or with `_`; received max-size, max_size"),
+        ("name: caf\udce9", "must hold YAML or JSON; .* unexpected end of data"),
+    ],
+)
+def test_files_that_yaml_would_take_otherwise_than_they_read(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(InputError, match=message):
+        parse_arguments([Settings], ["--config-file", str(path)], "")
+
+
+def test_a_value_that_is_merged_in_may_be_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "values.yaml"
+    path.write_text("first: &first {a: 1, b: 2}\nsecond: {<<: *first, b: 3}\nthird: {b: 4}", encoding="utf-8")
+    expected = {"first": {"a": 1, "b": 2}, "second": {"a": 1, "b": 3}, "third": {"b": 4}}
+    assert read_yaml_file(path, "--flag") == expected

@@ -1,0 +1,134 @@
+"""What a command prints on standard error: plain lines, no library's noise, and what Ctrl-C says."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlm_common.cli.console import STOPPING
+from mlm_common.cli.library_noise import without_noise
+
+PROJECT_FOLDER = Path(__file__).parents[3]
+
+LOGGING = """
+import logging, os, sys
+import train
+from mlm_common.cli.command_line import command
+
+@command
+def main(argv=None):
+    logging.getLogger("train.loop").info("read %d rows", 3)
+    logging.getLogger("train.loop").warning("the lines are wrapped")
+    logging.getLogger("train.loop").error("no room")
+    logging.getLogger("httpx").info("GET 200")
+    logging.getLogger("httpx").warning("slow")
+    logging.getLogger("tensorflow").warning("Callback method is slow")
+    print(os.environ["TF_CPP_MIN_LOG_LEVEL"], os.environ["GRPC_VERBOSITY"])
+
+main()
+"""
+# A stand-in for TensorFlow: what its libraries write to standard error while they are loaded.
+TENSORFLOW = """
+import os
+os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\\n")
+os.write(2, b"I0000 00:00:1795541683.581741   29328 port.cc:153] oneDNN custom operations are on.\\n")
+os.write(2, b"2026-11-24 17:00:00.123456: W tensorflow/tsl/cuda.cc:10] Could not find cuda drivers.\\n")
+os.write(2, b"E0000 00:00:1795541683.581741   29328 cuda_dnn.cc:8] Unable to register cuDNN factory\\n")
+os.write(2, b"F0000 00:00:1795541683.581741   29328 cpu.cc:1] compiled to use AVX instructions\\n")
+"""
+IMPORTING = """
+import sys
+import train
+from mlm_common.cli.command_line import command
+
+@command
+def main(argv=None):
+    import tensorflow
+    sys.stderr.write(f"{tensorflow.__name__} is imported\\n")
+
+main()
+"""
+SLOW_TO_STOP = """
+import time
+from mlm_common.cli.command_line import command
+
+@command
+def main(argv=None):
+    try:
+        print("ready", flush=True)
+        time.sleep(60)
+    finally:
+        print("cleaning", flush=True)
+        time.sleep(60)
+
+main()
+"""
+
+
+def errors_of(program: str, *arguments: str, path: Path = PROJECT_FOLDER) -> list[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TF_", "GRPC_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env=environment | {"PYTHONPATH": os.pathsep.join(map(str, (path, PROJECT_FOLDER)))},
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
+    )
+    return (done.stdout + done.stderr).splitlines()
+
+
+def test_lines_are_plain() -> None:
+    level, *lines, done = errors_of(LOGGING)
+    assert level in ("2 ERROR", "3 ERROR")
+    assert lines == ["read 3 rows", "warning: the lines are wrapped", "error: no room", "warning: slow"]
+    assert done.startswith("Done in ")
+
+
+def test_verbose_shows_where_lines_come_from_and_what_libraries_say() -> None:
+    lines = errors_of(LOGGING, "--verbose")
+    assert lines[0] == "0 INFO"
+    assert {"INFO train.loop: read 3 rows", "INFO httpx: GET 200"} <= set(lines)
+    assert "WARNING tensorflow: Callback method is slow" in lines
+
+
+def test_tensorflow_is_imported_without_its_noise(tmp_path: Path) -> None:
+    (tmp_path / "tensorflow.py").write_text(TENSORFLOW, encoding="utf-8")
+    aborted, imported, _ = errors_of(IMPORTING, path=tmp_path)
+    assert aborted.startswith("F0000")  # of a library that aborts, the reason
+    assert imported == "tensorflow is imported"
+    assert len(errors_of(IMPORTING, "--verbose", path=tmp_path)) == 7
+
+
+@pytest.mark.slow
+def test_the_noise_of_the_tensorflow_installed_is_known() -> None:
+    assert errors_of(IMPORTING)[0] == "tensorflow is imported"
+
+
+def test_standard_error_is_as_before_where_there_is_no_grep(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    with without_noise():
+        os.write(2, b"I0000 00:00:1.5 1 a.cc:1] noise\n")
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "I0000 00:00:1.5 1 a.cc:1] noise\nafter\n"
+
+
+def test_a_second_ctrl_c_ends_the_process_at_once() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW_TO_STOP],
+        env=os.environ | {"PYTHONPATH": str(PROJECT_FOLDER)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == b"cleaning\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == -signal.SIGINT
+        assert process.stderr.read() == STOPPING

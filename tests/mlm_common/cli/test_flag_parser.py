@@ -1,0 +1,131 @@
+"""Flags as users meet them: help in groups with one spelling, and mistakes in one line with the nearest match."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from mlm_common.cli.command_line import parse_arguments
+from mlm_common.cli.settings import flag
+from mlm_common.errors import InputError
+
+
+@dataclass
+class Data:
+    """Some flags of a group."""
+
+    FLAG_GROUP = "Data"
+
+    train_dataset: str | None = flag(None, "Folder of shards.", is_usual=True)
+    text_files: list[str] = flag(list, "Files of text.")
+    max_seq_length: int = flag(128, "Tokens per row: 100 % of them.", former_name="sequence_length")
+    unit: Literal["line", "file"] = flag("line", "What a document is.")
+
+
+@dataclass
+class Run:
+    """Flags of groups of their own."""
+
+    FLAG_GROUP = "Output"
+
+    learning_rate: float = flag(1e-4, "Peak learning rate.", group="Optimizer")
+    eval_steps: int | None = flag(None, "Evaluate every N steps. Default: ten times per run.", group="Evaluation")
+    dry_run: bool = flag(False, "Print the plan and stop.", is_usual=True)
+    fast: bool | None = flag(None, "Be quick.")
+    replace_quotes: bool = flag(True, "Replace quotes. This is the default.", off_help="Keep quotes as they are.")
+
+
+def parse(*words: str) -> tuple[Data, Run]:
+    return parse_arguments([Data, Run], words, "What it does.")
+
+
+@pytest.fixture
+def shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr("sys.argv", ["folder/command.py"])
+    with pytest.raises(SystemExit) as ended:
+        parse_arguments(
+            [Data, Run],
+            ["--help"],
+            "Do it.",
+            needed=["train_dataset"],
+            other_defaults={"learning_rate": "the preset's"},
+        )
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_begins_with_the_usual_flags_and_has_groups(shown: str) -> None:
+    assert shown.startswith(
+        "usage: command.py --train-dataset DIR [flags]\n\nDo it.\n\nUsual flags:\n  --train-dataset DIR"
+    )
+    titles = [line for line in shown.splitlines() if line and not line.startswith((" ", "usage", "Do it"))]
+    assert titles == ["Usual flags:", "Data:", "Optimizer:", "Evaluation:", "Output:", "Other flags:"]
+
+
+def test_help_shows_each_flag_once_in_one_spelling(shown: str) -> None:
+    lines = [re.sub(" {2,}", "  ", line.strip()) for line in shown.splitlines()]
+    assert "_" not in shown
+    assert "sequence-length" not in shown
+    for line in (
+        "--text-files FILE …  Files of text.",
+        "--max-seq-length N  Tokens per row: 100 % of them. (default: 128)",
+        "--unit line|file  What a document is. (default: line)",
+        "--learning-rate X  Peak learning rate. (default: the preset's, else 0.0001)",
+        "--eval-steps N  Evaluate every N steps. Default: ten times per run.",
+        "--dry-run  Print the plan and stop.",
+        "--fast true|false  Be quick.",
+        "--replace-quotes  Replace quotes. This is the default.",
+        "--no-replace-quotes  Keep quotes as they are.",
+    ):
+        assert line in lines
+    assert all(line.count("--") <= 1 for line in lines if line.startswith("--") and "command" not in line)
+
+
+def test_every_spelling_is_read() -> None:
+    spellings = [
+        ("--max-seq-length", "8"),
+        ("--max_seq_length=8",),
+        ("--sequence_length", "8"),
+        ("--sequence-length=8",),
+    ]
+    for words in spellings:
+        assert parse(*words)[0].max_seq_length == 8
+    assert parse("--dry_run", "--no_replace_quotes")[1] == Run(dry_run=True, replace_quotes=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--train_data", "x"], "unknown flag --train_data; did you mean --train-dataset? (--help lists all)"),
+        (["-train-dataset", "x"], "unknown flag -train-dataset; did you mean --train-dataset? (--help lists all)"),
+        (["\u2014dry-run"], "unknown flag \u2014dry-run; did you mean --dry-run? (--help lists all)"),
+        (["--Dry-Run"], "unknown flag --Dry-Run; did you mean --dry-run? (--help lists all)"),
+        (["--learning-rates=1"], "unknown flag --learning-rates; did you mean --learning-rate? (--help lists all)"),
+        (["--zzz"], "unknown flag --zzz (--help lists all)"),
+        (
+            ["--dry-run", "true", "x"],
+            "unexpected argument 'x': each value must follow its flag. --help lists all flags.",
+        ),
+        (["--learning_rate", "3e-3x"], "--learning-rate must be a finite number; received 3e-3x."),
+        (["--max-seq-length", "1.5"], "--max-seq-length must be a whole number; received 1.5."),
+        (["--unit", "lines"], "--unit must be one of line, file; received lines."),
+        (["--fast", "very"], "--fast must be true or false; received very."),
+        (["--max-seq-length"], "--max-seq-length needs a value: --max-seq-length N."),
+        (["--text-files", "--dry-run"], "--text-files needs a value: --text-files FILE …."),
+        (["--fast"], "--fast needs a value: --fast true|false."),
+    ],
+)
+def test_mistakes_are_one_line(words: list[str], message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        parse(*words)
+    assert str(refused.value) == message
+
+
+def test_a_mistyped_flag_of_a_file_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("dryrun: true\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"settings\.yaml: unknown flag dryrun; did you mean --dry-run\?"):
+        parse("--config-file", str(path))

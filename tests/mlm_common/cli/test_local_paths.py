@@ -1,0 +1,73 @@
+import pytest
+
+from mlm_common.cli.local_paths import check_file, check_folder, check_folder_or_hub, looks_local, nearest_path
+from mlm_common.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path, monkeypatch):
+    """Work in a folder that contains work/tokenizer, work/shards/train and books/train/*.txt."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("work/tokenizer/tokenizer.json", "work/shards/train/manifest.json", "books/train/effi.txt"):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True)
+        file.touch()
+
+
+@pytest.mark.parametrize("name", ["/a", "./a", "../a", "~/a", "a/b/c", "work/tokeniser", "work/tokenizer", "work"])
+def test_a_name_that_can_only_be_a_path_looks_local(name):
+    assert looks_local(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["roberta-base", "google/electra-base", "google/electra-base/", "gs://bucket/work/tokeniser"]
+)
+def test_ids_on_the_hub_and_cloud_paths_do_not_look_local(name):
+    assert not looks_local(name)
+    check_folder_or_hub(name)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "nearest"),
+    [
+        ("work/tokeniser", "folder", "work/tokenizer"),
+        ("wrok/tokeniser/", "folder", "work/tokenizer"),
+        ("work/shrads/train", "folder", "work/shards/train"),
+        ("work/tokenizer/tokeniser.json", "file", "work/tokenizer/tokenizer.json"),
+        ("books/trian/*.txt", "file", "books/train/*.txt"),
+        ("books/trian/*.csv", "file", None),
+        ("work/quite-different", "folder", None),
+        ("elsewhere/tokenizer", "folder", None),
+        ("gs://bucket/work", "folder", None),
+    ],
+)
+def test_the_nearest_path_exists(path, kind, nearest):
+    assert nearest_path(path, kind) == nearest
+
+
+def test_an_absolute_path_keeps_its_start(tmp_path):
+    assert nearest_path(f"{tmp_path}/work/tokeniser", "folder") == f"{tmp_path}/work/tokenizer"
+
+
+def test_a_missing_folder_is_one_line_with_the_nearest():
+    with pytest.raises(InputError, match=r"^There is no folder work/tokeniser; did you mean work/tokenizer\?$"):
+        check_folder_or_hub("work/tokeniser")
+    with pytest.raises(InputError, match=r"^--model: there is no folder work/xyz\.$"):
+        check_folder("work/xyz", "--model")
+    with pytest.raises(InputError, match=r"no file work/tokeniser/tokenizer.json; did you mean work/tokenizer/tokeni"):
+        check_file("work/tokeniser/tokenizer.json")
+
+
+def test_a_file_is_no_folder_and_a_folder_no_file():
+    with pytest.raises(
+        InputError, match=r"^--model: there is no folder work/tokenizer/tokenizer.json: it is a file\.$"
+    ):
+        check_folder("work/tokenizer/tokenizer.json", "--model")
+    with pytest.raises(InputError, match=r"work: it is a folder\.$"):
+        check_file("work")
+
+
+def test_what_exists_passes():
+    check_folder("work/tokenizer")
+    check_folder_or_hub("work/tokenizer")
+    check_file("work/tokenizer/tokenizer.json")

@@ -1,0 +1,150 @@
+import asyncio
+import hashlib
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlm_common.corpus.builtin import (
+    MIN_DOCUMENT_CHARACTERS,
+    describe_builtin_corpus,
+    extract_documents,
+    python_files,
+    read_folders,
+)
+
+PROSE = "Return the words of the sentence in the order in which they were read, and nothing else besides them, {}."
+ESCAPE = PROSE.format(r"inner function \d")
+SURROGATE = PROSE.format(r"lone \ud800 surrogate")
+ASYNCIO_FOLDER = str(Path(asyncio.__file__).parent)
+
+MODULE = f'''
+"""{PROSE.format("module")}
+
+>>> this_example("is left out of the corpus because it is not a text that anybody would want to read")
+
+| a | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 |
+
+Raises nothing.
+"""
+raise SystemExit("a module that is only read must not run")
+
+text = """{PROSE.format("an ordinary string")}"""
+
+@decorated
+class Sentence:
+    """{PROSE.format("class")}"""
+
+    if True:
+        try:
+            async def words(self):
+                """{PROSE.format("method")}
+                    indented.
+                """
+        except ValueError:
+            def words(self):
+                """Too short."""
+
+def outer():
+    def inner():
+        r"""{ESCAPE}"""
+
+def surrogate():
+    """{SURROGATE}"""
+'''
+
+
+def write_package(folder: Path, files: dict[str, str]) -> str:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+    return str(folder)
+
+
+def documented(*docstrings: str) -> str:
+    return "\n".join(f'def function_{index}():\n    """{text}"""\n' for index, text in enumerate(docstrings))
+
+
+def test_docstrings_of_a_module(tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text(MODULE, encoding="utf-8")
+    assert sorted(extract_documents(str(tmp_path / "module.py"))) == sorted(
+        [
+            PROSE.format("module") + "\n\nRaises nothing.",
+            PROSE.format("class"),
+            PROSE.format("method") + "\nindented.",
+            ESCAPE,
+            PROSE.format("lone  surrogate"),
+        ]
+    )
+
+
+@pytest.mark.parametrize("source", [b'"""unclosed', b'def broken(:\n """doc"""', b'"""nul \0"""', b"# no docstring"])
+def test_file_that_cannot_be_parsed_has_no_documents(source: bytes, tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_bytes(source)
+    assert extract_documents(str(tmp_path / "module.py")) == []
+
+
+def test_only_importable_modules_are_read(tmp_path: Path) -> None:
+    names = ["b.py", "a/z.py", "a/y.py", "a/tests/t.py", "a/test_y.py", "a/y_test.py", "x-1.0.dist-info/i.py"]
+    names += ["a/site-packages/s.py", "a/not-a-module.py", "a/data.txt"]
+    folder = write_package(tmp_path, dict.fromkeys(names, ""))
+    assert [str(Path(path).relative_to(tmp_path)) for path in python_files([folder])] == ["b.py", "a/y.py", "a/z.py"]
+
+
+def test_repeated_documents_and_paragraphs_occur_once(tmp_path: Path) -> None:
+    argument = "value: " + PROSE.format("argument")
+    first = documented(PROSE.format("first") + "\n\n" + argument, PROSE.format("same"))
+    second = documented(PROSE.format("second") + "\n\n" + argument, PROSE.format("same"))
+    documents = read_folders([write_package(tmp_path, {"a.py": first, "b.py": second})])
+    assert len(documents) == 3
+    assert sum(argument in text for text in documents) == 1
+    assert sum(PROSE.format("same") in text for text in documents) == 1
+
+
+def test_real_package_read_by_other_processes() -> None:
+    documents = read_folders([ASYNCIO_FOLDER])
+    assert len(documents) > 150
+    assert len(set(documents)) == len(documents)
+    assert min(map(len, documents)) >= MIN_DOCUMENT_CHARACTERS
+    assert list(documents) == sorted(
+        documents, key=lambda text: hashlib.blake2b(text.encode(), digest_size=16).digest()
+    )
+    assert any(text.startswith("Return a generator-based coroutine") or "event loop" in text for text in documents)
+
+
+def test_daemon_reads_the_same() -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(read_folders, ([ASYNCIO_FOLDER],)) == read_folders([ASYNCIO_FOLDER])
+
+
+def test_description_names_the_installation() -> None:
+    description = describe_builtin_corpus()
+    assert description["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert description["num_packages"] > 20
+    assert description == describe_builtin_corpus()
+
+
+@pytest.mark.slow
+def test_the_standard_library_gives_the_same_text_twice() -> None:
+    """Whatever the order of its sets; the quick start's test compares how much two processes read of all packages."""
+    program = (
+        "import hashlib, sysconfig; from mlm_common.corpus.builtin import read_folders;"
+        "texts = read_folders([sysconfig.get_path('stdlib')]); print(sum(len(text.encode()) for text in texts));"
+        "print(hashlib.sha256(chr(0).join(texts).encode()).hexdigest())"
+    )
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            encoding="utf-8",
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert outputs[0] == outputs[1]
+    assert int(outputs[0].split()[0]) > 500_000

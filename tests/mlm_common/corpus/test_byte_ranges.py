@@ -1,0 +1,153 @@
+"""Files cut into byte ranges: together they are the whole file, wherever it is cut, and errors name the place in it."""
+
+import io
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlm_common.corpus import text_files
+from mlm_common.corpus.byte_ranges import ByteRange, cut_file
+from mlm_common.corpus.text_files import first_row, read_byte_range, row_blocks
+from mlm_common.errors import InputError
+from mlm_common.storage import reading
+from mlm_common.storage.reading import StoredFile
+from tests.fixtures.text_files import local_file, read_file, read_range
+
+LINE_ENDS = ["\n", "\r\n", "\r", "\n\n", "\n\r", "\r\r\n"]
+# Separators to `str.splitlines`, but not in files, and the byte-order mark, which is one at the start only.
+CHARACTERS = ["", "a", " ", "é", "☃", "😀", "\x85", "\u2028", "\x0c", "\ufeff"]
+TEXTS = st.lists(st.sampled_from([*LINE_ENDS, *CHARACTERS]), max_size=40).map("".join)
+JSON_ROWS = [json.dumps({"text": text}, ensure_ascii=False) for text in CHARACTERS] + ['{"n": 1}', '"a"', " "]
+JSON_LINES = st.lists(st.tuples(st.sampled_from(JSON_ROWS), st.sampled_from(LINE_ENDS)), max_size=12)
+
+
+@pytest.fixture
+def small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the borders of what is read at once lie within short contents, too."""
+    monkeypatch.setattr(reading.LocalReader, "read_ahead_bytes", 3)
+    monkeypatch.setattr(text_files, "ROW_END_BYTES", 2)
+
+
+def in_ranges(path: Path, max_bytes: int) -> list[str]:
+    byte_ranges = cut_file(local_file(path), "line", max_bytes)
+    assert all(byte_range.num_bytes <= max_bytes for byte_range in byte_ranges)
+    return [text for byte_range in byte_ranges for text in read_byte_range(byte_range, "text", "line")]
+
+
+@pytest.mark.usefixtures("small_reads")
+@given(TEXTS, st.booleans(), st.integers(1, 30))
+@settings(max_examples=300)
+def test_lines_of_all_ranges_are_those_of_the_file(tmp_path: Path, text: str, has_mark: bool, max_bytes: int) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbf" * has_mark + text.encode())
+    expected = [line.rstrip("\n") for line in io.TextIOWrapper(io.BytesIO(path.read_bytes()), "utf-8-sig")]
+    assert in_ranges(path, max_bytes) == expected
+    assert read_file(path) == expected
+
+
+@pytest.mark.usefixtures("small_reads")
+@given(JSON_LINES, st.booleans(), st.integers(1, 60))
+@settings(max_examples=200)
+def test_json_rows_of_all_ranges_are_those_of_the_file(
+    tmp_path: Path, lines: list[tuple[str, str]], has_mark: bool, max_bytes: int
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" * has_mark + "".join(row + line_end for row, line_end in lines).encode())
+    try:
+        expected = read_file(path)
+    except InputError:
+        with pytest.raises(InputError, match="--text-column must name a column"):
+            in_ranges(path, max_bytes)
+    else:
+        assert expected == [
+            json.loads(row)["text"] if '"text"' in row else "a" * (row == '"a"') for row, _ in lines if row != " "
+        ]
+        assert in_ranges(path, max_bytes) == expected
+
+
+@pytest.mark.usefixtures("small_reads")
+@given(st.binary(max_size=40), st.lists(st.integers(0, 45), max_size=6))
+def test_ranges_share_no_byte_and_leave_none_out(content: bytes, borders: list[int]) -> None:
+    file = io.BytesIO(content)
+    borders = sorted({0, *borders, len(content)})
+    ranges = [b"".join(row_blocks(file, *border, block_bytes=3)) for border in pairwise(borders)]
+    assert b"".join(ranges) == content
+    for start, rows in zip(borders, ranges, strict=False):
+        if rows:
+            assert content[first_row(file, start, len(content)) :].startswith(rows)
+
+
+def test_cut_sizes() -> None:
+    rows, cloud_rows = StoredFile("a.jsonl", 10), StoredFile("gs://bucket/a.txt", 5, generation=7)
+    assert cut_file(rows, "paragraph", 4) == [ByteRange(rows, 0, 3), ByteRange(rows, 3, 6), ByteRange(rows, 6, 10)]
+    assert cut_file(cloud_rows, "line", 3)[1] == ByteRange(cloud_rows, 2, 5)
+    for name in ("a.txt.gz", "a.jsonl.gz", "a.json", "a.csv"):
+        assert cut_file(StoredFile(name, 10), "line", 4) == [ByteRange(StoredFile(name, 10))]
+    text = StoredFile("a.txt", 10)
+    for sample_by in ("paragraph", "document"):
+        assert cut_file(text, sample_by, 4) == [ByteRange(text)]
+    for num_bytes in (0, 4):
+        assert cut_file(StoredFile("a.txt", num_bytes), "line", 4) == [ByteRange(StoredFile("a.txt", num_bytes))]
+
+
+class CountingFile(io.BytesIO):
+    num_bytes_read = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        block = super().read(size)
+        self.num_bytes_read += len(block)
+        return block
+
+
+def test_one_huge_row_is_not_read_once_a_range() -> None:
+    file = CountingFile(b"x" * 2_000_000)
+    borders = range(0, 2_000_001, 100_000)
+    sizes = [sum(map(len, row_blocks(file, *border, block_bytes=1 << 20))) for border in pairwise(borders)]
+    assert sizes == [2_000_000] + [0] * 19
+    assert file.num_bytes_read < 3 * 2_000_000
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (b'{"text": "c"', "the line at byte {}: Expecting .* at column 13"),
+        (b"[1]", r"the line at byte {}: list \[1\]"),
+        (b'{"text": 17}', "a.jsonl must hold text in 'text' .*; the line at byte {}: int 17"),
+        (b'{"text": "\\ud800"}', "the line at byte {}: U.D800 is half"),
+    ],
+)
+def test_json_errors_lead_to_the_line(line_end: bytes, row: bytes, message: str, tmp_path: Path) -> None:
+    good = '{"text": "é ☃"}'.encode() + line_end
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(good * 40 + line_end + row + line_end)
+    with pytest.raises(InputError, match=message.format(40 * len(good) + len(line_end))):
+        read_range(path, len(good) * 20 - 3, path.stat().st_size)
+    with pytest.raises(InputError, match=r"\bline 42\b"):
+        read_file(path)
+
+
+@pytest.mark.parametrize("ending", ["txt", "jsonl"])
+def test_wrong_encoding_names_the_byte_in_the_file(ending: str, tmp_path: Path) -> None:
+    rows = b'"\xc3\xa9"\n' * 1000
+    path = tmp_path / f"a.{ending}"
+    path.write_bytes(rows + b'"\xfc"\n' + rows)
+    middle = len(rows) - 2
+    with pytest.raises(InputError, match=f"; byte {len(rows) + 1} is 0xfc"):
+        read_range(path, middle, len(rows) + 100)
+    assert len(read_range(path, 0, middle)) == 1000
+    assert len(read_range(path, middle + 10, 2 * len(rows))) == 999
+
+
+def test_what_a_file_lacks_is_found_in_any_range_of_it(tmp_path: Path) -> None:
+    utf_16, other_column = tmp_path / "a.txt", tmp_path / "b.jsonl"
+    utf_16.write_bytes("some lines\n".encode("utf-16-le") * 1000)
+    other_column.write_bytes(b'{"title": "a", "n": 1}\n' * 1000)
+    with pytest.raises(InputError, match=r"byte 1 is 0x00.*iconv -f UTF-16"):
+        read_range(utf_16, 9_000, 12_000)
+    with pytest.raises(InputError, match=r"b\.jsonl has title, n, not 'text'"):
+        read_range(other_column, 9_000, 12_000)

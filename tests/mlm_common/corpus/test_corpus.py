@@ -1,0 +1,261 @@
+import csv
+import gzip
+import hashlib
+import io
+import json
+import re
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mlm_common.cli.command_line import parse_arguments
+from mlm_common.corpus.config import CorpusConfig, corpus_config_from_record
+from mlm_common.corpus.corpus import open_corpus
+from mlm_common.errors import InputError
+
+TEXTS = ["first, with a comma", "", 'second "quoted" \u2013 ünïcode', "日本語", "last"]
+
+
+def write_text(path: Path, text: str) -> None:
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+
+
+def write_lines(path: Path, lines: list[str]) -> None:
+    write_text(path, "".join(line + "\n" for line in lines))
+
+
+def write_csv(path: Path, texts: list[str]) -> None:
+    rows = io.StringIO()
+    csv.writer(rows, quoting=csv.QUOTE_ALL).writerows([["id", "text"], *enumerate(texts)])
+    write_text(path, rows.getvalue())
+
+
+def write_json_lines(path: Path, texts: list[str]) -> None:
+    write_lines(path, [json.dumps({"id": index, "text": text}) for index, text in enumerate(texts)])
+
+
+WRITERS: dict[str, Callable[[Path, list[str]], None]] = {
+    "txt": write_lines,
+    "txt.gz": write_lines,
+    "jsonl": write_json_lines,
+    "jsonl.gz": write_json_lines,
+    "json": lambda path, texts: write_lines(path, [json.dumps([{"text": text} for text in texts])]),
+    "json.gz": write_json_lines,
+    "csv": write_csv,
+    "csv.gz": write_csv,
+    "parquet": lambda path, texts: pq.write_table(pa.table({"n": range(len(texts)), "text": texts}), path),
+}
+
+
+def read(split_name: str = "train", **settings) -> list[str]:
+    return list(open_corpus(CorpusConfig(**settings)).documents(split_name))
+
+
+@pytest.mark.parametrize("ending", WRITERS)
+def test_every_format_gives_the_same_documents(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"corpus.{ending}"
+    WRITERS[ending](path, TEXTS)
+    corpus = open_corpus(CorpusConfig(data_files=[str(path)]))
+    assert list(corpus.documents("train")) == TEXTS
+    assert list(corpus.documents("train")) == TEXTS, "a second reading differs"
+    (found,) = corpus.record["data_files"]
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    is_zipped = path.suffix == ".gz"
+    content_checksum = f"sha256 {hashlib.sha256(gzip.decompress(path.read_bytes())).hexdigest()}" if is_zipped else None
+    assert found.pop("content_checksum", None) == content_checksum
+    assert found == {"path": str(path), "num_bytes": path.stat().st_size, "checksum": f"sha256 {sha256}"}
+
+
+def test_local_files_are_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    write_json_lines(tmp_path / "a.jsonl", ["text"] * 1000)
+    assert len(read(data_files=[str(tmp_path / "a.jsonl")])) == 1000
+    assert sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file()) == 0
+
+
+def test_files_are_read_in_the_order_given_and_globs_sorted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("b.txt", "c.txt", "a.txt", "part[1].txt"):
+        write_lines(Path(name), [name])
+    write_json_lines(Path("z.jsonl"), ["z.jsonl"])
+    (tmp_path / "folder.txt").mkdir()
+    assert read(data_files=["z.jsonl", "?.txt", "part[1].txt"]) == ["z.jsonl", "a.txt", "b.txt", "c.txt", "part[1].txt"]
+    assert read(data_files=["c.txt", "*.txt"]) == ["c.txt", "a.txt", "b.txt", "part[1].txt"]
+    assert open_corpus(CorpusConfig(data_files=["a.txt"])).record["data_files"][0]["path"] == f"{tmp_path}/a.txt"
+
+
+def test_json_files_may_differ_in_their_other_keys(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", ['{"text": "a", "year": 1}', '{"year": 2}'])
+    write_lines(tmp_path / "b.jsonl", ['{"title": "t", "text": "b"}'])
+    assert read(data_files=[str(tmp_path / "*.jsonl")]) == ["a", "", "b"]
+
+
+def test_csv_text_is_not_interpreted(tmp_path: Path) -> None:
+    write_csv(tmp_path / "a.csv", ["007", "NA", "null", "1.50", ""])
+    assert read(data_files=[str(tmp_path / "a.csv")]) == ["007", "NA", "null", "1.50", ""]
+
+
+@pytest.mark.parametrize(
+    ("sample_by", "expected"),
+    [
+        ("line", ["", "one", "two", "", " ", "three"]),
+        ("paragraph", ["one\ntwo", "three"]),
+        ("document", ["\none\ntwo\n\n \nthree\n"]),
+    ],
+)
+def test_sample_by(sample_by: str, expected: list[str], tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\none\r\ntwo\n\n \nthree\n")
+    assert read(data_files=[str(tmp_path / "a.txt")], sample_by=sample_by) == expected
+
+
+SENTENCE = "It is a truth universally acknowledged, that a single man in possession of a good fortune. "
+
+
+@pytest.mark.parametrize("ending", ["txt", "txt.gz"])
+def test_wrapped_lines_need_a_choice(ending: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In any of the splits; a choice on the command line is as good as one in a record or settings file."""
+    write_lines(tmp_path / f"wrapped.{ending}", ["", *textwrap.wrap(SENTENCE * 50, 72), ""] * 2)
+    write_lines(tmp_path / "long.txt", [SENTENCE * 3] * 20)
+    wrapped, long = [str(tmp_path / f"wrapped.{ending}")], [str(tmp_path / "long.txt")]
+    for settings in (
+        {"data_files": long},
+        {"data_files": wrapped, "sample_by": "paragraph"},
+        {"data_files": wrapped, "sample_by": "line"},
+    ):
+        read(**settings)
+    assert not caplog.records
+    for settings in ({"data_files": wrapped}, {"data_files": long, "validation_files": wrapped}):
+        with pytest.raises(InputError, match=rf"lines of .*{ending} .* --sample-by paragraph .* --sample-by line"):
+            open_corpus(CorpusConfig(**settings))  # type: ignore[arg-type]
+
+
+def test_short_lines_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_lines(tmp_path / "short.txt", [SENTENCE[: 20 + 7 * number % 60] for number in range(100)])
+    assert len(read(data_files=[str(tmp_path / "short.txt")])) == 100
+    assert re.search(r"lines of .*short.txt have [45]\d bytes on average.*--sample-by paragraph", caplog.text)
+
+
+def test_the_record_says_what_a_document_is(tmp_path: Path) -> None:
+    write_lines(tmp_path / "long.txt", [SENTENCE * 3] * 20)
+    corpus = open_corpus(CorpusConfig(data_files=[str(tmp_path / "long.txt")]))
+    assert corpus.config.sample_by == corpus.record["settings"]["sample_by"] == "line"
+
+
+def test_other_text_column_and_empty_files(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", ['{"body": "a"}'])
+    for name in ("empty.csv", "empty.json", "empty.jsonl", "empty.jsonl.gz", "empty.txt"):
+        write_text(tmp_path / name, "")
+    assert read(data_files=[str(tmp_path / "*")], text_column="body") == ["a"]
+
+
+def test_first_documents_are_read_without_the_rest(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.txt", ["good"] * 10)
+    (tmp_path / "b.txt").write_bytes(b"\xff\xfe broken")
+    assert read(data_files=[str(tmp_path / "*.txt")], limit=10) == ["good"] * 10
+    with pytest.raises(InputError, match=r"b\.txt must be UTF-8 text"):
+        read(data_files=[str(tmp_path / "*.txt")])
+
+
+def test_validation_files(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.txt", ["train", "train"])
+    write_json_lines(tmp_path / "v.jsonl", ["held out"])
+    config = CorpusConfig(data_files=[str(tmp_path / "a.txt")], validation_files=[str(tmp_path / "v.jsonl")], limit=1)
+    corpus = open_corpus(config)
+    assert corpus.split_names == ("train", "validation")
+    assert list(corpus.documents("train")) == ["train"]
+    assert list(corpus.documents("validation")) == ["held out"]
+
+
+def test_record_gives_the_settings_back(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.txt", ["text"])
+    config = CorpusConfig(data_files=[str(tmp_path / "a.txt")], validation_percent=1.5, limit=7, sample_by="paragraph")
+    record = json.loads(json.dumps(open_corpus(config).record))
+    assert corpus_config_from_record(record) == config
+    with pytest.raises(InputError, match="unknown to this version: novelty"):
+        corpus_config_from_record({"settings": {"novelty": 1}})
+
+
+def test_flags() -> None:
+    argv = ["--data-files", "a.txt", "b*.txt", "--validation_percent", "2", "--sample-by", "document", "--streaming"]
+    (config,) = parse_arguments([CorpusConfig], argv, "")
+    assert config == CorpusConfig(
+        data_files=["a.txt", "b*.txt"], validation_percent=2.0, sample_by="document", streaming=True
+    )
+    assert config.is_given
+    assert not CorpusConfig().is_given
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dataset_name": "x", "data_files": ["a.txt"]}, "one of --dataset-name and --data-files"),
+        ({"dataset_config": "x"}, "need a Hub data set"),
+        ({"dataset_name": "builtin", "dataset_revision": "x"}, "need a Hub data set"),
+        ({"sample_by": "word"}, "--sample-by is one of line, paragraph, document; got 'word'"),
+        ({"split": "train[:10%]"}, "--limit"),
+        ({"split": "../x"}, "plain name"),
+        ({"limit": 0}, "--limit must be 1 or more"),
+        ({"validation_percent": 100}, "under 100; got 100"),
+        ({"validation_percent": 1.0, "validation_files": ["a"]}, "not both"),
+        ({"test_percent": 1.0, "test_files": ["a"]}, "`test` comes from --test-percent or --test-files, not both"),
+        ({"dataset_name": "x", "test_split": "y", "test_files": ["a"]}, "--test-files or --test-split, not both"),
+        ({"split": "validation", "validation_percent": 1.0}, "no name for another split `validation`"),
+        ({"split": "test", "test_files": ["a"]}, "drop it or --test-files"),
+        ({"test_percent": -1}, "--test-percent must be at least 0"),
+        ({"validation_percent": 60, "test_percent": 40}, "under 100 together, .* got 60 and 40"),
+        ({"data_files": ["a.txt"], "test_split": "test"}, "--test-split needs a Hub data set .* --test-files"),
+        ({"dataset_name": "builtin", "validation_split": "x"}, "--validation-split needs a Hub data set"),
+        ({"dataset_name": "x", "split": "a", "test_split": "a"}, "must be different splits; got a, a"),
+        ({"dataset_name": "x", "validation_split": "b", "test_split": "b"}, "different splits; got train, b, b"),
+        ({"dataset_name": "x", "test_split": "train[:5%]"}, "--test-split must be a plain name"),
+    ],
+)
+def test_contradicting_settings(settings: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message.replace("[", r"\[")):
+        CorpusConfig(**settings)
+
+
+def test_no_corpus() -> None:
+    with pytest.raises(InputError, match=r"--dataset-name .* or --data-files"):
+        open_corpus(CorpusConfig())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"\n \n\t\n", "every document of .* is blank"),
+        ("a.jsonl", b"", "every document of .* is blank"),
+        ("a.jsonl", b'{"title": "a", "body": "b"}\n', "has title, body, not 'text'"),
+        ("a.csv", b"id,body\n1,b\n", "has id, body, not 'text'"),
+        ("a.jsonl", b'{"text": 17}\n', r"must hold text in 'text' .*; line 1: int 17"),
+        ("a.jsonl", b'{"text": "a"}\n{oops\n', "one JSON object per line; line 2: .* at column 2"),
+        ("a.txt.gz", b"not gzip", "must be a readable gzip file; Not a gzipped file"),
+        ("a.parquet", b"not parquet", "must be a readable parquet file"),
+        ("a.pdf", b"%PDF", "takes files ending in .*; got .*a.pdf"),
+        ("a.parquet.gz", b"", "not for .parquet|but for .parquet"),
+    ],
+)
+def test_bad_files(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        read(data_files=[str(tmp_path / name)])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("setting", ["data_files", "validation_files", "test_files"])
+def test_no_file_matches(setting: str, tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.txt", ["text"])
+    files = {"data_files": [str(tmp_path / "a.txt")], setting: [f"{tmp_path}/b*.txt"]}
+    with pytest.raises(InputError, match=rf"--{setting.replace('_', '-')}: no file matches .*b\*.txt"):
+        open_corpus(CorpusConfig(**files))  # type: ignore[arg-type]
+
+
+def test_trust_remote_code_is_said_to_have_no_effect(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_lines(tmp_path / "a.txt", ["text"])
+    assert read(data_files=[str(tmp_path / "a.txt")], trust_remote_code=True) == ["text"]
+    assert "no effect" in caplog.text

@@ -1,0 +1,119 @@
+"""A data set of the Hub as a corpus, its splits as the corpus's, in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mlm_common.corpus import dataset
+from mlm_common.corpus.config import CorpusConfig
+from mlm_common.corpus.corpus import open_corpus
+from mlm_common.hub.retries import HubAwayError
+from tests.servers.fixtures import HubHandle
+
+HUB_PROGRAM = """
+import json, sys
+from mlm_common.cli.command_line import InputError
+from mlm_common.corpus.config import CorpusConfig
+from mlm_common.corpus.corpus import open_corpus, read_partition
+
+answers = []
+for settings in json.loads(sys.argv[1]):
+    revision_as_well = settings.pop("revision_as_well", False)
+    try:
+        corpus = open_corpus(CorpusConfig(**settings))
+        splits = [list(corpus.documents(split)) for split in corpus.split_names]
+        for split, documents in zip(corpus.split_names, splits):
+            partitions = list(corpus.partitions(split, 10))
+            read = [list(read_partition(corpus.config, split, partition)) for partition in partitions]
+            assert sum(read, []) == documents
+        answer = splits[0] if len(splits) == 1 else splits
+        answers.append([corpus.record["settings"]["dataset_revision"], answer] if revision_as_well else answer)
+    except InputError as error:
+        answers.append(f"InputError: {error}")
+print(json.dumps(answers))
+"""
+
+
+def run_program(hub_server: HubHandle, cases: list[dict], **environment: str) -> list:
+    program = subprocess.run(
+        [sys.executable, "-c", HUB_PROGRAM, json.dumps(cases)],
+        env=os.environ | hub_server.environment | environment,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+    )
+    assert program.returncode == 0, program.stderr
+    return json.loads(program.stdout)
+
+
+def test_hub_data_set(hub_server: HubHandle) -> None:
+    hub_server.put("alice/stories", "train.jsonl", b'{"text": "one"}\n{"text": null}\n{"text": "two"}\n', "datasets")
+    hub_server.put("alice/stories", "validation.jsonl", b'{"text": "held out"}\n', "datasets")
+    hub_server.put("alice/stories", "test.jsonl", b'{"text": "test one"}\n{"text": "test two"}\n', "datasets")
+    name = {"dataset_name": "alice/stories"}
+    cases: list[tuple[dict, list | str]] = [
+        (name, ["one", "", "two"]),
+        (name | {"streaming": True, "limit": 2}, ["one", ""]),
+        (name | {"split": "validation"}, ["held out"]),
+        (
+            name | {"validation_split": "validation", "test_split": "test", "streaming": True},
+            [["one", "", "two"], ["held out"], ["test one", "test two"]],
+        ),
+        (name | {"validation_split": "validation", "test_percent": 99.99}, [[], ["held out"], ["one", "", "two"]]),
+        (name | {"split": "nosuch"}, "Unknown split"),
+        (name | {"test_split": "nosuch"}, "--test-split nosuch"),
+        (name | {"dataset_config": "nosuch"}, "'nosuch' not found"),
+        (name | {"text_column": "body"}, "--text-column must name a column; alice/stories has text, not 'body'"),
+        ({"dataset_name": "alice/missing"}, "alice/missing"),
+    ]
+    answers = run_program(hub_server, [settings for settings, _ in cases])
+    for (settings, expected), answer in zip(cases, answers, strict=True):
+        if isinstance(expected, str):
+            assert str(answer).startswith("InputError"), settings
+            assert expected in answer
+        else:
+            assert answer == expected, settings
+
+
+def test_a_data_set_of_a_hub_that_is_away_may_be_tried_again(
+    hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataset, "RETRY_DELAYS_SECONDS", ())
+    hub_here.fault("datasets", times=1000)
+    with pytest.raises(HubAwayError, match=r"--dataset-name alice/stories .* cannot be loaded: 503"):
+        open_corpus(CorpusConfig(dataset_name="alice/stories"))
+
+
+def test_a_data_set_is_read_at_the_commit_that_is_recorded(hub_server: HubHandle) -> None:
+    def put(*texts: str) -> str:
+        rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        hub_server.put("alice/grows", "train.jsonl", rows.encode(), "datasets")
+        return hub_server.commit("alice/grows", "datasets")
+
+    settings = [{"dataset_name": "alice/grows", "streaming": streaming} for streaming in (True, False)]
+    first = put("one")
+    assert run_program(hub_server, [one | {"revision_as_well": True} for one in settings]) == [[first, ["one"]]] * 2
+    second = put("one", "two")
+    cases = [one | {"dataset_revision": name} for name in (first, None, "main", second) for one in settings]
+    answers = run_program(hub_server, [case | {"revision_as_well": True} for case in cases])
+    assert answers == [[first, ["one"]]] * 2 + [[second, ["one", "two"]]] * 6
+
+
+def test_without_the_hub_no_other_commit_than_the_one_asked_for_is_read(hub_server: HubHandle) -> None:
+    hub_server.put("alice/away", "train.jsonl", b'{"text": "one"}\n', "datasets")
+    first = hub_server.commit("alice/away", "datasets")
+    settings = {"dataset_name": "alice/away", "revision_as_well": True}
+    assert run_program(hub_server, [settings]) == [[first, ["one"]]]
+    other = "c" * 40
+    answers = run_program(
+        hub_server,
+        [settings | {"dataset_revision": revision} for revision in (None, first, "main", other)],
+        HF_HUB_OFFLINE="1",
+    )
+    assert answers[:2] == [[first, ["one"]]] * 2
+    for name, answer in zip(("main", other), answers[2:], strict=True):
+        assert f"must be read at --dataset-revision {name}" in answer
+        assert f"fetched before is {first}" in answer

@@ -1,0 +1,190 @@
+"""Parquet cut by its row groups: together they are the whole file, wherever it is cut; samples are drawn of them."""
+
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlm_common.corpus.bad_rows import BadRow, BadRows
+from mlm_common.corpus.byte_ranges import ByteRange, cut_file, draw_byte_ranges
+from mlm_common.corpus.config import CorpusConfig
+from mlm_common.corpus.corpus import Corpus, open_corpus, read_partition
+from mlm_common.corpus.text_files import read_byte_range
+from mlm_common.corpus.text_formats import row_group_starts
+from mlm_common.errors import InputError
+from mlm_common.storage.reading import find_stored_files
+from tests.fixtures.text_files import local_file, read_file, read_range
+from tests.servers.fixtures import CloudStorageHandle
+
+TEXTS = st.lists(st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=40)
+
+
+def write(path: Path, texts: Sequence[str | None], rows_per_group: int, **settings) -> Path:
+    table = pa.table({"n": range(len(texts)), "text": pa.array(texts, pa.string())})
+    pq.write_table(table, path, row_group_size=rows_per_group, **settings)
+    return path
+
+
+def write_numbers(path: Path, numbers: range, rows_per_group: int = 1000, **settings) -> Path:
+    """Write a text of ten bytes for each number."""
+    return write(path, [f"{number:09d}\n" for number in numbers], rows_per_group, use_dictionary=False, **settings)
+
+
+def numbers_in(texts: Sequence[str]) -> list[int]:
+    return [int(text) for text in texts]
+
+
+@given(
+    TEXTS,
+    st.integers(1, 12),
+    st.integers(1, 2000),
+    st.lists(st.integers(0, 3000), max_size=5),
+    st.booleans(),
+    st.sampled_from(["none", "zstd"]),
+)
+def test_rows_of_all_ranges_are_those_of_the_file(
+    tmp_path: Path,
+    texts: list[str | None],
+    rows_per_group: int,
+    max_bytes: int,
+    borders: list[int],
+    use_dictionary: bool,
+    compression: str,
+) -> None:
+    path = write(tmp_path / "a.parquet", texts, rows_per_group, use_dictionary=use_dictionary, compression=compression)
+    expected = [text or "" for text in texts]
+    assert read_file(path) == expected
+    byte_ranges = cut_file(local_file(path), "line", max_bytes)
+    assert [text for part in byte_ranges for text in read_byte_range(part, "text", "line")] == expected
+    borders = sorted({0, *borders, path.stat().st_size})
+    assert [text for border in pairwise(borders) for text in read_range(path, *border)] == expected
+
+
+def test_a_range_is_of_as_many_row_groups_as_it_holds(tmp_path: Path) -> None:
+    path = write_numbers(tmp_path / "a.parquet", range(10_000), compression="none")
+    file = local_file(path)
+    group_bytes = file.num_bytes // 10
+    assert cut_file(file, "line", file.num_bytes) == [ByteRange(file)]
+    for max_bytes, sizes in (
+        (1, [1000] * 10),
+        (group_bytes * 3 // 2, [1000] * 10),
+        (group_bytes * 7 // 2, [3000, 3000, 3000, 1000]),
+    ):
+        byte_ranges = cut_file(file, "paragraph", max_bytes)
+        assert [len(list(read_byte_range(part, "text", "paragraph"))) for part in byte_ranges] == sizes
+        assert [part.stop for part in byte_ranges[:-1]] == [part.start for part in byte_ranges[1:]]
+        assert sum(part.num_bytes for part in byte_ranges) == file.num_bytes
+
+
+@pytest.mark.parametrize(("num_groups", "is_cut"), [(1, False), (4, False), (40, True)])
+def test_row_groups_are_partitions_unless_they_leave_workers_without_work(
+    tmp_path: Path, num_groups: int, is_cut: bool
+) -> None:
+    write_numbers(tmp_path / "a.parquet", range(8_000), 8_000 // num_groups, compression="none")
+    corpus = open_corpus(CorpusConfig(data_files=[str(tmp_path / "*.parquet")]))
+    assert corpus.has_byte_ranges("train", 8_000) == is_cut
+    partitions = list(corpus.partitions("train", 8_000))
+    assert (len(partitions) == num_groups) == is_cut
+    assert len(partitions) > 9, "without row groups to cut at, the documents are grouped"
+    texts = [text for part in partitions for text in read_partition(corpus.config, "train", part)]
+    assert numbers_in(texts) == list(range(8_000))
+
+
+def test_a_row_that_cannot_be_read_is_named_by_its_number_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    texts = pa.array([b"good"] * 250 + [b"\xff"] + [b"good"] * 49)
+    table = pa.table({"text": texts.cast(pa.string(), safe=False).view(pa.string())})
+    pq.write_table(table, path, row_group_size=100)
+    last = cut_file(local_file(path), "line", 1)[-1]
+    bad_rows = BadRows()
+    assert list(read_byte_range(last, "text", "line", "skip", bad_rows)) == ["good"] * 99
+    assert bad_rows.listed == [BadRow(str(path), "row 251", "the byte 0xff is not UTF-8")]
+
+
+def test_a_damaged_file_is_named_when_it_is_cut(tmp_path: Path) -> None:
+    for number in range(3):
+        write_numbers(tmp_path / f"{number}.parquet", range(5_000))
+    (tmp_path / "2.parquet").write_bytes((tmp_path / "2.parquet").read_bytes()[:-1])
+    corpus = open_corpus(CorpusConfig(data_files=[str(tmp_path / "*.parquet")]))
+    with pytest.raises(InputError, match=r"2\.parquet must be a readable parquet file; .*--data-files"):
+        corpus.has_byte_ranges("train", 5_000)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    """Text of 10,000 bytes in each of 200 row groups, beside a column that takes ten times as much."""
+    for index in range(4):
+        numbers = range(index * 50_000, (index + 1) * 50_000)
+        vectors = [random.Random(number).randbytes(100) for number in numbers]
+        table = pa.table({"vector": vectors, "text": [f"{number:010d}" for number in numbers]})
+        pq.write_table(table, tmp_path / f"{index}.parquet", row_group_size=1000, use_dictionary=False)
+    return open_corpus(CorpusConfig(data_files=[f"{tmp_path}/*.parquet"]))
+
+
+def groups_in_sample(corpus: Corpus, max_bytes: int, seed: int = 0) -> list[int]:
+    """Read a sample, which must hold whole groups of a thousand numbers in order, and list them."""
+    numbers = numbers_in(list(corpus.sampled_documents("train", max_bytes, seed)))
+    groups = [number // 1000 for number in numbers[::1000]]
+    assert numbers == [number for group in groups for number in range(group * 1000, (group + 1) * 1000)]
+    assert groups == sorted(set(groups))
+    return groups
+
+
+def test_a_sample_is_of_row_groups_and_as_large_as_their_text(corpus: Corpus) -> None:
+    groups = groups_in_sample(corpus, 700_000)
+    # Beside its ten bytes a text has its length in four: 1,400,000 bytes are those of a hundred groups.
+    assert 98 <= len(groups) <= 100
+    assert groups == groups_in_sample(corpus, 700_000) != groups_in_sample(corpus, 700_000, seed=1)
+    assert len(groups_in_sample(corpus, 1)) == 64, "it is from all over the corpus"
+    assert groups_in_sample(corpus, 1_500_000) == list(range(200))
+    assert corpus.num_sampled_bytes("train", 20_000, 0) is None, "compressed files do not tell"
+
+
+def test_all_row_groups_are_drawn_equally_often(corpus: Corpus) -> None:
+    files = corpus.files("train")
+    counts = dict.fromkeys(range(200), 0)
+    for seed in range(250):
+        for byte_range in draw_byte_ranges(files, "line", "text", 1, seed) or ():
+            place = row_group_starts(byte_range.file)[1:].index(byte_range.start) + 1 if byte_range.start else 0
+            counts[files.index(byte_range.file) * 50 + place] += 1
+    assert sum(counts.values()) == 250 * 64
+    # 80 expected, with a standard deviation of 7.4.
+    assert 45 < min(counts.values()) <= max(counts.values()) < 115
+
+
+def test_a_sample_beside_lines_is_of_both(corpus: Corpus, tmp_path: Path) -> None:
+    (tmp_path / "more.txt").write_text(
+        "".join(f"{number:09d}\n" for number in range(200_000, 204_000)), encoding="utf-8"
+    )
+    both = open_corpus(CorpusConfig(data_files=[*corpus.config.data_files, str(tmp_path / "more.txt")]))
+    has_lines = {200 in {int(text) // 1000 for text in both.sampled_documents("train", 1, seed)} for seed in range(10)}
+    assert has_lines == {True, False}
+
+
+def test_a_sample_needs_the_text_column_in_every_file(tmp_path: Path) -> None:
+    write_numbers(tmp_path / "a.parquet", range(5_000))
+    pq.write_table(pa.table({"title": ["a"]}), tmp_path / "other.parquet")
+    other = open_corpus(CorpusConfig(data_files=[f"{tmp_path}/*.parquet"]))
+    with pytest.raises(InputError, match=r"other\.parquet has title, not 'text'"):
+        other.sampled_documents("train", 1_000, 0)
+
+
+def test_a_range_of_an_object_is_read_without_the_rest(cloud: CloudStorageHandle, tmp_path: Path) -> None:
+    texts = [random.Random(number).randbytes(500).hex() for number in range(20_000)]
+    path = write(tmp_path / "a.parquet", texts, 1000, compression="none", use_dictionary=False)
+    cloud.put("a.parquet", path.read_bytes())
+    (file,) = find_stored_files(f"{cloud.bucket_url}/a.parquet")
+    byte_ranges = cut_file(file, "line", 2 << 20)
+    assert len(byte_ranges) == 10, "two groups of a megabyte come together"
+    num_before = len(cloud.requests())
+    assert list(read_byte_range(byte_ranges[3], "text", "line")) == texts[6_000:8_000]
+    asked = [entry["range"].removeprefix("bytes=").split("-") for entry in cloud.requests()[num_before:]]
+    num_bytes = [min(int(stop) + 1, file.num_bytes) - int(start) for start, stop in asked]
+    assert len(num_bytes) == 2, "the footer and the range"
+    assert sum(num_bytes) <= byte_ranges[3].num_bytes + (1 << 16)

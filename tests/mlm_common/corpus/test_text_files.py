@@ -1,0 +1,251 @@
+"""Files that are not what they should be, and very long lines."""
+
+import codecs
+import gzip
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlm_common.corpus.text_formats import parquet_texts
+from mlm_common.errors import InputError
+from tests.fixtures.text_files import read_file
+
+GOOD = "gut genug ☃".encode()
+LATIN_1 = "gut genüg".encode("latin-1")  # "ü" is 0xfc, at its fifth place
+
+# What comes before all rows, a row, what comes after.
+FORMATS: dict[str, tuple[bytes, bytes, bytes]] = {
+    "txt": (b"", b"%s\n", b""),
+    "jsonl": (b"", b'{"n": 1, "text": "%s"}\n', b""),
+    "json": (b'[{"text": ""}', b',\n {"text": "%s"}', b"]"),
+    "csv": (b"n,text\n", b'1,"%s"\n', b""),
+}
+ENDINGS = [ending + compression for ending in FORMATS for compression in ("", ".gz")]
+
+
+def content_of(ending: str, texts: list[bytes]) -> bytes:
+    start, row, end = FORMATS[ending.removesuffix(".gz")]
+    return start + b"".join(row % text for text in texts) + end
+
+
+def write(path: Path, content: bytes) -> str:
+    path.write_bytes(gzip.compress(content, 1) if path.suffix == ".gz" else content)
+    return str(path)
+
+
+@pytest.mark.parametrize("num_good", [0, 100_000])
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_wrong_encoding_names_file_offset_byte_and_cure(ending: str, num_good: int, tmp_path: Path) -> None:
+    content = content_of(ending, [GOOD] * num_good + [LATIN_1] + [GOOD] * 50)
+    offset = content.index(b"\xfc")
+    assert offset >= num_good * len(GOOD)
+    name = write(tmp_path / f"a.{ending}", content)
+    with pytest.raises(InputError) as caught:
+        read_file(name)
+    message = str(caught.value)
+    assert message.startswith(f"{name} must be UTF-8 text; byte {offset} ")
+    assert all(part in message for part in ("0xfc", "binary file", "iconv -f ISO-8859-1 -t UTF-8", "--data-files"))
+    assert ("uncompressed" in message) == ending.endswith(".gz")
+    assert "\n" not in message
+
+
+@given(st.binary(max_size=40), st.integers(0, 4000))
+@settings(max_examples=60)
+def test_offset_of_the_first_bad_byte(tmp_path: Path, tail: bytes, num_before: int) -> None:
+    """Python's decoder, over the whole content at once, is the reference; a zero byte counts as bad."""
+    content = b"x" * num_before + tail
+    name = write(tmp_path / "a.txt", content)
+    offsets = [content.index(0)] if 0 in content else []
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        offsets.append(error.start)
+    if offsets:
+        with pytest.raises(InputError, match=f"; byte {min(offsets)} is 0x{content[min(offsets)]:02x} "):
+            read_file(name)
+    else:
+        text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+        assert read_file(name, sample_by="document") == [text]
+        assert read_file(name) == text.removesuffix("\n").split("\n") * bool(text)
+
+
+def test_character_cut_at_a_block_border_or_at_the_end(tmp_path: Path) -> None:
+    whole = b"x" * ((1 << 20) - 1) + "é".encode()
+    assert len(read_file(write(tmp_path / "a.txt", whole))[0]) == 1 << 20
+    for content, offset in ((whole + b"\xe9x", (1 << 20) + 1), (whole[:-1], (1 << 20) - 1)):
+        with pytest.raises(InputError, match=f"byte {offset} is 0x"):
+            read_file(write(tmp_path / "a.txt", content))
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32-le"])
+def test_utf16_is_not_taken_for_text(ending: str, encoding: str, tmp_path: Path) -> None:
+    name = write(tmp_path / f"a.{ending}", content_of(ending, [b"plain ASCII"]).decode().encode(encoding))
+    with pytest.raises(InputError, match=r"must be UTF-8 text; byte [012] .*binary file.*iconv -f UTF-16 -t UTF-8"):
+        read_file(name)
+
+
+@pytest.mark.parametrize("ending", [*ENDINGS, "parquet"])
+def test_binary_files(ending: str, tmp_path: Path) -> None:
+    for content in (
+        os.urandom(100_000),
+        bytes(range(256)),
+        b"\0" * 1000,
+        b"\x1f\x8b\x08",
+        Path(sys.executable).read_bytes()[:9999],
+    ):
+        with pytest.raises(InputError, match=rf"a\.{ending} must be"):
+            read_file(write(tmp_path / f"a.{ending}", content))
+
+
+@pytest.mark.parametrize("damage", ["cut short", "changed", "wrong checksum", "more after it"])
+@pytest.mark.parametrize("ending", ["txt.gz", "jsonl.gz", "json.gz", "csv.gz"])
+def test_damaged_gzip_files(ending: str, damage: str, tmp_path: Path) -> None:
+    whole = gzip.compress(content_of(ending, [b"%d" % number for number in range(20_000)]))
+    middle = len(whole) // 2
+    damaged = {
+        "cut short": whole[:middle],
+        "changed": whole[:middle] + b"\xff" * 30 + whole[middle + 30 :],
+        "wrong checksum": whole[:-8] + bytes(8),
+        "more after it": whole + b"more",
+    }
+    path = tmp_path / f"a.{ending}"
+    path.write_bytes(damaged[damage])
+    with pytest.raises(InputError, match=r"must (be a readable gzip file|be UTF-8|hold one JSON)"):
+        read_file(path)
+
+
+@pytest.mark.parametrize("damage", [lambda _: b"", lambda file: file[:-100], lambda file: file[:2000] + b"\xff" * 5000])
+def test_damaged_parquet_files(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": [f"document {number}" for number in range(10_000)]}), path)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(InputError, match=r"a\.parquet must be a readable parquet file; .*--data-files"):
+        read_file(path)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_byte_order_mark_is_no_text(ending: str, tmp_path: Path) -> None:
+    content = content_of(ending, [b"first", b"second"])
+    if "csv" in ending:
+        content = b'"text",n\nfirst,1\nsecond,2\n'  # where the mark would hide the column
+    name = write(tmp_path / f"a.{ending}", codecs.BOM_UTF8 + content)
+    for sample_by in ("line", "paragraph", "document"):
+        assert "\n".join(read_file(name, sample_by=sample_by)).split() == ["first", "second"]
+
+
+MEASURE = """
+import json, resource, sys, time
+from mlm_common.storage.reading import StoredFile
+from mlm_common.corpus.byte_ranges import ByteRange
+from mlm_common.corpus.text_files import read_byte_range
+before_kilobytes, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+lengths = [len(text) for text in read_byte_range(ByteRange(StoredFile(sys.argv[1], 0)), "text", sys.argv[2])]
+peak_kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kilobytes
+print(json.dumps([lengths, time.process_time() - started, peak_kilobytes / 1e3]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ending", "sample_by"),
+    [
+        ("txt", "line"),
+        ("txt.gz", "line"),
+        ("txt", "paragraph"),
+        ("jsonl", "line"),
+        ("jsonl.gz", "line"),
+        ("csv", "line"),
+    ],
+)
+def test_lines_of_50_megabytes(ending: str, sample_by: str, tmp_path: Path) -> None:
+    """Three such documents take no more memory than one."""
+    num_characters = 50_000_000
+    texts = [letter * num_characters + b"\n" * (sample_by == "paragraph") for letter in (b"x", b"y", b"z")]
+    name = write(tmp_path / f"a.{ending}", content_of(ending, texts))
+    program = [sys.executable, "-c", MEASURE, name, sample_by]
+    answer = subprocess.run(program, check=True, capture_output=True, encoding="utf-8")
+    lengths, seconds, peak_megabytes = json.loads(answer.stdout)
+    assert lengths == [num_characters] * 3
+    assert seconds < 5
+    assert peak_megabytes < (500 if ending == "csv" else 250)
+
+
+@pytest.mark.parametrize("rows_per_group", [1_000, 1_000_000])
+def test_parquet_is_read_as_its_rows_are_needed(rows_per_group: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    texts = [os.urandom(500).hex() for _ in range(10_000)]
+    pq.write_table(pa.table({"text": texts}), path, row_group_size=rows_per_group, compression="none")
+    reads: list[int] = []
+
+    class NotingFile(io.FileIO):
+        def readinto(self, buffer: Any) -> int | None:
+            reads.append(len(buffer))
+            return super().readinto(buffer)
+
+    with io.BufferedReader(NotingFile(path), 1 << 20) as file:
+        found = parquet_texts(file, "text", str(path), lambda *_: None)
+        assert next(found) == texts[0]
+        assert sum(reads) < 4 << 20 < path.stat().st_size
+        assert list(found) == texts[1:]
+        assert max(reads) <= 2 << 20
+
+
+def test_json_texts_stay_as_they_are(tmp_path: Path) -> None:
+    """Readers that guess types make times of the first two, and quote strings beside other values."""
+    texts = ["2020-01-01", "2021-01-02 10:00:00", "17", "null", "", " a\u2028b\x85c ", "😀"]
+    lines = [
+        json.dumps({"text": text, "id": number} | {f"key {number}": [number]}) for number, text in enumerate(texts)
+    ]
+    assert read_file(write(tmp_path / "a.jsonl", "\n\n".join(lines).encode())) == texts
+    assert (
+        read_file(write(tmp_path / "b.json", json.dumps([{"text": text} for text in texts], indent=1).encode()))
+        == texts
+    )
+    assert read_file(write(tmp_path / "c.json", json.dumps(texts, ensure_ascii=False).encode())) == texts
+    assert read_file(write(tmp_path / "d.json", b'{\n "text": "one"\n}\n')) == ["one"]
+
+
+def test_json_without_the_text_column_is_found_out_early(tmp_path: Path) -> None:
+    name = write(tmp_path / "a.jsonl", b'{"title": "a"}\n' * 100_000 + b"not JSON\n")
+    with pytest.raises(InputError, match=r"--text-column must name a column; .* has title, not 'text'"):
+        read_file(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n\n{"text": "b"}\n{"text": "c"\n',
+            "line 4: Expecting .* at column 13.*--on-bad-row skip",
+        ),
+        ("a.json", b'[\n{"text": "a"},\n{"text" "b"}]', "line 3, column 9"),
+        ("a.jsonl", b'{"text": "a"}\n[1]\n', r"must hold JSON objects; line 2: list \[1\]"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": 17}\n', r"must hold text in 'text' \(--text-column\); line 2: int 17"),
+        ("a.jsonl", b'{"text": "half \\ud800 pair"}\n', r"valid Unicode; line 1: U\+D800 is half of a surrogate pair"),
+        ("a.jsonl", b"[" * 100_000, "recursion|Expecting"),
+        ("a.csv", b"text,n\none,1\ntwo, three,2\n", "2 fields per row.*; line 3: .* has 3"),
+        ("a.csv", b"text,n\none\nline,1\n", "2 fields per row.*; line 2: .* has 1"),
+        ("a.csv", b'text,n\n"one,1\ntwo,2\n', "readable csv file; unexpected end of data"),
+    ],
+)
+def test_rows_that_cannot_be_read(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        read_file(write(tmp_path / name, content))
+
+
+def test_csv_fields_may_hold_commas_quotes_and_line_ends(tmp_path: Path) -> None:
+    name = write(tmp_path / "a.csv", b'n,text\r\n1,"a, ""b""\nc"\r\n\r\n2,\xc3\xa9\r\n')
+    assert read_file(name) == ['a, "b"\nc', "é"]

@@ -1,0 +1,310 @@
+"""One owner of a folder, local or in Cloud Storage: processes that live, die, are stopped, and wake up again."""
+
+import json
+import logging
+import os
+import pickle
+import signal
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from mlm_common.errors import EXIT_BAD_INPUT, EXIT_PERMANENT, InputError
+from mlm_common.folder_lock import FolderLostError, locked_folder, owner_of
+from mlm_common.storage import Folder, open_folder
+from tests.fixtures.folder_owners import BEAT_SECONDS, DEAD_AFTER_SECONDS, OwnerProcess
+from tests.servers.fixtures import CloudStorageHandle
+
+FAST = {"beat_seconds": BEAT_SECONDS, "dead_after_seconds": DEAD_AFTER_SECONDS, "ends_process": False}
+# Of one that follows a run that is surely dead or stopped.
+SURE_SECONDS = 0.2
+
+
+@pytest.fixture(params=["local", "gs"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
+    if request.param == "local":
+        return open_folder(str(tmp_path / "output"))
+    cloud: CloudStorageHandle = request.getfixturevalue("cloud")
+    return open_folder(f"{cloud.bucket_url}/output")
+
+
+# Most tests with processes of their own are about these, and not about the folder.
+gs_is_slow = pytest.mark.parametrize("folder", ["local", pytest.param("gs", marks=pytest.mark.slow)], indirect=True)
+
+
+def contents(folder: Folder) -> dict[str, str]:
+    """Read all that is in the folder, but the number of the sign of life."""
+    owners = folder.subfolder(".owner")
+    tokens = {name: json.loads(owners.read_text(name))["token"] for name in owners.list_files()}
+    return {name: folder.read_text(name) for name in folder.list_files()} | tokens
+
+
+def write_owner(folder: Folder, **changes: object) -> None:
+    """Leave the record of an owner that was killed, on another machine unless the changes say otherwise."""
+    with locked_folder(folder.path, **FAST):
+        record = json.loads(folder.subfolder(".owner").read_text("000001.json"))
+    record |= {"host": "vanished", "system": "another", **changes}
+    folder.subfolder(".owner").write_text("000001.json", json.dumps(record))
+
+
+@gs_is_slow
+def test_a_second_run_is_refused_while_the_first_lives_and_starts_when_it_has_ended(folder: Folder) -> None:
+    patient = {"dead_after_seconds": 20.0}
+    with OwnerProcess(folder.path, **patient) as first, OwnerProcess(folder.path, **patient) as second:
+        # Either may come first.
+        lines = {first.line(): first, second.line(): second}
+        status, errors = lines[""].end()
+        assert status == EXIT_BAD_INPUT
+        assert f"{folder.path} belongs to the run of process {lines['owned'].process.pid} on " in errors
+        for said in (", since 20", ", last sign of life 20", "Wait for its end, stop it, or name another folder."):
+            assert said in errors
+        lines["owned"].ask_to_write()
+        assert lines["owned"].line() == "0"
+        assert lines["owned"].end()[0] == 0
+    assert len(folder.list_files()) == 1
+    with locked_folder(folder.path, **FAST):
+        pass
+
+
+def test_a_run_that_ends_leaves_no_trace_of_its_ownership(folder: Folder) -> None:
+    def fail() -> None:
+        with locked_folder(folder.path, **FAST):
+            assert folder.subfolder(".owner").list_files()
+            raise InputError("bad")
+
+    with pytest.raises(InputError, match="bad"):
+        fail()
+    assert not folder.exists()
+
+
+@gs_is_slow
+def test_a_killed_run_of_this_machine_is_followed_at_once(folder: Folder) -> None:
+    with OwnerProcess(folder.path) as killed:
+        assert killed.line() == "owned"
+        killed.signal(signal.SIGKILL)
+        killed.process.wait()
+        with locked_folder(folder.path, **FAST | {"dead_after_seconds": 3600}):
+            assert folder.subfolder(".owner").list_files().keys() == {"000002.json"}
+
+
+@gs_is_slow
+def test_a_killed_run_is_followed_at_once_before_its_parent_has_noticed(folder: Folder) -> None:
+    with OwnerProcess(folder.path) as killed:
+        assert killed.line() == "owned"
+        os.kill(killed.process.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, killed.process.pid, os.WEXITED | os.WNOWAIT)
+        with locked_folder(folder.path, **FAST | {"dead_after_seconds": 3600}):
+            pass
+
+
+def test_another_process_with_the_id_of_a_killed_one_is_not_taken_for_it(folder: Folder) -> None:
+    with locked_folder(folder.path, **FAST):
+        record = json.loads(folder.subfolder(".owner").read_text("000001.json"))
+    folder.subfolder(".owner").write_text("000001.json", json.dumps(record | {"process_started": "1"}))
+    with locked_folder(folder.path, **FAST | {"dead_after_seconds": 3600}):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "run"),
+    [
+        (".owner", 0o000, "an unknown run"),
+        (".owner/000001.json", 0o000, "an unknown run"),
+        (".owner", 0o555, r"the run of process \d+ on vanished"),
+    ],
+)
+@pytest.mark.usefixtures("ordinary_user")
+def test_a_record_that_this_user_may_not_replace_is_one_clear_error(name: str, mode: int, run: str) -> None:
+    """As another user's killed run leaves it."""
+    with tempfile.TemporaryDirectory() as path:  # pytest's are in one that only their owner may enter
+        write_owner(open_folder(path))
+        Path(path, name).chmod(mode)
+        says = rf"{path}/\.owner belongs to user \w+ and names {run}.* have {path}/\.owner deleted, or name another"
+        try:
+            with (
+                pytest.raises(InputError, match=says),
+                locked_folder(path, **FAST | {"dead_after_seconds": SURE_SECONDS}),
+            ):
+                pass
+        finally:
+            Path(path, ".owner").chmod(0o755)
+
+
+@pytest.mark.parametrize(("mode", "owners_mode"), [(0o1777, 0o777), (0o770, 0o770), (0o700, 0o700)])
+def test_whoever_may_write_to_the_folder_may_take_it_over(tmp_path: Path, mode: int, owners_mode: int) -> None:
+    tmp_path.chmod(mode)
+    with locked_folder(str(tmp_path), **FAST):
+        assert stat.S_IMODE((tmp_path / ".owner").stat().st_mode) == owners_mode
+
+
+def test_a_process_of_the_same_supervision_follows_at_once(folder: Folder) -> None:
+    write_owner(folder, supervision="this one")
+    with locked_folder(folder.path, supervision="this one", **FAST | {"dead_after_seconds": 3600}):
+        pass
+
+
+@pytest.mark.parametrize("text", [None, "", '{"token": "cut o', "[]"])
+def test_a_run_of_another_machine_is_followed_when_it_has_shown_no_sign_of_life_for_a_while(
+    folder: Folder, text: str | None
+) -> None:
+    write_owner(folder)
+    if text is not None:
+        folder.subfolder(".owner").write_text("000001.json", text)
+    started_seconds = time.monotonic()
+    with locked_folder(folder.path, **FAST | {"dead_after_seconds": SURE_SECONDS}):
+        assert time.monotonic() - started_seconds >= SURE_SECONDS
+        assert folder.subfolder(".owner").list_files().keys() == {"000002.json"}
+
+
+@gs_is_slow
+def test_one_of_many_takes_over_from_a_dead_run(folder: Folder) -> None:
+    write_owner(folder)
+    processes = [OwnerProcess(folder.path) for _ in range(4)]
+    try:
+        lines = [process.line() for process in processes]
+        assert sorted(lines) == ["", "", "", "owned"]
+        assert {process.end()[0] for process, line in zip(processes, lines, strict=True) if not line} == {
+            EXIT_BAD_INPUT
+        }
+    finally:
+        for process in processes:
+            process.__exit__(None, None, None)
+
+
+# In the second case the thread of the stopped run comes too late to notice.
+@pytest.mark.parametrize("beat_seconds", [BEAT_SECONDS, 3600.0])
+def test_a_stopped_run_that_wakes_up_after_a_takeover_ends_and_touches_nothing(
+    folder: Folder, beat_seconds: float
+) -> None:
+    with OwnerProcess(folder.path, beat_seconds=beat_seconds) as stopped:
+        assert stopped.line() == "owned"
+        stopped.ask_to_write()
+        assert stopped.line() == "0"
+        stopped.signal(signal.SIGSTOP)
+        stopped.ask_to_write()
+        with OwnerProcess(folder.path, dead_after_seconds=SURE_SECONDS) as second:
+            assert second.line() == "owned"
+            second.ask_to_write()
+            assert second.line() == "0"
+            before = contents(folder)
+            stopped.signal(signal.SIGCONT)
+            status, errors = stopped.end()
+            assert status == EXIT_PERMANENT
+            assert f"{folder.path} was taken over by the run of process {second.process.pid} on " in errors
+            assert contents(folder) == before
+            second.ask_to_write()
+            assert second.line() == "1"
+            assert second.end()[0] == 0
+    assert len(folder.list_files()) == 3
+    assert not folder.subfolder(".owner").list_files()
+
+
+@gs_is_slow
+def test_a_stopped_run_ends_also_when_the_one_that_followed_has_ended(folder: Folder) -> None:
+    with OwnerProcess(folder.path) as stopped:
+        assert stopped.line() == "owned"
+        stopped.signal(signal.SIGSTOP)
+        with locked_folder(folder.path, **FAST | {"dead_after_seconds": SURE_SECONDS}):
+            pass
+        with OwnerProcess(folder.path) as third:  # the first number once more
+            assert third.line() == "owned"
+            stopped.ask_to_write()
+            stopped.signal(signal.SIGCONT)
+            assert stopped.end()[0] == EXIT_PERMANENT
+            third.ask_to_write()
+            assert third.line() == "0"
+
+
+@pytest.mark.slow
+def test_a_stopped_run_goes_on_when_nobody_followed(folder: Folder) -> None:
+    with OwnerProcess(folder.path) as stopped:
+        assert stopped.line() == "owned"
+        stopped.signal(signal.SIGSTOP)
+        time.sleep(DEAD_AFTER_SECONDS)
+        stopped.signal(signal.SIGCONT)
+        stopped.ask_to_write()
+        assert stopped.line() == "0"
+        assert stopped.end()[0] == 0
+
+
+WRITES: Mapping[str, Callable[[Folder], object]] = {
+    "write": lambda folder: folder.write_text("sub/a", "b"),
+    "append": lambda folder: folder.append_text("old", "b", before="old"),
+    "upload": lambda folder: folder.upload_file(__file__, "a"),
+    "publish": lambda folder: folder.publish(str(Path(__file__).parent), last=Path(__file__).name),
+    "new file": lambda folder: folder.new_file().finish("a"),
+    "delete files": lambda folder: folder.delete_files(["old"]),
+    "delete": lambda folder: folder.subfolder("sub").delete(),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_no_write_reaches_a_folder_that_was_lost(folder: Folder, write: Callable[[Folder], object]) -> None:
+    with locked_folder(folder.path, **FAST | {"beat_seconds": 3600.0}):
+        folder.write_text("old", "old")
+        folder.write_text("sub/old", "old")
+        folder.subfolder(".owner").write_text("000001.json", json.dumps({"token": "another's"}))
+        with pytest.raises(FolderLostError):
+            write(folder)
+    assert folder.read_text("old") == "old"
+    assert folder.list_files().keys() == {"old"}
+    assert folder.subfolder("sub").list_files().keys() == {"old"}
+    assert folder.subfolder(".owner").list_files()  # which is another's
+
+
+def test_a_worker_process_of_the_owner_writes_only_while_the_folder_is_the_owners(folder: Folder) -> None:
+    with locked_folder(folder.path, **FAST):
+        sent = pickle.dumps(owner_of(folder.path_of("train")))
+    owner = pickle.loads(sent)
+    owner.guard()
+    try:
+        with pytest.raises(FolderLostError):
+            folder.write_text("train/a", "b")
+        open_folder(folder.path + "-beside").write_text("a", "b")
+    finally:
+        from mlm_common.storage.folder import locks
+
+        del locks[owner.path]
+
+
+def test_a_run_whose_signs_of_life_cannot_be_written_goes_on(
+    cloud: CloudStorageHandle, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = open_folder(f"{cloud.bucket_url}/output")
+    with locked_folder(folder.path, **FAST), caplog.at_level(logging.WARNING):
+        cloud.fault("/upload/", method="POST", mode="status", status=403, times=5)
+        while sum("/upload/" in entry["path"] for entry in cloud.requests("POST")) < 8:
+            time.sleep(BEAT_SECONDS)
+        folder.write_text("a", "b")
+    assert sum("no sign of life can be written" in message for message in caplog.messages) == 1
+    assert cloud.objects() == {"output/a": b"b"}
+
+
+def test_a_lost_answer_to_a_sign_of_life_is_no_lost_folder(cloud: CloudStorageHandle) -> None:
+    folder = open_folder(f"{cloud.bucket_url}/output")
+    with locked_folder(folder.path, **FAST):
+        cloud.fault("/upload/", method="POST", mode="lost_answer", times=2)
+        while sum("/upload/" in entry["path"] for entry in cloud.requests("POST")) < 8:
+            time.sleep(BEAT_SECONDS)
+        folder.write_text("a", "b")
+    assert cloud.objects() == {"output/a": b"b"}
+
+
+def test_the_owners_record_is_no_content_of_the_folder(folder: Folder, tmp_path: Path) -> None:
+    with locked_folder(folder.path, **FAST):
+        folder.write_text("a", "b")
+        assert folder.list_files().keys() == {"a"}
+        with folder.local_copy() as copy:
+            open_folder(str(tmp_path / "copy")).upload_folder(copy)
+    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["a"]
+
+
+def test_the_thread_ends_with_the_context(folder: Folder) -> None:
+    with locked_folder(folder.path, **FAST):
+        assert any(thread.name == "folder-owner" for thread in threading.enumerate())
+    assert not any(thread.name == "folder-owner" for thread in threading.enumerate())

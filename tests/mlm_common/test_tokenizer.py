@@ -1,0 +1,347 @@
+"""The tokenizer as an artefact: loading, saving, its hash, and which of its tokens begin a word."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from mlm_common.errors import InputError
+from mlm_common.tokenizer import (
+    BYTE_PIECES,
+    SPECIAL_TOKENS,
+    WORD_STARTS_FILE,
+    load_tokenizer,
+    load_word_starts,
+    save_tokenizer,
+    special_ids,
+    tokenizer_sha256,
+    vocabulary_size,
+    word_starts,
+)
+from tests.fixtures.tiny_models import tiny_tokenizer
+from tests.servers.fixtures import CloudStorageHandle
+from tokenizer_training.unigram.report import plain_text_backend
+
+WORDS = ["the", "model", "reads", "text"]
+
+
+def make_tokenizer(scores: list[float] | None = None, **names: str | None) -> PreTrainedTokenizerFast:
+    scores = scores or [-1.5, -2.123456789012345, -3.1, -1 / 3]
+    pieces = [(token, 0.0) for token in SPECIAL_TOKENS.values()]
+    pieces += [(f"▁{word}", score) for word, score in zip(WORDS, scores, strict=True)]
+    backend = Tokenizer(models.Unigram(pieces, unk_id=3))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    all_names = {f"{name}_token": token for name, token in SPECIAL_TOKENS.items()} | names
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **all_names)
+
+
+def test_own_folders_load_without_all_models_classes(tmp_path: Path) -> None:
+    save_tokenizer(make_tokenizer(), str(tmp_path))
+    code = "import sys; from mlm_common.tokenizer import load_tokenizer as load; tokenizer = load(sys.argv[1]); "
+    code += "assert 'transformers.models.auto.tokenization_auto' not in sys.modules; "
+    code += "from transformers import AutoTokenizer; other = AutoTokenizer.from_pretrained(sys.argv[1]); "
+    code += "assert (type(tokenizer), repr(tokenizer)) == (type(other), repr(other)); "
+    code += "assert tokenizer.init_kwargs == other.init_kwargs, (tokenizer.init_kwargs, other.init_kwargs)"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+
+
+def saved(tokenizer: PreTrainedTokenizerFast, folder: Path) -> PreTrainedTokenizerFast:
+    save_tokenizer(tokenizer, str(folder))
+    return load_tokenizer(str(folder))
+
+
+def test_special_ids_and_vocabulary_size() -> None:
+    tokenizer = make_tokenizer()
+    assert special_ids(tokenizer) == {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}
+    assert vocabulary_size(tokenizer) == 9
+    tokenizer.add_tokens(["new"])
+    assert vocabulary_size(tokenizer) == 10
+
+
+def test_saved_tokenizer_reads_the_same(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    loaded = saved(tokenizer, tmp_path / "new" / "folder")
+    assert isinstance(loaded, PreTrainedTokenizerFast)
+    text = "the model reads[MASK] unseen"
+    assert loaded(text)["input_ids"] == tokenizer(text)["input_ids"] == [5, 6, 7, 4, 3]
+
+
+def test_saved_files(tmp_path: Path) -> None:
+    saved(make_tokenizer(), tmp_path)
+    names = ["special_tokens_map.json", "tokenizer.json", "tokenizer_config.json", "word_starts.npy"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
+def test_hash_is_stable_through_saving_and_truncation(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    sha256 = tokenizer_sha256(tokenizer)
+    tokenizer(["the model", "text"], truncation=True, max_length=1, padding="max_length")
+    assert tokenizer.backend_tokenizer.truncation is not None
+    assert tokenizer_sha256(tokenizer) == sha256
+    for number in range(3):
+        tokenizer = saved(tokenizer, tmp_path / str(number))
+        assert tokenizer_sha256(tokenizer) == sha256
+        assert tokenizer.backend_tokenizer.truncation is None
+
+
+def test_hash_survives_the_library_changing_a_last_bit() -> None:
+    scores = [-2.1234567890123452, -13.786306381225586, -1 / 3, -9.87654321]
+    tokenizer = make_tokenizer(scores)
+    reread = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(tokenizer.backend_tokenizer.to_str()),
+        **{f"{name}_token": token for name, token in SPECIAL_TOKENS.items()},
+    )
+    assert tokenizer_sha256(reread) == tokenizer_sha256(tokenizer)
+
+
+def test_hash_tells_tokenizers_apart() -> None:
+    lowercased = make_tokenizer()
+    lowercased.backend_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    extended = make_tokenizer()
+    extended.add_tokens(["new"])
+    tokenizers = [
+        make_tokenizer(),
+        make_tokenizer([-1.5, -2.1, -3.1, -1.0]),
+        make_tokenizer(mask_token="<unk>"),
+        lowercased,
+        extended,
+    ]
+    assert max(Counter(map(tokenizer_sha256, tokenizers)).values()) == 1
+
+
+@pytest.mark.parametrize("missing", SPECIAL_TOKENS)
+def test_tokenizer_without_a_special_token_is_refused(missing: str, tmp_path: Path) -> None:
+    save_tokenizer(make_tokenizer(**{f"{missing}_token": None}), str(tmp_path))
+    with pytest.raises(InputError, match=f"{tmp_path} lacks {missing}"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta"}), encoding="utf-8")
+    with pytest.raises(InputError, match="cannot be loaded") as caught:
+        load_tokenizer(str(tmp_path))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match=r"There is no folder .*missing"):
+        load_tokenizer(str(tmp_path / "missing"))
+
+
+def test_cloud_storage(cloud_storage: CloudStorageHandle, tmp_path: Path) -> None:
+    save_tokenizer(make_tokenizer(), str(tmp_path))
+    program = (
+        "import sys; from mlm_common.tokenizer import *\n"
+        "save_tokenizer(load_tokenizer(sys.argv[1]), sys.argv[2])\n"
+        "print(tokenizer_sha256(load_tokenizer(sys.argv[2])))\n"
+        "from mlm_common.tokenizer import load_word_starts\n"
+        "print(load_word_starts(sys.argv[2]).sum(), load_word_starts(sys.argv[2] + '/none'))"
+    )
+    remote = f"{cloud_storage.bucket_url}/tokenizers/first"
+    result = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path), remote],
+        env=os.environ | cloud_storage.environment,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == [tokenizer_sha256(make_tokenizer()), "9", "None"]
+    for name in ("tokenizer.json", "word_starts.npy"):
+        assert cloud_storage.objects()[f"tokenizers/first/{name}"] == (tmp_path / name).read_bytes()
+
+
+SPECIALS = list(SPECIAL_TOKENS.values())
+
+
+def wrapped(model: Any, pre_tokenizer: Any = None, decoder: Any = None) -> PreTrainedTokenizerFast:
+    backend = Tokenizer(model)
+    if pre_tokenizer is not None:
+        backend.pre_tokenizer = pre_tokenizer
+    if decoder is not None:
+        backend.decoder = decoder
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, **{f"{name}_token": token for name, token in SPECIAL_TOKENS.items()}
+    )
+
+
+def unigram(*pieces: str, byte_fallback: bool = False) -> models.Unigram:
+    scored = [(token, -100.0) for token in SPECIALS] + [(piece, -1.0) for piece in pieces]
+    return models.Unigram(scored, unk_id=3, byte_fallback=byte_fallback)
+
+
+def bpe(*pieces: str, **settings: Any) -> models.BPE:
+    return models.BPE({piece: index for index, piece in enumerate([*SPECIALS, *pieces])}, [], **settings)
+
+
+def starting(tokenizer: PreTrainedTokenizerFast) -> set[str]:
+    """Find the pieces that begin a word, the special tokens left out."""
+    starts = word_starts(tokenizer)
+    assert starts is not None
+    assert (starts.dtype, starts.shape) == (np.bool_, (vocabulary_size(tokenizer),))
+    return {piece for piece, token_id in tokenizer.get_vocab().items() if starts[token_id]} - set(SPECIALS)
+
+
+def test_metaspace() -> None:
+    pieces = ["▁", "▁the", "the", "o▁f", "▁▁", *BYTE_PIECES]
+    split = pre_tokenizers.Metaspace()
+    for pre_tokenizer in (split, pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), split])):
+        tokenizer = wrapped(unigram(*pieces, byte_fallback=True), pre_tokenizer)
+        assert starting(tokenizer) == {"▁", "▁the", "▁▁"}
+    assert starting(wrapped(unigram("_the", "▁the"), pre_tokenizers.Metaspace(replacement="_"))) == {"_the"}
+
+
+def test_metaspace_of_the_decoder_alone() -> None:
+    decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    assert starting(wrapped(bpe("▁the", "the"), decoder=decoder)) == {"▁the"}
+
+
+def test_byte_level() -> None:
+    pieces = ["Ġ", "Ġthe", "the", "Ċ", "ĊĊ", "ĉ", "Ã", "ł"]  # the last is a byte of other characters
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    digits_first = pre_tokenizers.Sequence([pre_tokenizers.Digits(), level])
+    for pre_tokenizer in (level, digits_first):
+        assert starting(wrapped(bpe(*pieces), pre_tokenizer)) == {"Ġ", "Ġthe", "Ċ", "ĊĊ", "ĉ"}
+
+
+@pytest.mark.parametrize("prefix", ["##", "@@"])
+def test_prefix_of_continued_words(prefix: str) -> None:
+    vocabulary = {piece: index for index, piece in enumerate([*SPECIALS, "the", f"{prefix}s", "#", "é"])}
+    word_piece = models.WordPiece(vocabulary, unk_token="<unk>", continuing_subword_prefix=prefix)
+    tokenizer = wrapped(word_piece, pre_tokenizers.BertPreTokenizer())
+    assert starting(tokenizer) == {"the", "#", "é"}
+    starts = word_starts(tokenizer)
+    assert starts is not None
+    assert starts[3]  # in WordPiece the unknown token stands for a whole word
+    assert starting(wrapped(bpe("the", f"{prefix}s", continuing_subword_prefix=prefix))) == {"the"}
+
+
+def test_tokenizers_without_marks_have_no_table() -> None:
+    words = models.WordLevel({token: index for index, token in enumerate([*SPECIALS, "the"])}, unk_token="<unk>")
+    without = [
+        wrapped(words, pre_tokenizers.Whitespace()),
+        wrapped(bpe("the</w>", "the", end_of_word_suffix="</w>"), pre_tokenizers.Whitespace()),
+        wrapped(unigram("the"), pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.Digits()])),
+        wrapped(bpe("the", *BYTE_PIECES, continuing_subword_prefix="##", byte_fallback=True)),
+    ]
+    assert [word_starts(tokenizer) for tokenizer in without] == [None] * len(without)
+
+
+def test_special_tokens_and_ids_without_a_token() -> None:
+    tokenizer = wrapped(unigram("▁", "the"), pre_tokenizers.Metaspace())
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[EXTRA]"]})
+    tokenizer.add_tokens(["ordinary"])
+    starts = word_starts(tokenizer)
+    assert starts is not None
+    # The unknown token comes after a mark where it begins a word.
+    assert starts.tolist() == [True, True, True, False, True, True, False, True, False]
+    assert tokenizer.convert_ids_to_tokens([5, 6, 7, 8]) == ["▁", "the", "[EXTRA]", "ordinary"]
+    without_lone_mark = word_starts(wrapped(unigram("▁the"), pre_tokenizers.Metaspace()))
+    assert without_lone_mark is not None
+    assert without_lone_mark.all()
+
+    ids = {token: index for index, token in enumerate([*SPECIALS, "▁the"])} | {"▁a": 8}
+    starts = word_starts(wrapped(models.BPE(ids, [], unk_token="<unk>"), pre_tokenizers.Metaspace()))
+    assert starts is not None
+    assert starts.tolist() == [True] * 6 + [False, False, True]
+
+
+def marked_tokenizer(byte_fallback: bool, split_digits: bool) -> PreTrainedTokenizerFast:
+    """Make a tokenizer with one space between words, which are marked at their begin, as stage 1 makes them."""
+    characters = sorted(set("".join(SPECIALS)) | set("▁abcdeé12的"))  # special tokens in plain text can be spelled
+    pieces = [*characters, "▁a", "▁b", "cd", "▁abc", "12", "中的", *(BYTE_PIECES if byte_fallback else ())]
+    metaspace = pre_tokenizers.Metaspace(prepend_scheme="first")
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    tokenizer = wrapped(
+        unigram(*pieces, byte_fallback=byte_fallback),
+        pre_tokenizers.Sequence([metaspace, digits]) if split_digits else metaspace,
+    )
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Replace(Regex(r"[\s▁]+"), " "), normalizers.Strip(left=False, right=True)]
+    )
+    return tokenizer
+
+
+@pytest.mark.parametrize("byte_fallback", [True, False])
+@pytest.mark.parametrize("split_digits", [True, False])
+def test_each_word_of_a_text_begins_once(byte_fallback: bool, split_digits: bool) -> None:
+    tokenizer = marked_tokenizer(byte_fallback, split_digits)
+    backend, starts = plain_text_backend(tokenizer), word_starts(tokenizer)
+    assert starts is not None
+    characters = st.one_of(st.sampled_from("abcdé12 \n\u3000▁的中<>ﬁx"), st.characters(exclude_categories=["Cs"]))
+
+    @given(st.text(characters))
+    @settings(max_examples=150)
+    def check(text: str) -> None:
+        normalized = backend.normalizer.normalize_str(text)
+        words = [word for word in normalized.split(" ") if word]
+        ids = backend.encode(text).ids
+        assert starts[ids].sum() == len(words)
+        assert starts[ids[:1]].all()
+
+    check()
+
+
+def test_words_are_as_the_marks_cut_them() -> None:
+    tokenizer = marked_tokenizer(byte_fallback=False, split_digits=False)
+    starts = word_starts(tokenizer)
+    assert starts is not None
+    encoding = plain_text_backend(tokenizer).encode("abcd 12  中的 aQQe Q", add_special_tokens=False)
+    cut = ["", *np.where(starts[encoding.ids], "|", "")][1:]
+    segmented = "".join(mark + token for mark, token in zip(cut, encoding.tokens, strict=True))
+    assert segmented == "|▁abcd|▁12|▁中的|▁aQQe|▁Q"
+
+
+def test_saved_table(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    save_tokenizer(tokenizer, str(tmp_path))
+    starts = load_word_starts(str(tmp_path))
+    assert starts is not None
+    assert starts.dtype == np.bool_
+    np.testing.assert_array_equal(starts, word_starts(tokenizer))
+    assert load_word_starts(str(tmp_path / "missing")) is None
+
+
+def test_a_table_of_an_earlier_tokenizer_does_not_stay(tmp_path: Path) -> None:
+    save_tokenizer(tiny_tokenizer(), str(tmp_path))
+    save_tokenizer(wrapped(unigram("the")), str(tmp_path))
+    assert not (tmp_path / WORD_STARTS_FILE).exists()
+    assert load_word_starts(str(tmp_path)) is None
+
+
+def test_another_process_saves_the_same_bytes(tmp_path: Path) -> None:
+    save_tokenizer(tiny_tokenizer(), str(tmp_path / "here"))
+    program = (
+        "import sys; from tests.fixtures.tiny_models import tiny_tokenizer\n"
+        "from mlm_common.tokenizer import *\n"
+        "save_tokenizer(tiny_tokenizer(), sys.argv[1])"
+    )
+    environment = os.environ | {"PYTHONHASHSEED": "7"}
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "there")], env=environment, check=True, timeout=60)
+    here, there = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("here", "there"))
+    assert here == there
+    assert WORD_STARTS_FILE in here
+
+
+def test_damaged_table_is_refused(tmp_path: Path) -> None:
+    save_tokenizer(tiny_tokenizer(), str(tmp_path))
+    path = tmp_path / WORD_STARTS_FILE
+    whole = path.read_bytes()
+    for data in (b"", whole[:-3], b"not an array"):
+        path.write_bytes(data)
+        with pytest.raises(InputError, match=f"{path} must hold one truth value per id.* cannot be read"):
+            load_word_starts(str(tmp_path))
+    for array in (np.zeros(4), np.zeros((2, 2), np.bool_)):
+        np.save(path, array)
+        with pytest.raises(InputError, match=f"it holds {array.dtype} of shape"):
+            load_word_starts(str(tmp_path))
+    np.save(path, np.array([None]), allow_pickle=True)
+    with pytest.raises(InputError, match="cannot be read"):
+        load_word_starts(str(tmp_path))
