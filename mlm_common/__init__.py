@@ -1,1 +1,1 @@
-"""What every stage uses: the corpus, the tokenizer, command lines, storage, the Hub, worker processes, plots, errors."""
+"""What every stage uses: corpus, tokenizer, command line, storage, the Hub, worker processes, plots, errors."""
