@@ -15,6 +15,7 @@ pytest_plugins = [
     "tests.fixtures.autograph",
     "tests.servers.fixtures",
     "tests.fixtures.other_environments",
+    "tests.fixtures.run_command",
     "tests.fixtures.tiny_run",
     "tests.fixtures.tiny_pairs",
     "tests.fixtures.tiny_phases",
