@@ -1,0 +1,76 @@
+"""Digests of what the stages write, without what differs between machines: paths, versions, clocks."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from safetensors import safe_open
+
+from tests.fixtures.same_run import newest_variables, timeless_lines
+
+# Keys of JSON files that tell of the machine.
+OF_THE_MACHINE = {"versions", "commit", "transformers_version", "path", "data_files", "validation_files"}
+# Files of an export that tell of the machine, or of the versions of other programs.
+NOT_COMPARED = {"README.md", "loss.png", "report.png", "confusion_matrix.png"}
+
+
+def machine() -> str:
+    """Describe what the bits of a result depend on: the same code gives the same bits on the same machine."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
+    models = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
+    return f"TensorFlow {tf.__version__}, {len(os.sched_getaffinity(0))} cores, {', '.join(models)}"
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def digests_of_folder(folder: Path) -> dict[str, str]:
+    """Return {name of a file: digest}; JSON without the keys of the machine."""
+    return {
+        str(path.relative_to(folder)): digest(_portable(path))
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in NOT_COMPARED and "runs" not in path.relative_to(folder).parts
+    }
+
+
+def digests_of_run(folder: Path) -> dict[str, Any]:
+    """Return what a run leaves: `log` without clocks; `layout`, names, shapes, types; `bits`, digests; `machine`."""
+    lines = timeless_lines(folder)
+    name, variables = newest_variables(folder)
+    record = json.loads((folder / "checkpoints" / name.replace("safetensors", "json")).read_text(encoding="utf-8"))
+    exported = digests_of_folder(folder / "export")
+    bits = {
+        "log": digest(json.dumps(lines).encode()),
+        "checkpoint": digest(variables),
+        "export": exported.pop("model.safetensors"),
+    }
+    layout = {
+        "checkpoint": _layout(folder / "checkpoints" / name),
+        "export": _layout(folder / "export" / "model.safetensors"),
+        "fingerprint": record["fingerprint_sha256"][:16],
+        **exported,
+    }
+    return {"log": lines, "layout": layout, "bits": bits, "machine": machine()}
+
+
+def _layout(path: Path) -> str:
+    with safe_open(path, "numpy") as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        listed = [(name, one.get_dtype(), one.get_shape()) for name, one in sorted(slices.items())]
+    return digest(json.dumps(listed).encode())
+
+
+def _portable(path: Path) -> bytes:
+    if path.suffix != ".json":
+        return path.read_bytes()
+    return json.dumps(_without_machine(json.loads(path.read_text(encoding="utf-8")))).encode()
+
+
+def _without_machine(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: _without_machine(value) for name, value in tree.items() if name not in OF_THE_MACHINE}
+    return [_without_machine(value) for value in tree] if isinstance(tree, list) else tree
