@@ -51,7 +51,8 @@ def digests_of_run(folder: Path) -> dict[str, Any]:
     layout = {
         "checkpoint": _layout(folder / "checkpoints" / name),
         "export": _layout(folder / "export" / "model.safetensors"),
-        "fingerprint": record["fingerprint_sha256"][:16],
+        # That of fine-tuning has the path of the model to start from.
+        "fingerprint": None if record["settings"]["model"]["init_from"] else record["fingerprint_sha256"][:16],
         **exported,
     }
     return {"log": lines, "layout": layout, "bits": bits, "machine": machine()}
