@@ -180,10 +180,11 @@ def print_results(curves: dict[str, Curve], entropy: float) -> None:
 
 
 def message(curves: dict[str, Curve]) -> tuple[str, str]:
-    """Say in a title and a subtitle when our ModernBERT comes to the final loss of each other one, of the same size."""
+    """Say when our ModernBERT reaches the final loss of the others of its size: the title names the best of them."""
     ours = curves.get(OURS, [])
+    others = [name for name in curves if RECIPES[name].preset == MODERNBERT and not RECIPES[name].is_ours]
     sentences = []
-    for name in (name for name in curves if RECIPES[name].preset == MODERNBERT and not RECIPES[name].is_ours):
+    for name in sorted(others, key=lambda name: curves[name][-1][1]):
         total_seconds, final_loss = curves[name][-1]
         needed_seconds = seconds_to(final_loss, ours)
         loss = f"the final loss of {LABELS[name].partition(', ')[2]} ({final_loss:.2f})"
@@ -193,8 +194,8 @@ def message(curves: dict[str, Curve]) -> tuple[str, str]:
             sentences.append(f"reaches {loss} in {needed_seconds:.0f} s instead of {total_seconds:.0f} s")
     if not ours or not sentences:
         return "Validation loss over training time", ""
-    title, *others = sentences
-    subtitle = "".join(f"It {sentence}. " for sentence in others)
+    title, *more = sentences
+    subtitle = "".join(f"It {sentence}. " for sentence in more)
     return f"This project's ModernBERT {title}", subtitle.strip()
 
 

@@ -44,12 +44,12 @@ def test_the_plot_labels_each_recipe_and_the_baseline(tmp_path):
     assert set(LABELS) == set(RECIPES)
 
 
-def test_the_title_says_when_ours_is_where_the_others_end():
+def test_the_title_compares_ours_with_the_best_of_the_others():
     faster, slower = [(5.0, 6.0), (10.0, 3.0)], [(10.0, 6.0), (80.0, 3.5)]
     curves = {"trainer-roberta": CURVE, "trainer-modernbert": slower, "trainer-modernbert-sparse": faster}
     assert message({**curves, "ours-modernbert": CURVE}) == (
-        "This project's ModernBERT does not reach the final loss of Hugging Face Trainer (3.50)",
-        "It does not reach the final loss of Hugging Face Trainer, sparse_prediction (3.00).",
+        "This project's ModernBERT does not reach the final loss of Hugging Face Trainer, sparse_prediction (3.00)",
+        "It does not reach the final loss of Hugging Face Trainer (3.50).",
     )
     assert message({"trainer-modernbert": slower, "ours-modernbert": faster})[0].endswith("in 9 s instead of 80 s")
     assert message({"trainer-roberta": CURVE, "ours-modernbert": CURVE}) == ("Validation loss over training time", "")
