@@ -71,7 +71,7 @@ class Totals:
 class Manifest:
     """What a split's folder holds and how it was made: equal settings and corpus make an equal manifest.
 
-    `bad_rows` are those of the corpus that were left out, None where it tells none: an older one, or withheld.
+    `bad_rows` are those of the corpus that were left out, None where it tells none: an older one, or a redacted one.
     Of pairs of segments `sentences_by` says how documents were cut into sentences, and `random_share` how many pairs
     were to be random; else they are None.
     """

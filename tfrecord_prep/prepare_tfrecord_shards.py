@@ -41,7 +41,7 @@ from tfrecord_prep.chunking import PAIRS
 from tfrecord_prep.config import DATAFLOW_RUNNER, LOCAL_RUNNER, PrepareConfig
 from tfrecord_prep.manifest import Manifest, Totals, read_manifest
 from tfrecord_prep.partition import NumberedPartition, SplitWork, work_on_partition
-from tfrecord_prep.push_to_hub import FORMER_PUSH, push_shards
+from tfrecord_prep.push_to_hub import push_shards
 from tfrecord_prep.shutdown import stoppable
 from tfrecord_prep.split import Engine, SplitPlan, describe_first_row, find_stale_parts, plan_splits, prepare_split
 from tfrecord_prep.split_folder import PartitionResult, clear_folder
@@ -223,7 +223,7 @@ def find_repository(config: PrepareConfig) -> HubRepository | None:
     from mlm_common.hub.access import check_hub_access
 
     branch, private = config.hub_revision or MAIN_BRANCH, config.hub_private
-    repository = HubRepository(config.push_to_hub, "dataset", private, branch, former=FORMER_PUSH)
+    repository = HubRepository(config.push_to_hub, "dataset", private, branch)
     check_hub_access(repository)
     return repository
 

@@ -1,45 +1,46 @@
-"""Shards as a data set repository on the Hugging Face Hub, in which a split's manifest is there only when all of it is.
+"""Push shards to a data set repository on the Hugging Face Hub; a split there is complete once it has a manifest.
 
-The push goes in several commits, so that it may be as large as one likes: of a split first all that will come is
-listed, and its old manifest and what is no longer in it is deleted; then come the shards, some at a time, and with the
-last commit tokenizer and manifest. Given again after a failure, it resumes where it was: what is there already is
-neither sent nor committed.
+The push is several commits, so that it may be of any size: first the card; then of each split one that deletes the old
+manifest and stale files, the shards, some at a time, and at last tokenizer and manifest. Given again after a failure,
+the same command continues: what is on the Hub already is neither sent nor committed.
 """
 
-import hashlib
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from mlm_common.corpus.config import BUILTIN
 from mlm_common.corpus.published_corpus import hub_dataset, published_bad_rows, published_corpus
 from mlm_common.hub import push as hub
-from mlm_common.hub.own_files import CARD_NAME, FormerPush, OwnFiles, git_sha1
-from mlm_common.hub.push import HubRepository, failed_push, open_repository
-from mlm_common.hub.redaction import redact_except
+from mlm_common.hub.push import (
+    CARD_NAME,
+    HubRepository,
+    commit_to_branch,
+    failed_push,
+    mark_card,
+    open_branch,
+    read_file,
+)
 from mlm_common.hub.retries import configure_sessions, repeat
 from mlm_common.storage import open_folder
 from mlm_common.tokenizer import TOKENIZER_FILES
-from tfrecord_prep.manifest import MANIFEST_NAME, TOKENIZER_FOLDER_NAME, Manifest, read_manifest
-
-if TYPE_CHECKING:
-    from huggingface_hub.hf_api import RepoFile
-
+from tfrecord_prep.manifest import MANIFEST_NAME, OWN_SHARD_NAME, TOKENIZER_FOLDER_NAME, Manifest, read_manifest
 
 logger = logging.getLogger(__name__)
 
-# The Hub advises at most 100; of a gs:// folder so many are copied to this machine at a time.
+Result = TypeVar("Result")
+
+# The Hub advises at most 100; this many files of a gs:// folder are copied to this machine at a time.
 FILES_PER_COMMIT = 50
 
-FORMER_PUSH = FormerPush(
-    proof=CARD_NAME,
-    marks=("Rows of token ids for pretraining a masked language model, as TFRecord files.",),
-    names=rf"{CARD_NAME}|[^/]+/(manifest\.json|dataset-\d{{5,}}-\d{{5,}}-\d+\.tfrecord)"
-    rf"|[^/]+/{TOKENIZER_FOLDER_NAME}/({TOKENIZER_FILES.pattern})",
+# In a split's folder on the Hub: what a push sends, and the next one deletes where it is stale.
+SPLIT_FILES = (
+    rf"{MANIFEST_NAME}|{OWN_SHARD_NAME.pattern.strip('^$')}|{TOKENIZER_FOLDER_NAME}/({TOKENIZER_FILES.pattern})"
 )
-# Of the manifest: as they are. The corpus is published in part, all else withheld.
+# Fields of the manifest that are published as they are.
 PUBLIC_FIELDS = (
     "format_version", "split", "max_length", "chunking", "sentences_by", "random_share", "shard_size",
     "partition_bytes", "tokenizer", "shards", "totals", "unigram_entropy_nats", "versions",
@@ -64,7 +65,7 @@ def push_shards(
 
     Args:
         output_dir: folder of the splits.
-        split_names: of those that are pushed.
+        split_names: which ones are pushed.
         repository: where they go.
         publish_details: push the manifests as they are.
 
@@ -73,7 +74,10 @@ def push_shards(
     """
     configure_sessions()
     try:
-        _Push(output_dir, repository, publish_details).push(split_names)
+        push = _Push(output_dir, repository, publish_details)
+        push.push_card(split_names)
+        for name in split_names:
+            push.push_split(name)
     except (OSError, RuntimeError, ValueError) as error:
         raise failed_push(repository, output_dir, error) from error
     logger.info("pushed to %s", repository.repo_id)
@@ -88,75 +92,65 @@ class _Push:
         self._repository = repository
         self._publish_details = publish_details
 
-    def push(self, split_names: Sequence[str]) -> None:
-        for name in split_names:
-            self._push_split(name)
+    def push_card(self, split_names: Sequence[str]) -> None:
+        """Commit the card, by which the repository is known as this project's if the push stops after it."""
         manifests = [read_manifest(self._folder.path_of(name)) for name in split_names]
         card = dataset_card(self._repository.repo_id, manifests)
-        self._commit("Add the card", lambda: self._own_files().operations({CARD_NAME: card.encode()}))
+        self._commit("Add the card", files={CARD_NAME: card.encode()})
 
-    def _push_split(self, split_name: str) -> None:
+    def push_split(self, split_name: str) -> None:
         folder = self._folder.subfolder(split_name)
         manifest_path = f"{split_name}/{MANIFEST_NAME}"
         manifest = folder.read_bytes(MANIFEST_NAME)
         if not self._publish_details:
             published = published_manifest(json.loads(manifest))
             manifest = (json.dumps(published, indent=2, ensure_ascii=False) + "\n").encode()
-        there = _repeat(self._own_files).there
-        if manifest_path in there and _is_same(there[manifest_path], manifest):
-            logger.info("%s is on the Hub as it is here", split_name)
+        branch = _repeat(lambda: open_branch(self._api, self._repository))
+        if manifest_path in branch.paths and manifest.decode() == _repeat(
+            lambda: read_file(self._api, self._repository, branch.commit, manifest_path)
+        ):
+            logger.info("the split %s on the Hub is up to date", split_name)
             return
         shards = [f"{split_name}/{shard.name}" for shard in read_manifest(folder.path).shards]
         names = folder.subfolder(TOKENIZER_FOLDER_NAME).list_files()
         last = [f"{split_name}/{TOKENIZER_FOLDER_NAME}/{name}" for name in names if TOKENIZER_FILES.fullmatch(name)]
-
-        def begin() -> list[Any]:
-            own = self._own_files()
-            stale = [path for path in own.listed - {*shards, *last} if path.startswith(f"{split_name}/")]
-            return own.operations({}, announced=[*shards, *last, manifest_path], deleted=stale)
-
-        self._commit(f"Begin {split_name}", begin)
+        stale = f"{re.escape(split_name)}/({SPLIT_FILES})"
+        self._commit(f"Begin {split_name}", stale=stale, kept=[*shards, *last])
         for start in range(0, len(shards), FILES_PER_COMMIT):
             batch = shards[start : start + FILES_PER_COMMIT]
-            self._commit_files(
-                f"{split_name}: shards {start + 1:,} to {start + len(batch):,} of {len(shards):,}", batch
-            )
-        self._commit_files(f"Complete {split_name}", last, {manifest_path: manifest})
+            self._add(f"{split_name}: shards {start + 1:,} to {start + len(batch):,} of {len(shards):,}", batch)
+        self._add(f"Complete {split_name}", last, {manifest_path: manifest})
 
-    def _commit_files(self, message: str, paths: list[str], contents: Mapping[str, bytes] | None = None) -> None:
-        """Commit files of the output folder, of a `gs://` one by way of copies on this machine, and others."""
+    def _commit(self, message: str, **changes: Any) -> None:
+        _repeat(lambda: commit_to_branch(self._api, self._repository, message, **changes))
+
+    def _add(self, message: str, paths: list[str], contents: Mapping[str, bytes] | None = None) -> None:
+        """Commit files of the output folder, of a `gs://` one by way of copies on this machine, and others.
+
+        These commits do not read the branch first: its listing may be long.
+        """
         from huggingface_hub import CommitOperationAdd
 
+        where = {"revision": self._repository.branch, **self._repository.address}
         with self._folder.local_copy(paths) as copy:
             files: dict[str, Path | bytes] = {path: Path(copy, path) for path in paths} | dict(contents or {})
-            self._commit(message, lambda: [CommitOperationAdd(path, content) for path, content in files.items()])
 
-    def _commit(self, message: str, operations: Callable[[], list[Any]]) -> None:
-        def commit() -> None:
-            target = self._repository.target
-            self._api.create_commit(operations=operations(), commit_message=message, **target)
+            def commit() -> None:
+                operations = [CommitOperationAdd(path, content) for path, content in files.items()]
+                self._api.create_commit(operations=operations, commit_message=message, **where)
 
-        _repeat(commit)
-
-    def _own_files(self) -> OwnFiles:
-        return open_repository(self._api, self._repository)
+            _repeat(commit)
 
 
-def _repeat(function: Callable[[], Any]) -> Any:
+def _repeat(function: Callable[[], Result]) -> Result:
     return repeat(function, hub.RETRY_DELAYS_SECONDS)
 
 
-def _is_same(file: "RepoFile", content: bytes) -> bool:
-    """Tell whether a file on the Hub has that content; a small one is known by git's id."""
-    if file.lfs is not None:
-        return file.lfs.sha256 == hashlib.sha256(content).hexdigest()
-    return file.blob_id == git_sha1(content)
-
-
 def published_manifest(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Withhold of a `manifest.json` what is its owner's; counts and checksums stay, which verify the shards."""
-    published = {"corpus": published_corpus(record["corpus"]), "bad_rows": published_bad_rows(record.get("bad_rows"))}
-    return redact_except(record, PUBLIC_FIELDS) | published
+    """Summarize a `manifest.json` for publishing; counts and checksums stay, which verify the shards."""
+    published = {name: record[name] for name in PUBLIC_FIELDS if name in record}
+    published["corpus"] = published_corpus(record["corpus"])
+    return published | {"bad_rows": published_bad_rows(record.get("bad_rows"))}
 
 
 def dataset_card(repo_id: str, manifests: Sequence[Manifest]) -> str:
@@ -189,4 +183,4 @@ def dataset_card(repo_id: str, manifests: Sequence[Manifest]) -> str:
         chunking=first.chunking,
         vocabulary_size=first.tokenizer.vocabulary_size,
     )
-    return f"---\n{data.to_yaml()}\n---\n\n{text}\n"
+    return mark_card(f"---\n{data.to_yaml()}\n---\n\n{text}\n")

@@ -43,7 +43,7 @@ from mlm_common.tokenizer import (
     tokenizer_sha256,
 )
 from mlm_common.worker_pool import num_cores
-from tokenizer_training.push_to_hub import FORMER_PUSH, push_tokenizer
+from tokenizer_training.push_to_hub import push_tokenizer
 from tokenizer_training.unigram.config import DEFAULT_VOCABULARY_SIZE, UnigramConfig
 from tokenizer_training.unigram.corpus_sample import (
     HELD_OUT_BYTES,
@@ -213,7 +213,7 @@ def find_repository(output: OutputConfig) -> HubRepository | None:
         message = f"--export-to-hub needs a login (`hf auth login`): {' '.join(str(error).split())}"
         raise hub_error(message, error) from error
     branch = output.hub_revision or MAIN_BRANCH
-    repository = HubRepository(repo_id, private=output.hub_private, branch=branch, former=FORMER_PUSH)
+    repository = HubRepository(repo_id, private=output.hub_private, branch=branch)
     check_hub_access(repository)
     return repository
 

@@ -91,11 +91,10 @@ def _formats(text: str) -> set[str]:
 def _repository(arguments: argparse.Namespace) -> HubRepository | None:
     """Name the repository of `--push`, once it is known that it can be written to; None without the flag."""
     from mlm_common.hub.access import check_hub_access
-    from train.config.settings import FORMER_PUSH
 
     if not arguments.push:
         return None
-    repository = HubRepository(arguments.push, private=arguments.private, branch=arguments.revision, former=FORMER_PUSH)
+    repository = HubRepository(arguments.push, private=arguments.private, branch=arguments.revision)
     check_hub_access(repository)
     return repository
 

@@ -1,4 +1,4 @@
-"""What of the record of a corpus is published: data sets of the Hub by name, files by number, size and checksum."""
+"""The published record of a corpus: data sets of the Hub by name, files by number, size and checksum."""
 
 import re
 from collections.abc import Mapping
@@ -7,17 +7,17 @@ from typing import Any
 
 from mlm_common.corpus.config import BUILTIN, CorpusConfig
 from mlm_common.corpus.record import FILES_KEYS
-from mlm_common.hub.redaction import REDACTED, redact_except, withhold_settings
+from mlm_common.hub.redaction import REDACTED, redact_except, redact_settings
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-# In records of files: `checksum`, in older ones `fingerprint`.
-FILE_FIELDS = ("checksum", "content_checksum", "fingerprint")
+# In records of files: text that is published.
+FILE_FIELDS = ("checksum", "content_checksum")
 
 
 def published_corpus(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Withhold of the record of a corpus what is its owner's: names of files and folders. Its identity stays."""
+    """Redact names of files and folders in the record of a corpus. Its identity stays."""
     published = redact_except(record, [BUILTIN])
-    published["settings"] = withhold_settings(record["settings"], [CorpusConfig])
+    published["settings"] = redact_settings(record["settings"], [CorpusConfig])
     if (name := record["settings"].get("dataset_name")) in (BUILTIN, hub_dataset(record)):
         published["settings"]["dataset_name"] = name
     for key in FILES_KEYS:
@@ -27,7 +27,7 @@ def published_corpus(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def published_bad_rows(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Withhold of `BadRows` which rows they are: of their number alone nothing is learned."""
+    """Keep of `BadRows` only their number."""
     return {"num_rows": record["num_rows"], "listed": []} if record else None
 
 
@@ -39,7 +39,7 @@ def hub_dataset(record: Mapping[str, Any]) -> str | None:
 
 
 def names_its_text(record: Mapping[str, Any]) -> bool:
-    """Tell whether a record says which text it is of: one that was published may not."""
+    """Return whether a record says which text it is of: a published one may not."""
     settings = record.get("settings", {})
     paths = [path for key in FILES_KEYS for path in settings.get(key, ())]
     return REDACTED not in [settings.get("dataset_name"), *paths]

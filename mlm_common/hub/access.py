@@ -1,11 +1,10 @@
-"""What can be known before the expensive part of a run about its push to the Hugging Face Hub at the end."""
+"""Check before the expensive part of a run whether its push to the Hugging Face Hub can succeed."""
 
 import re
 from typing import TYPE_CHECKING, Any
 
 from mlm_common.errors import InputError
-from mlm_common.hub.own_files import read_own_files
-from mlm_common.hub.push import HubRepository, start_of_branch
+from mlm_common.hub.push import HubRepository, read_branch, start_of_branch
 from mlm_common.hub.retries import configure_sessions, hub_error, one_line, repeat, status_of
 from mlm_common.retry import growing_delays
 
@@ -21,12 +20,12 @@ def check_hub_access(repository: HubRepository, *, card: str | None = None) -> N
 
     Args:
         repository: where the push will go.
-        card: a README.md, whose metadata the Hub is to accept.
+        card: a README.md, whose metadata the Hub must accept.
 
     Raises:
-        InputError: a malformed id or name; no token, or one that is not valid or may not write there; what is reached
-            is no Hub; it must be private, and the repository exists and is public; its branch is a tag; its tag is
-            there already; its files are not ours; the Hub refuses the card's metadata.
+        InputError: a malformed id or name; no token, or one that is not valid or may not write there; the endpoint is
+            no Hub; the repository must be private and is public; the branch is a tag; the tag exists already; the
+            branch has files of others; the Hub refuses the card's metadata.
         HubAwayError: the Hub cannot be reached.
     """
     from huggingface_hub import HfApi, constants, get_token
@@ -108,12 +107,12 @@ def _check_card(api: "HfApi", card: str, repository: HubRepository) -> None:
 def _check_existing(api: "HfApi", repository: HubRepository) -> None:
     from huggingface_hub.errors import RepositoryNotFoundError
 
-    repo_id, kind = repository.repo_id, repository.kind
+    repo_id = repository.repo_id
     try:
-        is_private = repeat(lambda: api.repo_info(repo_id, repo_type=kind), CHECK_RETRY_DELAYS_SECONDS).private
-        refs = repeat(lambda: api.list_repo_refs(repo_id, repo_type=kind), CHECK_RETRY_DELAYS_SECONDS)
+        is_private = repeat(lambda: api.repo_info(**repository.address), CHECK_RETRY_DELAYS_SECONDS).private
+        refs = repeat(lambda: api.list_repo_refs(**repository.address), CHECK_RETRY_DELAYS_SECONDS)
     except RepositoryNotFoundError:
-        return  # the push will make it
+        return  # the push will create it
     if repository.private and not is_private:
         raise InputError(f"--hub-private needs a private repository; {repo_id} exists and is public.")
     tags = {tag.name for tag in refs.tags}
@@ -122,5 +121,4 @@ def _check_existing(api: "HfApi", repository: HubRepository) -> None:
     if repository.tag in tags:
         raise InputError(f"--hub-tag must be new; {repo_id} has {repository.tag} already, and a tag is fixed.")
     start = repeat(lambda: start_of_branch(api, repository), CHECK_RETRY_DELAYS_SECONDS)
-    target = repository.target | {"revision": start}
-    repeat(lambda: read_own_files(api, target, repository.former), CHECK_RETRY_DELAYS_SECONDS)
+    repeat(lambda: read_branch(api, repository, start), CHECK_RETRY_DELAYS_SECONDS)

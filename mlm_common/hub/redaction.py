@@ -1,7 +1,6 @@
-"""What of a record may leave the machine: numbers may, text only where it is known to tell nothing of its owner.
+"""Redact records before publishing: keep numbers and text known to be public, replace everything else.
 
-So paths, buckets, projects and names of hosts stay here, also those in fields that nobody has thought of. A text that
-stays is replaced by `REDACTED`: who reads the record knows that there was one.
+So paths, buckets, projects and host names stay on this machine, also those in fields that nobody has thought of.
 """
 
 import json
@@ -12,23 +11,23 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from mlm_common.cli.settings import PUBLIC
 
-REDACTED = "(withheld)"
+REDACTED = "(redacted)"
 
 
-def withhold(value: Any) -> Any:
-    """Replace text, and what may hold it, by `REDACTED`; numbers, and what is empty, stay."""
+def redact(value: Any) -> Any:
+    """Replace text, and what may contain it, by `REDACTED`; numbers, and what is empty, stay."""
     if isinstance(value, list | tuple):
-        return [withhold(item) for item in value]
+        return [redact(item) for item in value]
     return value if isinstance(value, int | float) or not value else REDACTED
 
 
 def redact_except(record: Mapping[str, Any], public: Collection[str]) -> dict[str, Any]:
-    """Withhold all fields of a record but those that may be published."""
-    return {name: value if name in public else withhold(value) for name, value in record.items()}
+    """Redact all fields of a record but the public ones."""
+    return {name: value if name in public else redact(value) for name, value in record.items()}
 
 
-def withhold_settings(settings: Mapping[str, Any], config_classes: Iterable[type]) -> dict[str, Any]:
-    """Withhold the settings that are free text and not marked `PUBLIC`.
+def redact_settings(settings: Mapping[str, Any], config_classes: Iterable[type]) -> dict[str, Any]:
+    """Redact the settings that are free text and not marked `PUBLIC`.
 
     Args:
         settings: {name: value}, as recorded.
@@ -47,7 +46,7 @@ def redacted_hash(value: Any) -> str:
 
 
 def is_same(recorded: Any, value: Any) -> bool:
-    """Tell whether a recorded value, or what `redacted_hash` made of it, is this one."""
+    """Return whether a recorded value, or what `redacted_hash` made of it, equals this one."""
     return recorded == value or recorded == redacted_hash(value)
 
 

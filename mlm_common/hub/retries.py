@@ -1,4 +1,4 @@
-"""Calls of huggingface_hub that outlive passing failures: repeated with growing waits, each request with a time-out.
+"""Repeat calls of huggingface_hub after transient errors, with growing waits, and give each request a time-out.
 
 huggingface_hub repeats only the upload of a large file; its other requests are neither repeated nor given a time-out.
 """
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 CONNECT_TIMEOUT_SECONDS = 30.0
 # Between two bytes of an answer; the Hub may take a minute to commit large files.
 READ_TIMEOUT_SECONDS = 300.0
-# A storage answers an upload at once. The process cannot end before it, since huggingface_hub's threads are waited for.
+# A storage answers an upload at once. The process cannot end earlier, since it waits for huggingface_hub's threads.
 UPLOAD_READ_TIMEOUT_SECONDS = 60.0
 # The longest wait that an answer's Retry-After is granted.
 MAX_RETRY_AFTER_SECONDS = 900.0
@@ -29,25 +29,25 @@ TRANSIENT_STATUSES = {408, 409, 412, 429, 500, 502, 503, 504}
 
 
 class HubAwayError(RunFailedError):
-    """The Hub, or the way to it, failed for a passing reason; the message says what was wanted of it."""
+    """The Hub, or the network, failed for a transient reason; the message says what it was needed for."""
 
 
-class RequestsStoppedError(OSError):
-    """A request that was not sent, or not to its end, because its push was told to stop."""
+class PushCancelledError(OSError):
+    """A request that was not sent, or only in part, because its push was cancelled."""
 
 
 @dataclass(frozen=True)
 class Interruption:
-    """How another thread ends a push early: `stop_event` ends the waits between its tries, `stop` also the upload."""
+    """How another thread ends a push early: `no_retries` ends the waits between its tries, `cancel` also an upload."""
 
-    stop_event: threading.Event = field(default_factory=threading.Event)
-    stop: threading.Event = field(default_factory=threading.Event)
+    no_retries: threading.Event = field(default_factory=threading.Event)
+    cancel: threading.Event = field(default_factory=threading.Event)
 
 
 def repeat(
     function: Callable[[], Result], delays_seconds: tuple[float, ...], interruption: Interruption | None = None
 ) -> Result:
-    """Call the function until it succeeds; a transient failure costs a wait, the last one is raised."""
+    """Call the function until it succeeds, with a wait after each transient error; the last error is raised."""
 
     def log(error: Exception, wait_seconds: float) -> None:
         logger.warning("The Hub failed, next try in %.0f s: %s", wait_seconds, one_line(error))
@@ -58,7 +58,7 @@ def repeat(
         _is_transient,
         on_failure=log,
         least_wait_seconds=_retry_after_seconds,
-        stop_event=(interruption or Interruption()).stop_event,
+        stop_event=(interruption or Interruption()).no_retries,
     )
 
 
@@ -74,34 +74,34 @@ def status_of(error: BaseException) -> int | None:
 
 
 def hub_error(message: str, error: BaseException) -> HubAwayError | InputError:
-    """Make the error for what the Hub did not give: one to be tried again if the reason is passing, else bad input."""
+    """Make the error for a failed request: one that a retry may help if the reason is transient, else bad input."""
     return (HubAwayError if is_away(error) else InputError)(message)
 
 
 def is_away(error: BaseException | None) -> bool:
-    """Ask whether the exception, or one that it was raised from, is of a Hub that is away for a while."""
+    """Return whether the exception, or one that it was raised from, means that the Hub is away for a while."""
     from huggingface_hub import constants
 
     if error is None or constants.HF_HUB_OFFLINE:
         return False
-    # `datasets` tells no more than that there was no connection.
+    # `datasets` says only that there was no connection.
     return isinstance(error, ConnectionError) or _is_transient(error) or is_away(error.__cause__ or error.__context__)
 
 
 def configure_sessions(interruption: Interruption | None = None) -> None:
-    """Give all requests of huggingface_hub from now on a time-out, and let `interruption.stop` end them."""
+    """Give all requests of huggingface_hub from now on a time-out, and let `interruption.cancel` end them."""
     import requests
     from huggingface_hub import configure_http_backend
     from requests.adapters import HTTPAdapter
 
-    stop = (interruption or Interruption()).stop
+    cancel = (interruption or Interruption()).cancel
 
     class BoundedAdapter(HTTPAdapter):
         def send(self, request: Any, **options: Any) -> Any:  # type: ignore[override]
-            if stop.is_set():
-                raise RequestsStoppedError("the push was told to stop")
+            if cancel.is_set():
+                raise PushCancelledError("the push was cancelled")
             if hasattr(request.body, "read"):
-                request.body = _StoppableBody(request.body, stop)
+                request.body = _CancellableBody(request.body, cancel)
             read_seconds = UPLOAD_READ_TIMEOUT_SECONDS if request.method == "PUT" else READ_TIMEOUT_SECONDS
             options["timeout"] = options.get("timeout") or (CONNECT_TIMEOUT_SECONDS, read_seconds)
             return super().send(request, **options)
@@ -115,16 +115,16 @@ def configure_sessions(interruption: Interruption | None = None) -> None:
     configure_http_backend(make_session)
 
 
-class _StoppableBody:
-    """The body of a request as a file that cannot be read on once its push was told to stop."""
+class _CancellableBody:
+    """The body of a request as a file that can no longer be read once its push is cancelled."""
 
-    def __init__(self, body: Any, stop: threading.Event):
+    def __init__(self, body: Any, cancel: threading.Event):
         self._body = body
-        self._stop = stop
+        self._cancel = cancel
 
     def read(self, *arguments: Any) -> bytes:
-        if self._stop.is_set():
-            raise RequestsStoppedError("the push was told to stop")
+        if self._cancel.is_set():
+            raise PushCancelledError("the push was cancelled")
         return self._body.read(*arguments)
 
     def __getattr__(self, name: str) -> Any:
@@ -144,7 +144,7 @@ def _response(error: BaseException) -> Any:
 def _transient_errors() -> tuple[type[Exception], ...]:
     from requests import exceptions
 
-    # Text in the place of JSON is the page of a proxy that did not reach the Hub.
+    # Text instead of JSON is the page of a proxy that did not reach the Hub.
     return (
         exceptions.ConnectionError,
         exceptions.Timeout,

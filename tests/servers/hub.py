@@ -288,6 +288,8 @@ class Hub(Application):
             value = operation["value"]
             if operation["key"] == "header":
                 title = value["summary"]
+                if value.get("parentCommit") not in (None, repository.at(branch).sha):
+                    raise HttpError(412, "", "A commit has happened since")
             elif operation["key"] == "file":
                 files[value["path"]] = HubFile(base64.b64decode(value["content"]), is_lfs=False)
             elif operation["key"] == "lfsFile":

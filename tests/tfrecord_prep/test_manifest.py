@@ -51,7 +51,7 @@ def test_round_trip(folder: Path) -> None:
     assert read_manifest(str(folder)) == MANIFEST
 
 
-@pytest.mark.parametrize("change", [{}, {"bad_rows": "(withheld)"}])
+@pytest.mark.parametrize("change", [{}, {"bad_rows": "(redacted)"}])
 def test_bad_rows_that_a_manifest_does_not_tell_of_are_unknown(folder: Path, change: dict[str, str]) -> None:
     fields = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     del fields["bad_rows"]

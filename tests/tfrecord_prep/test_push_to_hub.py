@@ -8,7 +8,6 @@ import pytest
 from huggingface_hub import DatasetCard
 
 from mlm_common.hub import push as hub
-from mlm_common.hub.own_files import LISTING_NAME
 from mlm_common.hub.redaction import REDACTED
 from tests.fixtures.tiny_corpus import contents, flags, write_source
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
@@ -28,8 +27,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def published(server: HubHandle) -> dict[str, bytes]:
     files = server.files(REPO, kind="datasets")
-    others = (".gitattributes", "README.md", LISTING_NAME)
-    return {path: content for path, content in files.items() if path not in others}
+    return {path: content for path, content in files.items() if path not in (".gitattributes", "README.md")}
 
 
 def written(folder: Path) -> dict[str, bytes]:
@@ -57,9 +55,9 @@ def test_what_is_pushed_is_what_was_written(
     assert hub_here.repository(REPO, kind="datasets")["private"]
     num_shards = {name: len(list((tmp_path / "out" / name).glob("*.tfrecord"))) for name in ("train", "validation")}
     assert num_shards["train"] > 20
-    assert titles(hub_here)[0] == "Begin train"
+    assert titles(hub_here)[0] == "Add the card"
     assert titles(hub_here)[1:3] == [f"train: shards {a} to {a + 9} of {num_shards['train']}" for a in (1, 11)]
-    assert titles(hub_here)[-2:] == ["Complete validation", "Add the card"]
+    assert titles(hub_here)[-1] == "Complete validation"
     card = DatasetCard(hub_here.files(REPO, kind="datasets")["README.md"].decode())
     assert card.data.to_dict()["task_categories"] == ["fill-mask"]
     assert f"| {num_shards['train']} |" in card.text
@@ -73,7 +71,7 @@ def test_again_and_with_other_settings(source: Path, tmp_path: Path, hub_here: H
     assert titles(hub_here) == before
     assert main(flags(source, tmp_path / "other", *HUB, "--shard-size", "7")) == 0
     assert published(hub_here) == written(tmp_path / "other")
-    assert titles(hub_here)[len(before)] == "Begin train"
+    assert titles(hub_here)[len(before) : len(before) + 2] == ["Add the card", "Begin train"]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +93,7 @@ def test_a_push_that_fails_leaves_no_manifest_and_is_taken_up_again(
     monkeypatch.setattr(hub, "RETRY_DELAYS_SECONDS", ())
     monkeypatch.setattr(publishing, "FILES_PER_COMMIT", 10)
     assert main(flags(source, tmp_path / "before", *HUB, "--shard-size", "7")) == 0
-    hub_here.fault("commit/main", method="POST", mode="none", times=2)
+    hub_here.fault("commit/main", method="POST", mode="none", times=3)
     hub_here.fault("commit/main", method="POST", status=403)
     assert main(flags(source, tmp_path / "out", *HUB)) == 1
     error = capsys.readouterr().err.splitlines()[-1]
@@ -174,13 +172,3 @@ def test_the_card_names_no_folder(shards: Path) -> None:
     assert "private" not in dataset_card(REPO, [folder])
     on_hub = dataclasses.replace(manifest, corpus={"settings": settings | {"dataset_name": "bob/texts"}})
     assert "Its text: `bob/texts`" in dataset_card(REPO, [on_hub])
-
-
-def test_shards_of_a_version_without_listings_are_replaced(source: Path, tmp_path: Path, hub_here: HubHandle) -> None:
-    assert main(flags(source, tmp_path / "before", *HUB, "--shard-size", "7")) == 0
-    old = hub_here.files(REPO, kind="datasets")
-    hub_here.reset()
-    for path in sorted(old.keys() - {LISTING_NAME, ".gitattributes"}):
-        hub_here.put(REPO, path, old[path], kind="datasets")
-    assert main(flags(source, tmp_path / "out", *HUB)) == 0
-    assert published(hub_here) == written(tmp_path / "out")

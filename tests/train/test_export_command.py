@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from transformers import TFAutoModelForMaskedLM
 
-from mlm_common.hub.own_files import LISTING_NAME
 from tests.fixtures.tiny_run import NUM_STEPS
 from tests.servers.fixtures import HubHandle
 from train.export import main
 from train.model.from_pretrained import load_model
-from train.publishing.published_record import published_run
+from train.publishing.hub_checkpoints import published_run
 
 REPO = "alice/exported"
 
@@ -32,7 +31,7 @@ def test_an_earlier_checkpoint_pushed_to_a_branch(finished_run: Path, tmp_path: 
     assert main([str(finished_run / "checkpoints" / "step-00000003"), str(tmp_path), *flags]) == 0
     pushed = hub_here.files(REPO, revision="early")
     (tmp_path / ".env").unlink()
-    assert pushed.keys() - {".gitattributes", LISTING_NAME} == files_of(tmp_path).keys()
+    assert pushed.keys() - {".gitattributes"} == files_of(tmp_path).keys()
     assert files_of(tmp_path).items() <= pushed.items()
     card = pushed["README.md"].decode()
     assert "step 3 of 6" in card

@@ -5,9 +5,7 @@ from typing import Any, Literal, cast, get_type_hints
 
 from mlm_common.cli.settings import PUBLIC, flag, flag_of, require, require_each
 from mlm_common.errors import InputError
-from mlm_common.hub.own_files import FormerPush
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
-from mlm_common.tokenizer import TOKENIZER_FILES
 from train.config.presets import presets_by_size
 
 # Marks of a setting. A resumed run may be given another value; each worker of a run may; another value changes how sums
@@ -22,12 +20,6 @@ BATCH, EVALUATION, CHECKPOINTS, FAULTS = (
     "Evaluation and logging",
     "Checkpoints and resuming",
     "Fault tolerance",
-)
-FORMER_PUSH = FormerPush(
-    proof="README.md",
-    marks=("- It knows what its corpus holds, and repeats what is wrong or unfair there.",),
-    names=r"README\.md|loss\.png|config\.json|model\.safetensors|tf_model\.h5|runs/events\.out\.tfevents\.\d+"
-    r"|run\.json|metrics\.jsonl|checkpoints/step-\d+\.(json|safetensors)|" + TOKENIZER_FILES.pattern,
 )
 
 
@@ -452,7 +444,7 @@ class HubConfig:
         if self.hub_model_id is None:
             return None
         branch, private = self.hub_revision or MAIN_BRANCH, self.hub_private
-        return HubRepository(self.hub_model_id, private=private, branch=branch, tag=self.hub_tag, former=FORMER_PUSH)
+        return HubRepository(self.hub_model_id, private=private, branch=branch, tag=self.hub_tag)
 
 
 class RunSettings:

@@ -1,24 +1,40 @@
-"""The newest training checkpoint on a branch of the model's repository, for resuming a run on another machine."""
+"""Push the newest training checkpoint to a branch of the model's repository, to resume the run on another machine.
+
+Its records are redacted: what a run needs to resume stays, what tells where it was made does not.
+"""
 
 import json
 import logging
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from mlm_common.errors import InputError
 from mlm_common.hub.push import HubRepository, push_files
+from mlm_common.hub.redaction import redact, redact_except, redact_settings, redacted_hash
 from mlm_common.hub.retries import Interruption, configure_sessions, hub_error, one_line
 from mlm_common.storage import open_folder
-from train.checkpoints.store import DATA_SUFFIX, RECORD_SUFFIX, CheckpointStore, DamagedCheckpointError
-from train.config.settings import HubConfig
-from train.publishing.published_record import published_checkpoint, published_run
+from tfrecord_prep.push_to_hub import published_manifest
+from train.checkpoints.store import (
+    DATA_SUFFIX,
+    RECORD_SUFFIX,
+    CheckpointRecord,
+    CheckpointStore,
+    DamagedCheckpointError,
+)
+from train.config.settings import SUBJECTS, HubConfig
 from train.runtime.cluster import Cluster
-from train.runtime.run_folder import CHECKPOINTS_FOLDER, METRICS_NAME, RECORD_NAME, read_run_record
+from train.runtime.run_folder import CHECKPOINTS_FOLDER, FILES_OF_A_RUN, METRICS_NAME, RECORD_NAME, read_run_record
 
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS_BRANCH = "checkpoints"
+# Fields of `run.json` that are published as they are.
+PUBLIC_FIELDS = ("commit", "versions", "hardware", "computation", "hub_revision", "task", "plan")
+# Where transformers keeps the folder that a configuration came from.
+CONFIG_SOURCE = "_name_or_path"
 
 
 def push_newest_checkpoint(
@@ -33,7 +49,7 @@ def push_newest_checkpoint(
     Args:
         run_folder: `OUTPUT_DIR`, local or `gs://`; nothing is pushed of one without a checkpoint.
         repository: of the model.
-        publish_details: push the records as they are.
+        publish_details: do not redact the records.
         interruption: by which another thread ends the push sooner.
 
     Raises:
@@ -68,13 +84,44 @@ def push_newest_checkpoint(
             replace(repository, branch=CHECKPOINTS_BRANCH, tag=None),
             commit_message=f"Checkpoint of step {steps[-1]:,}",
             kept_in=run_folder,
-            replaced=f"{CHECKPOINTS_FOLDER}/",
+            stale=f"{CHECKPOINTS_FOLDER}/({FILES_OF_A_RUN[CHECKPOINTS_FOLDER]})",
             interruption=interruption,
         )
 
 
+def published_run(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Redact a `run.json`; of text in the fingerprint a hash stays, for the run to be resumed."""
+    published = _published_phase(record)
+    if "phases" in record:
+        published["phases"] = [_published_phase(phase) for phase in record["phases"]]
+    published["fingerprint"] = {
+        name: value if redact(value) == value else redacted_hash(value) for name, value in record["fingerprint"].items()
+    }
+    return published
+
+
+def published_checkpoint(record: CheckpointRecord) -> CheckpointRecord:
+    """Redact the settings in a checkpoint's record; its other fields are public."""
+    return replace(record, settings=_published_settings(record.settings))
+
+
+def _published_phase(record: Mapping[str, Any]) -> dict[str, Any]:
+    published = redact_except(record, PUBLIC_FIELDS)
+    published["model_config"] = redact_except(record["model_config"], record["model_config"].keys() - {CONFIG_SOURCE})
+    published["settings"] = _published_settings(record["settings"])
+    for name in ("train_data", "eval_data"):
+        data = record[name]
+        is_manifest = data and "corpus" in data
+        published[name] = published_manifest(data) if is_manifest else data and {"totals": data["totals"]}
+    return published
+
+
+def _published_settings(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {subject: redact_settings(values, SUBJECTS) for subject, values in settings.items()}
+
+
 def resume_from_hub(run_folder: str, config: HubConfig, cluster: Cluster) -> None:
-    """Write what `push_newest_checkpoint` pushed to the run's folder, unless a run is there already.
+    """Download what `push_newest_checkpoint` pushed to the run's folder, unless it already has a run.
 
     Raises:
         InputError: the repository has no checkpoint; or there are several workers, which would find the folder in
@@ -88,7 +135,7 @@ def resume_from_hub(run_folder: str, config: HubConfig, cluster: Cluster) -> Non
         )
     run = open_folder(run_folder)
     if run.exists(RECORD_NAME):
-        logger.info("%s holds a run, so none is fetched from the Hub", run_folder)
+        logger.info("%s has a run, so none is fetched from the Hub", run_folder)
         return
     configure_sessions()
     with tempfile.TemporaryDirectory(prefix="checkpoint-") as copy:
@@ -112,6 +159,6 @@ def _download(repo_id: str, folder: str) -> None:
     except (OSError, ValueError) as error:
         raise hub_error(
             f"--resume-from-hub needs a checkpoint on the branch {CHECKPOINTS_BRANCH} of {repo_id}, where "
-            f"--hub-strategy checkpoint puts it: {one_line(error)} Leave it out to start anew.",
+            f"--hub-strategy checkpoint puts it: {one_line(error)} Leave the flag out to start from scratch.",
             error,
         ) from error

@@ -9,8 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from mlm_common.errors import InputError, RunFailedError, error_summary
-from mlm_common.hub.own_files import CARD_NAME
-from mlm_common.hub.push import HubRepository, push_files
+from mlm_common.hub.push import CARD_NAME, HubRepository, mark_card, push_files
 from mlm_common.hub.retries import Interruption
 from mlm_common.storage import Folder, open_folder
 from mlm_common.tokenizer import vocabulary_size
@@ -110,7 +109,7 @@ class Publisher:
         log_files = read_log_files(open_folder(self.run_folder))
         for name, content in log_files.items():
             export.write_bytes(name, content)
-        export.write_text(CARD_NAME, self._card_text(publication, log_files))
+        export.write_text(CARD_NAME, mark_card(self._card_text(publication, log_files)))
         return [*names, *log_files, CARD_NAME]
 
     def _card_text(self, publication: Publication, files: Collection[str]) -> str:

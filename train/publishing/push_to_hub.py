@@ -53,7 +53,7 @@ class PushToHub:
         self._publisher = publisher and replace(publisher, repository=_untagged(publisher))
         self._metrics = metrics
         self._pushes: LatestItemWorker[Publication] = LatestItemWorker(self._push)
-        self._interruption = Interruption(stop_event=self._pushes.newer_waits)
+        self._interruption = Interruption(no_retries=self._pushes.newer_waits)
         self._failed_steps: list[int] = []
 
     def __enter__(self) -> "PushToHub":
@@ -72,7 +72,7 @@ class PushToHub:
                 self._pushes.wait()
         elif not self._pushes.wait(GRACE_SECONDS):
             self._pushes.drop_waiting()
-            self._interruption.stop.set()
+            self._interruption.cancel.set()
             logger.warning("the last push to the Hub was given up: it did not end within %.0f s", GRACE_SECONDS)
         if self._failed_steps:
             steps = ", ".join(f"{step:,}" for step in self._failed_steps)

@@ -1,3 +1,5 @@
+"""Pushes to repositories that are new, of this project, or of others, with and without faults."""
+
 import os
 import shlex
 import subprocess
@@ -6,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import RepoCard
 
+from mlm_common.errors import InputError
 from mlm_common.hub import push as hub
 from mlm_common.hub.access import check_hub_access
-from mlm_common.hub.own_files import LISTING_NAME
-from mlm_common.hub.push import HubRepository
+from mlm_common.hub.push import HubRepository, mark_card
 from tests.servers.fixtures import HubHandle
 
 REPO = "alice/model"
@@ -28,7 +31,7 @@ def server(hub_here: HubHandle) -> HubHandle:
 def export(tmp_path: Path) -> Path:
     folder = tmp_path / "export of a model"
     (folder / "sub").mkdir(parents=True)
-    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n", encoding="utf-8")
+    (folder / "README.md").write_text(mark_card("---\nlicense: apache-2.0\n---\n"), encoding="utf-8")
     (folder / "model.safetensors").write_bytes(WEIGHTS)
     (folder / "sub" / "config.json").write_text("{}", encoding="utf-8")
     return folder
@@ -36,7 +39,7 @@ def export(tmp_path: Path) -> Path:
 
 def stored_files(server: HubHandle, branch: str = "main") -> dict[str, bytes]:
     files = server.files(REPO, revision=branch)
-    return {path: content for path, content in files.items() if path not in (".gitattributes", LISTING_NAME)}
+    return {path: content for path, content in files.items() if path != ".gitattributes"}
 
 
 def local_files(folder: Path) -> dict[str, bytes]:
@@ -132,3 +135,114 @@ print(snapshot_download({REPO!r}))
     assert url.startswith(f"{hub_server.endpoint}/{REPO}/commit/")
     assert local_files(Path(snapshot)) == hub_server.files(REPO)
     assert stored_files(hub_server) == local_files(export)
+
+
+# What a push makes of the content of a repository.
+
+CARD = "---\ntags:\n- ours\n---\n\nmade by us\n"
+FILES = {"README.md": mark_card(CARD).encode(), "weights/1": b"1"}
+
+
+def push_contents(repository: HubRepository = REPOSITORY, stale: str | None = None, **files: bytes) -> None:
+    named = {path.replace("_", "/"): content for path, content in files.items()} or FILES
+    hub.push_files(named, repository, commit_message="push", kept_in="folder", stale=stale)
+
+
+@pytest.mark.parametrize(
+    "existing",
+    [
+        {"data.parquet": b"rows"},
+        {"README.md": b"---\nlicense: mit\n---\n\n# Mine\n\nCite it.\n"},
+        {"README.md": b"A card without metadata"},
+        {"training.json": b"{}", "run.json": b"{}"},
+        {"weights/1": b"somebody's"},
+    ],
+)
+def test_a_repository_of_others_is_refused_and_untouched(existing: dict[str, bytes], server: HubHandle) -> None:
+    for path, content in existing.items():
+        server.put(REPO, path, content)
+    before = server.repository(REPO)
+    with pytest.raises(InputError, match=r"contains files that this tool did not create.*--hub-revision"):
+        check_hub_access(REPOSITORY)
+    with pytest.raises(hub.HubPushError, match="contains files that this tool did not create"):
+        push_contents()
+    assert server.repository(REPO) == before
+
+
+def test_a_new_branch_starts_without_the_files_of_main(server: HubHandle) -> None:
+    server.put(REPO, "data.parquet", b"rows")
+    on_a_branch = HubRepository(REPO, branch="ours")
+    check_hub_access(on_a_branch)
+    push_contents(on_a_branch)
+    assert stored_files(server, "ours") == FILES
+    assert stored_files(server) == {"data.parquet": b"rows"}
+    check_hub_access(on_a_branch)
+
+
+@pytest.mark.parametrize(
+    ("card", "pushed", "license_name"),
+    [
+        ("", CARD, None),
+        ("---\nlicense: mit\n---\n", CARD, "mit"),
+        ("---\nlicense: mit\n---", CARD, "mit"),
+        ("---\nlicense: mit\n---\n", CARD.replace("tags", "license: apache-2.0\ntags"), "apache-2.0"),
+    ],
+)
+def test_the_card_of_a_new_repository_is_replaced_but_for_its_license(
+    card: str, pushed: str, license_name: str | None, server: HubHandle
+) -> None:
+    server.put(REPO, "README.md", card.encode())
+    check_hub_access(REPOSITORY)
+    for _ in range(2):
+        push_contents(**{"README.md": pushed.encode()})
+        stored = RepoCard(stored_files(server)["README.md"].decode())
+        assert (stored.data.get("license"), stored.data.tags, stored.text) == (license_name, ["ours"], "\nmade by us\n")
+    assert len(commit_titles(server)) == 3
+
+
+def test_files_and_edits_of_others_stay(server: HubHandle, caplog: pytest.LogCaptureFixture) -> None:
+    push_contents()
+    edited = FILES["README.md"] + b"Cite it.\n"
+    for path, content in {"LICENSE": b"theirs", "weights/theirs": b"theirs", "README.md": edited}.items():
+        server.put(REPO, path, content)
+    check_hub_access(REPOSITORY)
+    push_contents(stale=r"weights/\d", **{"README.md": b"---\ntags: []\n---\n\nnewer\n", "weights_2": b"2"})
+    assert "was edited there, so it stays as it is" in caplog.text
+    theirs = {"LICENSE": b"theirs", "weights/theirs": b"theirs", "README.md": edited}
+    assert stored_files(server) == theirs | {"weights/2": b"2"}
+
+
+def test_an_edit_during_the_push_stays(server: HubHandle, monkeypatch: pytest.MonkeyPatch) -> None:
+    push_contents()
+    edited, open_branch = FILES["README.md"] + b"Cite it.\n", hub.open_branch
+
+    def open_and_edit(*arguments: Any) -> hub.Branch:
+        branch = open_branch(*arguments)
+        if len(commit_titles(server)) == 2:
+            server.put(REPO, "README.md", edited)
+        return branch
+
+    monkeypatch.setattr(hub, "open_branch", open_and_edit)
+    push_contents(**{"README.md": b"---\ntags: []\n---\n\nnewer\n", "weights_2": b"2"})
+    assert stored_files(server) == {"README.md": edited, "weights/1": b"1", "weights/2": b"2"}
+
+
+@pytest.mark.parametrize("path", ["training.json", "run.json"])
+def test_records_mark_a_repository_without_a_card(path: str, server: HubHandle) -> None:
+    files = {path: b'{"tokenizer_sha256": "0", "fingerprint": {}}', "weights": b"0"}
+    push_contents(**files)
+    check_hub_access(REPOSITORY)
+    push_contents(**FILES)
+    assert stored_files(server) == files | FILES
+
+
+@pytest.mark.parametrize("fault", [{"status": 503}, {"mode": "reset"}, {"mode": "lost_answer"}])
+def test_a_repository_that_cannot_be_read_is_not_taken_for_an_empty_one(
+    fault: dict[str, object], server: HubHandle
+) -> None:
+    push_contents()
+    server.put(REPO, "README.md", edited := FILES["README.md"] + b"Cite it.\n")
+    for path in ("/tree/", "README.md"):
+        server.fault(path, method="GET", **fault)
+    push_contents(**FILES | {"weights/2": b"2"})
+    assert stored_files(server) == FILES | {"README.md": edited, "weights/2": b"2"}

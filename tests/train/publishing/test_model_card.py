@@ -21,8 +21,8 @@ from train.config.settings import (
     RunConfig,
     TrainingConfig,
 )
+from train.publishing.hub_checkpoints import published_run
 from train.publishing.model_card import check_card, model_card
-from train.publishing.published_record import published_run
 from train.publishing.publisher import Publication
 from train.publishing.pytorch_format import ModelSnapshot
 from train.runtime.phases import OVERRIDES_PER_PHASE, PER_PHASE

@@ -19,7 +19,7 @@ from mlm_common.corpus.record import (
     record_of_split,
 )
 from mlm_common.corpus.shared_text import Part, describe_shared_text
-from mlm_common.hub.redaction import REDACTED, is_same, redacted_hash, withhold_settings
+from mlm_common.hub.redaction import REDACTED, is_same, redact_settings, redacted_hash
 from tests.fixtures.tiny_corpus import flags, write_source
 from tfrecord_prep.prepare_tfrecord_shards import main as prepare
 from tfrecord_prep.push_to_hub import published_manifest
@@ -29,7 +29,7 @@ from tokenizer_training.unigram.config import UnigramConfig
 from tokenizer_training.unigram.normalization import NormalizationConfig
 from train.checkpoints.store import parse_record
 from train.config.settings import SUBJECTS
-from train.publishing.published_record import published_checkpoint, published_run
+from train.publishing.hub_checkpoints import published_checkpoint, published_run
 
 SECRET = "a secret"
 BAD_ROWS = {"num_rows": 1, "listed": [{"source": SECRET, "place": SECRET, "problem": SECRET}]}
@@ -64,7 +64,7 @@ MAPS = ("versions", "task", "model_config")
 def test_no_text_in_a_setting_leaves_unless_it_is_marked(config_class: type) -> None:
     names = [one.name for one in fields(config_class)]
     for value in (SECRET, [SECRET], {SECRET: SECRET}):
-        published = withhold_settings(dict.fromkeys([*names, "of a later version"], value), [config_class])
+        published = redact_settings(dict.fromkeys([*names, "of a later version"], value), [config_class])
         assert {name for name in published if SECRET in str(published[name])} == PUBLIC_SETTINGS & set(names)
         assert REDACTED in str(published["of a later version"])
 
@@ -72,7 +72,7 @@ def test_no_text_in_a_setting_leaves_unless_it_is_marked(config_class: type) -> 
 def test_numbers_and_choices_leave_as_they_are() -> None:
     settings = {"sample_by": "paragraph", "limit": 5, "streaming": True, "validation_percent": 0.5, "data_files": []}
     settings |= {"validation_split": None}
-    assert withhold_settings(settings, [CorpusConfig]) == settings
+    assert redact_settings(settings, [CorpusConfig]) == settings
 
 
 def with_secrets(value: Any) -> Any:
@@ -161,8 +161,8 @@ def test_a_data_set_is_named_where_it_is_on_the_hub(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
     settings = {"dataset_name": name, "dataset_config": "en", "data_files": [], "split": "train"}
-    withheld = {} if is_published else {"dataset_name": REDACTED}
-    assert published_corpus({"settings": settings})["settings"] == settings | withheld
+    redacted = {} if is_published else {"dataset_name": REDACTED}
+    assert published_corpus({"settings": settings})["settings"] == settings | redacted
 
 
 def test_a_published_corpus_keeps_its_identity() -> None:
@@ -185,10 +185,10 @@ def test_a_published_corpus_keeps_its_identity() -> None:
     others = (files, folder, record("a", data_files=["a"], sample_by="paragraph"))
     parts = [Part(published_corpus(record_of_split(one, "train")), "train") for one in others]
     assert describe_shared_text(*parts[:2]) == ""
-    assert "made of (withheld) (5 bytes, sha256 a)" in describe_shared_text(parts[0], parts[2])
+    assert "made of (redacted) (5 bytes, sha256 a)" in describe_shared_text(parts[0], parts[2])
 
 
-def test_a_withheld_fingerprint_is_still_compared(shards: Path) -> None:
+def test_a_redacted_fingerprint_is_still_compared(shards: Path) -> None:
     value = [f"{path.name} 0" for path in sorted(shards.rglob("*.tfrecord"))]
     assert is_same(redacted_hash(value), json.loads(json.dumps(value)))
     assert is_same(value, value)

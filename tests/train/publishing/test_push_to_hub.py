@@ -14,7 +14,6 @@ from huggingface_hub import constants
 from mlm_common.errors import EXIT_FAILED, EXIT_STOPPED
 from mlm_common.hub import access as hub_access
 from mlm_common.hub import push as hub
-from mlm_common.hub.own_files import LISTING_NAME
 from mlm_common.hub.redaction import REDACTED
 from tests.fixtures.tiny_run import NUM_STEPS, run_flags
 from tests.servers.fixtures import HubHandle
@@ -52,7 +51,7 @@ def exported(folder: Path) -> dict[str, bytes]:
 
 def published(server: HubHandle, revision: str = "main") -> dict[str, bytes]:
     files = server.files(REPO, revision=revision)
-    return {name: content for name, content in files.items() if name not in (".gitattributes", LISTING_NAME)}
+    return {name: content for name, content in files.items() if name != ".gitattributes"}
 
 
 def titles(server: HubHandle, revision: str = "main") -> list[str]:
@@ -271,7 +270,9 @@ def test_a_repository_of_others_is_refused_before_the_run(
     before = hub_here.repository(REPO)
     more = ("--hub-strategy", "checkpoint", "--hub-revision", "main" if branch == "main" else "mine")
     assert train(shards, tmp_path / "run", *more) == 2
-    assert "does not mix with the files of others; alice/tiny has model.safetensors" in capsys.readouterr().err
+    assert (
+        "already contains files that this tool did not create (model.safetensors)" in capsys.readouterr().err
+    )
     assert hub_here.repository(REPO) == before
     assert not (tmp_path / "run").exists()
 
