@@ -63,10 +63,7 @@ def test_a_repository_of_others_is_refused_before_training(
 ) -> None:
     hub_here.put(REPO, "tokenizer.json", b"somebody's")
     assert main(arguments(corpus_file, tmp_path / "out")) == 2
-    assert (
-        "already contains files that this tool did not create (tokenizer.json)"
-        in capsys.readouterr().err
-    )
+    assert "already contains files that this tool did not create (tokenizer.json)" in capsys.readouterr().err
     assert hub_here.files(REPO)["tokenizer.json"] == b"somebody's"
     assert not (tmp_path / "out").exists()
     assert main(arguments(corpus_file, tmp_path / "out", "--hub-revision", "unigram")) == 0

@@ -1,4 +1,4 @@
-"""The card of a model, README.md: what it is and how it was made, from the run's own record.
+"""Fill the template `model_card.md` from the record of a run: what a model is, and how it was made.
 
 Metadata: https://huggingface.co/docs/hub/model-cards#model-card-metadata.
 """
@@ -26,13 +26,13 @@ from train.publishing.pytorch_format import ModelSnapshot, num_parameters
 from train.runtime.phases import OVERRIDES_PER_PHASE, PER_PHASE
 from train.runtime.plan import batch_tokens, longest_row, tokens_after
 from train.runtime.run_folder import CONFUSION_NAME, LOSS_CURVE_NAME, record_of_phase
-from train.tasks.masked_lm import MaskedLanguageModeling
-from train.tasks.task import TaskCard, task_record
+from train.tasks.task import TaskCard
 
 logger = logging.getLogger(__name__)
 
-PICTURES = {LOSS_CURVE_NAME: "Loss over the steps", CONFUSION_NAME: "Rows by label and prediction"}
-# Newest evaluations that are shown.
+TEMPLATE = Path(__file__).with_suffix(".md")
+PLOTS = {LOSS_CURVE_NAME: "Loss over the steps", CONFUSION_NAME: "Rows by label and prediction"}
+# The newest evaluations are shown.
 MAX_EVALUATIONS = 10
 
 # Settings of a phase that other columns of the table of phases, or other sections, describe.
@@ -41,7 +41,7 @@ DESCRIBED_OTHERWISE = frozenset({
     "per_replica_batch_size", "gradient_accumulation_steps", "learning_rate", "schedule", "warmup_steps",
     "warmup_ratio", "config_overrides",
 })  # fmt: skip
-# Of a task that has no usage of its own.
+# For a task that has no usage.
 LOADING = """```python
 from transformers import {auto_class}, AutoTokenizer
 
@@ -50,14 +50,6 @@ model = {auto_class}.from_pretrained({model}{revision})
 ```"""
 
 BLOCK_ATTENTION = "within each document of a row, as if it were alone in it; positions restart in each document"
-LIMITS = """- {limits}
-- It learned from its corpus, and repeats what is wrong or unfair in it.
-- Only the figures above were measured: not its use in other tasks, nor other kinds of text."""
-
-
-def recorded_task(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Read from a `run.json` what `task_record` tells; one without it is of masked language modelling."""
-    return record.get("task") or task_record(MaskedLanguageModeling)
 
 
 def model_card(
@@ -72,35 +64,33 @@ def model_card(
         files: names of the files beside the card; plots among them are shown.
     """
     hub, config = record["settings"]["hub"], publication.model.config
-    task = TaskCard.from_record(recorded_task(record)["card"])
+    task = TaskCard.from_record(record["task"]["card"])
     num_weights = num_parameters(publication.model, vocabulary_size(tokenizer))
     step = publication.step
     evaluations = [line for line in publication.metrics if line["split"] == "validation" and line["step"] <= step]
     result = evaluations[-1] if evaluations and evaluations[-1]["step"] == step else None
     was_best = any(line["step"] > step for line in publication.metrics)
-    about = {
-        "architecture": f"{publication.model.class_name.removeprefix('TF')} (`{config.model_type}`)",
-        "parameters": f"{num_weights:,}",
-        "tokenizer": f"{tokenizer.backend_tokenizer.model.__class__.__name__}, {vocabulary_size(tokenizer):,} ids, "
+    plots = "".join(f"\n\n![{title}]({name})" for name, title in PLOTS.items() if name in files)
+    return TEMPLATE.read_text(encoding="utf-8").format(
+        metadata=metadata(record, task, tokenizer, result),
+        name=_name(hub, task),
+        opening=_opening(record, task, step, was_best=was_best),
+        architecture=f"{publication.model.class_name.removeprefix('TF')} (`{config.model_type}`)",
+        parameters=f"{num_weights:,}",
+        tokenizer=f"{tokenizer.backend_tokenizer.model.__class__.__name__}, {vocabulary_size(tokenizer):,} ids, "
         f"mask token `{tokenizer.mask_token}`",
-        "languages": ", ".join(hub["hub_language"]) or "not stated",
-        "license": hub["hub_license"] or "not stated",
-    }
-    sections = {
-        "Use": _usage(record, task, tokenizer),
-        "Corpus": _corpora(record),
-        "Training": markdown_table(procedure_table(record, task, step)) + _phases_table(record, task),
-        "Evaluation": _evaluation(record, task, evaluations, step)
-        + "".join(f"\n\n![{title}]({name})" for name, title in PICTURES.items() if name in files),
-        "Limits": LIMITS.format(limits=task.limits.format(max_length=longest_row(record["plan"]))),
-    }
-    text = [f"# {_name(hub, task)}", _opening(record, task, step, was_best=was_best), markdown_table(about)]
-    text += [f"## {title}\n\n{content}" for title, content in sections.items()]
-    return f"---\n{metadata(record, task, tokenizer, result)}\n---\n\n" + "\n\n".join(text) + "\n"
+        languages=", ".join(hub["hub_language"]) or "not stated",
+        license=hub["hub_license"] or "not stated",
+        usage=_usage(record, task, tokenizer),
+        corpus=_corpora(record),
+        training=markdown_table(procedure_table(record, task, step)) + _phases_table(record, task),
+        evaluation=_evaluation(record, task, evaluations, step) + plots,
+        limits=task.limits.format(max_length=longest_row(record["plan"])),
+    )
 
 
 def check_card(record: dict[str, Any], tokenizer: PreTrainedTokenizerFast, config: PretrainedConfig) -> None:
-    """Build the card of each phase from made-up figures, and warn if that fails: before training, not after it.
+    """Build the card of each phase from placeholder figures before training, and warn if that fails.
 
     Args:
         record: the run's `run.json`.
@@ -109,7 +99,7 @@ def check_card(record: dict[str, Any], tokenizer: PreTrainedTokenizerFast, confi
     """
     hub = record["settings"]["hub"]
     try:
-        task = TaskCard.from_record(recorded_task(record)["card"])
+        task = TaskCard.from_record(record["task"]["card"])
         if hub["hub_model_id"] and task.predicts_tokens and _example(record, task, tokenizer) is None:
             logger.warning(
                 "The model card has no example sentence: text of a corpus that is not known to be public is never "
@@ -127,7 +117,7 @@ def check_card(record: dict[str, Any], tokenizer: PreTrainedTokenizerFast, confi
                 line = {"step": step, "split": "validation", "phase": index + 1}
                 lines.append(line | dict.fromkeys(names, 1))
             publication = Publication(step, ModelSnapshot("", config, {}), lines)
-            model_card(record_of_phase(record, index), tokenizer, publication, PICTURES)
+            model_card(record_of_phase(record, index), tokenizer, publication, PLOTS)
     except Exception as error:
         message = "the model's card cannot be built, so the export would have a minimal one: %s"
         logger.warning(message, error_summary(error))
@@ -136,7 +126,7 @@ def check_card(record: dict[str, Any], tokenizer: PreTrainedTokenizerFast, confi
 def metadata(
     record: dict[str, Any], task: TaskCard, tokenizer: PreTrainedTokenizerFast, evaluation: dict[str, Any] | None
 ) -> str:
-    """Write the YAML by which the Hub finds and shows the model.
+    """Write the YAML metadata by which the Hub finds and shows the model.
 
     Only a model that was fine-tuned has a `base_model`: the Hub would call any model with one a fine-tune of it.
 
@@ -144,7 +134,7 @@ def metadata(
         record: the run's `run.json`.
         task: of the run.
         tokenizer: the model's.
-        evaluation: the line of the log that is the model's result; None if there is none of its step.
+        evaluation: the log line that is the model's result; None if its step was not evaluated.
     """
     from huggingface_hub import ModelCardData
 
@@ -171,13 +161,13 @@ def metadata(
 
 
 def base_model(record: dict[str, Any]) -> str | None:
-    """Name the model of the Hub that a run started from; None where that was a folder."""
+    """Return the model of the Hub that a run started from; None where that was a folder."""
     init_from = record["settings"]["model"]["init_from"]
     return init_from if init_from and HUB_ID.fullmatch(init_from) and not Path(init_from).exists() else None
 
 
 def hub_examples(data: Mapping[str, Any] | None) -> str | None:
-    """Name the data set of the Hub that examples are of; None where they are of none."""
+    """Return the data set of the Hub that examples are from, if any."""
     name = (data or {}).get("dataset_name")
     return name if name and HUB_ID.fullmatch(name) else None
 
@@ -218,7 +208,7 @@ def _opening(record: dict[str, Any], task: TaskCard, step: int, *, was_best: boo
     if init_from is not None:
         is_on_hub = base_model(record) is not None
         revision = f", revision `{record['hub_revision']}`" if is_on_hub and record["hub_revision"] else ""
-        # The path of a folder is nobody's business but its owner's.
+        # Paths are private.
         start = f"{task.start_words} {f'`{init_from}`' if is_on_hub else 'a local checkpoint'}{revision}"
     place = f"step {step:,} of {num_steps:,}"
     note = "" if step == num_steps else f" **Training is not finished: {place}.**"
@@ -228,13 +218,13 @@ def _opening(record: dict[str, Any], task: TaskCard, step: int, *, was_best: boo
 
 
 def _example(record: dict[str, Any], task: TaskCard, tokenizer: PreTrainedTokenizerFast) -> str | None:
-    """Choose the sentence for lines of code that need one, with the tokenizer's mask token; None without any."""
+    """Return the sentence for code that needs one, with the tokenizer's mask token; None without any."""
     example = example_of(record, tokenizer) if task.usage and "{sentence}" in task.usage else None
     return example.replace(MASK, tokenizer.mask_token) if example else None
 
 
 def _usage(record: dict[str, Any], task: TaskCard, tokenizer: PreTrainedTokenizerFast) -> str:
-    """Write lines that work with PyTorch, for the model on the Hub, or else for the folder of the card."""
+    """Write code that works with PyTorch, for the model on the Hub, or else for the folder of the card."""
     hub = record["settings"]["hub"]
     example = _example(record, task, tokenizer)
     shown = example or PLACEHOLDER.replace(MASK, tokenizer.mask_token)
@@ -246,7 +236,7 @@ def _usage(record: dict[str, Any], task: TaskCard, tokenizer: PreTrainedTokenize
         usage = task.usage.format(model=model, revision=revision, sentence=sentence, max_length=f"{length:,}")
         is_of_corpus = example and hub["hub_example"] is None and example_of(record, tokenizer) != BUILTIN_EXAMPLE
         return usage + ("\n\nThe sentence is from the validation text." if is_of_corpus else "")
-    auto_class = recorded_task(record)["model_class"].removeprefix("TF")
+    auto_class = record["task"]["model_class"].removeprefix("TF")
     return LOADING.format(auto_class=auto_class, model=model, revision=revision)
 
 
@@ -256,7 +246,7 @@ def markdown_table(rows: Mapping[str, str]) -> str:
 
 
 def corpus_table(record: dict[str, Any]) -> dict[str, str]:
-    """Describe what is known of the text: its source, revision, license, size."""
+    """Describe the text: its source, revision, license, size."""
     data = record["train_data"]
     corpus, totals = data.get("corpus"), data["totals"]
     if corpus is None:
@@ -274,7 +264,7 @@ def corpus_table(record: dict[str, Any]) -> dict[str, str]:
 
 
 def _corpora(record: dict[str, Any]) -> str:
-    """Describe the text of each phase; of phases that share theirs, once."""
+    """Describe the text of each phase, once for phases that share theirs."""
     phases_of: dict[str, list[str]] = {}
     for index, phase in enumerate(_phases(record), start=1):
         phases_of.setdefault(markdown_table(corpus_table(phase)), []).append(str(index))
@@ -284,12 +274,12 @@ def _corpora(record: dict[str, Any]) -> str:
 
 
 def _phases(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """List the record as it is in each phase; a run without phases is one."""
+    """Return the record of each phase; a run without phases is one."""
     return record.get("phases") or [record]
 
 
 def _phases_table(record: dict[str, Any], task: TaskCard) -> str:
-    """Describe what differs between the phases of a run; nothing without any."""
+    """Describe what differs between the phases of a run; empty without any."""
     varying = _varying(record, task)
     header = ("phase", "up to step", "rows", "batch", *task.procedure, "learning rate", *map(_title, varying))
     rows = [
@@ -308,13 +298,13 @@ def _phases_table(record: dict[str, Any], task: TaskCard) -> str:
 
 
 def _phase_settings(phase: dict[str, Any]) -> dict[str, Any]:
-    """Collect the settings of a phase, and what a phase may change of the model's configuration, by name."""
+    """Collect {name: value} of the settings of a phase, and of what it may change in the model's configuration."""
     config = {name: phase["model_config"][name] for name in OVERRIDES_PER_PHASE if name in phase["model_config"]}
     return config | {name: value for subject in phase["settings"].values() for name, value in subject.items()}
 
 
 def _varying(record: dict[str, Any], task: TaskCard) -> list[str]:
-    """List the settings that differ between phases, without those that the card describes elsewhere."""
+    """Return the settings that differ between phases, without those that the card describes elsewhere."""
     settings = [_phase_settings(phase) for phase in record.get("phases", ())]
     names = (PER_PHASE | OVERRIDES_PER_PHASE) - DESCRIBED_OTHERWISE
     procedure = "".join(task.procedure.values())
@@ -341,7 +331,7 @@ def _shown(name: str, value: Any) -> str:
 
 
 def procedure_table(record: dict[str, Any], task: TaskCard, step: int) -> dict[str, str]:
-    """Describe how the model was trained, up to `step`, but for what differs between phases."""
+    """Describe how the model was trained up to `step`, without what differs between phases."""
     plan, settings = record["plan"], record["settings"]
     optimization, varying = settings["optimization"], _varying(record, task)
     decay, norm = optimization["weight_decay_rate"], optimization["max_grad_norm"]
@@ -357,14 +347,14 @@ def procedure_table(record: dict[str, Any], task: TaskCard, step: int) -> dict[s
         "tokens seen": f"{tokens_after(plan, step):,}, padding included",
         "epochs": f"{step * plan['global_batch_rows'] / plan['num_rows']:.2f}",
         "batch": f"{plan['global_batch_rows']:,} rows = {batch_tokens(plan):,} tokens per step",
-        **({"attention": BLOCK_ATTENTION} if settings["model"].get("block_attention") else {}),
+        **({"attention": BLOCK_ATTENTION} if settings["model"]["block_attention"] else {}),
         **{title: text.format(**settings) for title, text in task.procedure.items()},
         "optimizer": ", ".join(optimizer),
         "learning rate": _learning_rate(record),
         "precision": "bfloat16, weights in float32" if settings["hardware"]["bfloat16"] else "float32",
         "seed": str(settings["run"]["seed"]),
         "hardware": record["hardware"],
-        **_computed(record),
+        "computation": describe_computation(record["computation"], on_tpu=record["hardware"].startswith("TPU")),
         "software": ", ".join(f"{name} {version}" for name, version in record["versions"].items()),
     }
     of_a_phase = ("epochs", "batch", *task.procedure, "learning rate") if "phases" in record else ()
@@ -378,21 +368,13 @@ def _learning_rate(record: dict[str, Any]) -> str:
     return f"{optimization['learning_rate']}, schedule {optimization['schedule']}, {warmup}"
 
 
-def _computed(record: dict[str, Any]) -> dict[str, str]:
-    """Describe how steps were computed, where that was recorded."""
-    if "computation" not in record:
-        return {}
-    on_tpu = record["hardware"].startswith("TPU")
-    return {"computation": describe_computation(record["computation"], on_tpu=on_tpu)}
-
-
 def _eval_data(record: dict[str, Any], line: Mapping[str, Any]) -> dict[str, Any]:
-    """Look up what an evaluation was made on: the data of its phase."""
+    """Return the data that an evaluation was made on, that of its phase."""
     return _phases(record)[line.get("phase", 1) - 1]["eval_data"] or {}
 
 
 def _evaluation(record: dict[str, Any], task: TaskCard, evaluations: Sequence[dict[str, Any]], step: int) -> str:
-    """Write the newest evaluations, with what they were made on, and whether one is of the model after `step`."""
+    """Write the newest evaluations, with their data, and whether one is of the model after `step`."""
     if not evaluations:
         return "The model was not evaluated."
     newest_step, parts = evaluations[-1]["step"], []
@@ -421,7 +403,7 @@ def _evaluation_table(eval_data: dict[str, Any], task: TaskCard, lines: Sequence
 
 
 def _source(corpus: dict[str, Any]) -> str:
-    """Describe where the text comes from; of files their number and size, since paths are their owner's business."""
+    """Describe where the text comes from; of files their number and size, since paths are private."""
     settings = corpus["settings"]
     if settings["dataset_name"] == BUILTIN:
         return "docstrings of Python's standard library and of installed packages"

@@ -1,4 +1,4 @@
-"""The published model: a snapshot of a run becomes a folder with its card, local or `gs://`, and goes to the Hub."""
+"""Export a snapshot of a run, with its card, to a folder, local or `gs://`, and push it to the Hub."""
 
 import logging
 from collections.abc import Callable, Collection, Sequence
@@ -48,12 +48,12 @@ class Publication:
 class Publisher:
     """Writes a folder, local or `gs://`, and pushes it where `repository` is given.
 
-    run_folder: of the run, with the picture of its loss and its TensorBoard files.
-    export_folder: that is written.
-    card: makes the README.md of a publication; its second argument are the files beside it. If it fails, a minimal
-        README.md is written and a warning logged.
+    run_folder: of the run, with the plot of its loss and its TensorBoard files.
+    export_folder: is written.
+    card: makes the README.md of a publication; its second argument are the names of the files beside it. If it fails,
+        a minimal README.md is written and a warning logged.
     pushes_checkpoints: push the newest checkpoint of the run, too.
-    publish_details: push its records as they are.
+    publish_details: do not redact its records.
     """
 
     run_folder: str
@@ -66,7 +66,7 @@ class Publisher:
     publish_details: bool = False
 
     def take(self, network: Any, step: int, metrics: Sequence[dict[str, Any]]) -> Publication:
-        """Copy what is to be published from the model and the log; takes as long as copying the weights."""
+        """Copy the model and the log; takes as long as copying the weights."""
         return Publication(step, take_snapshot(network), list(metrics))
 
     def publish(
@@ -129,13 +129,12 @@ def read_log_files(run: Folder) -> dict[str, bytes]:
         for name in (LOSS_CURVE_NAME, CONFUSION_NAME):
             if run.exists(name):
                 files[name] = run.read_bytes(name)
-        # Earlier versions had no folders for splits.
-        for folder in ("", *(f"/{split}" for split in TENSORBOARD_SPLITS)):
-            events = run.subfolder(f"{TENSORBOARD_FOLDER}{folder}")
+        for split in TENSORBOARD_SPLITS:
+            events = run.subfolder(f"{TENSORBOARD_FOLDER}/{split}")
             names = [name for name in sorted(events.list_files()) if EVENTS_MARK in name]
             for number, name in enumerate(names):
-                # The names that TensorFlow gives hold that of the machine.
-                path = f"{EVENTS_FOLDER}{folder}/events.out.{EVENTS_MARK}.{number:05d}"
+                # TensorFlow's names contain the host name.
+                path = f"{EVENTS_FOLDER}/{split}/events.out.{EVENTS_MARK}.{number:05d}"
                 files[path] = events.read_bytes(name)
     except (InputError, RunFailedError, OSError) as error:
         logger.warning("the export is made without some files of the log: %s", error)

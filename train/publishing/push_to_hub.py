@@ -1,4 +1,4 @@
-"""Pushing a model to the Hub while it is trained, without slowing the training down or being able to end it."""
+"""Push a model to the Hub while it trains, without slowing or ending the training."""
 
 import logging
 import time
@@ -17,12 +17,12 @@ from train.runtime.plan import Plan
 
 logger = logging.getLogger(__name__)
 
-# What a run that ends early may take to push what it has ready; a spot machine has half of it.
+# How long a run that ends early may go on pushing; a spot machine has half of it.
 GRACE_SECONDS = 60.0
 
 
 def steps_of_pushes(config: HubConfig, plan: Plan) -> tuple[int, ...]:
-    """List the steps after which a model is pushed within a phase; its last step is not among them."""
+    """Return the steps after which a model is pushed within a phase, without its last step."""
     if config.hub_model_id is None or config.hub_strategy == "end":
         return ()
     if config.hub_strategy in ("steps", "checkpoint"):
@@ -35,14 +35,14 @@ def steps_of_pushes(config: HubConfig, plan: Plan) -> tuple[int, ...]:
 class PushToHub:
     """Pushes the model while it is trained, without holding up or ending the training.
 
-    The weights are copied on the training thread; export and upload are the work of one other thread. A push that is
-    still running lets the next one wait, and of those that wait only the newest is kept. A push that fails is a
-    warning. To be used as a context around `fit`, whose end waits for the push that is running: after an exception also
-    for the one that waits, both together at most `GRACE_SECONDS`. The last state is not pushed here.
+    The weights are copied on the training thread; another thread exports and uploads. While a push runs the next one
+    waits, and of those that wait only the newest is kept. A push that fails is a warning. Use it as a context around
+    `fit`: its end waits for the running push, after an exception also for the one that waits, both together at most
+    `GRACE_SECONDS`. The last state is not pushed here.
 
     Args:
-        publisher: exports and pushes; None on a worker that is not to.
-        steps: those of the whole run after which to push; on all workers the same.
+        publisher: exports and pushes; None on a worker that does not push.
+        steps: of the whole run, after which to push; the same on all workers.
         metrics: returns the lines of `metrics.jsonl` so far.
     """
 
@@ -60,7 +60,7 @@ class PushToHub:
         if self.steps:
             from huggingface_hub.utils import disable_progress_bars
 
-            disable_progress_bars()  # they would be drawn into that of the training
+            disable_progress_bars()  # they would disturb that of the training
         return self
 
     def __exit__(
@@ -79,7 +79,7 @@ class PushToHub:
             logger.warning("pushes to the Hub that failed while training: those of the steps %s", steps)
 
     def push(self, model: Any, step: int) -> None:
-        """Copy the weights of a model under training, and hand them to the other thread."""
+        """Copy the weights of a model in training, and pass them to the other thread."""
         # After a step that was not finite no weights change any more, and the run is about to end.
         if self._publisher is None or model.optimizer.is_stopped:
             return
@@ -92,7 +92,7 @@ class PushToHub:
         message = f"Step {publication.step:,}"
         try:
             self._publisher.publish(publication, message, interruption=self._interruption)
-        except Exception as error:  # of the Hub, the disk, Cloud Storage, or what they stand on
+        except Exception as error:  # of the Hub, the disk, Cloud Storage, or the network
             self._failed_steps.append(publication.step)
             logger.warning("step %d is not on the Hub; training continues. %s", publication.step, error)
 

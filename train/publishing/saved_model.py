@@ -16,7 +16,6 @@ from train.metrics.log import read_metrics
 from train.model.architectures import ARCHITECTURES, max_positions
 from train.model.auto_classes import auto_class
 from train.model.from_pretrained import load_model, read_config
-from train.publishing.model_card import recorded_task
 from train.publishing.publisher import Publication
 from train.publishing.pytorch_format import ModelSnapshot, take_snapshot
 from train.runtime.plan import longest_row, phase_index
@@ -84,7 +83,7 @@ def _read_checkpoint(run_folder: str, step: int | None, tokenizer_name: str | No
         raise InputError(f"--tokenizer is required: the {RECORD_NAME} in {run_folder} was on the Hub, and names none.")
     config = CONFIG_MAPPING[record["model_config"]["model_type"]].from_dict(record["model_config"])
     weights = {name: array for name, array in arrays.items() if name.startswith(WEIGHTS_PREFIX)}
-    model_class = recorded_task(record)["model_class"]
+    model_class = record["task"]["model_class"]
     class_name = auto_class(model_class)._model_mapping[type(config)].__name__
     snapshot = ModelSnapshot(class_name, config, weights)
     lines = read_metrics(run_folder, checkpoint.num_written_log_lines, checkpoint.unwritten_log_lines)

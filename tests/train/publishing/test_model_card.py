@@ -68,6 +68,7 @@ def record(hub: HubConfig = HUB, init_from: str | None = None, **corpus_settings
         "hardware": "TPU v5e-8, 8 replicas",
         "computation": {"jit_compile": False, "tpu_layers": True},
         "hub_revision": "abc123",
+        "task": json.loads(json.dumps(task_record(MaskedLanguageModeling))),
         "plan": plan,
         "train_data": shards,
         "eval_data": shards | {"split": "validation"},
@@ -289,8 +290,7 @@ def test_the_task_is_read_from_the_record() -> None:
     of = record()
     assert "| masking | token, 15% of the tokens: 80% masked, 10% random, the rest kept |" in card(of)
     assert "Guessing from token frequencies alone gives a loss of 4.2000." in card(of)
-    task = json.loads(json.dumps(task_record(MaskedLanguageModeling)))
-    assert card(of | {"task": task}) == card(of)
+    task = copy.deepcopy(of["task"])
     task["card"] |= {"predicts_tokens": False, "usage": None, "procedure": {}, "pipeline_tag": "other"}
     text = card(of | {"task": task})
     assert ModelCard(text).data.pipeline_tag == "other"
@@ -304,8 +304,6 @@ def test_documents_that_were_kept_apart_are_told() -> None:
     assert "| attention |" not in card(of)
     of["settings"]["model"]["block_attention"] = True
     assert "| attention | within each document of a row, as if it were alone in it;" in card(of)
-    del of["settings"]["model"]["block_attention"]  # as in runs of before
-    assert "| attention |" not in card(of)
 
 
 def test_of_an_unfinished_run_without_evaluation_or_picture() -> None:

@@ -18,20 +18,19 @@ from train.publishing.pytorch_format import ModelSnapshot
 def test_files_of_the_log_that_cannot_be_read_are_left_out_of_an_export(
     cloud: CloudStorageHandle, caplog: pytest.LogCaptureFixture
 ) -> None:
-    names = ("loss.png", "tensorboard/events.out.tfevents.1", "tensorboard/train/events.out.tfevents.2")
+    names = ("loss.png", "tensorboard/train/events.out.tfevents.2")
     for name in (*names, "tensorboard/train/events.out.tfevents.3", "tensorboard/validation/events.out.tfevents.4"):
         cloud.put(f"run/{name}", name.encode())
     run = open_folder(f"{cloud.bucket_url}/run")
     assert {name: content.decode() for name, content in read_log_files(run).items()} == {
         "loss.png": "loss.png",
-        "runs/events.out.tfevents.00000": "tensorboard/events.out.tfevents.1",  # of an earlier version
         "runs/train/events.out.tfevents.00000": "tensorboard/train/events.out.tfevents.2",
         "runs/train/events.out.tfevents.00001": "tensorboard/train/events.out.tfevents.3",
         "runs/validation/events.out.tfevents.00000": "tensorboard/validation/events.out.tfevents.4",
     }
     assert not caplog.text
     cloud.fault("tfevents.2", status=403)
-    assert set(read_log_files(run)) == {"loss.png", "runs/events.out.tfevents.00000"}
+    assert set(read_log_files(run)) == {"loss.png"}
     assert "the export is made without some files of the log" in caplog.text
 
 

@@ -270,9 +270,7 @@ def test_a_repository_of_others_is_refused_before_the_run(
     before = hub_here.repository(REPO)
     more = ("--hub-strategy", "checkpoint", "--hub-revision", "main" if branch == "main" else "mine")
     assert train(shards, tmp_path / "run", *more) == 2
-    assert (
-        "already contains files that this tool did not create (model.safetensors)" in capsys.readouterr().err
-    )
+    assert "already contains files that this tool did not create (model.safetensors)" in capsys.readouterr().err
     assert hub_here.repository(REPO) == before
     assert not (tmp_path / "run").exists()
 
