@@ -18,7 +18,7 @@ try:
     from mlm_common.cli.command_line import command, log_start, parse_arguments
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
-from mlm_common.cli.next_step import folder_beside, next_step
+from mlm_common.cli.console import folder_beside, next_step
 from mlm_common.cli.settings import flag_of
 from mlm_common.corpus.config import (
     BUILTIN,

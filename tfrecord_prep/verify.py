@@ -10,7 +10,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from mlm_common.cli.progress import progress_bar
+from mlm_common.cli.console import progress_bar
 from mlm_common.errors import InputError, RunFailedError
 from mlm_common.storage import open_folder
 from mlm_common.storage.reading import find_stored_files

@@ -20,8 +20,8 @@ try:
     from mlm_common.cli.command_line import command, log_start, parse_arguments
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
-from mlm_common.cli.next_step import folder_beside, next_step, short_path
-from mlm_common.cli.progress import progress_bar
+from mlm_common.cli.console import folder_beside, next_step, progress_bar
+from mlm_common.cli.local_paths import short_path
 from mlm_common.cli.settings import describe_differences, flag, flag_of
 from mlm_common.corpus.bad_rows import BadRows
 from mlm_common.corpus.config import VALIDATION, CorpusConfig

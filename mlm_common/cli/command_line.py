@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from mlm_common.cli.console import second_interrupt_ends, set_up_console
+from mlm_common.cli.console import PROJECT_FOLDER, second_interrupt_ends, set_up_console
 from mlm_common.cli.settings import flag_of
 from mlm_common.errors import EXIT_INTERRUPTED, EXIT_STOPPED, InputError, RunFailedError
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from mlm_common.cli.flag_parser import FlagParser
 
 logger = logging.getLogger(__name__)
-
-PROJECT_FOLDER = Path(__file__).resolve().parents[2]
 
 
 def read_yaml_file(path: str | Path, flag: str) -> Any:

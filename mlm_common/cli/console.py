@@ -1,14 +1,25 @@
-"""The console of a command: plain lines on standard error, quiet libraries, and Ctrl-C."""
+"""What a command shows on the terminal: plain lines, progress, the next command to type, and what Ctrl-C says."""
 
 import argparse
-import contextlib
 import io
 import logging
-import os
+import os.path
+import shlex
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+logger = logging.getLogger(__name__)
+
+PROJECT_FOLDER = Path(__file__).resolve().parents[2]
 
 VERBOSE_FLAG = "--verbose"
 OUR_PACKAGES = ("mlm_common", "tokenizer_training", "tfrecord_prep", "train", "finetuning", "benchmarks", "__main__")
@@ -17,6 +28,7 @@ QUIET_LIBRARIES = {"absl": logging.ERROR, "tensorflow": logging.ERROR}
 # What TensorFlow and gRPC, in C++, must show; both read it when they are first imported.
 VERBOSE_VARIABLES = {"TF_CPP_MIN_LOG_LEVEL": "0", "GRPC_VERBOSITY": "INFO"}
 STOPPING = b"Stopping. Press Ctrl-C again to end at once.\n"
+SECONDS_BETWEEN_LINES = 10.0
 
 
 def add_verbose_flag(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +70,7 @@ def _is_for_users(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.WARNING or record.name.partition(".")[0] in OUR_PACKAGES
 
 
-@contextlib.contextmanager
+@contextmanager
 def second_interrupt_ends() -> Iterator[None]:
     """Let the first Ctrl-C raise KeyboardInterrupt and say so, and a second one kill the process, even within C++."""
     in_main_thread = threading.current_thread() is threading.main_thread()  # the only one that may handle signals
@@ -76,3 +88,56 @@ def second_interrupt_ends() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class LoggedProgress:
+    """Count `n` of `total` units, and log how far that is every ten seconds, as a tqdm bar would show it."""
+
+    def __init__(self, phase: str, unit: str, total: int | None) -> None:
+        self._phase = phase
+        self._unit = unit
+        self._started_seconds = self._line_seconds = time.monotonic()
+        self.total = total
+        self.n: float = 0
+
+    def update(self, n: float = 1) -> None:
+        """Count more units."""
+        self.n += n
+        now = time.monotonic()
+        if now - self._line_seconds < SECONDS_BETWEEN_LINES or self.n == self.total:
+            return
+        self._line_seconds = now
+        if not self.total or not self.n:
+            logger.info("%s: %s%s so far.", self._phase, f"{self.n:,.0f}", self._unit)
+            return
+        seconds_left = (now - self._started_seconds) / self.n * (self.total - self.n)
+        logger.info("%s: %.0f %%, %.0f s left.", self._phase, 100 * self.n / self.total, max(seconds_left, 0))
+
+
+@contextmanager
+def progress_bar(phase: str, unit: str, total: int | None = None) -> Iterator["tqdm | LoggedProgress"]:
+    """Give the progress of a phase that counts `unit`s, up to `total` of them where that is known."""
+    from tqdm import tqdm
+
+    with tqdm(desc=phase, total=total, unit=unit, unit_scale=True, disable=None, dynamic_ncols=True) as bar:
+        if not bar.disable:
+            yield bar
+            return
+    logger.info("%s.", phase)
+    yield LoggedProgress(phase, unit, total)
+
+
+def no_progress(*_: int) -> None:
+    """Take the place of a function that shows progress."""
+
+
+def next_step(script: str, arguments: Sequence[str]) -> str:
+    """Write the line that says how to run a script of this project (`train/run_mlm.py`) with these arguments."""
+    path = PROJECT_FOLDER / script
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"next: {shlex.join(['python', str(shown), *arguments])}"
+
+
+def folder_beside(folder: str, name: str) -> str:
+    """Return the path of the folder `name` beside another one, local or `gs://`."""
+    return os.path.join(os.path.dirname(folder.rstrip("/")), name)  # noqa: PTH118, PTH120 (gs:// paths)

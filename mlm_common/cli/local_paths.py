@@ -99,3 +99,8 @@ def _names_in(folder: Path, kind: Kind) -> list[str]:
             return sorted(entry.name for entry in entries if entry.is_dir() == (kind == "folder"))
     except OSError:
         return []
+
+
+def short_path(path: str) -> str:
+    """Write an absolute path in the working directory as it would be typed there."""
+    return os.path.relpath(path) if path.startswith(f"{Path.cwd()}/") else path

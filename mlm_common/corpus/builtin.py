@@ -21,7 +21,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from mlm_common.cli.progress import progress_bar
+from mlm_common.cli.console import progress_bar
 from mlm_common.corpus.kept_text import keep, read_kept
 from mlm_common.worker_pool import map_in_order, num_cores
 

@@ -17,8 +17,7 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, TextIO
 
-from mlm_common.cli.local_paths import did_you_mean
-from mlm_common.cli.next_step import short_path
+from mlm_common.cli.local_paths import did_you_mean, short_path
 from mlm_common.corpus import text_formats
 from mlm_common.corpus.bad_rows import BadRowHandler, BadRows, OnBadRow
 from mlm_common.corpus.byte_ranges import ByteRange

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from mlm_common.cli.progress import no_progress
+from mlm_common.cli.console import no_progress
 from mlm_common.corpus.passages import cut_passages, grouped_by_size, num_utf8_bytes
 from mlm_common.worker_pool import map_in_order
 from tokenizer_training.unigram.normalization import NormalizationConfig

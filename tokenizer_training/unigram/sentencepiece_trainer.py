@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mlm_common.cli.progress import no_progress
+from mlm_common.cli.console import no_progress
 from mlm_common.errors import RunFailedError
 
 # SentencePiece adds up its statistics per thread, so another number of threads gives other last digits.

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from mlm_common.cli.progress import no_progress
+from mlm_common.cli.console import no_progress
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import SPECIAL_TOKENS
 from tokenizer_training.unigram.config import DEFAULT_VOCABULARY_SIZE, UnigramConfig

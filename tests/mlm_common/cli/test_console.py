@@ -1,14 +1,16 @@
-"""What a command prints on standard error: plain lines, no library's noise, and what Ctrl-C says."""
+"""What a command prints on standard error: plain lines, progress, no library's noise, and what Ctrl-C says."""
 
+import logging
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from mlm_common.cli.console import STOPPING
+from mlm_common.cli.console import STOPPING, progress_bar
 from mlm_common.cli.library_noise import without_noise
 
 PROJECT_FOLDER = Path(__file__).parents[3]
@@ -132,3 +134,26 @@ def test_a_second_ctrl_c_ends_the_process_at_once() -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == -signal.SIGINT
         assert process.stderr.read() == STOPPING
+
+
+def test_lines_every_ten_seconds_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    seconds = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
+    caplog.set_level(logging.INFO, "mlm_common.cli.console")
+    with progress_bar("Reading", " files", 1000) as bar:
+        for _ in range(6):
+            seconds[0] += 5
+            bar.update(100)
+    with progress_bar("Counting", " words") as bar:
+        seconds[0] += 10
+        bar.update(1234)
+    assert [record.getMessage() for record in caplog.records] == [
+        "Reading.",
+        "Reading: 20 %, 40 s left.",
+        "Reading: 40 %, 30 s left.",
+        "Reading: 60 %, 20 s left.",
+        "Counting.",
+        "Counting: 1,234 words so far.",
+    ]
