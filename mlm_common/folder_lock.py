@@ -1,14 +1,14 @@
-"""One owner of an output folder, local or `gs://`: two runs in one folder would destroy each other's files.
+"""Lock an output folder, local or `gs://`: two runs in one folder would destroy each other's files.
 
-The owner is the run whose record is the file `.owner/000001.json` in the folder, or of several such files the one of
-the highest number. It holds a random token, and a thread writes it anew every few seconds. A second run that sees it
-change is refused. Where it has not changed for a minute by the second run's own clock, or its process has ended, the
-second run takes over: it makes the file of the next number, which of several runs one alone can do (on Cloud Storage by
-a precondition on the generation), and deletes the others before it touches the folder.
+The owner is the run whose record is the file `.owner/000001.json` in the folder, or of several such files the one with
+the highest number. The file contains a random token, and a thread rewrites it every few seconds (the heartbeat). A
+second run that sees it change is refused. If it has not changed for a minute by the second run's clock, or its process
+has ended, the second run takes over: it creates the file of the next number, which only one of several runs can do (on
+Cloud Storage by a precondition on the generation), and deletes the others before it touches the folder.
 
-The owner looks for its token before each write in the folder (see `check_locks`), and so does each of its worker
-processes: a run that was stopped or cut off, and wakes up after that, ends at once. Nothing else ends it: an owner that
-cannot write its sign of life for a while goes on.
+The owner and its worker processes look for the token before each write in the folder (see `check_locks`): a run that
+was stopped or cut off, and wakes up after a takeover, ends at once. Nothing else ends it: an owner that cannot write
+its heartbeat for a while continues.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ from mlm_common.storage.folder import OWNER_FOLDER, locks
 
 logger = logging.getLogger(__name__)
 
-BEAT_SECONDS = 10.0
-# Many beats long: a run that computes, or waits for its storage, is not to be taken for dead.
+HEARTBEAT_SECONDS = 10.0
+# Many heartbeats long: a run that computes, or waits for its storage, must not be taken for dead.
 DEAD_AFTER_SECONDS = 60.0
 POLLS_WHILE_WAITING = 60
 RELEASE_SECONDS = 5.0
@@ -45,18 +45,18 @@ SUPERVISION, TOKEN = "supervision", "token"
 
 
 class FolderLostError(PermanentError):
-    """The folder belongs to another run, which took it over while this one showed no sign of life."""
+    """The folder belongs to another run, which took it over while this one sent no heartbeat."""
 
 
 @dataclass(frozen=True)
 class FolderLock:
-    """What tells a run from all others in its folder; its worker processes get it, too.
+    """Identifies a run among all others in its folder; its worker processes get it, too.
 
     Attributes:
         path: of the folder.
         name: of the file in `.owner/`.
-        token: that the file holds.
-        ends_process: end the process where the folder is lost, whatever its threads are doing.
+        token: in that file.
+        ends_process: end the process if the folder is lost, whatever its threads are doing.
     """
 
     path: str
@@ -65,12 +65,12 @@ class FolderLock:
     ends_process: bool = True
 
     def check(self) -> None:
-        """Check that the folder still belongs to this run, and else end the process.
+        """Check that the folder still belongs to this run; if not, end the process.
 
         Raises:
             FolderLostError: it does not, and the process need not end.
         """
-        if not self.is_there():
+        if not self.is_held():
             error = FolderLostError(
                 f"The folder must belong to this run; {self.path} {_describe_new_owner(self.path)}. This run has "
                 "stopped, and has written nothing to it since then."
@@ -79,22 +79,22 @@ class FolderLock:
                 _end_process(error)
             raise error
 
-    def is_there(self) -> bool:
-        """Ask whether the token is where it was written."""
+    def is_held(self) -> bool:
+        """Return whether the file still has the token."""
         try:
             return self.token in _owners(self.path).read_text(self.name)
         except (FileNotFoundError, NotADirectoryError):
             return False
 
     def guard(self) -> None:
-        """Have this process, a worker of the owner, check before each write in the folder."""
+        """Make this process, a worker of the owner, check before each write in the folder."""
         present = locks.get(self.path)
         if not isinstance(present, FolderLock) or present.token != self.token:
             locks[self.path] = self
 
 
 def owner_of(path: str) -> FolderLock | None:
-    """Find who this process is for the folder that holds `path`, for its workers; None where it owns none."""
+    """Return the lock of this process on the folder that contains `path`, for its workers, if it has one."""
     for owner in locks.values():
         if isinstance(owner, FolderLock) and f"{path}/".startswith(f"{owner.path}/"):
             return dataclasses.replace(owner, ends_process=False)
@@ -106,22 +106,23 @@ def locked_folder(
     path: str,
     *,
     supervision: str | None = None,
-    beat_seconds: float = BEAT_SECONDS,
+    heartbeat_seconds: float = HEARTBEAT_SECONDS,
     dead_after_seconds: float = DEAD_AFTER_SECONDS,
     ends_process: bool = True,
 ) -> Iterator[FolderLock]:
-    """Own the folder within the context, and give it back at the end.
+    """Lock the folder within the context, and release it at the end.
 
     Args:
-        path: of the folder, which is made if it is missing.
-        supervision: name of what starts this process again when it has ended; its folder is taken over at once.
-        beat_seconds: between two signs of life.
-        dead_after_seconds: without a sign of life, after which an owner counts as dead.
+        path: of the folder, which is created if it is missing.
+        supervision: name of the supervisor that restarts this process; a folder of the same supervisor is taken over
+            at once.
+        heartbeat_seconds: between two heartbeats.
+        dead_after_seconds: without a heartbeat, after which an owner counts as dead.
         ends_process: end the process with `FolderLostError.exit_status` when the folder is lost; else raise the error
             at the next write.
 
     Raises:
-        InputError: it belongs to a run that is alive, or this user may not take over from that run.
+        InputError: it belongs to a run that is alive, or this user may not take it over.
     """
     path = path.rstrip("/")
     is_new = not open_folder(path).exists()
@@ -129,7 +130,7 @@ def locked_folder(
         owner, record = _take(path, supervision, dead_after_seconds, ends_process)
     has_ended = threading.Event()
     thread = threading.Thread(
-        target=_beat, args=(owner, record, has_ended, beat_seconds), name="folder-owner", daemon=True
+        target=_send_heartbeats, args=(owner, record, has_ended, heartbeat_seconds), name="folder-owner", daemon=True
     )
     locks[path] = owner
     try:
@@ -144,10 +145,10 @@ def locked_folder(
 
 @contextlib.contextmanager
 def _explained_refusals(path: str) -> Iterator[None]:
-    """Explain, within it, that this user may not read or replace the record that another user's run has left.
+    """Explain that this user may not read or replace the record that another user's run has left.
 
     Raises:
-        InputError: that is so, or the folder itself may not be written to.
+        InputError: instead of the error of the file system; or the folder itself may not be written to.
     """
     try:
         yield
@@ -162,7 +163,7 @@ def _explained_refusals(path: str) -> Iterator[None]:
         run = _describe(_parse(found[max(found, key=_number)]) if found else {})
         raise InputError(
             f"{owners} belongs to user {_user(owners)} and names {run}; this user may not take over the folder. If "
-            f"that run has ended, have {owners} deleted, or name another folder."
+            f"that run has ended, ask for {owners} to be deleted, or name another folder."
         ) from error
 
 
@@ -181,7 +182,7 @@ def _take(
     while True:
         found = _read_owners(owners)
         if found and not _has_ended(owners, found, supervision, dead_after_seconds):
-            continue  # another one came, or it is free now
+            continue  # another run came, or the folder is free now
         number = max(map(_number, found), default=0) + 1
         name = f"{number:06d}.json"
         record = _record(token, supervision)
@@ -189,7 +190,7 @@ def _take(
             owners.create_text(name, _as_text(record))
         except (FileExistsError, FileNotFoundError):  # another run was faster, or has just deleted the local folder
             continue
-        # Those that were thought dead are as they were, and nobody else went ahead meanwhile.
+        # The records that were thought dead are unchanged, and no other run took over meanwhile.
         there = _read_owners(owners)
         if all(there.get(other, text) == text for other, text in found.items()) and max(there, key=_number) == name:
             owners.delete_files(other for other in there if other != name)
@@ -198,17 +199,17 @@ def _take(
 
 
 def _has_ended(owners: Folder, found: Mapping[str, str], supervision: str | None, dead_after_seconds: float) -> bool:
-    """Tell whether the owners found are dead, which may take long; False where they are others by then.
+    """Return whether the owners found are dead, which may take long; False if there are others by then.
 
     Raises:
         InputError: they are alive.
     """
     newest = _parse(found[max(found, key=_number)])
     if all(_is_surely_dead(_parse(text), supervision) for text in found.values()):
-        logger.info("%s: taken over from a run that has ended (%s)", owners.path, _describe(newest))
+        logger.info("%s: taking over from a run that has ended (%s)", owners.path, _describe(newest))
         return True
     logger.warning(
-        "%s holds the record of %s; waiting up to %.0f s for a sign of life",
+        "%s has the record of %s; waiting up to %.0f s for a heartbeat",
         owners,
         _describe(newest),
         dead_after_seconds,
@@ -226,12 +227,14 @@ def _has_ended(owners: Folder, found: Mapping[str, str], supervision: str | None
                 f"{_describe(newest)}. Wait for its end, stop it, or name another folder."
             )
         return False
-    logger.warning("%s: taken over, for it showed no sign of life for %.0f s", owners, dead_after_seconds)
+    logger.warning(
+        "%s: previous owner sent no heartbeat for %.0f s; taking over the folder", owners, dead_after_seconds
+    )
     return True
 
 
-def _beat(owner: FolderLock, record: dict[str, Any], has_ended: threading.Event, seconds: float) -> None:
-    """Write signs of life until the end, and end the process where the folder was lost."""
+def _send_heartbeats(owner: FolderLock, record: dict[str, Any], has_ended: threading.Event, seconds: float) -> None:
+    """Write heartbeats until the end, and end the process if the folder was lost."""
     owners = _owners(owner.path)
     is_failing = False
     while not has_ended.wait(seconds):
@@ -245,7 +248,7 @@ def _beat(owner: FolderLock, record: dict[str, Any], has_ended: threading.Event,
             pass
         except (OSError, RunFailedError, InputError) as error:
             if not is_failing:
-                logger.warning("no sign of life can be written to %s; the run goes on: %s", owners, error)
+                logger.warning("no heartbeat can be written to %s; the run continues: %s", owners, error)
             is_failing = True
             continue
         with contextlib.suppress(FolderLostError, OSError, RunFailedError, InputError):
@@ -254,17 +257,17 @@ def _beat(owner: FolderLock, record: dict[str, Any], has_ended: threading.Event,
 
 
 def _release(owner: FolderLock, is_new: bool) -> None:
-    """Delete the record, and of a local folder that was made for it what is empty."""
+    """Delete the record, and local folders that were created for it and are empty."""
     owners = _owners(owner.path)
     try:
-        if owner.is_there():
+        if owner.is_held():
             owners.delete_files([owner.name])
         if owners.is_local:
             Path(owners.path).rmdir()
             if is_new:
                 Path(owner.path).rmdir()
     except (OSError, RunFailedError, InputError) as error:
-        logger.debug("%s was not given back: %s", owner.path, error)
+        logger.debug("%s was not released: %s", owner.path, error)
 
 
 def _end_process(error: FolderLostError) -> NoReturn:
@@ -272,7 +275,7 @@ def _end_process(error: FolderLostError) -> NoReturn:
     for worker in multiprocessing.active_children():
         worker.kill()
     with contextlib.suppress(OSError, ValueError):
-        print(f"\nerror: {error}", file=sys.stderr, flush=True)  # a progress bar may stand on the line
+        print(f"\nerror: {error}", file=sys.stderr, flush=True)  # a progress bar may be on the line
     os._exit(error.exit_status)
 
 
@@ -281,7 +284,7 @@ def _owners(path: str) -> Folder:
 
 
 def _read_owners(owners: Folder) -> dict[str, str]:
-    """Read the records that are there: {name: text}."""
+    """Read the existing records: {name: text}."""
     texts = {}
     for name in owners.list_files():
         with contextlib.suppress(FileNotFoundError):
@@ -310,7 +313,7 @@ def _record(token: str, supervision: str | None) -> dict[str, Any]:
 
 
 def _now() -> str:
-    """Tell the time for people; nothing is judged by it."""
+    """Return the time for people to read; nothing is judged by it."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
@@ -332,7 +335,7 @@ def _describe(record: Mapping[str, Any]) -> str:
         return "an unknown run"
     return (
         f"the run of process {record.get('pid')} on {record.get('host')} (`{record.get('command')}`, since "
-        f"{record.get('started')}, last sign of life {record.get('last_beat')})"
+        f"{record.get('started')}, last heartbeat {record.get('last_beat')})"
     )
 
 
@@ -344,7 +347,7 @@ def _describe_new_owner(path: str) -> str:
 
 
 def _is_surely_dead(record: Mapping[str, Any], supervision: str | None) -> bool:
-    """Tell whether the process of that record has ended, as far as this machine can know."""
+    """Return whether the process of that record has ended, as far as this machine can know."""
     if supervision is not None and record.get(SUPERVISION) == supervision:
         return True
     system, pid = record.get("system"), record.get("pid")
@@ -355,12 +358,12 @@ def _is_surely_dead(record: Mapping[str, Any], supervision: str | None) -> bool:
     except ProcessLookupError:
         return True
     except OSError:
-        return False  # it is another user's
+        return False  # another user's process
     return _process_started(pid) != record.get("process_started")
 
 
 def _system() -> str | None:
-    """Name this boot of this machine, and the space of its process ids; None where that cannot be known."""
+    """Return a name for this boot of this machine and its namespace of process ids; None if they are unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{platform.node()} {boot} {Path('/proc/self/ns/pid').readlink()}"
@@ -369,9 +372,9 @@ def _system() -> str | None:
 
 
 def _process_started(pid: int) -> str | None:
-    """Tell when a process was started, in ticks since boot, so that a later one of its id is not taken for it.
+    """Return when a process was started, in ticks since boot, which tells it from a later process with its id.
 
-    None where it has ended (what is left of it waits for its parent), or where that cannot be known.
+    None if it has ended (a zombie waits for its parent), or if that is unknown.
     """
     try:
         state, *fields = (

@@ -1,4 +1,4 @@
-"""The client of Google Cloud Storage, one for each process: objects by path, errors with what cures them."""
+"""The client of Google Cloud Storage, one per process: objects by path, and errors that say how to fix them."""
 
 import contextlib
 import errno
@@ -15,7 +15,7 @@ PREFIX = "gs://"
 
 
 class CloudStorageError(RunFailedError):
-    """Cloud Storage did not answer for two minutes of repeated tries, or bytes were changed on their way."""
+    """Cloud Storage did not answer for two minutes of repeated tries, or bytes were changed during the transfer."""
 
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
@@ -35,23 +35,23 @@ def bucket_and_name(path: str) -> tuple[str, str]:
 
 @functools.cache
 def _client(_process_id: int) -> Any:
-    """Make the client of this process: a forked one must not write to its parent's connections."""
+    """Make the client of this process: a forked process must not write to its parent's connections."""
     from google.cloud import storage
 
     return storage.Client(project=None)  # only creating and listing buckets needs a project
 
 
 def blob_at(path: str) -> Any:
-    """Make the client's handle of an object, which need not exist."""
+    """Return the client's handle of an object, which need not exist."""
     bucket, name = bucket_and_name(path)
     return _client(os.getpid()).bucket(bucket).blob(name)
 
 
 def find_blob(path: str) -> Any | None:
-    """Look up the object as it is now, with its generation and checksum; None when there is none."""
+    """Return the object as it is now, with its generation and checksum, or None."""
     from google.api_core.exceptions import NotFound
 
-    blob = blob_at(path)  # a new one each time: one that was loaded before stays with its generation
+    blob = blob_at(path)  # a new handle each time: one that was loaded before keeps its generation
     try:
         blob.reload()
     except NotFound as error:
@@ -68,13 +68,13 @@ def list_blobs(bucket: str, prefix: str, **options: Any) -> Iterator[Any]:
 
 
 def is_missing_bucket(error: Exception) -> bool:
-    """Ask whether an answer of "not found" is about the bucket."""
+    """Return whether an answer of "not found" is about the bucket."""
     return "bucket does not exist" in str(error)
 
 
 @contextlib.contextmanager
 def explained_errors(path: str) -> Iterator[None]:
-    """Turn the client's exceptions into those that `Folder` names, each with what cures it."""
+    """Turn the client's exceptions into those that `Folder` names, each with a hint."""
     from google.api_core.exceptions import GoogleAPICallError, RetryError
     from google.auth.exceptions import GoogleAuthError
     from google.cloud.storage.exceptions import DataCorruption
@@ -87,7 +87,7 @@ def explained_errors(path: str) -> Iterator[None]:
 
 
 def _explain(path: str, error: Exception) -> Exception:
-    """Make the exception of `Folder` for one of the client's; what is not known to be final may be tried again."""
+    """Make the exception of `Folder` for one of the client's; unless it is known to be final, a retry may help."""
     from google.api_core import exceptions as api_errors
     from google.auth import exceptions as auth_errors
     from google.cloud.storage.exceptions import DataCorruption
@@ -104,11 +104,11 @@ def _explain(path: str, error: Exception) -> Exception:
             return FileNotFoundError(errno.ENOENT, "no such object", path)
         bucket = PREFIX + bucket_and_name(path)[0]
         return InputError(
-            f"{path} needs an existing bucket; there is no {bucket}. Make it with `gcloud storage buckets create "
+            f"{path} needs an existing bucket; there is no {bucket}. Create it with `gcloud storage buckets create "
             f"{bucket}`."
         )
-    if cure := _cure_of_refusal(error):
-        return InputError(f"{path} needs permission. {cure} ({answer})")
+    if isinstance(error, api_errors.Forbidden):
+        return InputError(f"{path} needs permission. {_hint_for_refusal(str(error))} ({answer})")
     status = getattr(error, "code", None) or 0
     is_answered = 400 <= status < 500 and status not in (408, 429)
     if is_answered or isinstance(error, DataCorruption):
@@ -116,29 +116,12 @@ def _explain(path: str, error: Exception) -> Exception:
     return CloudStorageError(f"{path}: Cloud Storage did not answer. ({answer}) Run the same command again.")
 
 
-def _cure_of_refusal(error: Exception) -> str | None:
-    """Tell what cures a refusal that another try would meet again; None for other errors."""
-    from google.api_core.exceptions import ClientError, Forbidden
-
-    answer = str(error)
-    if not isinstance(error, ClientError):
-        return None
-    if re.search("requester pays|[Uu]ser ?[Pp]roject", answer):
-        return (
-            "Its bucket lets readers pay (requester pays), which is not supported: copy what is needed to a bucket of "
-            "your own with `gcloud storage cp --recursive --billing-project=PROJECT`, or switch it off with `gcloud "
-            "storage buckets update --no-requester-pays`."
-        )
-    if not isinstance(error, Forbidden):
-        return None
-    if "billing" in answer:
-        return "The project of the bucket has no active billing account: see `gcloud billing projects describe`."
-    if re.search(r"retention policy|\bhold\b", answer):
-        return "Its bucket forbids to replace and delete objects (retention, holds): name a bucket without."
+def _hint_for_refusal(answer: str) -> str:
+    """Say how to get the permission that Cloud Storage missed."""
     if re.search(r"(authentication|OAuth2?|Provided) scope", answer):
         return (
-            "The access scopes of this machine forbid it, whatever its account may do: they are set when it is made, "
-            "with `--scopes=cloud-platform`."
+            "The access scopes of this machine forbid it, whatever its account may do: they are set when the machine "
+            "is created, with `--scopes=cloud-platform`."
         )
     lacking = re.search(r"storage\.objects\.\w+", answer)
     return (

@@ -27,7 +27,7 @@ SHORT_WAITS = {
 SHORT_LIFE = {
     "mlm_common.folder_lock:locked_folder.__wrapped__.__kwdefaults__": {
         "supervision": None,
-        "beat_seconds": 0.1,
+        "heartbeat_seconds": 0.1,
         "dead_after_seconds": 1.5,
         "ends_process": True,
     }

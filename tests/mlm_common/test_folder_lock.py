@@ -17,10 +17,10 @@ import pytest
 from mlm_common.errors import EXIT_BAD_INPUT, EXIT_PERMANENT, InputError
 from mlm_common.folder_lock import FolderLostError, locked_folder, owner_of
 from mlm_common.storage import Folder, open_folder
-from tests.fixtures.folder_owners import BEAT_SECONDS, DEAD_AFTER_SECONDS, OwnerProcess
+from tests.fixtures.folder_owners import DEAD_AFTER_SECONDS, HEARTBEAT_SECONDS, OwnerProcess
 from tests.servers.fixtures import CloudStorageHandle
 
-FAST = {"beat_seconds": BEAT_SECONDS, "dead_after_seconds": DEAD_AFTER_SECONDS, "ends_process": False}
+FAST = {"heartbeat_seconds": HEARTBEAT_SECONDS, "dead_after_seconds": DEAD_AFTER_SECONDS, "ends_process": False}
 # Of one that follows a run that is surely dead or stopped.
 SURE_SECONDS = 0.2
 
@@ -38,7 +38,7 @@ gs_is_slow = pytest.mark.parametrize("folder", ["local", pytest.param("gs", mark
 
 
 def contents(folder: Folder) -> dict[str, str]:
-    """Read all that is in the folder, but the number of the sign of life."""
+    """Read all that is in the folder, but the number of the heartbeat."""
     owners = folder.subfolder(".owner")
     tokens = {name: json.loads(owners.read_text(name))["token"] for name in owners.list_files()}
     return {name: folder.read_text(name) for name in folder.list_files()} | tokens
@@ -61,7 +61,7 @@ def test_a_second_run_is_refused_while_the_first_lives_and_starts_when_it_has_en
         status, errors = lines[""].end()
         assert status == EXIT_BAD_INPUT
         assert f"{folder.path} belongs to the run of process {lines['owned'].process.pid} on " in errors
-        for said in (", since 20", ", last sign of life 20", "Wait for its end, stop it, or name another folder."):
+        for said in (", since 20", ", last heartbeat 20", "Wait for its end, stop it, or name another folder."):
             assert said in errors
         lines["owned"].ask_to_write()
         assert lines["owned"].line() == "0"
@@ -177,11 +177,11 @@ def test_one_of_many_takes_over_from_a_dead_run(folder: Folder) -> None:
 
 
 # In the second case the thread of the stopped run comes too late to notice.
-@pytest.mark.parametrize("beat_seconds", [BEAT_SECONDS, 3600.0])
+@pytest.mark.parametrize("heartbeat_seconds", [HEARTBEAT_SECONDS, 3600.0])
 def test_a_stopped_run_that_wakes_up_after_a_takeover_ends_and_touches_nothing(
-    folder: Folder, beat_seconds: float
+    folder: Folder, heartbeat_seconds: float
 ) -> None:
-    with OwnerProcess(folder.path, beat_seconds=beat_seconds) as stopped:
+    with OwnerProcess(folder.path, heartbeat_seconds=heartbeat_seconds) as stopped:
         assert stopped.line() == "owned"
         stopped.ask_to_write()
         assert stopped.line() == "0"
@@ -245,7 +245,7 @@ WRITES: Mapping[str, Callable[[Folder], object]] = {
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_no_write_reaches_a_folder_that_was_lost(folder: Folder, write: Callable[[Folder], object]) -> None:
-    with locked_folder(folder.path, **FAST | {"beat_seconds": 3600.0}):
+    with locked_folder(folder.path, **FAST | {"heartbeat_seconds": 3600.0}):
         folder.write_text("old", "old")
         folder.write_text("sub/old", "old")
         folder.subfolder(".owner").write_text("000001.json", json.dumps({"token": "another's"}))
@@ -279,9 +279,9 @@ def test_a_run_whose_signs_of_life_cannot_be_written_goes_on(
     with locked_folder(folder.path, **FAST), caplog.at_level(logging.WARNING):
         cloud.fault("/upload/", method="POST", mode="status", status=403, times=5)
         while sum("/upload/" in entry["path"] for entry in cloud.requests("POST")) < 8:
-            time.sleep(BEAT_SECONDS)
+            time.sleep(HEARTBEAT_SECONDS)
         folder.write_text("a", "b")
-    assert sum("no sign of life can be written" in message for message in caplog.messages) == 1
+    assert sum("no heartbeat can be written" in message for message in caplog.messages) == 1
     assert cloud.objects() == {"output/a": b"b"}
 
 
@@ -290,7 +290,7 @@ def test_a_lost_answer_to_a_sign_of_life_is_no_lost_folder(cloud: CloudStorageHa
     with locked_folder(folder.path, **FAST):
         cloud.fault("/upload/", method="POST", mode="lost_answer", times=2)
         while sum("/upload/" in entry["path"] for entry in cloud.requests("POST")) < 8:
-            time.sleep(BEAT_SECONDS)
+            time.sleep(HEARTBEAT_SECONDS)
         folder.write_text("a", "b")
     assert cloud.objects() == {"output/a": b"b"}
 

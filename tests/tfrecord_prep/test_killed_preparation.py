@@ -110,7 +110,7 @@ def test_a_second_preparation_is_refused_and_touches_nothing(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look_often(monkeypatch)
-    with locked_folder(str(tmp_path / "out"), beat_seconds=0.05):
+    with locked_folder(str(tmp_path / "out"), heartbeat_seconds=0.05):
         assert main([*arguments_for(source, tmp_path / "out"), "--overwrite"]) == EXIT_BAD_INPUT
         assert [path.name for path in (tmp_path / "out").iterdir()] == [".owner"]
     assert f"{tmp_path / 'out'} belongs to the run of process {os.getpid()} on " in capsys.readouterr().err

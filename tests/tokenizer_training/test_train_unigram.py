@@ -304,7 +304,7 @@ def test_a_second_training_is_refused_while_the_first_lives(
     corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look_often(monkeypatch)
-    with locked_folder(str(tmp_path / "out"), beat_seconds=0.05):
+    with locked_folder(str(tmp_path / "out"), heartbeat_seconds=0.05):
         assert main(arguments(corpus_file, tmp_path / "out", "--overwrite")) == 2
     assert f"{tmp_path / 'out'} belongs to the run of process {os.getpid()} on " in capsys.readouterr().err
 

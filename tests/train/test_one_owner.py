@@ -31,7 +31,7 @@ def old_run(finished_run: Path, tmp_path: Path) -> Path:
 def test_a_second_run_is_refused_while_the_first_lives(old_run, shards, capsys, monkeypatch):
     look_often(monkeypatch)
     before = contents(old_run)
-    with locked_folder(str(old_run), beat_seconds=0.05):
+    with locked_folder(str(old_run), heartbeat_seconds=0.05):
         for flags in ((), ("--overwrite-output-dir",)):
             assert main(run_flags(shards, old_run, *flags)) == EXIT_BAD_INPUT
             assert f"{old_run} belongs to the run of process {os.getpid()} on " in capsys.readouterr().err

@@ -334,7 +334,7 @@ def test_no_answer_is_one_error(
 
 
 @pytest.mark.parametrize("function", ["exists", "list_files", "read_bytes", "write_bytes", "delete_files"])
-@pytest.mark.parametrize("status", [400, 402, 405, 409, 410, 412, 413, 423, 451])
+@pytest.mark.parametrize("status", [400, 405, 409, 412])
 def test_any_refusal_is_one_error_that_may_be_tried_again(
     function: str, status: int, cloud: CloudStorageHandle, shards: Path
 ) -> None:
@@ -346,25 +346,19 @@ def test_any_refusal_is_one_error_that_may_be_tried_again(
 
 
 @pytest.mark.parametrize(
-    ("status", "message", "cure"),
+    ("message", "hint"),
     [
-        (400, "Bucket is a requester pays bucket but no user project provided.", r"--billing-project=PROJECT"),
-        (403, "The billing account for the owning project is disabled in state absent", "no active billing account"),
-        (403, "Object 'b/x' is subject to bucket's retention policy and cannot be deleted", "name a bucket without"),
-        (
-            403,
-            "x@y does not have storage.objects.delete access to the object",
-            "lacks storage.objects.delete, the role",
-        ),
+        ("x@y does not have storage.objects.delete access", "lacks storage.objects.delete, the role"),
+        ("Request had insufficient authentication scopes", "--scopes=cloud-platform"),
     ],
 )
-def test_a_refusal_that_another_try_meets_again_names_its_cure(
-    status: int, message: str, cure: str, cloud: CloudStorageHandle, shards: Path
+def test_a_refusal_says_how_to_get_the_permission(
+    message: str, hint: str, cloud: CloudStorageHandle, shards: Path
 ) -> None:
     cloud.put("data/x", b"x")
-    cloud.fault("/o", status=status, message=message, times=1000)
+    cloud.fault("/o", status=403, message=message, times=1000)
     for function in calls(f"{BUCKET}/data", str(shards)).values():
-        with pytest.raises(InputError, match=cure):
+        with pytest.raises(InputError, match=hint):
             function()
 
 
@@ -384,7 +378,7 @@ def calls(path: str, local_folder: str) -> dict[str, Callable[[], object]]:
 
 
 @pytest.mark.parametrize("function", calls("", ""))
-def test_errors_name_the_cure(function: str, cloud: CloudStorageHandle, shards: Path) -> None:
+def test_errors_say_how_to_fix_them(function: str, cloud: CloudStorageHandle, shards: Path) -> None:
     with pytest.raises(InputError, match="gcloud storage buckets create gs://no-such-bucket"):
         calls("gs://no-such-bucket/data", str(shards))[function]()
     cloud.authorize(accepted_tokens=["another"])

@@ -66,7 +66,7 @@ def test_a_bucket_that_refuses(cloud: CloudStorageHandle) -> None:
 
 def test_a_bucket_that_is_not_there(cloud: CloudStorageHandle) -> None:
     line = only_error(found(cloud_checks.check_buckets, config_of("--output-dir", "gs://no-such-bucket/run")))
-    assert "there is no gs://no-such-bucket. Make it with `gcloud storage buckets create gs://no-such-bucket`" in line
+    assert "there is no gs://no-such-bucket. Create it with `gcloud storage buckets create gs://no-such-bucket`" in line
     assert cloud.requests()
 
 
