@@ -1,4 +1,4 @@
-"""Work in a thread that no one has to wait for: of what is handed to it, the latest only."""
+"""A background worker that processes only the most recent item."""
 
 import logging
 import threading
@@ -7,26 +7,26 @@ from typing import Generic, TypeVar
 
 logger = logging.getLogger(__name__)
 
-# What a command that has come to its end waits for its threads: longer than a try of Cloud Storage's client.
+# How long a command waits for its threads at its end: longer than one try of Cloud Storage's client.
 END_SECONDS = 150.0
-# What one waits that was stopped or has failed: whoever stopped it may be about to kill it.
+# After a stop or an error: whoever stopped the command may be about to kill it.
 STOP_SECONDS = 5.0
 
 Item = TypeVar("Item")
 
 
 def seconds_to_end(error_type: type[BaseException] | None) -> float:
-    """Tell how long a context may wait for its thread, by the exception that it is left with."""
+    """Return how long a context may wait for its thread, by the exception that ends the context."""
     return END_SECONDS if error_type is None else STOP_SECONDS
 
 
 class LatestItemWorker(Generic[Item]):
-    """Hands items to `handle` in a thread that does not keep the process alive; of those that wait, the latest only.
+    """Calls `handle` in a daemon thread, one item at a time; while it is busy, a newer item replaces the waiting one.
 
-    `newer_waits` is set while an item waits: by it `handle` can end early what the next item makes useless.
+    `newer_waits` is set while an item waits, so that `handle` can end early what the next item makes useless.
 
     Args:
-        handle: called with one item at a time; what it raises is logged, and the next item comes as if nothing was.
+        handle: its exceptions are logged, and the next item follows.
     """
 
     def __init__(self, handle: Callable[[Item], None]):
@@ -38,7 +38,7 @@ class LatestItemWorker(Generic[Item]):
         self._thread: threading.Thread | None = None
 
     def submit(self, item: Item) -> None:
-        """Let the item be handled next, in the place of one that waits."""
+        """Handle the item next, instead of the one that waits."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="latest-item", daemon=True)
             self._thread.start()
@@ -48,14 +48,14 @@ class LatestItemWorker(Generic[Item]):
             self._changed.notify_all()
 
     def drop_waiting(self) -> None:
-        """Forget the item that waits, and let the one that is handled end early."""
+        """Drop the item that waits, and let the current one end early."""
         with self._changed:
             self._waiting = None
             self.newer_waits.set()
             self._changed.notify_all()
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until everything is handled; return whether it is."""
+        """Wait until everything is handled, and return whether it is."""
         with self._changed:
             return self._changed.wait_for(lambda: self._waiting is None and not self._is_busy, timeout_seconds)
 
@@ -64,7 +64,7 @@ class LatestItemWorker(Generic[Item]):
             item = self._take()
             try:
                 self._handle(item)
-            except Exception:  # the thread must live on for the next item
+            except Exception:  # the thread must survive for the next item
                 logger.exception("work in the background failed")
             with self._changed:
                 self._is_busy = False

@@ -1,4 +1,4 @@
-"""What ends a command: errors that explain themselves in one line, and the exit statuses."""
+"""Exit statuses, and the exceptions that map to them."""
 
 import signal
 import traceback
@@ -7,7 +7,7 @@ from pathlib import Path
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_PERMANENT = 3
-EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: asked to stop, and the same command resumes
+EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: a shutdown request; the same command resumes
 EXIT_INTERRUPTED = 128 + signal.SIGINT  # as shells say it
 # The same command would end in the same way, or was ended by a person.
 FINAL_STATUSES = frozenset({0, EXIT_BAD_INPUT, EXIT_PERMANENT, EXIT_INTERRUPTED})
@@ -23,22 +23,22 @@ MEANINGS = {
 
 
 class InputError(ValueError):
-    """Bad input: the message names the rule, what was received, and the flag that cures it."""
+    """Bad input: the message says what is wrong, what was received, and how to fix it."""
 
     exit_status = EXIT_BAD_INPUT
 
 
 class RunFailedError(RuntimeError):
-    """The run came to a stop that its message explains: what happened, what is kept, how to resume.
+    """The run failed: the message says what happened, what is kept, and how to resume.
 
-    Another try may succeed.
+    A retry may succeed.
     """
 
     exit_status = EXIT_FAILED
 
 
 class PermanentError(RunFailedError):
-    """The run came to a stop that the same command would come to again, until a person has changed something."""
+    """The run failed, and the same command would fail again until a person changes something."""
 
     exit_status = EXIT_PERMANENT
 

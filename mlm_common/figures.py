@@ -1,4 +1,4 @@
-"""Plots that go to files, and the style that all of them share."""
+"""Draw plots to files, in one style."""
 
 import io
 import os
@@ -11,22 +11,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Twice what a figure of usual size has, so that it is sharp on the screens of today.
+# Twice the usual resolution, so that plots are sharp on current screens.
 DOTS_PER_INCH = 200
-# Told apart by those who see no red or no green, too (Okabe and Ito 2008); the yellow is darker, for text.
+# Distinct for color-blind readers (Okabe and Ito 2008); the yellow is darker, for text.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7b3f9e", "#4d4d4d")
 MUTED = "#6b7280"
 FAINT_ALPHA = 0.35
 TITLE_POINTS, TEXT_POINTS, NOTE_POINTS = 12, 9, 8
-# Of bold text, on average, over the size of its font.
+# Average width of bold text over its font size.
 CHARACTER_WIDTH = 0.62
 LABEL_OFFSET_POINTS = 6
-# Lines of text that may touch: the height of one over the size of its font.
+# Height of a line of text over its font size.
 LINE_HEIGHT = 1.25
 
 
 class EndLabel(NamedTuple):
-    """The label of a line, at the last point of it."""
+    """The label of a line, at its last point."""
 
     x: float
     y: float
@@ -36,13 +36,13 @@ class EndLabel(NamedTuple):
 
 @contextmanager
 def new_figure(**settings: Any) -> Iterator["Figure"]:
-    """Give an empty figure of matplotlib with these settings; how it looks does not depend on the environment."""
-    # A notebook names a backend of its own, which may be missing where its commands run; importing would fail.
+    """Yield an empty matplotlib figure with these settings; its look does not depend on the environment."""
+    # A notebook sets its backend, which may be missing where its commands run; the import would fail.
     os.environ.pop("MPLBACKEND", None)
     from matplotlib import style
     from matplotlib.figure import Figure
 
-    # Without a salt each SVG file would have other ids.
+    # Without a salt the ids in SVG files are random.
     with style.context(["default", {"svg.hashsalt": "plot", "font.size": TEXT_POINTS}]):
         yield Figure(layout="constrained", **settings)
 
@@ -64,7 +64,7 @@ def set_titles(figure: "Figure", title: str, subtitle: str = "", note: str = "")
         "\n".join(textwrap.wrap(text, max(20, int(points / size / CHARACTER_WIDTH))))
         for text, size in ((title, TITLE_POINTS), (subtitle, TEXT_POINTS), (note, NOTE_POINTS))
     )
-    # The title keeps room for the subtitle, which is of another size, in lines of its own.
+    # Empty lines of the title leave room for the subtitle, which has another font size.
     room = "\n" * (subtitle.count("\n") + 1) if subtitle else ""
     place: dict[str, Any] = {"x": 0.01, "ha": "left"}
     above = figure.suptitle(f"{title}{room}", size=TITLE_POINTS, weight="bold", **place)
@@ -75,7 +75,7 @@ def set_titles(figure: "Figure", title: str, subtitle: str = "", note: str = "")
 
 
 def without_box(axes: "Axes") -> None:
-    """Leave of the axes' box the line below, and draw faint lines behind the data at the ticks of the other axis."""
+    """Keep only the bottom line of the axes' box, and draw faint horizontal lines behind the data."""
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(MUTED)
@@ -88,14 +88,14 @@ def without_box(axes: "Axes") -> None:
 
 
 def label_ends(axes: "Axes", labels: Sequence[EndLabel], *, in_column: bool = False) -> None:
-    """Write each label at its line's end, moved up or down so that none covers another.
+    """Write each label at its line's end, moved up or down so that labels do not overlap.
 
-    To be called when everything else is drawn and the limits of the axes are set.
+    Call it after everything else is drawn and the limits of the axes are set.
 
     Args:
         axes: that the lines are in.
         labels: of the lines.
-        in_column: write all labels to the right of the axes, where they cover no line, each with a faint line to it.
+        in_column: write all labels to the right of the axes, with faint lines to them, so that they cover no data.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -116,7 +116,7 @@ def label_ends(axes: "Axes", labels: Sequence[EndLabel], *, in_column: bool = Fa
         for label in labels
     ]
     FigureCanvasAgg(figure)
-    figure.draw_without_rendering()  # so that the place of the axes, and of each label, is known
+    figure.draw_without_rendering()  # computes the positions of the axes and labels
     boxes, frame = [text.get_window_extent() for text in texts], axes.get_window_extent()
     height = TEXT_POINTS * LINE_HEIGHT * figure.dpi / 72
     for group in _overlapping([(box.x0, box.x1) for box in boxes]):
@@ -131,12 +131,12 @@ def label_ends(axes: "Axes", labels: Sequence[EndLabel], *, in_column: bool = Fa
 
 
 def spread(centers: Sequence[float], height: float, low: float, high: float) -> list[float]:
-    """Move intervals of one height apart until none overlaps another, and as little as possible (least squares).
+    """Move intervals of one height apart until none overlap, as little as possible (least squares).
 
-    Those whose centers would leave the range from `low` to `high` are moved into it.
+    Centers outside the range from `low` to `high` are moved into it.
     """
     order = sorted(range(len(centers)), key=lambda index: centers[index])
-    # Blocks of intervals that touch, as (sum of where the first one would be for each of them, their number).
+    # Blocks of intervals that touch, as (sum of the first position that each would choose, their number).
     blocks: list[tuple[float, int]] = []
     for rank, index in enumerate(order):
         block = (centers[index] - rank * height, 1)

@@ -1,4 +1,4 @@
-"""The project's one way to repeat what failed for a passing reason: a wait before each further try."""
+"""Retry after transient errors, with a wait before each further try."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -8,7 +8,7 @@ Result = TypeVar("Result")
 
 
 def growing_delays(first_seconds: float, num_delays: int) -> tuple[float, ...]:
-    """Compute waits of which each is twice the one before."""
+    """Return waits, each twice the one before."""
     return tuple(first_seconds * 2.0**number for number in range(num_delays))
 
 
@@ -21,17 +21,17 @@ def retry_call(
     least_wait_seconds: Callable[[Exception], float] = lambda _error: 0.0,
     stop_event: threading.Event | None = None,
 ) -> Result:
-    """Call the function until it succeeds, once more than there are delays, and return its result.
+    """Call the function until it succeeds, at most once more than there are delays, and return its result.
 
-    What google.api_core.retry lacks is an end to its waits, a number of tries, and an answer's `Retry-After`.
+    google.api_core.retry has no event that ends its waits, no number of tries, and no `Retry-After`.
 
     Args:
         function: may be called again after a failure.
         delays_seconds: before each further try.
-        is_transient: asked of an error, whether to try again; others are raised at once.
-        on_failure: told of an error, and of the wait before the next try.
-        least_wait_seconds: what an error asks to wait at least.
-        stop_event: ends a wait, and with it the tries: the error is raised.
+        is_transient: returns whether to retry after an error; other errors are raised at once.
+        on_failure: called with the error and the wait before the next try.
+        least_wait_seconds: returns the shortest wait that an error asks for.
+        stop_event: ends a wait and the retries; the error is raised.
 
     Raises:
         Exception: the last error of the function.

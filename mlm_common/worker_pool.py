@@ -28,7 +28,7 @@ def num_cores() -> int:
 
 
 def map_in_order(
-    function: Callable[[Item], Result], items: Iterable[Item], num_processes: int, cure: str
+    function: Callable[[Item], Result], items: Iterable[Item], num_processes: int, hint: str
 ) -> Iterator[Result]:
     """Yield `function(item)` for each item, in order; one process means this one.
 
@@ -36,7 +36,7 @@ def map_in_order(
         function: a function of a module, or a `functools.partial` of one.
         items: taken as results leave, so that at most two a worker are held.
         num_processes: workers, each started when there is work for it.
-        cure: what to change where a worker was killed for want of memory.
+        hint: what to change if a worker was killed for lack of memory.
 
     Raises:
         InputError: a worker was killed; and what `function` raises.
@@ -45,11 +45,11 @@ def map_in_order(
         if num_processes == 1:
             yield from map(function, items)
         else:
-            yield from _map_in_pool(function, items, num_processes, cure)
+            yield from _map_in_pool(function, items, num_processes, hint)
 
 
 def _map_in_pool(
-    function: Callable[[Item], Result], items: Iterable[Item], num_processes: int, cure: str
+    function: Callable[[Item], Result], items: Iterable[Item], num_processes: int, hint: str
 ) -> Iterator[Result]:
     # Spawned, since a fork copies the locks of the threads that this process has.
     pool = ProcessPoolExecutor(
@@ -66,14 +66,14 @@ def _map_in_pool(
             yield _result(in_flight.popleft())
     except BrokenProcessPool as error:
         raise InputError(
-            f"A worker was killed, most likely for want of memory, with {num_processes} at work. {cure}"
+            f"A worker was killed, most likely for lack of memory, with {num_processes} at work. {hint}"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _result(future: Future[Result]) -> Result:
-    """Wait for a result; Ctrl-C takes effect between two waits: within one it would leave a lock of Python's broken."""
+    """Wait for a result; Ctrl-C takes effect between two waits: within one it would break a lock of Python."""
     while not future.done():
         with interrupts_put_off():
             wait([future], timeout=POLL_SECONDS)
@@ -81,12 +81,12 @@ def _result(future: Future[Result]) -> Result:
 
 
 def _begin_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """Kill this worker when its parent is killed: a run that is started again must find the folder to itself."""
+    """Kill this worker when its parent is killed: a restarted run must have the folder to itself."""
     parent = multiprocessing.parent_process()
     if parent:
         parent.join()
@@ -95,7 +95,7 @@ def _end_with_parent() -> None:
 
 @contextlib.contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """A worker that is started within inherits that, until it ignores Ctrl-C."""
+    """Block Ctrl-C: a worker that is started meanwhile inherits that, until it ignores Ctrl-C."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -120,7 +120,7 @@ def _single_threaded_tokenizers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupts_put_off() -> Iterator[None]:
-    """Let Ctrl-C take effect at the end; in a thread that is not the main one, it takes effect elsewhere anyway."""
+    """Delay Ctrl-C until the end; outside the main thread it takes effect elsewhere anyway."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

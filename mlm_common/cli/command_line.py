@@ -1,4 +1,4 @@
-"""What the commands of all stages share: flags from dataclasses, one-line errors, the opening log line."""
+"""Run a command: settings from the command line and files, one-line errors, the first and last log lines."""
 
 import argparse
 import dataclasses
@@ -27,10 +27,10 @@ logger = logging.getLogger(__name__)
 
 
 def read_yaml_file(path: str | Path, flag: str) -> Any:
-    """Read what a YAML or JSON file holds (JSON is YAML), which `flag` names.
+    """Read a YAML or JSON file (JSON is YAML); errors name `flag`.
 
     Raises:
-        InputError: the file is missing, or holds something else.
+        InputError: the file is missing, or has another format.
     """
     path = Path(path)
     if not path.is_file():
@@ -44,7 +44,7 @@ def read_yaml_file(path: str | Path, flag: str) -> Any:
 
 
 class _UniqueKeysLoader(yaml.SafeLoader):
-    """Refuses a key that a mapping has twice, of which YAML would silently take the last."""
+    """Refuses a duplicate key, of which YAML would silently take the last value."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -57,10 +57,10 @@ class _UniqueKeysLoader(yaml.SafeLoader):
 
 
 def as_settings(content: Any, source: str) -> dict[str, Any]:
-    """Take what a file holds for a mapping of flag to value, keys with `_` for `-`.
+    """Check that a file has a mapping of flag to value, and return it with `_` for `-` in the names.
 
     Raises:
-        InputError: it is something else, or names a flag in both spellings.
+        InputError: it has something else, or names a flag in both spellings.
     """
     if not isinstance(content, dict):
         raise InputError(f"{source} holds {content!r}, where a mapping of flag to value must be.")
@@ -83,14 +83,14 @@ def parse_arguments(
 ) -> tuple[Any, ...]:
     """Make one instance of each dataclass from the command line.
 
-    Every field is a flag, spelled with `-` or `_`. What is given later wins: the field's default, `layers` in their
-    order, `--config-file`, the command line.
+    Every field is a flag, spelled with `-` or `_`. Later sources win: the field's default, `layers` in
+    their order, `--config-file`, the command line.
 
     Args:
         dataclass_types: their fields are made by `mlm_common.cli.settings.flag`.
         argv: the words of the command line; those of the process by default.
         description: of the command, for `--help`.
-        layers: {flag: returns the settings {field: value} behind its value}, as those of a preset behind its name.
+        layers: {flag: returns the settings {field: value} for its value}, such as those of a preset for its name.
         needed: names of the fields that the usage line shows.
         other_defaults: {field name: whose default it has}, for `--help`, where `layers` decide it.
 
@@ -114,7 +114,7 @@ def parse_arguments(
 
 
 def typed_settings(dataclass_types: Sequence[type], settings: dict[str, Any], source: str) -> dict[str, Any]:
-    """Convert settings of a file, {flag: value}, to those of the dataclasses, {field name: value}.
+    """Convert settings of a file, {flag: value}, to settings of the dataclasses, {field name: value}.
 
     Raises:
         InputError: an unknown name, or a value that its flag does not take.
@@ -123,14 +123,14 @@ def typed_settings(dataclass_types: Sequence[type], settings: dict[str, Any], so
 
 
 def _build_parser(dataclass_types: Sequence[type], description: str | None, *more: Any) -> "FlagParser":
-    # Costs half a second of `--help`, and importing it here spares those who only want InputError.
+    # Slow to import, which modules that need only `command` are spared.
     from mlm_common.cli.flag_parser import FlagParser
 
     return FlagParser(dataclass_types, description, *more)
 
 
 def under_current_names(settings: dict[str, Any], dataclass_types: Sequence[type]) -> dict[str, Any]:
-    """Rename settings given by an alias of their flag (the `aliases` of a field's metadata) to the field's name."""
+    """Rename settings given under an alias of their flag (`aliases` in a field's metadata) to the field's name."""
     current = {
         alias.removeprefix("--").replace("-", "_"): field.name
         for dataclass_type in dataclass_types
@@ -152,10 +152,10 @@ def _known_and_typed(
 
 
 def _typed(flag: argparse.Action, value: Any, source: str) -> Any:
-    """Convert a setting of a file as the command line converts the words that follow its flag.
+    """Convert a setting of a file as the command line converts the words after its flag.
 
     Raises:
-        InputError: it is none that the flag takes.
+        InputError: the flag does not take it.
     """
     if value is None and flag.default is None:
         return None
@@ -169,7 +169,7 @@ def _typed_item(flag: argparse.Action, value: Any, source: str) -> Any:
 
     kind: Any = flag.type
     if isinstance(value, bool) and "on|off" in str(flag.metavar):
-        value = "on" if value else "off"  # YAML takes these words for booleans
+        value = "on" if value else "off"  # YAML reads these words as booleans
     try:
         if value is None or isinstance(value, list | dict):
             raise argparse.ArgumentTypeError
@@ -183,24 +183,24 @@ def _typed_item(flag: argparse.Action, value: Any, source: str) -> Any:
 def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
     """Make `main` a console command: logging set up, expected errors and Ctrl-C one line on stderr.
 
-    The command returns the status for `sys.exit`: 0 when `main` came to its end, else one of `mlm_common.errors`. At
-    its end it logs the time and the peak memory.
+    The command returns the status for `sys.exit`: 0 after success, else one of `mlm_common.errors`. At its end it logs
+    the time and the peak memory.
     """
 
     @functools.wraps(main)
     def run(argv: Sequence[str] | None = None) -> int:
         set_up_console(sys.argv[1:] if argv is None else argv)
-        # Looking for garbage among what TensorFlow and transformers make when they are imported takes a second.
+        # Garbage collection during the imports of TensorFlow and transformers takes a second.
         gc.set_threshold(10_000)
         started_seconds = time.monotonic()
         with second_interrupt_ends():
             try:
                 main(argv)
             except (InputError, RunFailedError) as error:
-                is_stop = error.exit_status == EXIT_STOPPED  # which is what was asked for
+                is_stop = error.exit_status == EXIT_STOPPED  # as requested
                 print(error if is_stop else f"error: {error}", file=sys.stderr)
                 return error.exit_status
-            except KeyboardInterrupt:  # of which `second_interrupt_ends` has told
+            except KeyboardInterrupt:  # `second_interrupt_ends` has said so
                 return EXIT_INTERRUPTED
         seconds = time.monotonic() - started_seconds
         logger.info("Done in %.0f s; peak memory %.2f GB.", seconds, peak_memory_bytes() / 1e9)
@@ -210,7 +210,7 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
 
 
 def peak_memory_bytes() -> int:
-    """Measure the most memory that this process, or one of its workers alone, has held at any time."""
+    """Return the peak memory of this process, or of the largest of its workers."""
     unit_bytes = 1 if sys.platform == "darwin" else 1024
     return (
         max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) * unit_bytes
@@ -225,7 +225,7 @@ def log_start(command_file: str) -> None:
 
 
 def commit() -> str:
-    """Find the checkout's commit, with `+changes` where its files differ from it, or `unknown` outside a checkout.
+    """Return the checkout's commit, with `+changes` if its files differ from it, or `unknown` outside a checkout.
 
     Files that git does not track, such as a run's output, do not count.
     """

@@ -23,9 +23,9 @@ PROJECT_FOLDER = Path(__file__).resolve().parents[2]
 
 VERBOSE_FLAG = "--verbose"
 OUR_PACKAGES = ("mlm_common", "tokenizer_training", "tfrecord_prep", "train", "finetuning", "benchmarks", "__main__")
-# TensorFlow's warnings are about its API and the speed of callbacks: nothing that a user can change.
+# TensorFlow's warnings are about its API and the speed of callbacks, which a user cannot change.
 QUIET_LIBRARIES = {"absl": logging.ERROR, "tensorflow": logging.ERROR}
-# What TensorFlow and gRPC, in C++, must show; both read it when they are first imported.
+# The log levels of TensorFlow and gRPC, in C++; both read them when they are first imported.
 VERBOSE_VARIABLES = {"TF_CPP_MIN_LOG_LEVEL": "0", "GRPC_VERBOSITY": "INFO"}
 STOPPING = b"Stopping. Press Ctrl-C again to end at once.\n"
 SECONDS_BETWEEN_LINES = 10.0
@@ -39,13 +39,13 @@ def add_verbose_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def set_up_console(arguments: Sequence[str]) -> None:
-    """Log to standard error: our lines as they are, the warnings and errors of all; everything with `--verbose`.
+    """Log to standard error: our lines as they are, warnings and errors of all packages; everything with `--verbose`.
 
-    Does nothing to a process that has set up its logging, such as a test.
+    If the process has set up logging already, as in a test, its handlers stay.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # for names of files that are not UTF-8
+            stream.reconfigure(errors="backslashreplace")  # for file names that are not UTF-8
     handler = logging.StreamHandler()
     if VERBOSE_FLAG in arguments:
         os.environ.update(VERBOSE_VARIABLES)
@@ -72,7 +72,7 @@ def _is_for_users(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def second_interrupt_ends() -> Iterator[None]:
-    """Let the first Ctrl-C raise KeyboardInterrupt and say so, and a second one kill the process, even within C++."""
+    """Make the first Ctrl-C raise KeyboardInterrupt and say so, and a second one kill the process, even within C++."""
     in_main_thread = threading.current_thread() is threading.main_thread()  # the only one that may handle signals
     if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -91,7 +91,7 @@ def second_interrupt_ends() -> Iterator[None]:
 
 
 class LoggedProgress:
-    """Count `n` of `total` units, and log how far that is every ten seconds, as a tqdm bar would show it."""
+    """Counts `n` of `total` units, and logs the progress every ten seconds; has the interface of a tqdm bar."""
 
     def __init__(self, phase: str, unit: str, total: int | None) -> None:
         self._phase = phase
@@ -101,7 +101,6 @@ class LoggedProgress:
         self.n: float = 0
 
     def update(self, n: float = 1) -> None:
-        """Count more units."""
         self.n += n
         now = time.monotonic()
         if now - self._line_seconds < SECONDS_BETWEEN_LINES or self.n == self.total:
@@ -116,7 +115,7 @@ class LoggedProgress:
 
 @contextmanager
 def progress_bar(phase: str, unit: str, total: int | None = None) -> Iterator["tqdm | LoggedProgress"]:
-    """Give the progress of a phase that counts `unit`s, up to `total` of them where that is known."""
+    """Yield a bar on a terminal, else an object that logs; both count `unit`s, up to `total` if that is known."""
     from tqdm import tqdm
 
     with tqdm(desc=phase, total=total, unit=unit, unit_scale=True, disable=None, dynamic_ncols=True) as bar:
@@ -128,11 +127,11 @@ def progress_bar(phase: str, unit: str, total: int | None = None) -> Iterator["t
 
 
 def no_progress(*_: int) -> None:
-    """Take the place of a function that shows progress."""
+    """Do nothing, where a function that shows progress is expected."""
 
 
 def next_step(script: str, arguments: Sequence[str]) -> str:
-    """Write the line that says how to run a script of this project (`train/run_mlm.py`) with these arguments."""
+    """Write the line that says which script of this project to run next (`train/run_mlm.py`), with which arguments."""
     path = PROJECT_FOLDER / script
     shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     return f"next: {shlex.join(['python', str(shown), *arguments])}"

@@ -1,4 +1,4 @@
-"""The parser behind the flags of the commands: help in groups, one spelling shown, each mistake one line."""
+"""The parser of the commands: flags from dataclasses, help in groups, one line per mistake."""
 
 import argparse
 import functools
@@ -17,9 +17,9 @@ from mlm_common.errors import InputError
 
 USUAL_GROUP, LAST_GROUP = "Usual flags", "Other flags"
 HELP_POSITION = 32
-DASHES = "-\u2013\u2014"  # editors make one of two hyphens
+DASHES = "-\u2013\u2014"  # editors turn two hyphens into a dash
 
-# Flags of transformers' scripts that people bring along.
+# Flags of transformers' scripts that do not exist here.
 NO_FLAGS = {
     "--do-train": "the command always trains",
     "--do-eval": "the command evaluates whenever there is validation data",
@@ -28,20 +28,20 @@ NO_FLAGS = {
 
 @dataclass(frozen=True)
 class Kind:
-    """What a flag takes, as argparse's `type`.
+    """The type of a flag's value, as argparse's `type`.
 
     name: completes "must be …".
-    read: raises ValueError where the text is none.
+    read: converts the text; raises ValueError if it is not of this type.
     """
 
     name: str
     read: Callable[[str], Any]
 
     def __call__(self, text: str) -> Any:
-        """Convert what was typed.
+        """Convert the text on the command line.
 
         Raises:
-            argparse.ArgumentTypeError: it is none.
+            argparse.ArgumentTypeError: it is not of this type.
         """
         try:
             return self.read(text)
@@ -73,7 +73,7 @@ METAVARS: dict[Any, str] = {WHOLE_NUMBER: "N", FINITE_NUMBER: "X", TRUE_OR_FALSE
 
 
 class FlagParser(HfArgumentParser):
-    """Makes a flag of each field of dataclasses; fields and groups are described in `mlm_common.cli.settings.flag`.
+    """Makes a flag for each field of dataclasses; `mlm_common.cli.settings.flag` describes fields and groups.
 
     flags: {field name: its flag}.
     """
@@ -91,7 +91,7 @@ class FlagParser(HfArgumentParser):
             dataclass_types: their fields become flags.
             description: of the command.
             needed: names of the fields that the usage line shows.
-            other_defaults: {field name: whose default it has} ("the preset's") where the field does not decide it.
+            other_defaults: {field name: whose default it has ("the preset's")} where it is not the field's.
         """
         self.flags: dict[str, argparse.Action] = {}
         self._groups: dict[str, Any] = {}
@@ -155,7 +155,7 @@ class FlagParser(HfArgumentParser):
         """Parse as argparse does.
 
         Raises:
-            InputError: a flag without a value, or with one that it does not take.
+            InputError: a flag has no value, or one that it does not take.
         """
         try:
             return super().parse_known_args(args, namespace)
@@ -166,18 +166,14 @@ class FlagParser(HfArgumentParser):
             raise InputError(f"{_shown_name(action)} {error.message}.") from error
 
     def error(self, message: str) -> Any:
-        """Refuse a command line.
-
-        Raises:
-            InputError: always.
-        """
+        """Raise InputError, instead of exiting as argparse does."""
         raise InputError(f"{message}. --help lists all flags.")
 
     def check_flags(self, arguments: Sequence[str]) -> None:
         """Check that all flags are known.
 
         Raises:
-            InputError: names the first that is not, and the nearest flag.
+            InputError: names the first unknown flag, and the nearest one.
         """
         for argument in arguments:
             name = argument.partition("=")[0].replace("_", "-")
@@ -195,7 +191,7 @@ class FlagParser(HfArgumentParser):
         )
 
     def nearest(self, name: str) -> str:
-        """Name the flag that is most like `name`, as "; did you mean …?"; empty where none is."""
+        """Return "; did you mean …?" with the flag most similar to `name`, or an empty string."""
         known = {_spelled_with_hyphens(option): option for option in self._option_string_actions if "_" not in option}
         found = nearest_name(_spelled_with_hyphens(name), known)
         return f"; did you mean {known[found]}?" if found else ""
@@ -211,7 +207,7 @@ def _metavar(name: str) -> str:
 
 
 def _shown_name(action: argparse.Action) -> str:
-    """Choose the spelling of a flag that is shown, of those with `_`, with `-`, and former names."""
+    """Return the spelling of a flag that is shown: with `-`, under its current name."""
     return next(name for name in action.option_strings if name.startswith("--") and "_" not in name)
 
 
@@ -228,7 +224,7 @@ class _HelpFormatter(argparse.HelpFormatter):
         self._other_defaults = other_defaults
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(text, width, break_on_hyphens=False)  # which would cut flags
+        return textwrap.wrap(text, width, break_on_hyphens=False)  # hyphens would break flags
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         return _invocation(action)

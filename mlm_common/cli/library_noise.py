@@ -1,4 +1,4 @@
-"""What TensorFlow's C++ libraries print while they are loaded: hidden, for no variable of theirs does it."""
+"""Hide what TensorFlow's C++ libraries print while they are loaded, which none of their variables does."""
 
 import contextlib
 import importlib.abc
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 
 LOG_LEVEL_VARIABLE = "TF_CPP_MIN_LOG_LEVEL"
-# Infos and warnings, as absl and TensorFlow write them, and what each GPU build says of itself. Errors are shown.
+# Infos and warnings, as absl and TensorFlow write them, and lines of each GPU build. Errors are shown.
 NOISE = "|".join(
     (
         r"^WARNING: All log messages before absl::InitializeLog\(\) is called",
@@ -24,13 +24,13 @@ GREP_END_SECONDS = 5.0
 
 
 def hide_noise_of_tensorflow() -> None:
-    """Hide it when `tensorflow` is first imported, unless TF_CPP_MIN_LOG_LEVEL is 0 by then."""
+    """Hide the noise when `tensorflow` is first imported, unless TF_CPP_MIN_LOG_LEVEL is 0 by then."""
     if not any(isinstance(finder, _TensorFlowFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _TensorFlowFinder())
 
 
 class _TensorFlowFinder(importlib.abc.MetaPathFinder):
-    """Finds `tensorflow` with the other finders, and wraps its loader."""
+    """Finds `tensorflow` through the other finders, and wraps its loader."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -64,7 +64,7 @@ class _QuietLoader(importlib.abc.Loader):
 
 @contextlib.contextmanager
 def without_noise() -> Iterator[None]:
-    """Send standard error through grep, which keeps the last words of a library that aborts."""
+    """Filter standard error through grep, which still prints the last lines of a library that aborts."""
     grep = ["grep", "--text", "--line-buffered", "-vE", NOISE]
     with contextlib.ExitStack() as opened:
         try:
@@ -87,5 +87,5 @@ def without_noise() -> Iterator[None]:
             yield
         finally:
             os.dup2(stderr, 2)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # where a process that was started keeps it open
+            with contextlib.suppress(subprocess.TimeoutExpired):  # if a child process keeps it open
                 process.wait(GREP_END_SECONDS)

@@ -1,4 +1,4 @@
-"""Local paths that do not exist: one line with the nearest match, instead of a question to the Hub."""
+"""Check local paths: a missing one is one line with the nearest match, and never a request to the Hub."""
 
 import difflib
 import glob
@@ -13,10 +13,10 @@ Kind = Literal["folder", "file"]
 
 
 def looks_local(name: str) -> bool:
-    """Return whether a name can only be meant as a local path: no id on the Hub, no `gs://` path.
+    """Return whether a name can only be a local path, not an id on the Hub or a `gs://` path.
 
     Ids on the Hub are NAME or USER/NAME. So a name that starts with `/`, `.` or `~` is a path, as is one with more than
-    one slash, one in an existing folder, and one that exists.
+    one slash, one in an existing folder, or one that exists.
     """
     if is_gcs(name):
         return False
@@ -26,7 +26,7 @@ def looks_local(name: str) -> bool:
 
 
 def check_folder_or_hub(name: str, flag: str | None = None) -> None:
-    """Check that a name which looks like a local folder is one; ids on the Hub and `gs://` paths pass.
+    """Check that a name that looks like a local folder is one; ids on the Hub and `gs://` paths pass.
 
     Raises:
         InputError: as `check_folder`.
@@ -70,7 +70,7 @@ def did_you_mean(path: str, kind: Kind) -> str:
 
 
 def nearest_path(path: str, kind: Kind) -> str | None:
-    """Find the existing folder or file, or the glob with matches, whose name is nearest to a path without any.
+    """Return the existing folder or file, or the glob with matches, whose name is nearest to that of a missing one.
 
     Each part of the path that does not exist is replaced by the most similar name beside it.
     """

@@ -1,4 +1,4 @@
-"""Settings as fields of dataclasses: each is a flag with its help, and the rules that it must meet."""
+"""Settings as fields of dataclasses: each field is a flag with its help text, and rules that its value must meet."""
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator
@@ -8,7 +8,7 @@ from typing import Any
 from mlm_common.errors import InputError
 
 NUM_DIFFERENCES_SHOWN = 5
-# The mark of a setting that may be published though it is text; of numbers and choices all may.
+# Marks a setting that may be published although it is text; numbers and choices always may.
 PUBLIC = "public"
 
 
@@ -26,13 +26,13 @@ def flag(
 
     Args:
         default: of the field; `list` for an empty one.
-        help_text: of the flag; where it says "Default:", the default is not shown after it.
-        marks: words that others read of the setting.
-        former_name: another name under which it is read: its former one, or another program's.
-        group: of `--help` that it is listed in; by default the `FLAG_GROUP` of its dataclass.
-        metavar: stands for its value in `--help`; by default it follows from type and name.
+        help_text: of the flag; if it says "Default:", the default is not appended.
+        marks: words by which other modules select settings.
+        former_name: another accepted name: a former one, or another program's.
+        group: in `--help`; by default the `FLAG_GROUP` of its dataclass.
+        metavar: placeholder of its value in `--help`; by default it follows from type and name.
         is_usual: whether `--help` lists it first.
-        off_help: help of its complement, `--no-…`, of a flag that is on by default.
+        off_help: help text of `--no-…`, for a flag that is on by default.
     """
     # argparse formats its help
     metadata: dict[str, Any] = {"help": help_text.replace("%", "%%"), "marks": marks, "is_usual": is_usual}
@@ -46,7 +46,7 @@ def flag(
 
 
 def require(holds: bool, rule: str, flag_name: str, received: object) -> None:
-    """Refuse a setting whose rule does not hold.
+    """Refuse a setting that breaks a rule.
 
     Raises:
         InputError: names the flag, the rule and what was received.
@@ -56,7 +56,7 @@ def require(holds: bool, rule: str, flag_name: str, received: object) -> None:
 
 
 def require_each(config: Any, names: str, holds: Callable[[Any], bool], rule: str) -> None:
-    """Refuse the first setting among `names` that is given and whose rule does not hold.
+    """Refuse the first setting among `names` that is given and breaks the rule.
 
     Raises:
         InputError: names the flag, the rule and what was received.
@@ -67,17 +67,17 @@ def require_each(config: Any, names: str, holds: Callable[[Any], bool], rule: st
 
 
 def flag_of(name: str) -> str:
-    """Spell a field's name as its flag."""
+    """Return the flag of a field."""
     return f"--{name.replace('_', '-')}"
 
 
 def nearest_name(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Find the name that is most like a mistyped one; None where none has a likeness of `cutoff`, from 0 to 1."""
+    """Return the name most similar to a mistyped one; None if no similarity reaches `cutoff`, from 0 to 1."""
     return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)), None)
 
 
 def describe_differences(found: dict[str, Any], asked: dict[str, Any]) -> str:
-    """Name the first settings of `asked`, as JSON knows them, that `found` has not so; empty where all are the same."""
+    """Describe the first settings of `asked`, in JSON's types, that differ in `found`; empty if all are equal."""
     found_leaves, asked_leaves = dict(_leaves({key: found.get(key) for key in asked})), dict(_leaves(asked))
     different = [
         f"{name} is {found_leaves.get(name)!r} there, {asked_leaves.get(name)!r} is asked for"

@@ -1,7 +1,7 @@
 """Files in a local folder or in Google Cloud Storage (`gs://bucket/name`), read and written the same way.
 
-`open_folder` is where the two part: it gives a `Folder` (see `folder.py`), a `LocalFolder` or a `GcsFolder`. Files to
-read by name or glob, from any byte on, are in `reading.py`.
+`open_folder` returns a `Folder` (see `folder.py`): a `LocalFolder` or a `GcsFolder`. `reading.py` finds files by name
+or glob, and reads them from any byte.
 """
 
 import os.path
@@ -29,14 +29,14 @@ __all__ = [
 ]
 
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # at least two letters, which spares the drives of Windows
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # at least two letters: one is a drive of Windows
 
 
 def is_gcs(path: str) -> bool:
-    """Ask whether the path is one of Cloud Storage.
+    """Return whether the path is in Cloud Storage.
 
     Raises:
-        InputError: it is neither a local one nor one of `gs://`.
+        InputError: it is neither local nor `gs://`.
     """
     if not path.startswith(PREFIX) and _SCHEME.match(path):
         raise InputError(f"A path must be local or gs://BUCKET/NAME; received {path!r}.")
@@ -65,18 +65,17 @@ def folder_and_name(path: str) -> tuple[Folder, str]:
 
 
 def read_file(path: str) -> bytes:
-    """Read the file at `path`."""
     folder, name = folder_and_name(path)
     return folder.read_bytes(name)
 
 
 @contextmanager
 def local_or_hub(name_or_path: str, *, without: tuple[str, ...] = ()) -> Iterator[str]:
-    """Give what transformers can load: the local copy of a `gs://` folder; a local path or a Hub id as it is.
+    """Yield what transformers can load: a local copy of a `gs://` folder; a local path or a Hub id as it is.
 
     Args:
         name_or_path: local path, `gs://` path or Hub id.
-        without: endings of names that need not be copied.
+        without: endings of the names of files that are not copied.
     """
     folder = open_folder(name_or_path)
     if folder.is_local:

@@ -1,9 +1,9 @@
-"""The interface of a folder of files, which is local or in Google Cloud Storage.
+"""The interface of a folder of files, local or in Google Cloud Storage.
 
-A write is all or nothing and replaces what was there. A missing file is a `FileNotFoundError`. Writing where that is
-forbidden is an `InputError`. In Cloud Storage every method raises `InputError` where a person must act (no credentials,
-no permission, no such bucket, another program writing the same object), and `CloudStorageError` where Cloud Storage did
-not answer for two minutes of repeated tries.
+A write is all or nothing, and replaces an existing file. A missing file is a `FileNotFoundError`. Writing without
+permission is an `InputError`. In Cloud Storage every method raises `InputError` if a person must act (no credentials,
+no permission, no such bucket, another program writing the same object), and `CloudStorageError` if Cloud Storage did
+not answer during two minutes of retries.
 """
 
 import errno
@@ -18,9 +18,9 @@ from types import TracebackType
 from typing import Any, BinaryIO, ClassVar, Protocol
 
 PARTIAL_SUFFIX = ".partial"
-# Of the names of what `check_writable` writes.
+# Prefix of the files that `check_writable` writes.
 PROBE_PREFIX = "writable-"
-# Holds who may write to a folder (see `mlm_common.folder_lock`), and is no part of its content.
+# Says who may write to a folder (see `mlm_common.folder_lock`); not part of its content.
 OWNER_FOLDER = ".owner"
 # The connection pool of Cloud Storage's client holds ten.
 NUM_TRANSFERS = 8
@@ -30,15 +30,15 @@ class Guard(Protocol):
     """Knows whether this process may write to a folder."""
 
     def check(self) -> None:
-        """Raise where it may not."""
+        """Raise an error if it may not."""
 
 
-# By the paths of folders.
+# {path of a folder: its guard}.
 locks: dict[str, Guard] = {}
 
 
 def check_locks(path: str) -> None:
-    """Check, before a write, that this process may still write to the folders that hold `path`."""
+    """Check, before a write, that this process may still write to the folders that contain `path`."""
     for folder, guard in list(locks.items()):
         if f"{path}/".startswith(f"{folder}/"):
             guard.check()
@@ -46,7 +46,7 @@ def check_locks(path: str) -> None:
 
 @dataclass(frozen=True)
 class Folder(ABC):
-    """A folder, which need not exist; a `name` in it may lead through subfolders: `train/manifest.json`."""
+    """A folder, which need not exist; a `name` in it may contain subfolders: `train/manifest.json`."""
 
     path: str
     is_local: ClassVar[bool]
@@ -64,84 +64,86 @@ class Folder(ABC):
 
     @abstractmethod
     def exists(self, name: str = "") -> bool:
-        """Ask whether a file or folder is there (in Cloud Storage a folder is there while a file is in it)."""
+        """Return whether a file or folder exists (in Cloud Storage a folder exists while it contains a file)."""
 
     @abstractmethod
     def list_files(self) -> dict[str, int]:
-        """List the files directly in the folder, by name: {name: size in bytes}; none where it is missing.
+        """Return {name: size in bytes} of the files directly in the folder; empty if it is missing.
 
-        What a killed write has left behind is not listed.
+        Leftovers of killed writes are not listed.
         """
 
     @abstractmethod
     def read_bytes(self, name: str) -> bytes:
-        """Read a file."""
+        """Read a file.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
 
     def read_text(self, name: str) -> str:
-        """Read a UTF-8 file."""
         return self.read_bytes(name).decode("utf-8")
 
     @abstractmethod
     def write_bytes(self, name: str, data: bytes) -> None:
-        """Write a file, all or nothing, replacing what was there; missing folders are made."""
+        """Write a file, all or nothing; missing folders are created."""
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a UTF-8 file, all or nothing, replacing what was there; missing folders are made."""
         self.write_bytes(name, text.encode("utf-8"))
 
     def write_json(self, name: str, record: Any) -> None:
-        """Write a UTF-8 file of JSON for people to read, too, as `write_text` does."""
+        """Write a file of indented JSON."""
         text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
-        # A file's name that is not UTF-8 has surrogates in Python, for which Python's escape is JSON's.
+        # File names that are not UTF-8 have surrogates in Python; Python escapes them as JSON does.
         self.write_bytes(name, text.encode("utf-8", "backslashreplace"))
 
     @abstractmethod
     def create_text(self, name: str, text: str) -> None:
-        """Write a UTF-8 file that must not be there yet; of several programs that do so at once one alone succeeds.
+        """Write a UTF-8 file that must not exist; of several programs that do so at once only one succeeds.
 
         A missing local folder is created with the permissions of the folder above it.
 
         Raises:
-            FileExistsError: it is there.
+            FileExistsError: it exists.
         """
 
     @abstractmethod
     def replace_text(self, name: str, text: str, *, before: str) -> None:
-        """Write a UTF-8 file that must hold `before`, and never make it anew.
+        """Replace the text `before` of a UTF-8 file, and never create it.
 
         Raises:
-            FileNotFoundError: it holds something else, or is not there.
+            FileNotFoundError: it has another text, or does not exist.
         """
 
     @abstractmethod
     def append_text(self, name: str, text: str, *, before: str) -> None:
-        """Append to a UTF-8 file that holds `before`; a kill may leave the text in part.
+        """Append to a UTF-8 file whose text is `before`; a kill may leave a part of the text.
 
-        An object, which cannot grow, is written anew.
+        An object, which cannot grow, is rewritten.
         """
 
     @abstractmethod
     def replacing(self, name: str) -> AbstractContextManager[Path]:
-        """Give a local path to write to: the file of that name at the end, deleted after an error."""
+        """Yield a local path to write to: at the end it becomes the file of that name, after an error it is deleted."""
 
     @abstractmethod
     def new_file(self) -> "NewFile":
-        """Begin a file whose name is known only at its end."""
+        """Start a file whose name is known only at its end."""
 
     @abstractmethod
     def upload_file(self, local_path: str, name: str) -> None:
-        """Copy a local file here, all or nothing, replacing what was there.
+        """Copy a local file here, all or nothing.
 
-        Nothing is done where both are the same local file; nothing is sent where the object has the same bytes already.
+        Nothing is done if both are the same local file; nothing is sent if the object has the same bytes already.
         """
 
     def upload_folder(self, local_folder: str, last: str = "") -> None:
-        """Copy all files of a local folder here, those of its subfolders too, several at once.
+        """Copy all files of a local folder and its subfolders here, several at once.
 
         Args:
-            local_folder: where the files are; what a killed write has left behind there is not copied.
-            last: name of the files, in whatever subfolder, that are copied once all others are there: a manifest, whose
-                presence says that its folder is complete.
+            local_folder: where the files are; leftovers of killed writes are not copied.
+            last: name of the files, in any subfolder, that are copied after all others: a manifest, which marks its
+                folder as complete.
         """
         root = Path(local_folder)
         if not root.is_dir():
@@ -155,14 +157,14 @@ class Folder(ABC):
         for_all(upload, [name for name in names if name.name == last])
 
     def publish(self, local_folder: str, last: str) -> None:
-        """Write all files of a local folder here, those of its subfolders too; a killed write never seems complete.
+        """Write all files of a local folder and its subfolders here, so that a killed write never looks complete.
 
-        The file `last` is deleted first and written last. A local folder appears in one step, or where it was there
-        before, files are written unseen and then moved in; Ctrl-C is put off meanwhile. Other files in it stay.
+        The file `last` is deleted first and written last. A new local folder appears in one step; into an existing one
+        files are moved after all are written. Ctrl-C is delayed meanwhile. Other files in the folder stay.
 
         Args:
-            local_folder: where the files are; what a killed write has left behind there is not copied.
-            last: name of the file, directly in the folder, whose presence says that the folder is complete.
+            local_folder: where the files are; leftovers of killed writes are not copied.
+            last: name of the file, directly in the folder, that marks the folder as complete.
         """
         if not Path(local_folder, last).is_file():
             raise FileNotFoundError(errno.ENOENT, "no such file", str(Path(local_folder, last)))
@@ -173,27 +175,27 @@ class Folder(ABC):
 
     @abstractmethod
     def delete_files(self, names: Iterable[str]) -> None:
-        """Delete files; one that is not there is passed over."""
+        """Delete files that exist."""
 
     @abstractmethod
     def delete(self) -> None:
-        """Delete the folder with all that is in it; one that is not there is passed over."""
+        """Delete the folder with all its content, if it exists."""
 
     @abstractmethod
     def delete_partial_files(self, prefix: str = "") -> None:
-        """Delete what killed writes of names with this prefix left directly in the folder; other programs' too."""
+        """Delete leftovers directly in the folder, also of other programs: killed writes of names with this prefix."""
 
     @abstractmethod
     def check_writable(self) -> None:
-        """Check that files can be written and replaced, tried out and leaving nothing behind.
+        """Check that files can be written and replaced, by a try that leaves nothing behind.
 
         Raises:
-            InputError: they cannot; says why, and what cures it.
+            InputError: they cannot; says why, and how to fix it.
         """
 
     @abstractmethod
     def local_copy(self, names: Iterable[str] | None = None) -> AbstractContextManager[str]:
-        """Give a local folder with all files, or those of these names: itself when local, else a passing copy.
+        """Yield a local folder with all files, or those of these names: itself when local, else a temporary copy.
 
         Raises:
             InputError: the folder is missing or, in Cloud Storage, empty.
@@ -201,24 +203,23 @@ class Folder(ABC):
 
     @abstractmethod
     def staging(self) -> AbstractContextManager[str]:
-        """Give a local folder to put files into, from which `upload_folder` brings them here: itself when local."""
+        """Yield a local folder for files that `upload_folder` then copies here: itself when local."""
 
 
 class NewFile(ABC):
-    """A file that is written bit by bit and gets its name last; left without `finish`, it is deleted."""
+    """A file that is written piece by piece and gets its name last; without `finish` it is deleted."""
 
     _file: BinaryIO
 
     def write(self, data: bytes) -> None:
-        """Append to the file."""
         self._file.write(data)
 
     @abstractmethod
     def finish(self, name: str) -> None:
-        """Make it the file of that name, replacing what was there, once all of it is stored."""
+        """Give the file its name, once all of it is stored."""
 
     def close(self) -> None:
-        """Delete the file where it has no name."""
+        """Delete the file if it has no name."""
         self._file.close()
 
     def __enter__(self) -> "NewFile":
@@ -231,9 +232,9 @@ class NewFile(ABC):
 
 
 def finished_files(folder: Path) -> list[Path]:
-    """List the files of a local folder and its subfolders, relative to it, sorted.
+    """Return the files of a local folder and its subfolders, relative to it, sorted.
 
-    What killed writes left is left out, and what tells the folder's owner.
+    Leftovers of killed writes and the files of the lock are left out.
     """
     names = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     return [
@@ -242,12 +243,12 @@ def finished_files(folder: Path) -> list[Path]:
 
 
 def for_all(function: Callable[[Any], None], items: Iterable[Any]) -> None:
-    """Call `function` on all items, several at once; the first failure is raised, and cancels those not begun.
+    """Call `function` on all items, several at once; the first error is raised, and cancels calls not yet started.
 
     The `transfer_manager` of google-cloud-storage continues after a failure, and gives all uploads one precondition.
     """
     items = list(items)
-    if len(items) == 1:  # without a pool, whose threads the end of the process waits for
+    if len(items) == 1:  # without a pool, for whose threads the process would wait at its end
         function(items[0])
         return
     with ThreadPoolExecutor(NUM_TRANSFERS) as pool:

@@ -1,11 +1,11 @@
 """A folder in Google Cloud Storage, through google-cloud-storage.
 
-An upload names the generation of the object that it replaces and carries the CRC32C of its bytes. So a try that is
-repeated after a lost answer can neither overwrite another program's object nor leave other bytes
-(https://cloud.google.com/storage/docs/request-preconditions). Transient failures (408, 429, 5xx, lost connections) are
-repeated by the client, for two minutes; bytes that were changed on their way are sent again here. A large file that is
-written goes up in parts, several at once (https://cloud.google.com/storage/docs/parallel-composite-uploads): not as a
-multipart upload of the XML API, which takes no precondition.
+An upload names the generation of the object that it replaces and carries the CRC32C of its bytes. So a retry after a
+lost answer can neither overwrite another program's object nor leave other bytes
+(https://cloud.google.com/storage/docs/request-preconditions). The client retries transient errors (408, 429, 5xx, lost
+connections) for two minutes; bytes that were changed during a transfer are sent again here. A large file is uploaded in
+parts, several at once (https://cloud.google.com/storage/docs/parallel-composite-uploads): not as a multipart upload of
+the XML API, which takes no precondition.
 """
 
 import base64
@@ -47,13 +47,13 @@ from mlm_common.storage.gcs_client import (
 PROBE_NAME = ".writable"
 NUM_TRIES_DAMAGED = 3
 BLOCK_BYTES = 1 << 20
-# From this size on a file goes up in parts; below it would not be much faster.
+# Files from this size are uploaded in parts; for smaller ones it would not be much faster.
 IN_PARTS_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class GcsFolder(Folder):
-    """A bucket, or what in it has names that begin with those of the folder."""
+    """A bucket, or its objects whose names start with the folder's."""
 
     is_local = False
 
@@ -118,7 +118,7 @@ class GcsFolder(Folder):
             self.upload_open_file(file, name)
 
     def upload_open_file(self, file: BinaryIO | mmap.mmap, name: str) -> None:
-        """Make the content of an open file that of an object, all or nothing; an object with the same bytes stays."""
+        """Upload an open file, all or nothing; an object with the same bytes stays."""
         file.seek(0, os.SEEK_END)
         size = file.tell()
         path = self.path_of(name)
@@ -130,7 +130,7 @@ class GcsFolder(Folder):
         _upload(path, _blocks(file), send)
 
     def _upload_in_parts(self, path: Path, name: str) -> None:
-        """Copy a local file here, all or nothing: parts as objects of their own, which Cloud Storage joins."""
+        """Copy a local file here, all or nothing: its parts as temporary objects, which Cloud Storage joins."""
         folder, slash, last = name.rpartition("/")
         stem = f"{folder}{slash}.{last}.{uuid.uuid4().hex}"
         size = path.stat().st_size
@@ -188,8 +188,8 @@ class GcsFolder(Folder):
         self.delete_files(names)
 
     def check_writable(self) -> None:
-        # To replace an object takes the permissions to create and to delete. Tried out, since `testIamPermissions` on
-        # the bucket sees neither grants for a part of its objects nor the access scopes of a machine
+        # Replacing an object takes the permissions to create and to delete. `testIamPermissions` on the bucket sees
+        # neither grants for some of its objects nor the access scopes of a machine
         # (https://cloud.google.com/storage/docs/oauth-scopes).
         self.write_bytes(PROBE_NAME, b"")
         self.delete_files([PROBE_NAME])
@@ -230,7 +230,7 @@ class GcsFolder(Folder):
 
 
 class _NewObject(NewFile):
-    """Until it has a name it is a temporary file without one, which not even a killed process leaves behind."""
+    """A temporary file without a name, which even a killed process does not leave behind, until it is uploaded."""
 
     def __init__(self, folder: GcsFolder) -> None:
         self._folder = folder
@@ -242,7 +242,7 @@ class _NewObject(NewFile):
 
 
 def _upload(path: str, blocks: Iterable[bytes], send: Callable[..., None]) -> None:
-    """Upload one object: `send(blob, if_generation_match=…)` transfers the bytes that `blocks` is made of."""
+    """Upload one object: `send(blob, if_generation_match=…)` transfers the bytes in `blocks`."""
     check_locks(path)
     crc32c = _crc32c(blocks)
     with explained_errors(path):
@@ -254,7 +254,7 @@ def _upload(path: str, blocks: Iterable[bytes], send: Callable[..., None]) -> No
 
 
 def _replace(path: str, generation: int, crc32c: str, send: Callable[..., None]) -> bool:
-    """Upload over this generation of an object, 0 for none; tell whether it was still this one."""
+    """Replace this generation of an object, 0 for none; return whether it was still the current one."""
     from google.api_core.exceptions import PreconditionFailed
 
     stored = blob_at(path)
@@ -262,7 +262,7 @@ def _replace(path: str, generation: int, crc32c: str, send: Callable[..., None])
     try:
         _again_if_damaged(upload)
     except PreconditionFailed:
-        # Also what the second try meets when the first succeeded and its answer was lost.
+        # A retry gets this, too, if the first try succeeded and its answer was lost.
         stored = find_blob(path)
         if not stored or stored.crc32c != crc32c:
             return False
@@ -279,7 +279,7 @@ def _sender(data: bytes) -> Callable[..., None]:
 
 
 def _again_if_damaged(transfer: Callable[[], Any]) -> Any:
-    """Transfer a whole object, again where its bytes arrive with another checksum than it has."""
+    """Transfer a whole object, again if its bytes arrive with another checksum."""
     return retry_call(transfer, [0.0] * (NUM_TRIES_DAMAGED - 1), _is_damaged)
 
 
@@ -301,7 +301,7 @@ def _crc32c(blocks: Iterable[bytes]) -> str:
 
 
 def _is_partial(blob: Any) -> bool:
-    """Ask whether it is a part of a file that a killed write left behind."""
+    """Return whether it is a part of a file, left by a killed write."""
     return bool(blob.name.endswith(PARTIAL_SUFFIX))
 
 

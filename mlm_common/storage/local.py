@@ -1,4 +1,4 @@
-"""A local folder: a file is written under another name in the same folder, then renamed."""
+"""A local folder: files are written under another name in the same folder, then renamed."""
 
 import errno
 import os
@@ -43,13 +43,13 @@ class LocalFolder(Folder):
             path.parent.parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileExistsError):
                 path.parent.mkdir()
-                # Without the sticky bit, so that whoever may write there may also delete what others left.
+                # Without the sticky bit, so that anyone who may write there may also delete what others left.
                 path.parent.chmod(stat.S_IMODE(path.parent.parent.stat().st_mode) & ~stat.S_ISVTX)
             with path.open("x", encoding="utf-8") as file:
                 file.write(text)
 
     def replace_text(self, name: str, text: str, *, before: str) -> None:
-        # In place, for a renamed file would be there again after it was deleted meanwhile.
+        # In place: renaming would bring back a file that was deleted meanwhile.
         with self._path(name).open("r+", encoding="utf-8") as file:
             if file.read() != before:
                 raise FileNotFoundError(errno.ENOENT, "the file was changed", self.path_of(name))
@@ -96,7 +96,7 @@ class LocalFolder(Folder):
         check_locks(self.path)
         destination = Path(self.path).absolute()
         is_new = not destination.exists()
-        # In an existing folder, which may be a disk of its own and all that one may write to.
+        # Within an existing folder, which may be a mounted disk, or the only place with write permission.
         parent = destination.parent if is_new else destination
         new = parent / f".{destination.name}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}"
         with interrupts_put_off(), explained_refusals(self.path):
@@ -135,7 +135,7 @@ class LocalFolder(Folder):
         path = Path(os.path.normpath(Path(self.path).absolute()))
         existing = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
         try:
-            # In a folder of another name, so that a second program doing the same is not in the way.
+            # Under a random name, so that a second program may do the same.
             with tempfile.TemporaryDirectory(prefix=f".{PROBE_PREFIX}", suffix=PARTIAL_SUFFIX, dir=existing) as probe:
                 folder = Path(probe) / path.relative_to(existing)
                 folder.mkdir(parents=True, exist_ok=True)
@@ -159,10 +159,10 @@ class LocalFolder(Folder):
 
 @contextmanager
 def explained_refusals(folder: str) -> Iterator[None]:
-    """Explain, within it, that writing is forbidden; other errors, such as that of a full disk, stay as they are.
+    """Explain errors of missing permission; others, such as a full disk, stay as they are.
 
     Raises:
-        InputError: names the folder, and what cures it.
+        InputError: names the folder, and how to fix it.
     """
     try:
         yield
@@ -180,7 +180,7 @@ def _not_writable(folder: str, error: OSError, place: object) -> InputError:
 
 
 class _NewLocalFile(NewFile):
-    """It is in the folder from the beginning, under a name that no listing shows."""
+    """A file in the folder, under a name that is not listed until `finish`."""
 
     def __init__(self, folder: str) -> None:
         check_locks(folder)

@@ -1,4 +1,4 @@
-"""Files to read, local or in Cloud Storage: found by name or glob, and opened for reading from any byte on."""
+"""Find files by name or glob, local or in Cloud Storage, and read them from any byte."""
 
 import fnmatch
 import glob
@@ -28,19 +28,19 @@ _RECURSIVE = re.compile(r"(?:(?<=/)|^)\*\*(?:/+|$)")
 
 
 class LocalReader(io.FileIO):
-    """A local file open for reading; each read goes to the disk.
+    """A local file open for reading, without a buffer.
 
-    `read_ahead_bytes` is how many to read at once from its begin to its end: little, to save memory.
+    `read_ahead_bytes` is how much to read at once in a sequential read: little, to save memory.
     """
 
     read_ahead_bytes = 1 << 20
 
 
 class GcsReader(io.RawIOBase):
-    """One generation of an object, open for reading; each read is one request for its bytes, and no more.
+    """One generation of an object, open for reading; each read is one request for exactly its bytes.
 
-    fileio.BlobReader asks for the object's size before it seeks, and for one byte more than is read.
-    `read_ahead_bytes` is how many to read at once from its begin to its end: many, since each read is a request.
+    google-cloud-storage's BlobReader requests the object's size before it seeks, and more bytes than are read.
+    `read_ahead_bytes` is how much to read at once in a sequential read: much, since each read is a request.
     """
 
     read_ahead_bytes = 8 << 20
@@ -76,7 +76,7 @@ class GcsReader(io.RawIOBase):
             return 0
         with self._unchanged():
             try:
-                # The bytes as they are stored, and without a checksum, which is that of the whole object.
+                # The stored bytes, and no check of the checksum, which is that of the whole object.
                 data = self._blob.download_as_bytes(
                     start=self._position,
                     end=self._position + len(buffer) - 1,
@@ -85,7 +85,7 @@ class GcsReader(io.RawIOBase):
                     checksum=None,
                 )
             except RequestRangeNotSatisfiable:
-                return 0  # the end
+                return 0  # the end of the object
         buffer[: len(data)] = data
         self._position += len(data)
         return len(data)
@@ -100,7 +100,7 @@ class GcsReader(io.RawIOBase):
             if is_missing_bucket(error):
                 raise
             raise InputError(
-                f"{self._path} must stay as it is while it is read; it was replaced or deleted since. Start again."
+                f"{self._path} was replaced or deleted while it was being read. Run the command again."
             ) from error
 
 
@@ -108,9 +108,9 @@ class GcsReader(io.RawIOBase):
 class StoredFile:
     """A file that was found.
 
-    `generation` tells the states of one `gs://` object apart; local files have none. `checksum`, of the whole content,
-    is `crc32c BASE64` for an object. A local file has it, and the time of its last change, once it was hashed; then a
-    local .gz file also has the `content_checksum` of its decompressed content.
+    `generation` identifies the state of a `gs://` object; local files have none. `checksum`, of the whole content, is
+    `crc32c BASE64` for an object. A local file has a checksum, and the time of its last change, once it was hashed; a
+    local .gz file then also has the `content_checksum` of its decompressed content.
     """
 
     name: str
@@ -122,15 +122,14 @@ class StoredFile:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is on this machine."""
         return self.generation is None
 
     @contextmanager
     def open(self) -> Iterator[LocalReader | GcsReader]:
-        """Give the file, open for reading and seeking; as it was when it was found or, a local one, hashed.
+        """Yield the file, open for reading and seeking, as it was when it was found or, if local, hashed.
 
         Raises:
-            FileNotFoundError: there is no such file any more.
+            FileNotFoundError: it no longer exists.
             InputError: Cloud Storage refuses; or the file was replaced, changed or deleted, perhaps while it was read.
             CloudStorageError: Cloud Storage did not answer.
         """
@@ -150,15 +149,15 @@ class StoredFile:
 
 
 def changed_file(path: str) -> InputError:
-    """Say that a file changed between two looks at it."""
-    return InputError(f"{path} must stay as it is while it is read; it was changed since. Start again.")
+    """Make the error for a file that changed between two reads."""
+    return InputError(f"{path} changed while it was being read. Run the command again.")
 
 
 def find_stored_files(pattern: str) -> list[StoredFile]:
-    """Find the file of that name or, without one, those that match it as a glob (`*`, `?`, `[]`, `**`), sorted.
+    """Find the file of that name or else the files that match it as a glob (`*`, `?`, `[]`, `**`), sorted.
 
     Raises:
-        InputError: a `gs://` path that is malformed, or Cloud Storage refuses.
+        InputError: a malformed `gs://` path, or Cloud Storage refuses.
         CloudStorageError: Cloud Storage did not answer.
     """
     if is_gcs(pattern):
@@ -166,14 +165,12 @@ def find_stored_files(pattern: str) -> list[StoredFile]:
     names = [pattern] if Path(pattern).is_file() else sorted(set(_expand(pattern)))
     for name in names:
         if Path(name).is_symlink() and not Path(name).exists():
-            raise InputError(
-                f"A link must lead to a file; {name} leads to {Path(name).readlink()}, which is not there."
-            )
+            raise InputError(f"{name} is a link to {Path(name).readlink()}, which does not exist.")
     return [StoredFile(name, Path(name).stat().st_size) for name in names if Path(name).is_file()]
 
 
 def _expand(pattern: str) -> Iterator[str]:
-    """Yield what a local glob matches, as `glob` with `recursive`, but under `**` each folder once, whatever links.
+    """Yield what a local glob matches, as `glob` with `recursive`, but each folder under `**` only once, despite links.
 
     Raises:
         InputError: a folder under `**` cannot be read.
@@ -189,7 +186,7 @@ def _expand(pattern: str) -> Iterator[str]:
 
 
 def _folders_below(top: str) -> Iterator[str]:
-    """Yield the folder and all in it that are not hidden, links followed, none twice."""
+    """Yield the folder and all folders in it that are not hidden; links are followed, no folder comes twice."""
 
     def refuse(error: OSError) -> None:
         raise InputError(f"A folder under ** must be readable; {error.filename}: {error.strerror}.") from error
@@ -210,8 +207,8 @@ def _find_objects(pattern: str) -> list[StoredFile]:
     bucket, name = bucket_and_name(pattern)
     with explained_errors(pattern):
         if magic := _MAGIC.search(name):
-            # Not by `match_glob`, for which braces are special, hidden names are like others, and `**` is other than
-            # in a local glob; nor does it prefer the object of that very name.
+            # `match_glob` differs from a local glob: braces are special, hidden names are not, `**` has another rule,
+            # and an object of that very name does not come first.
             blobs = {blob.name: blob for blob in list_blobs(bucket, name[: magic.start()])}
             parts = name.split("/")
             names = [name] if name in blobs else [one for one in sorted(blobs) if _parts_match(one.split("/"), parts)]
@@ -225,7 +222,7 @@ def _find_objects(pattern: str) -> list[StoredFile]:
 
 
 def _parts_match(names: Sequence[str], patterns: Sequence[str]) -> bool:
-    """Ask whether the parts of a name match those of a pattern by the rules of `glob` with `recursive`."""
+    """Return whether the parts of a name match those of a pattern by the rules of `glob` with `recursive`."""
     if not patterns or not names:
         return not patterns and not names
     if patterns[0] == "**" and len(patterns) == 1:
