@@ -1,6 +1,6 @@
-"""The example on the card of a masked language model: a sentence of the validation text with one word masked.
+"""Choose the example on the card of a masked language model: a sentence of the validation text with one word masked.
 
-Text of a corpus leaves this machine only if the corpus is known to be public, as is what else the card says of it.
+Text of a corpus leaves this machine only if the corpus is known to be public.
 """
 
 import functools
@@ -26,9 +26,9 @@ from train.config.settings import MASK
 
 logger = logging.getLogger(__name__)
 
-# Of a model of the built-in corpus, Python's docstrings.
+# For the built-in corpus, Python's docstrings.
 BUILTIN_EXAMPLE = f"Return a {MASK} of strings."
-# Where there is no sentence that may be shown.
+# If no sentence may be shown.
 PLACEHOLDER = f"Replace this text by a sentence with one {MASK}."
 NUM_ROWS = 200
 MIN_CHARACTERS, MAX_CHARACTERS, MIN_WORD_CHARACTERS = 25, 100, 4
@@ -38,7 +38,7 @@ TIMEOUT_SECONDS = 10
 
 
 def example_of(record: Mapping[str, Any], tokenizer: PreTrainedTokenizerFast) -> str | None:
-    """Choose the sentence with a mask for the card of a run; None where the user gave none and none may be shown.
+    """Return a sentence with one mask for the card of a run; None if the user gave none and none may be shown.
 
     Args:
         record: `run.json`.
@@ -58,14 +58,14 @@ def example_of(record: Mapping[str, Any], tokenizer: PreTrainedTokenizerFast) ->
 
 @functools.lru_cache(maxsize=8)
 def is_public(dataset: str | None) -> bool:
-    """Return whether anyone may read a data set of the Hub: it is known there without a token, and not gated."""
+    """Return whether anyone may read a data set of the Hub: it is found without a token, and is not gated."""
     from huggingface_hub import HfApi, constants
 
     if dataset is None or constants.HF_HUB_OFFLINE:
         return False
     try:
         found = HfApi(token=False).dataset_info(dataset, timeout=TIMEOUT_SECONDS)
-    except Exception as error:  # whatever keeps it from being known
+    except Exception as error:  # for whatever reason it is not found
         logger.debug("%s is not known to be public: %s", dataset, error)
         return False
     return not found.private and not found.gated
@@ -89,7 +89,7 @@ def find_example(rows: Iterable[NDArray[np.integer]], tokenizer: PreTrainedToken
     """
     for row in rows:
         for text in _documents(row, tokenizer):
-            # What a row begins or ends with may be a part of a sentence; `PLAIN_SENTENCE` refuses most.
+            # A row may start or end within a sentence; `PLAIN_SENTENCE` refuses most parts.
             for sentence in sentences_of(text, "punctuation"):
                 if masked := _masked(sentence, tokenizer):
                     return masked
@@ -97,19 +97,19 @@ def find_example(rows: Iterable[NDArray[np.integer]], tokenizer: PreTrainedToken
 
 
 def _documents(row: NDArray[np.integer], tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
-    """Decode the stretches of a row between special tokens; those with `<unk>` are left out."""
+    """Decode the text between special tokens in a row, without stretches that contain `<unk>`."""
     ids = special_ids(tokenizer)
     unknown = ids.pop("unk")
     is_text = ~np.isin(row, list(ids.values()))
     bounds = np.flatnonzero(np.diff(np.concatenate([[False], is_text, [False]]).astype(np.int8)))
     for begin, end in bounds.reshape(-1, 2):
-        # A stretch at the begin of a row may begin within a word.
+        # A stretch at the start of a row may start within a word.
         if begin > 0 and unknown not in row[begin:end]:
             yield tokenizer.decode(row[begin:end], clean_up_tokenization_spaces=False)
 
 
 def _masked(sentence: str, tokenizer: PreTrainedTokenizerFast) -> str | None:
-    """Mask the longest word of a sentence that is one token; None where it has none, or is not plain."""
+    """Mask the longest one-token word of a sentence; None if there is none, or the sentence is not plain."""
     if not MIN_CHARACTERS <= len(sentence) <= MAX_CHARACTERS or not PLAIN_SENTENCE.fullmatch(sentence):
         return None
     encoded = tokenizer(sentence, add_special_tokens=False, return_offsets_mapping=True)

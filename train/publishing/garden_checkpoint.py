@@ -1,7 +1,7 @@
-"""A checkpoint of TensorFlow 2, as Model Garden writes them, read under the names of google-research/bert.
+"""Read a TensorFlow 2 checkpoint of Model Garden under the names of google-research/bert.
 
-It holds a graph of objects: attributes of the root, theirs, and so on down to the variables. The attributes are those
-of `BertEncoder`, `BertEncoderV2`, `BertPretrainerV2` and their layers in official/nlp/modeling of tensorflow/models.
+It contains a graph of objects: the attributes of the root, theirs, and so on down to the variables. They are those of
+`BertEncoder`, `BertEncoderV2`, `BertPretrainerV2` and their layers in official/nlp/modeling of tensorflow/models.
 """
 
 import math
@@ -14,10 +14,10 @@ import numpy as np
 from mlm_common.errors import InputError
 from train.publishing.google_variables import PAIR_WEIGHTS, Variables, listed
 
-# The name of the graph among the variables, by which a checkpoint is known for one of TensorFlow 2.
+# The name of the graph among the variables, which only a checkpoint of TensorFlow 2 has.
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 ROOT = 0
-# Where a part may be: by its attribute or, in a functional model, by its number, as in older checkpoints.
+# Possible places of a part: its attribute or, in functional models of older checkpoints, its number.
 ENCODERS = ("encoder", "model/encoder_network", "model/encoder", "model/layer_with_weights-0", "model", "")
 EMBEDDINGS = {
     "word_embeddings": ("_embedding_layer/embeddings", "layer_with_weights-0/embeddings"),
@@ -37,16 +37,16 @@ TRANSFORMER_LAYER = {
 }
 MASKED_LM_HEADS = ("masked_lm", "model/masked_lm")
 MASKED_LM_HEAD = {"transform/dense": ("dense",), "transform/LayerNorm": ("layer_norm",), "output_bias": ("bias",)}
-# The head for pairs has a pooler of its own, and the encoder's is not trained.
+# The head for pairs has its own pooler, and the encoder's is not trained.
 PAIR_POOLER = "next_sentence.pooler_dense"
 PAIR_HEADS = "model/classification_heads"
 OF_A_LAYER = ("kernel", "bias", "gamma", "beta")
-# What is no part of a model, wherever it is.
+# Never part of a model.
 STATE_OF_TRAINING = ("optimizer", "global_step", "save_counter")
 
 
 class ObjectGraph:
-    """Objects, by number: the attributes by which they lead to others, and the keys of those that are variables."""
+    """Objects by number: their attributes, which lead to other objects, and the keys of those that are variables."""
 
     def __init__(self, serialized: bytes):
         from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
@@ -56,7 +56,7 @@ class ObjectGraph:
         self.keys = [next((one.checkpoint_key for one in node.attributes), "") for node in nodes]
 
     def find(self, start: int | None, *paths: str) -> int | None:
-        """Follow the first of these paths that leads to an object."""
+        """Return the object at the first of these paths that has one."""
         for path in paths:
             node = start
             for name in filter(None, path.split("/")):
@@ -66,12 +66,12 @@ class ObjectGraph:
         return None
 
     def find_all(self, start: int | None, scope: str, places: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
-        """Find the objects of some parts, by the names of these behind that of the scope."""
+        """Return {scope/name of a part: its object} for the parts that exist."""
         found = {f"{scope}/{name}": self.find(start, *paths) for name, paths in places.items()}
         return {name: node for name, node in found.items() if node is not None}
 
     def keys_below(self, start: int | None) -> set[str]:
-        """Collect the keys of all variables that an object leads to, but for the state of training."""
+        """Return the keys of all variables below an object, without the state of training."""
         found: set[int] = set()
         waiting = [] if start is None else [start]
         while waiting:
@@ -83,14 +83,14 @@ class ObjectGraph:
 
 
 def read_object_graph(reader: Any, checkpoint: str) -> Variables:
-    """Name the variables of an object checkpoint as google-research/bert does; what it has not, bears its own key.
+    """Name the variables of an object checkpoint as google-research/bert does; variables unknown there keep their keys.
 
     Args:
-        reader: what `tf.train.load_checkpoint` gives.
+        reader: from `tf.train.load_checkpoint`.
         checkpoint: named in errors.
 
     Raises:
-        InputError: it holds no encoder like Model Garden's.
+        InputError: it has no encoder like Model Garden's.
     """
     graph = ObjectGraph(reader.get_tensor(OBJECT_GRAPH))
     candidates = [graph.find(ROOT, path) for path in ENCODERS]
@@ -123,7 +123,7 @@ def read_object_graph(reader: Any, checkpoint: str) -> Variables:
 
 
 def _parts(graph: ObjectGraph, encoder: int | None) -> dict[str, int]:
-    """Find layers of the encoder and the heads, and variables in none, by their names in google-research/bert."""
+    """Return {name in google-research/bert: object} of the layers, and of variables outside layers."""
     parts = graph.find_all(encoder, "bert/embeddings", EMBEDDINGS)
     for index in count():
         numbered = f"layer_with_weights-{len(EMBEDDINGS) + index}"
@@ -144,11 +144,11 @@ def _parts(graph: ObjectGraph, encoder: int | None) -> dict[str, int]:
 
 
 def _matrix_shape(name: str, shape: list[int]) -> tuple[int, ...]:
-    """Give the shape that google-research/bert has: in Keras' attention, heads have an axis of their own."""
-    own_name = name.rpartition("/")[2]
+    """Return the shape in google-research/bert; in Keras' attention the heads are a separate axis."""
+    last = name.rpartition("/")[2]
     if name == PAIR_WEIGHTS:
         return tuple(reversed(shape))
-    if own_name == "kernel":
+    if last == "kernel":
         num_axes_in = 1 if "/self/" in name else len(shape) - 1
         return math.prod(shape[:num_axes_in]), math.prod(shape[num_axes_in:])
-    return (math.prod(shape),) if own_name == "bias" else tuple(shape)
+    return (math.prod(shape),) if last == "bias" else tuple(shape)

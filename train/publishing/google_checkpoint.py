@@ -1,4 +1,4 @@
-"""A checkpoint of Google's BERT or ALBERT, in the files that google-research/bert and albert and Model Garden write."""
+"""Read checkpoints of Google's BERT and ALBERT, as google-research/bert and albert and Model Garden write them."""
 
 import json
 import logging
@@ -24,16 +24,16 @@ from train.publishing.google_variables import Conversion, Variables, model_type_
 logger = logging.getLogger(__name__)
 
 INDEX_SUFFIX = ".index"
-# The graph, which nobody needs.
+# The graph, which is not needed.
 META_SUFFIX = ".meta"
 ARCHIVE_SUFFIX = ".zip"
-# TensorFlow's own record of the newest checkpoint of a folder.
+# In it TensorFlow names the newest checkpoint of a folder.
 STATE_FILE = "checkpoint"
 NEWEST = re.compile(r'^model_checkpoint_path: "(?:.*/)?([^/"]+)"', re.MULTILINE)
 CONFIG_FILE = re.compile(r".*config.*\.json")
 VOCABULARY_FILE = re.compile(r".*vocab.*\.txt|.*\.model")
 SENTENCEPIECE_SUFFIX = ".model"
-# Shapes do not tell all of them, and their defaults are those of one model.
+# Shapes do not determine all of them, and their defaults are those of one model.
 NEEDED_SETTINGS = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
     "max_position_embeddings", "type_vocab_size", "hidden_act",
@@ -44,11 +44,11 @@ CLASS_NAMES = {"bert": "Bert", "albert": "Albert"}
 
 @dataclass(frozen=True)
 class GoogleCheckpoint:
-    """What was read.
+    """A checkpoint that was read.
 
     weights: {name in the PyTorch class: float32 array in its layout}.
     class_name: of the PyTorch class.
-    left_out: variables of other heads, which are not among the weights.
+    left_out: variables of other heads, which are not converted.
     """
 
     config: PretrainedConfig
@@ -61,18 +61,18 @@ class GoogleCheckpoint:
 def read_google_checkpoint(
     checkpoint: str, *, config: str | None = None, vocabulary: str | None = None, do_lower_case: bool | None = None
 ) -> GoogleCheckpoint:
-    """Read a checkpoint with its configuration and vocabulary, and hold them against each other; torch is not needed.
+    """Read a checkpoint with its configuration and vocabulary, and check that they agree; torch is not needed.
 
     Args:
         checkpoint: a folder, a .zip of one, or the path of a checkpoint's files up to `.index`; local or `gs://`.
         config: file of the configuration; by default the one beside the checkpoint.
         vocabulary: file of the vocabulary, WordPiece's or SentencePiece's; by default the one beside the checkpoint.
-        do_lower_case: whether the model was trained on text in lower case; by default what the names of the files'
-            folder and of the .zip say: `cased` or `uncased`.
+        do_lower_case: whether the model was trained on lower-cased text; by default from `cased` or `uncased` in the
+            name of the folder or .zip.
 
     Raises:
         InputError: a file is missing or damaged; variables are missing, unknown, or of another shape than the
-            configuration says; the vocabulary has another size; nothing tells the case.
+            configuration says; the vocabulary has another size; the case is unknown.
     """
     with _opened(checkpoint) as (folder, name):
         config_path = config or _only_file(folder, CONFIG_FILE, "--bert-config")
@@ -94,7 +94,7 @@ def read_google_checkpoint(
 
 @contextmanager
 def _opened(checkpoint: str) -> Iterator[tuple[Folder, str]]:
-    """Give the folder of a checkpoint's files, and what their names begin with; a .zip is unpacked meanwhile."""
+    """Yield the folder of a checkpoint's files and the prefix of their names; a .zip is unpacked meanwhile."""
     if checkpoint.endswith(ARCHIVE_SUFFIX):
         with _local_file(checkpoint, "CHECKPOINT") as archive, tempfile.TemporaryDirectory() as unpacked:
             try:
@@ -159,8 +159,8 @@ def _name_of(folder: Folder) -> str:
 
 
 @contextmanager
-def _must_be_whole(name: str) -> Iterator[None]:
-    """Explain what TensorFlow's reader raises within it; imports TensorFlow."""
+def _explained_damage(name: str) -> Iterator[None]:
+    """Turn the errors of TensorFlow's reader into an InputError; imports TensorFlow."""
     import tensorflow as tf
     from google.protobuf.message import DecodeError
 
@@ -174,8 +174,8 @@ def _must_be_whole(name: str) -> Iterator[None]:
 
 
 def _variables(prefix: Path, checkpoint: str) -> Variables:
-    """Open the variables of a checkpoint, of TF1 or of TensorFlow 2."""
-    with _must_be_whole(checkpoint):
+    """Open the variables of a checkpoint of TF1 or TensorFlow 2."""
+    with _explained_damage(checkpoint):
         import tensorflow as tf
 
         reader = tf.train.load_checkpoint(str(prefix))
@@ -239,9 +239,9 @@ def _read_tokenizer(
 
 
 def _read_wordpieces(local_path: str, path: str) -> list[str]:
-    """Read the tokens by id, each line stripped as Google's `load_vocab` does.
+    """Read the tokens in the order of their ids, each line stripped as Google's `load_vocab` does.
 
-    Of lines with the same token the last one counts, as there; the others get a name that no text has.
+    Of lines with the same token the last one counts, as there; the others get a name that no text contains.
     """
     lines = Path(local_path).read_text(encoding="utf-8").removesuffix("\n").split("\n")
     tokens = [line.strip() for line in lines]
@@ -253,7 +253,7 @@ def _read_wordpieces(local_path: str, path: str) -> list[str]:
     newest = {token: index for index, token in enumerate(tokens)}
     if len(newest) < len(tokens):
         logger.warning(
-            "%s has %d lines whose token stands again below; these ids are never used", path, len(tokens) - len(newest)
+            "%s has %d lines whose token is repeated below; their ids are never used", path, len(tokens) - len(newest)
         )
     return [token if newest[token] == index else f"[duplicate{index}]" for index, token in enumerate(tokens)]
 
@@ -267,10 +267,10 @@ def _set_special_ids(config: PretrainedConfig, tokenizer: PreTrainedTokenizerFas
 def _read_weights(variables: Variables, conversion: Conversion, config: PretrainedConfig) -> dict[str, np.ndarray]:
     weights = {}
     for variable, (name, _, is_transposed) in conversion.weights.items():
-        with _must_be_whole(variable):
+        with _explained_damage(variable):
             array = variables.read(variable)
         weights[name] = np.ascontiguousarray(array.T if is_transposed else array, dtype=np.float32)
-    # Of an ALBERT both classes of PyTorch's have the bias twice.
+    # Both PyTorch classes of ALBERT have the bias twice.
     names = architecture_of(config).head_bias or ()
     biases = [weights[name] for name in names if name in weights]
     return weights | ({name: biases[0].copy() for name in names} if biases else {})

@@ -1,4 +1,4 @@
-"""The variables of Google's checkpoints of BERT and ALBERT, by their names in TF1, and which weight in PyTorch each is.
+"""Map the variables of Google's checkpoints of BERT and ALBERT, by their names in TF1, to weights in PyTorch.
 
 Names and shapes are those of `modeling.py` and `run_pretraining.py` in google-research/bert and google-research/albert.
 """
@@ -12,28 +12,28 @@ from transformers import PretrainedConfig
 
 from mlm_common.errors import InputError
 
-# What optimizers keep: google-research/bert's and albert's, NVIDIA's with its loss scaling, tf.train.AdamOptimizer.
+# Optimizer state: google-research/bert's and albert's, NVIDIA's with its loss scaling, tf.train.AdamOptimizer.
 OPTIMIZER_STATE = re.compile(
     r"(^|/)(adam_[mv]|lamb_[mv]|Adam(_1)?|AdamWeightDecayOptimizer\w*|LAMB\w*)(/|$)"
     r"|^(global_step|beta[12]_power|loss_scale|current_loss_scale|good_steps|num_good_steps)$"
 )
 # The heads of run_classifier.py and run_squad.py.
 FINE_TUNING_HEADS = ("output_weights", "output_bias", "cls/squad/output_weights", "cls/squad/output_bias")
-# Of the head for pairs, a matrix that is stored as PyTorch's is.
+# The matrix of the head for pairs, stored in PyTorch's layout.
 PAIR_WEIGHTS = "cls/seq_relationship/output_weights"
-# Before all names of what TF Hub holds.
+# Prefix of all names in modules of TF Hub.
 HUB_PREFIX = "module/"
-# In the names of ALBERT's layers, and of no others.
+# Only in the names of ALBERT's layers.
 ALBERT_MARK = "/inner_group_"
 NUM_SHOWN = 5
 
 
 class Variables(NamedTuple):
-    """What a checkpoint holds.
+    """The variables of a checkpoint.
 
-    shapes: of the variables, by name.
-    read: reads one, by name.
-    left_out: what is of another head, and is not among them.
+    shapes: {name: shape}.
+    read: reads a variable by name.
+    left_out: names of variables of other heads, not in `shapes`.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -53,11 +53,11 @@ Weights = dict[str, Weight]  # by the names of the variables
 
 
 class Conversion(NamedTuple):
-    """How a checkpoint becomes a model.
+    """How a checkpoint is converted.
 
     weights: of the variables that are used.
     left_out: variables of a fine-tuned head.
-    model_class: what the PyTorch class is called behind the name of its architecture.
+    model_class: name of the PyTorch class after that of its architecture.
     """
 
     weights: Weights
@@ -66,12 +66,12 @@ class Conversion(NamedTuple):
 
 
 def model_type_of(variables: Collection[str], checkpoint: str) -> str:
-    """Tell whether a checkpoint is of a `bert` or an `albert`.
+    """Return whether a checkpoint is a `bert` or an `albert`.
 
     Raises:
-        InputError: it is of something else.
+        InputError: it is another model.
     """
-    names = {_own_name(name) for name in variables}
+    names = {_name_in_tf1(name) for name in variables}
     if "bert/embeddings/word_embeddings" not in names:
         shown = listed(sorted(name for name in names if not OPTIMIZER_STATE.search(name)))
         raise InputError(
@@ -82,18 +82,18 @@ def model_type_of(variables: Collection[str], checkpoint: str) -> str:
 
 
 def plan_conversion(shapes: Mapping[str, tuple[int, ...]], config: PretrainedConfig, checkpoint: str) -> Conversion:
-    """Find the weight that each variable is; all of the encoder must be there, of a head all or nothing.
+    """Find the weight for each variable; the encoder must be complete, each head complete or missing.
 
     Args:
-        shapes: of the variables.
-        config: says which there must be.
+        shapes: {name of a variable: shape}.
+        config: determines the expected variables.
         checkpoint: named in errors.
 
     Raises:
         InputError: names the variables that are missing, unknown, or of another shape than the configuration says.
     """
     encoder, masked_lm_head, pair_head = TABLES[config.model_type](config)
-    found = {_own_name(name): name for name in shapes if not OPTIMIZER_STATE.search(name)}
+    found = {_name_in_tf1(name): name for name in shapes if not OPTIMIZER_STATE.search(name)}
     expected, model_class = encoder, "Model"
     if found.keys() & (masked_lm_head.keys() | pair_head.keys()):
         expected, model_class = expected | masked_lm_head, "ForMaskedLM"
@@ -117,12 +117,12 @@ def plan_conversion(shapes: Mapping[str, tuple[int, ...]], config: PretrainedCon
     return Conversion({found[name]: weight for name, weight in expected.items()}, left_out, model_class)
 
 
-def _own_name(variable: str) -> str:
+def _name_in_tf1(variable: str) -> str:
     return variable.removeprefix(HUB_PREFIX)
 
 
 def listed(names: Sequence[str]) -> str:
-    """Write out names for people, the first few of many."""
+    """Join the first names, and count the rest."""
     more = f" and {len(names) - NUM_SHOWN:,} more" if len(names) > NUM_SHOWN else ""
     return ", ".join(names[:NUM_SHOWN]) + more
 
@@ -155,7 +155,7 @@ def _embeddings(config: PretrainedConfig, name: str, width: int) -> Weights:
 
 
 def _masked_lm_head(config: PretrainedConfig, name: str, dense: str, norm: str, width: int) -> Weights:
-    """List the weights of the head; its matrix is the embedding, `width` wide."""
+    """Return the weights of the head; its matrix is the embedding, of `width` columns."""
     scope = "cls/predictions"
     bias = {f"{scope}/output_bias": Weight(f"{name}.bias", (config.vocab_size,))}
     transform = _dense(f"{scope}/transform/dense", f"{name}.{dense}", config.hidden_size, width)
@@ -207,5 +207,5 @@ def _albert(config: PretrainedConfig) -> tuple[Weights, Weights, Weights]:
     return encoder, head, _pair_head(config, "sop_classifier.classifier")
 
 
-# What makes the weights of the encoder, of the masked-LM head and of the head for pairs.
+# They return the weights of the encoder, of the masked-LM head, and of the head for pairs.
 TABLES = {"bert": _bert, "albert": _albert}

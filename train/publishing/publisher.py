@@ -26,7 +26,7 @@ from train.runtime.run_folder import (
 logger = logging.getLogger(__name__)
 
 EVENTS_MARK = "tfevents"
-# Where the card itself cannot be built.
+# If the card cannot be built.
 MINIMAL_CARD = """---
 library_name: transformers
 ---
@@ -37,7 +37,7 @@ The model's card could not be built: the log of its training or export says why.
 
 @dataclass(frozen=True)
 class Publication:
-    """A run after a step: its model, and all lines of `metrics.jsonl` so far."""
+    """The state of a run after a step: its model, and all lines of `metrics.jsonl` so far."""
 
     step: int
     model: ModelSnapshot
@@ -46,7 +46,7 @@ class Publication:
 
 @dataclass(frozen=True)
 class Publisher:
-    """Writes a folder, local or `gs://`, and pushes it where `repository` is given.
+    """Writes a folder, local or `gs://`, and pushes it if `repository` is given.
 
     run_folder: of the run, with the plot of its loss and its TensorBoard files.
     export_folder: is written.

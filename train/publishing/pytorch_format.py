@@ -1,4 +1,4 @@
-"""The trained model as a folder that transformers 4 and 5 open in PyTorch by the auto class of its head.
+"""Export a model as a folder that transformers 4 and 5 open in PyTorch with the auto class of its head.
 
 The weights are renamed and transposed to the layout of the PyTorch class by transformers' own rules; torch is not
 needed. Format: https://huggingface.co/docs/safetensors.
@@ -26,17 +26,17 @@ from train.model.architectures import (
     vocabulary_axis,
 )
 
-# What `tokenizer_config.json` tells transformers' own class for BERT, which would lower the case without it.
+# For transformers' BERT tokenizer, which would lower the case without it.
 CASE_SETTINGS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
 
 
 @dataclass(frozen=True)
 class ModelSnapshot:
-    """A TF model at one moment: nothing in it changes when the model is trained on.
+    """A copy of a TF model, which further training does not change.
 
     class_name: of the TF class.
     config: its configuration.
-    arrays: {name of a weight in TF, the model's own name in front: its values}.
+    arrays: {name of a weight in TF, prefixed with the model's name: values}.
     """
 
     class_name: str
@@ -45,15 +45,15 @@ class ModelSnapshot:
 
 
 def take_snapshot(model: Any) -> ModelSnapshot:
-    """Copy a built TF model of transformers, its weights to the memory of the host.
+    """Copy a built TF model of transformers, with its weights, to host memory.
 
     Raises:
-        InputError: the architecture cannot be exported right.
-        ValueError: positions counted from another id than the PyTorch class will.
+        InputError: the architecture cannot be exported correctly.
+        ValueError: the PyTorch class would count positions from another id.
     """
     check_architecture(model.config)
     _check_padding_positions(model)
-    # An enclosing model puts its own name in front.
+    # An enclosing model adds its name as a prefix.
     arrays = {
         variable.name[variable.name.index(f"{model.name}/") :]: np.asarray(variable.numpy())
         for variable in model.weights
@@ -62,7 +62,7 @@ def take_snapshot(model: Any) -> ModelSnapshot:
 
 
 def num_parameters(snapshot: ModelSnapshot, vocabulary_size: int) -> int:
-    """Count the weights of the model with so many ids."""
+    """Count the weights of the model with this vocabulary size."""
     number = 0
     for name, array in snapshot.arrays.items():
         axis = vocabulary_axis(name, snapshot.config.model_type)
@@ -87,13 +87,13 @@ def export_model(
         model: a built TF model of transformers whose configuration passed `check_architecture`, or a snapshot.
         tokenizer: the one it was trained with. It is saved as `PreTrainedTokenizerFast`, under which transformers 4
             and 5 read the same ids from its `tokenizer.json`.
-        folder: made if missing.
-        model_max_length: tokens of the longest row that the model can take; longer texts are truncated to it on demand.
-        vocabulary_size: ids that are kept, without the model's padding; by default all.
+        folder: created if missing.
+        model_max_length: the most tokens that the model can take; longer texts are truncated to it on demand.
+        vocabulary_size: number of ids to keep, without the model's padding; by default all.
 
     Raises:
-        InputError: the architecture cannot be exported right.
-        ValueError: the model is not as `train.model.architectures` prepares it, so its export would be wrong.
+        InputError: the architecture cannot be exported correctly.
+        ValueError: the model was not prepared by `train.model.architectures`, so its export would be wrong.
     """
     snapshot = model if isinstance(model, ModelSnapshot) else take_snapshot(model)
     return write_model(
@@ -107,10 +107,10 @@ def export_model(
 def write_model(
     folder: str, weights: dict[str, np.ndarray], config: PretrainedConfig, tokenizer: PreTrainedTokenizerFast
 ) -> list[str]:
-    """Write what PyTorch opens to a local folder, each file replaced in one step, `config.json` last; name the files.
+    """Write a PyTorch model to a local folder, each file replaced in one step, `config.json` last; return the names.
 
     Args:
-        folder: made if missing.
+        folder: created if missing.
         weights: {name in the PyTorch class: array in its layout}.
         config: of `exported_config`.
         tokenizer: of `exported_tokenizer`.
@@ -127,13 +127,13 @@ def write_model(
 
 
 def pytorch_weights(model: Any, vocabulary_size: int | None = None) -> dict[str, np.ndarray]:
-    """Convert to {name in the PyTorch class: float32 array in its layout} all weights of the model or snapshot.
+    """Return {name in the PyTorch class: float32 array in its layout} of all weights of the model or snapshot.
 
-    Of the vocabulary the first `vocabulary_size` ids are kept; by default all.
+    The first `vocabulary_size` ids are kept; by default all.
 
     Raises:
-        InputError: the architecture cannot be exported right.
-        ValueError: positions counted from another id than the PyTorch class will, or two weights of one name.
+        InputError: the architecture cannot be exported correctly.
+        ValueError: the PyTorch class would count positions from another id; or two weights have one name.
     """
     snapshot = model if isinstance(model, ModelSnapshot) else take_snapshot(model)
     architecture = architecture_of(snapshot.config)
@@ -152,18 +152,18 @@ def pytorch_weights(model: Any, vocabulary_size: int | None = None) -> dict[str,
             array = cut_vocabulary(array, vocabulary_axis(name, snapshot.config.model_type), vocabulary_size)
         weights[name] = np.ascontiguousarray(array, dtype=np.float32)
     biases = [weights[name] for name in architecture.head_bias or () if name in weights]
-    if architecture.head_bias and biases:  # none where the head is another
+    if architecture.head_bias and biases:  # none for other heads
         weights |= {name: biases[0].copy() for name in architecture.head_bias}
     return weights
 
 
 def exported_config(snapshot: ModelSnapshot, vocabulary_size: int | None = None) -> PretrainedConfig:
-    """Make the configuration of the PyTorch model, with `vocabulary_size` ids; by default all."""
+    """Return the configuration of the PyTorch model, with `vocabulary_size` ids; by default all."""
     return pytorch_config(snapshot.config, snapshot.class_name.removeprefix("TF"), vocabulary_size)
 
 
 def pytorch_config(config: PretrainedConfig, class_name: str, vocabulary_size: int | None = None) -> PretrainedConfig:
-    """Make the configuration of a PyTorch class, with `vocabulary_size` ids; by default all."""
+    """Return the configuration of a PyTorch class, with `vocabulary_size` ids; by default all."""
     config = copy.deepcopy(config)
     config.vocab_size = vocabulary_size or config.vocab_size
     config.architectures = [class_name]
@@ -178,7 +178,7 @@ def pytorch_config(config: PretrainedConfig, class_name: str, vocabulary_size: i
 def exported_tokenizer(
     tokenizer: PreTrainedTokenizerFast, config: PretrainedConfig, model_max_length: int
 ) -> PreTrainedTokenizerFast:
-    """Make the tokenizer that is saved beside a model: its length limit, the inputs of its architecture, no state."""
+    """Return the tokenizer to save beside a model: with its length limit and the inputs of its architecture."""
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_truncation()
     backend.no_padding()

@@ -1,4 +1,4 @@
-"""A model that was saved, as a snapshot: of a checkpoint of a run, or of a folder in transformers' formats."""
+"""Read a saved model: a checkpoint of a run, or a folder in transformers' formats."""
 
 import re
 from dataclasses import dataclass
@@ -24,16 +24,16 @@ from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.pair_pretraining import NextSentencePrediction
 
 CHECKPOINT_NAME = re.compile(r"step-(\d+)(\.safetensors|\.json)?")
-# What a name in a checkpoint begins with when it is a weight, and no moment or mean.
+# Prefix of the weights in a checkpoint, which also has moments and means.
 WEIGHTS_PREFIX = "model/"
 
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A saved model with what is known of it.
+    """A saved model.
 
-    model_class: the auto class of transformers that has its head.
-    run_folder, record: of the run that made it, and its `run.json`; None for a folder in transformers' formats.
+    model_class: the auto class of transformers with its head.
+    run_folder, record: the run that made it, and its `run.json`; None for a folder in transformers' formats.
     """
 
     publication: Publication
@@ -50,10 +50,10 @@ def read_saved_model(path: str, tokenizer: str | None = None) -> SavedModel:
     Args:
         path: `OUTPUT_DIR/checkpoints/step-…` of a run, `OUTPUT_DIR` for its newest checkpoint, or a folder or Hub id
             with config.json and weights.
-        tokenizer: folder or Hub id, for one that is no longer where the run found it.
+        tokenizer: folder or Hub id, if it is no longer where the run found it.
 
     Raises:
-        InputError: there is no such model, or it is damaged.
+        InputError: the model is missing or damaged.
     """
     folder, _, name = path.rstrip("/").rpartition("/")
     if match := CHECKPOINT_NAME.fullmatch(name):
@@ -108,7 +108,7 @@ def _read_folder(path: str, tokenizer_name: str | None) -> SavedModel:
 
 
 def _class_of(config: PretrainedConfig) -> str:
-    """Find the auto class that has the heads of a folder's model: that for masked tokens, or the one for pairs, too."""
+    """Return the auto class with the heads of a folder's model: for masked tokens, or also for pairs."""
     architecture = ARCHITECTURES.get(config.model_type)
     has_pair_head = architecture is not None and architecture.has_pair_head
     names = config.architectures or ()
