@@ -182,80 +182,92 @@ def test_local_failure_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("fault", [{"status": 503}, {"status": 429}, {"mode": "reset"}, {"mode": "lost_answer"}])
-@pytest.mark.parametrize("old", [None, b"old"])
-def test_upload_outlives_a_fault(cloud: CloudStorageHandle, fault: dict[str, str], old: bytes | None) -> None:
-    if old:
-        cloud.put("file", old)
-    cloud.fault(UPLOAD, method="POST", **fault)
-    open_folder(BUCKET).write_bytes("file", b"new")
-    assert cloud.objects() == {"file": b"new"}
-    assert len(uploads(cloud)) == 2
-
-
-@pytest.mark.parametrize("fault", [{"mode": "reset", "num_bytes": 100_000}, {"mode": "lost_answer"}, {"status": 503}])
-def test_large_upload_outlives_a_fault(cloud: CloudStorageHandle, tmp_path: Path, fault: dict[str, str]) -> None:
-    path = tmp_path / "large"
-    path.write_bytes(os.urandom(1 << 20) * 9)  # the client sends in several requests from 8 MiB on
-    cloud.fault(UPLOAD, method="PUT", **fault)
-    open_folder(BUCKET).upload_file(str(path), "large")
-    assert cloud.objects() == {"large": path.read_bytes()}
-    assert uploads(cloud)[0].startswith("POST")
-
-
-def write_in_parts(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
-    monkeypatch.setattr(gcs, "IN_PARTS_BYTES", 1 << 16)
-    with open_folder(f"{BUCKET}/data").replacing("sub/large") as path:
-        path.write_bytes(content)
-
-
 IN_PARTS = os.urandom((1 << 16) + 1)
 
 
+def write_small(_: Path) -> bytes:
+    open_folder(BUCKET).write_bytes("file", b"x" * 100)
+    return b"x" * 100
+
+
+def upload_large(folder: Path) -> bytes:
+    content = os.urandom(1 << 20) * 9  # the client sends in several requests from 8 MiB on
+    (folder / "large").write_bytes(content)
+    open_folder(BUCKET).upload_file(str(folder / "large"), "file")
+    return content
+
+
+def write_in_parts(_: Path) -> bytes:
+    with open_folder(BUCKET).replacing("file") as path:
+        path.write_bytes(IN_PARTS)
+    return IN_PARTS
+
+
+@pytest.mark.parametrize("fault", [{"status": 503}, {"status": 429}, {"mode": "reset"}, {"mode": "lost_answer"}])
+@pytest.mark.parametrize(
+    ("write", "path", "method", "old"),
+    [
+        (write_small, UPLOAD, "POST", None),
+        (write_small, UPLOAD, "POST", b"old"),
+        (upload_large, UPLOAD, "PUT", None),
+        (write_in_parts, UPLOAD, "POST", None),
+        (write_in_parts, "/compose", "POST", b"old"),
+    ],
+)
+def test_uploads_outlive_a_fault(
+    write: Callable[[Path], bytes], path: str, method: str, old: bytes | None, fault: dict[str, str],
+    cloud: CloudStorageHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(gcs, "IN_PARTS_BYTES", 1 << 16)
+    if old:
+        cloud.put("file", old)
+    cloud.fault(path, method=method, **fault)
+    content = write(tmp_path)
+    assert cloud.objects() == {"file": content}
+    assert [entry for entry in cloud.requests() if entry["fault"] != "none"], "the fault took place"
+
+
+@pytest.mark.parametrize(("write", "times"), [(write_small, NUM_TRIES_DAMAGED - 1), (write_in_parts, 1)])
+def test_bytes_that_were_changed_during_an_upload_are_sent_again(
+    write: Callable[[Path], bytes], times: int, cloud: CloudStorageHandle, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(gcs, "IN_PARTS_BYTES", 1 << 16)
+    cloud.fault(UPLOAD, method="POST", mode="corrupt_upload", num_bytes=-50, times=times)
+    content = write(tmp_path)
+    assert cloud.objects() == {"file": content}
+
+
 def test_a_large_file_goes_up_in_parts_at_once_and_leaves_none(
-    cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch
+    cloud: CloudStorageHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cloud.put("data/sub/large", b"old")
-    write_in_parts(monkeypatch, IN_PARTS)
-    assert cloud.objects() == {"data/sub/large": IN_PARTS}
+    monkeypatch.setattr(gcs, "IN_PARTS_BYTES", 1 << 16)
+    cloud.put("file", b"old")
+    write_in_parts(tmp_path)
+    assert cloud.objects() == {"file": IN_PARTS}
     assert 1 < len(uploads(cloud)) <= NUM_TRANSFERS
     assert len(cloud.requests("POST", "/compose")) == 1
 
 
-@pytest.mark.parametrize("path", [UPLOAD, "/compose"])
-@pytest.mark.parametrize("fault", [{"status": 503}, {"mode": "reset"}, {"mode": "lost_answer"}])
-def test_an_upload_in_parts_outlives_a_fault(
-    cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch, path: str, fault: dict[str, str]
-) -> None:
-    cloud.fault(path, method="POST", **fault)
-    write_in_parts(monkeypatch, IN_PARTS)
-    assert cloud.objects() == {"data/sub/large": IN_PARTS}
-
-
-def test_parts_that_were_changed_on_their_way_are_sent_again(
-    cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cloud.fault(UPLOAD, method="POST", mode="corrupt_upload", num_bytes=-50)
-    write_in_parts(monkeypatch, IN_PARTS)
-    assert cloud.objects() == {"data/sub/large": IN_PARTS}
-
-
-def test_an_upload_in_parts_replaces_no_object_of_another_program(
-    cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cloud.fault("/compose", mode="delay", delay_seconds=0.5)
+@pytest.mark.parametrize(("write", "path"), [(write_small, UPLOAD), (write_in_parts, "/compose")])
+def test_an_object_of_another_program_is_not_replaced(
+    write: Callable[[Path], bytes], path: str, cloud: CloudStorageHandle, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(gcs, "IN_PARTS_BYTES", 1 << 16)
+    cloud.fault(path, method="POST", mode="delay", delay_seconds=0.5)
 
     def write_meanwhile() -> None:
-        while not cloud.requests("POST", "/compose"):
+        while not cloud.requests("POST", path):
             time.sleep(0.02)
-        cloud.put("data/sub/large", b"theirs")
+        cloud.put("file", b"theirs")
 
     other = threading.Thread(target=write_meanwhile)
     other.start()
     with pytest.raises(InputError, match="one program at a time"):
-        write_in_parts(monkeypatch, IN_PARTS)
+        write(tmp_path)
     other.join()
-    assert cloud.objects() == {"data/sub/large": b"theirs"}
+    assert cloud.objects() == {"file": b"theirs"}
 
 
 def test_parts_that_a_killed_write_left_are_no_files_and_are_deleted(cloud: CloudStorageHandle) -> None:
@@ -270,8 +282,16 @@ def test_parts_that_a_killed_write_left_are_no_files_and_are_deleted(cloud: Clou
     assert set(cloud.objects()) == {"data/a", "data/.b.1.0.partial", "data/sub/.a.1.0.partial"}
 
 
-@pytest.mark.parametrize("fault", [{"status": 503}, {"mode": "reset"}, {"mode": "truncate", "num_bytes": 2}])
-def test_download_outlives_a_fault(cloud: CloudStorageHandle, fault: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"status": 503},
+        {"mode": "reset"},
+        {"mode": "truncate", "num_bytes": 2},
+        {"mode": "corrupt", "times": NUM_TRIES_DAMAGED - 1},
+    ],
+)
+def test_downloads_outlive_a_fault(cloud: CloudStorageHandle, fault: dict[str, str]) -> None:
     cloud.put("data/file", b"content")
     cloud.fault("alt=media", **fault)
     assert open_folder(f"{BUCKET}/data").read_bytes("file") == b"content"
@@ -289,37 +309,6 @@ def test_corrupted_transfers_are_refused(cloud: CloudStorageHandle) -> None:
     cloud.fault("alt=media", mode="corrupt", times=NUM_TRIES_DAMAGED)
     with pytest.raises(CloudStorageError, match=r"(?i)gs://test-bucket/file: the transfer failed.*checksum"):
         open_folder(BUCKET).read_bytes("file")
-
-
-def test_bytes_that_were_changed_on_their_way_are_sent_again(cloud: CloudStorageHandle) -> None:
-    cloud.fault(UPLOAD, method="POST", mode="corrupt_upload", num_bytes=-50, times=NUM_TRIES_DAMAGED - 1)
-    open_folder(BUCKET).write_bytes("file", b"x" * 100)
-    assert cloud.objects() == {"file": b"x" * 100}
-
-
-def test_bytes_that_were_changed_on_their_way_are_asked_for_again(cloud: CloudStorageHandle) -> None:
-    cloud.put("folder/file", b"content")
-    cloud.fault("alt=media", mode="corrupt", times=NUM_TRIES_DAMAGED - 1)
-    assert open_folder(f"{BUCKET}/folder").read_bytes("file") == b"content"
-    cloud.fault("alt=media", mode="corrupt", times=NUM_TRIES_DAMAGED - 1)
-    with open_folder(f"{BUCKET}/folder").local_copy() as copy:
-        assert Path(copy, "file").read_bytes() == b"content"
-
-
-def test_object_of_another_program_is_not_overwritten(cloud: CloudStorageHandle) -> None:
-    cloud.fault(UPLOAD, method="POST", mode="delay", delay_seconds=0.5)
-
-    def write_meanwhile() -> None:
-        while not uploads(cloud):
-            time.sleep(0.02)
-        cloud.put("file", b"theirs")
-
-    other = threading.Thread(target=write_meanwhile)
-    other.start()
-    with pytest.raises(InputError, match="one program at a time"):
-        open_folder(BUCKET).write_bytes("file", b"ours")
-    other.join()
-    assert cloud.objects() == {"file": b"theirs"}
 
 
 @pytest.mark.parametrize("function", ["exists", "list_files", "read_bytes", "write_bytes", "local_copy_of_names"])

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from mlm_common.errors import EXIT_FAILED, EXIT_STOPPED
 from mlm_common.hub import access as hub_access
 from mlm_common.hub import push as hub
 from mlm_common.hub.redaction import REDACTED
+from tests.fixtures.run_command import Outcome
 from tests.fixtures.tiny_run import NUM_STEPS, run_flags
 from tests.servers.fixtures import HubHandle
 from train.config.settings import HubConfig, OptimizationConfig, RunConfig
@@ -41,7 +43,11 @@ FAULTS: tuple[dict[str, Any], ...] = (
 
 
 def train(shards: Path, folder: Path, *more: str) -> int:
-    return main(run_flags(shards, folder, "--hub-model-id", REPO, *more))
+    return main(hub_flags(shards, folder, *more))
+
+
+def hub_flags(shards: Path, folder: Path, *more: str) -> list[str]:
+    return run_flags(shards, folder, "--hub-model-id", REPO, *more)
 
 
 def exported(folder: Path) -> dict[str, bytes]:
@@ -147,13 +153,13 @@ def test_the_last_state_is_published_whatever_passes(
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_pushes_that_fail_end_nothing_but_the_last_does(
-    hub_here: HubHandle, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hub_here: HubHandle, shards: Path, tmp_path: Path, run: Callable[..., Outcome]
 ) -> None:
     hub_here.fault("commit/", status=503, times=1000)
-    assert train(shards, tmp_path, "--hub-strategy", "steps", "--push-steps", "3") == 1
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith(f"error: The push to {REPO} failed: 503")
-    assert error.endswith(
+    outcome = run(main, *hub_flags(shards, tmp_path, "--hub-strategy", "steps", "--push-steps", "3"))
+    assert outcome.status == 1
+    assert outcome.error.startswith(f"error: The push to {REPO} failed: 503")
+    assert outcome.error.endswith(
         f"The files are kept in {tmp_path}/export; push them by hand: hf upload {REPO} {tmp_path}/export . --include "
         + " ".join(sorted(exported(tmp_path)))
     )
@@ -235,7 +241,7 @@ def test_a_run_that_is_to_stop_saves_publishes_and_says_so(
 @pytest.mark.slow
 def test_resuming_from_the_hub_on_another_machine(
     hub_here: HubHandle, shards: Path, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    run: Callable[..., Outcome],
 ) -> None:  # fmt: skip
     by_checkpoint = ("--hub-strategy", "checkpoint", "--save-steps", "2")
     with monkeypatch.context() as patch:
@@ -248,9 +254,9 @@ def test_resuming_from_the_hub_on_another_machine(
         for path, content in hub_here.files(REPO, revision=branch).items():
             assert str(tmp_path).encode() not in content, path
             assert str(shards).encode() not in content, path
-    capsys.readouterr()
-    assert train(shards, tmp_path / "second", *by_checkpoint, "--resume-from-hub") == 0
-    assert REDACTED not in capsys.readouterr().out
+    resumed = run(main, *hub_flags(shards, tmp_path / "second", *by_checkpoint, "--resume-from-hub"))
+    assert resumed.status == 0
+    assert REDACTED not in resumed.out
     assert not (tmp_path / "second" / "checkpoints" / "step-00000002.json").exists()
     weights = (tmp_path / "second" / "export" / "model.safetensors").read_bytes()
     # Differences of bytes would be looked for through minutes.
@@ -264,22 +270,24 @@ def test_resuming_from_the_hub_on_another_machine(
 
 @pytest.mark.parametrize("branch", ["main", "checkpoints"])
 def test_a_repository_of_others_is_refused_before_the_run(
-    branch: str, hub_here: HubHandle, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    branch: str, hub_here: HubHandle, shards: Path, tmp_path: Path, run: Callable[..., Outcome]
 ) -> None:
     hub_here.put(REPO, "model.safetensors", b"somebody's", revision=branch)
     before = hub_here.repository(REPO)
     more = ("--hub-strategy", "checkpoint", "--hub-revision", "main" if branch == "main" else "mine")
-    assert train(shards, tmp_path / "run", *more) == 2
-    assert "already contains files that this tool did not create (model.safetensors)" in capsys.readouterr().err
+    refused = run(main, *hub_flags(shards, tmp_path / "run", *more))
+    assert refused.status == 2
+    assert f"{REPO} already contains files that this tool did not create (model.safetensors)" in refused.error
     assert hub_here.repository(REPO) == before
     assert not (tmp_path / "run").exists()
 
 
 def test_there_must_be_something_to_resume_from(
-    hub_here: HubHandle, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hub_here: HubHandle, shards: Path, tmp_path: Path, run: Callable[..., Outcome]
 ) -> None:
-    assert train(shards, tmp_path / "run", "--resume-from-hub") == 2
-    assert "needs a checkpoint on the branch checkpoints of alice/tiny" in capsys.readouterr().err
+    refused = run(main, *hub_flags(shards, tmp_path / "run", "--resume-from-hub"))
+    assert refused.status == 2
+    assert "needs a checkpoint on the branch checkpoints of alice/tiny" in refused.error
     assert not (tmp_path / "run").exists()
     assert hub_here.repository(REPO) is None
 
@@ -296,36 +304,36 @@ def test_there_must_be_something_to_resume_from(
 )
 def test_what_cannot_be_pushed_is_told_before_the_run(
     flags: tuple[str, ...], token: str, message: str, hub_here: HubHandle, shards: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, run: Callable[..., Outcome],
 ) -> None:  # fmt: skip
     monkeypatch.setenv("HF_TOKEN", token)
-    assert train(shards, tmp_path / "run", *flags) == 2
-    error = capsys.readouterr().err
-    assert message in error.splitlines()[-1]
-    assert token not in error
+    refused = run(main, *hub_flags(shards, tmp_path / "run", *flags))
+    assert refused.status == 2
+    assert message in refused.error
+    assert token not in refused.err
     assert not (tmp_path / "run").exists()
     assert not hub_here.requests("POST", "create")
 
 
 @pytest.mark.usefixtures("hub_here")
 def test_without_a_network_a_run_does_not_begin(
-    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Outcome]
+) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    assert train(shards, tmp_path / "run") == EXIT_FAILED
-    assert "127.0.0.1:9 does not serve it" in capsys.readouterr().err
+    refused = run(main, *hub_flags(shards, tmp_path / "run"))
+    assert refused.status == EXIT_FAILED
+    assert "127.0.0.1:9 does not serve it" in refused.error
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("hub_here", "one_device")
 def test_a_network_that_goes_away_costs_the_push_alone(
-    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Outcome]
+) -> None:
     check = "train.loop.run.check_hub_access"
     monkeypatch.setattr(check, lambda *_, **__: monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9"))
-    assert train(shards, tmp_path) == 1
-    assert "push them by hand" in capsys.readouterr().err.splitlines()[-1]
+    failed = run(main, *hub_flags(shards, tmp_path))
+    assert failed.status == 1
+    assert "push them by hand" in failed.error
     assert "model.safetensors" in exported(tmp_path)
