@@ -97,7 +97,7 @@ def test_commands_of_the_documentation(line):
 
 
 def test_the_version_is_the_newest_of_the_changelog():
-    newest = re.search(r"^## (\S+)", (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.M)
+    newest = re.search(r"^## (\S+)$", (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.M)
     assert newest[1] == version("mlm-pretraining")
 
 
