@@ -124,7 +124,7 @@ def test_a_record_that_this_user_may_not_replace_is_one_clear_error(name: str, m
     with tempfile.TemporaryDirectory() as path:  # pytest's are in one that only their owner may enter
         write_owner(open_folder(path))
         Path(path, name).chmod(mode)
-        says = rf"{path}/\.owner belongs to user \w+ and names {run}.* have {path}/\.owner deleted, or name another"
+        says = rf"{path}/\.owner belongs to user \w+ and names {run}.* ask for {path}/\.owner to be deleted, or name"
         try:
             with (
                 pytest.raises(InputError, match=says),
