@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from mlm_common.corpus.shared_text import Part, describe_possibly_shared_text, describe_shared_text
 from mlm_common.errors import InputError
 from mlm_common.storage import is_gcs
-from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256
+from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256, vocabulary_size
 from tfrecord_prep.manifest import ShardSet, open_shards
 from tfrecord_prep.records import first_row_ids
 from train.config.settings import DataConfig
@@ -183,6 +183,11 @@ def _row_length(config: DataConfig, shards: ShardSet) -> int:
 
 def _check_agreement(shards: ShardSet, tokenizer: PreTrainedTokenizerFast, max_length: int) -> None:
     if shards.manifest is None:
+        if (largest_id := first_row_ids(shards.paths[0]).max()) >= vocabulary_size(tokenizer):
+            raise InputError(
+                f"--tokenizer must be the one the shards were made with; the first row of {shards.folder} has the id "
+                f"{largest_id}, and the tokenizer {vocabulary_size(tokenizer)} ids. Name that one."
+            )
         return
     if shards.manifest.max_length != max_length:
         raise InputError(

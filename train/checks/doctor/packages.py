@@ -30,6 +30,7 @@ REASONS = {
     "huggingface-hub": " (transformers 4 needs one below 1)",
 }
 INSTALL = "run python3 install.py in the checkout, which makes an environment that fits this machine."
+TPU_INSTALL = "Make the environment again: rm -rf .venv && python3 install.py --extra tpu"
 
 
 def installed_packages(path: Sequence[str] | None = None) -> dict[str, Distribution]:
@@ -48,7 +49,6 @@ def tensorflow_builds(installed: dict[str, Distribution]) -> list[str]:
 
 
 def check_python(installed: dict[str, Distribution], version: str = platform.python_version()) -> Iterator[Finding]:
-    """Check that the interpreter is one that the project supports."""
     if PROJECT not in installed:
         yield error("Python", f"{PROJECT} is not installed for {sys.executable}.", f"To install it, {INSTALL}")
         return
@@ -61,45 +61,40 @@ def check_python(installed: dict[str, Distribution], version: str = platform.pyt
 
 
 def check_requirements(installed: dict[str, Distribution]) -> Iterator[Finding]:
-    """Check that each package the project needs is installed, in a version it can use."""
     requirements = _requirements(installed, PROJECT)
-    is_well = True
+    all_fit = True
     for name, wanted in requirements.items():
         found = installed.get(name)
         if found is None or not _fits(found, wanted):
-            is_well = False
-            is_there = f"{found.version} is installed" if found else "it is not installed"
-            text = f"{name}{wanted} is needed{REASONS.get(name, '')}; {is_there}."
-            yield error("packages", text, f"pip install '{name}{wanted}'")
-    if requirements and is_well:
+            all_fit = False
+            state = f"{found.version} is installed" if found else "it is not installed"
+            text = f"{name}{wanted} is needed{REASONS.get(name, '')}; {state}."
+            yield error("packages", text, _pip_install(installed, f"{name}{wanted}"))
+    if requirements and all_fit:
         yield ok("packages", f"all {len(requirements)} that the project needs, in versions it can use")
 
 
 def check_tensorflow_build(installed: dict[str, Distribution]) -> Iterator[Finding]:
-    """Check that exactly one TensorFlow is installed, in a version the project can use."""
     builds = tensorflow_builds(installed)
     if not builds:
-        yield error("TensorFlow", "is not installed.", f"To install it, {INSTALL} On a TPU VM: {tpu_recipe(installed)}")
+        yield error("TensorFlow", "is not installed.", f"To install it, {INSTALL}")
     elif len(builds) > 1:
         names = " and ".join(f"{name} {installed[name].version}" for name in builds)
         text = (
             f"{names} are both installed. They contain the same files, so the one installed last overwrote the other."
         )
-        fix = f"pip uninstall -y {' '.join(builds)}, then "
-        fix += tpu_recipe(installed) if TPU_BUILD in builds else INSTALL
+        fix = TPU_INSTALL if TPU_BUILD in builds else f"pip uninstall -y {' '.join(builds)}, then {INSTALL}"
         yield error("TensorFlow", text, fix)
     else:
         yield from _check_build(installed, builds[0])
 
 
 def check_tf_keras(installed: dict[str, Distribution]) -> Iterator[Finding]:
-    """Check that tf-keras, which transformers' TensorFlow classes use, has TensorFlow's version."""
     builds = tensorflow_builds(installed)
     if not builds:
         return
     minor = _minor(installed[builds[0]].version)
-    no_dependencies = "--no-deps " if TPU_BUILD in builds else ""  # which would replace the TPU's TensorFlow
-    fix = f"pip install {no_dependencies}'{TF_KERAS}=={minor}.*'"
+    fix = _pip_install(installed, f"{TF_KERAS}=={minor}.*")
     found = installed.get(TF_KERAS)
     if found is None:
         text = "is not installed; without it transformers finds Keras 3, which its TensorFlow classes cannot use."
@@ -110,20 +105,9 @@ def check_tf_keras(installed: dict[str, Distribution]) -> Iterator[Finding]:
         yield ok(TF_KERAS, f"{found.version}, matches TensorFlow")
 
 
-def check_companions(installed: dict[str, Distribution]) -> Iterator[Finding]:
-    """Check that the packages TensorFlow asks for, such as libtpu, have the right versions."""
-    for build in tensorflow_builds(installed)[:1]:
-        for name, wanted in _requirements(installed, build).items():
-            found = installed.get(name)
-            if found is not None and not _fits(found, wanted):
-                text = f"{build} asks for {name}{wanted}; {found.version} is installed."
-                yield warning("TensorFlow", text, f"pip install '{name}{wanted}', in an environment of its own.")
-
-
-def tpu_recipe(installed: dict[str, Distribution]) -> str:
-    """Write the commands that install the project on a TPU VM."""
-    wanted = _requirements(installed, PROJECT, extra="tpu").get(TPU_BUILD, "")
-    return f"pip install -e '.[tpu]' && pip install --no-deps '{TF_KERAS}{wanted}'"
+def _pip_install(installed: dict[str, Distribution], requirement: str) -> str:
+    """Return the command that installs a package; on a TPU VM pip could replace the TPU's TensorFlow by another."""
+    return TPU_INSTALL if TPU_BUILD in installed else f"pip install '{requirement}'"
 
 
 def _check_build(installed: dict[str, Distribution], build: str) -> Iterator[Finding]:
@@ -136,8 +120,8 @@ def _check_build(installed: dict[str, Distribution], build: str) -> Iterator[Fin
     if _fits(installed[build], wanted):
         yield ok("TensorFlow", f"{build} {version}")
     else:
-        fix = tpu_recipe(installed) if build == TPU_BUILD else f"pip install '{build}{wanted}'"
-        yield error("TensorFlow", f"{build}{wanted} is needed; {version} is installed.", fix)
+        text = f"{build}{wanted} is needed; {version} is installed."
+        yield error("TensorFlow", text, _pip_install(installed, f"{build}{wanted}"))
 
 
 def _requirements(installed: dict[str, Distribution], name: str, extra: str = "") -> dict[str, str]:

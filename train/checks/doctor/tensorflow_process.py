@@ -1,4 +1,4 @@
-"""What the doctor asks of TensorFlow, in a process of its own, which may crash, hang, or claim the TPU.
+"""The doctor's checks that import TensorFlow, in a separate process: it may crash, hang, or claim the TPU.
 
     python -m train.checks.doctor.tensorflow_process TASK
 
@@ -9,6 +9,7 @@ import importlib.util
 import json
 import pickle
 import sys
+from dataclasses import replace
 from typing import Any
 
 from mlm_common.errors import InputError, RunFailedError
@@ -16,7 +17,7 @@ from train.config.settings import TrainingConfig  # so train comes before Tensor
 
 
 def import_libraries(_config: TrainingConfig) -> dict[str, Any]:
-    """Import what a run imports, and return what it is; no device is looked for, which might claim a TPU."""
+    """Import what a run imports, and return versions; looking for devices might claim a TPU."""
     spec = importlib.util.find_spec("tensorflow")
     if spec is not None and spec.origin is None:
         raise ImportError(f"only remains of a TensorFlow that was uninstalled: {spec.submodule_search_locations}")
@@ -47,46 +48,54 @@ def connect_tpu(config: TrainingConfig) -> dict[str, Any]:
     return {"num_replicas": connect(config.hardware, Cluster()).num_replicas_in_sync}
 
 
-def read_shard(config: TrainingConfig) -> dict[str, Any]:
-    """Read of a shard with TensorFlow's own client, which finds credentials in its own way."""
+def check_run(config: TrainingConfig) -> dict[str, Any]:
+    """Make the checks of `run_mlm.py --dry-run`, read a shard with TensorFlow's client, and build the model."""
     import tensorflow as tf
 
-    from train.data.shards import open_inputs
+    from mlm_common.tokenizer import vocabulary_size
+    from train.data.shards import TrainingInputs
+    from train.loop.run import open_run, prepare_run
+    from train.model.build import build_network
+    from train.runtime.cluster import read_cluster
+    from train.runtime.strategy import local_devices
+    from train.runtime.tpu import expected_num_replicas
 
-    path = open_inputs(config.data).train_shards.paths[0]
+    config = replace(config, run=replace(config.run, dry_run=True))
+    run = prepare_run(config) if config.run.output_dir else open_run(config, read_cluster())
+    plan = run.plans(expected_num_replicas(config.hardware, run.cluster, len(local_devices())))[-1]
+    for phase in run.phases:
+        assert isinstance(phase.inputs, TrainingInputs)
+        _read_shard(phase.inputs.train_shards.paths[0])
+    with tf.device("CPU:0"):
+        network = build_network(
+            run.model_config,
+            config.model,
+            vocabulary_size=vocabulary_size(run.inputs.tokenizer),
+            seed=config.run.seed,
+            model_class=run.task.model_class,
+        )
+    num_parameters = network.count_params()
+    output = f"; {run.output_dir} is writable and contains no other run" if config.run.output_dir else ""
+    summary = f"{run.model_config.model_type}, {num_parameters:,} parameters, {plan.num_steps:,} steps{output}"
+    return {"num_parameters": num_parameters, "summary": summary}
+
+
+def _read_shard(path: str) -> None:
+    """Read from a shard with TensorFlow's own client, which finds credentials in its own way."""
+    import tensorflow as tf
+
     try:
         with tf.io.gfile.GFile(path, "rb") as file:
-            return {"num_bytes": len(file.read(1))}
+            file.read(1)
     except tf.errors.OpError as error:
         raise InputError(
             f"TensorFlow must be able to read the shards; {path} gave {type(error).__name__}: {error.message[:200]} It "
-            "asks without a name where it finds no credentials: run `gcloud auth application-default login`, or name a "
+            "uses no account where it finds no credentials: run `gcloud auth application-default login`, or name a "
             "service account's key by GOOGLE_APPLICATION_CREDENTIALS; on a TPU VM give its account access."
         ) from error
 
 
-def count_parameters(config: TrainingConfig) -> dict[str, Any]:
-    """Build the model on the CPU, and count the devices that would train it."""
-    import tensorflow as tf
-
-    from mlm_common.tokenizer import vocabulary_size
-    from train.data.shards import open_inputs
-    from train.model.build import build_network
-    from train.model.config import resolve_model_config
-    from train.runtime.strategy import local_devices
-
-    inputs = open_inputs(config.data)
-    with tf.device("CPU:0"):
-        network = build_network(
-            resolve_model_config(config.model, inputs),
-            config.model,
-            vocabulary_size=vocabulary_size(inputs.tokenizer),
-            seed=config.run.seed,
-        )
-    return {"num_parameters": network.count_params(), "num_local_devices": len(local_devices())}
-
-
-TASKS = {task.__name__: task for task in (import_libraries, list_gpus, connect_tpu, read_shard, count_parameters)}
+TASKS = {task.__name__: task for task in (import_libraries, list_gpus, connect_tpu, check_run)}
 
 
 def main() -> None:

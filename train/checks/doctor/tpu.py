@@ -1,4 +1,4 @@
-"""The TPU: whether there is one, which, whether the TensorFlow installed can use it, and whether it is free."""
+"""Checks of the TPU: type, TensorFlow build, other processes that use it, and whether it can be connected to."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,14 +8,14 @@ from pathlib import Path
 from mlm_common.errors import InputError
 from train.checks.doctor.findings import Finding, error, ok, warning
 from train.checks.doctor.libraries import CONNECT_SECONDS, ProcessFailedError, ask_tensorflow
-from train.checks.doctor.packages import TPU_BUILD, tensorflow_builds, tpu_recipe
+from train.checks.doctor.packages import TPU_BUILD, TPU_INSTALL, tensorflow_builds
 from train.config.settings import TrainingConfig
 from train.runtime.cluster import read_cluster
 from train.runtime.tpu import GIB, check_tpu_devices, check_tpu_use, chip_of, local_accelerator_type, tpu_devices
 
 
 def check_tpu(config: TrainingConfig, installed: dict[str, Distribution]) -> Iterator[Finding]:
-    """Check that the TPU asked for can be used; if none is, whether one is idle."""
+    """Check that the requested TPU can be used; without a request, that no TPU is idle."""
     if not config.hardware.wants_tpu:
         yield from _check_unused(config, installed)
         return
@@ -24,7 +24,7 @@ def check_tpu(config: TrainingConfig, installed: dict[str, Distribution]) -> Ite
         check_tpu_devices(config.hardware)
         if TPU_BUILD not in tensorflow_builds(installed):
             text = f"--tpu-name local needs {TPU_BUILD}; the installed TensorFlow is the one for CPUs and GPUs."
-            yield error("TPU", text, f"In an environment of its own: {tpu_recipe(installed)}")
+            yield error("TPU", text, TPU_INSTALL)
             return
         holders = processes_that_hold(tpu_devices())
         if holders:
@@ -37,7 +37,7 @@ def check_tpu(config: TrainingConfig, installed: dict[str, Distribution]) -> Ite
 
 
 def processes_that_hold(devices: list[Path], processes: Path = Path("/proc")) -> dict[int, str]:
-    """Find {number: command} of the processes that have one of these files open, as far as they may be looked at."""
+    """Find {process id: command} of the processes that have one of these files open, as far as this user may see."""
     names = {str(device) for device in devices}
     holders = {}
     for folder in processes.glob("[0-9]*"):
@@ -49,7 +49,7 @@ def processes_that_hold(devices: list[Path], processes: Path = Path("/proc")) ->
 
 
 def describe_tpu() -> str:
-    """Describe type and memory of this machine's TPU, as far as environment or metadata server tell."""
+    """Describe type and memory of this machine's TPU, as far as they are known."""
     kind = local_accelerator_type()
     chip = chip_of(kind)
     return f"{kind}, {chip.memory_bytes // GIB} GiB per replica" if chip else kind or "of unknown type"
