@@ -67,12 +67,11 @@ def our_batches(
     import tensorflow as tf
 
     from train.config.settings import DataConfig
-    from train.data.features import Feature
+    from train.data.inputs import Feature
     from train.data.pipeline import training_batches
     from train.data.shuffle import SampleOrder
     from train.layers.random_bits import row_keys
-    from train.tasks.masking import MaskedRows, mask_rows
-    from train.tasks.masking_rule import MaskingRule
+    from train.tasks.masking import MaskedRows, MaskingRule, mask_rows
 
     order = SampleOrder(shards.paths, shards.num_rows_per_shard, 0, default_of(DataConfig, "shuffle_buffer_size"))
     dataset = training_batches(

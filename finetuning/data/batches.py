@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from finetuning.data.buckets import Batches
 from finetuning.data.rows import ATTENTION_MASK, EncodedRows
-from train.data.features import Feature
+from train.data.inputs import Feature
 
 
 def batches_of_rows(

@@ -11,8 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from finetuning.data import buckets
 from finetuning.data.rows import INPUT_IDS, EncodedRows
 from mlm_common.tokenizer import tokenizer_sha256
-from train.data.features import Feature
-from train.data.inputs import Inputs
+from train.data.inputs import Feature, Inputs
 
 if TYPE_CHECKING:
     import tensorflow as tf

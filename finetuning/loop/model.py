@@ -29,7 +29,7 @@ from train.model.architectures import (
     uses_token_types,
 )
 from train.model.config import parse_overrides, resolve_model_config
-from train.model.from_pretrained import WEIGHTS_SUFFIXES, read_config, set_labels
+from train.model.pretrained_files import WEIGHTS_SUFFIXES, read_config, set_labels
 from train.runtime.cluster import Cluster
 from train.runtime.run_folder import exported_model
 

@@ -46,7 +46,7 @@ from mlm_common.storage import local_or_hub, open_folder
 from mlm_common.tokenizer import load_tokenizer, special_ids
 from train.config.sources import current_settings
 from train.model.architectures import check_architecture, max_positions, uses_token_types
-from train.model.from_pretrained import load_model, read_config
+from train.model.pretrained_files import read_config
 from train.runtime.run_folder import EXPORT_FOLDER, RECORD_NAME, exported_model, read_run_record
 
 # Rows that are computed at once where no run says how many.
@@ -144,6 +144,7 @@ class Predictor(ABC):
         import tensorflow as tf
 
         from finetuning.data.batches import batches_of_rows
+        from train.model.from_pretrained import load_model
 
         network = load_model(self.model.folder, self.task.model_class, adapt_network=self.task.adapt_network)
         optimization = self.model.record.get("settings", {}).get("optimization", {})

@@ -11,7 +11,7 @@ from finetuning.data.labels import Labels
 from finetuning.scores.classification import ERRORS, chosen_metric, predict, scores, with_mean
 from finetuning.tasks.rows import ON_ROWS, RowTask
 from mlm_common.cli.settings import require
-from train.data.features import Feature
+from train.data.inputs import Feature
 from train.tasks.task import CardFigure, Mean, TaskCard
 
 if TYPE_CHECKING:

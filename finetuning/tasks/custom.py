@@ -21,7 +21,7 @@ from finetuning.tasks.rows import ON_ROWS, RowTask
 from mlm_common.cli.local_paths import missing
 from mlm_common.errors import InputError
 from mlm_common.hub.retries import one_line
-from train.data.features import Feature
+from train.data.inputs import Feature
 from train.tasks.task import CardFigure, TaskCard
 
 if TYPE_CHECKING:

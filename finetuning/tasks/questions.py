@@ -8,7 +8,7 @@ from finetuning.data.questions import END, START, Question, Windows
 from finetuning.data.rows import INDEX, INPUT_IDS
 from finetuning.scores.questions import Answer, baseline, choose_answers, scores
 from finetuning.tasks.task import ExampleTask
-from train.data.features import Feature
+from train.data.inputs import Feature
 from train.tasks.task import CardFigure, Mean, TaskCard
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from finetuning.data.rows import INDEX
 from finetuning.scores.classification import COMBINED, is_degenerate
 from finetuning.tasks.task import ExampleTask, shown_score, with_metric
-from train.data.features import Feature
+from train.data.inputs import Feature
 from train.tasks.task import Mean
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from finetuning.scores.classification import chosen_metric
 from finetuning.scores.tagging import default_tag, is_degenerate, metrics_of, scores
 from finetuning.tasks.task import ExampleTask, shown_score, with_metric
 from mlm_common.cli.settings import require
-from train.data.features import Feature
+from train.data.inputs import Feature
 from train.tasks.task import CardFigure, Mean, TaskCard
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetuning.data.rows import ATTENTION_MASK, INDEX, INPUT_IDS, TOKEN_TYPES
-from train.data.features import Feature
+from train.data.inputs import Feature
 from train.tasks.task import Task
 
 if TYPE_CHECKING:

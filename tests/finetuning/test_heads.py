@@ -10,7 +10,8 @@ from mlm_common.tokenizer import vocabulary_size
 from tests.fixtures.tiny_models import CONFIGS, SAME_CODE, one_layer_model, tiny_config, tiny_tokenizer
 from train.config.settings import ModelConfig
 from train.model.build import build_network
-from train.model.from_pretrained import load_initial_weights, set_labels
+from train.model.from_pretrained import load_initial_weights
+from train.model.pretrained_files import set_labels
 from train.publishing.pytorch_format import export_model
 
 pytestmark = pytest.mark.slow

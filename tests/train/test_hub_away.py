@@ -18,7 +18,7 @@ from tests.fixtures.tiny_run import run_flags
 from tests.servers.fixtures import HubHandle
 from train.config.sources import parse_training_config
 from train.loop import run as stages
-from train.model.from_pretrained import find_weights, read_config
+from train.model.pretrained_files import find_weights, read_config
 from train.publishing.hub_checkpoints import resume_from_hub
 from train.run_mlm import main
 from train.runtime.cluster import Cluster

@@ -14,6 +14,8 @@ MAY_CHANGE, PER_WORKER, ROUNDING, ADDED = "may_change", "per_worker", "rounding"
 # Steps of one call from Python on a TPU; a call costs its host a millisecond or more in which it may wait.
 TPU_STEPS_PER_EXECUTION = 32
 MASK = "[MASK]"
+# The fraction of the tokens that evaluation masks, whatever training does, so that any two runs compare.
+EVALUATION_MLM_PROBABILITY = 0.15
 # Groups of `--help` beside those of the dataclasses.
 BATCH, EVALUATION, CHECKPOINTS, FAULTS = (
     "Batch and length",

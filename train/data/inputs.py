@@ -2,13 +2,32 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from train.data.features import Feature
+from transformers import PreTrainedTokenizerFast
 
 if TYPE_CHECKING:
     import tensorflow as tf
-    from transformers import PreTrainedTokenizerFast
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A feature that every record has.
+
+    shape: of one row's.
+    padding: what stands in the rows that fill up the last batch of an evaluation.
+    dtype: in the record, int64 or float32; batches hold int32 or float32.
+    """
+
+    shape: tuple[int, ...] = ()
+    padding: float = 0
+    dtype: str = "int64"
+
+    @property
+    def batch_dtype(self) -> str:
+        """The type in batches."""
+        return "int32" if self.dtype == "int64" else self.dtype
 
 
 class Inputs(ABC):
@@ -24,7 +43,7 @@ class Inputs(ABC):
         the end of a pass.
     """
 
-    tokenizer: "PreTrainedTokenizerFast"
+    tokenizer: PreTrainedTokenizerFast
     tokenizer_source: str
     max_length: int
     mean_length: float | None = None

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrecord_prep.manifest import ShardSet
-from train.data.features import Feature
+from train.data.inputs import Feature
 from train.data.shuffle import SampleOrder
 
 # Shards read at once: enough to hide the latency of Cloud Storage.
@@ -91,10 +91,9 @@ def evaluation_batches(
 ) -> tf.data.Dataset:
     """Read every row once, over all pipelines, as batches for the replicas of one, each row made by `prepare_row`.
 
-    There are `num_evaluation_batches` global batches. The last is filled up with rows of padding. A pipeline reads all
-    records and parses its own.
+    The last global batch is filled up with rows of padding. A pipeline reads all records and parses its part of them.
     """
-    num_batches = num_evaluation_batches(shards, global_batch_rows)
+    num_batches = -(-shards.num_rows // global_batch_rows)
     pipeline_rows = _pipeline_rows(context, global_batch_rows)
     padding = {
         name: tf.fill(feature.shape, tf.constant(feature.padding, feature.batch_dtype))
@@ -109,11 +108,6 @@ def evaluation_batches(
     rows = rows.map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
     replica_rows = context.get_per_replica_batch_size(global_batch_rows)
     return _deterministic(rows.batch(replica_rows, drop_remainder=True).prefetch(tf.data.AUTOTUNE))
-
-
-def num_evaluation_batches(shards: ShardSet, global_batch_rows: int) -> int:
-    """Count the global batches of `evaluation_batches`, the last one filled up."""
-    return -(-shards.num_rows // global_batch_rows)
 
 
 def parse_records(records: tf.Tensor, features: Mapping[str, Feature]) -> dict[str, tf.Tensor]:

@@ -17,8 +17,7 @@ from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256, vocabulary_si
 from tfrecord_prep.manifest import ShardSet, open_shards
 from tfrecord_prep.records import first_row_ids
 from train.config.settings import DataConfig
-from train.data.features import Feature
-from train.data.inputs import Inputs
+from train.data.inputs import Feature, Inputs
 from train.data.shuffle import SampleOrder
 
 if TYPE_CHECKING:
@@ -97,10 +96,7 @@ class TrainingInputs(Inputs):
         return evaluation_batches(self.eval_shards, features, prepare_row, context, global_batch_rows=global_batch_rows)
 
     def num_evaluation_batches(self, global_batch_rows: int) -> int:
-        """Count the global batches of an evaluation, the last one filled up."""
-        from train.data.pipeline import num_evaluation_batches
-
-        return num_evaluation_batches(self.eval_shards, global_batch_rows) if self.eval_shards else 0
+        return -(-self.num_eval_rows // global_batch_rows)
 
 
 def open_inputs(config: DataConfig) -> TrainingInputs:

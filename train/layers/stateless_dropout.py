@@ -92,7 +92,7 @@ class _KeyedCall:
     """In the place of the `call` of a layer of dropout."""
 
     def __init__(self, layer: tf_keras.layers.Layer, rate: float, index: int):
-        self.stock_call = layer.call
+        self.reference_call = layer.call
         self.rate = rate
         self.is_of_shared = layer.name == SHARED_LAYER
         self.index = index
@@ -101,7 +101,7 @@ class _KeyedCall:
     def __call__(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
         keys = self.next_keys()
         if keys is None or not isinstance(training, bool):
-            return self.stock_call(inputs, training=training)
+            return self.reference_call(inputs, training=training)
         if not training or self.rate == 0:
             return inputs
         return drop(inputs, keys, self.rate)

@@ -42,7 +42,6 @@ from train.runtime.run_folder import (
 )
 from train.runtime.supervisor import supervision
 from train.runtime.tpu import check_tpu_devices, check_tpu_use
-from train.tasks.objectives import task_of
 from train.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -216,6 +215,8 @@ def open_run(config: TrainingConfig, cluster: Cluster) -> Run:
         with naming_phase(phase.name):
             inputs.append(open_inputs(phase.config.data))
     check_phases(inputs)
+    from train.tasks.pair_pretraining import task_of  # TensorFlow, once the shards have been checked
+
     max_length = max(one.max_length for one in inputs)
     runs = []
     for index, (phase, own) in enumerate(zip(phases, inputs, strict=True)):

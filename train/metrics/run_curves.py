@@ -11,11 +11,11 @@ import numpy as np
 
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
+from train.config.settings import EVALUATION_MLM_PROBABILITY
 from train.metrics.log import read_metrics
 from train.metrics.log_files import TRAIN
 from train.runtime.plan import tokens_after
 from train.runtime.run_folder import METRICS_NAME, read_run_record
-from train.tasks.masking_rule import EVALUATION_MLM_PROBABILITY
 
 MAX_NAME = 30
 

@@ -7,14 +7,12 @@ class, its head can be computed at the masked positions alone, and its training 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+from transformers import PretrainedConfig
 
 from mlm_common.errors import InputError
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 
 @dataclass(frozen=True)
@@ -166,12 +164,12 @@ REASONS_AGAINST = {
 }
 
 
-def architecture_of(config: "PretrainedConfig") -> Architecture:
+def architecture_of(config: PretrainedConfig) -> Architecture:
     """Look up a supported configuration in the table."""
     return ARCHITECTURES[config.model_type]
 
 
-def check_architecture(config: "PretrainedConfig", hint: str = "Give --config-overrides {name}={value}") -> None:
+def check_architecture(config: PretrainedConfig, hint: str = "Give --config-overrides {name}={value}") -> None:
     """Check that a model of this configuration can be trained here and exported right.
 
     Args:
@@ -209,7 +207,7 @@ def check_architecture(config: "PretrainedConfig", hint: str = "Give --config-ov
         raise InputError(f"A {model_type} counts its positions from pad_token_id, which its configuration lacks.")
 
 
-def position_offset(config: "PretrainedConfig") -> int:
+def position_offset(config: PretrainedConfig) -> int:
     """Tell the position of the first token: `max_position_embeddings` is the row length plus this.
 
     0 for most; the padding id plus 1 for the RoBERTa family and MPNet.
@@ -217,19 +215,19 @@ def position_offset(config: "PretrainedConfig") -> int:
     return config.pad_token_id + 1 if architecture_of(config).counts_positions else 0
 
 
-def max_positions(config: "PretrainedConfig") -> int | None:
+def max_positions(config: PretrainedConfig) -> int | None:
     """Tell the longest row that the model can take, in tokens; None when its positions are relative only."""
     if not getattr(config, "position_biased_input", True):
         return None
     return config.max_position_embeddings - position_offset(config)
 
 
-def learns_positions(config: "PretrainedConfig") -> bool:
+def learns_positions(config: PretrainedConfig) -> bool:
     """Tell whether the model has a table of positions that is trained."""
     return max_positions(config) is not None and architecture_of(config).learns_positions
 
 
-def uses_token_types(config: "PretrainedConfig") -> bool:
+def uses_token_types(config: PretrainedConfig) -> bool:
     """Tell whether the model's tokenizer gives `token_type_ids`."""
     return architecture_of(config).has_token_types and config.type_vocab_size > 1
 

@@ -8,9 +8,9 @@ from transformers import PretrainedConfig
 
 from train.config.settings import ModelConfig
 from train.model.architectures import align_padding_positions, vocabulary_axis
-from train.model.auto_classes import auto_class
 from train.model.block_attention import attend_within_documents
 from train.model.gradient_checkpointing import enable_gradient_checkpointing
+from train.model.modernbert import auto_class
 from train.model.tpu_layers import use_tpu_layers
 
 

@@ -19,7 +19,7 @@ from train.model.architectures import (
     position_offset,
     uses_token_types,
 )
-from train.model.from_pretrained import read_config, read_initial_config
+from train.model.pretrained_files import read_config, read_initial_config
 
 # Decided by tokenizer and shards; an override would make a model that does not fit them.
 DECIDED_BY_DATA = ("model_type", "vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "mask_token_id")
@@ -177,7 +177,7 @@ def padded_vocabulary_size(vocabulary_size: int, multiple: int) -> int:
     """Round the size of a vocabulary up to a multiple, so that it divides evenly over lanes and cores of a TPU.
 
     On one core the TPU's compiler fills up the last 128 lanes by itself, at the same modelled cost. No text holds the
-    ids added, their logits are pushed out of the softmax (`train.tasks.masked_lm_loss`), and they are cut off before a
+    ids added, their logits are pushed out of the softmax (`train.tasks.masked_lm`), and they are cut off before a
     model is saved; so results are those without them.
     """
     return -(-vocabulary_size // multiple) * multiple

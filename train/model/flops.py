@@ -8,15 +8,13 @@ heads of fine-tuning, which have a few outputs, are not counted.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from transformers import PretrainedConfig
 
 from train.config.settings import RunSettings
 from train.model.architectures import architecture_of
 from train.runtime.plan import Plan
 from train.runtime.tpu import chip_of, local_accelerator_type
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Multiplications:
 
 
 def step_flops(
-    config: "PretrainedConfig",
+    config: PretrainedConfig,
     *,
     num_rows: int,
     length: float,
@@ -65,7 +63,7 @@ def step_flops(
     return round(3 * 2 * multiplications)
 
 
-def planned_step_flops(model_config: "PretrainedConfig", plan: Plan, num_predictions: int) -> int | None:
+def planned_step_flops(model_config: PretrainedConfig, plan: Plan, num_predictions: int) -> int | None:
     """Count the floating-point operations of a step of the plan; None for a model whose operations cannot be counted.
 
     Args:
@@ -82,7 +80,7 @@ def planned_step_flops(model_config: "PretrainedConfig", plan: Plan, num_predict
 
 
 def full_speed_step_seconds(
-    config: RunSettings, model_config: "PretrainedConfig", plan: Plan, num_predictions: int
+    config: RunSettings, model_config: PretrainedConfig, plan: Plan, num_predictions: int
 ) -> float | None:
     """Compute the seconds that a step would take if all replicas computed at their peak.
 
@@ -98,7 +96,7 @@ def full_speed_step_seconds(
     return flops / (plan.num_replicas * chip.peak_flops_per_second)
 
 
-def _bert(config: "PretrainedConfig", length: float) -> Multiplications:  # noqa: ARG001
+def _bert(config: PretrainedConfig, length: float) -> Multiplications:  # noqa: ARG001
     """BERT, RoBERTa and theirs; with `embedding_size` also ALBERT, ELECTRA and RoFormer."""
     hidden, num_layers = config.hidden_size, config.num_hidden_layers
     embedding = getattr(config, "embedding_size", hidden)
@@ -113,7 +111,7 @@ def _bert(config: "PretrainedConfig", length: float) -> Multiplications:  # noqa
     )
 
 
-def _distilbert(config: "PretrainedConfig", length: float) -> Multiplications:  # noqa: ARG001
+def _distilbert(config: PretrainedConfig, length: float) -> Multiplications:  # noqa: ARG001
     hidden, num_layers = config.dim, config.n_layers
     return Multiplications(
         per_token=num_layers * (4 * hidden**2 + 2 * hidden * config.hidden_dim),
@@ -122,7 +120,7 @@ def _distilbert(config: "PretrainedConfig", length: float) -> Multiplications:  
     )
 
 
-def _rembert(config: "PretrainedConfig", length: float) -> Multiplications:  # noqa: ARG001
+def _rembert(config: PretrainedConfig, length: float) -> Multiplications:  # noqa: ARG001
     hidden, num_layers = config.hidden_size, config.num_hidden_layers
     return Multiplications(
         per_token=num_layers * (4 * hidden**2 + 2 * hidden * config.intermediate_size)
@@ -132,7 +130,7 @@ def _rembert(config: "PretrainedConfig", length: float) -> Multiplications:  # n
     )
 
 
-def _deberta_v2(config: "PretrainedConfig", length: float) -> Multiplications:
+def _deberta_v2(config: PretrainedConfig, length: float) -> Multiplications:
     """Disentangled attention (He et al. 2020): each token also meets the table of relative positions, either way."""
     plain = _bert(config, length)
     if not config.relative_attention:
@@ -152,7 +150,7 @@ def _deberta_v2(config: "PretrainedConfig", length: float) -> Multiplications:
     )
 
 
-def _mobilebert(config: "PretrainedConfig", length: float) -> Multiplications:  # noqa: ARG001
+def _mobilebert(config: PretrainedConfig, length: float) -> Multiplications:  # noqa: ARG001
     """MobileBERT (Sun et al. 2020) with its bottlenecks and stacked feed-forward networks."""
     hidden, inner, num_layers = config.hidden_size, config.true_hidden_size, config.num_hidden_layers
     value_width, num_bottlenecks = hidden, 0
@@ -174,7 +172,7 @@ def _mobilebert(config: "PretrainedConfig", length: float) -> Multiplications:  
     )
 
 
-def _modernbert(config: "PretrainedConfig", length: float) -> Multiplications:
+def _modernbert(config: PretrainedConfig, length: float) -> Multiplications:
     """ModernBERT (Warner et al. 2024); of a local layer the pairs of tokens within its window are counted."""
     hidden, num_layers = config.hidden_size, config.num_hidden_layers
     num_global = -(-num_layers // config.global_attn_every_n_layers)
@@ -188,7 +186,7 @@ def _modernbert(config: "PretrainedConfig", length: float) -> Multiplications:
 
 
 # By the keys that `train.model.architectures` names.
-FORMULAS: dict[str, Callable[["PretrainedConfig", float], Multiplications]] = {
+FORMULAS: dict[str, Callable[[PretrainedConfig, float], Multiplications]] = {
     "bert": _bert,
     "deberta-v2": _deberta_v2,
     "distilbert": _distilbert,

@@ -7,28 +7,17 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
-from safetensors import safe_open
-from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerFast
-from transformers.utils import (
-    SAFE_WEIGHTS_INDEX_NAME,
-    SAFE_WEIGHTS_NAME,
-    TF2_WEIGHTS_INDEX_NAME,
-    TF2_WEIGHTS_NAME,
-)
+from safetensors.tensorflow import load_file
+from transformers import PretrainedConfig
+from transformers.modeling_tf_pytorch_utils import load_pytorch_state_dict_in_tf2_model
 
 from mlm_common.errors import InputError
-from mlm_common.hub.retries import HubAwayError, hub_error, is_away
-from mlm_common.storage import local_or_hub, open_folder
-from mlm_common.tokenizer import load_tokenizer, special_ids, vocabulary_size
+from mlm_common.storage import local_or_hub
 from train.model.architectures import (
-    ARCHITECTURES,
     OWN_HEAD,
     align_padding_positions,
     architecture_of,
@@ -36,13 +25,12 @@ from train.model.architectures import (
     cut_vocabulary,
     vocabulary_axis,
 )
-from train.model.auto_classes import auto_class
+from train.model.modernbert import auto_class
+from train.model.pretrained_files import WeightsFile, find_file, find_weights, read_config, set_labels
 from train.runtime.run_folder import exported_model
 
 logger = logging.getLogger(__name__)
 
-WEIGHTS_NAMES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, TF2_WEIGHTS_NAME, TF2_WEIGHTS_INDEX_NAME)
-WEIGHTS_SUFFIXES = (".safetensors", ".h5", ".bin")
 # In the names of tables of positions; the second is that of rotations.
 POSITION_TABLES = ("position_embeddings", "embed_positions")
 # In PyTorch checkpoints, besides what the TF classes themselves leave out: buffers, the head's weights once more, and
@@ -93,12 +81,6 @@ def load_model(
     return model
 
 
-def set_labels(config: PretrainedConfig, labels: Mapping[int, str]) -> None:
-    """Set {id: label} of what a model's head tells apart."""
-    config.id2label = dict(labels)
-    config.label2id = {label: index for index, label in labels.items()}
-
-
 def _without_heads(
     folder_or_hub_id: str, model: Any, found: dict[str, Any], their_labels: Mapping[int, str]
 ) -> dict[str, Any]:
@@ -133,74 +115,6 @@ def _without_heads(
     }
 
 
-def read_config(folder_or_hub_id: str) -> PretrainedConfig:
-    """Read the configuration of a checkpoint.
-
-    Raises:
-        InputError: there is none, or none that transformers knows.
-        HubAwayError: the Hub cannot be reached.
-    """
-    try:
-        return AutoConfig.from_pretrained(folder_or_hub_id)
-    except (OSError, ValueError, KeyError) as error:
-        rule = "A model is a folder with config.json, or a model on the Hub"
-        reason = " ".join(str(error).split())[:300]
-        raise hub_error(f"{rule}; {folder_or_hub_id} cannot be read: {reason}", error) from error
-
-
-@dataclass(frozen=True)
-class WeightsFile:
-    """A local file of weights, or the index of several (`is_index`), in PyTorch's or TensorFlow's layout."""
-
-    path: str
-    layout: Literal["pytorch", "tensorflow"]
-    is_index: bool
-
-
-def find_weights(folder_or_hub_id: str) -> WeightsFile:
-    """Find the file with the weights of a checkpoint, fetched from the Hub if it is there.
-
-    Raises:
-        InputError: there is none in a format that can be read without PyTorch.
-    """
-    for name in WEIGHTS_NAMES:
-        path = _find_file(folder_or_hub_id, name)
-        if path is not None:
-            return WeightsFile(path, _layout(folder_or_hub_id, name, path), name.endswith(".json"))
-    raise InputError(
-        f"A model must hold {SAFE_WEIGHTS_NAME} or {TF2_WEIGHTS_NAME}; {folder_or_hub_id} does not. Weights in "
-        "pytorch_model.bin need PyTorch to be read: save the model there with safe_serialization=True."
-    )
-
-
-def _find_file(folder_or_hub_id: str, name: str) -> str | None:
-    """Find the local path of a checkpoint's file, fetched from the Hub if it is there; None without one."""
-    if Path(folder_or_hub_id).is_dir():
-        path = Path(folder_or_hub_id, name)
-        return str(path) if path.is_file() else None
-    try:
-        return hf_hub_download(folder_or_hub_id, name)
-    except (
-        EntryNotFoundError,
-        RepositoryNotFoundError,
-    ) as error:  # also what is not at hand while the Hub is away, or not to be asked
-        if is_away(error):
-            raise HubAwayError(f"The Hub is away, and {name} of {folder_or_hub_id} is not on this machine.") from error
-        return None
-
-
-def _layout(folder_or_hub_id: str, name: str, path: str) -> Literal["pytorch", "tensorflow"]:
-    if name in (TF2_WEIGHTS_NAME, TF2_WEIGHTS_INDEX_NAME):
-        return "tensorflow"
-    if name == SAFE_WEIGHTS_INDEX_NAME:
-        return "pytorch"
-    with safe_open(path, framework="np") as weights:
-        written_by = (weights.metadata() or {}).get("format", "pt")
-    if written_by not in ("pt", "tf"):
-        raise InputError(f"Weights must be PyTorch's or TensorFlow's; those of {folder_or_hub_id} are {written_by}'s.")
-    return "pytorch" if written_by == "pt" else "tensorflow"
-
-
 def _load_tensorflow(folder_or_hub_id: str, config: PretrainedConfig, model_class: Any) -> tuple[Any, dict[str, Any]]:
     """Load a model, and what was found of its weights, from TensorFlow's layout."""
     model, found = model_class.from_pretrained(
@@ -212,9 +126,6 @@ def _load_tensorflow(folder_or_hub_id: str, config: PretrainedConfig, model_clas
 
 def _load_pytorch(folder_or_hub_id: str, weights: WeightsFile, model: Any) -> tuple[Any, dict[str, Any]]:
     """Load a model, and what was found of its weights, from PyTorch's layout."""
-    from safetensors.tensorflow import load_file  # imports TensorFlow
-    from transformers.modeling_tf_pytorch_utils import load_pytorch_state_dict_in_tf2_model
-
     architecture = architecture_of(model.config)
     head_bias = architecture.head_bias or ()
     return load_pytorch_state_dict_in_tf2_model(
@@ -230,12 +141,10 @@ def _load_pytorch(folder_or_hub_id: str, weights: WeightsFile, model: Any) -> tu
 
 def _read_shards(folder_or_hub_id: str, index_path: str) -> dict[str, Any]:
     """Read {name: tensor} of all files that an index names."""
-    from safetensors.tensorflow import load_file
-
     shard_names = set(json.loads(Path(index_path).read_text(encoding="utf-8"))["weight_map"].values())
     weights: dict[str, Any] = {}
     for name in sorted(shard_names):
-        shard_path = _find_file(folder_or_hub_id, name)
+        shard_path = find_file(folder_or_hub_id, name)
         if shard_path is None:
             raise InputError(f"{folder_or_hub_id} lacks {name}, which its {Path(index_path).name} names.")
         weights |= load_file(shard_path)
@@ -258,66 +167,6 @@ def _check_found(folder_or_hub_id: str, model: Any, found: dict[str, Any]) -> No
             f"The weights must be those of a {type(model).__name__.removeprefix('TF')}; in {folder_or_hub_id} are "
             + "; ".join(f"{kind}: {', '.join(names)}" for kind, names in wrong.items() if names)
         )
-
-
-def read_initial_config(folder_or_hub_id: str, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
-    """Read the configuration of the checkpoint of `--init-from`, and check that it suits the shards' tokenizer.
-
-    Raises:
-        InputError: it cannot be read, has no weights, or its rows of the embedding are not those of the tokenizer's
-            ids.
-    """
-    folder_or_hub_id = exported_model(folder_or_hub_id, "--init-from")
-    with local_or_hub(folder_or_hub_id, without=WEIGHTS_SUFFIXES) as name:
-        try:
-            config = read_config(name)
-        except InputError as error:
-            raise InputError(f"--init-from: {error}") from error
-        _check_vocabulary(folder_or_hub_id, load_tokenizer(name), tokenizer)
-    if config.vocab_size < vocabulary_size(tokenizer):
-        raise InputError(
-            f"--init-from must have an embedding for each of the tokenizer's {vocabulary_size(tokenizer)} ids; "
-            f"{folder_or_hub_id} has {config.vocab_size}. Use a checkpoint of the same vocabulary."
-        )
-    pad_id = special_ids(tokenizer)["pad"]
-    architecture = ARCHITECTURES.get(config.model_type)
-    if architecture and architecture.counts_positions and config.pad_token_id != pad_id:
-        raise InputError(
-            f"A {config.model_type} counts its positions from the padding id: --init-from must have the tokenizer's "
-            f"{pad_id}; {folder_or_hub_id} has pad_token_id {config.pad_token_id}."
-        )
-    _check_weights(folder_or_hub_id)
-    return config
-
-
-def _check_vocabulary(
-    folder_or_hub_id: str, theirs: PreTrainedTokenizerFast, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    rule = (
-        "--init-from must have the vocabulary that the shards were made with, since what was learned belongs to the "
-        f"ids; {folder_or_hub_id} "
-    )
-    hint = f"Prepare the shards with --tokenizer-name-or-path {folder_or_hub_id}."
-    ids, their_ids = ({index: token for token, index in one.get_vocab().items()} for one in (tokenizer, theirs))
-    differing = sorted(index for index in ids.keys() | their_ids.keys() if ids.get(index) != their_ids.get(index))
-    if differing:
-        first = differing[0]
-        raise InputError(
-            f"{rule}has {len(their_ids)} tokens and the shards' tokenizer {len(ids)}, of which {len(differing)} ids "
-            f"differ, the first {first}: {their_ids.get(first)!r} there, {ids.get(first)!r} here. {hint}"
-        )
-    if special_ids(theirs) != special_ids(tokenizer):
-        raise InputError(
-            f"{rule}has special ids {special_ids(theirs)}, the shards' tokenizer {special_ids(tokenizer)}. {hint}"
-        )
-
-
-def _check_weights(folder_or_hub_id: str) -> None:
-    folder = open_folder(folder_or_hub_id)
-    if folder.is_local:
-        find_weights(folder_or_hub_id)
-    elif not set(WEIGHTS_NAMES) & set(folder.list_files()):
-        raise InputError(f"--init-from must hold one of {', '.join(WEIGHTS_NAMES)}; {folder_or_hub_id} does not.")
 
 
 def load_initial_weights(

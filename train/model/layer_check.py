@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from train.layers.random_bits import fold_in
 from train.layers.stateless_dropout import dropout_mask
-from train.model.tpu_layers import attention_layers, use_stock_layers, use_tpu_layers
+from train.model.tpu_layers import attention_layers, use_reference_layers, use_tpu_layers
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def prove_tpu_layers(network: Any, figures: Callable[[], Figures]) -> bool:
         network: a TF model whose layers are known.
         figures: computes with the layers that the network has at that time, which drop by keys or not at all.
     """
-    with _stock_layers(network):
+    with _reference_layers(network):
         expected = figures()
     use_tpu_layers(network)
     try:
@@ -82,7 +82,7 @@ def prove_tpu_layers(network: Any, figures: Callable[[], Figures]) -> bool:
             )
             return True
         reason = f"give {found.describe()} on the first rows, and the reference layers {expected.describe()}"
-    use_stock_layers(network)
+    use_reference_layers(network)
     logger.warning("The run trains with the REFERENCE LAYERS: the TPU-optimized ones %s. %s", reason, HINT)
     return False
 
@@ -99,9 +99,9 @@ def agree(found: Figures, expected: Figures) -> bool:
 
 
 @contextmanager
-def _stock_layers(network: Any) -> Iterator[None]:
+def _reference_layers(network: Any) -> Iterator[None]:
     """Within it the network has its stock layers, whose attention drops what the layers for TPUs drop."""
-    use_stock_layers(network)
+    use_reference_layers(network)
     attentions = attention_layers(network)
     calls = [layer.dropout.call for layer in attentions]
     for layer in attentions:

@@ -1,6 +1,6 @@
 """ModernBERT (Warner et al. 2024) for TensorFlow, of which transformers has the configuration and PyTorch classes only.
 
-Variables bear the names that transformers' own rules turn into those of the PyTorch classes. Importing this module lets
+Variables have the names that transformers' rules turn into those of the PyTorch classes. Importing this module lets
 transformers' auto classes make these from a `ModernBertConfig`.
 """
 
@@ -10,15 +10,22 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tf_keras
-from transformers import ModernBertConfig, TFAutoModel, TFAutoModelForMaskedLM, TFPreTrainedModel
+import transformers
+from transformers import ModernBertConfig, TFPreTrainedModel
 from transformers.activations_tf import get_tf_activation
-from transformers.modeling_tf_outputs import TFBaseModelOutput, TFMaskedLMOutput
+from transformers.modeling_tf_outputs import (
+    TFBaseModelOutput,
+    TFMaskedLMOutput,
+    TFQuestionAnsweringModelOutput,
+    TFSequenceClassifierOutput,
+    TFTokenClassifierOutput,
+)
 from transformers.modeling_tf_utils import unpack_inputs
 
 from train.layers.local_attention import can_use_blocks, in_blocks, is_near, with_halo
 from train.model.block_attention import current_documents
 
-# In the place of a score that does not count: far below any, and finite, so a query without keys gives no NaN.
+# Replaces a score that does not count: far below any, and finite, so a query without keys gives no NaN.
 NEVER = -1e30
 
 
@@ -37,26 +44,32 @@ def rotated(states: tf.Tensor, base: float) -> tf.Tensor:
     return tf.cast(turned, states.dtype)
 
 
-class _Built(tf_keras.layers.Layer):
-    """A layer whose parts, all of them made by `__init__`, are built under its name, whatever calls them first."""
+class _BuildsParts:
+    """Builds its parts, all of them made by `__init__`, under its name, whatever calls them first."""
 
     built: bool
-
-    def __init__(self, config: ModernBertConfig, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.config = config
 
     def build(self, _input_shape: Any = None) -> None:
         if self.built:
             return
         self.built = True
+        self.make_weights()
         for part, width in self.parts():
             with tf.name_scope(part.name):
                 part.build((None, None, width))
 
+    def make_weights(self) -> None:
+        """Make the variables that belong to no part."""
+
     def parts(self) -> list[tuple[Any, int]]:
         """List the layers within that have variables, and the width of what each takes."""
-        raise NotImplementedError
+        return []
+
+
+class _Layer(_BuildsParts, tf_keras.layers.Layer):
+    def __init__(self, config: ModernBertConfig, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.config = config
 
     def _dense(self, units: int, use_bias: bool, deviation: float, name: str) -> tf_keras.layers.Dense:
         return tf_keras.layers.Dense(units, use_bias=use_bias, kernel_initializer=_initializer(deviation), name=name)
@@ -75,20 +88,10 @@ def _initializer(deviation: float) -> tf_keras.initializers.Initializer:
     return tf_keras.initializers.TruncatedNormal(stddev=deviation)
 
 
-class TFModernBertTokenEmbeddings(tf_keras.layers.Layer):
+class TFModernBertTokenEmbeddings(_Layer):
     """The table, which the decoder uses as well."""
 
-    built: bool
-
-    def __init__(self, config: ModernBertConfig, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.config = config
-
-    def build(self, _input_shape: Any = None) -> None:
-        """Make the table."""
-        if self.built:
-            return
-        self.built = True
+    def make_weights(self) -> None:
         shape = (self.config.vocab_size, self.config.hidden_size)
         initializer = _initializer(self.config.initializer_range)
         self.weight = self.add_weight(name="weight", shape=shape, initializer=initializer)
@@ -98,7 +101,7 @@ class TFModernBertTokenEmbeddings(tf_keras.layers.Layer):
         return tf.cast(tf.gather(self.weight, input_ids), self.compute_dtype)
 
 
-class TFModernBertEmbeddings(_Built):
+class TFModernBertEmbeddings(_Layer):
     """Embeddings, normalized; positions come in by attention."""
 
     def __init__(self, config: ModernBertConfig, **kwargs: Any):
@@ -108,15 +111,13 @@ class TFModernBertEmbeddings(_Built):
         self.drop = tf_keras.layers.Dropout(config.embedding_dropout)
 
     def parts(self) -> list[tuple[Any, int]]:
-        """List the layers within."""
         return [(self.tok_embeddings, self.config.hidden_size), (self.norm, self.config.hidden_size)]
 
     def call(self, input_ids: tf.Tensor, training: bool = False) -> tf.Tensor:
-        """Look up ids, (batch, length) to (batch, length, hidden)."""
         return self.drop(self.norm(self.tok_embeddings(input_ids)), training=training)
 
 
-class TFModernBertAttention(_Built):
+class TFModernBertAttention(_Layer):
     """Attention to the whole row, or in a local layer to the tokens at most `reach` away."""
 
     def __init__(self, config: ModernBertConfig, index: int, **kwargs: Any):
@@ -133,7 +134,6 @@ class TFModernBertAttention(_Built):
         self.out_drop = tf_keras.layers.Dropout(config.attention_dropout)
 
     def parts(self) -> list[tuple[Any, int]]:
-        """List the layers within."""
         return [(self.Wqkv, self.config.hidden_size), (self.Wo, self.config.hidden_size)]
 
     def call(self, hidden_states: tf.Tensor, attended: tf.Tensor, training: bool = False) -> tf.Tensor:
@@ -176,7 +176,7 @@ def _swapped(states: tf.Tensor) -> tf.Tensor:
     return tf.transpose(states, (*first, heads, length, size))
 
 
-class TFModernBertMLP(_Built):
+class TFModernBertMLP(_Layer):
     """A feed-forward network with a gate, GeGLU (Shazeer 2020)."""
 
     def __init__(self, config: ModernBertConfig, **kwargs: Any):
@@ -187,7 +187,6 @@ class TFModernBertMLP(_Built):
         self.Wo = self._dense(config.hidden_size, config.mlp_bias, self._out_deviation, "Wo")
 
     def parts(self) -> list[tuple[Any, int]]:
-        """List the layers within."""
         return [(self.Wi, self.config.hidden_size), (self.Wo, self.config.intermediate_size)]
 
     def call(self, hidden_states: tf.Tensor, training: bool = False) -> tf.Tensor:
@@ -196,7 +195,7 @@ class TFModernBertMLP(_Built):
         return self.Wo(self.drop(self.act(inputs) * gate, training=training))
 
 
-class TFModernBertLayer(_Built):
+class TFModernBertLayer(_Layer):
     """Attention and feed-forward network, each added to what it reads."""
 
     def __init__(self, config: ModernBertConfig, index: int, **kwargs: Any):
@@ -207,7 +206,6 @@ class TFModernBertLayer(_Built):
         self.mlp = TFModernBertMLP(config, name="mlp")
 
     def parts(self) -> list[tuple[Any, int]]:
-        """List the layers within."""
         layers = (self.attn_norm, self.attn, self.mlp_norm, self.mlp)
         return [(layer, self.config.hidden_size) for layer in layers if layer is not None]
 
@@ -218,7 +216,7 @@ class TFModernBertLayer(_Built):
         return (hidden_states + self.mlp(self.mlp_norm(hidden_states), training=training),)
 
 
-class TFModernBertMainLayer(_Built):
+class TFModernBertMainLayer(_Layer):
     """The encoder, without a head."""
 
     config_class = ModernBertConfig
@@ -230,7 +228,6 @@ class TFModernBertMainLayer(_Built):
         self.final_norm = self._norm("final_norm")
 
     def parts(self) -> list[tuple[Any, int]]:
-        """List the layers within."""
         return [(part, self.config.hidden_size) for part in (self.embeddings, *self.layer, self.final_norm)]
 
     def call(
@@ -244,7 +241,7 @@ class TFModernBertMainLayer(_Built):
         return TFBaseModelOutput(last_hidden_state=self.final_norm(hidden_states))
 
 
-class TFModernBertPredictionHead(_Built):
+class TFModernBertPredictionHead(_Layer):
     """What every task's head begins with."""
 
     def __init__(self, config: ModernBertConfig, **kwargs: Any):
@@ -254,7 +251,6 @@ class TFModernBertPredictionHead(_Built):
         self.norm = self._norm("norm")
 
     def parts(self) -> list[tuple[Any, int]]:
-        """List the layers within."""
         return [(self.dense, self.config.hidden_size), (self.norm, self.config.hidden_size)]
 
     def call(self, hidden_states: tf.Tensor) -> tf.Tensor:
@@ -262,22 +258,15 @@ class TFModernBertPredictionHead(_Built):
         return self.norm(self.act(self.dense(hidden_states)))
 
 
-class TFModernBertDecoder(tf_keras.layers.Layer):
-    """The table of the embeddings once more, and a bias."""
-
-    built: bool
+class TFModernBertDecoder(_Layer):
+    """The table of the embeddings, and a bias."""
 
     def __init__(self, config: ModernBertConfig, embeddings: TFModernBertTokenEmbeddings, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.config = config
+        super().__init__(config, **kwargs)
         self.embeddings = embeddings
         self.bias: tf.Variable | None = None
 
-    def build(self, _input_shape: Any = None) -> None:
-        """Make the bias."""
-        if self.built:
-            return
-        self.built = True
+    def make_weights(self) -> None:
         if self.config.decoder_bias:
             self.bias = self.add_weight(name="bias", shape=(self.config.vocab_size,), initializer="zeros")
 
@@ -287,30 +276,18 @@ class TFModernBertDecoder(tf_keras.layers.Layer):
         return logits if self.bias is None else logits + tf.cast(self.bias, logits.dtype)
 
 
-class TFModernBertModel(TFPreTrainedModel):
+class TFModernBertModel(_BuildsParts, TFPreTrainedModel):
     """The encoder as a model, for heads that are put on it and for the classes below."""
 
     config_class = ModernBertConfig
     base_model_prefix = "model"
-    built: bool
 
     def __init__(self, config: ModernBertConfig, *inputs: Any, **kwargs: Any):
         super().__init__(config, *inputs, **kwargs)
         self.model = TFModernBertMainLayer(config, name="model")
 
-    @property
-    def parts(self) -> tuple[tf_keras.layers.Layer, ...]:
-        """All layers."""
-        return (self.model,)
-
-    def build(self, _input_shape: Any = None) -> None:
-        """Make all variables."""
-        if self.built:
-            return
-        self.built = True
-        for part in self.parts:
-            with tf.name_scope(part.name):
-                part.build((None, None, self.config.hidden_size))
+    def parts(self) -> list[tuple[Any, int]]:
+        return [(self.model, self.config.hidden_size)]
 
     @unpack_inputs
     def call(
@@ -322,54 +299,109 @@ class TFModernBertModel(TFPreTrainedModel):
         return_dict: bool | None = None,  # noqa: ARG002
         training: bool = False,
     ) -> Any:
-        """Compute the last hidden states, (batch, length, hidden), of ids (batch, length)."""
-        return self.model(input_ids, attention_mask=attention_mask, training=training)
+        """Compute the outputs for ids (batch, length); `attention_mask` is 0 at padding."""
+        encoded = self.model(input_ids, attention_mask=attention_mask, training=training)
+        return self.outputs_from(encoded, attention_mask, training)
+
+    def outputs_from(self, encoded: TFBaseModelOutput, attention_mask: tf.Tensor | None, training: bool) -> Any:  # noqa: ARG002
+        """Make the outputs from the encoder's, whose hidden states are (batch, length, hidden)."""
+        return encoded
 
 
-class TFModernBertWithHead(TFModernBertModel):
-    """An encoder with the beginning of a head, for the classes below."""
+class _WithHead(TFModernBertModel):
+    """An encoder with the beginning of a head, and a last layer of the name that `last` gives."""
+
+    last: str
 
     def __init__(self, config: ModernBertConfig, *inputs: Any, **kwargs: Any):
         super().__init__(config, *inputs, **kwargs)
         self.head = TFModernBertPredictionHead(config, name="head")
 
-    @property
-    def parts(self) -> tuple[tf_keras.layers.Layer, ...]:
-        """All layers."""
-        return (self.model, self.head, self.last)
-
-    @property
-    def last(self) -> tf_keras.layers.Layer:
-        """The layer after the head's beginning."""
-        raise NotImplementedError
+    def parts(self) -> list[tuple[Any, int]]:
+        return [
+            *super().parts(),
+            (self.head, self.config.hidden_size),
+            (getattr(self, self.last), self.config.hidden_size),
+        ]
 
 
-class TFModernBertForMaskedLM(TFModernBertWithHead):
+class TFModernBertForMaskedLM(_WithHead):
     """Predicts masked tokens."""
+
+    last = "decoder"
 
     def __init__(self, config: ModernBertConfig, *inputs: Any, **kwargs: Any):
         super().__init__(config, *inputs, **kwargs)
         self.decoder = TFModernBertDecoder(config, self.model.embeddings.tok_embeddings, name="decoder")
 
-    @property
-    def last(self) -> tf_keras.layers.Layer:
-        """The decoder."""
-        return self.decoder
-
-    @unpack_inputs
-    def call(
-        self,
-        input_ids: tf.Tensor | None = None,
-        attention_mask: tf.Tensor | None = None,
-        output_attentions: bool | None = None,  # noqa: ARG002  (transformers fills these in)
-        output_hidden_states: bool | None = None,  # noqa: ARG002
-        return_dict: bool | None = None,  # noqa: ARG002
-        training: bool = False,
-    ) -> TFMaskedLMOutput:
-        """Compute logits, (batch, length, vocabulary), of ids (batch, length)."""
-        outputs = self.model(input_ids, attention_mask=attention_mask, training=training)
-        return TFMaskedLMOutput(logits=self.decoder(self.head(outputs[0])))
+    def outputs_from(self, encoded: TFBaseModelOutput, attention_mask: tf.Tensor | None, training: bool) -> Any:  # noqa: ARG002
+        """Compute logits, (batch, length, vocabulary)."""
+        return TFMaskedLMOutput(logits=self.decoder(self.head(encoded[0])))
 
 
-TFAutoModel.register(ModernBertConfig, TFModernBertModel, exist_ok=True)
-TFAutoModelForMaskedLM.register(ModernBertConfig, TFModernBertForMaskedLM, exist_ok=True)
+class _Classifier(_WithHead):
+    """Classifies rows or tokens; `answer` makes the outputs from the logits."""
+
+    last = "classifier"
+
+    def __init__(self, config: ModernBertConfig, *inputs: Any, **kwargs: Any):
+        super().__init__(config, *inputs, **kwargs)
+        self.drop = tf_keras.layers.Dropout(config.classifier_dropout)
+        initializer = tf_keras.initializers.TruncatedNormal(stddev=config.hidden_size**-0.5)
+        self.classifier = tf_keras.layers.Dense(config.num_labels, kernel_initializer=initializer, name="classifier")
+
+    def outputs_from(self, encoded: TFBaseModelOutput, attention_mask: tf.Tensor | None, training: bool) -> Any:
+        states = self.head(self.chosen(encoded[0], attention_mask))
+        return self.answer(self.classifier(self.drop(states, training=training)))
+
+    def chosen(self, hidden_states: tf.Tensor, attention_mask: tf.Tensor | None) -> tf.Tensor:  # noqa: ARG002
+        """Choose what is classified, all tokens by default."""
+        return hidden_states
+
+    def answer(self, logits: tf.Tensor) -> Any:
+        raise NotImplementedError
+
+
+class TFModernBertForSequenceClassification(_Classifier):
+    """Classifies rows by their first token or the mean of all, as `classifier_pooling` says."""
+
+    def chosen(self, hidden_states: tf.Tensor, attention_mask: tf.Tensor | None) -> tf.Tensor:
+        """Pool to (batch, 1, hidden)."""
+        if self.config.classifier_pooling == "cls":
+            return hidden_states[:, :1]
+        weights = tf.ones(hidden_states.shape[:2]) if attention_mask is None else attention_mask
+        weights = tf.cast(weights, hidden_states.dtype)[..., tf.newaxis]  # (batch, length, 1)
+        return tf.reduce_sum(hidden_states * weights, 1, keepdims=True) / tf.reduce_sum(weights, 1, keepdims=True)
+
+    def answer(self, logits: tf.Tensor) -> TFSequenceClassifierOutput:
+        return TFSequenceClassifierOutput(logits=tf.squeeze(logits, axis=1))  # (batch, labels)
+
+
+class TFModernBertForTokenClassification(_Classifier):
+    """Classifies tokens."""
+
+    def answer(self, logits: tf.Tensor) -> TFTokenClassifierOutput:
+        return TFTokenClassifierOutput(logits=logits)  # (batch, length, labels)
+
+
+class TFModernBertForQuestionAnswering(_Classifier):
+    """Finds where an answer starts and ends."""
+
+    def answer(self, logits: tf.Tensor) -> TFQuestionAnsweringModelOutput:
+        start, end = tf.unstack(logits, axis=-1)  # (batch, length) each
+        return TFQuestionAnsweringModelOutput(start_logits=start, end_logits=end)
+
+
+for name, model_class in {
+    "TFAutoModel": TFModernBertModel,
+    "TFAutoModelForMaskedLM": TFModernBertForMaskedLM,
+    "TFAutoModelForSequenceClassification": TFModernBertForSequenceClassification,
+    "TFAutoModelForTokenClassification": TFModernBertForTokenClassification,
+    "TFAutoModelForQuestionAnswering": TFModernBertForQuestionAnswering,
+}.items():
+    getattr(transformers, name).register(ModernBertConfig, model_class, exist_ok=True)
+
+
+def auto_class(name: str) -> Any:
+    """Look up an auto class of transformers by its name; it also makes the classes of this module."""
+    return getattr(transformers, name)

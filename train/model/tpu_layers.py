@@ -8,17 +8,19 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tf_keras
 from transformers.activations_tf import get_tf_activation
 
+from train.layers.local_attention import can_use_blocks, in_blocks, with_halo
+from train.layers.random_bits import fold_in
 from train.layers.stateless_dropout import next_keys
 from train.layers.tpu_attention import attend
-from train.layers.tpu_functions import dense, dense_of_heads, gelu, heads, layer_norm
+from train.layers.tpu_functions import dense, dense_of_heads, gated_gelu, gelu, heads, layer_norm
 from train.model.architectures import architecture_of
 from train.model.block_attention import current_documents
-from train.model.modernbert import TFModernBertAttention, TFModernBertMLP
-from train.model.tpu_modernbert import gated_call, modernbert_attention_call
+from train.model.modernbert import TFModernBertAttention, TFModernBertMLP, rotary_tables
 
 
 def use_tpu_layers(model: Any) -> bool:
@@ -28,21 +30,23 @@ def use_tpu_layers(model: Any) -> bool:
     than one row a sample) computes as before.
     """
     for layer, call_of in _known_layers(model):
-        stock_call, layer.call = layer.call, call_of(layer)
-        layer.call.stock_call = stock_call
+        reference_call, layer.call = layer.call, call_of(layer)
+        layer.call.reference_call = reference_call
     return architecture_of(model.config).has_tpu_layers
 
 
-def use_stock_layers(model: Any) -> None:
+def use_reference_layers(model: Any) -> None:
     """Undo `use_tpu_layers`."""
     for layer, _ in _known_layers(model):
-        if hasattr(layer.call, "stock_call"):
-            layer.call = layer.call.stock_call
+        if hasattr(layer.call, "reference_call"):
+            layer.call = layer.call.reference_call
 
 
 def attention_layers(model: Any) -> list[Any]:
     """List the layers that attend, of a model whose layers are known."""
-    return [layer for layer, call_of in _known_layers(model) if call_of in (_attention_call, modernbert_attention_call)]
+    return [
+        layer for layer, call_of in _known_layers(model) if call_of in (_attention_call, _modernbert_attention_call)
+    ]
 
 
 def _known_layers(model: Any) -> Iterator[tuple[Any, Callable[[Any], Callable]]]:
@@ -51,9 +55,9 @@ def _known_layers(model: Any) -> Iterator[tuple[Any, Callable[[Any], Callable]]]
         return
     for layer in getattr(model, model.base_model_prefix).submodules:
         if isinstance(layer, TFModernBertAttention):
-            yield layer, modernbert_attention_call
+            yield layer, _modernbert_attention_call
         elif isinstance(layer, TFModernBertMLP):
-            yield layer, gated_call
+            yield layer, _gated_call
         elif type(layer).__name__.endswith("SelfAttention"):
             yield layer, _attention_call
         elif isinstance(layer, tf_keras.layers.Dense):
@@ -65,10 +69,10 @@ def _known_layers(model: Any) -> Iterator[tuple[Any, Callable[[Any], Callable]]]
 
 
 def _attention_call(layer: Any) -> Callable[..., tuple]:
-    stock_call = layer.call
+    reference_call = layer.call
     num_heads = layer.num_attention_heads
 
-    @functools.wraps(stock_call)
+    @functools.wraps(reference_call)
     def call(
         hidden_states: tf.Tensor,
         attention_mask: tf.Tensor,
@@ -84,7 +88,7 @@ def _attention_call(layer: Any) -> Callable[..., tuple]:
         is_plain = head_mask is None and encoder_hidden_states is None and past_key_value is None
         has_row_mask = attention_mask is not None and attention_mask.shape[1:3] == (1, 1)
         if not is_plain or not has_row_mask or output_attentions or (rate and keys is None):
-            return stock_call(
+            return reference_call(
                 *(hidden_states, attention_mask, head_mask, encoder_hidden_states, encoder_attention_mask),
                 *(past_key_value, output_attentions),
                 training=training,
@@ -108,11 +112,11 @@ def _heads(inputs: tf.Tensor, layer: tf_keras.layers.Dense, num_heads: int) -> t
 
 def _dense_call(layer: tf_keras.layers.Dense) -> Callable[[tf.Tensor], tf.Tensor]:
     layer.input_spec = None  # which asks for the width last, and that of heads is not
-    stock_call = layer.call
+    reference_call = layer.call
 
     def call(inputs: tf.Tensor) -> tf.Tensor:
         if inputs.shape.rank == 2:  # one token a row, the pooler's
-            return stock_call(inputs)
+            return reference_call(inputs)
         kernel = tf.cast(layer.kernel, inputs.dtype)
         bias = tf.zeros(layer.units, inputs.dtype) if layer.bias is None else tf.cast(layer.bias, inputs.dtype)
         if inputs.shape.rank == 4:
@@ -133,5 +137,81 @@ def _layer_norm_call(layer: tf_keras.layers.LayerNormalization) -> Callable[[tf.
     def call(inputs: tf.Tensor) -> tf.Tensor:
         beta = tf.zeros_like(layer.gamma) if layer.beta is None else layer.beta
         return layer_norm(inputs, layer.gamma, beta, layer.epsilon)
+
+    return call
+
+
+def _modernbert_attention_call(layer: TFModernBertAttention) -> Callable[..., tf.Tensor]:
+    reference_call = layer.call
+    num_heads, head_size, reach = layer.num_heads, layer.head_size, layer.reach
+
+    def call(hidden_states: tf.Tensor, attended: tf.Tensor, training: bool = False) -> tf.Tensor:
+        rate = float(layer.dropout.rate) if training else 0.0
+        row_keys = next_keys(layer.dropout) if rate else None
+        if rate and row_keys is None:
+            return reference_call(hidden_states, attended, training=training)
+        length, width = hidden_states.shape[1:]
+        dtype = hidden_states.dtype
+        documents = current_documents()
+        rows, around, attended = hidden_states, hidden_states, tf.cast(attended, dtype)
+        of_queries: Any = documents
+        of_keys: Any = documents
+        first = 0  # position of the first query
+        if reach is not None and can_use_blocks(length, reach):
+            # Rotary positions are relative: each block counts from the start of what it sees.
+            first = reach
+            rows, of_queries = (_as_rows(in_blocks(tensor, reach)) for tensor in (hidden_states, documents))
+            around, attended, of_keys = (
+                _as_rows(with_halo(tensor, reach)) for tensor in (hidden_states, attended, documents)
+            )
+            if row_keys is not None:
+                num_blocks = rows.shape[0] // hidden_states.shape[0]
+                row_keys = tf.reshape(fold_in(row_keys[:, tf.newaxis], tf.range(num_blocks)), (-1, 2))
+        kernels = tf.unstack(tf.reshape(tf.cast(layer.Wqkv.kernel, dtype), (width, 3, num_heads, head_size)), axis=1)
+        biases = tf.zeros((3, num_heads, head_size), dtype)
+        if layer.Wqkv.bias is not None:
+            biases = tf.reshape(tf.cast(layer.Wqkv.bias, dtype), biases.shape)
+        query, key, value = (
+            heads(states, kernel, bias)
+            for states, kernel, bias in zip((rows, around, around), kernels, tf.unstack(biases), strict=True)
+        )
+        query, key = rotated(query, layer.rotary_base, first), rotated(key, layer.rotary_base)
+        of_both = None if documents is None else (of_queries[:, tf.newaxis], of_keys[:, tf.newaxis])
+        context = attend(query, key, value, attended[:, tf.newaxis], row_keys, rate, documents=of_both, reach=reach)
+        outputs = tf.reshape(layer.Wo(context), (hidden_states.shape[0], -1, width))[:, :length]
+        return layer.out_drop(outputs, training=training)
+
+    return call
+
+
+def _as_rows(blocks: Any) -> Any:
+    """Make rows of blocks: (batch, blocks, …) to (batch * blocks, …)."""
+    return None if blocks is None else tf.reshape(blocks, (-1, *blocks.shape[2:]))
+
+
+def rotated(states: tf.Tensor, base: float, first: int = 0) -> tf.Tensor:
+    """Turn queries or keys, (batch, heads, head size, length), by their positions, the first of which is given."""
+    head_size, length = states.shape[2:]
+    cosines, sines = (
+        np.tile(table[first:].T, (2, 1)) for table in rotary_tables(first + length, head_size, base)
+    )  # (head size, length)
+    # A product, which the compiler joins to what follows; halves of a head that change places it would copy.
+    turned = tf.einsum("bnhl,kh->bnkl", states, tf.constant(quarter_turn(head_size), states.dtype))
+    return tf.cast(tf.cast(states, tf.float32) * cosines + tf.cast(turned, tf.float32) * sines, states.dtype)
+
+
+def quarter_turn(head_size: int) -> np.ndarray:
+    """Make the matrix that takes the halves of a head (a, b) to (-b, a), (head size, head size)."""
+    half = np.eye(head_size // 2)
+    return np.block([[np.zeros_like(half), -half], [half, np.zeros_like(half)]])
+
+
+def _gated_call(layer: TFModernBertMLP) -> Callable[..., tf.Tensor]:
+    is_gelu = layer.act is get_tf_activation("gelu")
+
+    def call(hidden_states: tf.Tensor, training: bool = False) -> tf.Tensor:
+        inputs, gate = tf.split(layer.Wi(hidden_states), 2, axis=-1)
+        states = gated_gelu(inputs, gate) if is_gelu else layer.act(inputs) * gate
+        return layer.Wo(layer.drop(states, training=training))
 
     return call

@@ -14,8 +14,9 @@ from mlm_common.tokenizer import load_tokenizer
 from train.checkpoints.store import CheckpointStore, DamagedCheckpointError
 from train.metrics.log import read_metrics
 from train.model.architectures import ARCHITECTURES, max_positions
-from train.model.auto_classes import auto_class
-from train.model.from_pretrained import load_model, read_config
+from train.model.from_pretrained import load_model
+from train.model.modernbert import auto_class
+from train.model.pretrained_files import read_config
 from train.publishing.publisher import Publication
 from train.publishing.pytorch_format import ModelSnapshot, take_snapshot
 from train.runtime.plan import longest_row, phase_index

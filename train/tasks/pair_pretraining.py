@@ -4,26 +4,27 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from transformers import PreTrainedTokenizerFast
 
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import special_ids
 from tfrecord_prep.chunking import PAIRS
 from tfrecord_prep.records import LABEL_KEY
 from tfrecord_prep.segment_pairs import IS_NEXT
-from train.config.settings import MaskingConfig
-from train.data.features import Feature
+from train.config.settings import MaskingConfig, TrainingConfig
+from train.data.inputs import Feature
 from train.data.shards import TrainingInputs
+from train.layers.random_bits import draw_bits, fall_under, fold_in
+from train.runtime.named_scopes import named
 from train.tasks.masked_lm import MaskedLanguageModeling, masking_rule
-from train.tasks.masking_rule import MaskingRule
+from train.tasks.masking import MaskedRows, MaskingRule, key_of_content
 from train.tasks.task import CardFigure, Mean, TaskCard
 
-if TYPE_CHECKING:
-    import tensorflow as tf
-    from transformers import PreTrainedTokenizerFast
-
-    from train.tasks.masking import MaskedRows
-
+# What is drawn for each row besides its masks (`train.tasks.masking`).
+ORDER = 16
 # In the place of a label: the pair does not count.
 NO_LABEL = -100
 EVALUATION = (
@@ -35,9 +36,9 @@ EVALUATION = (
 class PairRows(NamedTuple):
     """Masked rows, each with a question about its pair of segments."""
 
-    masked: "MaskedRows"
-    labels: "tf.Tensor"  # int32 (batch,), the right answer, 0 or 1
-    weights: "tf.Tensor"  # float32 (batch,), what its loss counts for beside that of a masked token; 0 without question
+    masked: MaskedRows
+    labels: tf.Tensor  # int32 (batch,), the right answer, 0 or 1
+    weights: tf.Tensor  # float32 (batch,), what its loss counts for beside that of a masked token; 0 without question
 
 
 class PairPretraining(MaskedLanguageModeling):
@@ -77,41 +78,29 @@ class PairPretraining(MaskedLanguageModeling):
         return {**super().features(length), LABEL_KEY: Feature(padding=NO_LABEL)}
 
     @abstractmethod
-    def ask(self, batch: dict[str, "tf.Tensor"], row_keys: "tf.Tensor") -> tuple["tf.Tensor", ...]:
+    def ask(self, batch: dict[str, tf.Tensor], row_keys: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """Give rows, int32 (batch, length), the answers, int32 (batch,), and whether these count, bool (batch,)."""
 
-    def prepare_batch(self, batch: dict[str, "tf.Tensor"], row_keys: "tf.Tensor") -> Any:
+    def prepare_batch(self, batch: dict[str, tf.Tensor], row_keys: tf.Tensor) -> Any:
         """Ask about the pairs, and mask the rows."""
-        import tensorflow as tf
-
         input_ids, labels, counts = self.ask(batch, row_keys)
         masked = super().prepare_batch({"input_ids": input_ids}, row_keys)
         return PairRows(masked, labels, tf.cast(counts, tf.float32))
 
-    def prepare_row(self, row: dict[str, "tf.Tensor"]) -> Any:
+    def prepare_row(self, row: dict[str, tf.Tensor]) -> Any:
         """Ask about the pair and mask the row, both by its content."""
-        import tensorflow as tf
-
-        from train.tasks.masking import key_of_content
-
         batch = {name: feature[tf.newaxis] for name, feature in row.items()}
         input_ids, labels, counts = (one[0] for one in self.ask(batch, key_of_content(row["input_ids"])))
         return PairRows(super().prepare_row({"input_ids": input_ids}), labels, tf.cast(counts, tf.float32))
 
-    def apply_global_weights(self, rows: Any, add_up: Callable[["tf.Tensor"], "tf.Tensor"]) -> Any:
+    def apply_global_weights(self, rows: Any, add_up: Callable[[tf.Tensor], tf.Tensor]) -> Any:
         """Weigh the pairs so that, divided by the number of masked tokens, their losses add up to their mean."""
-        import tensorflow as tf
-
         num_masked = add_up(tf.reduce_sum(tf.cast(rows.masked.is_masked, tf.float32)))
         num_pairs = add_up(tf.reduce_sum(rows.weights))
         return rows._replace(weights=rows.weights * tf.math.divide_no_nan(num_masked, num_pairs))
 
-    def sums(self, network: Any, rows: Any, *, training: bool) -> dict[str, "tf.Tensor"]:
+    def sums(self, network: Any, rows: Any, *, training: bool) -> dict[str, tf.Tensor]:
         """Add up the losses, and those of both questions apart; see `masked_lm_loss` and `pair_losses`."""
-        import tensorflow as tf
-
-        from train.tasks.segment_pairs import pair_losses, token_types
-
         types = token_types(rows.masked.input_ids, self.sep_token_id, self.pad_token_id)
         outputs, sums = self.outputs_and_sums(network, rows.masked, {"token_type_ids": types}, training=training)
         losses, is_right = pair_losses(outputs[1], tf.maximum(rows.labels, 0))
@@ -149,7 +138,7 @@ class PairPretraining(MaskedLanguageModeling):
             f"{self.pair_name} accuracy": f"{accuracy:.4f} of {figures['num_pairs']:,} pairs",
         }
 
-    def describe_row(self, rows: Any, tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
+    def describe_row(self, rows: Any, tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
         """Show the first row, what the model sees of it, and what is asked."""
         counts = bool(rows.weights[0] > 0)
         asked = {self.pair_name: str(int(rows.labels[0])) if counts else "not asked"}
@@ -191,7 +180,7 @@ class NextSentencePrediction(PairPretraining):
     means = _means("nsp")
     card = _card("nsp", "next sentence", "Its head for pairs answers 1 where the second text is a random one.")
 
-    def ask(self, batch: dict[str, "tf.Tensor"], row_keys: "tf.Tensor") -> tuple["tf.Tensor", ...]:  # noqa: ARG002
+    def ask(self, batch: dict[str, tf.Tensor], row_keys: tf.Tensor) -> tuple[tf.Tensor, ...]:  # noqa: ARG002
         """Take what stage 2 has drawn."""
         return batch["input_ids"], batch[LABEL_KEY], batch[LABEL_KEY] >= 0
 
@@ -206,13 +195,74 @@ class SentenceOrderPrediction(PairPretraining):
     means = _means("sop")
     card = _card("sop", "sentence order", "Its head for pairs answers 1 where the two texts were swapped.")
 
-    def ask(self, batch: dict[str, "tf.Tensor"], row_keys: "tf.Tensor") -> tuple["tf.Tensor", ...]:
+    def ask(self, batch: dict[str, tf.Tensor], row_keys: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """Swap half of the pairs."""
-        import tensorflow as tf
-
-        from train.tasks.segment_pairs import swap_some
-
         input_ids, is_swapped = swap_some(batch["input_ids"], row_keys, self.sep_token_id)
         has_order = batch[LABEL_KEY] == IS_NEXT
         input_ids = tf.where(has_order[:, tf.newaxis], input_ids, batch["input_ids"])
         return input_ids, tf.cast(is_swapped, tf.int32), has_order
+
+
+# The tasks by the names that `--objective` has for them.
+OBJECTIVES: dict[str, type[MaskedLanguageModeling]] = {
+    "mlm": MaskedLanguageModeling,
+    "mlm+nsp": NextSentencePrediction,
+    "mlm+sop": SentenceOrderPrediction,
+}
+
+
+def task_of(config: TrainingConfig, inputs: TrainingInputs) -> MaskedLanguageModeling:
+    """Make the task of a run, or of one of its phases.
+
+    Raises:
+        InputError: its inputs do not suit it.
+    """
+    return OBJECTIVES[config.model.objective].of(inputs, config.masking)
+
+
+def token_types(input_ids: tf.Tensor, sep_id: int, pad_id: int) -> tf.Tensor:
+    """Tell the segment of each token, int32 (batch, length): 1 behind the first [SEP]; before, and in padding, 0."""
+    num_ended = tf.cumsum(tf.cast(input_ids == sep_id, tf.int32), axis=1, exclusive=True)
+    return tf.where(input_ids == pad_id, 0, tf.minimum(num_ended, 1))
+
+
+@named("swap")
+def swap_some(input_ids: tf.Tensor, row_keys: tf.Tensor, sep_id: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Swap the segments of half of the rows; which depends on the key of each alone.
+
+    Args:
+        input_ids: int32 (batch, length), of rows with two [SEP]; others are not to be used.
+        row_keys: uint32 (batch, KEY_WORDS).
+        sep_id: of [SEP].
+
+    Returns:
+        The rows, int32 (batch, length), and whether they were swapped, bool (batch,).
+    """
+    is_swapped = fall_under(draw_bits(fold_in(row_keys, ORDER), ()), 0.5)  # (batch,)
+    return tf.where(is_swapped[:, tf.newaxis], swapped(input_ids, sep_id), input_ids), is_swapped
+
+
+def swapped(input_ids: tf.Tensor, sep_id: int) -> tf.Tensor:
+    """Make `[CLS] B [SEP] A [SEP]` of `[CLS] A [SEP] B [SEP]`, whatever follows: int32 (batch, length)."""
+    places = tf.range(input_ids.shape[1])
+    is_sep = input_ids == sep_id
+    first = tf.argmax(is_sep, axis=1, output_type=tf.int32)[:, tf.newaxis]  # (batch, 1), the earliest one
+    last = tf.reduce_max(tf.where(is_sep, places, 0), axis=1, keepdims=True)
+    middle = last - first  # where the [SEP] between them comes to stand
+    source = tf.where(places < middle, places + first, tf.where(places == middle, first, places - middle))
+    source = tf.where((places == 0) | (places >= last), places, source)
+    return tf.gather(input_ids, source, axis=1, batch_dims=1)
+
+
+@named("pair_loss")
+def pair_losses(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Compute cross-entropy in nats, and whether the larger logit is right, both float32 (batch,).
+
+    Args:
+        logits: (batch, 2), any float type; the loss is computed in float32.
+        labels: int32 (batch,), 0 or 1.
+    """
+    logits = tf.cast(logits, tf.float32)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    is_right = tf.cast(logits[:, 1] > logits[:, 0], tf.int32) == labels
+    return losses, tf.cast(is_right, tf.float32)

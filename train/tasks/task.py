@@ -6,11 +6,12 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from train.data.features import Feature
+from transformers import PreTrainedTokenizerFast
+
+from train.data.inputs import Feature
 
 if TYPE_CHECKING:
     import tensorflow as tf
-    from transformers import PreTrainedTokenizerFast
 
 
 class Mean(NamedTuple):
@@ -87,8 +88,6 @@ class TaskCard:
 
 class Task(ABC):
     """What is learned: its features, class of model, losses and figures, and what a model's card says of it.
-
-    A run is checked before TensorFlow starts, so methods that compute import it themselves.
 
     model_class: the class of transformers that is built, by name.
     means: figures of training and evaluation. The first is the loss that is minimised: its total, summed over the
@@ -181,7 +180,7 @@ class Task(ABC):
         """Describe the figures of the last evaluation for people: {title: text}."""
         return {f"validation {name.replace('_', ' ')}": f"{value:.4f}" for name, value in figures.items()}
 
-    def describe_row(self, rows: Any, tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
+    def describe_row(self, rows: Any, tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
         """Show what goes in: {title: text} of the first of the rows that `prepare_batch` made."""
         return {"first row": tokenizer.decode(rows["input_ids"][0])}
 

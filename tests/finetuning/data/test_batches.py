@@ -7,7 +7,7 @@ import tensorflow as tf
 from finetuning.data.batches import batches_of_rows
 from finetuning.data.buckets import Batches
 from finetuning.data.rows import EncodedRows
-from train.data.features import Feature
+from train.data.inputs import Feature
 
 ROWS = EncodedRows(
     np.array([0, 2, 5, 6]),

@@ -4,11 +4,10 @@ import tensorflow as tf
 
 from tfrecord_prep.manifest import ShardSet
 from tfrecord_prep.records import encode_rows
-from train.data.features import Feature
-from train.data.pipeline import ONE_PIPELINE, evaluation_batches, num_evaluation_batches, training_batches
+from train.data.inputs import Feature
+from train.data.pipeline import ONE_PIPELINE, evaluation_batches, training_batches
 from train.data.shuffle import SampleOrder
-from train.tasks.masking import mask_row_by_content
-from train.tasks.masking_rule import MaskingRule
+from train.tasks.masking import MaskingRule, mask_row_by_content
 
 LENGTH = 8
 NUM_ROWS_PER_SHARD = (5, 7, 4)
@@ -120,7 +119,7 @@ def test_pipelines_evaluate_every_row_once(shards, num_pipelines, num_replicas, 
 
     batches = of_all_replicas([ids(context) for context in pipelines(num_pipelines, num_replicas)], num_replicas)
     assert batches == ids(ONE_PIPELINE)
-    assert len(batches) == num_evaluation_batches(shards, batch_rows)
+    assert len(batches) == -(-shards.num_rows // batch_rows)
     rows = [row - 10 for batch in batches for row in batch]
     assert sorted(rows[:16]) == list(range(16))
     assert rows[16:] == [1 - 10] * (len(rows) - 16)

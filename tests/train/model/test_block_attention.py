@@ -22,7 +22,7 @@ from train.model.block_attention import (
     positions_within,
 )
 from train.model.gradient_checkpointing import enable_gradient_checkpointing
-from train.model.tpu_layers import use_stock_layers, use_tpu_layers
+from train.model.tpu_layers import use_reference_layers, use_tpu_layers
 from train.step.optimizer import build_optimizer
 from train.step.train_step import PretrainingModel, prove_tpu_layers
 from train.tasks.masked_lm import MaskedLanguageModeling
@@ -113,7 +113,7 @@ def test_packed_rows_give_what_separate_rows_give(name: str, is_tpu: bool) -> No
     if is_tpu:
         use_tpu_layers(model)
     expected, expected_gradients = logits_and_gradients(model, separate, jit_compile=is_tpu)
-    use_stock_layers(model)
+    use_reference_layers(model)
     attend_within_documents(model)
     if is_tpu:
         use_tpu_layers(model)
@@ -144,7 +144,7 @@ def test_layers_for_tpus_stay_within_documents(monkeypatch: pytest.MonkeyPatch) 
     for output_attentions in (False, True):
         logits = model(tf.constant(ids), output_attentions=output_attentions).logits
         np.testing.assert_allclose(logits[ids != PAD], expected.logits[ids != PAD], atol=2e-5)
-    use_stock_layers(model)
+    use_reference_layers(model)
     np.testing.assert_array_equal(model(tf.constant(ids)).logits, expected.logits)
 
 

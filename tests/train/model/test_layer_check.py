@@ -41,7 +41,7 @@ def is_proven(model, strategy=None):
 
 
 def has_tpu_layers(model):
-    return all(hasattr(layer.call, "stock_call") for layer in attention_layers(model.network))
+    return all(hasattr(layer.call, "reference_call") for layer in attention_layers(model.network))
 
 
 def state_of(model):

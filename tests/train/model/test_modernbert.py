@@ -122,7 +122,7 @@ def test_angles_are_exact_at_the_last_of_8192_positions():
 
 def test_weights_that_write_to_the_residual_stream_start_smaller_by_the_depth():
     from tests.fixtures.tiny_models import tiny_config
-    from train.model.auto_classes import auto_class
+    from train.model.modernbert import auto_class
 
     config = tiny_config("modernbert", hidden_size=96, num_hidden_layers=8, initializer_range=0.05)
     model = auto_class("TFAutoModelForMaskedLM").from_config(config)

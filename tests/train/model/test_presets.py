@@ -9,10 +9,10 @@ from train.config.preset_table import preset_markdown, preset_table
 from train.config.presets import PRESETS_FOLDER, about_preset, preset_names, read_preset
 from train.config.settings import OptimizationConfig
 from train.config.sources import parse_training_config
-from train.model.auto_classes import auto_class
 from train.model.build import build_network
 from train.model.config import resolve_model_config
 from train.model.flops import step_flops
+from train.model.modernbert import auto_class
 
 INPUTS = synthetic_inputs(max_length=512, vocab_size=32_000)
 SMALL = ("tiny-cpu", "tiny-roberta-cpu", "roberta-small")

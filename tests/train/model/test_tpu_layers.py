@@ -12,7 +12,7 @@ from train.model.tpu_layers import (
     gelu,
     heads,
     layer_norm,
-    use_stock_layers,
+    use_reference_layers,
     use_tpu_layers,
 )
 from train.publishing.pytorch_format import pytorch_weights
@@ -42,7 +42,7 @@ def attended_logits_and_gradients(model, inputs, attended, jit_compile):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_logits_and_gradients_are_those_of_the_stock_layers_and_the_export_too(name):
+def test_logits_and_gradients_are_those_of_the_reference_layers_and_the_export_too(name):
     model = tiny_model(name, num_hidden_layers=1)
     inputs, attended = padded_batch(model)
     expected, expected_gradients = attended_logits_and_gradients(model, inputs, attended, jit_compile=False)
@@ -63,7 +63,7 @@ def test_logits_and_gradients_are_those_of_the_stock_layers_and_the_export_too(n
 
 
 @pytest.mark.slow
-def test_in_bfloat16_it_is_as_near_to_float32_as_the_stock_layers():
+def test_in_bfloat16_it_is_as_near_to_float32_as_the_reference_layers():
     model = tiny_model("roberta", num_hidden_layers=1)
     inputs, attended = padded_batch(model)
     exact, _ = attended_logits_and_gradients(model, inputs, attended, jit_compile=False)
@@ -80,7 +80,7 @@ def test_in_bfloat16_it_is_as_near_to_float32_as_the_stock_layers():
     assert all(gradient.dtype == np.float32 and np.isfinite(gradient).all() for gradient in gradients)
 
 
-def test_dropout_is_that_of_the_stock_layers():
+def test_dropout_is_that_of_the_reference_layers():
     model = tiny_model("roberta", num_hidden_layers=1, hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.0)
     inputs, attended = padded_batch(model)
     key_dropout(model)
@@ -105,12 +105,12 @@ def test_other_layers_and_calls_compute_as_before():
     np.testing.assert_allclose(outputs.attentions[0], expected.attentions[0], atol=1e-5)
 
 
-def test_the_stock_layers_come_back():
+def test_the_reference_layers_come_back():
     model = tiny_model("roberta", num_hidden_layers=1)
     inputs, _ = padded_batch(model)
     expected = model(inputs).logits
     use_tpu_layers(model)
-    use_stock_layers(model)
+    use_reference_layers(model)
     np.testing.assert_array_equal(model(inputs).logits, expected)
 
 

@@ -26,9 +26,8 @@ from train.model.from_pretrained import load_model
 from train.publishing.pytorch_format import export_model
 from train.step.optimizer import build_optimizer
 from train.step.train_step import PretrainingModel
-from train.tasks.masked_lm import MaskedLanguageModeling
-from train.tasks.masked_lm_loss import masked_lm_loss
-from train.tasks.masking_rule import MaskingRule
+from train.tasks.masked_lm import MaskedLanguageModeling, masked_lm_loss
+from train.tasks.masking import MaskingRule
 
 PADDED = 256
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

@@ -10,7 +10,7 @@ import tensorflow as tf
 from mlm_common.errors import EXIT_PERMANENT, PermanentError, RunFailedError
 from tests.fixtures.tiny_run import run_flags
 from tfrecord_prep.records import encode_rows
-from train.data.features import Feature
+from train.data.inputs import Feature
 from train.data.pipeline import training_batches
 from train.data.shuffle import SampleOrder
 from train.loop import run as stages

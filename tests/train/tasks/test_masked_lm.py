@@ -11,7 +11,7 @@ from tests.fixtures.tiny_corpus import wrapped
 from train.config.settings import MaskingConfig
 from train.data.shards import TrainingInputs
 from train.tasks.masked_lm import MaskedLanguageModeling
-from train.tasks.masking_rule import MaskingRule
+from train.tasks.masking import MaskingRule
 
 WORDS = MaskingConfig(masking="whole_word", mlm_probability=0.3)
 

@@ -4,7 +4,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.tasks.masked_lm_loss import masked_lm_loss
+from train.tasks.masked_lm import masked_lm_loss
 
 NUM_PREDICTIONS, VOCABULARY = 12, 7
 DTYPES = (tf.float32, tf.bfloat16)

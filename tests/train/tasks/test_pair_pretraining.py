@@ -12,14 +12,15 @@ from train.config.settings import OptimizationConfig
 from train.layers.random_bits import row_keys
 from train.step.optimizer import build_optimizer
 from train.step.train_step import PretrainingModel
-from train.tasks.masking_rule import MaskingRule
+from train.tasks.masking import MaskingRule
 from train.tasks.pair_pretraining import (
     NO_LABEL,
     NextSentencePrediction,
     PairPretraining,
     SentenceOrderPrediction,
+    swapped,
+    token_types,
 )
-from train.tasks.segment_pairs import swapped, token_types
 
 CLS, SEP = 0, 2
 RULE = MaskingRule(MASK, (0, 1, 2, 3, 4), VOCABULARY)

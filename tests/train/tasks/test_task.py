@@ -13,7 +13,7 @@ from transformers import TFAutoModelForSequenceClassification
 
 from tests.fixtures.tiny_run import run_flags
 from train.config.sources import parse_training_config
-from train.data.features import Feature
+from train.data.inputs import Feature
 from train.export import main as export
 from train.layers.random_bits import draw_bits, fall_under
 from train.loop.fitting import fit

@@ -23,7 +23,6 @@ from train.model.flops import step_flops
 from train.runtime.phases import Phase, naming_phase, phases_of
 from train.runtime.plan import PhaseToPlan, Plan, make_plans
 from train.runtime.preset_batch import warn_of_other_batch
-from train.tasks.objectives import task_of
 from train.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -156,6 +155,8 @@ def open_preflights(
     Raises:
         InputError: no compiler, or whatever `run_mlm.py` would refuse of the model.
     """
+    from train.tasks.pair_pretraining import task_of  # TensorFlow, once the shards have been checked
+
     check_compiler(compiler_python)
     max_length = max(planned.inputs.max_length for planned in phases)
     for planned in phases:

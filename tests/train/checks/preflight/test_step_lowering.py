@@ -9,7 +9,7 @@ from train.config.settings import OptimizationConfig
 from train.step.optimizer import build_optimizer
 from train.step.train_step import PretrainingModel
 from train.tasks.masked_lm import MaskedLanguageModeling
-from train.tasks.masking_rule import MaskingRule
+from train.tasks.masking import MaskingRule
 
 
 @pytest.fixture(scope="module")
