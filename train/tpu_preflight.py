@@ -46,12 +46,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     config, settings = parse_run_flags(argv, __doc__, PreflightConfig, needed=("topology",))
     log_start(__file__)
     tpu = tpu_slice(str(settings.topology))
-    from train.checks.preflight import preflight as stages  # transformers, not for --help
+    from train.checks.preflight import planning  # transformers, not for --help
 
-    phases = stages.plan_phases(config, tpu, settings.vocab_size)
+    phases = planning.plan_phases(config, tpu, settings.vocab_size)
     if config.run.dry_run:
-        stages.print_plan(phases, tpu)
+        planning.print_plan(phases, tpu)
         return
+    from train.checks.preflight import preflight as stages  # TensorFlow, once the shards have been checked
+
     print_answer = stages.print_largest_batch if settings.find_batch_size else stages.print_step
     for name, preflight in stages.open_preflights(phases, tpu, settings.compiler_python):
         if name:

@@ -69,8 +69,8 @@ def lower_ours(flags: tuple[str, ...], sizes: argparse.Namespace) -> str:
     """Lower the step that run_mlm.py runs with these flags to StableHLO."""
     import tensorflow as tf
 
+    from train.checks.preflight.planning import synthetic_inputs
     from train.checks.preflight.step_lowering import lower_train_step
-    from train.checks.preflight.synthetic_inputs import synthetic_inputs
     from train.config.sources import parse_training_config
     from train.model.config import resolve_model_config
     from train.runtime.plan import make_plan

@@ -11,7 +11,7 @@ import yaml
 
 from tests.fixtures.commands import parse
 from tests.fixtures.tiny_run import MODEL
-from train.checks.preflight.synthetic_inputs import synthetic_inputs
+from train.checks.preflight.planning import synthetic_inputs
 from train.config.sources import parse_training_config
 from train.metrics.log import read_metrics
 from train.model.config import resolve_model_config

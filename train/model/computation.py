@@ -10,6 +10,7 @@ from train.config.settings import RunSettings
 from train.model.architectures import architecture_of
 from train.model.flops import planned_step_flops
 from train.runtime.plan import Plan
+from train.runtime.strategy import compiles_with_xla
 
 # Of a run on one CPU whose steps XLA compiles; about 200 CPU seconds of a small model. XLA saves at least some 4 % of
 # them, and compiling step and evaluation takes up to 9.
@@ -41,8 +42,6 @@ def choose_computation(
         num_predictions: prediction slots of a micro-batch; 0 where the head is not a masked LM's.
         recorded: how the run was computed so far on this hardware; holds where a flag leaves it open.
     """
-    from train.runtime.strategy import compiles_with_xla  # TensorFlow, not for the card
-
     jit_compile = compiles_with_xla(config.hardware)
     if jit_compile is None and recorded is not None:
         jit_compile = recorded.jit_compile

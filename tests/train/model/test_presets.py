@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from mlm_common.errors import InputError
-from train.checks.preflight.synthetic_inputs import synthetic_inputs
+from train.checks.preflight.planning import synthetic_inputs
 from train.config.preset_table import preset_markdown, preset_table
 from train.config.presets import PRESETS_FOLDER, about_preset, preset_names, read_preset
 from train.config.settings import OptimizationConfig

@@ -4,36 +4,33 @@ import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
+import tensorflow as tf
 from transformers import PretrainedConfig
 
-from mlm_common.errors import InputError, RunFailedError
+from mlm_common.errors import RunFailedError
 from train.checks.preflight.batch_search import ROWS_UNIT, MemoryUse, largest_fitting
 from train.checks.preflight.hlo_costs import step_costs
-from train.checks.preflight.report import StepReport, counted, print_batches, print_report, step_lines
-from train.checks.preflight.synthetic_inputs import synthetic_inputs
+from train.checks.preflight.planning import PlannedPhase
+from train.checks.preflight.report import StepReport, print_batches, print_report
+from train.checks.preflight.step_lowering import lower_train_step
 from train.checks.preflight.tpu_compiler import DoesNotFitError, check_compiler, compile_for_tpu
 from train.checks.preflight.tpu_slices import TpuSlice
-from train.config.settings import RunSettings, TrainingConfig
+from train.config.settings import RunSettings
 from train.data.inputs import Inputs
-from train.data.shards import TrainingInputs, check_phases, open_inputs
 from train.model.config import resolve_model_config
 from train.model.flops import step_flops
-from train.runtime.phases import Phase, naming_phase, phases_of
-from train.runtime.plan import PhaseToPlan, Plan, make_plans
-from train.runtime.preset_batch import warn_of_other_batch
+from train.runtime.phases import naming_phase
+from train.runtime.plan import Plan
+from train.step.train_step import PretrainingModel, build_model
+from train.tasks.pair_pretraining import task_of
 from train.tasks.task import Task
-
-if TYPE_CHECKING:
-    from train.step.train_step import PretrainingModel
 
 logger = logging.getLogger(__name__)
 
 Settings = TypeVar("Settings", bound=RunSettings)
 
-# Without shards: more than any batch has, and steps for the schedule, which does not change what a step costs.
-ASSUMED_NUM_ROWS = 10**12
 SAVE_MEMORY = "--gradient-checkpointing and --bfloat16 also save memory."
 
 
@@ -44,12 +41,12 @@ class Preflight:
     config: RunSettings
     inputs: Inputs
     model_config: PretrainedConfig
-    model: "PretrainingModel"
+    model: PretrainingModel
     tpu: TpuSlice
     compiler_python: str
 
     def num_micro_batches(self, rows: int) -> int:
-        """Count the batches of so many rows whose gradients are summed in one step."""
+        """Count the batches of `rows` rows whose gradients are summed in one step."""
         optimization = self.config.optimization
         if optimization.global_batch_size is None:
             return optimization.gradient_accumulation_steps
@@ -68,8 +65,6 @@ class Preflight:
             DoesNotFitError: it needs more memory than the chip has.
             RunFailedError: it does not compile.
         """
-        from train.checks.preflight.step_lowering import lower_train_step
-
         logger.info("lowering the step of %d rows", rows)
         num_micro_batches = self.model.num_micro_batches = self.num_micro_batches(rows)
         stablehlo = lower_train_step(
@@ -112,36 +107,6 @@ class Preflight:
         return max(1, optimization.num_epochs * num_rows // batch_rows) if batch_rows <= num_rows else None
 
 
-@dataclass(frozen=True)
-class PlannedPhase:
-    """A phase of a run, its inputs and its plan on a slice; without a compiler or a model."""
-
-    phase: Phase
-    inputs: TrainingInputs
-    plan: Plan
-
-
-def plan_phases(config: TrainingConfig, tpu: TpuSlice, vocab_size: int | None) -> list[PlannedPhase]:
-    """Plan the phases of a run on a slice.
-
-    Args:
-        config: the settings of the run.
-        tpu: the slice.
-        vocab_size: ids of the vocabulary, where there are no shards to tell them.
-
-    Raises:
-        InputError: neither shards nor numbers instead of them, or whatever `run_mlm.py` would refuse of shards and
-            plan.
-    """
-    phases = phases_of(config)
-    inputs = [_inputs(phase.config, vocab_size) for phase in phases]
-    check_phases(inputs)
-    plans = _plans(phases, inputs, tpu)
-    for phase, plan in zip(phases, plans, strict=True):
-        warn_of_other_batch(phase.config, plan)
-    return [PlannedPhase(*parts) for parts in zip(phases, inputs, plans, strict=True)]
-
-
 def open_preflights(
     phases: Sequence[PlannedPhase], tpu: TpuSlice, compiler_python: str
 ) -> Iterator[tuple[str, Preflight]]:
@@ -155,31 +120,14 @@ def open_preflights(
     Raises:
         InputError: no compiler, or whatever `run_mlm.py` would refuse of the model.
     """
-    from train.tasks.pair_pretraining import task_of  # TensorFlow, once the shards have been checked
-
     check_compiler(compiler_python)
     max_length = max(planned.inputs.max_length for planned in phases)
     for planned in phases:
-        phase, own = planned.phase, planned.inputs
+        phase, inputs = planned.phase, planned.inputs
         with naming_phase(phase.name):
-            model_config = resolve_model_config(phase.config.model, own, max_length)
-        task = task_of(phase.config, own)
-        yield phase.name, build_preflight(phase.config, own, task, model_config, planned.plan, tpu, compiler_python)
-
-
-def print_plan(phases: Sequence[PlannedPhase], tpu: TpuSlice) -> None:
-    """Print what would be compiled, and how long the run is."""
-    for planned in phases:
-        if planned.phase.name:
-            print(f"\n{planned.phase.name}\n")
-        plan, optimization = planned.plan, planned.phase.config.optimization
-        lines = step_lines(tpu, optimization.per_replica_batch_size, plan.max_length, plan.num_micro_batches)
-        if planned.inputs.train_shards.num_rows or optimization.max_steps:
-            tokens = f"{plan.num_tokens:,} tokens"
-            lines["run"] = f"{counted(plan.num_own_steps, 'step')}, {tokens}"
-        for title, text in lines.items():
-            print(f"{title:<20} {text}")
-    print("\nNothing was compiled. Without --dry-run, the TPU's compiler says if it fits and how long it takes.")
+            model_config = resolve_model_config(phase.config.model, inputs, max_length)
+        task = task_of(phase.config, inputs)
+        yield phase.name, build_preflight(phase.config, inputs, task, model_config, planned.plan, tpu, compiler_python)
 
 
 def build_preflight(
@@ -192,10 +140,6 @@ def build_preflight(
     compiler_python: str,
 ) -> Preflight:
     """Build the model of a run as it is on a TPU, and make its preflight."""
-    import tensorflow as tf
-
-    from train.step.train_step import build_model
-
     tf.config.set_visible_devices([], "GPU")  # a step that is lowered on a GPU holds the GPU's operations
     on_tpu = _on_tpu(config)
     model = build_model(on_tpu, inputs, task, model_config, plan, tf.distribute.get_strategy())
@@ -267,42 +211,7 @@ def _does_not_fit(preflight: Preflight, rows: int, error: DoesNotFitError) -> st
     )
 
 
-def _inputs(config: TrainingConfig, vocab_size: int | None) -> TrainingInputs:
-    """Open the run's inputs, or make synthetic ones from --max-length and --vocab-size."""
-    max_length = config.data.max_length
-    if config.data.train_dataset is not None and (vocab_size is None or config.run.phases is None):
-        if vocab_size is not None:
-            raise InputError(
-                f"--vocab-size is only for asking without shards; received {vocab_size} and --train-dataset, whose "
-                "vocabulary is known. Leave one of them out."
-            )
-        return open_inputs(config.data)
-    if max_length is None or vocab_size is None:
-        raise InputError(
-            "Pass --train-dataset or, before you have shards, --max-length and --vocab-size; received --max-length "
-            f"{max_length}, --vocab-size {vocab_size} and no --train-dataset."
-        )
-    return synthetic_inputs(max_length=max_length, vocab_size=vocab_size)
-
-
 def _on_tpu(config: Settings) -> Settings:
     """Give the run a TPU: the model computes there in the ways that suit it."""
     hardware = dataclasses.replace(config.hardware, tpu_name=config.hardware.tpu_name or "local", no_tpu=False)
     return dataclasses.replace(cast(Any, config), hardware=hardware)
-
-
-def _plans(phases: Sequence[Phase], inputs: Sequence[TrainingInputs], tpu: TpuSlice) -> tuple[Plan, ...]:
-    """Plan the run on the slice; without shards there are rows enough."""
-    has_shards = [own.train_shards.num_rows > 0 for own in inputs]
-    numbers = [
-        PhaseToPlan(
-            phase.config.optimization,
-            phase.config.run,
-            num_rows=own.train_shards.num_rows if has_rows else ASSUMED_NUM_ROWS,
-            max_length=own.max_length,
-            has_separate_schedule=phase.has_separate_schedule,
-            name=phase.name,
-        )
-        for phase, own, has_rows in zip(phases, inputs, has_shards, strict=True)
-    ]
-    return make_plans(tuple(numbers), tpu.num_replicas)

@@ -10,6 +10,7 @@ from mlm_common.errors import InputError
 from tests.fixtures.tiny_run import MODEL, write_shards
 from train.checks.preflight import preflight
 from train.checks.preflight.hlo_costs import Operation, StepCosts
+from train.checks.preflight.planning import synthetic_inputs
 from train.checks.preflight.report import (
     StepReport,
     duration,
@@ -20,7 +21,6 @@ from train.checks.preflight.report import (
     report_lines,
     short_name,
 )
-from train.checks.preflight.synthetic_inputs import synthetic_inputs
 from train.checks.preflight.tpu_compiler import CompiledStep, DoesNotFitError
 from train.checks.preflight.tpu_slices import tpu_slice
 from train.config.settings import MaskingConfig
@@ -78,7 +78,7 @@ def quick_lowering(monkeypatch):
     def lower_train_step(model, *, num_rows, length, num_replicas):  # noqa: ARG001
         return f"@main(%arg0: tensor<{num_rows}x{length}xi32>"
 
-    monkeypatch.setattr("train.checks.preflight.step_lowering.lower_train_step", lower_train_step)
+    monkeypatch.setattr(preflight, "lower_train_step", lower_train_step)
 
 
 def flags(*more, topology="v5e-8"):
@@ -324,17 +324,15 @@ def test_names_are_shortened_and_gradients_told():
 
 @pytest.mark.usefixtures("quick_lowering", "compiler")
 def test_the_model_is_that_of_a_run_on_a_tpu(monkeypatch):
-    from train.step import train_step
-
     built = []
-    build_model = train_step.build_model
+    build_model = preflight.build_model
 
     def remember(config, *others):
         model = build_model(config, *others)
         built.append((config, model.network))
         return model
 
-    monkeypatch.setattr(train_step, "build_model", remember)
+    monkeypatch.setattr(preflight, "build_model", remember)
     assert main(flags(*ASSUMED, "--no-tpu", "--max-steps", "10", "--bfloat16")) == 0
     ((config, network),) = built
     assert config.hardware.wants_tpu
