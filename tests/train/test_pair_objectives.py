@@ -68,7 +68,7 @@ def test_an_albert_continues_with_the_order_of_sentences(pair_shards: Path, tmp_
     [
         ("shards", BERT, "--objective mlm+nsp needs shards of --chunking segment_pairs; that of"),
         ("pair_shards", (), "--objective mlm+nsp needs one of albert, bert, mobilebert; the model is a roberta"),
-        ("pair_shards", (*BERT, "--config-overrides", f"{MODEL},type_vocab_size=1"), "tells two segments apart"),
+        ("pair_shards", (*BERT, "--config-overrides", f"{MODEL},type_vocab_size=1"), "distinguishes two segments"),
         ("pair_shards", (*BERT, "--block-attention"), "--block-attention needs shards in which"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Shards to batches: opened and checked, shuffled by arithmetic, read as tf.data."""
+"""The input pipeline: shards opened and checked, a stateless, resumable shuffle, batches as tf.data."""

@@ -1,4 +1,4 @@
-"""What a run trains on and is evaluated on, wherever its rows lie: in shards, or in memory."""
+"""The rows that a run trains on and is evaluated on, in shards or in memory."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ class Feature:
     """A feature that every record has.
 
     shape: of one row's.
-    padding: what stands in the rows that fill up the last batch of an evaluation.
+    padding: value in the rows that fill up the last batch of an evaluation.
     dtype: in the record, int64 or float32; batches hold int32 or float32.
     """
 
@@ -26,14 +26,13 @@ class Feature:
 
     @property
     def batch_dtype(self) -> str:
-        """The type in batches."""
         return "int32" if self.dtype == "int64" else self.dtype
 
 
 class Inputs(ABC):
     """Rows of token ids to train on and to evaluate on, by one tokenizer.
 
-    A run is checked before TensorFlow starts, so methods that read batches import it themselves.
+    They are checked before TensorFlow is imported, so methods that read batches import it themselves.
 
     tokenizer: that made the rows.
     tokenizer_source: the folder or Hub id that it was loaded from.
@@ -65,19 +64,19 @@ class Inputs(ABC):
         return None
 
     def has_rows_of(self, other: "Inputs") -> bool:  # noqa: ARG002
-        """Tell whether a phase would go on in the rows of the one before it."""
+        """Return whether a phase would continue in the rows of the one before it."""
         return False
 
     @abstractmethod
     def identities(self) -> dict[str, Any]:
-        """Collect what tells these rows from others, for the fingerprint of a run."""
+        """Collect what identifies these rows, for the fingerprint of a run."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Collect what `run.json` says of the rows: `train_data`, and `eval_data`, None without rows to evaluate on."""
+        """Collect what `run.json` records: `train_data`, and `eval_data`, None without rows to evaluate on."""
 
     def describe_rows(self) -> dict[str, str]:
-        """Describe the rows in the plan of a run, {title: text}, where that says more than their number and length."""
+        """Describe the rows in the plan of a run, {title: text}, beyond their number and length."""
         return {}
 
     @abstractmethod
@@ -94,8 +93,8 @@ class Inputs(ABC):
     ) -> "tf.data.Dataset":
         """Read the batches of `num_steps` steps from `start_step` on for the replicas of one input pipeline.
 
-        Before them, as many rows were used as the steps up to `start_step` take, and `num_left_out_rows`. Each batch is
-        {feature: (global_batch_rows / replicas, …)}; those of a step follow each other in the order of the replicas.
+        The rows of the steps before `start_step` are skipped, and `num_left_out_rows` more. Each batch is {feature:
+        (global_batch_rows / replicas, …)}; those of a step follow each other in the order of the replicas.
         """
 
     @abstractmethod

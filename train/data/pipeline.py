@@ -1,6 +1,6 @@
 """tf.data pipelines over the shards of stage 2.
 
-Each input pipeline (one a host) gives the batches of its own replicas, cut out of the global batches: on P pipelines
+Each input pipeline (one per host) gives the batches of its replicas, cut out of the global batches: on P pipelines
 and R replicas, rows g * p / P to g * (p + 1) / P of each global batch of g rows belong to pipeline p, as R / P batches.
 So the rows of a global batch, and the place of each in it, do not depend on how many hosts and replicas there are.
 """
@@ -32,15 +32,15 @@ def training_batches(
 ) -> tf.data.Dataset:
     """Read the batches of `num_steps` steps from `start_step` on for the replicas of one input pipeline.
 
-    Before them, as many rows were used as the steps up to `start_step` take, and `num_left_out_rows`. Each batch is
-    {feature: (global_batch_rows / replicas, …)}; those of a step follow each other in the order of the replicas.
-    Batches run on over the end of an epoch, so no row is dropped between epochs. A pipeline reads the windows whole,
-    since they are permuted whole, and parses its own rows only.
+    The rows of the steps before `start_step` are skipped, and `num_left_out_rows` more. Each batch is {feature:
+    (global_batch_rows / replicas, …)}; those of a step follow each other in the order of the replicas. Batches continue
+    over the end of an epoch, so no row is dropped between epochs. A pipeline reads whole windows, since they are
+    permuted as a whole, and parses only its rows.
     """
     windows = list(order.from_row(start_step * global_batch_rows + num_left_out_rows, num_steps * global_batch_rows))
     num_rows = np.array([window.num_rows for window in windows])
     num_skipped_rows = np.array([window.num_skipped_rows for window in windows])
-    # Where the first row of a window that is not skipped lies in its global batch.
+    # The place in its global batch of the first row of a window that is not skipped.
     first_places = (np.cumsum(num_rows - num_skipped_rows) - (num_rows - num_skipped_rows)) % global_batch_rows
     paths = tf.constant(list(order.shard_paths))
 
@@ -58,8 +58,8 @@ def training_batches(
         )
         permuted = tf.argsort(draws, stable=True)[num_skipped_rows:]
         places = (first + tf.range(tf.size(permuted))) % global_batch_rows
-        is_own = places // _pipeline_rows(context, global_batch_rows) == context.input_pipeline_id
-        return tf.gather(records, tf.boolean_mask(permuted, is_own))
+        is_mine = places // _pipeline_rows(context, global_batch_rows) == context.input_pipeline_id
+        return tf.gather(records, tf.boolean_mask(permuted, is_mine))
 
     dataset = tf.data.Dataset.from_tensor_slices(
         (
@@ -100,9 +100,9 @@ def evaluation_batches(
         for name, feature in features.items()
     }
     records = tf.data.TFRecordDataset(list(shards.paths), num_parallel_reads=NUM_PARALLEL_READS)
-    own = records.batch(pipeline_rows).shard(context.num_input_pipelines, context.input_pipeline_id)
+    batches = records.batch(pipeline_rows).shard(context.num_input_pipelines, context.input_pipeline_id)
     parse = tf.autograph.experimental.do_not_convert(lambda batch: parse_records(batch, features))
-    rows = own.map(parse, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+    rows = batches.map(parse, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
     rows = rows.concatenate(tf.data.Dataset.from_tensors(padding).repeat()).take(num_batches * pipeline_rows)
     prepare = tf.autograph.experimental.do_not_convert(prepare_row)
     rows = rows.map(prepare, num_parallel_calls=tf.data.AUTOTUNE)

@@ -1,4 +1,4 @@
-"""What a run trains on, opened and held against each other before TensorFlow starts: shards, tokenizer, row length."""
+"""Shards, tokenizer and row length of a run, opened and compared with each other before TensorFlow is imported."""
 
 import logging
 import os
@@ -42,12 +42,10 @@ class TrainingInputs(Inputs):
 
     @property
     def num_rows(self) -> int:
-        """Rows to train on."""
         return self.train_shards.num_rows
 
     @property
     def num_eval_rows(self) -> int:
-        """Rows to evaluate on."""
         return self.eval_shards.num_rows if self.eval_shards else 0
 
     @property
@@ -57,7 +55,6 @@ class TrainingInputs(Inputs):
         return manifest.unigram_entropy_nats if manifest else None
 
     def has_rows_of(self, other: Inputs) -> bool:
-        """Tell whether the rows to train on are those of others."""
         assert isinstance(other, TrainingInputs)
         return shard_identities(self.train_shards) == shard_identities(other.train_shards)
 
@@ -68,7 +65,6 @@ class TrainingInputs(Inputs):
         return {"max_length": self.max_length, **named}
 
     def describe(self) -> dict[str, Any]:
-        """Collect what the manifests say."""
         return {"train_data": _describe_shards(self.train_shards), "eval_data": _describe_shards(self.eval_shards)}
 
     def training_batches(
@@ -144,14 +140,14 @@ def check_phases(phases: Sequence[TrainingInputs]) -> None:
 
 
 def shard_identities(shards: ShardSet) -> list[str]:
-    """List what tells these shards from others: names, and checksums where a manifest has them."""
+    """List what identifies these shards: names, and checksums where a manifest has them."""
     if shards.manifest is not None:
         return [f"{shard.name} {shard.crc32c}" for shard in shards.manifest.shards]
     return [path.rsplit("/", 1)[-1] for path in shards.paths]
 
 
 def _describe_shards(shards: ShardSet | None) -> dict[str, Any] | None:
-    """Collect what a manifest says about its rows, but for the list of shards; only their number without a manifest."""
+    """Collect what a manifest says about its rows, without the list of shards; only their number without a manifest."""
     if shards is None:
         return None
     if shards.manifest is None:

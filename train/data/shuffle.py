@@ -34,7 +34,6 @@ class SampleOrder:
 
     @property
     def num_rows(self) -> int:
-        """Rows of one epoch."""
         return sum(self.num_rows_per_shard)
 
     def windows(self, epoch: int) -> list[Window]:

@@ -1,24 +1,24 @@
-"""Local attention at a cost that grows as the length: rows are cut into blocks, which see the ends of others."""
+"""Local attention at a cost linear in the length: rows are cut into blocks, which see the ends of their neighbours."""
 
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-# Queries of a block, in reaches; it has the keys of one reach more at both ends. By the compiler of a TPU VM, larger
+# Queries of a block, in reaches; it has the keys of one more reach at both ends. By the compiler of a TPU VM, larger
 # blocks cost more scores, smaller ones more copies.
 BLOCK_REACHES = 4
 
 
 def can_use_blocks(length: int, reach: int) -> bool:
-    """Tell whether blocks are cheaper than all scores with a mask."""
+    """Return whether blocks are cheaper than all scores with a mask."""
     return length > 2 * BLOCK_REACHES * reach > 0  # with a reach of 0 there are no blocks
 
 
 def is_near(num_queries: int, num_keys: int, reach: int) -> np.ndarray:
-    """Tell which keys are at most `reach` from each query, bool (queries, keys).
+    """Return which keys are at most `reach` from each query, bool (queries, keys).
 
-    There are as many more keys before the first query as after the last.
+    The keys extend beyond the queries by the same number at both ends.
     """
     queries = np.arange(num_queries)[:, np.newaxis] + (num_keys - num_queries) // 2
     return np.abs(np.arange(num_keys) - queries) <= reach
@@ -37,7 +37,7 @@ def in_blocks(tensor: Any, reach: int) -> Any:
 def with_halo(tensor: Any, reach: int) -> Any:
     """Cut (batch, length, …) into blocks with the `reach` before and after each, (batch, blocks, keys, …).
 
-    Beyond the ends there is 0; None stays None.
+    Beyond the ends it is filled up with 0; None stays None.
     """
     blocks = in_blocks(tensor, reach)
     if blocks is None:

@@ -1,6 +1,6 @@
 """Random bits as a pure function of keys: the same on every device, in XLA and out of it, however a batch is cut.
 
-Each row of a global batch has a key of its own, and a bit follows from the key and its position in the row. So a
+Each row of a global batch has its key, and a bit follows from the key and its position in the row. So a
 resumed run draws what the run before it would have, and a replica draws for its rows what one device would have. The
 bits are made by mixing integers: on a TPU that costs a few operations an element, in the very loop that uses them,
 where a draw of TensorFlow's costs more than the attention scores that dropout needs it for.
@@ -18,12 +18,12 @@ KEY_WORDS = 2
 GOLDEN = 0x9E3779B9
 # Multipliers of a mixer of 32 bits with little bias, found by search: https://github.com/skeeto/hash-prospector.
 MIXERS = (0x7FEB352D, 0x846CA68B)
-# The key that all others come from; any but 0 would do. The first digits of pi.
+# The key that all others derive from; any but 0 would do. The first digits of pi.
 FIRST_KEY = (0x243F6A88, 0x85A308D3)
 
 
 def key_of(numbers: Iterable[int | tf.Tensor]) -> tf.Tensor:
-    """Make the key of integers such as a seed and a step, uint32 (KEY_WORDS,); other ones give another key."""
+    """Make the key of integers such as a seed and a step, uint32 (KEY_WORDS,); other numbers give another key."""
     key = tf.constant(FIRST_KEY, tf.uint32)
     for number in numbers:
         key = fold_in(key, number)
@@ -62,7 +62,7 @@ def draw_bits(keys: tf.Tensor, shape: tf.TensorShape | tuple[int, ...]) -> tf.Te
 
 
 def fall_under(bits: tf.Tensor, probability: float) -> tf.Tensor:
-    """Tell which of uniform uint32 `bits` fall under `probability`, exactly none at 0 and all at 1.
+    """Return which of uniform uint32 `bits` fall under `probability`, exactly none at 0 and all at 1.
 
     Integers are compared, since float draws differ between devices.
     """

@@ -1,7 +1,7 @@
 """Dropout as a pure function of keys of the rows: the same bits on every device, however the batch is cut.
 
-What falls out follows from (key of the row, layer, which call of the layer, position), so a layer that
-is called again under gradient checkpointing drops what it did before.
+What is dropped follows from (key of the row, layer, which call of the layer, position), so a layer that is called again
+under gradient checkpointing drops the same.
 """
 
 import functools
@@ -19,16 +19,16 @@ from train.layers.random_bits import draw_bits, fall_under, fold_in
 
 @dataclass
 class _Scope:
-    """The keys of the rows that are passed through the model, and how often each layer was called with them."""
+    """The keys of the rows in the model, and how often each layer was called with them."""
 
     row_keys: tf.Tensor  # uint32 (batch, KEY_WORDS)
     shared_key: tf.Tensor | None  # uint32 (KEY_WORDS,)
     num_calls: dict[int, int] = field(default_factory=dict)
 
 
-# DeBERTa's, whose input is the table of relative positions.
+# In DeBERTa, where its input is the table of relative positions.
 SHARED_LAYER = "pos_dropout"
-# One scope per thread: MirroredStrategy traces each replica in a thread of its own.
+# One scope per thread: MirroredStrategy traces each replica in its own thread.
 _traced = threading.local()
 
 
@@ -73,7 +73,7 @@ def repeatable(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def key_dropout(model: tf_keras.Model) -> None:
-    """Let `dropping_out_by` decide what the model's layers of dropout drop; outside that context they do as before."""
+    """Let `dropping_out_by` decide what the model's dropout layers drop; outside that context they do as before."""
     rates = [(layer, rate) for layer in model.submodules if (rate := _rate(layer)) is not None]
     for index, (layer, rate) in enumerate(rates):
         if not isinstance(layer.call, _KeyedCall):
@@ -81,15 +81,15 @@ def key_dropout(model: tf_keras.Model) -> None:
 
 
 def _rate(layer: tf.Module) -> float | None:
-    """Look up the share that a layer of dropout drops; None for any other layer."""
+    """Look up the fraction that a dropout layer drops; None for any other layer."""
     if isinstance(layer, tf_keras.layers.Dropout):
         return float(layer.rate)
-    # DeBERTa has its own.
+    # DeBERTa's class.
     return float(layer.drop_prob) if type(layer).__name__.endswith("StableDropout") else None
 
 
 class _KeyedCall:
-    """In the place of the `call` of a layer of dropout."""
+    """Replaces the `call` of a dropout layer."""
 
     def __init__(self, layer: tf_keras.layers.Layer, rate: float, index: int):
         self.reference_call = layer.call
@@ -109,7 +109,7 @@ class _KeyedCall:
     def next_keys(self) -> tf.Tensor | None:
         """Make the keys of this call's rows, uint32 (batch, KEY_WORDS); None outside `dropping_out_by`.
 
-        Of what all rows share it is one key, uint32 (KEY_WORDS,).
+        For inputs that all rows share it is one key, uint32 (KEY_WORDS,).
         """
         scope = getattr(_traced, "scope", None)
         if scope is None:
@@ -129,12 +129,12 @@ def next_keys(layer: tf_keras.layers.Layer) -> tf.Tensor | None:
 
 
 def drop(inputs: tf.Tensor, keys: tf.Tensor, rate: float) -> tf.Tensor:
-    """Set a share of `rate` of `inputs` to 0 and scale the rest up; all is 0 at rate 1.
+    """Set a fraction of `rate` of `inputs` to 0 and scale the rest up; all is 0 at rate 1.
 
     Args:
         inputs: (batch, …) under keys of rows; any shape under one key.
         keys: uint32 (batch, KEY_WORDS) or (KEY_WORDS,).
-        rate: share that falls out.
+        rate: fraction that is dropped.
     """
     if rate >= 1:
         return tf.zeros_like(inputs)
@@ -143,11 +143,11 @@ def drop(inputs: tf.Tensor, keys: tf.Tensor, rate: float) -> tf.Tensor:
 
 
 def dropout_mask(keys: tf.Tensor, shape: tf.TensorShape | tuple[int, ...], rate: float) -> tf.Tensor:
-    """Draw which elements fall out, bool (…, *shape).
+    """Draw which elements are dropped, bool (…, *shape).
 
     Args:
         keys: uint32 (…, KEY_WORDS).
         shape: of the elements under each key.
-        rate: share that falls out, exactly none at 0 and all at 1.
+        rate: fraction that is dropped, exactly none at 0 and all at 1.
     """
     return fall_under(draw_bits(keys, shape), rate)

@@ -1,8 +1,8 @@
-"""Self-attention without scores in memory, as in FlashAttention (Dao et al. 2022), but without a kernel of our own.
+"""Self-attention without scores in memory, as in FlashAttention (Dao et al. 2022), but without a custom kernel.
 
 XLA's compiler for TPUs joins a matrix product, what is done to its elements and the next product into one loop where no
 result in between is used twice. So the output is divided by the softmax's sum, not the probabilities; the backward pass
-makes the probabilities anew; dropout is made in the loop; and padding is taken out of keys and values, not of scores.
+recomputes the probabilities; dropout is made in the loop; and padding is removed from keys and values, not from scores.
 """
 
 import math
@@ -39,13 +39,13 @@ def attend(
 
     Args:
         query: (batch, heads, head size, queries), static shape.
-        key: (batch, heads, head size, keys), as many, or more by the same number at both ends; so is `value`.
+        key: (batch, heads, head size, keys), the same number, or more at both ends alike; `value` has the same shape.
         attended: (batch, 1, keys), 1 at tokens that are attended, 0 at padding. Queries there give 0.
         row_keys: uint32 (batch, KEY_WORDS) by which probabilities are dropped; None without dropout.
-        rate: share of the probabilities that is dropped.
-        documents: int32 (batch, 1, queries) and (batch, 1, keys), the numbers of their documents: a query attends to
-            keys of its own alone, of which there must be one that is attended. None where it attends to all.
-        reach: how far from a query a key is at most that it attends to; None for any distance.
+        rate: fraction of the probabilities that is dropped.
+        documents: int32 (batch, 1, queries) and (batch, 1, keys), the numbers of their documents: a query attends only
+            to keys of its document, one of which must be attended. None where it attends to all.
+        reach: the largest distance of a key that a query attends to; None for any distance.
     """
     num_heads, head_size = query.shape[1:3]
     head_keys = None if row_keys is None else fold_in(row_keys[:, tf.newaxis], tf.range(num_heads))
@@ -68,7 +68,7 @@ def attend(
 class _Attention:
     """Forward and backward pass. Letters of einsum: batch, n heads, h head size, k keys, q queries.
 
-    Keys and values are 0 at padding: what is made of them there is finite, and counts nowhere.
+    Keys and values are 0 at padding: results there are finite, and count nowhere.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class _Attention:
         self.reach = reach
 
     def forward(self, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Compute the context, what was subtracted from the scores, and 1 / (sum * share that is kept).
+        """Compute the context, what was subtracted from the scores, and 1 / (sum * fraction that is kept).
 
         The latter two are float32 (batch, heads, 1, queries).
         """
@@ -130,7 +130,7 @@ class _Attention:
 
         by_value = tf.einsum("bnkq,bnhq->bnhk", tf.nn.relu(weights), by_context)
         by_query = einsum("bnkq,bnhk->bnhq", by_scores(value), key) * self.scale
-        # Scores' gradients are made anew for each product that takes them, as they lie there: only the sum is turned.
+        # The scores' gradients are recomputed for each product, in its layout: only the sum is transposed.
         by_key = einsum("bnkq,bnhq->bnkh", by_scores(*optimization_barrier(value)), query) * self.scale
         (by_key,) = optimization_barrier(tf.cast(by_key, dtype))
         return tf.cast(by_query, dtype), tf.transpose(by_key, (0, 1, 3, 2)), by_value
@@ -172,13 +172,13 @@ class _Attention:
         return tf.cast(self._among_near(_within(self.documents, exponentials, 0.0), 0.0), query.dtype)
 
     def _is_query(self, query: tf.Tensor) -> tf.Tensor:
-        """Tell which queries are of attended tokens, so each has a key, itself: bool (batch, 1, 1, queries)."""
+        """Return which queries are of attended tokens, so each has a key, itself: bool (batch, 1, 1, queries)."""
         num_queries, num_keys = query.shape[3], self.attended.shape[3]
         first = (num_keys - num_queries) // 2
         return self.attended[..., first : first + num_queries] > 0
 
     def _among_near(self, values: tf.Tensor, other: float) -> tf.Tensor:
-        """Put `other` in the place of values, (batch, heads, keys, queries), of keys that are out of reach."""
+        """Replace values, (batch, heads, keys, queries), of keys that are out of reach by `other`."""
         if self.reach is None:
             return values
         num_keys, num_queries = values.shape[2:]
@@ -195,7 +195,7 @@ class _Attention:
 
 
 def _within(documents: Sequence[tf.Tensor], values: tf.Tensor, other: float) -> tf.Tensor:
-    """Put `other` in the place of values, (batch, heads, keys, queries), of keys that are not of the query's document.
+    """Replace values, (batch, heads, keys, queries), of keys in other documents than the query's by `other`.
 
     Args:
         documents: of queries (batch, 1, 1, queries) and keys (batch, 1, keys, 1); nothing where all are of one.
@@ -214,7 +214,7 @@ def einsum(equation: str, one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
     """Multiply in float32, before any rounding; `tf.einsum` rounds it to the type of its arguments.
 
     Args:
-        equation: as in `tf.einsum`, of two tensors: `bld,de->ble`. A letter stands in two or three of the parts.
+        equation: as in `tf.einsum`, of two tensors: `bld,de->ble`. A letter is in two or three of the parts.
         one: float32 or bfloat16.
         other: of the same type.
     """
@@ -257,9 +257,9 @@ def sum_over_rows(values: tf.Tensor) -> tf.Tensor:
 
 
 def optimization_barrier(*tensors: tf.Tensor | None) -> list[Any]:
-    """Make of the tensors ones of which XLA does not know that it has computed with them before.
+    """Return the tensors such that XLA does not know that it has computed with them before.
 
-    What is computed of them is computed anew, in the place of a tensor that is kept.
+    What is computed from them is recomputed, instead of keeping a tensor.
     """
     kept = iter(xla.optimization_barrier(*[tensor for tensor in tensors if tensor is not None]))
     return [None if tensor is None else next(kept) for tensor in tensors]

@@ -76,7 +76,7 @@ def dense_of_heads(inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tup
 def gelu(inputs: tf.Tensor) -> tuple[tf.Tensor, Callable]:
     """Compute x Φ(x) (Hendrycks & Gimpel 2016) in float32; the result has the inputs' type.
 
-    In bfloat16, XLA would round after each operation, and keep what lies between for the gradient.
+    In bfloat16, XLA would round after each operation, and keep the intermediate results for the gradient.
     """
 
     def gradient(by_output: tf.Tensor) -> tf.Tensor:
@@ -102,9 +102,9 @@ def gated_gelu(inputs: tf.Tensor, gate: tf.Tensor) -> tuple[tf.Tensor, Callable]
 def _gelu_and_slope(inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Compute gelu and its derivative in float32."""
     values = tf.cast(inputs, tf.float32)
-    share = 0.5 * (1 + tf.math.erf(values / math.sqrt(2)))
+    cumulative = 0.5 * (1 + tf.math.erf(values / math.sqrt(2)))
     density = tf.exp(-0.5 * tf.square(values)) / math.sqrt(2 * math.pi)
-    return values * share, share + values * density
+    return values * cumulative, cumulative + values * density
 
 
 def layer_norm(inputs: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float) -> tf.Tensor:

@@ -1,1 +1,1 @@
-"""The model: its configuration, architectures, layers as suits the TPU, and weights to start from."""
+"""The model: configuration, architectures, TPU-optimized layers, and weights to start from."""

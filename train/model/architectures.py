@@ -17,14 +17,14 @@ from mlm_common.errors import InputError
 
 @dataclass(frozen=True)
 class Architecture:
-    """What is special about one `model_type`; all that the project knows of it by name.
+    """What is special about one `model_type`.
 
     Its inputs and settings:
     counts_positions: the first token has the position after the padding id, as in RoBERTa, not 0.
     learns_positions: its table of absolute positions, where it has one, is trained; RoFormer's is fixed.
-    has_token_types: its tokenizer tells a first sentence from a second.
+    has_token_types: its tokenizer marks a first and a second sentence.
     has_pair_head: its class for pretraining has a head that answers a question about two segments.
-    activations: the settings that name functions: of its feed-forward layers, and of a head that has one of its own.
+    activations: the settings that name functions: of its feed-forward layers, and of a head with another one.
     dropouts: the settings of its dropout in pretraining: of hidden states and of attention.
     tied: its TF class uses the input embedding as the head's matrix, whatever `tie_word_embeddings` says.
     required: settings that its TF class ignores, or does not get right, with the only value that is supported.
@@ -38,9 +38,9 @@ class Architecture:
     transposed_vocabulary: pattern of the weight whose second axis, not its first, runs over the ids.
 
     Its PyTorch class, where transformers' rules for names and shapes miss something:
-    not_in_pytorch: how names begin that the TF class alone has.
+    not_in_pytorch: prefixes of names that only the TF class has.
     renamed: {part of a name by those rules: in PyTorch}.
-    depthwise: how the names end of what the PyTorch class has as (channels, 1, …): its convolution is a separable one.
+    depthwise: suffixes of the names that the PyTorch class has as (channels, 1, …): its convolution is separable.
     head_bias: the two names of the head's bias: the one that PyTorch adds to the logits, and another.
     same_where_none: {setting: another}: where the one is None it is as the other, which transformers 5 does not know.
     """
@@ -105,7 +105,7 @@ ARCHITECTURES = {
         flops="distilbert",
     ),
     "electra": BERT,
-    # `normalization_type`: the TF class gives its layer norm an epsilon of its own. `transposed_vocabulary`: the head
+    # `normalization_type`: the TF class gives its layer norm another epsilon. `transposed_vocabulary`: the head
     # needs it next to the embedding, which is narrower. Of the biases its TF class has the second only.
     "mobilebert": Architecture(
         has_pair_head=True,
@@ -144,7 +144,7 @@ ACTIVATIONS = (
     "gelu", "gelu_10", "gelu_fast", "gelu_new", "mish", "quick_gelu", "relu", "sigmoid", "silu", "swish", "tanh",
 )  # fmt: skip
 
-# What a head that no class of transformers has is called, as a part of a network and in the names of its weights.
+# The name of a head that no class of transformers has, as a part of a network and in the names of its weights.
 OWN_HEAD = "custom_head"
 # Weights with one entry per id, by the end of their name in the TF or in the PyTorch class.
 VOCABULARY_WEIGHT = re.compile(
@@ -165,7 +165,6 @@ REASONS_AGAINST = {
 
 
 def architecture_of(config: PretrainedConfig) -> Architecture:
-    """Look up a supported configuration in the table."""
     return ARCHITECTURES[config.model_type]
 
 
@@ -177,7 +176,7 @@ def check_architecture(config: PretrainedConfig, hint: str = "Give --config-over
         hint: how to change a setting, for errors.
 
     Raises:
-        InputError: the type is not supported, or the configuration asks of it what its TF class does not do.
+        InputError: the type is not supported, or the configuration has a setting that its TF class ignores.
     """
     model_type = config.model_type
     architecture = ARCHITECTURES.get(model_type)
@@ -208,7 +207,7 @@ def check_architecture(config: PretrainedConfig, hint: str = "Give --config-over
 
 
 def position_offset(config: PretrainedConfig) -> int:
-    """Tell the position of the first token: `max_position_embeddings` is the row length plus this.
+    """Return the position of the first token: `max_position_embeddings` is the row length plus this.
 
     0 for most; the padding id plus 1 for the RoBERTa family and MPNet.
     """
@@ -216,19 +215,18 @@ def position_offset(config: PretrainedConfig) -> int:
 
 
 def max_positions(config: PretrainedConfig) -> int | None:
-    """Tell the longest row that the model can take, in tokens; None when its positions are relative only."""
+    """Return the longest row that the model can take, in tokens; None when its positions are relative only."""
     if not getattr(config, "position_biased_input", True):
         return None
     return config.max_position_embeddings - position_offset(config)
 
 
 def learns_positions(config: PretrainedConfig) -> bool:
-    """Tell whether the model has a table of positions that is trained."""
+    """Return whether the model has a table of positions that is trained."""
     return max_positions(config) is not None and architecture_of(config).learns_positions
 
 
 def uses_token_types(config: PretrainedConfig) -> bool:
-    """Tell whether the model's tokenizer gives `token_type_ids`."""
     return architecture_of(config).has_token_types and config.type_vocab_size > 1
 
 
@@ -236,7 +234,7 @@ def align_padding_positions(model: Any) -> None:
     """Let a new TF…ForMaskedLM of the RoBERTa family count its positions from `config.pad_token_id`.
 
     transformers' TF classes count from 1 whatever the configuration says, its PyTorch classes from `pad_token_id`.
-    To be called before the model is first trained; other architectures stay as they are.
+    To be called before the model is first trained; other architectures are left as they are.
     """
     if architecture_of(model.config).counts_positions:
         encoder = getattr(model, model.base_model_prefix)

@@ -1,7 +1,7 @@
-"""Documents that share a row and do not see each other: attention stays within each, where positions begin anew.
+"""Documents that share a row but do not attend to each other: attention and positions are within each document.
 
-A packed row then gives what its documents would give in rows of their own (Krell et al. 2021). Which token is of which
-document follows from the ids: a [SEP] ends each, however stage 2 has cut them, and masking leaves it as it is.
+A packed row then gives what its documents would give in separate rows (Krell et al. 2021). Which token belongs to which
+document follows from the ids: a [SEP] ends each, however stage 2 has cut them, and masking leaves it unchanged.
 """
 
 import functools
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from train.model.architectures import architecture_of, position_offset
 
-# One set of documents per thread: MirroredStrategy traces each replica in a thread of its own.
+# One set of documents per thread: MirroredStrategy traces each replica in its own thread.
 _traced = threading.local()
 # What transformers adds to the scores of tokens that are not attended.
 NOT_ATTENDED = -10000.0
@@ -22,11 +22,11 @@ NOT_ATTENDED = -10000.0
 
 @contextmanager
 def attending_within(documents: tf.Tensor | None) -> Iterator[None]:
-    """Within it, attention stays within documents, in the layers that know of it.
+    """A context in which attention stays within documents, in the layers that support it.
 
     Args:
-        documents: int32 (batch, length), the number of each token's document in its row, none below that of the token
-            before; padding counts to the last. None for rows that are attended as a whole.
+        documents: int32 (batch, length), the number of each token's document in its row, which never decreases; padding
+            belongs to the last. None for rows that are attended as a whole.
     """
     previous = current_documents()
     _traced.documents = documents
@@ -79,14 +79,14 @@ def attend_within_documents(model: Any) -> None:
 
 
 def _mask_other_documents(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Make of the `call` of transformers' attention one that hides the other documents of a row, too."""
+    """Wrap the `call` of transformers' attention so that it also hides the other documents of a row."""
 
     @functools.wraps(call)
     def call_within(hidden_states: tf.Tensor, attention_mask: tf.Tensor, *args: Any, **kwargs: Any) -> Any:
         documents = current_documents()
         if documents is not None:
-            is_own = documents[:, tf.newaxis, :, tf.newaxis] == documents[:, tf.newaxis, tf.newaxis]
-            attention_mask = tf.where(is_own, attention_mask, NOT_ATTENDED)  # (batch, 1, queries, keys)
+            is_same = documents[:, tf.newaxis, :, tf.newaxis] == documents[:, tf.newaxis, tf.newaxis]
+            attention_mask = tf.where(is_same, attention_mask, NOT_ATTENDED)  # (batch, 1, queries, keys)
         return call(hidden_states, attention_mask, *args, **kwargs)
 
     return call_within

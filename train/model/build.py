@@ -27,10 +27,10 @@ def build_network(
 
     Args:
         model_config: of `resolve_model_config`, its vocabulary padded.
-        settings: how the weights start, whether documents are kept apart, and activations computed twice.
-        vocabulary_size: ids of the tokenizer; what is padding in the model starts as 0.
+        settings: how the weights start, whether documents are kept apart, and activations recomputed.
+        vocabulary_size: ids of the tokenizer; padding of the vocabulary starts as 0.
         seed: fixes the weights.
-        tpu_layers: compute layers as suits XLA on a TPU, where that is known for the architecture.
+        tpu_layers: use the TPU-optimized layers, if the architecture has them.
         model_class: the auto class of transformers.
     """
     tf_keras.utils.set_random_seed(seed)

@@ -1,4 +1,4 @@
-"""How the step of a run is computed where its flags leave that open: decided once, recorded, and kept on resuming."""
+"""How a run computes its step where the flags leave that open: decided once, recorded, and kept on resuming."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from train.model.flops import planned_step_flops
 from train.runtime.plan import Plan
 from train.runtime.strategy import compiles_with_xla
 
-# Of a run on one CPU whose steps XLA compiles; about 200 CPU seconds of a small model. XLA saves at least some 4 % of
-# them, and compiling step and evaluation takes up to 9.
+# From this size on, XLA compiles the steps of a run on one CPU: about 200 CPU seconds of a small model. XLA saves at
+# least 4 % of them, and compiling step and evaluation takes up to 9.
 MIN_COMPILED_FLOPS = 2e13
 
 
@@ -22,7 +22,7 @@ class Computation:
     """How a step is computed.
 
     jit_compile: it is wrapped in `jit_compile`; a TPU compiles by itself.
-    tpu_layers: its layers are those of `train.model.tpu_layers`; None where the first rows are to decide.
+    tpu_layers: its layers are those of `train.model.tpu_layers`; None where the first rows decide.
     """
 
     jit_compile: bool
@@ -80,6 +80,6 @@ def recorded_computation(record: Mapping[str, Any], settings: Mapping[str, Mappi
 
 
 def describe_computation(computation: Mapping[str, Any], *, on_tpu: bool) -> str:
-    """Tell in words how a step is computed, of a `Computation` as it is recorded."""
+    """Describe how a step is computed, from a `Computation` as it is recorded."""
     layers = "TPU-optimized layers" if computation["tpu_layers"] else "reference layers"
     return f"{'compiled with XLA' if on_tpu or computation['jit_compile'] else 'without XLA'}, {layers}"

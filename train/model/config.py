@@ -28,11 +28,11 @@ DECIDED_BY_DATA = ("model_type", "vocab_size", "pad_token_id", "bos_token_id", "
 def resolve_model_config(config: ModelConfig, inputs: Inputs, max_length: int | None = None) -> PretrainedConfig:
     """Build the configuration to train, with vocabulary (padded), special ids and positions of tokenizer and shards.
 
-    A configuration that names its own number of positions keeps it; a preset takes the rows' length.
+    A configuration that names a number of positions keeps it; a preset takes the rows' length.
 
     Args:
         config: of the run, or of one of its phases.
-        inputs: likewise.
+        inputs: of the run, or of one of its phases.
         max_length: of the rows of all phases, where there are several.
 
     Raises:
@@ -82,7 +82,7 @@ def resolve_model_config(config: ModelConfig, inputs: Inputs, max_length: int | 
 
 
 def _read(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
-    """Read the configuration named, as it stands."""
+    """Read the configuration that the settings name."""
     if config.init_from is not None:
         if config.pretrained_model_config is not None:
             raise InputError(
@@ -159,7 +159,7 @@ def _check_pair_head(objective: str, model_config: PretrainedConfig) -> None:
         )
     if not uses_token_types(model_config):
         raise InputError(
-            f"--objective {objective} needs a model that tells two segments apart; type_vocab_size is "
+            f"--objective {objective} needs a model that distinguishes two segments; type_vocab_size is "
             f"{model_config.type_vocab_size}. Give --config-overrides type_vocab_size=2."
         )
 

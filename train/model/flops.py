@@ -1,7 +1,7 @@
-"""Floating-point operations that a step needs, for the share of the chip's peak that is used (MFU).
+"""Floating-point operations that a step needs, for the fraction of the chip's peak that is used (MFU).
 
 Counted as Chowdhery et al. 2022 (PaLM, appendix B) do: matrix products, an addition and a multiplication each, forward
-once and backward twice; what the hardware does besides (recomputed activations, softmax, layer norms, the optimizer) is
+once and backward twice; other work of the hardware (recomputed activations, softmax, layer norms, the optimizer) is
 not. Products of attention are counted whole, since nothing here is causal. The head works on the prediction slots only;
 heads of fine-tuning, which have a few outputs, are not counted.
 """

@@ -1,7 +1,4 @@
-"""A saved model read into TensorFlow, and `--init-from`, which starts a run with its configuration and weights.
-
-It is an export, or any checkpoint of a folder or the Hub; torch is not needed.
-"""
+"""Load the weights of an export, or of any checkpoint in a folder or on the Hub, into TensorFlow, without torch."""
 
 import json
 import logging
@@ -33,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 # In the names of tables of positions; the second is that of rotations.
 POSITION_TABLES = ("position_embeddings", "embed_positions")
-# In PyTorch checkpoints, besides what the TF classes themselves leave out: buffers, the head's weights once more, and
+# In PyTorch checkpoints, beyond what the TF classes themselves leave out: buffers, copies of the head's weights, and
 # the head for pairs, where the class has none.
 NOT_IN_TENSORFLOW = re.compile(
     r"\.(position_ids|token_type_ids)$|(^|\.)decoder\.(weight|bias)$|(^|\.)(seq_relationship|sop_classifier)\."
@@ -54,7 +51,7 @@ def load_model(
         model_class: the auto class of transformers that has the checkpoint's head.
         head_labels: {id: label} of a head that the checkpoint may lack, or have in another shape; it starts at random,
             and what else the checkpoint has of heads is left out. By default it must have the head.
-        adapt_network: changes the model in place: a head of a task's own is put on it.
+        adapt_network: changes the model in place: adds the head of a custom task.
 
     Raises:
         InputError: no such folder or model, no such weights in it, an architecture that is not supported, or weights
@@ -153,7 +150,7 @@ def _read_shards(folder_or_hub_id: str, index_path: str) -> dict[str, Any]:
 
 def _check_found(folder_or_hub_id: str, model: Any, found: dict[str, Any]) -> None:
     """Refuse weights that are not exactly those of the model, given what transformers found of them."""
-    wrong_shape = {name: f"{name} {tuple(shape)}, not {tuple(own)}" for name, shape, own in found["mismatched_keys"]}
+    wrong_shape = {name: f"{name} {tuple(shape)}, not {tuple(ours)}" for name, shape, ours in found["mismatched_keys"]}
     known = {*wrong_shape, *(architecture_of(model.config).head_bias or ())}
     wrong = {
         "missing": found["missing_keys"],
@@ -189,13 +186,13 @@ def load_initial_weights(
     """
     folder_or_hub_id = exported_model(folder_or_hub_id, "--init-from")
     with local_or_hub(folder_or_hub_id) as name:
-        anew = {"head_labels": model.config.id2label, "adapt_network": adapt_network} if adapt_network else {}
-        source = load_model(name, model_class, **anew)
-    given, own = _by_name(source), _by_name(model)
-    differing = sorted(given.keys() ^ own.keys())
+        new_head = {"head_labels": model.config.id2label, "adapt_network": adapt_network} if adapt_network else {}
+        source = load_model(name, model_class, **new_head)
+    given, wanted = _by_name(source), _by_name(model)
+    differing = sorted(given.keys() ^ wanted.keys())
     if differing:
         raise _other_model(folder_or_hub_id, f"{differing[0]} is in one of the two only")
-    for weight_name, variable in own.items():
+    for weight_name, variable in wanted.items():
         axis = vocabulary_axis(weight_name, model.config.model_type)
         value = _fitted(given[weight_name].numpy(), variable, weight_name, axis, vocabulary_size)
         if value.shape != tuple(variable.shape):

@@ -1,4 +1,4 @@
-"""Layers whose activations are computed again in the backward pass, instead of being kept (Chen et al. 2016).
+"""Recompute the activations of layers in the backward pass, instead of keeping them (Chen et al. 2016).
 
 Of each encoder layer only the input is kept: memory for activations falls to about that of one layer, for a third more
 computing. `tf.recompute_grad` does not serve: under XLA, which ignores control dependencies, the compiler sees that a
@@ -19,9 +19,9 @@ from train.model.block_attention import attending_within, current_documents
 
 
 def enable_gradient_checkpointing(model: Any) -> None:
-    """Let each encoder layer of a TF model be computed again where its gradient is taken.
+    """Recompute each encoder layer of a TF model where its gradient is taken.
 
-    Results stay the same: so does what a layer drops, if it drops by keys (`train.layers.stateless_dropout`).
+    Results stay the same, and so does what a layer drops, if it drops by keys (`train.layers.stateless_dropout`).
     """
     for layer in encoder_layers(model):
         layer.call = _checkpointed(layer.call)
@@ -57,7 +57,7 @@ def _checkpointed(call: Callable[..., Any]) -> Callable[..., Any]:
             rest = iter(tensors)
             filled = [next(rest) if tf.is_tensor(argument) else argument for argument in arguments]
             new_args, new_kwargs = tf.nest.pack_sequence_as((args, kwargs), filled)
-            with attending_within(documents):  # where the gradient is taken, they are not known any more
+            with attending_within(documents):  # they are no longer known where the gradient is taken
                 return call(*new_args, **new_kwargs)[0]
 
         tensors = [argument for argument in arguments if tf.is_tensor(argument)]

@@ -1,4 +1,4 @@
-"""Layers for TPUs held against the stock ones, on the first rows of a run: on a device of which nobody knows yet."""
+"""Compare the TPU-optimized layers with the reference layers on the first rows of a run, on untested hardware."""
 
 import logging
 import math
@@ -15,7 +15,7 @@ from train.model.tpu_layers import attention_layers, use_reference_layers, use_t
 
 logger = logging.getLogger(__name__)
 
-# Rows of each replica: a TPU's vectors are as high, and more would take longer without showing more.
+# Rows of each replica: the height of a TPU's vectors; more would take longer without showing more.
 NUM_ROWS = 8
 HINT = (
     "--tpu-layers off trains with the reference layers, --tpu-layers on with the TPU-optimized ones, without a check."
@@ -24,11 +24,11 @@ HINT = (
 # 0.006 on a CPU, scores scaled by 1.1 the gradients of new queries and keys by 0.08. The same for float32, where a TPU
 # rounds the factors of products of matrices to bfloat16, too.
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 2e-3, 3e-2
-# Share of the whole gradient's norm that is added to a variable's: where that is next to nothing, it is all rounding.
+# Fraction of the whole gradient's norm that is added to a variable's: a norm near 0 is all rounding.
 GRADIENT_FLOOR = 1e-4
 # Attention does not depend on the biases of keys: their gradient is all rounding.
 WITHOUT_GRADIENT = "/key/bias:0"
-# Of a device that was lost, about which the layers cannot be blamed.
+# Errors of a device that was lost, for which the layers are not to blame.
 LOST_ERRORS = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
@@ -39,7 +39,7 @@ LOST_ERRORS = (
 
 @dataclass(frozen=True)
 class Figures:
-    """What a forward and a backward pass give.
+    """The results of a forward and a backward pass.
 
     loss: mean over what is predicted.
     gradient_norms: of the summed loss by each variable, by its name.
@@ -50,20 +50,18 @@ class Figures:
 
     @property
     def grad_norm(self) -> float:
-        """Norm of the whole gradient."""
         return math.hypot(*self.gradient_norms.values())
 
     def describe(self) -> str:
-        """Write loss and norm of the whole gradient."""
         return f"loss {self.loss:.6g}, gradient norm {self.grad_norm:.6g}"
 
 
 def prove_tpu_layers(network: Any, figures: Callable[[], Figures]) -> bool:
-    """Leave the network its layers for TPUs if they compute what the stock ones do, else the stock ones; log which.
+    """Give the network the TPU-optimized layers if they compute what the reference layers do; log which it has.
 
     Args:
         network: a TF model whose layers are known.
-        figures: computes with the layers that the network has at that time, which drop by keys or not at all.
+        figures: computes with the layers that the network has when it is called, which drop by keys or not at all.
     """
     with _reference_layers(network):
         expected = figures()
@@ -88,7 +86,7 @@ def prove_tpu_layers(network: Any, figures: Callable[[], Figures]) -> bool:
 
 
 def agree(found: Figures, expected: Figures) -> bool:
-    """Tell whether figures are the same but for rounding; those that are not finite are not."""
+    """Return whether figures are equal up to rounding; those that are not finite are not."""
     floor = GRADIENT_FLOOR * expected.grad_norm
     are_near = (
         abs(found.gradient_norms[name] - norm) <= GRADIENT_TOLERANCE * (norm + floor)
@@ -100,7 +98,7 @@ def agree(found: Figures, expected: Figures) -> bool:
 
 @contextmanager
 def _reference_layers(network: Any) -> Iterator[None]:
-    """Within it the network has its stock layers, whose attention drops what the layers for TPUs drop."""
+    """A context with the reference layers, whose attention drops what that of the TPU-optimized ones drops."""
     use_reference_layers(network)
     attentions = attention_layers(network)
     calls = [layer.dropout.call for layer in attentions]

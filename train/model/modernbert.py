@@ -1,4 +1,4 @@
-"""ModernBERT (Warner et al. 2024) for TensorFlow, of which transformers has the configuration and PyTorch classes only.
+"""ModernBERT (Warner et al. 2024) for TensorFlow; transformers has only its configuration and PyTorch classes.
 
 Variables have the names that transformers' rules turn into those of the PyTorch classes. Importing this module lets
 transformers' auto classes make these from a `ModernBertConfig`.
@@ -37,7 +37,7 @@ def rotary_tables(length: int, head_size: int, base: float) -> tuple[np.ndarray,
 
 
 def rotated(states: tf.Tensor, base: float) -> tf.Tensor:
-    """Turn queries or keys, (batch, length, heads, head size), by their positions, in float32; the type is kept."""
+    """Rotate queries or keys, (batch, length, heads, head size), by their positions, in float32; the type is kept."""
     cosines, sines = (table[:, np.newaxis] for table in rotary_tables(states.shape[1], states.shape[3], base))
     first, second = tf.split(tf.cast(states, tf.float32), 2, axis=-1)
     turned = tf.concat([first * cosines - second * sines, second * cosines + first * sines], axis=-1)
@@ -242,7 +242,7 @@ class TFModernBertMainLayer(_Layer):
 
 
 class TFModernBertPredictionHead(_Layer):
-    """What every task's head begins with."""
+    """The first part of every task's head."""
 
     def __init__(self, config: ModernBertConfig, **kwargs: Any):
         super().__init__(config, **kwargs)

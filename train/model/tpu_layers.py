@@ -1,6 +1,6 @@
-"""The layers of BERT, its kin and ModernBERT as a TPU's compiler computes them cheapest, with the same results.
+"""TPU-optimized layers of ModernBERT, BERT and its relatives: cheaper by the TPU's compiler, with the same results.
 
-Variables, their names and what is exported stay those of the stock layers, whose `call` alone is replaced. For programs
+Variables, their names and exports stay those of the reference layers, of which only `call` is replaced. For programs
 that XLA compiles.
 """
 
@@ -24,10 +24,10 @@ from train.model.modernbert import TFModernBertAttention, TFModernBertMLP, rotar
 
 
 def use_tpu_layers(model: Any) -> bool:
-    """Replace how the encoder of a built TF model computes, if its layers are known; return whether they are.
+    """Replace the `call` of the encoder's layers in a built TF model, if they are known; return whether they are.
 
-    Attention that is called with what pretraining has no use for (head masks, attentions as an output, a mask of more
-    than one row a sample) computes as before.
+    Attention with arguments that pretraining does not use (head masks, attentions as an output, a mask of more than one
+    row per sample) computes as before.
     """
     for layer, call_of in _known_layers(model):
         reference_call, layer.call = layer.call, call_of(layer)
@@ -50,7 +50,7 @@ def attention_layers(model: Any) -> list[Any]:
 
 
 def _known_layers(model: Any) -> Iterator[tuple[Any, Callable[[Any], Callable]]]:
-    """Yield the layers below the head that can be computed otherwise, each with what makes the other `call` of it."""
+    """Yield the layers below the head that can be optimized, each with what makes its optimized `call`."""
     if not architecture_of(model.config).has_tpu_layers:
         return
     for layer in getattr(model, model.base_model_prefix).submodules:
@@ -190,7 +190,7 @@ def _as_rows(blocks: Any) -> Any:
 
 
 def rotated(states: tf.Tensor, base: float, first: int = 0) -> tf.Tensor:
-    """Turn queries or keys, (batch, heads, head size, length), by their positions, the first of which is given."""
+    """Rotate queries or keys, (batch, heads, head size, length), by their positions, the first of which is given."""
     head_size, length = states.shape[2:]
     cosines, sines = (
         np.tile(table[first:].T, (2, 1)) for table in rotary_tables(first + length, head_size, base)

@@ -1,1 +1,1 @@
-"""One step: gradients of a task's loss over the global batch, what the optimizer makes of them; and an evaluation."""
+"""One training step: gradients over the global batch, clipping, the optimizer; and evaluation."""

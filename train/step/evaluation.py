@@ -1,4 +1,4 @@
-"""A model evaluated as it is, on every validation row once."""
+"""Evaluate the current model on every validation row once."""
 
 import itertools
 from collections.abc import Callable
@@ -12,18 +12,18 @@ from train.runtime import heartbeat
 from train.runtime.preemption import InFlight, StopRequest
 from train.step.train_step import PretrainingModel, Sums
 
-# The figures of an evaluation, or None where it was asked to stop.
+# The figures of an evaluation, or None after a shutdown request.
 Evaluator = Callable[[StopRequest], dict[str, float] | None]
-# What figures are made of; see `Task.figures`.
+# The input of `Task.figures`.
 Totals = dict[str, NDArray[Any]]
-# Adds them up, or returns None where it was asked to stop.
+# Adds them up, or returns None after a shutdown request.
 Adder = Callable[[StopRequest], Totals | None]
 
 
 def build_evaluator(model: PretrainingModel, add_up: Adder | None) -> Evaluator | None:
-    """Build a function that evaluates the model as it is when called; None where there is nothing to evaluate.
+    """Build a function that evaluates the current model; None where there is nothing to evaluate.
 
-    It returns None where it is asked to stop before its last batch.
+    It returns None after a shutdown request before its last batch.
     """
     if add_up is None:
         return None
@@ -38,12 +38,12 @@ def build_evaluator(model: PretrainingModel, add_up: Adder | None) -> Evaluator 
 def build_adder(
     model: PretrainingModel, batches: Any, num_batches: int, strategy: tf.distribute.Strategy, *, jit_compile: bool
 ) -> Adder:
-    """Build a function that adds up the task's sums over all rows, and collects what it keeps of each.
+    """Build a function that adds up the task's sums over all rows, and collects its values for each row.
 
-    It returns None where it is asked to stop before its last batch.
+    It returns None after a shutdown request before its last batch.
 
     Args:
-        batches: of `evaluation_batches`, distributed by `distribute_batches`; read anew at each call.
+        batches: of `evaluation_batches`, distributed by `distribute_batches`; read again at each call.
         num_batches: how many there are for each replica.
     """
     evaluation_step = model.evaluation_step
@@ -72,5 +72,5 @@ def build_adder(
 
 
 def _joined(values: list[NDArray[Any]]) -> NDArray[Any]:
-    """Add up the sums of the batches in float64; put what was kept of each row one batch after the other."""
+    """Add up the sums of the batches in float64; concatenate the values for each row."""
     return np.concatenate(values) if values[0].ndim else np.asarray(sum(np.asarray(values, np.float64)))

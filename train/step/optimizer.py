@@ -1,4 +1,4 @@
-"""The learning rate over a run; AdamW and LAMB, which stop at the first gradient that is not finite."""
+"""Learning-rate schedules; AdamW and LAMB, which stop at the first gradient that is not finite."""
 
 import math
 from collections.abc import Callable
@@ -13,16 +13,16 @@ from train.runtime.named_scopes import named
 
 @dataclass(frozen=True)
 class WarmupSchedule(tf_keras.optimizers.schedules.LearningRateSchedule):
-    """Rises linearly to `peak` over the warmup; after it the rate is `peak` times the share that its shape gives.
+    """Rises linearly to `peak` over the warmup; then the rate is `peak` times the fraction that its shape gives.
 
     Args:
         shape: a name in `SHAPES`.
         peak: the rate after the warmup.
         num_warmup_steps: steps of the warmup; 0 starts at the peak.
-        num_steps: the step at which it ends: that of the run's end, or of the phase's.
+        num_steps: the step at which it ends: the last of the run, or of the phase.
         num_decay_steps: last steps, over which `wsd` falls.
-        first_step: the step before which it begins.
-        min_ratio: share of the peak below which the rate does not fall; `linear`, `cosine` and `wsd` end at it.
+        first_step: the step before which it starts.
+        min_ratio: fraction of the peak below which the rate does not fall; `linear`, `cosine` and `wsd` end at it.
     """
 
     shape: str
@@ -43,16 +43,14 @@ class WarmupSchedule(tf_keras.optimizers.schedules.LearningRateSchedule):
 
     @property
     def length(self) -> int:
-        """Steps from its beginning to its end."""
         return self.num_steps - self.first_step
 
     def get_config(self) -> dict[str, float | str]:
-        """Collect the arguments of the constructor."""
         return dict(vars(self))
 
 
 def _remaining(schedule: WarmupSchedule, step: tf.Tensor, num_last_steps: int) -> tf.Tensor:
-    """Compute the share of the last `num_last_steps` steps that is still to come: above 1 before they begin."""
+    """Compute the fraction of the last `num_last_steps` steps that remains: above 1 before they start."""
     return tf.maximum(0.0, (schedule.length - step) / max(1, num_last_steps))
 
 
@@ -96,7 +94,7 @@ NO_WEIGHT_DECAY = r"(bias|LayerNorm|layer_norm|/(attn_|mlp_|final_)?norm)(/|:|$)
 
 
 class GuardedAdamW(tf_keras.optimizers.AdamW):
-    """AdamW (Loshchilov & Hutter 2017), with the numbers of tf_keras', that makes no step any more after a bad one.
+    """AdamW (Loshchilov & Hutter 2017), with the numbers of tf_keras', that makes no more steps after a bad one.
 
     From the first step that is not finite on, the gradients are taken as 0 and so are the rates by which moments,
     weights and step move, so all keep their exact values. It costs no pass over the weights, no branch in the compiled
@@ -122,7 +120,7 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         return not float(self._going.read_value())
 
     def state_of(self, names: list[str]) -> dict[str, tf.Variable]:
-        """Collect what the optimizer remembers, by name: the step, and two moments of each trained variable.
+        """Collect the optimizer's state by name: the step, and two moments of each trained variable.
 
         Args:
             names: of the variables that it was built for, in their order.
@@ -133,7 +131,7 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         return state
 
     def resume(self) -> None:
-        """Make steps again after one that was not finite; for a state that was restored from before it."""
+        """Make steps again after one that was not finite, once the state before it is restored."""
         self._going.assign(1.0)
 
     @named("optimizer")
@@ -166,7 +164,7 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         variable.assign_sub(first * alpha / (tf.sqrt(second) + self.epsilon))
 
     def decays(self, variable: tf.Variable) -> bool:
-        """Tell whether weight decay applies to the variable, whatever its rate."""
+        """Return whether weight decay applies to the variable, whatever its rate."""
         return bool(self._use_weight_decay(variable))
 
     def _update_moments(self, gradient: tf.Tensor, variable: tf.Variable) -> tuple[tf.Tensor, tf.Tensor]:
@@ -178,7 +176,7 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         return first, second
 
     def _bias_corrections(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Compute what the moments, which start at 0, are too small by."""
+        """Compute the factors by which the moments, which start at 0, are too small."""
         num_steps = tf.cast(self.iterations + 1, tf.float32)
         return 1 - tf.pow(self.beta_1, num_steps), 1 - tf.pow(self.beta_2, num_steps)
 
@@ -189,7 +187,7 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
 class GuardedLamb(GuardedAdamW):
     """LAMB (You et al. 2019, algorithm 2): Adam's update of each variable, scaled to the norm of the variable.
 
-    It keeps large batches (thousands of rows) stable. As in the authors' code, what does not decay is not scaled.
+    It keeps large batches (thousands of rows) stable. As in the authors' code, variables without decay are not scaled.
     """
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:

@@ -1,4 +1,4 @@
-"""The model that is trained and evaluated: a transformers model with the steps around it, whatever its task."""
+"""The model that is trained and evaluated: a transformers model with its training and evaluation steps."""
 
 import time
 from collections.abc import Callable
@@ -22,19 +22,19 @@ from train.runtime.plan import Plan
 from train.step.optimizer import build_optimizer, clipping_factor, global_norm
 from train.tasks.task import Task
 
-# Keep apart the random numbers of the task, of dropout, and of dropout from what all rows share.
+# Separate streams of random numbers: of the task, of dropout, and of dropout of inputs that all rows share.
 TASK_STREAM, DROPOUT_STREAM, SHARED_STREAM = 0, 1, 2
 
 Sums = dict[str, tf.Tensor]
 
 
 class PretrainingModel(tf_keras.Model):
-    """Owns `train_step`: the task's sums, accumulation, gradients of the global batch, clipping, metrics.
+    """Has `train_step`: the task's sums, accumulation, gradients of the global batch, clipping, metrics.
 
-    A step takes `global_batch_rows` rows, of which each replica gets an equal share and goes through it in
+    A step takes `global_batch_rows` rows, which the replicas divide equally; each processes its part in
     `num_micro_batches` micro-batches. The loss is summed and divided by its weight in the whole global batch, so it
-    does not depend on how the batch is cut. AutoGraph converts nothing here, nor in the data: no code that is traced
-    chooses in Python by a tensor, and converting that of a model takes seconds of each start.
+    does not depend on how the batch is cut. AutoGraph converts nothing here, nor in the data: no traced Python code
+    branches on a tensor, and converting the code of a model takes seconds of each start.
     """
 
     def __init__(self, network: Any, task: Task, *, seed: int, num_micro_batches: int = 1, max_grad_norm: float = 0.0):
@@ -54,16 +54,15 @@ class PretrainingModel(tf_keras.Model):
         return [*self.means, self.grad_norm_mean]
 
     def reset_metrics(self) -> None:
-        """Keep the means: `fit` calls this as it begins, and a run may resume in the middle of an interval."""
+        """Keep the means: `fit` calls this when it starts, and a run may resume in the middle of an interval."""
 
     def reset_means(self) -> None:
-        """Begin the means anew."""
         for metric in self.metrics:
             metric.reset_state()
 
     @tf.autograph.experimental.do_not_convert
     def train_step(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Make one step from this replica's share of the global batch, {feature: (rows, …)}."""
+        """Make one step from this replica's part of the global batch, {feature: (rows, …)}."""
         replica, means = tf.distribute.get_replica_context(), self.task.means
         step = tf.cast(self.optimizer.iterations, tf.int32)
         num_rows = _num_rows(batch)
@@ -98,7 +97,7 @@ class PretrainingModel(tf_keras.Model):
     def prepare_batch(
         self, batch: dict[str, tf.Tensor], step: int | tf.Tensor, *, first_row: int | tf.Tensor = 0
     ) -> Any:
-        """Make the rows that are learned from at a step of a batch, which begins at `first_row` of the global one."""
+        """Make the rows that a step learns from, from a batch that starts at `first_row` of the global one."""
         return self.task.prepare_batch(batch, row_keys((self.seed, TASK_STREAM, step), _num_rows(batch), first_row))
 
     def _weighed(self, rows: Any) -> Any:
@@ -107,7 +106,7 @@ class PretrainingModel(tf_keras.Model):
 
     @tf.autograph.experimental.do_not_convert
     def evaluation_step(self, rows: Any) -> Sums:
-        """Add up the task's sums for a batch of prepared rows, over all replicas; collect what it keeps of each row."""
+        """Add up the task's sums for a batch of prepared rows, over all replicas; collect its values for each row."""
         replica = tf.distribute.get_replica_context()
         sums = self.task.sums(self.network, rows, training=False)
         of_rows = {name: sums.pop(name) for name in list(sums) if sums[name].shape.rank}
@@ -171,19 +170,19 @@ class PretrainingModel(tf_keras.Model):
 
     @property
     def _sum_names(self) -> list[str]:
-        """Those of the task's sums that the means need."""
+        """The task's sums that the means need."""
         return sorted({name for mean in self.task.means for name in (mean.total, mean.weight)})
 
 
 def _scatter_to_global_batch(value: tf.Tensor) -> tf.Tensor:
-    """Put what a replica has of its rows, (rows, …), where these stand in the global batch, with 0 elsewhere.
+    """Put a replica's values, (rows, …), at the places of its rows in the global batch, with 0 elsewhere.
 
-    Every kind of device adds up; not every kind puts together.
+    Every kind of device can sum over replicas; not every kind can concatenate.
     """
     replica = tf.distribute.get_replica_context()
     num_replicas, index = replica.num_replicas_in_sync, tf.cast(replica.replica_id_in_sync_group, tf.int32)
-    is_own = tf.reshape(tf.range(num_replicas) == index, (num_replicas, *[1] * value.shape.rank))
-    placed = tf.where(is_own, value, tf.zeros_like(value))  # (replicas, rows, …)
+    is_mine = tf.reshape(tf.range(num_replicas) == index, (num_replicas, *[1] * value.shape.rank))
+    placed = tf.where(is_mine, value, tf.zeros_like(value))  # (replicas, rows, …)
     return tf.reshape(placed, (-1, *value.shape[1:]))
 
 
@@ -194,9 +193,9 @@ def _num_rows(batch: dict[str, tf.Tensor]) -> int:
 def build_train_function(model: tf_keras.Model) -> Callable[[Any], dict[str, tf.Tensor]]:
     """Build what `fit` calls with an iterator of global batches: it runs `model.train_step` on all replicas.
 
-    As tf_keras' own `Model.make_train_function`, with a clock around the iterator. The answer holds, under `WAIT_NAME`,
-    the seconds in which the host had no batch to hand out, float64. On a TPU the steps handed out before may still be
-    computed in that time, so the device was idle for at most as long.
+    As tf_keras' `Model.make_train_function`, with a clock around the iterator. The result has, under `WAIT_NAME`, the
+    seconds in which the host had no batch ready, float64. On a TPU, earlier steps may still be computed in that time,
+    so the device was idle for at most as long.
 
     Where batches differ in length, a step is compiled for each length, and each call makes one.
     """
@@ -214,7 +213,7 @@ def build_train_function(model: tf_keras.Model) -> Callable[[Any], dict[str, tf.
         strategy.run(train_step, args=(batch,))
         return answered_seconds - asked_seconds
 
-    # tf_keras' variable: its `fit` counts by it, and reads it anew for each execution.
+    # tf_keras' variable: its `fit` counts by it, and reads it again for each execution.
     num_steps = model._steps_per_execution
 
     def execute_many(iterator: Any) -> dict[str, tf.Tensor]:
@@ -244,16 +243,15 @@ def build_train_function(model: tf_keras.Model) -> Callable[[Any], dict[str, tf.
 
 
 def _is_of_one_shape(iterator: Any) -> bool:
-    """Tell whether all batches of an iterator have the same shape."""
     specs = tf.nest.flatten(iterator.element_spec, expand_composites=True)
     return all(spec.shape.is_fully_defined() for spec in specs)
 
 
 def prove_tpu_layers(model: PretrainingModel, batch: Any, strategy: tf.distribute.Strategy) -> bool:
-    """Hold the layers for TPUs against the stock ones; see `train.model.layer_check`.
+    """Compare the TPU-optimized layers with the reference layers; see `train.model.layer_check`.
 
     Args:
-        model: whose network keeps the layers that are found to be right.
+        model: its network keeps the layers that pass.
         batch: one global batch, distributed over the replicas.
     """
 
@@ -283,8 +281,8 @@ def build_model(
     """Build the model of a run with its optimizer, compiled, with fresh weights.
 
     Args:
-        computation: how its step is computed; by default as of a new run. Layers for TPUs that have not shown yet that
-            they can be used are.
+        computation: how its step is computed; by default as in a new run. TPU-optimized layers that have not been
+            compared yet are used.
     """
     tf_keras.mixed_precision.set_global_policy("mixed_bfloat16" if config.hardware.bfloat16 else "float32")
     if computation is None:

@@ -1,1 +1,1 @@
-"""What is learned: masked tokens, and with them what two segments are to each other."""
+"""Pretraining tasks: masked tokens, and questions about pairs of segments."""

@@ -1,4 +1,4 @@
-"""Masked language modelling (Devlin et al. 2018): some tokens of a row are hidden, and predicted from the others."""
+"""Masked language modelling (Devlin et al. 2018): the task, its head at the masked positions, and its loss."""
 
 import functools
 import math
@@ -25,7 +25,7 @@ from train.tasks.task import CardFigure, Mean, Task, TaskCard
 
 # Added to the logits of padding in the vocabulary: e to it is 0, and 0 times it is 0, as of infinity it would not be.
 NEVER = -1e30
-# One set of positions per thread: MirroredStrategy traces each replica in a thread of its own.
+# One set of positions per thread: MirroredStrategy traces each replica in its own thread.
 _traced = threading.local()
 
 USAGE = """```python
@@ -47,9 +47,9 @@ LIMITS = """It predicts single masked tokens, in texts of at most {max_length} t
 
 
 class MaskedLanguageModeling(Task):
-    """Predicts masked tokens; `rule` says which those are in training.
+    """Predicts masked tokens, which `rule` chooses in training.
 
-    Evaluation masks as BERT does, whatever the training, so that the figures of any two runs compare.
+    Evaluation masks as BERT does, whatever the training, so that any two runs compare.
     """
 
     model_class = "TFAutoModelForMaskedLM"
@@ -84,7 +84,7 @@ class MaskedLanguageModeling(Task):
         """Make the task of a run.
 
         Raises:
-            InputError: words are to be masked, and nothing tells which tokens begin one.
+            InputError: words must be masked, and it is not known which tokens start one.
         """
         return cls(masking_rule(inputs, masking), special_ids(inputs.tokenizer)["pad"])
 
@@ -93,12 +93,10 @@ class MaskedLanguageModeling(Task):
         return {"input_ids": Feature((length,), padding=self.pad_token_id)}
 
     def adapt_network(self, network: Any) -> Any:
-        """Let the head be computed at the masked positions alone."""
         gather_before_head(network)
         return network
 
     def prepare_batch(self, batch: dict[str, tf.Tensor], row_keys: tf.Tensor) -> MaskedRows:
-        """Mask the rows; see `mask_rows`."""
         return mask_rows(batch["input_ids"], row_keys, self.rule)
 
     def prepare_row(self, row: dict[str, tf.Tensor]) -> MaskedRows:
@@ -112,7 +110,7 @@ class MaskedLanguageModeling(Task):
     def outputs_and_sums(
         self, network: Any, rows: MaskedRows, inputs: dict[str, tf.Tensor], *, training: bool
     ) -> tuple[Any, dict[str, tf.Tensor]]:
-        """Give what the network makes of the rows and of these `inputs` besides, and the sums over masked tokens."""
+        """Return the network's outputs for the rows and further `inputs`, and the sums over masked tokens."""
         rule = self.rule if training else self.evaluation_rule
         predictions = collect_predictions(rows, rule.num_prediction_slots(rows.input_ids.shape.num_elements()))
         attended = tf.cast(rows.input_ids != self.pad_token_id, tf.int32)  # (batch, length)
@@ -133,15 +131,12 @@ class MaskedLanguageModeling(Task):
         return {"perplexity": math.exp(loss) if loss < 700 else math.inf}
 
     def summarize(self, figures: Mapping[str, float]) -> str:
-        """Summarize loss and accuracy in a few words."""
         return f"{super().summarize(figures)}  accuracy {100 * figures['masked_accuracy']:.1f} %"
 
     def next_command(self, model: str) -> str:
-        """Return the command that fills in masks."""
         return f'python train/fill_mask.py --model {shlex.quote(model)} --text "… {MASK} …"'
 
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
-        """Describe loss and accuracy for people."""
         loss, accuracy = figures["loss"], figures["masked_accuracy"]
         return {
             "validation loss": f"{loss:.4f} nats per masked token, perplexity {figures['perplexity']:.1f}",
@@ -149,14 +144,12 @@ class MaskedLanguageModeling(Task):
         }
 
     def describe_row(self, rows: MaskedRows, tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
-        """Show the first row, and what the model sees of it."""
         return {
             "first row": tokenizer.decode(rows.original_ids[0]),
             "as masked": tokenizer.decode(rows.input_ids[0]),
         }
 
     def num_predictions(self, num_tokens: int) -> int:
-        """Count the slots for masked tokens."""
         return self.rule.num_prediction_slots(num_tokens)
 
 
@@ -164,7 +157,7 @@ def masking_rule(inputs: TrainingInputs, masking: MaskingConfig) -> MaskingRule:
     """Make the rule of the training's masks.
 
     Raises:
-        InputError: words are to be masked, and nothing tells which tokens begin one.
+        InputError: words must be masked, and it is not known which tokens start one.
     """
     return MaskingRule(
         masking=masking.masking,
@@ -179,13 +172,13 @@ def masking_rule(inputs: TrainingInputs, masking: MaskingConfig) -> MaskingRule:
 
 
 def _word_starts(inputs: TrainingInputs, masking: MaskingConfig) -> NDArray[np.bool_]:
-    """Read the table saved with the tokenizer or, for one of another making, what its marks tell."""
+    """Read the table saved with the tokenizer; without one, derive it from the tokens."""
     starts = load_word_starts(inputs.tokenizer_source)
     if starts is None:
         starts = word_starts(inputs.tokenizer)
     if starts is None:
         raise InputError(
-            f"--masking {masking.masking} needs a tokenizer whose pieces show where a word begins, or with a "
+            f"--masking {masking.masking} needs a tokenizer whose tokens show where a word starts, or with a "
             f"{WORD_STARTS_FILE}; {inputs.tokenizer_source} has neither. Give --masking token, or prepare the shards "
             "with a tokenizer of train-unigram."
         )
@@ -200,12 +193,12 @@ def _word_starts(inputs: TrainingInputs, masking: MaskingConfig) -> NDArray[np.b
 
 # The head over the masked positions only, for any architecture. The head (a projection onto the vocabulary) costs as
 # much as several encoder layers, and the loss reads it at the masked positions alone. Gathering the encoder's output
-# before the head leaves transformers' own code for both untouched.
+# before the head leaves transformers' code for both untouched.
 
 
 @contextmanager
 def predicting_at(positions: tf.Tensor) -> Iterator[None]:
-    """Within it, models prepared by `gather_before_head` give logits at `positions` only, in their order.
+    """A context in which models prepared by `gather_before_head` give logits at `positions` only, in their order.
 
     Args:
         positions: int32 (num_predictions,) into the rows of the batch laid end to end; a position may occur more
@@ -284,7 +277,7 @@ def masked_lm_loss(
 def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_logits: tf.Tensor) -> tf.Tensor:
     """Compute nats, float32 (num_predictions,), as `sparse_softmax_cross_entropy_with_logits` does.
 
-    That one goes over all logits once more to find those of the labels.
+    That one reads all logits a second time to find those of the labels.
     """
 
     @custom_gradient
@@ -301,9 +294,9 @@ def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_logits: tf.Tensor
 
 
 def _is_first_largest(logits: tf.Tensor, labels: tf.Tensor, label_logits: tf.Tensor) -> tf.Tensor:
-    """Tell, as float32 0 or 1 (num_predictions,), where `argmax` of the logits is the label.
+    """Return, as float32 0 or 1 (num_predictions,), where `argmax` of the logits is the label.
 
-    A TPU counts by a product what is larger, or as large and before it, in a sixth of the time of an `argmax`.
+    A TPU counts by a product the logits that are larger, or equal and before it, in a sixth of the time of an `argmax`.
     """
     is_before = tf.range(logits.shape[-1]) < labels[..., tf.newaxis]
     limits = label_logits[..., tf.newaxis]

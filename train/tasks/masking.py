@@ -1,4 +1,4 @@
-"""Masks drawn in-graph: a pure function of keys of the rows, the same on every device and inside and outside XLA."""
+"""Masks drawn in-graph: a pure function of keys of the rows, the same on every device, with and without XLA."""
 
 import math
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from train.layers.random_bits import KEY_WORDS, draw_bits, fall_under, fold_in, to_integers
 from train.runtime.named_scopes import named
 
-# How far, in standard deviations of the number of masked tokens, the slots of a batch reach beyond its mean: a batch
-# draws more about once in a hundred million times.
+# How many standard deviations of the number of masked tokens the slots of a batch reach beyond its mean: a batch draws
+# more about once in a hundred million times.
 SLOT_DEVIATIONS = 6
-# Slots more, in units less a token: of long units a batch draws few, and few reach further than the normal.
+# Further slots, in units less a token: a batch has few long units, and a small number varies more than the normal.
 SPARE_UNITS = 2
 # Longer words and spans are masked in several units: so the number of masked tokens varies little, whatever the text.
 MAX_WORD_TOKENS = 8
@@ -28,7 +28,7 @@ MAX_UNIT_TOKENS: dict[Masking, int] = {"token": 1, "whole_word": MAX_WORD_TOKENS
 class MaskingRule:
     """Rates (BERT, Devlin et al. 2018, section 3.1), the ids they apply to, and what is masked as a whole.
 
-    word_starts: bool (vocabulary_size,), whether a word begins with an id; words and spans need it.
+    word_starts: bool (vocabulary_size,), whether a word starts with an id; words and spans need it.
     """
 
     mask_token_id: int
@@ -62,7 +62,7 @@ class MaskedRows(NamedTuple):
 
     original_ids: tf.Tensor  # int32 (batch, length)
     input_ids: tf.Tensor  # int32 (batch, length), what the model sees
-    is_masked: tf.Tensor  # bool (batch, length), whether the token is to be predicted
+    is_masked: tf.Tensor  # bool (batch, length), whether the token must be predicted
 
 
 class Predictions(NamedTuple):
@@ -73,7 +73,7 @@ class Predictions(NamedTuple):
     weights: tf.Tensor  # float32 (num_predictions,)
 
 
-# What is drawn for each row.
+# The random streams of a row.
 CHOICE, REPLACEMENT, SPAN, FATE = range(4)
 
 # Lengths of spans, in words: SpanBERT's (Joshi et al. 2019, section 3.1), whose mean is 3.8.
@@ -85,9 +85,9 @@ MAX_SPAN_WORDS = 10
 def mask_rows(input_ids: tf.Tensor, row_keys: tf.Tensor, rule: MaskingRule) -> MaskedRows:
     """Mask rows; the masks of each depend on its key and tokens alone.
 
-    One draw of 32 bits both selects a token and says what becomes of it. Of a whole word, selected by the bits of its
-    first token, each token has a fate of its own, as in BERT's whole-word models; a span's is one for all its tokens,
-    as in SpanBERT (Joshi et al. 2019, section 3.1).
+    One draw of 32 bits both selects a token and decides its replacement. In a whole word, selected by the bits of its
+    first token, each token is replaced independently, as in BERT's whole-word models; in a span all tokens are replaced
+    alike, as in SpanBERT (Joshi et al. 2019, section 3.1).
 
     Args:
         input_ids: int32 (batch, length), static shape.
@@ -125,7 +125,7 @@ def _first_tokens_of_units(
 
 
 def mask_row_by_content(input_ids: tf.Tensor, rule: MaskingRule) -> MaskedRows:
-    """Mask one row, int32 (length,), as a function of its own tokens.
+    """Mask one row, int32 (length,), as a function of its tokens.
 
     Evaluation uses it: whatever the order, batch size or number of replicas, a row has the same masks.
     """
@@ -134,7 +134,7 @@ def mask_row_by_content(input_ids: tf.Tensor, rule: MaskingRule) -> MaskedRows:
 
 
 def key_of_content(input_ids: tf.Tensor) -> tf.Tensor:
-    """Make the key of one row, int32 (length,), of its own tokens: uint32 (1, KEY_WORDS)."""
+    """Make the key of one row, int32 (length,), from its tokens: uint32 (1, KEY_WORDS)."""
     fingerprint = tf.fingerprint(input_ids[tf.newaxis])  # uint8 (1, 8), FarmHash64
     return tf.bitcast(tf.reshape(fingerprint, (1, KEY_WORDS, 4)), tf.uint32)
 
@@ -143,7 +143,7 @@ def key_of_content(input_ids: tf.Tensor) -> tf.Tensor:
 def collect_predictions(rows: MaskedRows, num_predictions: int) -> Predictions:
     """Collect where the masked tokens are and what they were; those over `num_predictions` are not predicted."""
     rank = tf.cumsum(tf.cast(tf.reshape(rows.is_masked, (-1,)), tf.int32))  # (batch * length,)
-    # The n-th masked token stands where the rank first reaches n. XLA makes comparisons of it, where others sort.
+    # The n-th masked token is where the rank first reaches n. XLA compiles this to comparisons, not to a sort.
     positions = tf.searchsorted(rank, tf.range(1, num_predictions + 1))
     is_used = tf.range(num_predictions) < rank[-1]
     positions = tf.where(is_used, positions, 0)
@@ -152,7 +152,7 @@ def collect_predictions(rows: MaskedRows, num_predictions: int) -> Predictions:
 
 
 def is_special(input_ids: tf.Tensor, special_ids: tuple[int, ...]) -> tf.Tensor:
-    """Tell, as bool of the shape of `input_ids`, whether a token is one of the special ones."""
+    """Return whether each token is a special one: bool of the shape of `input_ids`."""
     return tf.reduce_any(input_ids[..., tf.newaxis] == tf.constant(special_ids, tf.int32), axis=-1)
 
 
@@ -165,20 +165,20 @@ def _skip_special(ordinary_index: tf.Tensor, special_ids: tuple[int, ...]) -> tf
 
 
 # Units that are masked as a whole, words or spans of words: for each token, the first token of its unit. They cover
-# every row without gaps, and each is masked or not with the same probability, whatever its size: so the expected share
-# of masked tokens is that probability. All is arithmetic on whole rows, without a loop over tokens.
+# every row without gaps, and each is masked or not with the same probability, whatever its size: so the expected
+# fraction of masked tokens is that probability. All is arithmetic on whole rows, without a loop over tokens.
 
 
 def first_tokens_of_words(input_ids: tf.Tensor, is_special: tf.Tensor, word_starts: np.ndarray) -> tf.Tensor:
     """Find for each token the position of the first token of its word, int32 (batch, length).
 
-    A word begins where the table says so, at the beginning of a row, and at and after a special token. What would have
-    more than `MAX_WORD_TOKENS` counts as several words, since in scripts without spaces a word may be a paragraph.
+    A word starts where the table says so, at the start of a row, and at and after a special token. A longer one than
+    `MAX_WORD_TOKENS` counts as several words, since in scripts without spaces a word may be a paragraph.
 
     Args:
         input_ids: int32 (batch, length).
         is_special: bool (batch, length).
-        word_starts: bool (vocabulary,), whether a word begins with the token.
+        word_starts: bool (vocabulary,), whether a word starts with the token.
     """
     # Not a constant of booleans: TensorFlow writes it in a way that the TPU compiler's parser does not read.
     begins = tf.gather(tf.constant(word_starts, tf.int8), input_ids) > 0
@@ -217,12 +217,12 @@ def span_lengths(bits: tf.Tensor) -> tf.Tensor:
 
 
 def _cuts(is_special: tf.Tensor) -> tf.Tensor:
-    """Tell whether a unit begins here in any case: at and after a special token, and at the beginning of a row."""
+    """Return where a unit starts in any case: at and after a special token, and at the start of a row."""
     return is_special | tf.pad(is_special[:, :-1], ((0, 0), (1, 0)), constant_values=True)
 
 
 def _first_tokens(begins: tf.Tensor, max_tokens: int) -> tf.Tensor:
-    """Find for each token the position of its unit's first, for units that begin where told, cut to `max_tokens`."""
+    """Find for each token the position of its unit's first, for units that start at `begins`, cut to `max_tokens`."""
     positions = tf.range(begins.shape[1])
     first = _latest(begins)
     return first + (positions - first) // max_tokens * max_tokens

@@ -23,9 +23,9 @@ from train.tasks.masked_lm import MaskedLanguageModeling, masking_rule
 from train.tasks.masking import MaskedRows, MaskingRule, key_of_content
 from train.tasks.task import CardFigure, Mean, TaskCard
 
-# What is drawn for each row besides its masks (`train.tasks.masking`).
+# The random stream of a row for its order; its masks use others (`train.tasks.masking`).
 ORDER = 16
-# In the place of a label: the pair does not count.
+# The label of a pair that does not count.
 NO_LABEL = -100
 EVALUATION = (
     "Over {num_masked_tokens:,} masked tokens of rows that were not trained on, 15 % of each row, always the same, and "
@@ -38,7 +38,7 @@ class PairRows(NamedTuple):
 
     masked: MaskedRows
     labels: tf.Tensor  # int32 (batch,), the right answer, 0 or 1
-    weights: tf.Tensor  # float32 (batch,), what its loss counts for beside that of a masked token; 0 without question
+    weights: tf.Tensor  # float32 (batch,), of its loss relative to that of a masked token; 0 without question
 
 
 class PairPretraining(MaskedLanguageModeling):
@@ -59,7 +59,7 @@ class PairPretraining(MaskedLanguageModeling):
         """Make the task of a run.
 
         Raises:
-            InputError: the shards have no pairs; or words are to be masked, and nothing tells which tokens begin one.
+            InputError: the shards have no pairs; or words must be masked, and it is not known which tokens start one.
         """
         for shards in (inputs.train_shards, inputs.eval_shards):
             if shards is None or not shards.paths:  # of the preflight there may be none
@@ -74,12 +74,11 @@ class PairPretraining(MaskedLanguageModeling):
         return cls(masking_rule(inputs, masking), ids["pad"], ids["sep"])
 
     def features(self, length: int) -> dict[str, Feature]:
-        """Name the token ids and the label of the pair."""
         return {**super().features(length), LABEL_KEY: Feature(padding=NO_LABEL)}
 
     @abstractmethod
     def ask(self, batch: dict[str, tf.Tensor], row_keys: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Give rows, int32 (batch, length), the answers, int32 (batch,), and whether these count, bool (batch,)."""
+        """Return rows, int32 (batch, length), the answers, int32 (batch,), and whether these count, bool (batch,)."""
 
     def prepare_batch(self, batch: dict[str, tf.Tensor], row_keys: tf.Tensor) -> Any:
         """Ask about the pairs, and mask the rows."""
@@ -126,11 +125,9 @@ class PairPretraining(MaskedLanguageModeling):
         return {"perplexity": math.exp(loss) if loss < 700 else math.inf}
 
     def summarize(self, figures: Mapping[str, float]) -> str:
-        """Summarize the loss of both questions and the accuracies in a few words."""
         return f"{super().summarize(figures)}  pairs {100 * figures[f'{self.pair_name}_accuracy']:.1f} %"
 
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
-        """Describe losses and accuracies for people."""
         loss, accuracy = figures[f"{self.pair_name}_loss"], figures[f"{self.pair_name}_accuracy"]
         return {
             **super().describe({**figures, "loss": figures["mlm_loss"]}),
@@ -139,7 +136,6 @@ class PairPretraining(MaskedLanguageModeling):
         }
 
     def describe_row(self, rows: Any, tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
-        """Show the first row, what the model sees of it, and what is asked."""
         counts = bool(rows.weights[0] > 0)
         asked = {self.pair_name: str(int(rows.labels[0])) if counts else "not asked"}
         return super().describe_row(rows.masked, tokenizer) | asked
@@ -181,7 +177,6 @@ class NextSentencePrediction(PairPretraining):
     card = _card("nsp", "next sentence", "Its head for pairs answers 1 where the second text is a random one.")
 
     def ask(self, batch: dict[str, tf.Tensor], row_keys: tf.Tensor) -> tuple[tf.Tensor, ...]:  # noqa: ARG002
-        """Take what stage 2 has drawn."""
         return batch["input_ids"], batch[LABEL_KEY], batch[LABEL_KEY] >= 0
 
 
@@ -196,14 +191,13 @@ class SentenceOrderPrediction(PairPretraining):
     card = _card("sop", "sentence order", "Its head for pairs answers 1 where the two texts were swapped.")
 
     def ask(self, batch: dict[str, tf.Tensor], row_keys: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Swap half of the pairs."""
         input_ids, is_swapped = swap_some(batch["input_ids"], row_keys, self.sep_token_id)
         has_order = batch[LABEL_KEY] == IS_NEXT
         input_ids = tf.where(has_order[:, tf.newaxis], input_ids, batch["input_ids"])
         return input_ids, tf.cast(is_swapped, tf.int32), has_order
 
 
-# The tasks by the names that `--objective` has for them.
+# The values of `--objective`.
 OBJECTIVES: dict[str, type[MaskedLanguageModeling]] = {
     "mlm": MaskedLanguageModeling,
     "mlm+nsp": NextSentencePrediction,
@@ -221,7 +215,7 @@ def task_of(config: TrainingConfig, inputs: TrainingInputs) -> MaskedLanguageMod
 
 
 def token_types(input_ids: tf.Tensor, sep_id: int, pad_id: int) -> tf.Tensor:
-    """Tell the segment of each token, int32 (batch, length): 1 behind the first [SEP]; before, and in padding, 0."""
+    """Return the segment of each token, int32 (batch, length): 1 after the first [SEP]; before, and in padding, 0."""
     num_ended = tf.cumsum(tf.cast(input_ids == sep_id, tf.int32), axis=1, exclusive=True)
     return tf.where(input_ids == pad_id, 0, tf.minimum(num_ended, 1))
 
@@ -231,7 +225,7 @@ def swap_some(input_ids: tf.Tensor, row_keys: tf.Tensor, sep_id: int) -> tuple[t
     """Swap the segments of half of the rows; which depends on the key of each alone.
 
     Args:
-        input_ids: int32 (batch, length), of rows with two [SEP]; others are not to be used.
+        input_ids: int32 (batch, length), of rows with two [SEP]; results for others must not be used.
         row_keys: uint32 (batch, KEY_WORDS).
         sep_id: of [SEP].
 
@@ -243,12 +237,12 @@ def swap_some(input_ids: tf.Tensor, row_keys: tf.Tensor, sep_id: int) -> tuple[t
 
 
 def swapped(input_ids: tf.Tensor, sep_id: int) -> tf.Tensor:
-    """Make `[CLS] B [SEP] A [SEP]` of `[CLS] A [SEP] B [SEP]`, whatever follows: int32 (batch, length)."""
+    """Turn `[CLS] A [SEP] B [SEP]` into `[CLS] B [SEP] A [SEP]`, whatever follows: int32 (batch, length)."""
     places = tf.range(input_ids.shape[1])
     is_sep = input_ids == sep_id
     first = tf.argmax(is_sep, axis=1, output_type=tf.int32)[:, tf.newaxis]  # (batch, 1), the earliest one
     last = tf.reduce_max(tf.where(is_sep, places, 0), axis=1, keepdims=True)
-    middle = last - first  # where the [SEP] between them comes to stand
+    middle = last - first  # the new place of the [SEP] between them
     source = tf.where(places < middle, places + first, tf.where(places == middle, first, places - middle))
     source = tf.where((places == 0) | (places >= last), places, source)
     return tf.gather(input_ids, source, axis=1, batch_dims=1)

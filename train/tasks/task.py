@@ -1,4 +1,4 @@
-"""What is learned, in one place, so that loop, step, pipelines and evaluation need not know it."""
+"""The interface of a task, so that loop, step, pipelines and evaluation work for every task."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -46,7 +46,7 @@ class CardFigure(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskCard:
-    """What the card of a model says of its task. Plain data: `run.json` records it, and export needs no task.
+    """The task's part of a model card. Plain data: `run.json` records it, and export needs no task.
 
     Texts are templates of `str.format`.
 
@@ -57,7 +57,7 @@ class TaskCard:
     loss_unit: of the loss.
     predicts_tokens: the loss compares with that of a guess from the frequencies of the tokens.
     training_verb: what was done to the model, as within a sentence.
-    start_words: which words follow that where it did not start from scratch.
+    start_words: the words after it where the model did not start from scratch.
     tags: by which the Hub finds the model.
     usage: lines that use the {model}, at its {revision}, on the {sentence} of `--hub-example` or on an example in them,
         of at most {max_length} tokens; without them the card has lines that load it.
@@ -82,7 +82,7 @@ class TaskCard:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "TaskCard":
-        """Read one of `task_record`, as it was or from JSON."""
+        """Read the card of a `task_record`, from JSON or not."""
         return cls(**{**record, "figures": tuple(CardFigure(*figure) for figure in record["figures"])})
 
 
@@ -96,8 +96,8 @@ class Task(ABC):
     metric: the figure by which evaluations are compared.
     guess: what a guess without the text would score, by figure.
     errors: figures of which lower values are better.
-    allows_new_head: what the weights that a run begins with lack of the model's head, or have in another shape,
-        starts at random; else such weights are refused.
+    allows_new_head: weights of the head that the checkpoint to start from lacks, or has in another shape, are
+        initialized randomly; else such a checkpoint is refused.
     """
 
     metric: str = "loss"
@@ -117,12 +117,12 @@ class Task(ABC):
         return network
 
     def prepare_batch(self, batch: dict[str, "tf.Tensor"], row_keys: "tf.Tensor") -> Any:  # noqa: ARG002
-        """Make the rows that `sums` takes of a batch of training, in-graph: what is drawn at random is drawn here.
+        """Make the rows that `sums` takes from a training batch, in-graph: all random draws are here.
 
         Args:
             batch: {feature: (rows, …)}.
-            row_keys: uint32 (rows, KEY_WORDS) for `train.layers.random_bits`, others at each step. By them alone a row
-                becomes what it does, so that it does not matter how the global batch is cut.
+            row_keys: uint32 (rows, KEY_WORDS) for `train.layers.random_bits`, others at each step. A row depends on
+                its key alone, so that it does not matter how the global batch is cut.
 
         Returns:
             A structure of tensors (rows, …).
@@ -130,11 +130,11 @@ class Task(ABC):
         return batch
 
     def prepare_row(self, row: dict[str, "tf.Tensor"]) -> Any:
-        """Make of one row of evaluation what `prepare_batch` makes of many; a function of the row alone."""
+        """Make from one row of evaluation what `prepare_batch` makes from many; a function of the row alone."""
         return row
 
     def apply_global_weights(self, rows: Any, add_up: Callable[["tf.Tensor"], "tf.Tensor"]) -> Any:  # noqa: ARG002
-        """Put into rows of `prepare_batch` what needs sums over the whole global batch: weights of several losses, say.
+        """Put into rows of `prepare_batch` what needs sums over the global batch, such as weights of several losses.
 
         Args:
             rows: of one replica.
@@ -147,15 +147,15 @@ class Task(ABC):
         """Run the network on rows of `prepare_batch` or `prepare_row`, and add up losses, hits and counts.
 
         Batches and replicas must add up exactly, so these are float32 sums over the rows, those that `means` names
-        among them, as scalars. Rows of padding must count for nothing. In an evaluation there may besides be what is
-        kept of each row, (rows, …), for figures that are no sums.
+        among them, as scalars. Rows of padding must count for nothing. In an evaluation there may also be values for
+        each row, (rows, …), for figures that are not sums.
         """
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """Compute the figures of an evaluation from what `sums` gave; `loss` is one of them.
 
         Args:
-            sums: over all rows, in float64; and what was kept of each row, batch after batch, those of padding too.
+            sums: over all rows, in float64; and the values for each row, batch after batch, those of padding too.
         """
         means = {name: float(sums[total] / sums[weight]) if sums[weight] else 0.0 for name, total, weight in self.means}
         return means | self.derived_figures(means)
@@ -165,7 +165,7 @@ class Task(ABC):
         return {}
 
     def score(self, figures: Mapping[str, float]) -> float:
-        """Compute by what evaluations are compared, the higher the better; the checkpoint of the best is kept."""
+        """Compute the score by which evaluations are compared, higher is better; the best checkpoint is kept."""
         return -figures["loss"]
 
     def summarize(self, figures: Mapping[str, float]) -> str:
@@ -177,28 +177,27 @@ class Task(ABC):
         return None
 
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
-        """Describe the figures of the last evaluation for people: {title: text}."""
+        """Describe the figures of the last evaluation, human-readable: {title: text}."""
         return {f"validation {name.replace('_', ' ')}": f"{value:.4f}" for name, value in figures.items()}
 
     def describe_row(self, rows: Any, tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
-        """Show what goes in: {title: text} of the first of the rows that `prepare_batch` made."""
+        """Show the first of the rows that `prepare_batch` made: {title: text}."""
         return {"first row": tokenizer.decode(rows["input_ids"][0])}
 
     def num_predictions(self, num_tokens: int) -> int:  # noqa: ARG002
         """Count the positions of a batch of `num_tokens` that go through a masked-LM head.
 
-        By them operations are counted; those of other heads, which are few, are not.
+        They enter the count of operations; those of other heads, which are few, do not.
         """
         return 0
 
 
 def shown_loss(loss: float) -> str:
-    """Write a loss in a few digits."""
     return f"{loss:.2f}" if loss >= 0.1 else f"{loss:.2g}"
 
 
 def task_record(task: Task | type[Task]) -> dict[str, Any]:
-    """Collect what `run.json` says of a task: all that is needed to export a checkpoint and to plot its metric."""
+    """Collect the task's part of `run.json`: all that is needed to export a checkpoint and to plot its metric."""
     guess = task.guess.get(task.metric)
     return {
         "model_class": task.model_class,
