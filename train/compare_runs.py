@@ -1,4 +1,4 @@
-"""Compare runs: a table of where each has come, and a plot of their losses over tokens and time."""
+"""Compare runs: a table of their progress, and a plot of their losses over tokens and time."""
 
 import logging
 import sys

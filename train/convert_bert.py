@@ -13,7 +13,6 @@ from mlm_common.storage import open_folder
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Build the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "checkpoint",

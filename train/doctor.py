@@ -103,7 +103,7 @@ def print_all(findings: Iterable[Finding]) -> None:
 
 
 def _findings(subject: str, name: str, *arguments: object) -> Iterator[Finding]:
-    """Yield the findings of a check whose module is imported only now, because that can fail as well."""
+    """Yield the findings of a check; its module is imported here, because that can fail as well."""
 
     def check() -> Iterable[Finding]:
         module, _, function = name.partition(".")

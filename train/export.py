@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# Before transformers is imported.
 try:
     from mlm_common.cli.command_line import command, log_start
 except ModuleNotFoundError:
@@ -26,7 +25,6 @@ TF_WEIGHTS_NAME = "tf_model.h5"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Build the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "checkpoint",
@@ -89,7 +87,7 @@ def _formats(text: str) -> set[str]:
 
 
 def _repository(arguments: argparse.Namespace) -> HubRepository | None:
-    """Name the repository of `--push`, once it is known that it can be written to; None without the flag."""
+    """Return the repository of `--push`, checked to be writable; None without the flag."""
     from mlm_common.hub.access import check_hub_access
 
     if not arguments.push:
@@ -100,7 +98,7 @@ def _repository(arguments: argparse.Namespace) -> HubRepository | None:
 
 
 def _write(saved: "SavedModel", folder: str, repository: HubRepository | None) -> list[str]:
-    """Write the model, with its card, picture and TensorBoard files where they are known; name the files."""
+    """Write the model, with its card, plot and TensorBoard files if they are known; return the names of the files."""
     from mlm_common.tokenizer import vocabulary_size
     from train.publishing.model_card import model_card
     from train.publishing.publisher import Publisher
@@ -120,7 +118,7 @@ def _write(saved: "SavedModel", folder: str, repository: HubRepository | None) -
 
 
 def _write_tf_weights(folder: str, model_class: str) -> None:
-    """Write the weights of the export in TensorFlow's format, from those of the other, so that they cannot differ."""
+    """Write the weights of the export in TensorFlow's format, from the PyTorch export, so that they cannot differ."""
     from train.model.from_pretrained import load_model
 
     with tempfile.TemporaryDirectory(dir=folder, suffix=PARTIAL_SUFFIX) as staging:

@@ -56,7 +56,7 @@ def fill_masks(folder: str, sentences: Sequence[str], top_k: int = 5) -> list[li
 
     Args:
         folder: of a run or of an exported model, local or `gs://`.
-        sentences: each with one `[MASK]`, which stands for the tokenizer's mask token, whatever it looks like.
+        sentences: each with one `[MASK]`, which is replaced by the tokenizer's mask token.
         top_k: at least 1, at most the size of the vocabulary.
 
     Returns:

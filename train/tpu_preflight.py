@@ -1,4 +1,4 @@
-"""Will it fit? Ask the TPU's own compiler, without a TPU, before you pay for one.
+"""Will it fit? Ask the TPU's compiler, without a TPU, before you pay for one.
 
 Accepts all flags of run_mlm.py; says whether the run compiles and fits, and how long it would take. Memory and time are
 modelled by the compiler, not measured.
@@ -21,7 +21,7 @@ from train.config.sources import parse_run_flags
 
 @dataclass(frozen=True)
 class PreflightConfig:
-    """What the compiler is asked."""
+    """Settings of the preflight."""
 
     topology: str | None = flag(None, f"TPU slice to compile for: {SLICES}.")
     find_batch_size: bool = flag(

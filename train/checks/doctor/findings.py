@@ -1,4 +1,4 @@
-"""Findings of the doctor, one line each: what was checked, how it is and, if something is wrong, how to fix it."""
+"""Result lines of the doctor: status, subject, message and how to fix it."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Status = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what was checked, how it is, what to do."""
+    """One line of the doctor."""
 
     status: Status
     subject: str
@@ -33,15 +33,13 @@ def findings_of(subject: str, check: Callable[..., Iterable[Finding]], *argument
 
 
 def ok(subject: str, text: str) -> Finding:
-    """Make the finding that a subject is in order."""
     return Finding("ok", subject, text)
 
 
 def warning(subject: str, text: str, fix: str) -> Finding:
-    """Make a finding that does not stop a run, but is probably not intended, slow, or a failure soon."""
+    """Make a finding that does not stop a run, but is probably not intended, slow, or will soon fail."""
     return Finding("warning", subject, f"{text} {fix}")
 
 
 def error(subject: str, text: str, fix: str) -> Finding:
-    """Make a finding that would stop a run."""
     return Finding("error", subject, f"{text} {fix}")

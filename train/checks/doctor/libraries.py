@@ -1,4 +1,4 @@
-"""What TensorFlow does when it is used: imported, asked for GPUs, given the TPU; each in a process of its own."""
+"""Checks that import TensorFlow or list its devices, each in a separate process."""
 
 import json
 import pickle
@@ -52,7 +52,6 @@ def ask_tensorflow(task: str, config: TrainingConfig, timeout_seconds: float) ->
 
 
 def check_import(config: TrainingConfig) -> Iterator[Finding]:
-    """Import what a run imports."""
     try:
         libraries = ask_tensorflow("import_libraries", config, IMPORT_SECONDS)
     except ProcessFailedError as failed:
@@ -66,7 +65,6 @@ def check_import(config: TrainingConfig) -> Iterator[Finding]:
 
 
 def check_gpus(config: TrainingConfig, devices: Path = Path("/dev")) -> Iterator[Finding]:
-    """Check that TensorFlow sees this machine's GPUs."""
     num_gpus = len(list(devices.glob(NVIDIA_DEVICES)))
     if not num_gpus or config.hardware.wants_tpu:
         return
@@ -81,7 +79,7 @@ def check_gpus(config: TrainingConfig, devices: Path = Path("/dev")) -> Iterator
 
 
 def _last_words(stderr: bytes) -> str:
-    """Find the last line that is not one of TensorFlow's log."""
+    """Return the last line that is not of TensorFlow's log."""
     lines = [line.strip() for line in stderr.decode(errors="replace").splitlines() if line.strip()]
     said = [line for line in lines if not line.startswith(("2", "I0", "W0", "WARNING"))] or lines
     return textwrap.shorten(said[-1] if said else "no message", 300)

@@ -1,4 +1,4 @@
-"""Which packages are installed, and whether they fit together; read from their metadata, none is imported."""
+"""Checks of the installed packages by their metadata, without importing them."""
 
 import platform
 import sys
@@ -44,7 +44,6 @@ def installed_packages(path: Sequence[str] | None = None) -> dict[str, Distribut
 
 
 def tensorflow_builds(installed: dict[str, Distribution]) -> list[str]:
-    """List the names of the installed distributions that contain the module `tensorflow`."""
     return [name for name in TENSORFLOW_BUILDS if name in installed]
 
 

@@ -1,1 +1,1 @@
-"""The training step, compiled by the TPU's own compiler on any machine: memory and modelled time."""
+"""The training step, compiled by the TPU's compiler on any machine: memory and modelled time."""

@@ -9,7 +9,7 @@ ROWS_UNIT = 8
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """What a batch needs.
+    """The memory that a batch needs.
 
     fixed_bytes: the part that does not grow with the batch (weights, optimizer); used_bytes: all.
     """
@@ -27,8 +27,8 @@ def largest_fitting(measure: Callable[[int], MemoryUse], first_rows: int, unit: 
     batches known to fit; the answer is the one that fits while the next larger one has been seen not to.
 
     Args:
-        measure: compiles the step of so many rows; called once for each number.
-        first_rows: where to begin.
+        measure: compiles the step of a number of rows; called once for each number.
+        first_rows: the first number.
         unit: rows between two candidates.
     """
     fitting: dict[int, MemoryUse] = {}

@@ -2,7 +2,7 @@
 
 libtpu writes beside each operation the `estimated_cycles` of its cost model, and the name of the TensorFlow operation
 that it comes from. Operations that are fused count for the one whose result is written. Not estimated are copies that
-run beside the computation, lookups and sums in tables (gather, scatter), and sums over replicas. Not counted are
+run during the computation, lookups and sums in tables (gather, scatter), and sums over replicas. Not counted are
 branches named as hardly ever taken.
 """
 
@@ -71,7 +71,6 @@ class StepCosts:
 
     @property
     def num_cycles(self) -> int:
-        """All cycles."""
         return sum(operation.num_cycles for operation in self.operations)
 
     @property
@@ -157,7 +156,7 @@ def _num_turns(line: str, computations: dict[str, list[str]]) -> int | None:
 def _name(line: str, own_name: str, computations: dict[str, list[str]]) -> str:
     """Find the TensorFlow name behind an operation, numbers (of layers, of repeated names) as `#`.
 
-    A fusion without one bears that of the last named operation in it; failing that, its own.
+    A fusion without one has that of the last named operation in it; failing that, its HLO name.
     """
     found = OP_NAME.search(line)
     fused = FUSED.search(line)

@@ -38,7 +38,7 @@ def plan_phases(config: TrainingConfig, tpu: TpuSlice, vocab_size: int | None) -
     Args:
         config: the settings of the run.
         tpu: the slice.
-        vocab_size: ids of the vocabulary, where there are no shards to tell them.
+        vocab_size: ids of the vocabulary, if there are no shards.
 
     Raises:
         InputError: neither shards nor numbers instead of them, or whatever `run_mlm.py` would refuse of shards and
@@ -54,7 +54,6 @@ def plan_phases(config: TrainingConfig, tpu: TpuSlice, vocab_size: int | None) -
 
 
 def print_plan(phases: Sequence[PlannedPhase], tpu: TpuSlice) -> None:
-    """Print what would be compiled, and how long the run is."""
     for planned in phases:
         if planned.phase.name:
             print(f"\n{planned.phase.name}\n")
@@ -112,16 +111,16 @@ def _inputs(config: TrainingConfig, vocab_size: int | None) -> TrainingInputs:
 
 def _plans(phases: Sequence[Phase], inputs: Sequence[TrainingInputs], tpu: TpuSlice) -> tuple[Plan, ...]:
     """Plan the run on the slice; without shards there are rows enough."""
-    has_shards = [own.train_shards.num_rows > 0 for own in inputs]
+    has_shards = [one.train_shards.num_rows > 0 for one in inputs]
     numbers = [
         PhaseToPlan(
             phase.config.optimization,
             phase.config.run,
-            num_rows=own.train_shards.num_rows if has_rows else ASSUMED_NUM_ROWS,
-            max_length=own.max_length,
+            num_rows=one.train_shards.num_rows if has_rows else ASSUMED_NUM_ROWS,
+            max_length=one.max_length,
             has_separate_schedule=phase.has_separate_schedule,
             name=phase.name,
         )
-        for phase, own, has_rows in zip(phases, inputs, has_shards, strict=True)
+        for phase, one, has_rows in zip(phases, inputs, has_shards, strict=True)
     ]
     return make_plans(tuple(numbers), tpu.num_replicas)

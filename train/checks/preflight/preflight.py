@@ -54,7 +54,7 @@ class Preflight:
 
     @property
     def state_bytes(self) -> int:
-        """Weights and optimizer, in bytes."""
+        """Bytes of weights and optimizer."""
         variables = [*self.model.variables, *self.model.optimizer.variables]
         return sum(variable.dtype.size * variable.shape.num_elements() for variable in variables)
 
@@ -99,7 +99,7 @@ class Preflight:
         )
 
     def _num_steps(self, rows: int) -> int | None:
-        """Count the steps of the planned run; None where nothing tells, or the rows do not fill a batch."""
+        """Count the steps of the planned run; None if not known, or if the rows do not fill a batch."""
         optimization, num_rows = self.config.optimization, self.inputs.num_rows
         if optimization.max_steps is not None:
             return optimization.max_steps
@@ -212,6 +212,5 @@ def _does_not_fit(preflight: Preflight, rows: int, error: DoesNotFitError) -> st
 
 
 def _on_tpu(config: Settings) -> Settings:
-    """Give the run a TPU: the model computes there in the ways that suit it."""
     hardware = dataclasses.replace(config.hardware, tpu_name=config.hardware.tpu_name or "local", no_tpu=False)
     return dataclasses.replace(cast(Any, config), hardware=hardware)

@@ -1,4 +1,4 @@
-"""What the preflight prints of a step that was compiled for a TPU; every time in it is modelled by the compiler."""
+"""The preflight's report on a step compiled for a TPU; every time in it is modelled by the compiler."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ NUM_OPERATIONS = 10
 class StepReport:
     """One step, compiled, of `num_micro_batches` times (rows, length) per replica.
 
-    needed_flops: operations that a replica's share of the model needs; None if not known.
-    num_steps: of the planned run; None where nothing tells.
+    needed_flops: operations that the model needs on one replica; None if not known.
+    num_steps: of the planned run; None if not known.
     num_epochs: of the planned run, where its steps follow from them.
     """
 
@@ -32,7 +32,6 @@ class StepReport:
 
     @property
     def seconds(self) -> float:
-        """Modelled seconds of a step."""
         return self.costs.num_cycles / self.tpu.chip.clock_hertz
 
     @property
@@ -42,17 +41,15 @@ class StepReport:
 
     @property
     def replica_tokens(self) -> int:
-        """Tokens of a replica in a step."""
         return self.rows * self.num_micro_batches * self.length
 
     @property
     def slice_tokens_per_second(self) -> float:
-        """Modelled tokens per second of all replicas."""
         return self.tpu.num_replicas * self.replica_tokens / self.seconds
 
     @property
-    def peak_share(self) -> float | None:
-        """Modelled fraction of the peak that the model's own operations take (MFU)."""
+    def peak_fraction(self) -> float | None:
+        """Modelled fraction of the peak that the model's operations take (MFU)."""
         if self.needed_flops is None:
             return None
         return self.needed_flops / self.seconds / self.tpu.chip.peak_flops_per_second
@@ -85,7 +82,6 @@ def print_report(report: StepReport, answer: str = "", *, with_operations: bool 
 
 
 def fits(report: StepReport) -> str:
-    """Say that a step fits, and how much of the memory it needs."""
     compiled, limit_bytes, unit = report.compiled, report.tpu.chip.usable_memory_bytes, report.tpu.replica_unit
     if compiled.memory_bytes <= limit_bytes:
         return f"It fits: {compiled.memory_bytes / GIB:.1f} of {limit_bytes / GIB:.1f} GiB per {unit}."
@@ -94,7 +90,7 @@ def fits(report: StepReport) -> str:
 
 
 def planned_time(report: StepReport) -> str:
-    """Say how long the run would take; where nothing tells its length, 1,000 steps."""
+    """Say how long the run would take; if its length is not known, 1,000 steps."""
     num_steps = report.num_steps or 1000
     what = f"{num_steps:,} steps"
     if report.num_epochs is not None:
@@ -147,8 +143,8 @@ def report_lines(report: StepReport) -> dict[str, str]:
         "modelled tokens/s": f"{report.slice_tokens_per_second / tpu.num_chips:,.0f} per chip, "
         f"{report.slice_tokens_per_second:,.0f} for the slice",
         "modelled MFU": "not known for this architecture"
-        if report.peak_share is None
-        else f"{100 * report.peak_share:.1f} % of {tpu.chip.peak_flops_per_second / 1e12:.1f} TFLOP/s per replica",
+        if report.peak_fraction is None
+        else f"{100 * report.peak_fraction:.1f} % of {tpu.chip.peak_flops_per_second / 1e12:.1f} TFLOP/s per replica",
     }
     if costs.num_loops_of_unknown_length:
         lines["loops"] = f"{costs.num_loops_of_unknown_length} of unknown length count as one turn: the time is too low"

@@ -14,7 +14,7 @@ from train.step.train_step import PretrainingModel
 
 
 class ReplicaOfSlice(tf.distribute.ReplicaContext):
-    """One of `num_replicas` replicas as XLA sees it: sums over all of them, and its own number, are operations.
+    """One of `num_replicas` replicas as XLA sees it: sums over all of them, and its number, are operations.
 
     TPUStrategy would give the same ones, but needs a TPU to be made. To be entered while a step is traced.
     """
@@ -25,7 +25,6 @@ class ReplicaOfSlice(tf.distribute.ReplicaContext):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """The replicas of the slice."""
         return self._num_replicas
 
     @property
@@ -51,7 +50,7 @@ class ReplicaOfSlice(tf.distribute.ReplicaContext):
 
 
 def lower_train_step(model: PretrainingModel, *, num_rows: int, length: int, num_replicas: int) -> str:
-    """Lower `model.train_step` on rows of `length` tokens, the share of one of `num_replicas`, to StableHLO text.
+    """Lower `model.train_step` on rows of `length` tokens, the part of one of `num_replicas`, to StableHLO text.
 
     Variables are arguments, and results that take the argument's memory where the step assigns them. The values of the
     model's are lost: the compiler that runs next needs the memory.
@@ -76,7 +75,7 @@ def lower_train_step(model: PretrainingModel, *, num_rows: int, length: int, num
 
 
 def _assign(variable: tf.Variable, shape: Sequence[int]) -> None:
-    """Put zeros in the place of the value; its memory is freed."""
+    """Replace the value by zeros; its memory is freed."""
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.zeros(shape, variable.dtype))
 
 

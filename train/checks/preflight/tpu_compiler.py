@@ -1,8 +1,8 @@
-"""The TPU's compiler, asked about a train step on a machine without a TPU.
+"""Compile a train step with the TPU's compiler on a machine without a TPU.
 
 PyPI's `libtpu` holds the compiler that a TPU VM uses; JAX's ahead-of-time interface
 (https://docs.jax.dev/en/latest/aot.html) drives it for a TPU that is only described. What it answers is modelled:
-memory is what it allocates, cycles are its own cost model's.
+memory is what it allocates, cycles are from its cost model.
 """
 
 import json
@@ -34,7 +34,7 @@ OUT_OF_MEMORY = (
     ),
     re.compile(r"Used (?P<needed>[\d.]+[KMGT]?) of (?P<limit>[\d.]+[KMGT]?) hbm"),
 )
-# No TPU is looked for, on this machine or by asking the metadata server: libtpu only compiles.
+# libtpu only compiles: it looks for no TPU, on this machine or through the metadata server.
 COMPILER_ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "JAX_PLATFORMS": "cpu",
@@ -47,7 +47,7 @@ UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """What the compiler says of one replica's program; its figures are modelled.
+    """The compiler's results for one replica's program; its figures are modelled.
 
     argument_bytes: weights, optimizer and input rows. alias_bytes: outputs that take an argument's place.
     peak_bytes: the most that is in use at one time; of a tiny program more than its parts, of a large one less. None
@@ -111,7 +111,7 @@ def compile_for_tpu(
 
     Args:
         stablehlo: a module whose `main` is the program.
-        tpu: the slice that it is to run on, all of its replicas alike.
+        tpu: the slice on which it would run, on all replicas alike.
         python: an interpreter that has jax and libtpu.
         what: its name in the log.
 
@@ -135,7 +135,7 @@ def _arguments(tpu: TpuSlice, folder: Path) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Make the compiler's environment: this one's, but for what TensorFlow set of its own libtpu."""
+    """Make the compiler's environment: this one's, without the path of TensorFlow's libtpu."""
     inherited = {name: value for name, value in os.environ.items() if name != "TPU_LIBRARY_PATH"}
     return inherited | COMPILER_ENVIRONMENT
 
@@ -167,7 +167,6 @@ def _run_compiler(command: list[str], folder: Path, what: str) -> dict:
 
 
 def _error(message: str) -> RunFailedError:
-    """Make the exception that a message of the compiler stands for."""
     for pattern in OUT_OF_MEMORY:
         match = pattern.search(message)
         if match:

@@ -1,9 +1,9 @@
-"""Compile one StableHLO module for a TPU that need not be there; run by `tpu_compiler` in a process of its own.
+"""Compile one StableHLO module for a TPU that need not exist here; run by `tpu_compiler` in a separate process.
 
     python tpu_compiler_process.py v5e:2x4 default 8 step.mlir FOLDER
 
 writes FOLDER/result.json, and FOLDER/compiled.hlo when the step compiles. The interpreter needs jax and libtpu and none
-of this project's modules: libtpu, which holds the TPU's compiler, and TensorFlow each want a process for themselves.
+of this project's modules: libtpu, which has the TPU's compiler, and TensorFlow each need their own process.
 """
 
 import json
@@ -57,7 +57,6 @@ def compile_module(topology: str, chip_config: str, num_replicas: int, module_pa
 
 
 def main(topology: str, chip_config: str, num_replicas: str, module_path: str, folder: str) -> None:
-    """Compile, and write what the compiler says."""
     from jax.errors import JaxRuntimeError
 
     result: dict[str, Any] = {"versions": {name: version(name) for name in ("jax", "libtpu")}}

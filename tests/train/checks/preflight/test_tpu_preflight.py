@@ -243,7 +243,7 @@ def test_figures_of_a_step_are_pinned():
     assert step.seconds == pytest.approx(1e-3)
     assert step.replica_tokens == 4 * 16 * 512
     assert step.slice_tokens_per_second == pytest.approx(8 * 4 * 16 * 512 / 1e-3)
-    assert step.peak_share == pytest.approx(1e11 / 1e-3 / 197e12)
+    assert step.peak_fraction == pytest.approx(1e11 / 1e-3 / 197e12)
     lines = report_lines(step)
     assert lines["memory per chip"] == "6.50 of 15.75 GiB, 9.25 free"
     assert lines["operations"].startswith("0.004 TFLOP")
@@ -290,7 +290,7 @@ def test_what_is_not_known_is_said(capsys):
         num_steps=None,
         costs=StepCosts((Operation("copy", "copies", 1000),), 0, num_loops_of_unknown_length=1, summed_bytes=0),
     )
-    assert step.peak_share is None
+    assert step.peak_fraction is None
     print_report(step)
     printed = capsys.readouterr().out
     for text in ("not known for this architecture", " 1,000 steps would take", "1 of unknown length"):
