@@ -50,7 +50,7 @@ def forbid_check(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("cpu_as_tpu")
-def test_right_layers_are_used_on_a_tpu_from_the_start_to_the_end(shards, tmp_path, monkeypatch, caplog, capsys):
+def test_right_layers_are_used_on_a_tpu_from_start_to_end(shards, tmp_path, monkeypatch, caplog, capsys):
     with caplog.at_level(logging.INFO):
         assert main(run_flags(shards, tmp_path / "run", *TPU)) == 0
     assert "TPU-optimized layers are used; on the first rows they give loss 4." in caplog.text
@@ -65,7 +65,7 @@ def test_right_layers_are_used_on_a_tpu_from_the_start_to_the_end(shards, tmp_pa
 
 
 @pytest.mark.usefixtures("cpu_as_tpu")
-def test_wrong_layers_are_not_used_on_a_tpu_from_the_start_to_the_end(shards, tmp_path, monkeypatch, caplog, capsys):
+def test_wrong_layers_are_not_used_on_a_tpu(shards, tmp_path, monkeypatch, caplog, capsys):
     with monkeypatch.context() as patch:
         patch.setattr("train.model.tpu_layers.attend", lambda query, *_, **__: 1.1 * query)
         assert main(run_flags(shards, tmp_path / "run", *TPU)) == 0
@@ -82,7 +82,7 @@ def test_wrong_layers_are_not_used_on_a_tpu_from_the_start_to_the_end(shards, tm
     assert "in the last bits from an uninterrupted run: --tpu-layers False -> True" in capsys.readouterr().out
 
 
-def test_a_run_that_was_compiled_stays_so_however_long_it_is_by_now(shards, tmp_path, monkeypatch, capsys):
+def test_a_run_that_was_compiled_stays_compiled(shards, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         patch.setattr(computation, "MIN_COMPILED_FLOPS", 1)
         assert main(run_flags(shards, tmp_path / "run")) == 0

@@ -53,9 +53,7 @@ def convert(*arguments: object) -> int:
 
 
 @pytest.mark.parametrize("name", ["bert", "albert"])
-def test_a_training_checkpoint_becomes_the_export_of_the_same_model(
-    name: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_training_checkpoint_becomes_an_export(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     model = request.getfixturevalue(name)
     variables = google_variables(model, with_slots=True)
     source = write_google_checkpoint(tmp_path / f"uncased_{name}", variables, google_settings(model.config))
@@ -235,7 +233,7 @@ def test_files_that_are_missing_or_damaged_are_refused(
 
 
 @pytest.mark.slow
-def test_a_converted_model_is_trained_on_with_both_heads_and_fills_masks(
+def test_a_converted_model_is_trained_further_and_fills_masks(
     bert: Any,
     bert_variables: Variables,
     tmp_path: Path,

@@ -37,7 +37,7 @@ assert is_tf_available()
 
 
 @pytest.mark.slow
-def test_tensorflow_and_transformers_print_no_error_or_warning_where_there_is_nothing_wrong() -> None:
+def test_the_libraries_print_no_error_or_warning() -> None:
     program = """
 import train
 import tensorflow as tf

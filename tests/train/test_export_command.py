@@ -71,7 +71,7 @@ def test_what_cannot_be_exported(finished_run: Path, tmp_path: Path, capsys: pyt
     assert record["model_config"]["model_type"] == "roberta"
 
 
-def test_a_checkpoint_that_was_on_the_hub_is_exported_with_its_tokenizer_named(
+def test_a_checkpoint_of_the_hub_is_exported(
     finished_run: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(finished_run, tmp_path / "run")

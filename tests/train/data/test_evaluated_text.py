@@ -75,7 +75,7 @@ PHASES = st.tuples(splits(0, 0, 0), splits(1, 1, 1, 2, 2) | st.none())
 
 @settings(deadline=None, max_examples=150)
 @given(phases=st.lists(PHASES, min_size=1, max_size=3), is_reversed=st.booleans())
-def test_a_run_is_refused_if_it_evaluates_on_text_that_it_trains_on_and_only_then(
+def test_a_run_that_evaluates_on_its_training_text_is_refused(
     make_split: Callable[..., Split], phases: list[Any], is_reversed: bool
 ) -> None:
     made = [(make_split(*train), make_split(*evaluation) if evaluation else None) for train, evaluation in phases]

@@ -63,7 +63,7 @@ def of_all_replicas(batches_of_pipelines, num_replicas):
     ]
 
 
-def test_every_row_is_read_once_an_epoch_and_batches_run_over_its_end(shards):
+def test_every_row_is_read_once_an_epoch(shards):
     batches = training_rows(shards, 0, 16)
     assert len(batches) == 16
     rows = [row for batch in batches for row in batch]
@@ -73,7 +73,7 @@ def test_every_row_is_read_once_an_epoch_and_batches_run_over_its_end(shards):
     assert rows[:16] != list(range(16))
 
 
-def test_a_run_that_starts_at_a_later_step_reads_the_same_batches(shards):
+def test_a_later_start_reads_the_same_batches(shards):
     batches = training_rows(shards, 0, 14)
     for start_step in (1, 5, 6, 13):
         assert training_rows(shards, start_step, 14 - start_step) == batches[start_step:]

@@ -47,7 +47,7 @@ def test_rows_that_are_trained_on_are_not_evaluated_on(prepared: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["train", "validation"])
-def test_the_folder_to_train_on_is_not_evaluated_on_however_it_is_named(
+def test_the_training_folder_is_not_evaluated_on(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     train = prepared / "drawn" / part

@@ -30,7 +30,7 @@ def test_every_epoch_reads_every_shard_once(num_rows_per_shard, seed, window_row
 
 
 @given(num_rows_per_shard=SHARDS, start_row=st.integers(0, 150), num_rows=st.integers(1, 60))
-def test_a_run_that_starts_late_reads_the_rows_of_one_that_did_not(num_rows_per_shard, start_row, num_rows):
+def test_a_late_start_reads_the_rows_of_an_uninterrupted_run(num_rows_per_shard, start_row, num_rows):
     order = make_order(num_rows_per_shard)
     assert stream(order, start_row, num_rows) == stream(order, 0, start_row + num_rows)[start_row:]
 

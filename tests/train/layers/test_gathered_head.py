@@ -29,7 +29,7 @@ def logits_and_gradients(model: transformers.TFPreTrainedModel, inputs: dict, ga
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in SAME_CODE])
-def test_the_gathered_head_gives_the_logits_and_gradients_of_the_full_head(name: str) -> None:
+def test_the_gathered_head_equals_the_full_head(name: str) -> None:
     model = one_layer_model(name)
     inputs, _ = padded_batch(model)
     full_logits = model(inputs).logits

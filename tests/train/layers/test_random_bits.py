@@ -52,7 +52,7 @@ def test_rows_steps_streams_and_seeds_have_keys_of_their_own():
     assert len({word for key in all_keys for word in key}) > 2 * len(all_keys) - 10
 
 
-def test_words_are_uniform_and_those_of_other_keys_and_neighbours_independent():
+def test_words_are_uniform_and_independent():
     num_rows, length = 256, 512
     keys = row_keys(SEED, num_rows)
     draws = [draw_bits(one, (length,)).numpy() for one in (keys, fold_in(keys, 1), row_keys((3, 5), num_rows))]

@@ -46,7 +46,7 @@ def test_what_stays_is_scaled_and_the_same_again(rate, seed, shape):
     np.testing.assert_array_equal(drop(tf.constant(inputs), keys, rate), outputs)
 
 
-def test_rate_and_independence_of_rows_layers_calls_and_neighbours():
+def test_rate_and_independence():
     num_rows, shape, rate = 64, (64, 64), 0.1
     keys = row_keys(SEED, num_rows)
     draws = [kept(fold_in(fold_in(keys, layer), call), shape, rate) for layer, call in ((0, 0), (1, 0), (0, 1))]
@@ -73,7 +73,7 @@ def test_bits_are_pinned_and_the_same_under_xla():
     assert "".join("1" if value else "." for value in outputs.ravel()) == expected
 
 
-def test_layers_and_calls_differ_within_the_context_and_repeat_with_it():
+def test_layers_and_calls_differ_and_repeat_with_the_context():
     first, second = two_layers()
     inputs = tf.ones((2, 30))
     keys = row_keys(SEED, 2)
@@ -100,7 +100,7 @@ def test_a_repeatable_function_drops_the_same_when_called_again():
     assert second.rate == 0.5
 
 
-def test_outside_the_context_and_without_training_layers_do_as_before():
+def test_layers_are_unchanged_outside_context_and_training():
     layer, _ = two_layers()
     inputs = tf.ones((2, 300))
     assert next_keys(layer) is None
@@ -111,7 +111,7 @@ def test_outside_the_context_and_without_training_layers_do_as_before():
 
 
 @pytest.mark.parametrize("name", [*ARCHITECTURES, "deberta-v2 as v3"])
-def test_every_architecture_drops_by_the_keys_alone_however_the_batch_is_cut(name):
+def test_every_architecture_drops_by_the_keys_alone(name):
     model = tiny_model(name, **dict.fromkeys(ARCHITECTURES[name.removesuffix(" as v3")].dropouts, 0.3))
     key_dropout(model)
     inputs, _ = padded_batch(model)

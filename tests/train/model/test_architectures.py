@@ -51,7 +51,7 @@ def test_an_unknown_type_is_refused_and_the_supported_are_named() -> None:
         ("albert", "hidden_act", "gelu_pytorch_tanh"),
     ],
 )
-def test_settings_that_the_tf_class_ignores_are_refused_with_the_cure(name: str, setting: str, value: object) -> None:
+def test_settings_that_the_tf_class_ignores_are_refused(name: str, setting: str, value: object) -> None:
     with pytest.raises(InputError, match=rf"{setting} .*received {value}.*--config-overrides {setting}="):
         check_architecture(tiny_config(name, **{setting: value}))
 
@@ -107,7 +107,7 @@ def test_token_types(name: str, expected: bool) -> None:
     assert uses_token_types(tiny_config(name)) is expected
 
 
-def test_positions_count_from_the_padding_id_of_the_configuration() -> None:
+def test_positions_count_from_the_configured_padding_id() -> None:
     model = tiny_model("roberta padded with id 0")
     ids = tf.constant([[7, 1, 8, 0]])
     assert model.roberta.embeddings.create_position_ids_from_input_ids(ids).numpy().tolist() == [[1, 2, 3, 0]]

@@ -65,7 +65,7 @@ def test_what_asks_for_xla_is_compiled_however_short_the_run(flags: tuple[str, .
     assert chosen(*flags, num_steps=1).jit_compile
 
 
-def test_a_step_is_not_compiled_where_it_cannot_be_or_nobody_knows_what_it_costs() -> None:
+def test_steps_of_unknown_cost_are_not_compiled() -> None:
     assert not chosen("--jit-compile", "false").jit_compile
     assert not chosen(num_replicas=2).jit_compile
     assert not chosen(model="convbert").jit_compile

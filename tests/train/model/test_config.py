@@ -41,7 +41,7 @@ def test_without_the_flag_dropout_is_the_configurations(tmp_path: Any) -> None:
     assert resolved(tmp_path, "bert").hidden_dropout_prob == 0.1
 
 
-def test_documents_are_kept_apart_only_in_shards_that_tell_how_they_were_cut(tmp_path: Any) -> None:
+def test_block_attention_needs_shards_of_known_chunking(tmp_path: Any) -> None:
     shards = ShardSet("shards", ("dataset-0-8.tfrecord",), (8,), 8, None, None)
     assert resolved(tmp_path, "bert", shards).vocab_size
     with pytest.raises(InputError, match="that of shards is unknown, without a manifest"):

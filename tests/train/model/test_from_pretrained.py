@@ -58,7 +58,7 @@ def test_what_pytorch_checkpoints_hold_besides_is_left_out(tmp_path: Path) -> No
     np.testing.assert_allclose(load_model(str(tmp_path))(batch).logits, model(batch).logits, atol=1e-6)
 
 
-def test_weights_of_another_library_or_that_need_pytorch_are_refused(export: Path, tmp_path: Path) -> None:
+def test_weights_of_other_libraries_are_refused(export: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((export / "config.json").read_bytes())
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickled")
     with pytest.raises(InputError, match=r"pytorch_model\.bin need PyTorch"):

@@ -42,7 +42,7 @@ def inputs() -> TrainingInputs:
 @pytest.mark.parametrize(
     "name", ["roberta", "mobilebert", "albert", "rembert", "modernbert", "modernbert without biases"]
 )
-def test_a_model_starts_as_the_checkpoint_with_padding_of_its_own(name: str, tmp_path: Path) -> None:
+def test_a_model_starts_as_the_checkpoint_with_other_padding(name: str, tmp_path: Path) -> None:
     source = tiny_model(name)
     export_model(source, tiny_tokenizer(), str(tmp_path), model_max_length=30)
     model = fresh(name)
@@ -110,7 +110,7 @@ def test_rows_longer_than_the_checkpoints_positions_are_refused(export: Path) ->
         resolve_model_config(ModelConfig(init_from=str(export)), longer)
 
 
-def test_other_special_tokens_of_the_same_vocabulary_are_refused(export: Path, tmp_path: Path) -> None:
+def test_other_special_tokens_of_one_vocabulary_are_refused(export: Path, tmp_path: Path) -> None:
     for path in export.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))

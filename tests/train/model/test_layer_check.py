@@ -61,7 +61,7 @@ def check_right_layers(model, caplog):
 
 
 @pytest.mark.parametrize("name", ["roberta", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
-def test_right_layers_are_used_and_drop_what_the_stock_ones_drop(name, caplog):
+def test_right_layers_are_used_and_drop_as_the_reference_layers(name, caplog):
     check_right_layers(built(name), caplog)
 
 

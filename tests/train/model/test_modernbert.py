@@ -41,7 +41,7 @@ def assert_same(found, expected):
 
 
 @pytest.mark.parametrize("length", [40, 43])
-def test_blocks_of_a_local_layer_give_what_all_scores_with_a_mask_give(length, monkeypatch):
+def test_blocks_of_a_local_layer_equal_masked_scores(length, monkeypatch):
     model = tiny_model("modernbert")
     inputs, attended = padded_rows(length)
     assert can_use_blocks(length, model.model.layer[1].attn.reach)
@@ -51,7 +51,7 @@ def test_blocks_of_a_local_layer_give_what_all_scores_with_a_mask_give(length, m
 
 
 @pytest.mark.parametrize("name", ["modernbert", pytest.param("modernbert without biases", marks=pytest.mark.slow)])
-def test_layers_for_tpus_give_what_the_stock_ones_give_with_blocks_and_without(name):
+def test_tpu_layers_equal_the_reference_layers(name):
     model = tiny_model(name)
     rows = [padded_rows(length) for length in (12, 43)]
     expected = [logits_and_gradients(model, *batch) for batch in rows]
@@ -60,7 +60,7 @@ def test_layers_for_tpus_give_what_the_stock_ones_give_with_blocks_and_without(n
         assert_same(logits_and_gradients(model, *batch, jit_compile=True), figures)
 
 
-def test_a_token_out_of_reach_of_local_layers_changes_nothing_and_one_in_reach_does():
+def test_only_tokens_within_reach_change_the_result():
     # One local layer between a global one without keys' weights and the head.
     model = tiny_model("modernbert", local_attention=8)
     model.model.layer[0].attn.Wo.kernel.assign(tf.zeros_like(model.model.layer[0].attn.Wo.kernel))
@@ -120,7 +120,7 @@ def test_angles_are_exact_at_the_last_of_8192_positions():
     assert (cosines[8191, 1], sines[8191, 1]) == pytest.approx((np.cos(angle), np.sin(angle)), abs=1e-7)
 
 
-def test_weights_that_write_to_the_residual_stream_start_smaller_by_the_depth():
+def test_residual_weights_start_smaller_by_the_depth():
     from tests.fixtures.tiny_models import tiny_config
     from train.model.modernbert import auto_class
 

@@ -17,7 +17,7 @@ def test_values_are_pinned():
     assert sinusoids(3, 5).shape == (3, 5)
 
 
-def test_the_inner_product_of_two_positions_depends_on_their_distance_alone():
+def test_the_inner_product_of_positions_depends_on_distance():
     table = sinusoids(50, 64)
     products = table @ table.T
     for distance in (0, 1, 7):
@@ -40,7 +40,7 @@ def test_only_the_position_table_changes_and_keeps_its_size(name):
 
 
 @pytest.mark.parametrize("name", [*ARCHITECTURES, "deberta-v2 as v3"])
-def test_the_models_said_to_learn_positions_have_one_table_of_them(name):
+def test_models_that_learn_positions_have_one_table_of_them(name):
     model = one_layer_model(name)
     tables = [variable for variable in model.trainable_variables if "position_embeddings" in variable.name]
     assert len(tables) == learns_positions(model.config)

@@ -42,7 +42,7 @@ def attended_logits_and_gradients(model, inputs, attended, jit_compile):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_logits_and_gradients_are_those_of_the_reference_layers_and_the_export_too(name):
+def test_logits_gradients_and_export_equal_the_reference(name):
     model = tiny_model(name, num_hidden_layers=1)
     inputs, attended = padded_batch(model)
     expected, expected_gradients = attended_logits_and_gradients(model, inputs, attended, jit_compile=False)
@@ -63,7 +63,7 @@ def test_logits_and_gradients_are_those_of_the_reference_layers_and_the_export_t
 
 
 @pytest.mark.slow
-def test_in_bfloat16_it_is_as_near_to_float32_as_the_reference_layers():
+def test_bfloat16_is_as_exact_as_in_the_reference_layers():
     model = tiny_model("roberta", num_hidden_layers=1)
     inputs, attended = padded_batch(model)
     exact, _ = attended_logits_and_gradients(model, inputs, attended, jit_compile=False)

@@ -103,7 +103,7 @@ def test_biases_and_layer_norms_do_not_decay(name):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_in_every_architecture_all_matrices_decay_and_biases_and_layer_norms_do_not(name):
+def test_matrices_decay_and_biases_and_layer_norms_do_not(name):
     model = tiny_model(name)
     optimizer = build("lamb", model.trainable_variables)
     # MPNet's relative positions add a bias to the scores, looked up in a table.
@@ -166,7 +166,7 @@ def test_a_factor_scales_the_gradients():
 
 
 @given(st.lists(st.sampled_from([(), (3,), (2, 3), (3, 2), (0, 4)]), min_size=1, max_size=8))
-def test_the_norm_is_that_of_all_gradients_together_whatever_their_shapes(shapes):
+def test_the_norm_is_that_of_all_gradients_together(shapes):
     random = np.random.default_rng(len(shapes))
     gradients = [random.normal(size=shape).astype(np.float32) for shape in shapes]
     expected = np.linalg.norm(np.concatenate([gradient.ravel() for gradient in gradients]).astype(np.float64))

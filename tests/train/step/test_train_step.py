@@ -85,7 +85,7 @@ def test_the_same_global_batch_gives_the_same_step(trained_plainly, strategy, nu
         np.testing.assert_array_equal(value, other)
 
 
-def test_a_batch_without_masked_tokens_has_loss_0_and_finite_weights(trained_plainly):
+def test_without_masked_tokens_loss_is_0_and_weights_are_finite(trained_plainly):
     model, *_ = trained_plainly
     model.reset_means()
     figures = train(model, np.full((32, LENGTH), PAD, np.int32))

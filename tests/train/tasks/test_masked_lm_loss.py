@@ -43,7 +43,7 @@ def test_it_is_the_library_s_cross_entropy_and_argmax(dtype, seed, spread):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_padding_in_the_vocabulary_is_never_predicted_nor_learned(dtype):
+def test_padding_of_the_vocabulary_is_not_predicted_or_learned(dtype):
     logits = tf.constant([[1.0, 2.0, 900.0], [2.0, 1.0, 900.0]], dtype)
     sums, gradient = sums_and_gradient(logits, tf.constant([1, 1]), tf.ones(2), vocabulary_size=2)
     np.testing.assert_allclose(sums["loss"], np.log1p(np.exp(-1)) + np.log1p(np.exp(1)), rtol=1e-6)

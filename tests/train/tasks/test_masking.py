@@ -148,7 +148,7 @@ def test_longer_units_have_more_slots(masking, slots):
 @pytest.mark.parametrize("num_tokens", [64, 512, 4096, 65_536])
 @pytest.mark.parametrize("max_unit_tokens", [1, MAX_WORD_TOKENS, MAX_SPAN_TOKENS])
 @pytest.mark.parametrize("probability", [0.05, 0.15, 0.4, 0.9])
-def test_a_batch_draws_more_than_its_slots_once_in_five_million_times_at_most(num_tokens, max_unit_tokens, probability):
+def test_slots_overflow_once_in_five_million_batches_at_most(num_tokens, max_unit_tokens, probability):
     """The worst text has units of the greatest length alone; the number drawn is then exactly binomial."""
     num_units = math.ceil(num_tokens / max_unit_tokens)
     slots = num_prediction_slots(num_tokens, probability, max_unit_tokens)
@@ -217,7 +217,7 @@ def test_words_are_masked_as_a_whole(masking):
     assert differs[~inside_word].mean() > 0.1
 
 
-def test_the_tokens_of_a_word_have_fates_of_their_own_and_those_of_a_span_one():
+def test_words_are_replaced_by_tokens_and_spans_as_a_whole():
     rows = np.full((256, 6), 7)
     rows[:, 0] = 6  # one word
     share_alike = {}

@@ -69,7 +69,7 @@ def test_swapped_segments() -> None:
     np.testing.assert_array_equal(swapped(swapped(many, SEP), SEP), many)
 
 
-def test_order_is_asked_of_neighbours_alone_and_half_are_swapped() -> None:
+def test_only_neighbours_have_an_order_and_half_are_swapped() -> None:
     task = SentenceOrderPrediction(RULE, PAD, SEP)
     batch = batch_of_pairs(2000)
     ids, labels, counts = task.ask(batch, row_keys((3,), 2000))
@@ -145,7 +145,7 @@ def gradients_of(model: PretrainingModel, batch: dict[str, tf.Tensor]) -> np.nda
     return strategy.experimental_local_results(strategy.run(on_replica))[0].numpy()
 
 
-def test_a_global_batch_gives_the_same_gradient_on_two_replicas_in_micro_batches() -> None:
+def test_replicas_and_micro_batches_give_the_same_gradient() -> None:
     model, other = build("bert", one_cpu()), build("bert", two_cpus(), num_micro_batches=2)
     gradients = gradients_of(model, batch_of_pairs(32))
     assert np.linalg.norm(gradients) > 0.1

@@ -39,7 +39,7 @@ def test_where_the_compiler_saves_memory_near_the_limit():
     assert len(measured) <= 12
 
 
-def test_memory_that_shrinks_from_one_batch_to_the_next_is_no_reason_for_a_leap():
+def test_memory_that_shrinks_does_not_cause_a_leap():
     """As libtpu 0.0.42.1 has it for a RoBERTa-base on a v6e, in hundredths of GiB (392 rows: between 384 and 400)."""
     used = {344: 2938, 360: 3106, 368: 3069, 376: 3157, 384: 3158, 392: 3221}
     measured = []

@@ -81,7 +81,7 @@ def test_a_fusion_without_a_name_takes_that_of_what_is_in_it():
     assert costs.operations[1].name == "copy"
 
 
-def test_what_has_no_estimate_is_counted_and_sums_over_replicas_are_measured():
+def test_operations_without_an_estimate_and_sums_are_counted():
     shape = "(f32[3072,768]{1,0:T(8,128)S(1)}, /*index=1*/f32[]{:T(128)})"
     costs = step_costs(
         module(
@@ -136,7 +136,7 @@ OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES i
 
 
 @pytest.mark.parametrize("name", [NAMED_AFTER_A_LAYER, *OTHERS])
-def test_no_matrix_product_of_any_architecture_counts_for_its_layer_norms(name):
+def test_no_matrix_product_counts_for_layer_norms(name):
     model = one_layer_model(name)
     inputs, _ = padded_batch(model)
     call = tf.function(tf.autograph.experimental.do_not_convert(lambda: model(inputs)))

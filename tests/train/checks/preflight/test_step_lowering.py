@@ -23,7 +23,7 @@ def model():
     return model
 
 
-def test_the_lowered_step_sums_over_replicas_and_updates_variables_in_place(model):
+def test_the_lowered_step_sums_and_updates_in_place(model):
     text = lower_train_step(model, num_rows=4, length=16, num_replicas=8)
     num_trained = len(model.network.trainable_variables)
     num_sums = 3  # loss, correct predictions, masked tokens
