@@ -101,14 +101,13 @@ def test_a_zip_and_a_folder_in_the_cloud(
         assert {name: objects[f"out-{number}/{name}"] for name in expected} == expected
 
 
-def test_the_newest_checkpoint_of_a_training(
-    bert: Any, bert_variables: Variables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_newest_checkpoint_of_a_training(bert: Any, bert_variables: Variables, tmp_path: Path, run: Any) -> None:
     source = write_google_checkpoint(tmp_path / "cased", bert_variables, google_settings(bert.config))
     bias = np.array([5, 6], np.float32)
     write_variables(source / "model.ckpt-20", bert_variables | {"cls/seq_relationship/output_bias": bias})
-    assert convert(source, tmp_path / "out") == 2
-    assert "has bert_model.ckpt, model.ckpt-20: give the path of one" in capsys.readouterr().err
+    outcome = run(main, source, tmp_path / "out")
+    assert outcome.status == 2
+    assert "has bert_model.ckpt, model.ckpt-20: give the path of one" in outcome.error
     (source / "checkpoint").write_text(
         'model_checkpoint_path: "/tpu/model.ckpt-20"\nall_model_checkpoint_paths: "a"\n', encoding="utf-8"
     )
@@ -117,20 +116,19 @@ def test_the_newest_checkpoint_of_a_training(
     np.testing.assert_array_equal(weights["cls.seq_relationship.bias"], bias)
 
 
-def test_heads_that_are_not_there(
-    bert: Any, bert_variables: Variables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_heads_that_are_not_there(bert: Any, bert_variables: Variables, tmp_path: Path, run: Any) -> None:
     """A model without the one for pairs, from TF Hub; one that was fine-tuned."""
     no_pairs = {f"module/{name}": value for name, value in bert_variables.items() if "seq_relationship" not in name}
     encoder = {name: value for name, value in bert_variables.items() if name.startswith("bert/")}
     fine_tuned = encoder | {"output_weights": np.ones((3, 32), "f"), "output_bias": np.ones(3, "f")}
     for name, variables in (("BertForMaskedLM", no_pairs), ("BertModel", fine_tuned)):
         source = write_google_checkpoint(tmp_path / f"cased_{name}", variables, google_settings(bert.config))
-        assert convert(source, tmp_path / name) == 0
+        outcome = run(main, source, tmp_path / name)
+        assert outcome.status == 0
         assert json.loads((tmp_path / name / "config.json").read_text(encoding="utf-8"))["architectures"] == [name]
         weights = load_file(tmp_path / name / "model.safetensors")
         assert {key.split(".")[0] for key in weights} == ({"bert", "cls"} if "Masked" in name else {"bert"})
-    assert "not converted, since they belong to other heads: output_bias, output_weights" in capsys.readouterr().out
+    assert "not converted, since they belong to other heads: output_bias, output_weights" in outcome.out
 
 
 def without(name: str) -> Callable[[Variables], Variables]:
@@ -173,12 +171,13 @@ def test_files_that_do_not_fit_each_other_are_refused(
     bert: Any,
     bert_variables: Variables,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    run: Any,
 ) -> None:
     folder = tmp_path / "cased"
     write_google_checkpoint(folder, change(bert_variables), google_settings(bert.config) | settings, vocabulary)
-    assert convert(folder, tmp_path / "out") == 2
-    assert re.search(rf"^error: .*{message}", capsys.readouterr().err.splitlines()[-1])
+    outcome = run(main, folder, tmp_path / "out")
+    assert outcome.status == 2
+    assert re.search(rf"^error: .*{message}", outcome.error)
     assert not list((tmp_path / "out").glob("*"))
 
 
@@ -203,7 +202,7 @@ def test_a_vocabulary_whose_lines_end_in_white_space(
 
 
 def test_files_that_are_missing_or_damaged_are_refused(
-    bert: Any, bert_variables: Variables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bert: Any, bert_variables: Variables, tmp_path: Path, run: Any
 ) -> None:
     source = write_google_checkpoint(tmp_path / "model", bert_variables, google_settings(bert.config))
     (source / "config.json").write_text("{}", encoding="utf-8")
@@ -223,12 +222,14 @@ def test_files_that_are_missing_or_damaged_are_refused(
         ((source, *config, "--do-lower-case", "--vocabulary", source / "v.txt"), "--vocabulary must name a file"),
     ]
     for (place, *flags), message in cases:
-        assert convert(place, tmp_path / "out", *flags) == 2
-        assert re.search(message, capsys.readouterr().err.splitlines()[-1])
+        outcome = run(main, place, tmp_path / "out", *flags)
+        assert outcome.status == 2
+        assert re.search(message, outcome.error)
     for path in (data, index):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-        assert convert(source, tmp_path / "out", *config, "--do-lower-case") == 2
-        assert "The files of a checkpoint must be whole" in capsys.readouterr().err.splitlines()[-1]
+        outcome = run(main, source, tmp_path / "out", *config, "--do-lower-case")
+        assert outcome.status == 2
+        assert "The files of a checkpoint must be whole" in outcome.error
     assert not list((tmp_path / "out").glob("*"))
 
 

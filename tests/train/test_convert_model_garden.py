@@ -37,18 +37,16 @@ def converted(source: Path, output: Path) -> Path:
     return output / "model.safetensors"
 
 
-def test_a_pretrainer_with_both_heads(
-    bert: Any, variables: Variables, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pretrainer_with_both_heads(bert: Any, variables: Variables, source: Path, tmp_path: Path, run: Any) -> None:
     expected = converted(source, tmp_path / "google")
     pretrainer = Pretrainer(bert.config, variables)
     write_objects(source, {"model": pretrainer, **pretrainer.checkpoint_items})
-    capsys.readouterr()
-    assert converted(source, tmp_path / "garden").read_bytes() == expected.read_bytes()
+    printed = run(main, source, tmp_path / "garden").out
+    assert (tmp_path / "garden" / "model.safetensors").read_bytes() == expected.read_bytes()
     configs = [(tmp_path / name / "config.json").read_text(encoding="utf-8") for name in ("google", "garden")]
     assert configs[0] == configs[1]
     # The pooler beside that of the head for pairs, and nothing else.
-    left_out = capsys.readouterr().out.splitlines()[0]
+    left_out = printed.splitlines()[0]
     assert re.fullmatch(
         r"not converted[^:]*: (encoder/_pooler_layer/(bias|kernel)/.ATTRIBUTES/VARIABLE_VALUE(, )?){2}", left_out
     )
@@ -97,15 +95,10 @@ WRONG = [
 
 @pytest.mark.parametrize(("change", "message"), WRONG)
 def test_another_encoder_is_refused(
-    change: Callable[[Any], Any],
-    message: str,
-    bert: Any,
-    variables: Variables,
-    source: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    change: Callable[[Any], Any], message: str, bert: Any, variables: Variables, source: Path, tmp_path: Path, run: Any
 ) -> None:
     write_objects(source, {"model": change(Encoder(bert.config, variables))})
-    assert main([str(source), str(tmp_path / "out")]) == 2
-    assert re.search(f"^error: .*{message}", capsys.readouterr().err.splitlines()[-1])
+    outcome = run(main, source, tmp_path / "out")
+    assert outcome.status == 2
+    assert re.search(f"^error: .*{message}", outcome.error)
     assert not list((tmp_path / "out").glob("*"))

@@ -1,6 +1,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,12 +52,11 @@ def test_tensorflows_weights_too(finished_run: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(tensorflow(inputs).logits, load_model(str(finished_run / "export"))(inputs).logits)
 
 
-def test_what_cannot_be_exported(finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_exported(finished_run: Path, tmp_path: Path, run: Any) -> None:
     damaged = tmp_path / "run"
     shutil.copytree(finished_run, damaged)
     data = damaged / "checkpoints" / f"step-{NUM_STEPS:08d}.safetensors"
     data.write_bytes(data.read_bytes()[:-1])
-    out = str(tmp_path / "out")
     for arguments, message in (
         ([str(damaged)], f"checkpoint of step {NUM_STEPS} in {damaged}/checkpoints is damaged"),
         ([str(finished_run / "checkpoints" / "step-00000005")], "has those of the steps 3, 6"),
@@ -64,21 +64,20 @@ def test_what_cannot_be_exported(finished_run: Path, tmp_path: Path, capsys: pyt
         ([str(finished_run), "--formats", "pytorch,onnx"], "optimum-cli export onnx"),
         ([str(finished_run), "--formats", "tf"], "must be pytorch, or pytorch,tf"),
     ):
-        assert main([arguments[0], out, *arguments[1:]]) == 2
-        assert message in capsys.readouterr().err.splitlines()[-1]
-    assert not Path(out).exists()
+        outcome = run(main, arguments[0], tmp_path / "out", *arguments[1:])
+        assert outcome.status == 2
+        assert message in outcome.error
+    assert not (tmp_path / "out").exists()
     record = json.loads((finished_run / "run.json").read_text(encoding="utf-8"))
     assert record["model_config"]["model_type"] == "roberta"
 
 
-def test_a_checkpoint_of_the_hub_is_exported(
-    finished_run: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_of_the_hub_is_exported(finished_run: Path, shards: Path, tmp_path: Path, run: Any) -> None:
     shutil.copytree(finished_run, tmp_path / "run")
     record = published_run(json.loads((finished_run / "run.json").read_text(encoding="utf-8")))
     (tmp_path / "run" / "run.json").write_text(json.dumps(record), encoding="utf-8")
-    assert main([str(tmp_path / "run"), str(tmp_path / "out")]) == 2
-    assert "--tokenizer is required: the run.json in" in capsys.readouterr().err
-    tokenizer = str(shards / "train" / "tokenizer")
-    assert main([str(tmp_path / "run"), str(tmp_path / "out"), "--tokenizer", tokenizer]) == 0
+    outcome = run(main, tmp_path / "run", tmp_path / "out")
+    assert outcome.status == 2
+    assert "--tokenizer is required: the run.json in" in outcome.error
+    assert run(main, tmp_path / "run", tmp_path / "out", "--tokenizer", shards / "train" / "tokenizer").status == 0
     assert files_of(tmp_path / "out") == files_of(finished_run / "export")

@@ -3,6 +3,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,9 +92,9 @@ def test_a_model_that_was_fine_tuned_is_refused(export: str, tmp_path: Path) -> 
         fill_masks(str(tmp_path / "export"), [SENTENCE])
 
 
-def test_the_command_prints_a_table(export: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--model", export, "--text", SENTENCE, "the [MASK]", "--top-k", "2"]) == 0
-    first, second = capsys.readouterr().out.strip().split("\n\n")
+def test_the_command_prints_a_table(export: str, run: Any) -> None:
+    outcome = run(main, "--model", export, "--text", SENTENCE, "the [MASK]", "--top-k", 2)
+    first, second = outcome.out.strip().split("\n\n")
     assert first.splitlines()[0] == SENTENCE
     assert second.splitlines()[0] == "the [MASK]"
     assert [line.split()[-1] for line in first.splitlines()[1:]] == ["list", "value"]
@@ -105,9 +106,9 @@ def test_the_default_sentences_have_one_mask_each(export: str) -> None:
     assert len(filled) == len(fill_mask.DEFAULT_SENTENCES)
 
 
-def test_the_command_refuses_bad_input_in_one_line(export: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--model", export, "--top-k", "0"]) == EXIT_BAD_INPUT
-    assert capsys.readouterr().err.strip().splitlines() == ["error: --top-k must be at least 1; received 0."]
+def test_the_command_refuses_bad_input_in_one_line(export: str, run: Any) -> None:
+    outcome = run(main, "--model", export, "--top-k", 0)
+    assert outcome == (EXIT_BAD_INPUT, "", "error: --top-k must be at least 1; received 0.\n")
 
 
 def test_help_answers_without_tensorflow() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,17 +79,19 @@ def test_what_has_no_pairs_is_refused(
     message: str,
     tmp_path: Path,
     request: pytest.FixtureRequest,
-    capsys: pytest.CaptureFixture[str],
+    run: Any,
 ) -> None:
     shards = request.getfixturevalue(folder)
-    assert main(run_flags(shards, tmp_path / "run", *more, "--objective", "mlm+nsp", "--dry-run")) == 2
-    assert message in capsys.readouterr().err
+    outcome = run(main, *run_flags(shards, tmp_path / "run", *more, "--objective", "mlm+nsp", "--dry-run"))
+    assert outcome.status == 2
+    assert message in outcome.error
 
 
 # Prints, for each export and class, what is not found in the file, and how far the logits are from TensorFlow's.
 READER = """
 import json, sys
 from pathlib import Path
+from typing import Any
 import numpy as np
 import torch
 import transformers

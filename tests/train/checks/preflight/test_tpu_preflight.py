@@ -88,11 +88,11 @@ def flags(*more, topology="v5e-8"):
 ASSUMED = ("--max-length", "16", "--vocab-size", "100")
 
 
-def test_a_step_before_there_are_shards(compiler, capsys):
+def test_a_step_before_there_are_shards(compiler, run):
     batch = ("--per-replica-batch-size", "4", "--gradient-accumulation-steps", "2")
-    assert main(flags(*ASSUMED, *batch, "--max-steps", "1000")) == 0
+    status, printed, _ = run(main, *flags(*ASSUMED, *batch, "--max-steps", "1000"))
+    assert status == 0
     assert compiler == [(8, 16, "v5e-8")]  # both micro-batches
-    printed = capsys.readouterr().out
     assert "Modelled by the TPU's compiler (jax 0.10, libtpu 0.1)" in printed
     assert printed.startswith(
         "It fits: 4.5 of 15.8 GiB per chip. 1,000 steps would take about 0.0 seconds (modelled).\n"
@@ -102,37 +102,36 @@ def test_a_step_before_there_are_shards(compiler, capsys):
 
 
 @pytest.mark.usefixtures("quick_lowering")
-def test_a_step_of_shards(compiler, capsys, tmp_path):
+def test_a_step_of_shards(compiler, run, tmp_path):
     shards = write_shards(tmp_path)
-    assert main(flags("--train-dataset", str(shards / "train"), "--per-replica-batch-size", "1", topology="v4-8")) == 0
+    more = ("--train-dataset", shards / "train", "--per-replica-batch-size", "1")
+    outcome = run(main, *flags(*more, topology="v4-8"))
     assert compiler == [(1, 16, "v4-8")]
-    assert re.search(r"\nIt fits: .* per chip\. 1 epoch \(\d+ steps\) would take", capsys.readouterr().out)
+    assert re.search(r"\nIt fits: .* per chip\. 1 epoch \(\d+ steps\) would take", outcome.out)
 
 
 @pytest.mark.usefixtures("quick_lowering")
-def test_each_phase_is_asked_about_before_there_are_shards(compiler, capsys, tmp_path):
+def test_each_phase_before_there_are_shards(compiler, run, tmp_path):
     phases = [
         {"name": "short", "train_dataset": "none/16", "max_length": 16, "max_steps": 9},
         {"name": "long", "train_dataset": "none/32", "max_length": 32, "max_steps": 3, "per_replica_batch_size": 2},
     ]
     settings = {"per_replica_batch_size": 4, "global_batch_size": 64, "warmup_steps": 5}
     (tmp_path / "phases.yaml").write_text(yaml.safe_dump({"settings": settings, "phases": phases}), encoding="utf-8")
-    assert main(flags("--phases", str(tmp_path / "phases.yaml"), "--vocab-size", "100")) == 0
+    printed = run(main, *flags("--phases", tmp_path / "phases.yaml", "--vocab-size", "100")).out
     assert compiler == [(8, 16, "v5e-8"), (8, 32, "v5e-8")]
-    printed = capsys.readouterr().out
     assert "\nshort\n" in printed
     assert "4 rows x 16 tokens x 2 micro-batches x 8 replicas" in printed
     assert "2 rows x 32 tokens x 4 micro-batches x 8 replicas" in printed.partition("\nlong\n")[2]
     assert re.search(r"\. 3 steps would take about", printed)
 
 
-def test_a_dry_run_compiles_nothing_and_needs_no_compiler(compiler, capsys, monkeypatch):
+def test_a_dry_run_compiles_nothing_and_needs_no_compiler(compiler, run, monkeypatch):
     monkeypatch.delattr(preflight, "check_compiler")
     monkeypatch.delattr(preflight, "build_preflight")
     batch = ("--per-replica-batch-size", "4", "--global-batch-size", "64", "--max-steps", "1000")
-    assert main(flags(*ASSUMED, *batch, "--dry-run")) == 0
+    printed = run(main, *flags(*ASSUMED, *batch, "--dry-run")).out
     assert compiler == []
-    printed = capsys.readouterr().out
     assert "v5e-8: 8 chips, 8 replicas" in printed
     assert "4 rows x 16 tokens x 2 micro-batches x 8 replicas = 1,024 tokens" in printed
     assert "1,000 steps, 1,024,000 tokens" in printed
@@ -170,39 +169,41 @@ def test_a_preset_on_other_replicas_than_it_is_made_for(caplog, topology, batch,
 
 
 @pytest.mark.usefixtures("quick_lowering")
-def test_the_largest_batch_is_searched(compiler, capsys):
-    assert main(flags(*ASSUMED, "--find-batch-size", "--per-replica-batch-size", "16")) == 0
+def test_the_largest_batch_is_searched(compiler, run):
+    printed = run(main, *flags(*ASSUMED, "--find-batch-size", "--per-replica-batch-size", "16")).out
     assert [rows for rows, *_ in compiler] == [16, 32, 48, 56]  # (15.75 - 2.5) GiB hold 53 rows
-    printed = capsys.readouterr().out
     assert printed.startswith("The largest batch that fits is --per-replica-batch-size 48. 1,000 steps would take")
     assert re.search(r"\n +48 14\.50 .*\n +56 16\.50   does not fit\n", printed)
     assert "48 rows x 16 tokens" in printed
 
 
 @pytest.mark.usefixtures("quick_lowering")
-def test_a_step_that_does_not_fit(compiler, capsys):
-    assert main(flags(*ASSUMED, "--per-replica-batch-size", "64")) == 1
+def test_a_step_that_does_not_fit(compiler, run):
+    status, _, message = run(main, *flags(*ASSUMED, "--per-replica-batch-size", "64"))
+    assert status == 1
     assert compiler == [(64, 16, "v5e-8")]
-    message = capsys.readouterr().err
     assert "It does not fit: 18.5 of 15.8 GiB per chip; the largest per-replica batch that fits is about 48" in message
     assert "--find-batch-size" in message
     assert "--per-replica-batch-size 32 --gradient-accumulation-steps 2 keeps the global batch" in message
 
 
 @pytest.mark.usefixtures("quick_lowering")
-def test_a_step_that_does_not_fit_whatever_its_batch(compiler, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            ["--per-replica-batch-size", "8", "--global-batch-size", "64"],
+            "82.5 of 15.8 GiB per chip, and a smaller",
+        ),
+        (["--find-batch-size"], "Not even 8 rows of 16 tokens fit a chip of v5e-8"),
+    ],
+)
+def test_no_batch_fits(compiler, run, monkeypatch, more, message):
     monkeypatch.setitem(globals(), "BYTES_PER_ROW", 10 * GIB)
-    assert main(flags(*ASSUMED, "--per-replica-batch-size", "8", "--global-batch-size", "64")) == 1
+    outcome = run(main, *flags(*ASSUMED, *more))
     assert compiler
-    assert "It does not fit: 82.5 of 15.8 GiB per chip, and a smaller batch hardly helps" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("quick_lowering")
-def test_no_batch_fits(compiler, capsys, monkeypatch):
-    monkeypatch.setitem(globals(), "BYTES_PER_ROW", 10 * GIB)
-    assert main(flags(*ASSUMED, "--find-batch-size")) == 1
-    assert compiler
-    assert "Not even 8 rows of 16 tokens fit a chip of v5e-8" in capsys.readouterr().err
+    assert outcome.status == 1
+    assert message in outcome.err
 
 
 @pytest.mark.parametrize(
@@ -216,10 +217,11 @@ def test_no_batch_fits(compiler, capsys, monkeypatch):
         (["--topology", "v5e-8", "--max-length", "16", "--vocab-size", "5"], "--vocab-size must be above the 5"),
     ],
 )
-def test_bad_input_is_refused(compiler, capsys, more, message):
-    assert main(["--preset", "tiny-roberta-cpu", *more]) == 2
+def test_bad_input_is_refused(compiler, run, more, message):
+    outcome = run(main, "--preset", "tiny-roberta-cpu", *more)
+    assert outcome.status == 2
     assert compiler == []
-    assert message in capsys.readouterr().err
+    assert message in outcome.error
 
 
 def test_synthetic_inputs_have_the_projects_special_ids():
