@@ -1,13 +1,16 @@
-"""Shards to train and to evaluate on: held against each other before anything is read."""
+"""Shards to train and to evaluate on: compared with each other before anything is read."""
 
 import json
 import shutil
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from mlm_common.errors import InputError
-from tests.fixtures.tiny_corpus import flags, write_source
+from mlm_common.tokenizer import SPECIAL_TOKENS, save_tokenizer
+from tests.fixtures.tiny_corpus import flags, wrapped, write_source
 from tfrecord_prep.manifest import open_shards
 from tfrecord_prep.prepare_tfrecord_shards import main as prepare
 from train.config.settings import DataConfig
@@ -74,6 +77,10 @@ def test_shards_without_a_manifest_are_compared_with_each_other(prepared: Path, 
         open_parts(tmp_path / "train", f"{tmp_path}/train/", tokenizer=tokenizer)
     with pytest.raises(InputError, match=r"both have the rows of dataset-0-5\.tfrecord"):
         open_parts(tmp_path / "train", tmp_path / "copy", tokenizer=tokenizer)
+    ids = {token: index for index, token in enumerate(SPECIAL_TOKENS.values())}
+    save_tokenizer(wrapped(Tokenizer(WordLevel(ids, unk_token=SPECIAL_TOKENS["unk"]))), str(tmp_path / "small"))
+    with pytest.raises(InputError, match=r"--tokenizer must be the one .* and the tokenizer 5 ids\."):
+        open_parts(tmp_path / "train", tmp_path / "validation", tokenizer=str(tmp_path / "small"))
 
 
 def test_preparations_without_other_splits_are_of_the_same_text(prepared: Path, tmp_path: Path) -> None:
