@@ -44,7 +44,7 @@ def cpu_as_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forbid_check(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
-        raise AssertionError("the layers were held against each other")
+        raise AssertionError("the layers were compared")
 
     monkeypatch.setattr(trainer, "prove_tpu_layers", fail)
 

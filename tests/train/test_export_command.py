@@ -42,7 +42,7 @@ def test_an_earlier_checkpoint_pushed_to_a_branch(finished_run: Path, tmp_path: 
 
 
 def test_tensorflows_weights_too(finished_run: Path, tmp_path: Path) -> None:
-    """And of a folder in the place of a checkpoint."""
+    """And of a folder instead of a checkpoint."""
     assert main([str(finished_run / "export"), str(tmp_path / "out"), "--formats", "pytorch,tf"]) == 0
     folder = tmp_path / "out"
     assert (folder / "model.safetensors").read_bytes() == (finished_run / "export" / "model.safetensors").read_bytes()

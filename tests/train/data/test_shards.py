@@ -19,7 +19,7 @@ from train.data.shards import check_nothing_is_shared, check_phases, open_inputs
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prepare one corpus whole (`all`), in two parts (`drawn`), and a file of its own to evaluate on (`other`)."""
+    """Prepare one corpus whole (`all`), in two parts (`drawn`), and another file to evaluate on (`other`)."""
     folder = tmp_path_factory.mktemp("prepared")
     source = write_source(folder)
     (folder / "other.txt").write_text("another text of small words\n" * 20, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Documents of one row: numbered by the ids, and computed as if each had a row of its own."""
+"""Documents of one row: numbered by the ids, and computed as if each had its own row."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ from train.tasks.masked_lm import MaskedLanguageModeling
 CLS, SEP, LENGTH = 0, 2, 24
 # Of the documents in each row, framing included.
 LENGTHS = [(6, 9, 5), (24,), (3, 20)]
-# Of the same make, in a code of their own in transformers.
+# The same layers, in other code of transformers.
 NAMES = ("roberta", "bert", "camembert", "electra", "roberta-prelayernorm", "xlm-roberta")
 
 
@@ -126,7 +126,7 @@ def test_packed_rows_give_what_separate_rows_give(name: str, is_tpu: bool) -> No
 
 
 def test_layers_for_tpus_stay_within_documents(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without XLA, which their attention needs; for attentions as an output they leave it to the stock layers."""
+    """Without XLA, which their attention needs; for attentions as an output they use the reference layers."""
 
     def attend(query: Any, key: Any, value: Any, attended: Any, _: None, rate: float, *, documents: Any) -> tf.Tensor:
         assert rate == 0

@@ -80,7 +80,7 @@ def test_a_run_that_resumes_is_computed_as_it_was(was_compiled: bool) -> None:
     assert chosen("--jit-compile", str(not was_compiled), recorded=recorded).jit_compile != was_compiled
 
 
-def test_layers_for_tpus_are_to_be_proven_on_a_tpu_once() -> None:
+def test_tpu_layers_are_compared_on_a_tpu_once() -> None:
     tpu = ("--tpu-name", "local")
     assert chosen(*tpu).tpu_layers is None
     assert chosen(*tpu, "--tpu-layers", "on").tpu_layers is True
@@ -92,7 +92,7 @@ def test_layers_for_tpus_are_to_be_proven_on_a_tpu_once() -> None:
         assert chosen(*tpu, "--tpu-layers", "off" if was_proven else "on", recorded=recorded).tpu_layers != was_proven
 
 
-def test_elsewhere_layers_are_the_stock_ones_unless_asked_for() -> None:
+def test_elsewhere_the_reference_layers_are_the_default() -> None:
     assert chosen().tpu_layers is False
     assert chosen("--tpu-layers", "on") == Computation(jit_compile=True, tpu_layers=True)
     compiled = Computation(jit_compile=True, tpu_layers=True)
@@ -122,8 +122,8 @@ def test_a_long_run_of_before_stays_without_xla() -> None:
     assert not chosen(num_steps=10**6, recorded=recorded_computation({}, {"hardware": {}})).jit_compile
 
 
-def test_it_is_told_in_words() -> None:
-    told = describe_computation({"jit_compile": False, "tpu_layers": True}, on_tpu=True)
-    assert told == "compiled with XLA, TPU-optimized layers"
-    told = describe_computation({"jit_compile": False, "tpu_layers": False}, on_tpu=False)
-    assert told == "without XLA, reference layers"
+def test_it_is_described_in_words() -> None:
+    text = describe_computation({"jit_compile": False, "tpu_layers": True}, on_tpu=True)
+    assert text == "compiled with XLA, TPU-optimized layers"
+    text = describe_computation({"jit_compile": False, "tpu_layers": False}, on_tpu=False)
+    assert text == "without XLA, reference layers"

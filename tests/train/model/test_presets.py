@@ -63,17 +63,17 @@ def test_there_are_presets_of_tpus():
 
 @pytest.mark.parametrize("name", ["roberta-base", "bert-base", "modernbert-base", "modernbert-large"])
 def test_a_tpu_shaped_model_is_as_large_and_fills_the_lanes(name):
-    stock, shaped = model_of(name), model_of(f"{name}-tpu-shaped")
+    plain, shaped = model_of(name), model_of(f"{name}-tpu-shaped")
     assert shaped.hidden_size // shaped.num_attention_heads == LANES
     sizes = {"num_rows": 8, "length": 512, "num_predictions": 128}
-    assert step_flops(shaped, **sizes) == step_flops(stock, **sizes)
-    differing = {key for key, value in stock.to_dict().items() if shaped.to_dict()[key] != value}
+    assert step_flops(shaped, **sizes) == step_flops(plain, **sizes)
+    differing = {key for key, value in plain.to_dict().items() if shaped.to_dict()[key] != value}
     of_bert = {"hidden_act", "hidden_dropout_prob", "attention_probs_dropout_prob"}
     assert differing == {"num_attention_heads", *(() if name.startswith("modernbert") else of_bert)}
 
 
 @pytest.mark.parametrize("name", ["roberta-base-v5e-8", "roberta-base-v3-8"])
-def test_a_preset_of_a_slice_trains_the_stock_model(name):
+def test_a_preset_of_a_slice_trains_the_plain_model(name):
     assert read_preset(name)["model"] == read_preset("roberta-base")["model"]
 
 

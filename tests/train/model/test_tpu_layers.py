@@ -17,7 +17,7 @@ from train.model.tpu_layers import (
 )
 from train.publishing.pytorch_format import pytorch_weights
 
-# Those marked slow have layers of the same make, in a code of their own in transformers.
+# Those marked slow have the same layers, in other code of transformers.
 REPEATED = ("bert", "camembert", "electra", "roberta-prelayernorm", "xlm-roberta")
 NAMES = ["roberta", *(pytest.param(name, marks=pytest.mark.slow) for name in REPEATED)]
 
@@ -73,10 +73,10 @@ def test_bfloat16_is_as_exact_as_in_the_reference_layers():
         model = tiny_model("roberta", num_hidden_layers=1)
     finally:
         tf_keras.mixed_precision.set_global_policy(policy)
-    stock, _ = attended_logits_and_gradients(model, inputs, attended, jit_compile=False)
+    reference, _ = attended_logits_and_gradients(model, inputs, attended, jit_compile=False)
     use_tpu_layers(model)
     logits, gradients = attended_logits_and_gradients(model, inputs, attended, jit_compile=True)
-    assert np.abs(logits - exact).mean() < 1.2 * np.abs(stock - exact).mean()
+    assert np.abs(logits - exact).mean() < 1.2 * np.abs(reference - exact).mean()
     assert all(gradient.dtype == np.float32 and np.isfinite(gradient).all() for gradient in gradients)
 
 

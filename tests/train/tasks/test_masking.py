@@ -93,7 +93,7 @@ def test_shares_of_a_seeded_draw(masking, probability):
 @pytest.mark.parametrize("masking", MAX_UNIT_TOKENS)
 @pytest.mark.parametrize("probability", [0.15, 0.4])
 def test_replacements_of_a_seeded_draw_are_uniform(masking, probability):
-    """So many rows that 3 % of the mean are more than four standard deviations of it, for tokens that fall alone."""
+    """Enough rows that 3 % of the mean are more than four standard deviations of it, for independent tokens."""
     rows = random_rows(4096, 128)
     seen, is_masked = mask_all(rows, make_rule(probability, masking=masking))
     replaced = seen[is_masked & (seen != MASK_ID) & (seen != rows)]

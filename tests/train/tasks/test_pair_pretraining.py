@@ -172,7 +172,7 @@ NUM_STEPS = 500
 
 
 def topic_pairs(num_rows: int, seed: int) -> dict[str, tf.Tensor]:
-    """Make pairs of segments of two topics, each with words of its own: of one topic 0, of both 1."""
+    """Make pairs of segments of two topics, each with its words: of one topic 0, of both 1."""
     generator = np.random.default_rng(seed)
     topics = generator.integers(0, 2, (num_rows, 2))
     words = 5 + 90 * np.repeat(topics, 6, axis=1) + generator.integers(0, 90, (num_rows, 12))

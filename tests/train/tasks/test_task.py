@@ -1,4 +1,4 @@
-"""A task of its own, written here, from training to the Hub's card: nothing on the way knows the task."""
+"""A custom task from training to the Hub's card: nothing in between knows the task."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ NUM_TRAIN_ROWS, NUM_EVAL_ROWS, NUM_STEPS = 64, 21, 24
 
 
 class RowClassification(Task):
-    """Tells rows apart, two kinds by their `label`; in training a tenth of the tokens is not seen."""
+    """Classifies rows of two kinds by their `label`; in training a tenth of the tokens is hidden."""
 
     model_class = "TFAutoModelForSequenceClassification"
     means = (Mean("loss", "loss", "num_rows"), Mean("accuracy", "num_correct", "num_rows"))

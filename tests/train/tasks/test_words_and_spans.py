@@ -22,7 +22,7 @@ STARTS = np.arange(20) >= 10
 
 
 def units(rows, seed=SEED, first_row=0):
-    """Find the first tokens of words and of spans, and tell whether tokens are special."""
+    """Find the first tokens of words and of spans, and whether tokens are special."""
     ids = tf.constant(rows, tf.int32)
     special = is_special(ids, SPECIAL_IDS)
     words = first_tokens_of_words(ids, special, STARTS)

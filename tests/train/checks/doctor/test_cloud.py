@@ -61,7 +61,7 @@ print(*found(check_credentials, bucket_config()), sep="\\n")
     ],
 )
 def test_credentials(cloud_storage: CloudStorageHandle, changes: dict[str, str], message: str) -> None:
-    """In a process of its own, since google-auth reads where the metadata server is when it is imported."""
+    """In a separate process, since google-auth reads where the metadata server is when it is imported."""
     environment = {**os.environ, **cloud_storage.environment, **changes, "PYTHONPATH": str(PROJECT)}
     done = subprocess.run(
         [sys.executable, "-c", PRINT_CREDENTIALS], env=environment, capture_output=True, encoding="utf-8", check=True

@@ -37,7 +37,7 @@ def builds(folder: Path, *names: str) -> dict[str, Distribution]:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A file in the place of /dev/accel0; the machine says it is a v3-8."""
+    """A file instead of /dev/accel0; the machine says it is a v3-8."""
     (tmp_path / "accel0").touch()
     monkeypatch.setattr("train.runtime.tpu.tpu_devices", lambda: [tmp_path / "accel0"])
     monkeypatch.setattr(tpu, "tpu_devices", lambda: [tmp_path / "accel0"])

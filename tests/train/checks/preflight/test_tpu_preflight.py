@@ -73,7 +73,7 @@ def compiler(monkeypatch):
 
 @pytest.fixture
 def quick_lowering(monkeypatch):
-    """Lowering that only tells the rows, where the step itself does not matter."""
+    """Lowering that only gives the rows, where the step itself does not matter."""
 
     def lower_train_step(model, *, num_rows, length, num_replicas):  # noqa: ARG001
         return f"@main(%arg0: tensor<{num_rows}x{length}xi32>"
