@@ -229,10 +229,7 @@ def _describe_shared_shards(train_shards: ShardSet, eval_shards: ShardSet) -> st
                 return f"both have the rows of a shard ({copy}, {one.name})"
     elif not (train_shards.manifest or eval_shards.manifest):
         names, other_names = (shard_identities(one) for one in sets)
-        if names == other_names and _have_equal_first_rows(*sets):
+        first_row, other_first_row = (first_row_ids(one.paths[0]) for one in sets)
+        if names == other_names and np.array_equal(first_row, other_first_row):
             return f"both have the rows of {names[0]}"
     return ""
-
-
-def _have_equal_first_rows(one: ShardSet, other: ShardSet) -> bool:
-    return np.array_equal(first_row_ids(one.paths[0]), first_row_ids(other.paths[0]))
