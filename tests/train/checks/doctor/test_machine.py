@@ -64,10 +64,7 @@ def test_a_tpu_that_lies_idle(device: Path) -> None:
 
 def test_the_wrong_tensorflow_for_a_tpu(device: Path) -> None:
     line = only_error(found(tpu.check_tpu, config_of("--tpu-name", "local"), builds(device.parent, "tensorflow")))
-    assert (
-        "--tpu-name local needs tensorflow-tpu; the installed TensorFlow is the one for CPUs and GPUs. In an env"
-        in line
-    )
+    assert "--tpu-name local needs tensorflow-tpu; the installed TensorFlow is the one for CPUs and GPUs. Make" in line
 
 
 def test_a_tpu_that_another_process_holds(device: Path) -> None:

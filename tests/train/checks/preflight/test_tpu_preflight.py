@@ -107,7 +107,7 @@ def test_a_step_of_shards(compiler, run, tmp_path):
     more = ("--train-dataset", shards / "train", "--per-replica-batch-size", "1")
     outcome = run(main, *flags(*more, topology="v4-8"))
     assert compiler == [(1, 16, "v4-8")]
-    assert re.search(r"\nIt fits: .* per chip\. 1 epoch \(\d+ steps\) would take", outcome.out)
+    assert re.match(r"It fits: .* per chip\. 1 epoch \(\d+ steps\) would take", outcome.out)
 
 
 @pytest.mark.usefixtures("quick_lowering")
