@@ -1,4 +1,4 @@
-"""The tokenizer as an artefact: its special tokens, loading, saving, its hash, and which of its tokens begin a word."""
+"""Load, save and hash tokenizers; their special tokens, and which tokens begin a word."""
 
 import hashlib
 import io
@@ -19,32 +19,31 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerFast
 
-# In the order of their ids. The RoBERTa family reads padding from id 1, and id 0 and 2 as begin and end of text.
+# In the order of their ids. The RoBERTa family expects padding at id 1, and the start and end of a text at 0 and 2.
 SPECIAL_TOKENS = {"cls": "[CLS]", "pad": "<pad>", "sep": "[SEP]", "unk": "<unk>", "mask": "[MASK]"}
-# The pieces that spell a character without a piece of its own, by their names in SentencePiece and `tokenizers`.
-BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(256))
-# The pieces that fill a vocabulary up.
-UNUSED_PIECE = re.compile(r"<unused\d+>")
-# What `save_tokenizer` names in `tokenizer_config.json`.
+# The tokens that spell characters without a token, by their names in SentencePiece and `tokenizers`.
+BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
+# The tokens that pad a vocabulary.
+UNUSED_TOKEN = re.compile(r"<unused\d+>")
+# The class that `save_tokenizer` names in `tokenizer_config.json`.
 FAST_TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 NO_TRUNCATION_OR_PADDING = {"truncation": None, "padding": None}
 WORD_STARTS_FILE = "word_starts.npy"
-# Names of what `save_tokenizer` writes: the vocabulary's files depend on the class of the tokenizer.
+# Names of the files of `save_tokenizer`; those of the vocabulary depend on the class of the tokenizer.
 TOKENIZER_FILES = re.compile(
     r"(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json|vocab\.txt|merges\.txt|[\w.-]+\.model"
     r"|chat_template\.jinja|word_starts\.npy"
 )
-# The record of train-unigram beside its tokenizer, of how it was made.
-RECORD_FILE = "training.json"
-# What train-unigram writes besides.
 TOKENIZER_FILE = "tokenizer.json"
+# Written by train_unigram.py next to its tokenizer: how it was made, and its quality.
+RECORD_FILE = "training.json"
 REPORT_FILE = "report.json"
-PICTURE_FILE = "report.png"
+PLOT_FILE = "report.png"
 WHITE_SPACE = " \t\n\v\f\r"
 
 
 def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
-    """Load the tokenizer in a local folder, in a `gs://` folder, or of a model on the Hub.
+    """Load the tokenizer in a local or `gs://` folder, or of a model on the Hub.
 
     Raises:
         InputError: there is none, it is not a fast one, or it lacks one of the five special tokens.
@@ -72,7 +71,7 @@ def _load(name: str, shown_name: str) -> "PreTrainedTokenizerFast":
 
 
 def _tokenizer_class(name: str) -> Any:
-    """Choose the class to load a tokenizer with: where a folder names it, without the import of all models' classes."""
+    """Choose the class to load a tokenizer with; without importing all of transformers if a folder names it."""
     config = Path(name, "tokenizer_config.json")
     if config.is_file() and json.loads(config.read_text("utf-8")).get("tokenizer_class") == FAST_TOKENIZER_CLASS:
         from transformers import PreTrainedTokenizerFast
@@ -86,9 +85,9 @@ def _tokenizer_class(name: str) -> Any:
 def plain_text_tokenizer_json(tokenizer_json: str) -> str:
     """Make a `tokenizer.json` with the same ids, whose special tokens no text can produce.
 
-    `encode_special_tokens` of the library does less: a unigram model holds its special tokens among its pieces, and
-    still finds them in text. Here they get names that text does not contain: with a hash of the tokenizer in them. The
-    merges of BPE that make or use one are left out.
+    `encode_special_tokens` of `tokenizers` is not enough: a unigram model has the special tokens in its vocabulary, and
+    still finds them in text. Here they get names that text does not contain, with a hash of the tokenizer. The merges
+    of BPE that make or use one are left out.
 
     Raises:
         InputError: `tokenizers` cannot load the result.
@@ -123,37 +122,37 @@ def plain_text_tokenizer_json(tokenizer_json: str) -> str:
         names = ", ".join(sorted(special_tokens))
         raise InputError(
             f"The tokenizer must work without its special tokens ({names}), which no text may produce; `tokenizers` "
-            f"cannot load it: {error}. Train one with train-unigram, or remove from its model what refers to them."
+            f"cannot load it: {error}. Train one with train_unigram.py, or remove what refers to them from its model."
         ) from error
     return changed
 
 
 def _tokens_of(merge: list[str] | str, prefix: str) -> tuple[str, str, str]:
-    """Return the two tokens of a merge of BPE, and what they become."""
+    """Return the two tokens of a merge of BPE, and their result."""
     left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
     return left, right, left + right[len(prefix) :]
 
 
 def special_ids(tokenizer: "PreTrainedTokenizerFast") -> dict[str, int]:
-    """Look up the ids of the special tokens, with the keys cls, pad, sep, unk and mask."""
+    """Return the ids of the special tokens, with the keys cls, pad, sep, unk and mask."""
     return {name: getattr(tokenizer, f"{name}_token_id") for name in SPECIAL_TOKENS}
 
 
 def special_token_ids(tokenizer: "PreTrainedTokenizerFast") -> set[int]:
-    """Collect the ids of all special tokens, those without a role included."""
+    """Return the ids of all special tokens, those without a role included."""
     added = tokenizer.added_tokens_decoder
     return {token_id for token_id in added if added[token_id].special} | set(tokenizer.all_special_ids)
 
 
 def vocabulary_size(tokenizer: "PreTrainedTokenizerFast") -> int:
-    """Count the rows that an embedding needs: the largest id + 1, since a vocabulary may have holes."""
+    """Return the number of rows that an embedding needs: the largest id + 1, since ids may be missing."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
 def tokenizer_sha256(tokenizer: "PreTrainedTokenizerFast") -> str:
-    """Hash all that decides which ids a text gets, and the special ids: a SHA-256 in hex.
+    """Hash everything that decides which ids a text gets, and the special ids: a SHA-256 in hex.
 
-    It stays the same through saving and loading, and whatever truncation or padding was last used.
+    Saving, loading, truncation and padding do not change it.
     """
     # `tokenizers` may change the last bit of a score when it reads its own file, so scores count to six decimals.
     backend = json.loads(tokenizer.backend_tokenizer.to_str(), parse_float=lambda digits: f"{float(digits):.6f}")
@@ -164,7 +163,7 @@ def tokenizer_sha256(tokenizer: "PreTrainedTokenizerFast") -> str:
 def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: str) -> None:
     """Save the tokenizer's files in a local or `gs://` folder, each replaced in one step.
 
-    Among them is the table of `word_starts`, for a tokenizer that has one.
+    With them the table of `word_starts`, if the tokenizer has one.
     """
     import numpy as np
 
@@ -183,28 +182,27 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: str) -> None:
 
 
 def word_starts(tokenizer: "PreTrainedTokenizerFast") -> "NDArray[np.bool_] | None":
-    """Tell for each id whether a word begins with this token, (vocabulary_size,), or None if no mark tells.
+    """Return for each id whether its token begins a word, (vocabulary_size,), or None if tokens do not show it.
 
-    The marks are the tokenizer's own, in its `tokenizer.json`: with Metaspace a piece that begins with the mark of a
-    space (`▁`) begins a word, with ByteLevel one that begins with white space (`Ġ`, `Ċ`), with WordPiece one without
-    the prefix of continued words (`##`). There are none in word-level models, in BPE that marks the ends of words
-    (`</w>`), and in tokenizers that keep no trace of spaces.
+    With Metaspace a token that starts with the mark of a space (`▁`) begins a word, with ByteLevel one that starts with
+    white space (`Ġ`, `Ċ`), with WordPiece one without the prefix of continued words (`##`). Word-level models, BPE that
+    marks the ends of words (`</w>`), and tokenizers that drop spaces do not show it.
 
-    Special tokens begin a word, since they are units of their own; but `<unk>` does not where marks are pieces by
-    themselves, as a mark then goes before it like before any other piece. Bytes and ids without a token do not. A
-    tokenizer may leave out the mark of a text's first word: what follows a special token begins a word in any case.
+    Special tokens begin a word, but `<unk>` does not if the mark is a token by itself, since then it comes before
+    `<unk>`, too. Bytes and ids without a token do not. The mark of a text's first word may be missing: what follows a
+    special token begins a word in any case.
     """
     import numpy as np
 
     settings = json.loads(tokenizer.backend_tokenizer.to_str())
     vocabulary = tokenizer.get_vocab()
     marks = _marks(settings)
-    begins_word = (lambda piece: piece.startswith(tuple(marks))) if marks else _lacks_prefix(settings["model"])
+    begins_word = (lambda token: token.startswith(tuple(marks))) if marks else _lacks_prefix(settings["model"])
     if begins_word is None:
         return None
     starts = np.zeros(max(vocabulary.values()) + 1, np.bool_)
-    for piece, token_id in vocabulary.items():
-        starts[token_id] = begins_word(piece)
+    for token, token_id in vocabulary.items():
+        starts[token_id] = begins_word(token)
     starts[sorted(special_token_ids(tokenizer))] = True
     if tokenizer.unk_token_id is not None and any(mark in vocabulary for mark in marks):
         starts[tokenizer.unk_token_id] = False
@@ -212,11 +210,7 @@ def word_starts(tokenizer: "PreTrainedTokenizerFast") -> "NDArray[np.bool_] | No
 
 
 def load_word_starts(folder: str) -> "NDArray[np.bool_] | None":
-    """Load the table saved with the tokenizer in a local or `gs://` folder, (vocabulary_size,), None without one.
-
-    Raises:
-        InputError: the file is damaged.
-    """
+    """Load the table saved with a tokenizer, (vocabulary_size,), if there is one; an InputError if it is damaged."""
     import numpy as np
 
     files = open_folder(folder)
@@ -233,7 +227,7 @@ def load_word_starts(folder: str) -> "NDArray[np.bool_] | None":
 
 
 def _marks(settings: dict[str, Any]) -> str:
-    """Find the characters that stand for a space in the pieces; there are none in WordPiece."""
+    """Return the characters that mark a space in the tokens; none for WordPiece."""
     for component in (*_components(settings["pre_tokenizer"]), *_components(settings["decoder"])):
         if component["type"] == "Metaspace":
             return component["replacement"]
@@ -243,7 +237,7 @@ def _marks(settings: dict[str, Any]) -> str:
 
 
 def _components(component: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    """Yield a pre-tokenizer or decoder, and what it consists of."""
+    """Yield a pre-tokenizer or decoder, and its members."""
     if component is not None:
         yield component
         for member in component.get("pretokenizers") or component.get("decoders") or ():
@@ -254,12 +248,12 @@ def _byte_level_white_space() -> str:
     from tokenizers import pre_tokenizers
 
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return "".join(piece for piece, _ in byte_level.pre_tokenize_str(WHITE_SPACE))
+    return "".join(token for token, _ in byte_level.pre_tokenize_str(WHITE_SPACE))
 
 
 def _lacks_prefix(model: dict[str, Any]) -> Callable[[str], bool] | None:
     prefix = model.get("continuing_subword_prefix")
-    # The pieces of single bytes bear no prefix, wherever in a word they are.
+    # Tokens of single bytes have no prefix, wherever in a word they are.
     if not prefix or model.get("byte_fallback"):
         return None
-    return lambda piece: not piece.startswith(prefix)
+    return lambda token: not token.startswith(prefix)

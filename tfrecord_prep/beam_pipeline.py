@@ -1,7 +1,7 @@
-"""Work on the partitions of a split with Apache Beam: in processes of this machine, or on Dataflow's machines.
+"""Work on the partitions of a split with Apache Beam: in processes of this machine, or on Dataflow.
 
-Beam is given which partitions there are, and no text passes through it: whoever works on a partition reads its byte
-ranges of the files and writes its shards and its sidecar, which the program that started the pipeline then reads.
+Beam gets the list of partitions, and no text: a worker reads the byte ranges of a partition and writes its shards and
+its sidecar, which the program that started the pipeline then reads.
 """
 
 import importlib.util
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Documents that no worker can read by itself become part of the pipeline, which Dataflow takes 10 MB of at most.
+# Documents that workers cannot read themselves become part of the pipeline, which Dataflow limits to 10 MB.
 MAX_INLINE_BYTES = 4 << 20
 NUM_READERS = 8
 REQUIRED_BY_DATAFLOW = ("project", "region", "temp_location")
 
-# Beam may give a process several partitions at once, but remembered words and memory are for one.
+# Beam may give a process several partitions at once, but its remembered words and memory are for one.
 _one_at_a_time = threading.Lock()
 
 
 def check_beam(config: PrepareConfig, corpus: Corpus) -> "PipelineOptions":
-    """Make Beam's options of these settings, after the checks that need no work.
+    """Return Beam's options for these settings.
 
     Raises:
         InputError: apache_beam is not installed, Beam does not know an option, or Dataflow could not read the corpus.
@@ -87,7 +87,7 @@ def work_with_beam(
 
 
 def work_in_worker(numbered: NumberedPartition, work: SplitWork) -> None:
-    """Work on one partition in a process of Beam's; what came of it is in the partition's sidecar."""
+    """Work on one partition in a process of Beam; the result is in its sidecar."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # Beam has a process per core already
     with _one_at_a_time:
         work_on_partition(work, numbered)
@@ -158,4 +158,4 @@ def _result(work: SplitWork, numbered: NumberedPartition) -> PartitionResult:
 
 
 def _how_to_resume(work: SplitWork) -> str:
-    return f"What is complete in {work.settings.folder} stays: run the same command again."
+    return f"The complete partitions in {work.settings.folder} stay: run the same command again."

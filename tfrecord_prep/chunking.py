@@ -1,5 +1,6 @@
 """Cut tokenized documents into rows of one length: every token goes into exactly one row."""
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -7,21 +8,22 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from mlm_common.errors import InputError
 from tfrecord_prep.encoding import TokenBatch
-from tfrecord_prep.packing import pack
-from tfrecord_prep.segment_pairs import WINDOW_TOKENS, PairRule, Pairs, draw_pairs
+from tfrecord_prep.manifest import PAIRS
+from tfrecord_prep.segment_pairs import PairRule, Pairs, draw_pairs
 
-# Numbers of passages in the order of the rows, (num_arranged,), and how many the rows up to each hold, (num_rows,).
+# Numbers of passages in the order of the rows, (num_arranged,), and the number of passages up to the end of each row,
+# (num_rows,).
 Arrangement = tuple[NDArray[np.int64], NDArray[np.int64]]
 
-# Two of a row's ids are framing; fewer than six others would leave rows that are mostly that.
-MIN_LENGTH = 8
+# Passages are packed, and random segments drawn, in windows of this many tokens: 2,048 rows of 512, or 128 of 8,192. In
+# a smaller window fewer passages fit together; a larger one would take more memory than 25 MB.
+WINDOW_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Framing:
-    """The ids put around and after the text."""
+    """The ids around and after the text."""
 
     cls_id: int
     sep_id: int
@@ -34,16 +36,16 @@ class Rows:
 
     input_ids: NDArray[np.int32]  # (num_rows, max_length)
     num_tokens_per_row: NDArray[np.int64]  # (num_rows,): ids before the padding
-    next_sentence_labels: NDArray[np.int64] | None = None  # (num_rows,): of pairs, as in `segment_pairs`
+    next_sentence_labels: NDArray[np.int64] | None = None  # (num_rows,): of pairs of segments
 
 
 def cut_concat(batches: Iterable[TokenBatch], framing: Framing, max_length: int) -> Iterator[Rows]:
     """Yield `[CLS] document [SEP] [CLS] document [SEP] …` cut every `max_length` ids; only the last row is padded.
 
-    What the run_mlm examples of transformers do, but for the remainder, which they drop.
+    As in the run_mlm examples of transformers, which drop the last row, though.
 
     Args:
-        batches: the documents' ids; at the end of the last batch a document ends.
+        batches: the documents' ids; a document ends at the end of the last batch.
         framing: the special ids.
         max_length: ids per row.
     """
@@ -51,7 +53,7 @@ def cut_concat(batches: Iterable[TokenBatch], framing: Framing, max_length: int)
 
 
 def cut_full_sentences(batches: Iterable[TokenBatch], framing: Framing, max_length: int) -> Iterator[Rows]:
-    """Yield rows `[CLS] … [SEP]`, filled across the borders of documents, at which a `[SEP]` stands.
+    """Yield rows `[CLS] … [SEP]`, filled across the borders of documents, with a `[SEP]` at each border.
 
     The FULL-SENTENCES format of RoBERTa (https://arxiv.org/abs/1907.11692, section 4.2), filled by tokens rather than
     by sentences, so that only the last row is padded. Arguments as in `cut_concat`.
@@ -67,18 +69,18 @@ def cut_full_sentences(batches: Iterable[TokenBatch], framing: Framing, max_leng
 
 
 def cut_documents(batches: Iterable[TokenBatch], framing: Framing, max_length: int) -> Iterator[Rows]:
-    """Yield rows of documents, each framed by `[CLS]` and `[SEP]`, as many in order as fit; any row may be padded.
+    """Yield rows of as many documents in order as fit, each framed by `[CLS]` and `[SEP]`; any row may be padded.
 
-    The DOC-SENTENCES format of RoBERTa (section 4.2), with several short documents in a row. A document longer than a
-    row is cut into passages that fill one, each framed; its last may share a row. Arguments as in `cut_concat`.
+    The DOC-SENTENCES format of RoBERTa (section 4.2), with several short documents in a row. A longer document is cut
+    into framed passages of a row each, of which the last may share a row. Arguments as in `cut_concat`.
     """
     yield from _cut_passages(batches, framing, max_length, _arrange_in_order)
 
 
 def cut_packed(batches: Iterable[TokenBatch], framing: Framing, max_length: int) -> Iterator[Rows]:
-    """Yield rows of documents as `cut_documents` does, but with those together that fill a row; little is padded.
+    """Yield rows of framed documents as `cut_documents` does, but combine those that fill a row; little is padded.
 
-    Documents so leave their order, within a million tokens. Arguments as in `cut_concat`.
+    Documents change their order within a million tokens. Arguments as in `cut_concat`.
     """
     yield from _cut_passages(batches, framing, max_length, pack)
 
@@ -88,11 +90,11 @@ def cut_segment_pairs(
 ) -> Iterator[Rows]:
     """Yield a row `[CLS] A [SEP] B [SEP]` for each pair of `draw_pairs`; any row may be padded.
 
-    Others than those of a pair are drawn within a million tokens. Arguments as in `cut_concat`; batches that know of no
-    sentences have documents of one. What does not fit a row is left out, and what is drawn is there twice.
+    Random segments are drawn within a million tokens. Arguments as in `cut_concat`; batches without sentences have one
+    per document. Text that does not fit a row is left out, and random segments are in two rows.
     """
     rule = rule or PairRule()
-    ids = np.empty(0, np.int32)  # since the begin of the first document that is in no row yet
+    ids = np.empty(0, np.int32)  # from the start of the first document that is in no row yet
     document_ends, sentence_ends = np.empty(0, np.int64), np.empty(0, np.int64)
     num_done = 0
     for batch in chain(batches, [None]):
@@ -103,13 +105,13 @@ def cut_segment_pairs(
             ids = np.append(ids, batch.ids)
         while num_documents := _window_documents(document_ends, is_all=batch is None):
             end = document_ends[num_documents - 1]
-            is_own = sentence_ends <= end
-            own_ends = document_ends[:num_documents]
-            pairs = draw_pairs(ids[:end], sentence_ends[is_own], own_ends, max_length - 3, rule, num_done)
+            in_window = sentence_ends <= end
+            window_ends = document_ends[:num_documents]
+            pairs = draw_pairs(ids[:end], sentence_ends[in_window], window_ends, max_length - 3, rule, num_done)
             if len(pairs.labels):
                 yield _rows_of_pairs(ids, pairs, framing, max_length)
             num_done += num_documents
-            ids, sentence_ends = ids[end:], sentence_ends[~is_own] - end
+            ids, sentence_ends = ids[end:], sentence_ends[~in_window] - end
             document_ends = document_ends[num_documents:] - end
 
 
@@ -118,35 +120,16 @@ CHUNKINGS: dict[str, Callable[..., Iterator[Rows]]] = {
     "full_sentences": cut_full_sentences,
     "documents": cut_documents,
     "packed": cut_packed,
-    "segment_pairs": cut_segment_pairs,
+    PAIRS: cut_segment_pairs,
 }
-# Those of which a [SEP] ends every document, and every passage that is framed by itself, and stands nowhere else: so
-# the ids alone tell which tokens of a row are of one document.
-SEPARATED_CHUNKINGS = ("concat", "full_sentences", "documents", "packed")
-# Those of which any row may end in padding; of the others only the last of a partition.
-PADDING_CHUNKINGS = ("documents", "packed", "segment_pairs")
-# The one whose rows have a `next_sentence_label`, and whose documents are cut into sentences.
-PAIRS = "segment_pairs"
-
-
-def check_chunking(chunking: str, max_length: int) -> None:
-    """Check the settings of a cut.
-
-    Raises:
-        InputError: no such way of cutting, or rows too short to hold text.
-    """
-    if chunking not in CHUNKINGS:
-        raise InputError(f"--chunking must be one of {', '.join(CHUNKINGS)}; received {chunking!r}.")
-    if max_length < MIN_LENGTH:
-        raise InputError(f"--max-length must be at least {MIN_LENGTH} tokens a row; received {max_length}.")
 
 
 def _framed(
     batches: Iterable[TokenBatch], before: list[int], after: list[int], is_open: bool = False
 ) -> Iterator[NDArray[np.int32]]:
-    """Yield the ids with those `before` at the begin of each document and those `after` at its end.
+    """Yield the ids with `before` at the start of each document and `after` at its end.
 
-    `is_open` tells that the first document has begun already.
+    With `is_open` the first document has already started.
     """
     for batch in batches:
         ends = batch.document_ends
@@ -154,7 +137,7 @@ def _framed(
         begins = begins[begins < len(batch.ids)]
         positions = np.concatenate([*[ends] * len(after), *[begins] * len(before)])
         values = np.repeat(after + before, [len(ends)] * len(after) + [len(begins)] * len(before))
-        yield np.insert(batch.ids, positions, values)  # at the same place in the order given
+        yield np.insert(batch.ids, positions, values)  # at equal positions in this order
         is_open = bool(ends[-1] < len(batch.ids)) if len(ends) else is_open or len(batch.ids) > 0
 
 
@@ -173,7 +156,7 @@ def _cut(stream: Iterable[NDArray[np.int32]], length: int, pad_id: int) -> Itera
 
 
 def _passage_ends(document_ends: NDArray[np.int64], num_ids: int, length: int) -> NDArray[np.int64]:
-    """Find the ends of the documents' passages, of `length` ids but for the last of a document; (num_passages,).
+    """Find the ends of passages of `length` ids, or fewer at the end of a document; (num_passages,).
 
     Of a document that does not end within the `num_ids`, only full passages are counted.
     """
@@ -189,8 +172,8 @@ def _passage_ends(document_ends: NDArray[np.int64], num_ids: int, length: int) -
 def _cut_passages(
     batches: Iterable[TokenBatch], framing: Framing, max_length: int, arrange: Callable[..., Arrangement]
 ) -> Iterator[Rows]:
-    """Yield rows of framed passages as `arrange`, which is called as `pack`, puts them together."""
-    ids = np.empty(0, np.int32)  # since the begin of the first passage that is in no row yet
+    """Yield rows of framed passages in the arrangement of `arrange`, which is called as `pack`."""
+    ids = np.empty(0, np.int32)  # from the start of the first passage that is in no row yet
     document_ends = np.empty(0, np.int64)
     for batch in chain(batches, [None]):
         if batch is not None:
@@ -205,10 +188,7 @@ def _cut_passages(
 
 
 def _arrange_in_order(lengths: NDArray[np.int64], max_length: int, *, is_all: bool) -> Arrangement:
-    """Put as many passages in order into each row as fit.
-
-    Without `is_all` passages may follow, so that the last row counts only if it is full.
-    """
+    """Put as many passages in order into each row as fit; without `is_all` the last row is used only if it is full."""
     ends = np.cumsum(lengths)
     row_ends: list[int] = []
     num_passages, limit = 0, max_length
@@ -222,9 +202,9 @@ def _arrange_in_order(lengths: NDArray[np.int64], max_length: int, *, is_all: bo
 
 
 def _window_documents(document_ends: NDArray[np.int64], *, is_all: bool) -> int:
-    """Count the documents that are drawn from together: the fewest that fill a window, at least two; 0 for not yet.
+    """Count the documents of the next window: the fewest that fill it, at least two; 0 if there are not enough yet.
 
-    Those that would be alone at the end join the window before them.
+    A document that would be alone at the end joins the window before.
     """
     num_documents = max(2, int(np.searchsorted(document_ends, WINDOW_TOKENS)) + 1)
     if len(document_ends) >= num_documents + 2:
@@ -262,7 +242,7 @@ def _rows_of_passages(
 
 
 def _gathered(ids: NDArray[np.int32], begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Lay ranges of the ids end to end."""
+    """Concatenate ranges of the ids."""
     ends = np.cumsum(lengths)
     return ids[np.arange(ends[-1]) + np.repeat(begins - (ends - lengths), lengths)]
 
@@ -274,7 +254,53 @@ def _filled(
     max_length: int,
     labels: NDArray[np.int64] | None = None,
 ) -> Rows:
-    """Make rows of a stream of tokens, so many in each, and fill them up with padding."""
+    """Make rows of the given numbers of tokens of a stream, and pad them."""
     rows = np.full((len(num_tokens_per_row), max_length), framing.pad_id, np.int32)
     rows[np.arange(max_length) < num_tokens_per_row[:, None]] = stream
     return Rows(rows, num_tokens_per_row, labels)
+
+
+def pack(lengths: NDArray[np.int64], max_length: int, *, is_all: bool) -> Arrangement:
+    """Arrange passages in rows, window by window, depending on the lengths in the window alone.
+
+    The passages of a row stay in order, and the rows are in the order of their first passages.
+
+    Args:
+        lengths: tokens of each passage, 1 to `max_length`; (num_passages,).
+        max_length: tokens per row.
+        is_all: no passages follow; else those of the last, incomplete window are not arranged.
+    """
+    ends = np.append(0, np.cumsum(lengths))
+    orders, row_ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    begin = 0
+    while begin < len(lengths):
+        end = int(np.searchsorted(ends, ends[begin] + WINDOW_TOKENS))  # with the passage that fills it
+        if end > len(lengths) and not is_all:
+            break
+        rows = best_fit(lengths[begin:end].tolist(), max_length)
+        orders.append(begin + np.argsort(rows, kind="stable"))
+        row_ends.append(begin + np.cumsum(np.unique(rows, return_counts=True)[1]))
+        begin = end
+    return np.concatenate(orders), np.concatenate(row_ends)
+
+
+def best_fit(lengths: list[int], max_length: int) -> NDArray[np.int64]:
+    """Choose a row for each passage, identified by its first passage; (num_passages,).
+
+    Best fit decreasing (Johnson 1973): the longest remaining passage goes into the fullest row that has room for it.
+    """
+    rows = np.empty(len(lengths), np.int64)
+    open_rows: list[tuple[int, int]] = []  # (space, row), sorted
+    num_rows = 0
+    for passage in sorted(range(len(lengths)), key=lambda passage: -lengths[passage]):
+        found = bisect_left(open_rows, (lengths[passage], 0))
+        if found < len(open_rows):
+            space, row = open_rows.pop(found)
+        else:
+            space, row = max_length, num_rows
+            num_rows += 1
+        rows[passage] = row
+        if space > lengths[passage]:
+            insort(open_rows, (space - lengths[passage], row))
+    _, first_passages, row_numbers = np.unique(rows, return_index=True, return_inverse=True)
+    return first_passages[row_numbers]

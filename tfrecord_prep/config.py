@@ -1,4 +1,4 @@
-"""The settings of stage 2 beside those of the corpus."""
+"""The settings of stage 2, in addition to those of the corpus."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,9 +7,11 @@ from mlm_common.cli.settings import flag, require, require_each
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
 from mlm_common.worker_pool import num_cores
-from tfrecord_prep.chunking import PAIRS, check_chunking
+from tfrecord_prep.manifest import PAIRS
 from tfrecord_prep.segment_pairs import PairRule
 
+# Two of a row's ids are framing; fewer than six others would leave rows that are mostly framing.
+MIN_LENGTH = 8
 MIN_PARTITION_BYTES = 1 << 10
 LOCAL_RUNNER = "local"
 DATAFLOW_RUNNER = "DataflowRunner"
@@ -108,7 +110,8 @@ class PrepareConfig:
             raise InputError(
                 "--tokenizer-name-or-path is required: the folder that train_unigram.py wrote, or a model on the Hub."
             )
-        check_chunking(self.chunking, self.max_length)
+        if self.max_length < MIN_LENGTH:
+            raise InputError(f"--max-length must be at least {MIN_LENGTH} tokens a row; received {self.max_length}.")
         is_needed = self.sentences_by == "punctuation" or self.chunking == PAIRS
         require(is_needed, f"needs --chunking {PAIRS}", "--sentences-by", f"it with {self.chunking}")
         require_each(self, "random_share", lambda value: 0 <= value <= 1, "must be between 0 and 1")
@@ -139,5 +142,5 @@ class PrepareConfig:
 
     @property
     def num_processes(self) -> int:
-        """`num_workers`, or the number of cores that this process may use."""
+        """Return `num_workers`, or the number of cores that this process may use."""
         return self.num_workers or num_cores()

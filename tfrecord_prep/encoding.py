@@ -1,35 +1,53 @@
-"""Tokenize documents in bounded memory, however long they are, and each frequent word only once."""
+"""Tokenize documents in bounded memory, whatever their length, and each frequent word only once.
+
+A text can be cut without a change of its ids at the space between two words, for most tokenizers.
+"""
 
 import functools
+import json
+import re
+import unicodedata
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import regex
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from mlm_common.corpus.passages import grouped
-from tfrecord_prep.word_boundaries import last_word_boundary, tokenizes_by_word, word_boundary
+from mlm_common.corpus.byte_ranges import grouped
 
-# What `tokenizers` returns of a text is hundreds of times its size, so little is held in that form.
+# An encoding of `tokenizers` is hundreds of times the size of its text, so little is kept in that form.
 CHARACTERS_AT_ONCE = 1 << 18
 MAX_CHARACTERS_WITHOUT_BOUNDARY = 1 << 20
-# Bounds what a process remembers of words: about 150,000 short ones, in 30 MB. Fewer would be tokenized more often, and
-# more would be filled by large corpora only, whose workers would then take more memory than those of small ones.
+# Bounds the remembered words of a process: about 150,000 short ones, in 30 MB. Fewer would be tokenized more often, and
+# with more of them workers on large corpora would take more memory than those on small ones.
 MAX_REMEMBERED_CHARACTERS = 6 << 20
-CHARACTERS_PER_ENTRY = 32  # what an entry takes besides its characters
-# Marks a document's first word, which has no space before it. Half of a surrogate pair: no valid text holds it.
+CHARACTERS_PER_ENTRY = 32  # memory of an entry in addition to its characters
+# Marks a document's first word, which has no space before it. Half of a surrogate pair, which no valid text has.
 _FIRST = "\ud800"
+
+# Letters and symbols in Unicode's terms that normalizers remove or replace by a space: the mark of a word's start, the
+# replacement character, and two letters that were combining marks before Unicode 12.
+_NOT_VISIBLE = "▁\ufffd\u1cf2\u1cf3"
+# Characters beyond these, such as emoji, just end no word.
+_BASIC_PLANE = range(0x10000)
+# These change a word by itself, whatever is before and after the spaces around it.
+_WORD_NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "StripAccents", "BertNormalizer", "Precompiled"}
+# A run of characters of one class, such as white space.
+_RUN = re.compile(r"\[[^\[\]]+\]\+|\\s\+| \{2,\}| \+")
+_WORD_PRE_TOKENIZERS = {"WhitespaceSplit", "Whitespace", "BertPreTokenizer"}
 
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Some of the stream of documents' ids, without framing.
+    """A part of the stream of documents' ids, without framing.
 
-    `document_ends` are the places in `ids` where documents end that have any, those begun in an earlier batch too;
-    `num_documents` counts all that end here, those without ids too. `sentence_ends` are those of sentences, where
-    documents are cut into them: of each document its end is one.
+    `document_ends` are the positions in `ids` where documents with ids end, some of which began in an earlier batch;
+    `num_documents` counts all that end here, also those without ids. `sentence_ends` are the ends of sentences, if
+    documents are cut into them; each end of a document is one.
     """
 
     ids: NDArray[np.int32]  # (num_ids,)
@@ -43,12 +61,12 @@ def encode_documents(
 ) -> Iterator[TokenBatch]:
     """Yield the ids of documents, some hundred thousand characters at a time.
 
-    A longer document is cut at the space between two words, which does not change its ids where a tokenizer treats
-    each word by itself; only where a million characters have no such space, it is cut within a word.
+    A longer document is cut at the space between two words, which does not change its ids if the tokenizer treats each
+    word by itself; if a million characters have no such space, it is cut within a word.
 
     Args:
         tokenizer_json: what `plain_text_tokenizer_json` returned.
-        documents: texts; those of nothing but white space have no ids.
+        documents: texts; those of white space only have no ids.
         sentences_of: cuts a document into sentences, at least one; each is encoded by itself.
     """
     encoder = _encoder(tokenizer_json)
@@ -69,13 +87,13 @@ def encode_documents(
 
 
 def _with_ids(ends: NDArray[np.int64], num_open_ids: int) -> NDArray[np.int64]:
-    """Keep the ends of what has ids, `num_open_ids` of which an earlier batch has of the first."""
+    """Keep the ends of texts with ids; `num_open_ids` ids of the first are in an earlier batch."""
     return ends[ends > np.concatenate([[-num_open_ids], ends])[:-1]]
 
 
 @dataclass(frozen=True)
 class _Passage:
-    """A sentence, or what was cut of a long one; where documents are not cut into sentences each is one."""
+    """A sentence, or a part of a long one; a document that is not cut into sentences is one."""
 
     text: str
     ends_sentence: bool
@@ -112,8 +130,8 @@ def _encoder(tokenizer_json: str) -> "Encoder":
 class Encoder:
     """A tokenizer that remembers words; a process needs one.
 
-    When the words that were last used are as many as may be, they take the place of older ones, which are forgotten: so
-    frequent words stay, however many rare ones come.
+    When the recently used words reach their limit, they replace the older ones, which are forgotten: so frequent words
+    stay, however many rare ones come.
     """
 
     def __init__(self, tokenizer_json: str) -> None:
@@ -121,10 +139,10 @@ class Encoder:
         self._by_word = tokenizes_by_word(tokenizer_json)
         self._ids_of_word: dict[str, bytes] = {}
         self._ids_of_older_word: dict[str, bytes] = {}
-        self._num_characters = 0  # of the former
+        self._num_characters = 0  # of `_ids_of_word`
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
-        """Encode each text: its ids, as the bytes of int32 numbers, those of its words if it is tokenized by word."""
+        """Encode each text as the bytes of its ids, int32; by word if the tokenizer allows it."""
         if not self._by_word:
             return self._encode_whole(texts)
         words_of_texts = [word_boundary().split(text) for text in texts]
@@ -146,3 +164,101 @@ class Encoder:
     def _encode_whole(self, texts: Sequence[str]) -> list[bytes]:
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [array("i", encoding.ids).tobytes() for encoding in encodings]
+
+
+@functools.cache
+def word_boundary() -> re.Pattern[str]:
+    """Compile the pattern of the single space between two words.
+
+    Neither the last character of the first nor the first of the second can become white space or nothing by
+    normalization. Such characters are letters, digits, punctuation and symbols, and combining marks after them.
+    """
+    visible = _character_class(_visible_characters())
+    marks = filter(lambda character: unicodedata.category(character)[0] == "M", map(chr, _BASIC_PLANE))
+    mark = _character_class(marks)
+    before = "|".join(f"(?<=[{visible}]{f'[{mark}]' * num_marks} )" for num_marks in range(3))
+    return re.compile(f" (?:{before})(?=[{visible}])")
+
+
+def last_word_boundary(text: str, start: int, end: int) -> int | None:
+    """Find the last boundary in `text[start + 1 : end]`, if there is one."""
+    pattern = word_boundary()
+    space = text.rfind(" ", start + 1, end)
+    while space >= 0:
+        if pattern.match(text, space):
+            return space
+        space = text.rfind(" ", start + 1, space)
+    return None
+
+
+@functools.cache
+def _visible_characters() -> str:
+    return "".join(filter(_is_visible, map(chr, _BASIC_PLANE)))
+
+
+def _is_visible(character: str) -> bool:
+    forms = character + unicodedata.normalize("NFKC", character)
+    return character not in _NOT_VISIBLE and all(unicodedata.category(form)[0] in "LNPS" for form in forms)
+
+
+def _character_class(characters: Iterable[str]) -> str:
+    """Write the characters, which must be sorted, as the ranges of a regular expression's set."""
+    ranges: list[list[int]] = []
+    for code in map(ord, characters):
+        if ranges and ranges[-1][1] == code - 1:
+            ranges[-1][1] = code
+        else:
+            ranges.append([code, code])
+    return "".join(rf"\u{first:04x}-\u{last:04x}" for first, last in ranges)
+
+
+def tokenizes_by_word(tokenizer_json: str) -> bool:
+    """Return whether the ids of a text are those of its words, each with the space before it.
+
+    True only for the kinds of normalizers and pre-tokenizers known to work so, those of SentencePiece, BERT and GPT-2
+    among them. The tokenizer is one of `plain_text_tokenizer_json`.
+    """
+    settings = json.loads(tokenizer_json)
+    return (
+        all(map(_is_within_word, _steps(settings["normalizer"], "normalizers")))
+        and _splits_before_space(settings["pre_tokenizer"])
+        and all(_stands_alone(token) for token in settings["added_tokens"] if not token["special"])
+    )
+
+
+def _steps(component: dict[str, Any] | None, members: str) -> list[dict[str, Any]]:
+    """List the steps of a component: none, one, or those of a sequence, which may be nested."""
+    if component is None:
+        return []
+    if component["type"] != "Sequence":
+        return [component]
+    return [step for member in component[members] for step in _steps(member, members)]
+
+
+def _is_within_word(normalizer: dict[str, Any]) -> bool:
+    if normalizer["type"] == "Strip":
+        return not normalizer["strip_left"]
+    if normalizer["type"] == "Replace":
+        pattern = normalizer["pattern"]
+        if "Regex" in pattern:
+            return bool(_RUN.fullmatch(pattern["Regex"])) and not regex.search(pattern["Regex"], _visible_characters())
+        return not any(character.isspace() for character in pattern["String"] + normalizer["content"])
+    return normalizer["type"] in _WORD_NORMALIZERS
+
+
+def _splits_before_space(pre_tokenizer: dict[str, Any] | None) -> bool:
+    steps = _steps(pre_tokenizer, "pretokenizers")
+    if not steps:
+        return False
+    first = steps[0]
+    if first["type"] == "Metaspace":
+        return first.get("split", True)
+    if first["type"] == "ByteLevel":
+        return first.get("use_regex", True)
+    return first["type"] in _WORD_PRE_TOKENIZERS
+
+
+def _stands_alone(token: dict[str, Any]) -> bool:
+    """Return whether an added token neither contains nor strips spaces."""
+    has_space = any(character.isspace() for character in token["content"])
+    return not (has_space or token["lstrip"] or token["rstrip"])

@@ -1,4 +1,4 @@
-"""The manifest of a folder of shards: what is in them, written last, and checked before anything is read."""
+"""The manifest of a folder of shards: what is in them; it is written last, and checked before shards are read."""
 
 import dataclasses
 import json
@@ -11,19 +11,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlm_common.cli.local_paths import check_folder
-from mlm_common.corpus.bad_rows import BadRows, bad_rows_from_record
+from mlm_common.corpus.text_formats import BadRows, bad_rows_from_record
 from mlm_common.errors import InputError
 from mlm_common.storage import Folder, open_folder
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
-PLAN_NAME = "plan.json"  # in its place while the folder is made
+PLAN_NAME = "plan.json"  # instead of the manifest while shards are written
 TOKENIZER_FOLDER_NAME = "tokenizer"
+
+# Values of `chunking`: the one whose rows are pairs of segments, with a `next_sentence_label`.
+PAIRS = "segment_pairs"
+# In these a [SEP] ends every document and every framed passage, and is nowhere else: so the ids alone say which tokens
+# of a row are of one document.
+SEPARATED_CHUNKINGS = ("concat", "full_sentences", "documents", "packed")
+# In these any row may end in padding; in the others only the last one of a partition.
+PADDING_CHUNKINGS = ("documents", "packed", PAIRS)
+# Values of `next_sentence_label`, as in google-research/bert and transformers: the second segment is of another
+# document, or follows the first.
+RANDOM_NEXT, IS_NEXT = 1, 0
 
 # The last number of a name is its number of rows: the rule of transformers' TPU tutorial, whose trainer reads it so.
 NUM_ROWS_IN_NAME = re.compile(r"-\d+-(\d+)\.tfrecord$")
 # The tutorial's names have two numbers, those of this project three: partition, shard, rows.
-OWN_SHARD_NAME = re.compile(r"^dataset-\d{5,}-\d{5,}-\d+\.tfrecord$")
+MANAGED_SHARD_NAME = re.compile(r"^dataset-\d{5,}-\d{5,}-\d+\.tfrecord$")
 
 
 @dataclass(frozen=True)
@@ -39,7 +50,7 @@ class ShardRecord:
 
 @dataclass(frozen=True)
 class TokenizerRecord:
-    """The tokenizer behind the ids; `special_ids` has the keys cls, pad, sep, unk, mask."""
+    """The tokenizer that made the ids; `special_ids` has the keys cls, pad, sep, unk, mask."""
 
     sha256: str
     vocabulary_size: int
@@ -50,8 +61,8 @@ class TokenizerRecord:
 class Totals:
     """Sums over a split; `num_tokens` counts ids that are not padding, framing included.
 
-    Of pairs of segments, a row each: `num_random_pairs` have a second one that does not follow the first, and
-    `num_documents_without_pair` documents with text gave none.
+    With pairs of segments, one per row, `num_random_pairs` of them have a second segment that does not follow the
+    first, and `num_documents_without_pair` documents with text are in none.
     """
 
     num_documents: int
@@ -69,11 +80,10 @@ class Totals:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a split's folder holds and how it was made: equal settings and corpus make an equal manifest.
+    """What is in the folder of a split and how it was made: equal settings and corpus make an equal manifest.
 
-    `bad_rows` are those of the corpus that were left out, None where it tells none: an older one, or a redacted one.
-    Of pairs of segments `sentences_by` says how documents were cut into sentences, and `random_share` how many pairs
-    were to be random; else they are None.
+    `bad_rows` are the rows of the corpus that were skipped. `sentences_by` (how documents were cut into sentences) and
+    `random_share` (the fraction of pairs that should be random) are those of pairs of segments, else None.
     """
 
     format_version: int = FORMAT_VERSION
@@ -88,14 +98,14 @@ class Manifest:
     corpus: dict[str, Any]
     shards: tuple[ShardRecord, ...]
     totals: Totals
-    bad_rows: BadRows | None = None
+    bad_rows: BadRows
     unigram_entropy_nats: float
     versions: dict[str, str]
 
 
 @dataclass(frozen=True)
 class ShardSet:
-    """A complete folder of shards, ready to be read; without a manifest where the tutorial's method made it."""
+    """A complete folder of shards, ready to be read; the tutorial's shards have no manifest."""
 
     folder: str
     paths: tuple[str, ...]
@@ -130,8 +140,7 @@ def read_manifest(folder: str) -> Manifest:
         fields["tokenizer"] = TokenizerRecord(**fields["tokenizer"])
         fields["shards"] = tuple(ShardRecord(**shard) for shard in fields["shards"])
         fields["totals"] = Totals(**fields["totals"])
-        bad_rows = fields.get("bad_rows")
-        fields["bad_rows"] = bad_rows_from_record(bad_rows) if isinstance(bad_rows, dict) else None
+        fields["bad_rows"] = bad_rows_from_record(fields["bad_rows"])
         return Manifest(**fields)
     except (KeyError, TypeError) as error:
         raise InputError(
@@ -146,14 +155,14 @@ def entropy_nats(counts: NDArray[np.int64]) -> float:
 
 
 def open_shards(folder: str) -> ShardSet:
-    """Open the shards of a split's folder, local or `gs://`, after the checks that a listing of it allows.
+    """Check the shards of a split's folder, local or `gs://`, by listing it; no shard is opened.
 
-    No shard is opened: names, sizes and counts are compared with the manifest. A folder made by the tutorial's
-    method, without a manifest, is taken with the counts in its names.
+    Names, sizes and counts are compared with the manifest. A folder without a manifest, made by the tutorial's method,
+    is accepted with the counts in the names.
 
     Raises:
-        InputError: no shards; a preparation that did not end; a shard missing, truncated, of another count than
-            the manifest's, or unknown to it.
+        InputError: no shards; an unfinished preparation; a shard that is missing, truncated, unknown to the manifest,
+            or of another count.
     """
     files = open_folder(folder)
     sizes_bytes = files.list_files()
@@ -178,13 +187,13 @@ def open_shards(folder: str) -> ShardSet:
 
 
 def num_rows_in_name(name: str) -> int | None:
-    """Read the number of rows that a shard's name states, None where it states none."""
+    """Return the number of rows in the name of a shard, if it has one."""
     match = NUM_ROWS_IN_NAME.search(name)
     return int(match.group(1)) if match else None
 
 
 def _num_rows_in_names(folder: str, names: list[str], has_plan: bool) -> list[int]:
-    if has_plan or any(OWN_SHARD_NAME.match(name) for name in names):
+    if has_plan or any(MANAGED_SHARD_NAME.match(name) for name in names):
         raise InputError(
             f"Shards must come with the manifest that is written last; {folder} has none, so its preparation "
             "did not end. Run prepare-tfrecord-shards again with the same flags: it resumes where it stopped."

@@ -1,4 +1,4 @@
-"""A partition of the corpus, the unit of work: its shards depend on its documents and the settings alone."""
+"""Turn a partition of the corpus, the unit of work, into shards: a function of its documents and the settings."""
 
 import dataclasses
 import functools
@@ -11,26 +11,25 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from mlm_common.corpus.bad_rows import BadRows
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import Partition, read_partition
+from mlm_common.corpus.text_formats import BadRows
 from mlm_common.errors import InputError
 from mlm_common.folder_lock import FolderLock
 from mlm_common.storage import NewFile, open_folder
-from tfrecord_prep.chunking import CHUNKINGS, PAIRS, Framing, Rows
+from tfrecord_prep.chunking import CHUNKINGS, Framing, Rows
 from tfrecord_prep.encoding import TokenBatch, encode_documents
-from tfrecord_prep.manifest import ShardRecord, Totals
+from tfrecord_prep.manifest import PAIRS, ShardRecord, Totals
 from tfrecord_prep.records import encode_rows
-from tfrecord_prep.segment_pairs import PairRule
-from tfrecord_prep.sentences import SentencesBy, sentences_of
+from tfrecord_prep.segment_pairs import PairRule, SentencesBy, sentences_of
 from tfrecord_prep.split_folder import PartitionResult, write_sidecar
 
 
 @dataclass(frozen=True)
 class PartitionSettings:
-    """What all partitions of a split share; `tokenizer_json` is that of `plain_text_tokenizer_json`.
+    """What all partitions of a split share; `tokenizer_json` is what `plain_text_tokenizer_json` returned.
 
-    `sentences_by` and `random_share` matter to pairs of segments alone.
+    `sentences_by` and `random_share` are used by pairs of segments only.
     """
 
     folder: str
@@ -46,7 +45,7 @@ class PartitionSettings:
 
 @dataclass(frozen=True)
 class NumberedPartition:
-    """A partition with its number in the split, and what `partition_sha256` says of it."""
+    """A partition with its number in the split and its `partition_sha256`."""
 
     index: int
     sha256: str
@@ -55,7 +54,7 @@ class NumberedPartition:
 
 @dataclass(frozen=True)
 class SplitWork:
-    """All that a process needs, besides a partition, to work on it: where documents are read, and what they become."""
+    """All that a process needs to work on partitions: where documents are read, and what they become."""
 
     corpus: CorpusConfig
     split_name: str
@@ -64,7 +63,7 @@ class SplitWork:
 
 
 class TokenTally:
-    """Batches of ids, once, with documents and ids counted on the way; `id_counts` leaves out unknown tokens."""
+    """Iterates over batches of ids once, and counts documents and ids; `id_counts` leaves out unknown tokens."""
 
     def __init__(self, batches: Iterable[TokenBatch], settings: PartitionSettings) -> None:
         self._batches = batches
@@ -87,13 +86,13 @@ class TokenTally:
         if found:
             raise InputError(
                 f"A tokenizer may not turn text into special tokens; --tokenizer-name-or-path made {', '.join(found)} "
-                "of it. Train a tokenizer with train-unigram, or name another one."
+                "of it. Train a tokenizer with train_unigram.py, or choose another one."
             )
         return counts
 
 
 class PairTally:
-    """Rows of pairs, once, counted on the way: text is left out of them, or is in two; as `TokenTally` counts ids."""
+    """Iterates over rows of pairs once, and counts pairs and ids: pairs leave out some text and repeat some."""
 
     def __init__(self, rows: Iterable[Rows], settings: PartitionSettings) -> None:
         self._rows = rows
@@ -130,8 +129,8 @@ def build_partition(
 ) -> PartitionResult:
     """Tokenize, cut and write the documents of a partition, its sidecar last, and return what was written.
 
-    The memory this takes does not depend on the number of documents, and a document takes no more than its text.
-    `bad_rows` are those that were left out while the documents were read.
+    Memory does not depend on the number of documents, and a document takes no more than its text. `bad_rows` are those
+    that are skipped while the documents are read.
 
     Raises:
         InputError: the tokenizer turned text into a special token.
@@ -148,7 +147,7 @@ def build_partition(
     totals = _totals(tally, shards, settings.max_length)
     id_counts = tally.id_counts
     if pairs is not None:
-        # Only a document without another one, and of one sentence, has none to be in a pair with.
+        # Only a single document of one sentence can be in no pair.
         num_without = 0 if pairs.num_rows else totals.num_documents - totals.num_blank_documents
         counts = {"num_random_pairs": pairs.num_random_pairs, "num_documents_without_pair": num_without}
         totals, id_counts = dataclasses.replace(totals, **counts), pairs.id_counts
@@ -170,10 +169,7 @@ def _totals(tally: TokenTally, shards: tuple[ShardRecord, ...], max_length: int)
 
 
 def write_shards(folder: str, partition: int, rows: Iterable[Rows], shard_size: int) -> tuple[ShardRecord, ...]:
-    """Write the rows of a partition in shards of `shard_size`, the last with what remains; return their records.
-
-    No shard is held in memory.
-    """
+    """Write the rows of a partition in shards of `shard_size` rows or, the last one, fewer; none is held in memory."""
     records: list[ShardRecord] = []
     destination = open_folder(folder)
     with ExitStack() as files, ThreadPoolExecutor(1) as finisher:
@@ -182,7 +178,7 @@ def write_shards(folder: str, partition: int, rows: Iterable[Rows], shard_size: 
 
         def finish(shard: _Shard) -> Future[None]:
             if finished:
-                finished.result()  # one at a time, so that what fails stops the work soon
+                finished.result()  # one at a time, so that a failure stops the work soon
             records.append(shard.record(f"dataset-{partition:05d}-{len(records):05d}-{shard.num_rows}.tfrecord"))
             return finisher.submit(shard.finish, records[-1].name)
 
@@ -204,7 +200,7 @@ def write_shards(folder: str, partition: int, rows: Iterable[Rows], shard_size: 
 
 
 class _Shard:
-    """A shard that is being written, and what it counts."""
+    """A shard that is being written, and its counts."""
 
     def __init__(self, file: NewFile) -> None:
         self._file = file
@@ -212,7 +208,6 @@ class _Shard:
         self._num_bytes = self._num_tokens = self.num_rows = 0
 
     def write(self, rows: Rows) -> None:
-        """Append rows."""
         data = encode_rows(rows.input_ids, rows.num_tokens_per_row, rows.next_sentence_labels)
         self._file.write(data)
         self._checksum.update(data)
@@ -221,10 +216,8 @@ class _Shard:
         self.num_rows += len(rows.input_ids)
 
     def record(self, name: str) -> ShardRecord:
-        """Describe it under this name."""
         return ShardRecord(name, self.num_rows, self._num_tokens, self._num_bytes, self._checksum.hexdigest().decode())
 
     def finish(self, name: str) -> None:
-        """Store it under this name."""
         with self._file:
             self._file.finish(name)

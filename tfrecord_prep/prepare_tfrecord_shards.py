@@ -9,7 +9,9 @@ import dataclasses
 import json
 import logging
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -28,21 +30,19 @@ from mlm_common.corpus.config import (
     corpus_config_from_record,
 )
 from mlm_common.corpus.corpus import Corpus, open_corpus
+from mlm_common.corpus.identity import Record, describe_changed_sources
 from mlm_common.corpus.published_corpus import names_its_text
-from mlm_common.corpus.record import Record, describe_changed_sources, describe_unknown
 from mlm_common.corpus.shared_text import Part, describe_shared_text
-from mlm_common.errors import InputError
+from mlm_common.errors import EXIT_STOPPED, InputError
 from mlm_common.folder_lock import locked_folder
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
 from mlm_common.storage import open_folder
 from mlm_common.tokenizer import RECORD_FILE, load_tokenizer
 from mlm_common.worker_pool import map_in_order
-from tfrecord_prep.chunking import PAIRS
 from tfrecord_prep.config import DATAFLOW_RUNNER, LOCAL_RUNNER, PrepareConfig
-from tfrecord_prep.manifest import Manifest, Totals, read_manifest
+from tfrecord_prep.manifest import PAIRS, Manifest, Totals, read_manifest
 from tfrecord_prep.partition import NumberedPartition, SplitWork, work_on_partition
 from tfrecord_prep.push_to_hub import push_shards
-from tfrecord_prep.shutdown import stoppable
 from tfrecord_prep.split import Engine, SplitPlan, describe_first_row, find_stale_parts, plan_splits, prepare_split
 from tfrecord_prep.split_folder import PartitionResult, clear_folder
 from tfrecord_prep.verify import verify_folder
@@ -50,13 +50,12 @@ from tfrecord_prep.verify import verify_folder
 logger = logging.getLogger(__name__)
 
 NUM_BAD_ROWS_SHOWN = 5
-# What run_qa.py takes of a question and a part of its paragraph, by default.
+# The default of run_qa.py for a question and a part of its paragraph.
 QUESTION_ANSWERING_LENGTH = 384
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with these arguments (default: those of the process)."""
     corpus_config, config = parse_arguments(
         [CorpusConfig, PrepareConfig], argv, __doc__, needed=("tokenizer_name_or_path", "output_dir")
     )
@@ -69,8 +68,30 @@ def main(argv: Sequence[str] | None = None) -> None:
         prepare(corpus_config, config)
 
 
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """Turn Ctrl-C and SIGTERM into one line, and the exit status of a run that can be continued."""
+
+    def terminate(*_: object) -> None:
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+            signal.raise_signal(signal.SIGINT)  # which waits for what must not be interrupted
+        else:  # ignored, as in a command that was started in the background
+            raise KeyboardInterrupt
+
+    in_main_thread = threading.current_thread() is threading.main_thread()  # the only one that may handle signals
+    before = signal.signal(signal.SIGTERM, terminate) if in_main_thread else None
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("Stopped. Run the same command again to continue.", file=sys.stderr)
+        raise SystemExit(EXIT_STOPPED) from None
+    finally:
+        if in_main_thread:
+            signal.signal(signal.SIGTERM, before)
+
+
 def prepare(corpus_config: CorpusConfig, config: PrepareConfig) -> None:
-    """Check what is left to check, write the splits, and push them if asked to."""
+    """Check the rest, write the splits, and push them if requested."""
     tokenizer = load_tokenizer(str(config.tokenizer_name_or_path))
     corpus = open_recorded_corpus(corpus_config, str(config.tokenizer_name_or_path))
     engine = choose_engine(config, corpus)
@@ -93,10 +114,10 @@ def prepare(corpus_config: CorpusConfig, config: PrepareConfig) -> None:
 
 
 def open_recorded_corpus(given: CorpusConfig, tokenizer_folder: str) -> Corpus:
-    """Open the corpus given, else the one that the tokenizer was trained on; warn of splits it has seen.
+    """Open the corpus given, else the one that the tokenizer was trained on; warn of splits that it has seen.
 
     Raises:
-        InputError: what `choose_corpus` and `open_corpus` raise; or the tokenizer's corpus is not what it was.
+        InputError: what `choose_corpus` and `open_corpus` raise; or the tokenizer's corpus has changed.
     """
     record = tokenizer_corpus(tokenizer_folder)
     corpus = open_corpus(choose_corpus(given, tokenizer_folder, record))
@@ -117,9 +138,7 @@ def open_recorded_corpus(given: CorpusConfig, tokenizer_folder: str) -> Corpus:
 
 
 def choose_corpus(given: CorpusConfig, tokenizer_folder: str, record: Record | None) -> CorpusConfig:
-    """Choose the corpus given, else that of the tokenizer's record, without its limit.
-
-    Flags given win.
+    """Choose the corpus given, else that of the tokenizer's record, without its limit and with the other flags given.
 
     Raises:
         InputError: none was given, and none is recorded; or the recorded one has settings unknown to this version.
@@ -137,13 +156,11 @@ def choose_corpus(given: CorpusConfig, tokenizer_folder: str, record: Record | N
 
 
 def _settings_given(config: CorpusConfig) -> dict[str, Any]:
-    """Collect the settings that are not the default ones."""
     settings = {field: getattr(config, field.name) for field in dataclasses.fields(CorpusConfig)}
     return {field.name: value for field, value in settings.items() if value not in (field.default, [])}
 
 
 def _as_flags(config: CorpusConfig) -> str:
-    """Spell a corpus as the flags that name it."""
     words = []
     for name, value in _settings_given(config).items():
         words += [flag_of(name), *(value if isinstance(value, list) else [value])]
@@ -151,20 +168,18 @@ def _as_flags(config: CorpusConfig) -> str:
 
 
 def _check_same_text(record: Record, found: Record, tokenizer_folder: str) -> None:
-    """Raise InputError where the corpus that the tokenizer's record names is not what was read for it."""
+    """Raise InputError if files of the tokenizer's corpus have changed."""
     if changes := describe_changed_sources(record, found):
         raise InputError(
             f"The corpus of {tokenizer_folder} has changed since its tokenizer was trained: {changes}. Restore it, or "
             "name the corpus to prepare with --data-files or --dataset-name."
         )
-    if unknown := describe_unknown(record):
-        logger.warning("%s does not record %s, so it may be another text.", tokenizer_folder, unknown)
     if found.get(BUILTIN) != record.get(BUILTIN):
         logger.warning("The built-in text is not what the tokenizer was trained on: Python or packages differ.")
 
 
 def tokenizer_corpus(tokenizer_folder: str) -> Record | None:
-    """Read the record of the corpus that the tokenizer was trained on, None where nothing beside it tells."""
+    """Read the record of the corpus that the tokenizer was trained on, if there is one."""
     try:
         record = json.loads(open_folder(tokenizer_folder).read_text(RECORD_FILE))["corpus"]
     except (FileNotFoundError, NotADirectoryError, KeyError, TypeError, json.JSONDecodeError):
@@ -173,7 +188,7 @@ def tokenizer_corpus(tokenizer_folder: str) -> Record | None:
 
 
 def seen_splits(corpus: CorpusConfig, seen: CorpusConfig) -> list[str]:
-    """List the splits drawn from a text of which documents were in the main split of the same text drawn as `seen`.
+    """List the held-out splits of a corpus with documents that are in the main split that is drawn as `seen`.
 
     The splits are drawn one after the other from the same number of each document (see `draw_split`).
     """
@@ -188,11 +203,6 @@ def seen_splits(corpus: CorpusConfig, seen: CorpusConfig) -> list[str]:
 
 
 def choose_engine(config: PrepareConfig, corpus: Corpus) -> Engine:
-    """Choose what works on the partitions with `config.runner`.
-
-    Raises:
-        InputError: what `check_beam` raises.
-    """
     if config.runner == LOCAL_RUNNER:
         return partial(work_locally, num_processes=config.num_processes)
     from tfrecord_prep.beam_pipeline import check_beam, work_with_beam
@@ -213,11 +223,7 @@ def work_locally(
 
 
 def find_repository(config: PrepareConfig) -> HubRepository | None:
-    """Find the repository on the Hub to push to, if any, and check that it can be written to.
-
-    Raises:
-        InputError: it cannot.
-    """
+    """Find the repository on the Hub to push to, if any, and check that it can be written to."""
     if config.push_to_hub is None:
         return None
     from mlm_common.hub.access import check_hub_access
@@ -229,7 +235,6 @@ def find_repository(config: PrepareConfig) -> HubRepository | None:
 
 
 def describe_plan(config: PrepareConfig, plans: Sequence[SplitPlan], stale_parts: Sequence[str] = ()) -> str:
-    """Render the plan as text."""
     fields = plans[0].fields
     workers = "on Dataflow" if config.runner == DATAFLOW_RUNNER else str(config.num_processes)
     lines = [
@@ -251,16 +256,13 @@ def describe_plan(config: PrepareConfig, plans: Sequence[SplitPlan], stale_parts
 
 
 def describe_split(folder: str, manifest: Manifest) -> str:
-    """Render a split's counts as text."""
     totals = manifest.totals
     bad_rows = manifest.bad_rows
     padding_percent = 100 * totals.num_padding_tokens / (totals.num_rows * manifest.max_length)
     blank = f", {totals.num_blank_documents:,} more were blank" if totals.num_blank_documents else ""
     rows = {
         "documents": f"{totals.num_documents - totals.num_blank_documents:,}{blank}",
-        "skipped": f"rows that cannot be read: {bad_rows.describe(NUM_BAD_ROWS_SHOWN)}"
-        if bad_rows and bad_rows.num_rows
-        else "",
+        "skipped": f"rows that cannot be read: {bad_rows.describe(NUM_BAD_ROWS_SHOWN)}" if bad_rows.num_rows else "",
         "tokens": f"{totals.num_tokens:,}",
         "rows": f"{totals.num_rows:,} of {manifest.max_length} tokens",
         "padding": f"{totals.num_padding_tokens:,} tokens, {padding_percent:.2f} %"

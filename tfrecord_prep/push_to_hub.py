@@ -27,7 +27,7 @@ from mlm_common.hub.push import (
 from mlm_common.hub.retries import configure_sessions, repeat
 from mlm_common.storage import open_folder
 from mlm_common.tokenizer import TOKENIZER_FILES
-from tfrecord_prep.manifest import MANIFEST_NAME, OWN_SHARD_NAME, TOKENIZER_FOLDER_NAME, Manifest, read_manifest
+from tfrecord_prep.manifest import MANAGED_SHARD_NAME, MANIFEST_NAME, TOKENIZER_FOLDER_NAME, Manifest, read_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ FILES_PER_COMMIT = 50
 
 # In a split's folder on the Hub: what a push sends, and the next one deletes where it is stale.
 SPLIT_FILES = (
-    rf"{MANIFEST_NAME}|{OWN_SHARD_NAME.pattern.strip('^$')}|{TOKENIZER_FOLDER_NAME}/({TOKENIZER_FILES.pattern})"
+    rf"{MANIFEST_NAME}|{MANAGED_SHARD_NAME.pattern.strip('^$')}|{TOKENIZER_FOLDER_NAME}/({TOKENIZER_FILES.pattern})"
 )
 # Fields of the manifest that are published as they are.
 PUBLIC_FIELDS = (

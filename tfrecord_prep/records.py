@@ -1,7 +1,7 @@
-"""TFRecord files of `tf.train.Example` records, written and read without TensorFlow.
+"""Write and read TFRecord files of `tf.train.Example` records, without TensorFlow.
 
-A record holds two features, both int64 lists of `max_length` values: `input_ids`, and `attention_mask`, which is 1
-before the padding and 0 in it. That of a pair of segments holds a third, `next_sentence_label`, of one value. Formats:
+A record has two features, both int64 lists of `max_length` values: `input_ids`, and `attention_mask`, which is 1 before
+the padding and 0 in it. A pair of segments has a third, `next_sentence_label`, of one value. Formats:
 https://www.tensorflow.org/tutorials/load_data/tfrecord (framing) and
 https://protobuf.dev/programming-guides/encoding (messages).
 """
@@ -103,7 +103,6 @@ def decode_rows(examples: Sequence[bytes], key: str, max_length: int) -> NDArray
 
 
 def _packed_feature(example: bytes, key: str) -> bytes:
-    """Find the varints of an int64 feature."""
     for entry in _fields(_fields(example)[0][1]):
         (_, name), (_, feature) = _fields(entry[1])
         if name == key.encode():

@@ -1,6 +1,6 @@
-"""Pairs of segments as BERT is trained on: a text and what follows it, or a passage of another document.
+"""Draw pairs of segments, on which BERT is trained: a text and what follows it, or a passage of another document.
 
-The rule of google-research/bert (create_pretraining_data.py), whose draws come here from a hash of the document.
+The rule is that of google-research/bert (create_pretraining_data.py); draws come from a hash of the document.
 """
 
 import hashlib
@@ -8,24 +8,29 @@ import random
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
+import regex
 from numpy.typing import NDArray
 
-# The value of `next_sentence_label` where the second segment is of another document, as in Google's code and in
-# transformers; 0 where it follows the first.
-RANDOM_NEXT, IS_NEXT = 1, 0
-# Documents are told apart, and drawn from, as soon as they have so many tokens together.
-WINDOW_TOKENS = 1 << 20
+from tfrecord_prep.manifest import IS_NEXT, RANDOM_NEXT
+
+SentencesBy = Literal["punctuation", "line"]
+# The end of a sentence in Unicode's terms, or an ellipsis, with closing quotes and brackets: before white space and
+# anything but a small letter; in Chinese and Japanese anywhere. German quotes close with characters that Unicode calls
+# initial (Pi).
+SENTENCE_END = regex.compile(
+    r"""[\p{STerm}…]+[\p{Pe}\p{Pf}\p{Pi}"']*(?=\s+\P{Ll})|[\u3002\uff01\uff1f\uff61]+[\p{Pe}\p{Pf}"']*"""
+)
 
 
 @dataclass(frozen=True)
 class PairRule:
     """Google's probabilities.
 
-    short_share: of the documents whose pairs are shorter than a row, so that a model also learns from short ones.
-    random_share: of the pairs whose second segment is random, of those that could have either.
+    short_share: that the pairs of a document are shorter than a row, so that a model also learns from short ones.
+    random_share: that the second segment of a pair is random, if it could be either.
     """
 
     short_share: float = 0.1
@@ -53,16 +58,16 @@ def draw_pairs(
 ) -> Pairs:
     """Draw the pairs of documents, in order; they depend on the documents alone.
 
-    A document is cut into chunks of sentences that fill a row. Its first sentences, at least one, are the first
-    segment. The second is the others, or a passage of another document that is as long; then the others begin the next
-    chunk. Where a chunk is one sentence, it is always such a passage. What is too long loses tokens at both ends.
-    Without another document there are no random segments, and no pairs of single sentences.
+    A document is cut into chunks of sentences that fill a row. The first sentences of a chunk, at least one, are the
+    first segment. The second is the others, or a passage of another document that is as long; then the others begin the
+    next chunk. For a chunk of one sentence it is always such a passage. Segments that are too long lose tokens at both
+    ends. Without another document there are no random segments, and no pairs of single sentences.
 
     Args:
-        ids: of the documents, one after the other; (num_ids,).
-        sentence_ends: where sentences end, every document's last one too; (num_sentences,).
+        ids: of the documents, concatenated; (num_ids,).
+        sentence_ends: ends of the sentences, the last of each document included; (num_sentences,).
         document_ends: (num_documents,).
-        max_tokens: of both segments.
+        max_tokens: of both segments together.
         rule: probabilities.
         first_document: number of the first document; equal documents of other numbers are drawn differently.
     """
@@ -71,8 +76,8 @@ def draw_pairs(
     begins_of_documents = [0, *document_ends.tolist()]
     pairs: list[tuple[Range, Range, int]] = []
     for document in range(len(document_ends)):
-        own_ids = ids[begins_of_documents[document] : begins_of_documents[document + 1]]
-        draw = random.Random(_key(own_ids, first_document + document))
+        document_ids = ids[begins_of_documents[document] : begins_of_documents[document + 1]]
+        draw = random.Random(_key(document_ids, first_document + document))
         pairs += _pairs_of_document(document, ends, bounds, max_tokens, rule, draw)
     ranges = np.array([pair[:2] for pair in pairs], np.int64).reshape(-1, 2, 2)
     return Pairs(ranges[..., 0], ranges[..., 1], np.array([pair[2] for pair in pairs], np.int64))
@@ -114,7 +119,7 @@ def _pairs_of_document(
 def _passage_of_another(
     document: int, ends: Sequence[int], bounds: Sequence[int], num_tokens: int, draw: random.Random
 ) -> Range:
-    """Draw another document, and of it a sentence, which with those after it has so many tokens, if there are."""
+    """Draw another document, and of it a sentence and those after it, until they have `num_tokens` or it ends."""
     other = _integer(draw, len(bounds) - 2)
     other += other >= document
     first, stop = bounds[other], bounds[other + 1]
@@ -125,7 +130,7 @@ def _passage_of_another(
 
 
 def _shortened(first: Range, second: Range, max_tokens: int, draw: random.Random) -> tuple[Range, Range]:
-    """Take tokens from the longer segment, where both are as long from the second, each from a random end."""
+    """Remove tokens from random ends: of the longer segment, then of both in turn, the second first."""
     lengths = first[1] - first[0], second[1] - second[0]
     excess = max(0, sum(lengths) - max_tokens)
     from_longer = min(excess, abs(lengths[0] - lengths[1]))
@@ -139,5 +144,21 @@ def _cut_at_both_ends(segment: Range, num_tokens: int, draw: random.Random) -> R
 
 
 def _integer(draw: random.Random, num_values: int) -> int:
-    """Draw from 0 to `num_values`, which is excluded; by Python's promise the same in all its versions."""
+    """Draw from 0 to `num_values` - 1; Python promises that it is the same in all its versions."""
     return int(draw.random() * num_values)
+
+
+def sentences_of(text: str, by: SentencesBy) -> list[str]:
+    """Cut a text into sentences, without the white space between them; a blank text is one empty sentence.
+
+    With `by="line"` each line is a sentence; with `by="punctuation"` a line may have several.
+    """
+    sentences = [sentence.strip() for line in text.split("\n") for sentence in _sentences_of_line(line, by)]
+    return [sentence for sentence in sentences if sentence] or [""]
+
+
+def _sentences_of_line(line: str, by: SentencesBy) -> list[str]:
+    if by == "line":
+        return [line]
+    ends = [match.end() for match in SENTENCE_END.finditer(line)]
+    return [line[start:end] for start, end in zip([0, *ends], [*ends, len(line)], strict=True)]

@@ -1,9 +1,9 @@
-"""The folder of a split in every state: empty, complete, unfinished, or somebody else's.
+"""The folder of a split in every state: empty, complete, unfinished, or of other settings.
 
-While it is made it holds `plan.json`, written first, then shards, and a sidecar for each partition that is complete. At
-the end `manifest.json` is written; then plan and sidecars are deleted. So a kill at any moment leaves a folder that
-does not look complete, and of which the next run knows what is done. A sidecar has a hash of what its partition was
-made of: of a file that was mended meanwhile its own partitions are made again, and no others.
+An unfinished folder has `plan.json`, written first: the fields of the manifest that are known beforehand. Then come
+shards, and a sidecar for each partition that is complete. At the end `manifest.json` is written, and plan and sidecars
+are deleted. So a kill at any moment leaves a folder that does not look complete, and the next run knows what is done.
+A sidecar has a hash of what its partition was made of: after a file was fixed only its partitions are made again.
 """
 
 import base64
@@ -23,15 +23,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlm_common.corpus.bad_rows import BadRows, bad_rows_from_record
+from mlm_common.cli.settings import describe_differences
 from mlm_common.corpus.byte_ranges import ByteRange
+from mlm_common.corpus.config import BUILTIN
 from mlm_common.corpus.corpus import Partition
-from mlm_common.corpus.record import describe_changes, describe_unknown
+from mlm_common.corpus.identity import FILES_KEYS, Record, describe_changes, identity, record_of_split
+from mlm_common.corpus.text_formats import BadRows, bad_rows_from_record
 from mlm_common.errors import InputError
 from mlm_common.storage import PROBE_PREFIX, folder_and_name, open_folder
 from tfrecord_prep.manifest import (
+    MANAGED_SHARD_NAME,
     MANIFEST_NAME,
-    OWN_SHARD_NAME,
     PLAN_NAME,
     TOKENIZER_FOLDER_NAME,
     ShardRecord,
@@ -39,17 +41,22 @@ from tfrecord_prep.manifest import (
     open_shards,
     read_manifest,
 )
-from tfrecord_prep.plan import describe_plan_differences, plan_settings, without_on_bad_row
 
 logger = logging.getLogger(__name__)
 
+Plan = dict[str, Any]  # as read from JSON
+
 SIDECAR_NAME = re.compile(r"^partition-(\d{5,})\.json$")
 NUM_READERS = 8
+# What tokenizes and cuts; `datasets` also reads, if the corpus is a data set.
+LIBRARIES_OF_SHARDS = ("mlm-pretraining", "tokenizers")
+# Settings of a corpus that say where its text is.
+PLACES = ("dataset_name", *FILES_KEYS)
 
 
 @dataclass(frozen=True)
 class PartitionResult:
-    """What became of partition number `index`, made of what `sha256` says.
+    """What was written for partition number `index`; `sha256` is that of `partition_sha256`.
 
     `id_counts` is of the text, without framing and unknown tokens.
     """
@@ -62,60 +69,91 @@ class PartitionResult:
     id_counts: NDArray[np.int64]  # (vocabulary_size,)
 
 
-def check_folder(folder: str, plan: dict[str, Any]) -> bool:
-    """Tell whether the folder is complete; an unfinished one must have a plan of these settings.
+def check_folder(folder: str, plan: Plan) -> bool:
+    """Return whether the folder of a split is complete; an unfinished one must have a plan of these settings.
 
-    Args:
-        folder: of one split.
-        plan: the fields of its manifest that are known beforehand, as JSON knows them. A complete folder may have been
-            made with other versions; of an unfinished one the corpus's files may have changed.
+    A complete folder may have been made with other versions; an unfinished one with other states of the files.
 
     Raises:
-        InputError: it holds shards of other settings, of unknown origin, or damaged ones.
+        InputError: it contains shards of other settings, of unknown origin, or damaged ones.
     """
     names = open_folder(folder).list_files()
     hint = "Choose another --output-dir, or pass --overwrite to replace them."
     if MANIFEST_NAME in names:
         manifest = read_manifest(folder)
         found = dataclasses.asdict(manifest)
-        if not (manifest.bad_rows and manifest.bad_rows.num_rows):
-            found, plan = without_on_bad_row(found), without_on_bad_row(plan)
+        if not manifest.bad_rows.num_rows:
+            found, plan = _without_on_bad_row(found), _without_on_bad_row(plan)
         if differences := describe_plan_differences(found, plan, of_manifest=True):
             raise InputError(f"{folder} contains shards of other settings: {differences}. {hint}")
-        if unknown := describe_unknown(found["corpus"]):
-            logger.warning("%s is of an older version, which did not record %s: not compared.", folder, unknown)
         open_shards(folder)
         return True
     if PLAN_NAME in names and (differences := describe_plan_differences(_read_plan(folder), plan, of_manifest=False)):
         raise InputError(f"{folder} contains unfinished shards of other settings: {differences}. {hint}")
-    foreign = [name for name in names if name.endswith(".tfrecord") and not OWN_SHARD_NAME.match(name)]
+    foreign = [name for name in names if name.endswith(".tfrecord") and not MANAGED_SHARD_NAME.match(name)]
     if foreign:
         raise InputError(f"{folder} contains shards that this command did not write, such as {foreign[0]}. {hint}")
     return False
 
 
-def partition_bytes_of(folder: str) -> int | None:
-    """Look up the size of the partitions of a folder, complete or not; None where it has no shards."""
-    names = open_folder(folder).list_files()
-    if MANIFEST_NAME in names:
-        return read_manifest(folder).partition_bytes
-    return _read_plan(folder).get("partition_bytes") if PLAN_NAME in names else None
-
-
-def corpus_of_folder(folder: str) -> dict[str, Any] | None:
-    """Read which corpus the shards in a folder are of, complete or not; None without shards of this command.
+def recorded_plan(folder: str) -> Plan | None:
+    """Read the manifest of a folder, or the plan of an unfinished one; None without shards of this command.
 
     Raises:
         InputError: manifest or plan cannot be read.
     """
     names = open_folder(folder).list_files()
     if MANIFEST_NAME in names:
-        return read_manifest(folder).corpus
-    return _read_plan(folder).get("corpus") if PLAN_NAME in names else None
+        return dataclasses.asdict(read_manifest(folder))
+    return _read_plan(folder) if PLAN_NAME in names else None
 
 
-def partition_sha256(plan: dict[str, Any], partition: Partition) -> str:
-    """Hash what a partition is made of: the plan's settings, the content of its byte ranges, or its documents."""
+def plan_settings(plan: Plan) -> Plan:
+    """Reduce a plan to what all its partitions depend on.
+
+    They do not depend on where the files are, nor on their states, which are hashed for each partition; and most of
+    them have no bad rows.
+    """
+    plan = _without_on_bad_row(plan)
+    corpus = identity(_without_files(record_of_split(plan["corpus"], plan["split"])))
+    return plan | {"corpus": corpus, "versions": _versions(plan)}
+
+
+def describe_plan_differences(found: Plan, asked: Plan, *, of_manifest: bool) -> str:
+    """Describe how a plan differs from that of existing shards, in what these depend on; empty if it does not.
+
+    Complete shards (`of_manifest`) may have been made with other versions. For unfinished ones the files may have
+    changed, or moved unchanged, and bad rows may be treated otherwise.
+    """
+    if not of_manifest:
+        found, asked = _without_on_bad_row(found), _without_on_bad_row(asked)
+    corpora = [record_of_split(plan["corpus"], asked["split"]) for plan in (found, asked)]
+    places = [[corpus["settings"][name] for name in PLACES] for corpus in corpora]
+    if not of_manifest and places[0] == places[1]:
+        corpora = [_without_files(corpus) for corpus in corpora]
+    compared = [key for key in asked if key not in ("corpus", "versions")]
+    there, here = ({key: plan.get(key) for key in compared} for plan in (found, asked))
+    if not of_manifest:
+        there["versions"], here["versions"] = _versions(found), _versions(asked)
+    return "; ".join(filter(None, (describe_changes(*corpora), describe_differences(there, here))))
+
+
+def _without_on_bad_row(plan: Plan) -> Plan:
+    corpus = plan["corpus"]
+    return plan | {"corpus": corpus | {"settings": corpus["settings"] | {"on_bad_row": "fail"}}}
+
+
+def _without_files(corpus: Record) -> Record:
+    return {name: value for name, value in corpus.items() if name not in FILES_KEYS}
+
+
+def _versions(plan: Plan) -> dict[str, str]:
+    reads_dataset = plan["corpus"]["settings"]["dataset_name"] not in (None, BUILTIN)
+    return {library: plan["versions"][library] for library in (*LIBRARIES_OF_SHARDS, *["datasets"] * reads_dataset)}
+
+
+def partition_sha256(plan: Plan, partition: Partition) -> str:
+    """Hash what a partition is made of: the settings of the plan, and the content of its byte ranges or documents."""
     digest = hashlib.sha256(json.dumps(plan_settings(plan), sort_keys=True).encode())
     for item in partition:
         if isinstance(item, ByteRange):
@@ -128,7 +166,7 @@ def partition_sha256(plan: dict[str, Any], partition: Partition) -> str:
 
 
 class CompletePartitions:
-    """The partitions of an unfinished folder that are complete; each is asked for once."""
+    """The complete partitions of an unfinished folder."""
 
     def __init__(self, folder: str, results: Iterable[PartitionResult]) -> None:
         self._folder = folder
@@ -138,32 +176,29 @@ class CompletePartitions:
             self._sha256[result.index] = result.sha256
             self._shards[result.index] = [shard.name for shard in result.shards]
 
-    def __len__(self) -> int:
-        return len(self._sha256)
-
     def keep(self, index: int, sha256: str) -> bool:
-        """Tell whether partition number `index` is complete; what was made of something else is deleted."""
+        """Return whether partition number `index` is complete, once; delete it if it was made of something else."""
         found = self._sha256.pop(index, None)
         if found not in {None, sha256}:
             self._delete(index)
         return found == sha256
 
     def delete_others(self) -> None:
-        """Delete the partitions that were not asked for."""
+        """Delete the partitions that `keep` was not called for."""
         for index in self._sha256:
             self._delete(index)
         self._sha256 = {}
 
     def _delete(self, index: int) -> None:
         files = open_folder(self._folder)
-        files.delete_files([sidecar_name(index)])  # before the shards it speaks of
+        files.delete_files([sidecar_name(index)])  # before the shards that it names
         files.delete_files(self._shards[index])
 
 
-def begin_folder(folder: str, plan: dict[str, Any]) -> CompletePartitions:
-    """Make the folder ready for the shards of a plan, and return the partitions that are complete.
+def begin_folder(folder: str, plan: Plan) -> CompletePartitions:
+    """Prepare the folder for the shards of a plan, and return the complete partitions.
 
-    Of an unfinished folder of the same settings the complete partitions stay; everything else is deleted.
+    The complete partitions of an unfinished folder of the same settings stay; everything else is deleted.
     """
     files = open_folder(folder)
     sizes_bytes = files.list_files()
@@ -187,18 +222,18 @@ def begin_folder(folder: str, plan: dict[str, Any]) -> CompletePartitions:
 
     partitions = CompletePartitions(folder, complete())
     stale = [name for name in sizes_bytes if sidecar_index(name) not in {None, *numbers}]
-    files.delete_files(stale)  # before the shards they speak of
+    files.delete_files(stale)  # before the shards that they name
     files.delete_files([name for name in sizes_bytes if name.endswith(".tfrecord") and name not in shards])
     _delete_partials(folder)
     files.write_json(PLAN_NAME, plan)  # files of the corpus may have changed
     logger.info("%s is unfinished: its %d complete partitions stay", folder, len(numbers))
-    if changes := describe_changes(without_on_bad_row(before)["corpus"], without_on_bad_row(plan)["corpus"]):
-        logger.warning("The corpus changed since, and what was made of it is made again: %s", changes)
+    if changes := describe_changes(_without_on_bad_row(before)["corpus"], _without_on_bad_row(plan)["corpus"]):
+        logger.warning("The corpus has changed since; the partitions that this affects are made again: %s", changes)
     return partitions
 
 
 def finish_folder(folder: str) -> None:
-    """Delete what only an unfinished folder has: the plan last, so that sidecars never stand without it."""
+    """Delete what only an unfinished folder has: the plan last, so that there are no sidecars without it."""
     files = open_folder(folder)
     names = files.list_files()
     files.delete_files([name for name in names if sidecar_index(name) is not None])
@@ -207,7 +242,7 @@ def finish_folder(folder: str) -> None:
 
 
 def clear_folder(folder: str) -> None:
-    """Delete the manifest, the sidecars, then the shards, so that nothing ever seems complete, and last the plan."""
+    """Delete the manifest, the sidecars, then the shards, so that nothing ever looks complete, and last the plan."""
     files = open_folder(folder)
     names = files.list_files()
     files.delete_files([name for name in names if name == MANIFEST_NAME])
@@ -219,7 +254,7 @@ def clear_folder(folder: str) -> None:
 
 
 def read_results(folder: str) -> Iterator[PartitionResult]:
-    """Yield what the sidecars tell, in the order of the partitions."""
+    """Yield what is in the sidecars, in the order of the partitions."""
     names = [name for name in open_folder(folder).list_files() if sidecar_index(name) is not None]
     names.sort(key=lambda name: sidecar_index(name) or 0)
     with ThreadPoolExecutor(NUM_READERS) as pool:
@@ -228,18 +263,17 @@ def read_results(folder: str) -> Iterator[PartitionResult]:
 
 
 def sidecar_name(index: int) -> str:
-    """Name the sidecar of partition number `index`."""
     return f"partition-{index:05d}.json"
 
 
 def sidecar_index(name: str) -> int | None:
-    """Read the number of the partition whose sidecar has this name, None for another file."""
+    """Return the number of the partition in the name of a sidecar, None for another file."""
     match = SIDECAR_NAME.match(name)
     return int(match[1]) if match else None
 
 
 def write_sidecar(folder: str, result: PartitionResult) -> None:
-    """Write `partition-{index}.json`, which declares a partition complete: the last of its files."""
+    """Write `partition-{index}.json`, the last file of a partition, which declares it complete."""
     record = {
         "sha256": result.sha256,
         "shards": [dataclasses.asdict(shard) for shard in result.shards],
@@ -251,7 +285,7 @@ def write_sidecar(folder: str, result: PartitionResult) -> None:
 
 
 def read_sidecar(folder: str, name: str) -> PartitionResult | None:
-    """Read the sidecar of that name, None where it is none."""
+    """Read a sidecar; None if it is damaged."""
     try:
         record = json.loads(open_folder(folder).read_text(name))
         counts = zlib.decompress(base64.b64decode(record["id_counts"]))
@@ -273,11 +307,11 @@ def _read_plan(folder: str) -> dict[str, Any]:
         return dict(json.loads(files.read_text(PLAN_NAME)))
     except (TypeError, ValueError) as error:
         path = files.path_of(PLAN_NAME)
-        raise InputError(f"A plan must be a JSON object; {path}: {error}. Delete it to begin anew.") from error
+        raise InputError(f"A plan must be a JSON object; {path}: {error}. Delete it to start again.") from error
 
 
 def _delete_partials(folder: str) -> None:
-    """Delete what killed writes have left in the folder, and the probe of a killed `check_writable` above it."""
+    """Delete what killed writes left in the folder, and the probe of a killed `check_writable` above it."""
     files, parent = open_folder(folder), folder_and_name(folder)[0]
     for place, prefix in ((files, ""), (files.subfolder(TOKENIZER_FOLDER_NAME), ""), (parent, PROBE_PREFIX)):
         place.delete_partial_files(prefix)

@@ -1,4 +1,4 @@
-"""Read all shards of a preparation again and hold them against their manifests; nothing else is needed for it."""
+"""Read all shards of a preparation again and compare them with their manifests; nothing else is needed for it."""
 
 import dataclasses
 import glob
@@ -16,9 +16,10 @@ from mlm_common.storage import open_folder
 from mlm_common.storage.reading import find_stored_files
 from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256
 from mlm_common.worker_pool import map_in_order
-from tfrecord_prep.chunking import PADDING_CHUNKINGS, PAIRS
 from tfrecord_prep.manifest import (
     MANIFEST_NAME,
+    PADDING_CHUNKINGS,
+    PAIRS,
     PLAN_NAME,
     TOKENIZER_FOLDER_NAME,
     Manifest,
@@ -30,7 +31,7 @@ from tfrecord_prep.records import LABEL_KEY, decode_rows, read_records
 
 
 def verify_folder(output_dir: str, num_processes: int) -> str:
-    """Check the folders of all splits, and say what was checked when all of it was right.
+    """Check the folders of all splits, and describe what was checked.
 
     Raises:
         InputError: there is no split.
@@ -40,7 +41,7 @@ def verify_folder(output_dir: str, num_processes: int) -> str:
 
 
 def split_folders(output_dir: str) -> list[str]:
-    """Find the folders in `output_dir` that hold a split, or itself where it is one, complete or not."""
+    """Find the folders of splits in `output_dir`, complete or not; it may itself be one."""
     if {MANIFEST_NAME, PLAN_NAME} & open_folder(output_dir).list_files().keys():
         return [output_dir]
     pattern = glob.escape(output_dir.rstrip("/"))
@@ -51,11 +52,7 @@ def split_folders(output_dir: str) -> list[str]:
 
 
 def verify_split(folder: str, num_processes: int) -> str:
-    """Check the folder of one split, and say what was checked when all of it was right.
-
-    Raises:
-        RunFailedError: the first difference; says in which file and row.
-    """
+    """Check the folder of one split, and describe what was checked; a RunFailedError is the first difference."""
     try:
         shards = open_shards(folder)
         tokenizer = load_tokenizer(open_folder(folder).path_of(TOKENIZER_FOLDER_NAME))
@@ -63,22 +60,20 @@ def verify_split(folder: str, num_processes: int) -> str:
         raise RunFailedError(str(error)) from error
     manifest = shards.manifest
     if manifest is None:
-        raise RunFailedError(f"{folder} has no {MANIFEST_NAME} to hold its shards against.")
+        raise RunFailedError(f"{folder} has no {MANIFEST_NAME} to compare its shards with.")
     if tokenizer_sha256(tokenizer) != manifest.tokenizer.sha256:
         raise RunFailedError(f"{folder}/tokenizer is not the tokenizer of the manifest.")
     id_counts, num_random_pairs = np.zeros(manifest.tokenizer.vocabulary_size, np.int64), 0
     without_lists = dataclasses.replace(manifest, shards=(), corpus={})  # sent to a worker with each shard
     check = partial(check_shard, folder, without_lists)
     with progress_bar(f"Verifying {folder}", " shards", len(manifest.shards)) as bar:
-        for found in map_in_order(check, _shards_to_check(manifest), num_processes, "Give fewer --num-workers."):
+        for found in map_in_order(check, _shards_to_check(manifest), num_processes, "Use fewer --num-workers."):
             id_counts += found.id_counts
             num_random_pairs += found.num_random_pairs
             bar.update()
     _check_totals(folder, manifest, id_counts, num_random_pairs)
     bad_rows = manifest.bad_rows
-    left_out = (
-        f" Rows of the corpus that cannot be read: {bad_rows.describe()}." if bad_rows and bad_rows.num_rows else ""
-    )
+    left_out = f" Rows of the corpus that cannot be read: {bad_rows.describe()}." if bad_rows.num_rows else ""
     return (
         f"{folder}: right. Checked {len(manifest.shards):,} shards, {manifest.totals.num_rows:,} rows, "
         f"{manifest.totals.num_tokens:,} tokens: checksums of files and records, counts, ids, framing, padding, sums, "
@@ -109,7 +104,7 @@ def _check_totals(folder: str, manifest: Manifest, id_counts: NDArray[np.int64],
 
 @dataclass(frozen=True)
 class ShardToCheck:
-    """A shard, and whether it is the first and the last of its partition."""
+    """A shard, and whether it is the first or the last of its partition."""
 
     record: ShardRecord
     is_first: bool
@@ -119,13 +114,13 @@ class ShardToCheck:
 def _shards_to_check(manifest: Manifest) -> Iterator[ShardToCheck]:
     partitions = [None, *(shard.name.split("-")[1] for shard in manifest.shards), None]
     for number, shard in enumerate(manifest.shards, 1):
-        before, own, after = partitions[number - 1 : number + 2]
-        yield ShardToCheck(shard, is_first=own != before, is_last=own != after)
+        before, this, after = partitions[number - 1 : number + 2]
+        yield ShardToCheck(shard, is_first=this != before, is_last=this != after)
 
 
 @dataclass(frozen=True)
 class ShardCounts:
-    """What is in a shard: how often each id, padding included, and of pairs how many are random."""
+    """Counts of each id in a shard, padding included, and the number of random pairs."""
 
     id_counts: NDArray[np.int64]  # (vocabulary_size,)
     num_random_pairs: int
@@ -220,12 +215,12 @@ def _check_framing(path: str, rows: _Rows, manifest: Manifest, shard: ShardToChe
         _check_rows(path, rows.any_in_row(is_first & ~is_cls), "the row does not begin with the cls token")
         _check_rows(path, rows.any_in_row(is_last & ~is_sep), "the row does not end with the sep token")
     if manifest.chunking in ("full_sentences", PAIRS):
-        _check_rows(path, rows.any_in_row(is_cls & ~is_first), "a cls token stands within the row")
+        _check_rows(path, rows.any_in_row(is_cls & ~is_first), "a cls token is within the row")
     if manifest.chunking == PAIRS:
         is_empty = is_sep & np.append(False, (is_sep | is_cls)[:-1])
         _check_rows(path, rows.any_in_row(is_empty), "a segment is empty")
         num_segments = (rows.input_ids == manifest.tokenizer.special_ids["sep"]).sum(axis=1)
-        _check_rows(path, num_segments != 2, "the row is no pair of segments with a sep token after each")
+        _check_rows(path, num_segments != 2, "the row is not two segments with a sep token after each")
     if manifest.chunking in ("full_sentences", PAIRS):
         return
     # Documents follow each other as [CLS] … [SEP] [CLS] … [SEP], none of them empty, over the ends of rows.

@@ -9,7 +9,7 @@ from mlm_common.corpus.published_corpus import published_bad_rows, published_cor
 from mlm_common.hub.push import HubRepository, push_files
 from mlm_common.hub.redaction import redact_settings
 from mlm_common.storage import open_folder
-from mlm_common.tokenizer import PICTURE_FILE, RECORD_FILE, REPORT_FILE, TOKENIZER_FILES
+from mlm_common.tokenizer import PLOT_FILE, RECORD_FILE, REPORT_FILE, TOKENIZER_FILES
 from tokenizer_training.unigram.config import UnigramConfig
 from tokenizer_training.unigram.normalization import NormalizationConfig
 
@@ -30,7 +30,7 @@ def push_tokenizer(folder: str, repository: HubRepository, *, publish_details: b
     """
     output = open_folder(folder)
     summaries = {RECORD_FILE: published_record, REPORT_FILE: published_report}
-    names = [name for name in output.list_files() if TOKENIZER_FILES.fullmatch(name)] + [PICTURE_FILE, *summaries]
+    names = [name for name in output.list_files() if TOKENIZER_FILES.fullmatch(name)] + [PLOT_FILE, *summaries]
     with output.local_copy(names) as local_folder:
         files: dict[str, Path | bytes] = {name: Path(local_folder, name) for name in names}
         if not publish_details:

@@ -23,10 +23,10 @@ except ModuleNotFoundError:
 from mlm_common.cli.console import folder_beside, next_step, progress_bar
 from mlm_common.cli.local_paths import short_path
 from mlm_common.cli.settings import describe_differences, flag, flag_of
-from mlm_common.corpus.bad_rows import BadRows
 from mlm_common.corpus.config import VALIDATION, CorpusConfig
 from mlm_common.corpus.corpus import Corpus, open_corpus
-from mlm_common.corpus.record import describe_changes
+from mlm_common.corpus.identity import describe_changes
+from mlm_common.corpus.text_formats import BadRows
 from mlm_common.errors import InputError, PermanentError, RunFailedError
 from mlm_common.folder_lock import locked_folder
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
@@ -34,7 +34,7 @@ from mlm_common.hub.retries import hub_error
 from mlm_common.retry import growing_delays, retry_call
 from mlm_common.storage import open_folder
 from mlm_common.tokenizer import (
-    PICTURE_FILE,
+    PLOT_FILE,
     RECORD_FILE,
     REPORT_FILE,
     TOKENIZER_FILE,
@@ -79,7 +79,7 @@ RECORDED_PACKAGES = ("mlm-pretraining", "datasets", "numpy", "regex", "sentencep
 
 @dataclass(frozen=True)
 class OutputConfig:
-    """Where the tokenizer is saved, and how the run is carried out; nothing here changes the tokenizer.
+    """Where the tokenizer is saved, and how the run works; nothing here changes the tokenizer.
 
     Raises:
         InputError: no output folder, or a setting out of its range.
@@ -157,8 +157,8 @@ def make_tokenizer(
         bad_rows = BadRows()
         sample = count_sample(corpus, normalization, unigram, output, bad_rows)
         tokenizer = train(sample, normalization, unigram)
-        report, picture = report_on(tokenizer, sample, corpus)
-        save_with_record(tokenizer, output.output_dir, settings | {"bad_rows": asdict(bad_rows)}, report, picture)
+        report, plot = report_on(tokenizer, sample, corpus)
+        save_with_record(tokenizer, output.output_dir, settings | {"bad_rows": asdict(bad_rows)}, report, plot)
     if repository:
         push_tokenizer(output.output_dir, repository, publish_details=output.publish_details)
     print(describe_next(output.output_dir))
@@ -181,10 +181,10 @@ def check_output_folder(folder: str, settings: dict[str, Any]) -> bool:
     if RECORD_FILE not in files:
         raise InputError(f"{folder} already contains a {TOKENIZER_FILE}, without a {RECORD_FILE}. {hint}")
     found, asked = json.loads(there.read_text(RECORD_FILE)), json.loads(json.dumps(settings))
-    if not (found.get("bad_rows") or {}).get("num_rows"):  # without any it makes no difference
+    if not found["bad_rows"]["num_rows"]:  # without any it makes no difference
         for record in (found, asked):
-            record.get("corpus", {}).get("settings", {}).pop("on_bad_row", None)
-    changes = describe_changes(found.pop("corpus", {}), asked.pop("corpus"))
+            record["corpus"]["settings"]["on_bad_row"] = "fail"
+    changes = describe_changes(found.pop("corpus"), asked.pop("corpus"))
     if differences := "; ".join(filter(None, [changes, describe_differences(found, asked)])):
         shown = DIFFERENT_SETTING.sub(
             lambda found: f"{flag_of(found[1])} {found[2]}, but you asked for {found[3]}", differences
@@ -221,7 +221,6 @@ def find_repository(output: OutputConfig) -> HubRepository | None:
 def describe_plan(
     corpus: Corpus, unigram: UnigramConfig, output: OutputConfig, repository: HubRepository | None
 ) -> str:
-    """Render the plan as text."""
     source = short_path(corpus.config.dataset_name or "") or " ".join(map(short_path, corpus.config.data_files))
     num_bytes = [file["num_bytes"] for file in corpus.record.get("data_files", ())]
     files = f" ({len(num_bytes):,} files, {sum(num_bytes) / 1e6:,.1f} MB)" if num_bytes else ""
@@ -243,7 +242,6 @@ def describe_plan(
 
 
 def describe_next(output_dir: str) -> str:
-    """Write the command that prepares shards with the tokenizer."""
     flags = ["--tokenizer-name-or-path", output_dir, "--max-length", "512"]
     return next_step(
         "tfrecord_prep/prepare_tfrecord_shards.py", [*flags, "--output-dir", folder_beside(output_dir, "shards")]
@@ -257,7 +255,7 @@ def count_sample(
     output: OutputConfig,
     bad_rows: BadRows,
 ) -> CorpusSample:
-    """Read a sample of the corpus and count its words, behind a progress bar; rows left out are added to `bad_rows`."""
+    """Read a sample of the corpus and count its words; skipped rows are added to `bad_rows`."""
     max_bytes, seed = unigram.max_bytes, corpus.config.seed
     documents = corpus.sampled_documents(corpus.config.split, max_bytes, seed, bad_rows)
     num_bytes = corpus.num_sampled_bytes(corpus.config.split, max_bytes, seed)
@@ -285,7 +283,6 @@ def count_sample(
 def train(
     sample: CorpusSample, normalization: NormalizationConfig, unigram: UnigramConfig
 ) -> "PreTrainedTokenizerFast":
-    """Train the tokenizer on the sample, behind a progress bar."""
     with progress_bar("Training", " rounds") as bar:
 
         def show(done: int, total: int) -> None:
@@ -299,7 +296,7 @@ def train(
 def report_on(
     tokenizer: "PreTrainedTokenizerFast", sample: CorpusSample, corpus: Corpus
 ) -> tuple[dict[str, Any], bytes]:
-    """Measure the tokenizer on text held out, and print its report; return it, and it as a picture."""
+    """Measure the tokenizer on held-out text, and print the report; return it, and its plot as PNG."""
     source, texts = held_out_texts(sample, corpus)
     quality = measure_quality(tokenizer, texts)
     report = build_report(tokenizer, quality, source, texts, sample.counts.characters, sample.record)
@@ -308,7 +305,7 @@ def report_on(
 
 
 def held_out_texts(sample: CorpusSample, corpus: Corpus) -> tuple[str, list[str]]:
-    """Choose passages to measure on, and say where they are from: not trained on, unless the corpus is too small."""
+    """Choose passages to measure on, and name their source; they were trained on only if the corpus is too small."""
     split, seed = corpus.config.split, corpus.config.seed
     if VALIDATION in corpus.split_names:
         return VALIDATION, draw_passages(corpus.sampled_documents(VALIDATION, HELD_OUT_BYTES, seed), seed)
@@ -318,9 +315,9 @@ def held_out_texts(sample: CorpusSample, corpus: Corpus) -> tuple[str, list[str]
 
 
 def save_with_record(
-    tokenizer: "PreTrainedTokenizerFast", folder: str, settings: dict[str, Any], report: dict[str, Any], picture: bytes
+    tokenizer: "PreTrainedTokenizerFast", folder: str, settings: dict[str, Any], report: dict[str, Any], plot: bytes
 ) -> None:
-    """Publish the tokenizer, its report and picture, and last the record: settings, its hash, the packages' versions.
+    """Save the tokenizer, its report and plot, and last the record: settings, its hash, versions of packages.
 
     Raises:
         RunFailedError: it could not be saved; names the local folder that keeps it.
@@ -331,7 +328,7 @@ def save_with_record(
         save_tokenizer(tokenizer, built)
         files = open_folder(built)
         files.write_json(REPORT_FILE, report)
-        files.write_bytes(PICTURE_FILE, picture)
+        files.write_bytes(PLOT_FILE, plot)
         files.write_json(RECORD_FILE, record)
         retry_call(
             lambda: open_folder(folder).publish(built, last=RECORD_FILE),
@@ -341,12 +338,12 @@ def save_with_record(
                 "%s The tokenizer is kept in %s; trying again in %.0f s.", error, built, wait_seconds
             ),
         )
-    logger.info("Saved the tokenizer in %s; %s shows how it cuts words.", folder, PICTURE_FILE)
+    logger.info("Saved the tokenizer in %s; %s shows how it cuts words.", folder, PLOT_FILE)
 
 
 @contextmanager
 def kept_until_saved(folder: str) -> Iterator[str]:
-    """Give a local folder for what then is saved in `folder`; it is deleted at the end, and kept after an error.
+    """Make a local folder for what is then saved in `folder`; it is deleted at the end, and kept after an error.
 
     Raises:
         RunFailedError: instead of the error; names the local folder, and how to copy it by hand.

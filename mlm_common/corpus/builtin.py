@@ -7,8 +7,10 @@ are kept in the user's cache, because extracting them takes half a minute.
 
 import ast
 import gc
+import gzip
 import hashlib
 import inspect
+import json
 import logging
 import multiprocessing
 import os
@@ -22,7 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from mlm_common.cli.console import progress_bar
-from mlm_common.corpus.kept_text import keep, read_kept
+from mlm_common.corpus.identity import cache_folder
+from mlm_common.errors import InputError
+from mlm_common.storage import open_folder
 from mlm_common.worker_pool import map_in_order, num_cores
 
 logger = logging.getLogger(__name__)
@@ -30,12 +34,13 @@ logger = logging.getLogger(__name__)
 MAX_BYTES = 25_000_000
 MIN_DOCUMENT_CHARACTERS = 100
 # Where fewer of a paragraph's characters (spaces not counted) are letters, it is a table, a formula or code.
-MIN_LETTER_SHARE = 0.75
+MIN_LETTER_FRACTION = 0.75
 # Shorter paragraphs may repeat: they are headings such as "Returns:".
 MIN_UNIQUE_CHARACTERS = 60
 SKIPPED_FOLDERS = frozenset({"test", "tests", "testing", "_vendor", "__pycache__", "site-packages", "dist-packages"})
 FILES_AT_ONCE = 64
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+CACHE_NAME = "built-in-corpus.json.gz"
 
 
 @lru_cache(maxsize=1)
@@ -133,7 +138,7 @@ def _prose(docstring: str) -> str:
 
 def _is_prose(paragraph: str) -> bool:
     characters = "".join(paragraph.split())
-    return ">>>" not in paragraph and sum(map(str.isalpha, characters)) >= MIN_LETTER_SHARE * len(characters)
+    return ">>>" not in paragraph and sum(map(str.isalpha, characters)) >= MIN_LETTER_FRACTION * len(characters)
 
 
 def _without_repeated_paragraphs(documents: Iterable[str]) -> Iterator[str]:
@@ -189,3 +194,23 @@ def _head(documents: Iterable[str], max_bytes: int) -> Iterator[str]:
 
 def _package_folders() -> list[str]:
     return sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+
+
+def read_kept(key: str) -> tuple[str, ...] | None:
+    """Read the documents that were kept under the key; None if there are none, or the file is damaged."""
+    try:
+        found = json.loads(gzip.decompress((cache_folder() / CACHE_NAME).read_bytes()))
+        return tuple(found["documents"]) if found["key"] == key else None
+    except (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError):
+        return None
+
+
+def keep(key: str, documents: tuple[str, ...]) -> None:
+    """Replace the kept documents; do nothing if the cache cannot be written."""
+    content = json.dumps({"key": key, "documents": documents}, ensure_ascii=False)
+    try:
+        folder = open_folder(str(cache_folder()))
+        folder.delete_partial_files()  # of a run that was killed
+        folder.write_bytes(CACHE_NAME, gzip.compress(content.encode(), compresslevel=1, mtime=0))
+    except (OSError, InputError, RuntimeError) as error:
+        logger.debug("The text cannot be kept for the next command: %s", error)

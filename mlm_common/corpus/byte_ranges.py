@@ -1,12 +1,16 @@
-"""Byte ranges of a corpus's files: units of work for many readers, and a sample whose cost its size does not change."""
+"""Cut a corpus into units of work: byte ranges of files that workers read, and documents in passages and groups.
+
+Byte ranges also make a sample of a corpus, which costs the same whatever the size of the corpus.
+"""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice, pairwise
+from typing import TypeVar
 
-from mlm_common.corpus.passages import grouped
 from mlm_common.corpus.text_formats import row_group_starts, row_group_text_bytes
+from mlm_common.errors import InputError
 from mlm_common.storage.reading import StoredFile
 
 # Read one after the other from a disk or in one request each, where seeking takes a small part of the time.
@@ -15,6 +19,9 @@ SAMPLE_BLOCK_BYTES = 8 << 20
 MIN_GROUPS = 16
 # So that a small sample, too, and one of large row groups, is from all over the corpus.
 MIN_SAMPLE_BLOCKS = 64
+MAX_PASSAGE_CHARACTERS = 4096
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -30,12 +37,12 @@ class ByteRange:
 
     @property
     def num_bytes(self) -> int:
-        """Its size as stored."""
+        """The size as stored."""
         return (self.file.num_bytes if self.stop is None else self.stop) - self.start
 
 
 def can_be_cut(file: StoredFile, sample_by: str) -> bool:
-    """Tell whether rows of the file can be read without those before: each ends with a line, or is in a row group."""
+    """Return whether rows can be read without those before: each is a line, or in a row group."""
     return file.name.endswith((".jsonl", ".parquet")) or (file.name.endswith(".txt") and sample_by == "line")
 
 
@@ -74,7 +81,7 @@ def group_byte_ranges(files: Sequence[StoredFile], sample_by: str, max_bytes: in
 
 
 def is_for_few_workers(files: Sequence[StoredFile], sample_by: str, max_bytes: int) -> bool:
-    """Tell whether the groups are few, and one is larger than `max_bytes` because its file cannot be cut finer."""
+    """Return whether the groups are few, and one is larger than `max_bytes` because its file cannot be cut finer."""
     groups = list(islice(group_byte_ranges(files, sample_by, max_bytes), MIN_GROUPS))
     is_too_large = any(sum(byte_range.num_bytes for byte_range in group) > max_bytes for group in groups)
     return is_too_large and len(groups) < MIN_GROUPS
@@ -85,9 +92,9 @@ def draw_byte_ranges(
 ) -> list[ByteRange] | None:
     """Draw about `num_bytes` of the files, in ranges from all over them, in order; the same for the same seed.
 
-    Of the files one after the other, as if they were one, a block is drawn from each of equally long sections; where
-    there is Parquet among them, row groups are drawn, by the size of their text, and blocks of other files. None where
-    they have no more bytes than that, or one of them cannot be cut.
+    The files are taken as one, cut into equally long sections, and a block is drawn from each; if one is Parquet, row
+    groups are drawn, by the size of their text, and blocks of the other files. None if the files have no more bytes
+    than that, or one of them cannot be cut.
 
     Raises:
         InputError: a file is not the Parquet that its name says, or has no text column.
@@ -142,3 +149,51 @@ def _sized_units(file: StoredFile, sample_by: str, text_column: str) -> list[tup
         sizes_bytes = row_group_text_bytes(file, text_column)  # none where there is no row, but a range all the same
         return list(zip(_row_groups(file), sizes_bytes, strict=False))
     return [(block, block.num_bytes) for block in cut_file(file, sample_by, SAMPLE_BLOCK_BYTES)]
+
+
+def cut_passages(documents: Iterable[str]) -> Iterator[str]:
+    """Yield the documents in order, one of more than 4,096 characters cut: at spaces, where it has any."""
+    for document in documents:
+        start = 0
+        while len(document) - start > MAX_PASSAGE_CHARACTERS:
+            end = start + MAX_PASSAGE_CHARACTERS
+            space = max(document.rfind(" ", start, end), document.rfind("\n", start, end))
+            end = space + 1 if space >= start else end
+            yield document[start:end]
+            start = end
+        yield document[start:] if start else document
+
+
+def grouped(sized_items: Iterable[tuple[Item, int]], max_size: int) -> Iterator[list[Item]]:
+    """Yield the items of (item, size) in order, in groups of at most `max_size`; a larger item is a group."""
+    group: list[Item] = []
+    group_size = 0
+    for item, size in sized_items:
+        if group and group_size + size > max_size:
+            yield group
+            group, group_size = [], 0
+        group.append(item)
+        group_size += size
+    if group:
+        yield group
+
+
+def grouped_by_size(documents: Iterable[str], max_bytes: int) -> Iterator[list[str]]:
+    """Yield the documents in order, in groups of at most `max_bytes` of UTF-8; a larger document is a group.
+
+    Raises:
+        InputError: a document is not valid Unicode; says which.
+    """
+    # One more each, so that blank documents have a size, too.
+    sized = ((document, num_utf8_bytes(document, number) + 1) for number, document in enumerate(documents, start=1))
+    return grouped(sized, max_bytes)
+
+
+def num_utf8_bytes(document: str, number: int) -> int:
+    """Return the size of document number `number` in UTF-8; an InputError names one that is not valid Unicode."""
+    try:
+        return len(document.encode())
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"Documents must be valid Unicode; number {number:,} is not: {error}. Remove it from the corpus."
+        ) from error

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from mlm_common.cli.settings import PUBLIC, flag
-from mlm_common.corpus.bad_rows import OnBadRow
 from mlm_common.errors import InputError
 
 BUILTIN = "builtin"
@@ -16,6 +15,7 @@ TEST = "test"
 HELD_OUT_SPLITS = (VALIDATION, TEST)
 SampleBy = Literal["line", "paragraph", "document"]
 DEFAULT_SAMPLE_BY: SampleBy = "line"
+OnBadRow = Literal["fail", "skip"]
 
 
 @dataclass(frozen=True)
@@ -128,13 +128,13 @@ class CorpusConfig:
             )
 
     def percent_of(self, split: str) -> float:
-        """Look up the percentage of documents drawn for a split: 0 for all but `validation` and `test`."""
+        """Return the percentage of documents drawn for a split: 0 for all but `validation` and `test`."""
         return {VALIDATION: self.validation_percent, TEST: self.test_percent}.get(split, 0.0)
 
     def drawn_percents_of(self, split: str) -> tuple[float, float]:
-        """Return from and up to which percentage of the draw a split reaches: 0 and 100 where nothing is drawn.
+        """Return the range of percentages of the draw that is a split: 0 and 100 if nothing is drawn.
 
-        Splits of one draw, or of draws with the same seed, share no document where these ranges do not overlap.
+        Splits of draws with the same seed share no document if these ranges do not overlap.
         """
         if split != self.split and not self.percent_of(split):
             return 0.0, 100.0
@@ -146,28 +146,28 @@ class CorpusConfig:
         return stop, 100.0
 
     def files_of(self, split: str) -> list[str]:
-        """Look up the patterns of the files of `validation` or `test`, if it has any."""
+        """Return the patterns of the files of `validation` or `test`, if it has any."""
         return {VALIDATION: self.validation_files, TEST: self.test_files}[split]
 
     def hub_split_of(self, split: str) -> str | None:
-        """Look up which split of the Hub data set `validation` or `test` is, if any."""
+        """Return which split of the Hub data set `validation` or `test` is, if any."""
         return {VALIDATION: self.validation_split, TEST: self.test_split}[split]
 
-    def has_own_source(self, split: str) -> bool:
-        """Tell whether `validation` or `test` is read from elsewhere than the main split."""
+    def has_separate_source(self, split: str) -> bool:
+        """Return whether `validation` or `test` is not read from the source of the main split."""
         return (
             split in HELD_OUT_SPLITS and split != self.split and bool(self.files_of(split) or self.hub_split_of(split))
         )
 
     def of_split(self, split: str) -> "CorpusConfig":
-        """Put all settings back to their defaults that have no influence on the documents of one split."""
+        """Reset all settings that have no influence on the documents of one split to their defaults."""
         without = ["streaming", "trust_remote_code"]
         without += [f"{other}_{what}" for other in HELD_OUT_SPLITS if other != split for what in ("files", "split")]
-        if self.has_own_source(split):
+        if self.has_separate_source(split):
             without += ["data_files", "limit"] + [f"{other}_percent" for other in HELD_OUT_SPLITS]
             if self.files_of(split):
                 without += ["dataset_name", "dataset_config", "dataset_revision"]
-        if self.has_own_source(split) or not any(map(self.percent_of, HELD_OUT_SPLITS)):
+        if self.has_separate_source(split) or not any(map(self.percent_of, HELD_OUT_SPLITS)):
             without.append("seed")
         defaults = CorpusConfig()
         return dataclasses.replace(self, **{name: getattr(defaults, name) for name in without})
@@ -189,7 +189,7 @@ def corpus_config_from_record(record: dict[str, Any]) -> CorpusConfig:
     Raises:
         InputError: the record has settings that this version does not know.
     """
-    settings = record.get("settings", {})
+    settings = record["settings"]
     unknown = sorted(set(settings) - {known.name for known in dataclasses.fields(CorpusConfig)})
     if unknown:
         raise InputError(f"The recorded corpus has settings unknown to this version: {', '.join(unknown)}.")

@@ -3,37 +3,58 @@
 import dataclasses
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, combinations, islice
+from itertools import chain, combinations, islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mlm_common.corpus.bad_rows import BadRows
+from mlm_common.cli.local_paths import check_folder_or_hub
 from mlm_common.corpus.builtin import describe_builtin_corpus, read_builtin_corpus
-from mlm_common.corpus.byte_ranges import ByteRange, draw_byte_ranges, group_byte_ranges, is_for_few_workers
+from mlm_common.corpus.byte_ranges import (
+    ByteRange,
+    draw_byte_ranges,
+    group_byte_ranges,
+    grouped_by_size,
+    is_for_few_workers,
+)
 from mlm_common.corpus.config import BUILTIN, HELD_OUT_SPLITS, CorpusConfig
-from mlm_common.corpus.dataset import Dataset
-from mlm_common.corpus.passages import grouped_by_size
-from mlm_common.corpus.record import FILES_KEYS, file_record
+from mlm_common.corpus.identity import FILES_KEYS, file_record, with_checksums
 from mlm_common.corpus.shared_text import Part, describe_possibly_shared_text, describe_shared_text
 from mlm_common.corpus.text_files import absolute_pattern, find_files, read_byte_range
-from mlm_common.corpus.text_formats import dataset_texts
-from mlm_common.corpus.wrapped_lines import check_lines
+from mlm_common.corpus.text_formats import BadRows, dataset_texts
 from mlm_common.errors import InputError
+from mlm_common.hub.retries import HubAwayError, hub_error, repeat
 from mlm_common.storage.reading import StoredFile
+
+if TYPE_CHECKING:
+    from datasets import DatasetBuilder
 
 logger = logging.getLogger(__name__)
 
 # Byte ranges of files, which whoever works on the partition reads, or the documents themselves.
 Partition = list[ByteRange] | list[str]
 
+COMMIT = re.compile(r"[0-9a-f]{40}")
+RETRY_DELAYS_SECONDS = (1.0, 2.0, 4.0)
+
+# Files of wrapped lines are recognized by the first lines of the first .txt files, and by widths in characters.
+NUM_FILES_CHECKED = 4
+NUM_LINES_CHECKED = 500  # per file
+MIN_LINES = 20  # fewer are no evidence
+MIN_WIDTH, MAX_WIDTH = 40, 100
+# The fraction of the lines to which the first word of the next line could not have been added.
+MIN_FULL_FRACTION = 0.7
+MAX_WORD_CHARACTERS = 15
+SHORT_LINE_BYTES = 80  # most sentences are longer
+
 
 @dataclass(frozen=True)
 class Source:
-    """Where documents come from; there are no `files` where it does not read files.
+    """Where documents come from; `files` is empty unless it reads text files.
 
-    `read` starts anew each time, and adds the rows that it leaves out to those it is given.
+    `read` starts from the first document each time, and adds the rows that it skips to the `BadRows` it is given.
     """
 
     read: Callable[[BadRows], Iterable[str]]
@@ -45,7 +66,7 @@ class Corpus:
     """An opened corpus. Made by `open_corpus`.
 
     `config` and `record` name what was found: absolute paths, the commit of a data set, what a document of a .txt file
-    is. `record`, fit for JSON, has the settings and what tells the text from any other (see `record.py`).
+    is. `record`, of values that JSON has, has the settings and identifies the text (see `identity.py`).
     `sources` has the main split under `config.split`, and `validation` and `test` where they are not drawn from it.
     """
 
@@ -55,18 +76,18 @@ class Corpus:
 
     @property
     def split_names(self) -> tuple[str, ...]:
-        """The splits: `config.split`, then `validation` and `test`, as far as they were asked for."""
+        """The splits: `config.split`, then `validation` and `test` if requested."""
         held_out = [split for split in HELD_OUT_SPLITS if self.config.percent_of(split) or split in self.sources]
         return (self.config.split, *(split for split in held_out if split != self.config.split))
 
     def files(self, split_name: str) -> tuple[StoredFile, ...]:
-        """List the files that are read for a split, none where its text is not in files."""
+        """List the text files that are read for a split, if any."""
         return self._source(split_name).files
 
     def documents(self, split_name: str, bad_rows: BadRows | None = None) -> Iterator[str]:
         """Read the documents of a split, some perhaps blank; each call reads again, in the same order.
 
-        Rows that cannot be read are left out and added to `bad_rows` if `config.on_bad_row` says so; here and below.
+        With `on_bad_row="skip"` unreadable rows are skipped and added to `bad_rows`; also in the methods below.
 
         Raises:
             InputError: no such split, or, while iterating, a file that cannot be read.
@@ -77,10 +98,10 @@ class Corpus:
     def partitions(self, split_name: str, partition_bytes: int, bad_rows: BadRows | None = None) -> Iterator[Partition]:
         """Cut a split into units of work, in order; `read_partition` gives the documents of each.
 
-        They are byte ranges of files, at most `partition_bytes` as stored, where a worker can read them by itself: a
-        file that cannot be cut is one whole, as a row group of Parquet is, small files come together. Where there are
-        no files, where these are few and cannot be cut, or where documents must be counted (`limit`), they are
-        documents, at most `partition_bytes` of text.
+        Where workers can read the files, they are byte ranges of at most `partition_bytes` as stored; a file that
+        cannot be cut, and a row group of Parquet, stays whole, and small files come together. Without files, with few
+        that cannot be cut, or where documents must be counted (`limit`), they are documents, at most `partition_bytes`
+        of text.
 
         Raises:
             InputError: as `documents`.
@@ -90,16 +111,16 @@ class Corpus:
         return group_byte_ranges(self.files(split_name), self.config.txt_unit, partition_bytes)
 
     def has_byte_ranges(self, split_name: str, partition_bytes: int) -> bool:
-        """Tell whether the partitions are byte ranges of files, which workers read by themselves."""
+        """Return whether the partitions are byte ranges of files, which workers read."""
         files = self._files_to_cut(split_name)
         return bool(files) and not is_for_few_workers(files, self.config.txt_unit, partition_bytes)
 
     def sampled_documents(
         self, split_name: str, max_bytes: int, seed: int, bad_rows: BadRows | None = None
     ) -> Iterator[str]:
-        """Read documents of a split from all over it, about twice `max_bytes`: all, where that is about all there is.
+        """Read documents from all over a split, about twice `max_bytes`; all of a split that has no more.
 
-        The reading takes a time that `max_bytes` bounds, where the split comes from files that can be cut.
+        Of files that can be cut only the sample is read.
         """
         byte_ranges = self._sample(split_name, max_bytes, seed)
         if byte_ranges is None:
@@ -107,21 +128,22 @@ class Corpus:
         return read_partition(self.config, split_name, byte_ranges, bad_rows)
 
     def num_sampled_bytes(self, split_name: str, max_bytes: int, seed: int) -> int | None:
-        """Estimate how many bytes of text `sampled_documents` reads; None where the files do not tell."""
+        """Estimate how many bytes of text `sampled_documents` reads; None if the sizes of the files do not tell."""
         files = self._files_to_cut(split_name)
         if not files or any(file.name.endswith((".gz", ".parquet")) for file in files):
             return None
         byte_ranges = self._sample(split_name, max_bytes, seed) or [ByteRange(file) for file in files]
-        return int(sum(byte_range.num_bytes for byte_range in byte_ranges) * _share_of_split(self.config, split_name))
+        num_bytes = sum(byte_range.num_bytes for byte_range in byte_ranges)
+        return int(num_bytes * _fraction_of_split(self.config, split_name))
 
     def _sample(self, split_name: str, max_bytes: int, seed: int) -> list[ByteRange] | None:
-        """Draw the byte ranges to read for a sample, None for all of the split."""
-        num_bytes = int(2 * max_bytes / _share_of_split(self.config, split_name))
+        """Draw the byte ranges to read for a sample; None for all of the split."""
+        num_bytes = int(2 * max_bytes / _fraction_of_split(self.config, split_name))
         files, config = self._files_to_cut(split_name), self.config
         return draw_byte_ranges(files, config.txt_unit, config.text_column, num_bytes, seed)
 
     def _files_to_cut(self, split_name: str) -> tuple[StoredFile, ...]:
-        """List the files of a split, none where its documents must be counted from the first on."""
+        """List the files of a split; none if its documents must be counted from the first on."""
         return () if self._has_limit(split_name) else self.files(split_name)
 
     def _has_limit(self, split_name: str) -> bool:
@@ -137,7 +159,7 @@ class Corpus:
 def read_partition(
     config: CorpusConfig, split_name: str, partition: Partition, bad_rows: BadRows | None = None
 ) -> Iterator[str]:
-    """Yield the documents of a partition of the corpus with these settings: its files are read, and nothing else.
+    """Yield the documents of a partition of the corpus with these settings; no other files are read.
 
     Raises:
         InputError: a file cannot be read, or a `gs://` one has changed since the corpus was opened.
@@ -150,12 +172,82 @@ def read_partition(
             yield item
 
 
+class Dataset:
+    """A data set that `datasets` reads; `commit` is its state on the Hub, None for a local folder."""
+
+    def __init__(self, config: CorpusConfig) -> None:
+        """Find the data set, on the Hub at the commit that `dataset_revision` names now.
+
+        Raises:
+            InputError: there is none, or it cannot be fetched at that commit.
+        """
+        self._config = config
+        self._name = str(config.dataset_name)
+        check_folder_or_hub(self._name, "--dataset-name")
+        self.is_local = Path(self._name).is_dir()
+        self._builder = self._load_builder()
+
+    def rows(self, split: str, flag: str) -> Any:
+        """Open a split, a `datasets.Dataset` or `IterableDataset`; an InputError names `flag`."""
+        try:
+            if self._config.streaming:
+                return self._builder.as_streaming_dataset(split=split)
+            self._builder.download_and_prepare()
+            return self._builder.as_dataset(split=split)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise self._cannot_be_loaded(error, f", {flag} {split}") from error
+
+    def files(self, split: str) -> list[StoredFile]:
+        """List the files of a split of a local folder, with their checksums; none for the Hub."""
+        if not self.is_local:
+            return []
+        paths = [str(path) for path in (self._builder.config.data_files or {}).get(split, ())]
+        found = [StoredFile(path, Path(path).stat().st_size) for path in paths if Path(path).is_file()]
+        return with_checksums(found)
+
+    def _load_builder(self) -> "DatasetBuilder":
+        from datasets import load_dataset_builder
+        from huggingface_hub import constants
+
+        revision = self._config.dataset_revision
+        try:
+            self.commit = None if self.is_local or constants.HF_HUB_OFFLINE else _resolve(self._name, revision)
+            builder = load_dataset_builder(self._name, self._config.dataset_config, revision=self.commit or revision)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise self._cannot_be_loaded(error) from error
+        if not self.is_local:
+            # If the Hub does not answer, `datasets` takes whatever state of the data set is in its cache.
+            wanted, self.commit = self.commit or revision, str(builder.hash)
+            if not COMMIT.fullmatch(self.commit) or wanted not in (None, self.commit):
+                raise InputError(
+                    f"{self._name} must be read at --dataset-revision {wanted}; the Hub does not answer, and what was "
+                    f"fetched before is {self.commit}. Pass that, or run the command again when the Hub answers."
+                )
+        return builder
+
+    def _cannot_be_loaded(self, error: Exception, more: str = "") -> InputError | HubAwayError:
+        return hub_error(
+            f"--dataset-name {self._name} (--dataset-config {self._config.dataset_config}, --dataset-revision "
+            f"{self._config.dataset_revision}{more}) cannot be loaded: {' '.join(str(error).split())}",
+            error,
+        )
+
+
+def _resolve(name: str, revision: str | None) -> str:
+    """Look up the commit that a branch or tag of a data set is at."""
+    from huggingface_hub import HfApi
+
+    if revision and COMMIT.fullmatch(revision):
+        return revision
+    return str(repeat(lambda: HfApi().dataset_info(name, revision=revision, timeout=100), RETRY_DELAYS_SECONDS).sha)
+
+
 def open_corpus(config: CorpusConfig) -> Corpus:
     """Open the corpus after the checks that are cheap: its files, columns, and a first document that is not blank.
 
     Raises:
         InputError: no corpus given; no files match; an unknown file ending; no such data set, split or column; a split
-            without any text; splits that share text; wrapped lines, and no `sample_by` that says what a document is.
+            without any text; splits that share text; wrapped lines without a `sample_by` that says what a document is.
     """
     if not config.is_given:
         raise InputError("A corpus is needed: --dataset-name (`builtin` needs no download) or --data-files.")
@@ -171,7 +263,7 @@ def open_corpus(config: CorpusConfig) -> Corpus:
     sources = {
         split: _open_source(config, split, dataset, record)
         for split in (config.split, *HELD_OUT_SPLITS)
-        if split == config.split or config.has_own_source(split)
+        if split == config.split or config.has_separate_source(split)
     }
     corpus = Corpus(config, record, sources)
     if not is_sample_by_chosen:
@@ -181,7 +273,7 @@ def open_corpus(config: CorpusConfig) -> Corpus:
 
 
 def _with_absolute_paths(config: CorpusConfig) -> CorpusConfig:
-    """Write the paths so that they name the same files wherever the record is read."""
+    """Make the paths absolute, so that they name the same files wherever the record is read."""
     patterns = {key: [absolute_pattern(pattern) for pattern in getattr(config, key)] for key in FILES_KEYS}
     name = config.dataset_name
     if name not in (None, BUILTIN) and Path(str(name)).is_dir():
@@ -190,7 +282,7 @@ def _with_absolute_paths(config: CorpusConfig) -> CorpusConfig:
 
 
 def _open_source(config: CorpusConfig, split: str, dataset: Dataset | None, record: dict[str, Any]) -> Source:
-    """Open where a split is read, and add its identity to the record."""
+    """Open the source of a split, and add what identifies it to the record."""
     is_main = split == config.split
     key = "data_files" if is_main else f"{split}_files"
     if getattr(config, key):
@@ -208,7 +300,7 @@ def _open_source(config: CorpusConfig, split: str, dataset: Dataset | None, reco
         handler = bad_rows.handler(config.on_bad_row, source, "row {:,}".format)
         yield from dataset_texts(rows, config.text_column, source, handler)
         for file in files:
-            with file.open():  # which fails should it have changed meanwhile
+            with file.open():  # which fails if it has changed meanwhile
                 pass
 
     _check_not_blank(read, f"{config.dataset_name}, {flag} {name},")
@@ -231,7 +323,7 @@ def _open_files(config: CorpusConfig, key: str, record: dict[str, Any]) -> Sourc
 
 
 def _check_splits_are_apart(corpus: Corpus) -> None:
-    """Raise InputError where two splits share text; warn where they may."""
+    """Raise InputError if two splits share text; warn if they may."""
     for names in combinations(corpus.split_names, 2):
         parts = [Part(corpus.record, name) for name in names]
         splits = " and ".join(f"`{name}`" for name in names)
@@ -251,13 +343,13 @@ def _check_not_blank(read: Callable[[BadRows], Iterable[str]], source: str) -> N
 def _documents_of_split(
     config: CorpusConfig, split_name: str, documents: Iterable[str], limit: int | None = None
 ) -> Iterator[str]:
-    """Pick those of the documents that belong to a split: all, for one that is not drawn.
+    """Pick the documents that belong to a split, all of them if it is not drawn.
 
     Args:
         config: the settings of the draw.
-        split_name: `config.split`, or one of `validation` and `test`.
-        documents: of the main split before the draw or, for a split that has documents of its own, these.
-        limit: read no further than to this many documents of `config.split`.
+        split_name: `config.split`, `validation` or `test`.
+        documents: of the main split before the draw, or of the split's files.
+        limit: stop after this many documents of `config.split`.
     """
     is_drawn = split_name == config.split or config.percent_of(split_name) > 0
     if not is_drawn:
@@ -291,8 +383,51 @@ def draw_split(config: CorpusConfig, text: str) -> str:
     return config.split
 
 
-def _share_of_split(config: CorpusConfig, split_name: str) -> float:
-    """Estimate which share of the documents that are read for a split belong to it."""
+def _fraction_of_split(config: CorpusConfig, split_name: str) -> float:
+    """Estimate which fraction of the documents that are read for a split belong to it."""
     if split_name == config.split:
         return 1 - sum(map(config.percent_of, HELD_OUT_SPLITS)) / 100
     return config.percent_of(split_name) / 100 or 1.0
+
+
+def check_lines(files: Iterable[StoredFile]) -> None:
+    """Check that the lines of the first .txt files may be documents; warn if they are short.
+
+    Raises:
+        InputError: they are lines of wrapped paragraphs, as in books.
+    """
+    texts = [file for file in files if file.name.removesuffix(".gz").endswith(".txt")][:NUM_FILES_CHECKED]
+    lines_of = {
+        file.name: list(islice(read_byte_range(ByteRange(file), "", "line", "skip"), NUM_LINES_CHECKED))
+        for file in texts
+    }
+    advice = "--sample-by paragraph (blank lines separate documents) or --sample-by document (one per file)"
+    for name, lines in lines_of.items():
+        if are_wrapped(lines):
+            raise InputError(
+                f"The lines of {name} are those of wrapped paragraphs, and by default each line of a .txt file is a "
+                f"document: the model would see one line at a time. Pass {advice}. If each line really is a document, "
+                "pass --sample-by line."
+            )
+    sizes_bytes = [len(line.encode()) for line in chain.from_iterable(lines_of.values()) if line.strip()]
+    if sizes_bytes and sum(sizes_bytes) / len(sizes_bytes) < SHORT_LINE_BYTES:
+        logger.warning(
+            "The lines of %s have %.0f bytes on average, and each is a document. If they are parts of longer texts, "
+            "pass %s.",
+            texts[0].name,
+            sum(sizes_bytes) / len(sizes_bytes),
+            advice,
+        )
+
+
+def are_wrapped(lines: Sequence[str]) -> bool:
+    """Return whether most lines end where the first word of the next line would not have fit."""
+    widths = sorted(len(line) for line in lines if line.strip())
+    if len(widths) < MIN_LINES:
+        return False
+    width = widths[int(0.95 * len(widths))]  # a few lines may be longer, such as headings
+    if not MIN_WIDTH <= width <= MAX_WIDTH:
+        return False
+    followed = [(line, after.split()[0]) for line, after in pairwise(lines) if line.strip() and after.strip()]
+    num_full = sum(len(line.rstrip()) + 1 + min(len(word), MAX_WORD_CHARACTERS) > width for line, word in followed)
+    return len(followed) >= len(widths) / 2 and num_full >= MIN_FULL_FRACTION * len(followed)

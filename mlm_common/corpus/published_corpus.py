@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mlm_common.corpus.config import BUILTIN, CorpusConfig
-from mlm_common.corpus.record import FILES_KEYS
+from mlm_common.corpus.identity import FILES_KEYS
 from mlm_common.hub.redaction import REDACTED, redact_except, redact_settings
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")

@@ -1,4 +1,4 @@
-"""Text that two splits share, of one corpus or of two: what is trained on must not be evaluated on.
+"""Find text that two splits share, of one corpus or of two: what is trained on must not be evaluated on.
 
 Files are compared by content, a .gz file also by its decompressed content; data sets of the Hub by commit and split.
 Splits that were drawn with the same seed from the same text share nothing, since the draw depends on the text alone.
@@ -11,14 +11,11 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
-from mlm_common.corpus.config import BUILTIN, HELD_OUT_SPLITS, CorpusConfig
-from mlm_common.corpus.record import (
+from mlm_common.corpus.config import BUILTIN, HELD_OUT_SPLITS, CorpusConfig, corpus_config_from_record
+from mlm_common.corpus.identity import (
     Record,
-    checksum_of,
     describe_file,
-    describe_unknown,
     files_keys,
-    has_unknown_commit,
     identity,
     is_path,
     record_of_split,
@@ -47,15 +44,15 @@ class Part:
         """The record, reduced to what decides the documents of this split."""
         return record_of_split(self.corpus, self.split)
 
-    @cached_property
+    @property
     def settings(self) -> Record:
-        """The settings of the corpus that decide the documents of this split."""
+        """The settings in `record`."""
         return dict(self.record["settings"])
 
     @cached_property
     def config(self) -> CorpusConfig:
-        """The settings that this version knows."""
-        return CorpusConfig(**{name: self.settings[name] for name in CorpusConfig.__dataclass_fields__})
+        """The same as a `CorpusConfig`."""
+        return corpus_config_from_record(self.record)
 
     @cached_property
     def files(self) -> list[Record]:
@@ -65,13 +62,13 @@ class Part:
 
 
 def describe_shared_text(one: Part, other: Part) -> str:
-    """Describe what text two splits are known to share, or files that changed in between; empty where none is known."""
+    """Describe the text that two splits share, or the files that changed in between; empty if none is known."""
     are_apart = _are_drawn_apart(one, other)
     if shared := list(_shared_files(one, other, are_apart)):
         file, other_file = shared[0]
         source = describe_file(file)
-        if _path(other_file) not in (REDACTED, _path(file)):
-            source += f" or a copy of it, {_path(other_file)}"
+        if other_file["path"] not in (REDACTED, file["path"]):
+            source += f" or a copy of it, {other_file['path']}"
         source += f" and {len(shared) - 1:,} more" * (len(shared) > 1)
     elif _share_dataset(one, other, are_apart):
         source = one.settings["dataset_name"]
@@ -83,17 +80,14 @@ def describe_shared_text(one: Part, other: Part) -> str:
 
 
 def describe_possibly_shared_text(one: Part, other: Part) -> str:
-    """Describe why it is unknown whether two splits share text; empty where they do not, or nothing points to it."""
+    """Describe why it is unknown whether two splits share text; empty if nothing points to it."""
     if _are_drawn_apart(one, other):
         return ""
-    unknown = {describe_unknown(part.record) for part in (one, other)} - {""}
-    if unknown and identity(one.record) != identity(other.record):
-        return f"a record of an older version does not tell {' or '.join(sorted(unknown))}"
     by_name = {_bare_name(file): file for file in other.files}
     for file in one.files:
         other_file = by_name.get(_bare_name(file))
-        if other_file and _path(file) != REDACTED and _may_hold_the_same(file, other_file):
-            return f"the checksums of {_path(file)} and {_path(other_file)} cannot be compared"
+        if other_file and file["path"] != REDACTED and _may_have_equal_text(file, other_file):
+            return f"the checksums of {file['path']} and {other_file['path']} cannot be compared"
     here, there = one.settings["dataset_config"], other.settings["dataset_config"]
     if here != there and _are_one_dataset(one, other) and _hub_split(one) == _hub_split(other):
         return f"they are of the configurations {here} and {there} of {one.settings['dataset_name']}"
@@ -108,38 +102,34 @@ def _are_drawn_apart(one: Part, other: Part) -> bool:
 
 
 def _shared_files(one: Part, other: Part, are_apart: bool) -> Iterator[tuple[Record, Record]]:
-    """Yield files of both that hold the same text, and those that changed in between, in which much may be the same."""
+    """Yield files of both with the same text, and those that changed in between, of which much may be the same."""
     by_content = {_content(file): file for file in other.files}
-    by_path = {_path(file): file for file in other.files if _path(file) != REDACTED}
+    by_path = {file["path"]: file for file in other.files if file["path"] != REDACTED}
     for file in one.files:
         if copy := by_content.get(_content(file)):
             if not are_apart:
                 yield file, copy
-        elif changed := by_path.get(_path(file)):
+        elif changed := by_path.get(file["path"]):
             yield file, changed
 
 
 def _content(file: Record) -> Any:
-    """Return what only files of the same text have in common."""
-    checksum = file.get("content_checksum") or checksum_of(file)
+    """Return a key that only files of the same text share."""
+    checksum = file.get("content_checksum") or file["checksum"]
     return checksum if checksum.startswith("sha256 ") else (file["num_bytes"], checksum)
 
 
-def _path(file: Record) -> str:
-    return str(file.get("path", file.get("name")))
-
-
 def _bare_name(file: Record) -> str:
-    return PurePosixPath(_path(file).removesuffix(".gz")).name
+    return PurePosixPath(file["path"].removesuffix(".gz")).name
 
 
-def _may_hold_the_same(file: Record, other: Record) -> bool:
-    """Return whether files of one name may hold the same text, and their checksums cannot tell."""
-    if _path(file).endswith(".gz") == _path(other).endswith(".gz"):
-        kinds = {checksum_of(one).partition(" ")[0] for one in (file, other)}
+def _may_have_equal_text(file: Record, other: Record) -> bool:
+    """Return whether files of one name may have the same text, although their checksums are of different kinds."""
+    if file["path"].endswith(".gz") == other["path"].endswith(".gz"):
+        kinds = {one["checksum"].partition(" ")[0] for one in (file, other)}
         return len(kinds) > 1 and file["num_bytes"] == other["num_bytes"]
-    zipped, plain = (file, other) if _path(file).endswith(".gz") else (other, file)
-    return "content_checksum" not in zipped or not checksum_of(plain).startswith("sha256 ")
+    zipped, plain = (file, other) if file["path"].endswith(".gz") else (other, file)
+    return "content_checksum" not in zipped or not plain["checksum"].startswith("sha256 ")
 
 
 def _share_dataset(one: Part, other: Part, are_apart: bool) -> bool:
@@ -149,21 +139,18 @@ def _share_dataset(one: Part, other: Part, are_apart: bool) -> bool:
     if one.settings["dataset_name"] == BUILTIN:
         return not are_apart or one.record.get(BUILTIN) != other.record.get(BUILTIN)
     is_one_state = one.settings["dataset_revision"] == other.settings["dataset_revision"]
-    if not is_one_state and not any(has_unknown_commit(part.record) for part in (one, other)):
-        return True
-    return _hub_split(one) == _hub_split(other) and not (are_apart and is_one_state)
+    return not is_one_state or (_hub_split(one) == _hub_split(other) and not are_apart)
 
 
 def _are_one_dataset(one: Part, other: Part) -> bool:
-    """Return whether two splits are of one data set, which a commit proves where its names differ, too."""
+    """Return whether two splits are of one data set: by its name or, if it was renamed, its commit."""
     name, other_name = (part.settings["dataset_name"] for part in (one, other))
     if name is None or other_name is None or is_path(name) or is_path(other_name):
         return False  # a folder is compared by its files
-    revision = one.settings["dataset_revision"]
-    is_one_commit = revision == other.settings["dataset_revision"] and not has_unknown_commit(one.record)
+    is_one_commit = one.settings["dataset_revision"] == other.settings["dataset_revision"]
     return name == other_name or (is_one_commit and BUILTIN not in (name, other_name))
 
 
 def _hub_split(part: Part) -> str:
-    """Look up which split of the data set a part was read from."""
+    """Return which split of the data set a part was read from."""
     return next(filter(None, map(part.config.hub_split_of, HELD_OUT_SPLITS)), part.config.split)

@@ -1,4 +1,4 @@
-"""Text files, local or `gs://`: which ones a pattern names, and the texts of one or of the rows in a byte range."""
+"""Find the text files, local or `gs://`, that patterns name, and read the texts of a file or of a byte range of it."""
 
 import codecs
 import csv
@@ -19,9 +19,10 @@ from typing import Any, TextIO
 
 from mlm_common.cli.local_paths import did_you_mean, short_path
 from mlm_common.corpus import text_formats
-from mlm_common.corpus.bad_rows import BadRowHandler, BadRows, OnBadRow
 from mlm_common.corpus.byte_ranges import ByteRange
-from mlm_common.corpus.file_identity import with_checksums
+from mlm_common.corpus.config import OnBadRow
+from mlm_common.corpus.identity import with_checksums
+from mlm_common.corpus.text_formats import BadRowHandler, BadRows
 from mlm_common.errors import InputError
 from mlm_common.storage import is_gcs
 from mlm_common.storage.reading import StoredFile, find_stored_files
@@ -29,7 +30,7 @@ from mlm_common.storage.reading import StoredFile, find_stored_files
 logger = logging.getLogger(__name__)
 
 FORMAT_OF_ENDING = {".txt": "text", ".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
-# The start of a file that is searched for what no text has (as `git` does).
+# Bytes at the start of a file that are searched for a zero byte, which no text has (as `git` does).
 NUM_BYTES_CHECKED = 8000
 # Looked through for the end of a row that has begun before; most rows are shorter.
 ROW_END_BYTES = 1 << 16
@@ -38,7 +39,7 @@ _ROW_END = re.compile(rb"\r\n|\r(?!\Z)|\n")
 
 
 def absolute_pattern(pattern: str) -> str:
-    """Write a name or glob so that it names the same files from any working directory."""
+    """Make a name or glob absolute."""
     if is_gcs(pattern) or Path(pattern).is_absolute():
         return pattern
     folder = str(Path.cwd())
@@ -47,9 +48,9 @@ def absolute_pattern(pattern: str) -> str:
 
 
 def find_files(patterns: list[str], flag: str) -> list[StoredFile]:
-    """Find the files that the patterns name, each once and with its checksum, in order, each glob's sorted.
+    """Find the files that the patterns name, with their checksums; in order, those of a glob sorted.
 
-    A local file is read once under the first of its names, should links or several patterns give it more.
+    A file that links or several patterns name again is listed once, under its first name.
 
     Raises:
         InputError: a pattern without a match, a link to nothing, or a file whose ending is not one that can be read;
@@ -82,14 +83,14 @@ def read_byte_range(
 
     Args:
         byte_range: rows of a file.
-        text_column: where a row holds its text.
-        sample_by: what is a row of a .txt file.
-        on_bad_row: whether a row that cannot be read ends the reading, or is left out.
-        bad_rows: to which those left out are added.
+        text_column: the column with the text.
+        sample_by: what a row of a .txt file is.
+        on_bad_row: whether an unreadable row is an error, or is skipped.
+        bad_rows: skipped rows are added to it.
 
     Raises:
-        InputError: the file is not what its ending says, is not UTF-8, or lacks the text column. Texts that come
-            before the mistake may have been yielded.
+        InputError: the file is not what its ending says, is not UTF-8, or lacks the text column. Texts before the
+            error may have been yielded.
         CloudStorageError: Cloud Storage did not answer.
     """
     name = byte_range.file.name
@@ -139,14 +140,14 @@ def _read_text(
 
 @contextmanager
 def _open_text(byte_range: ByteRange, errors: str, newline: str | None = None) -> Iterator[TextIO]:
-    """Give the rows as text, without the byte-order mark of their file, should it have one."""
+    """Open the rows as text, without a byte-order mark at the start of the file."""
     with _open_rows(byte_range) as binary:
         yield io.TextIOWrapper(binary, "utf-8" if byte_range.start else "utf-8-sig", errors, newline)
 
 
 @contextmanager
 def _open_rows(byte_range: ByteRange) -> Iterator[Any]:
-    """Give the uncompressed bytes of the rows, after a look at how their file starts."""
+    """Open the uncompressed bytes of the rows, after a check of the start of their file."""
     file = byte_range.file
     with file.open() as raw:
         if file.name.endswith(".gz"):
@@ -164,9 +165,9 @@ def _stop(byte_range: ByteRange) -> int:
 
 
 def row_blocks(file: io.RawIOBase, start: int, stop: int, block_bytes: int) -> Iterator[bytes]:
-    """Yield the bytes of all rows that begin in bytes [start, stop), the last of them to its end, in blocks.
+    """Yield the bytes of all rows that begin in bytes [start, stop), in blocks of at most `block_bytes`.
 
-    A block has at most `block_bytes`, but for what is read of the last row.
+    The last row is read to its end, in blocks of other sizes.
     """
     position = first_row(file, start, stop)
     if position >= stop:
@@ -182,7 +183,7 @@ def row_blocks(file: io.RawIOBase, start: int, stop: int, block_bytes: int) -> I
 
 
 def first_row(file: io.RawIOBase, start: int, stop: int) -> int:
-    """Find the position at which the first row begins in bytes [start, stop), or one from `stop` on where none."""
+    """Find where the first row in bytes [start, stop) begins; `stop` or more if none does."""
     position = start
     for block in _rest_of_row(file, start):
         position += len(block)
@@ -192,7 +193,7 @@ def first_row(file: io.RawIOBase, start: int, stop: int) -> int:
 
 
 def _rest_of_row(file: io.RawIOBase, position: int) -> Iterator[bytes]:
-    """Yield the bytes from `position` to where the next row begins: none, should one begin there."""
+    """Yield the bytes from `position` to the start of the next row; none if a row begins there."""
     if position == 0:
         return
     file.seek(position - 1)
@@ -210,7 +211,7 @@ def _rest_of_row(file: io.RawIOBase, position: int) -> Iterator[bytes]:
 
 
 class _BlockReader(io.RawIOBase):
-    """A file whose content is that of the blocks, one after the other."""
+    """A file made of blocks of bytes."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks = filter(None, blocks)
@@ -229,7 +230,7 @@ class _BlockReader(io.RawIOBase):
 
 
 class _LinePlaces:
-    """Says where lines of a range are, asked for in order: their numbers in the file, or the bytes they begin at."""
+    """Says where lines of a range are: their numbers, or after the start of a file their bytes. Called in order."""
 
     def __init__(self, byte_range: ByteRange) -> None:
         self._byte_range = byte_range
@@ -245,7 +246,7 @@ class _LinePlaces:
 
     def _read_first_bytes(self) -> Iterator[int]:
         first_byte = _first_byte(self._byte_range)
-        # Line ends as they are, and what is no UTF-8 is no concern here.
+        # Line ends stay as they are, and invalid UTF-8 does not matter here.
         with _open_text(self._byte_range, "surrogateescape", newline="") as lines:
             for line in lines:
                 yield first_byte
@@ -258,13 +259,13 @@ def _first_byte(byte_range: ByteRange) -> int:
 
 
 def _check_json_column(stored: StoredFile, text_column: str) -> None:
-    """Raise InputError where the first rows of the whole file lack the column; later ones may."""
+    """Raise InputError if the first rows of the whole file lack the column; later ones may."""
     with _open_text(ByteRange(stored), "surrogateescape") as text:
         text_formats.check_json_column(text, text_column, stored.name)
 
 
 def _check_start(name: str, start: bytes) -> None:
-    """Raise InputError for a start with a zero byte: that of a binary file or of UTF-16, which can pass for UTF-8."""
+    """Raise InputError for a start with a zero byte: a binary file, or UTF-16, which can pass for UTF-8."""
     before, zero, _ = start.partition(b"\0")
     if zero:
         _check_decoding(name, io.BytesIO(before), 0, has_zero=True)
@@ -272,7 +273,7 @@ def _check_start(name: str, start: bytes) -> None:
 
 
 def _check_utf8(byte_range: ByteRange) -> None:
-    """Raise InputError for the first byte of a range that is not UTF-8, should there be one."""
+    """Raise InputError for the first byte of a range that is not UTF-8, if there is one."""
     with _open_rows(byte_range) as binary:
         _check_decoding(byte_range.file.name, binary, _first_byte(byte_range) if byte_range.start else 0)
 
@@ -292,7 +293,7 @@ def _check_decoding(name: str, file: Any, num_bytes_before: int, *, has_zero: bo
 
 
 def _not_text(name: str, offset: int, byte: int, *, has_zero: bool) -> InputError:
-    """Describe the first byte that is not text; `has_zero` where a zero byte at its start shows that no row is."""
+    """Describe the first byte that is not text; `has_zero` if a zero byte shows that no row is text."""
     is_utf16 = byte == 0 or (offset == 0 and byte in codecs.BOM_UTF16)
     where = f"byte {offset} of its uncompressed content" if name.endswith(".gz") else f"byte {offset}"
     rows = "; or leave out the rows that cannot be read: --on-bad-row skip."

@@ -1,4 +1,4 @@
-"""The texts in a file of each format, one row in memory at a time.
+"""Read the texts of a file of each format, one row in memory at a time; skip and list unreadable rows, or raise.
 
 Text, JSON and CSV are read with the standard library: `datasets` guesses the type of a JSON value, so that a text that
 looks like a date comes back as another text, and holds megabytes to give a row.
@@ -10,10 +10,11 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TextIO
 
-from mlm_common.corpus.bad_rows import BadRowHandler
+from mlm_common.corpus.config import OnBadRow
 from mlm_common.errors import InputError
 from mlm_common.storage.reading import StoredFile
 
@@ -27,6 +28,54 @@ MAX_FIELD_CHARACTERS = 1 << 30  # what an unclosed quotation mark in a CSV file 
 # Parquet holds a column of thousands of rows in one run of bytes, which is read in blocks of this size.
 PARQUET_BUFFER_BYTES = 1 << 20
 FIRST_SURROGATE_OF_BYTES = 0xDC80  # what Python's error handler `surrogateescape` makes of the byte 0x80
+MAX_LISTED = 100  # bad rows
+
+# Called for an unreadable row, with the number of its line (or row), the rule it breaks, and the problem.
+BadRowHandler = Callable[[int, str, str], None]
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """An unreadable row: where it is, and what is wrong with it."""
+
+    source: str
+    place: str
+    problem: str
+
+
+@dataclass
+class BadRows:
+    """The number of unreadable rows, and the first 100 of them."""
+
+    num_rows: int = 0
+    listed: list[BadRow] = field(default_factory=list)
+
+    def add(self, num_rows: int, listed: Iterable[BadRow]) -> None:
+        self.num_rows += num_rows
+        self.listed = [*self.listed, *listed][:MAX_LISTED]
+
+    def handler(self, on_bad_row: OnBadRow, source: str, place: Callable[[int], str]) -> BadRowHandler:
+        """Return a handler that raises InputError or counts the row; `place` says where line (or row) N is."""
+
+        def handle(number: int, rule: str, problem: str) -> None:
+            if on_bad_row == "fail":
+                raise InputError(
+                    f"{source} must hold {rule}; {place(number)}: {problem}. Fix it, or skip unreadable rows with "
+                    "--on-bad-row skip."
+                )
+            self.num_rows += 1
+            if len(self.listed) < MAX_LISTED:
+                self.listed.append(BadRow(source, place(number), problem))
+
+        return handle
+
+    def describe(self, num_shown: int = 1) -> str:
+        shown = "; ".join(f"{row.source}, {row.place}: {row.problem}" for row in self.listed[:num_shown])
+        return f"{self.num_rows:,} left out, such as {shown}"
+
+
+def bad_rows_from_record(record: dict[str, Any]) -> BadRows:
+    return BadRows(record["num_rows"], [BadRow(**row) for row in record["listed"]])
 
 
 def txt_texts(file: TextIO, sample_by: str, on_bad_row: BadRowHandler) -> Iterator[str]:
@@ -146,14 +195,14 @@ def _one_json_value(content: str, first_line: int, name: str) -> Any:
     except json.JSONDecodeError as error:
         raise InputError(
             f"{name} must hold one JSON object per line, or a list of them; line {first_line + error.lineno - 1}, "
-            f"column {error.colno}: {error.msg}. Mend it, or leave it out of --data-files."
+            f"column {error.colno}: {error.msg}. Fix it, or leave it out of --data-files."
         ) from error
 
 
 def check_json_column(file: TextIO, text_column: str, name: str) -> None:
     """Raise InputError where none of the first rows of a JSON file has the column."""
     names: dict[str, None] = {}
-    for _, row in itertools.islice(json_rows(file, name, _pass_over), NUM_ROWS_CHECKED):
+    for _, row in itertools.islice(json_rows(file, name, lambda *_: None), NUM_ROWS_CHECKED):
         if not isinstance(row, dict) or text_column in row:
             return
         names |= dict.fromkeys(row)
@@ -268,7 +317,7 @@ def _arrow_texts(
 
 
 def _arrow_values(column: Any) -> Iterable[Any]:
-    """Give the values of a column as Python has them, an error in place of one that is not UTF-8."""
+    """Return the values of a column as Python objects, with an error instead of a text that is not UTF-8."""
     try:
         return list(column.to_pylist())
     except UnicodeDecodeError:
@@ -283,7 +332,7 @@ def _arrow_value(scalar: Any) -> Any:
 
 
 def _is_unicode(text: str, number: int, on_bad_row: BadRowHandler) -> bool:
-    """Tell whether the text, of the row at line `number`, is valid Unicode; call the handler where it is not."""
+    """Return whether the text of the row at line `number` is valid Unicode; call the handler if not."""
     if text.isascii():
         return True
     try:
@@ -298,12 +347,7 @@ def _is_unicode(text: str, number: int, on_bad_row: BadRowHandler) -> bool:
     return True
 
 
-def _pass_over(_number: int, _rule: str, _problem: str) -> None:
-    """Handle a row that cannot be read where it does not matter."""
-
-
 def unreadable_file(name: str, kind: str, error: Exception) -> InputError:
-    """Say that a file is not of its kind, or damaged."""
     return InputError(
         f"{name} must be a readable {kind} file; {' '.join(str(error).split()).rstrip('.')}. "
         "Make or fetch it again, or leave it out of --data-files."

@@ -60,7 +60,7 @@ def check_plain_text(tokenizer: Tokenizer, tokenizer_json: str) -> None:
         assert special_ids.isdisjoint(ids)
 
 
-def test_a_tokenizer_that_cannot_be_changed_is_refused_with_its_reason() -> None:
+def test_a_tokenizer_that_cannot_be_changed_is_refused() -> None:
     content = json.loads(bpe().to_str())
     content["model"]["merges"].append(["no", "such"])
     with pytest.raises(InputError, match=r"must work without its special tokens \(<pad>, .*`no` out of vocab"):

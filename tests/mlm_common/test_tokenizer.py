@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import (
-    BYTE_PIECES,
+    BYTE_TOKENS,
     SPECIAL_TOKENS,
     WORD_STARTS_FILE,
     load_tokenizer,
@@ -45,7 +45,7 @@ def make_tokenizer(scores: list[float] | None = None, **names: str | None) -> Pr
     return PreTrainedTokenizerFast(tokenizer_object=backend, **all_names)
 
 
-def test_own_folders_load_without_all_models_classes(tmp_path: Path) -> None:
+def test_managed_folders_load_without_all_model_classes(tmp_path: Path) -> None:
     save_tokenizer(make_tokenizer(), str(tmp_path))
     code = "import sys; from mlm_common.tokenizer import load_tokenizer as load; tokenizer = load(sys.argv[1]); "
     code += "assert 'transformers.models.auto.tokenization_auto' not in sys.modules; "
@@ -190,7 +190,7 @@ def starting(tokenizer: PreTrainedTokenizerFast) -> set[str]:
 
 
 def test_metaspace() -> None:
-    pieces = ["▁", "▁the", "the", "o▁f", "▁▁", *BYTE_PIECES]
+    pieces = ["▁", "▁the", "the", "o▁f", "▁▁", *BYTE_TOKENS]
     split = pre_tokenizers.Metaspace()
     for pre_tokenizer in (split, pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), split])):
         tokenizer = wrapped(unigram(*pieces, byte_fallback=True), pre_tokenizer)
@@ -229,7 +229,7 @@ def test_tokenizers_without_marks_have_no_table() -> None:
         wrapped(words, pre_tokenizers.Whitespace()),
         wrapped(bpe("the</w>", "the", end_of_word_suffix="</w>"), pre_tokenizers.Whitespace()),
         wrapped(unigram("the"), pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.Digits()])),
-        wrapped(bpe("the", *BYTE_PIECES, continuing_subword_prefix="##", byte_fallback=True)),
+        wrapped(bpe("the", *BYTE_TOKENS, continuing_subword_prefix="##", byte_fallback=True)),
     ]
     assert [word_starts(tokenizer) for tokenizer in without] == [None] * len(without)
 
@@ -256,7 +256,7 @@ def test_special_tokens_and_ids_without_a_token() -> None:
 def marked_tokenizer(byte_fallback: bool, split_digits: bool) -> PreTrainedTokenizerFast:
     """Make a tokenizer with one space between words, which are marked at their begin, as stage 1 makes them."""
     characters = sorted(set("".join(SPECIALS)) | set("▁abcdeé12的"))  # special tokens in plain text can be spelled
-    pieces = [*characters, "▁a", "▁b", "cd", "▁abc", "12", "中的", *(BYTE_PIECES if byte_fallback else ())]
+    pieces = [*characters, "▁a", "▁b", "cd", "▁abc", "12", "中的", *(BYTE_TOKENS if byte_fallback else ())]
     metaspace = pre_tokenizers.Metaspace(prepend_scheme="first")
     digits = pre_tokenizers.Digits(individual_digits=True)
     tokenizer = wrapped(

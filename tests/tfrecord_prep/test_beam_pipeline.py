@@ -74,9 +74,7 @@ def test_cloud_storage_in_and_out(source: Path, tmp_path: Path, cloud: CloudStor
 
 
 @needs_beam
-def test_a_row_that_cannot_be_read_is_one_line_and_once_it_is_mended_the_next_run_resumes(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_after_a_row_is_fixed_the_run_resumes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     source = write_source(tmp_path)
     (source / "more.jsonl").write_bytes(good := (source / "docs.jsonl").read_bytes())
     files = ["--data-files", str(source / "docs.jsonl"), str(source / "more.jsonl")]

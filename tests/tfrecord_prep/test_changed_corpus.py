@@ -1,11 +1,13 @@
 """Corpora that are not the recorded one: of shards, unfinished or complete, of parts beside them, of a tokenizer."""
 
+import dataclasses
 import json
 import logging
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,11 +15,14 @@ import pytest
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import open_corpus
 from mlm_common.tokenizer import RECORD_FILE
+from tests.fixtures.run_command import Outcome
 from tests.fixtures.tiny_corpus import DOCUMENTS, contents, flags, read_rows, write_source
 from tests.servers.fixtures import HubHandle
 from tfrecord_prep import split
 from tfrecord_prep.manifest import read_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main
+
+ErrorOf = Callable[[list[str]], str]
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +30,16 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_source(tmp_path_factory.mktemp("source"))
 
 
-def error_of(arguments: list[str], capsys: pytest.CaptureFixture) -> str:
-    capsys.readouterr()
-    assert main(arguments) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    return line
+@pytest.fixture
+def error_of(run: Callable[..., Outcome]) -> Callable[[list[str]], str]:
+    """Run the command, which must be refused, and return the error."""
+
+    def refused(arguments: list[str]) -> str:
+        outcome = run(main, *arguments)
+        assert (outcome.status, outcome.error[:7]) == (2, "error: ")
+        return outcome.error
+
+    return refused
 
 
 def of_tokenizer(source: Path, output: Path, tokenizer: Path, *more: str) -> list[str]:
@@ -48,8 +58,8 @@ def with_record(source: Path, folder: Path, **settings) -> Path:
     return folder
 
 
-def test_documents_of_a_reordered_dataset_folder_are_neither_lost_nor_written_twice(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_a_reordered_dataset_folder_loses_and_repeats_nothing(
+    source: Path, tmp_path: Path, error_of: ErrorOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "dataset"
     folder.mkdir()
@@ -72,38 +82,36 @@ def test_documents_of_a_reordered_dataset_folder_are_neither_lost_nor_written_tw
     assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
 
     (folder / "train.jsonl").write_bytes(b"".join(rows))
-    line = error_of(arguments, capsys)
+    line = error_of(arguments)
     assert f"other settings: corpus.data_files[0] is {folder}/train.jsonl (" in line
 
 
-def test_held_out_parts_of_another_preparation_are_refused_and_deleted_by_overwrite(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+def test_splits_of_another_preparation_need_overwrite(
+    source: Path, tmp_path: Path, error_of: ErrorOf, run: Callable[..., Outcome]
 ) -> None:
     arguments = flags(source, tmp_path)
     assert main([*arguments, "--validation-percent", "20"]) == 0
     shutil.rmtree(tmp_path / "train")
     before = contents(tmp_path)
-    line = error_of(arguments, capsys)
+    line = error_of(arguments)
     assert f"{tmp_path}/validation is not of this preparation, and both were made of {source}/docs.jsonl (" in line
     assert "--overwrite to delete it" in line
-    assert main([*arguments, "--overwrite", "--dry-run"]) == 0
-    assert f"deleted     {tmp_path}/validation: not of this preparation" in capsys.readouterr().out
+    plan = run(main, *arguments, "--overwrite", "--dry-run").out
+    assert f"deleted     {tmp_path}/validation: not of this preparation" in plan
     assert contents(tmp_path) == before
     assert main([*arguments, "--overwrite"]) == 0
     assert not [name for name in contents(tmp_path) if name.startswith("validation/")]
     assert len(read_rows(tmp_path / "train")) == read_manifest(str(tmp_path / "train")).totals.num_rows
 
 
-def test_an_unfinished_part_of_another_preparation_is_refused_too(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_unfinished_splits_of_another_preparation_are_refused(source: Path, tmp_path: Path, error_of: ErrorOf) -> None:
     assert main(flags(source, tmp_path, "--validation-percent", "20")) == 0
     (tmp_path / "validation" / "manifest.json").rename(tmp_path / "validation" / "plan.json")
     shutil.rmtree(tmp_path / "train")
-    assert "validation is not of this preparation" in error_of(flags(source, tmp_path), capsys)
+    assert "validation is not of this preparation" in error_of(flags(source, tmp_path))
 
 
-def test_parts_of_other_files_stay_where_they_are(source: Path, tmp_path: Path) -> None:
+def test_splits_of_other_files_stay(source: Path, tmp_path: Path) -> None:
     (tmp_path / "held_out.txt").write_text("another text\n" * 20, encoding="utf-8")
     arguments = flags(source, tmp_path / "out")
     assert main([*arguments, "--validation-files", str(tmp_path / "held_out.txt")]) == 0
@@ -116,7 +124,7 @@ def test_parts_of_other_files_stay_where_they_are(source: Path, tmp_path: Path) 
     "more", [["--trust-remote-code"], ["--seed", "3"], ["--streaming"], ["--test-files", "{}/held_out.txt"]]
 )
 @pytest.mark.parametrize("complete", [True, False])
-def test_settings_without_influence_on_a_part_do_not_refuse_it(
+def test_settings_without_influence_on_a_split_may_change(
     source: Path, tmp_path: Path, more: list[str], complete: bool
 ) -> None:
     (tmp_path / "held_out.txt").write_text("another text\n" * 20, encoding="utf-8")
@@ -132,8 +140,8 @@ def test_settings_without_influence_on_a_part_do_not_refuse_it(
     assert (tmp_path / "out" / "test").exists() == ("--test-files" in more)
 
 
-def test_another_numpy_does_not_refuse_unfinished_work_but_another_tokenizers_does(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_unfinished_work_needs_the_same_tokenizers_library(
+    source: Path, tmp_path: Path, error_of: ErrorOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = flags(source, tmp_path)
     assert main(arguments) == 0
@@ -142,13 +150,13 @@ def test_another_numpy_does_not_refuse_unfinished_work_but_another_tokenizers_do
     for library, is_refused in (("tokenizers", True), ("numpy", False)):
         monkeypatch.setattr(split, "version", lambda name, other=library: "99" if name == other else version(name))
         if is_refused:
-            assert "versions.tokenizers is " in error_of(arguments, capsys)
+            assert "versions.tokenizers is " in error_of(arguments)
         else:
             assert main(arguments) == 0
 
 
-def test_a_moved_corpus_is_the_same_and_other_files_under_its_names_are_not(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_files_are_compared_by_content_not_by_name(
+    source: Path, tmp_path: Path, error_of: ErrorOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in (("here", DOCUMENTS), ("moved", DOCUMENTS), ("other", DOCUMENTS[::-1])):
         (tmp_path / name).mkdir()
@@ -161,23 +169,21 @@ def test_a_moved_corpus_is_the_same_and_other_files_under_its_names_are_not(
     assert main(arguments) == 0
     assert contents(tmp_path / "out") == before
     monkeypatch.chdir(tmp_path / "other")
-    line = error_of(arguments, capsys)
+    line = error_of(arguments)
     assert f"corpus.data_files[0] is {tmp_path}/here/a.txt (" in line
     assert f"there, {tmp_path}/other/a.txt (" in line
 
 
-def test_unfinished_shards_of_other_files_are_refused(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_unfinished_shards_of_other_files_are_refused(source: Path, tmp_path: Path, error_of: ErrorOf) -> None:
     (tmp_path / "other.txt").write_text("another text\n" * 20, encoding="utf-8")
     assert main(flags(source, tmp_path / "out")) == 0
     (tmp_path / "out" / "train" / "manifest.json").rename(tmp_path / "out" / "train" / "plan.json")
-    line = error_of(flags(source, tmp_path / "out", "--data-files", str(tmp_path / "other.txt")), capsys)
+    line = error_of(flags(source, tmp_path / "out", "--data-files", str(tmp_path / "other.txt")))
     assert f"there, {tmp_path}/other.txt (260 bytes, " in line
 
 
-def test_the_tokenizers_corpus_is_found_from_any_folder_and_refused_once_it_changed(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_the_corpus_of_the_tokenizer_must_not_have_changed(
+    source: Path, tmp_path: Path, error_of: ErrorOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("trained", "elsewhere"):
         (tmp_path / name).mkdir()
@@ -191,25 +197,12 @@ def test_the_tokenizers_corpus_is_found_from_any_folder_and_refused_once_it_chan
     assert file["path"] == f"{tmp_path}/trained/a.txt"
 
     (tmp_path / "trained" / "a.txt").write_text("TEXT of trained\n" * 50, encoding="utf-8")
-    line = error_of([*arguments, "--overwrite"], capsys)
+    line = error_of([*arguments, "--overwrite"])
     assert (
         f"corpus of {tokenizer} has changed since its tokenizer was trained: corpus.data_files[0] is {tmp_path}" in line
     )
     assert "name the corpus to prepare with --data-files" in line
     assert main([*arguments, "--overwrite", "--data-files", str(tmp_path / "trained" / "a.txt")]) == 0
-
-
-def test_a_tokenizer_of_0_2_0_is_told_not_to_know_its_corpus(
-    source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = str(source / "docs.jsonl")
-    tokenizer = with_record(source, tmp_path / "tokenizer", data_files=[path])
-    record = json.loads((tokenizer / RECORD_FILE).read_text(encoding="utf-8"))
-    num_bytes = Path(path).stat().st_size
-    record["corpus"]["data_files"] = [{"name": path, "num_bytes": num_bytes, "fingerprint": "blake2b 00"}]
-    (tokenizer / RECORD_FILE).write_text(json.dumps(record), encoding="utf-8")
-    assert main(of_tokenizer(source, tmp_path / "out", tokenizer, "--dry-run")) == 0
-    assert "does not record the content of its files, so it may be another text" in caplog.text
 
 
 def test_a_name_that_is_not_utf_8_is_recorded_and_found_again(
@@ -237,9 +230,7 @@ def prepare_with_hub(hub_server: HubHandle, arguments: list[str]) -> subprocess.
     )
 
 
-def test_a_data_set_that_moved_on_is_read_at_the_tokenizers_commit_and_refused_for_complete_shards(
-    source: Path, tmp_path: Path, hub_server: HubHandle
-) -> None:
+def test_a_data_set_is_read_at_the_commit_of_the_tokenizer(source: Path, tmp_path: Path, hub_server: HubHandle) -> None:
     rows = (source / "docs.jsonl").read_bytes()
     hub_server.put("alice/text", "train.jsonl", rows, "datasets")
     first = hub_server.commit("alice/text", "datasets")
@@ -247,7 +238,8 @@ def test_a_data_set_that_moved_on_is_read_at_the_tokenizers_commit_and_refused_f
     second = hub_server.commit("alice/text", "datasets")
     tokenizer = tmp_path / "tokenizer"
     shutil.copytree(source / "tokenizer", tokenizer)
-    record = {"corpus": {"settings": {"dataset_name": "alice/text", "dataset_revision": first}}}
+    settings = dataclasses.asdict(CorpusConfig(dataset_name="alice/text", dataset_revision=first))
+    record = {"corpus": {"settings": settings}}
     (tokenizer / RECORD_FILE).write_text(json.dumps(record), encoding="utf-8")
 
     done = prepare_with_hub(hub_server, of_tokenizer(source, tmp_path / "out", tokenizer))

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlm_common.errors import InputError
-from tfrecord_prep.chunking import CHUNKINGS, MIN_LENGTH, PAIRS, Framing, Rows, check_chunking
+from tfrecord_prep.chunking import CHUNKINGS, Framing, Rows, best_fit, pack
+from tfrecord_prep.config import MIN_LENGTH
 from tfrecord_prep.encoding import TokenBatch
-from tfrecord_prep.packing import best_fit, pack
+from tfrecord_prep.manifest import PAIRS
 
 # Those that keep all text; of the other there is test_segment_pairs.py.
 CHUNKINGS = {name: cut for name, cut in CHUNKINGS.items() if name != PAIRS}
@@ -27,7 +27,7 @@ WINDOW_TOKENS = 60
 @pytest.fixture(autouse=True, scope="module")
 def small_windows() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tfrecord_prep.packing.WINDOW_TOKENS", WINDOW_TOKENS)
+        patch.setattr("tfrecord_prep.chunking.WINDOW_TOKENS", WINDOW_TOKENS)
         yield
 
 
@@ -169,7 +169,7 @@ def test_worked_rows() -> None:
 
 
 def test_worked_packing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfrecord_prep.packing.WINDOW_TOKENS", 24)
+    monkeypatch.setattr("tfrecord_prep.chunking.WINDOW_TOKENS", 24)
     lengths = [5, 3, 4, 8, 5, 3, 6]
     assert best_fit(lengths, 8).tolist() == [0, 0, 2, 3, 4, 4, 6]
     # The first five are a window.
@@ -184,11 +184,3 @@ def test_every_passage_is_packed_once_into_rows_that_hold_it(lengths: list[int])
     order, row_ends = pack(np.array(lengths, np.int64), 50, is_all=True)
     assert sorted(order.tolist()) == list(range(len(lengths)))
     assert all(sum(lengths[number] for number in row) <= 50 for row in np.split(order, row_ends[:-1]))
-
-
-def test_bad_settings_name_the_flag() -> None:
-    choices = "concat, full_sentences, documents, packed, segment_pairs"
-    with pytest.raises(InputError, match=rf"--chunking must be one of {choices}; received 'sentences'"):
-        check_chunking("sentences", 512)
-    with pytest.raises(InputError, match=r"--max-length must be at least 8 tokens a row; received 7"):
-        check_chunking("concat", 7)

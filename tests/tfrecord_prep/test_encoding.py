@@ -11,8 +11,7 @@ from tokenizers import Tokenizer
 from mlm_common.tokenizer import plain_text_tokenizer_json
 from tests.fixtures.tiny_tokenizers import KINDS, SPECIAL_TOKENS
 from tfrecord_prep import encoding
-from tfrecord_prep.encoding import encode_documents
-from tfrecord_prep.word_boundaries import tokenizes_by_word, word_boundary
+from tfrecord_prep.encoding import encode_documents, tokenizes_by_word, word_boundary
 
 PLAIN_JSON = {name: plain_text_tokenizer_json(make().to_str()) for name, make in KINDS.items()}
 BY_WORD = [name for name in KINDS if tokenizes_by_word(PLAIN_JSON[name])]

@@ -14,7 +14,7 @@ from tfrecord_prep.manifest import open_shards
 SCRIPT = Path(__file__).parents[2] / "tfrecord_prep" / "prepare_tfrecord_shards.py"
 
 
-def test_what_a_file_that_becomes_too_large_leaves_does_not_look_complete(tmp_path: Path) -> None:
+def test_a_file_that_becomes_too_large_leaves_nothing_complete(tmp_path: Path) -> None:
     arguments = flags(write_source(tmp_path), tmp_path, "--shard-size", "100", "--partition-bytes", "8000")
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({7_000}, {7_000})); "
     limited += f"import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"

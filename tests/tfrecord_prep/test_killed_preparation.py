@@ -5,18 +5,19 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mlm_common.errors import EXIT_BAD_INPUT, EXIT_PERMANENT
+from mlm_common.errors import EXIT_BAD_INPUT, EXIT_PERMANENT, EXIT_STOPPED
 from mlm_common.folder_lock import locked_folder
 from tests.fixtures.folder_owners import look_often, shorten_times, start_with_short_times
 from tests.fixtures.tiny_corpus import WORDS, contents, flags, write_source
 from tests.servers.fixtures import CloudStorageHandle
-from tfrecord_prep.prepare_tfrecord_shards import main
+from tfrecord_prep.prepare_tfrecord_shards import main, stoppable
 
 SCRIPT = Path(__file__).parents[2] / "tfrecord_prep" / "prepare_tfrecord_shards.py"
 OWNER = "tfrecord_prep.prepare_tfrecord_shards"
@@ -87,7 +88,7 @@ def test_killed_and_resumed_on_faulty_cloud_storage(
 
 
 @pytest.mark.slow
-def test_a_stopped_preparation_that_wakes_up_after_another_took_over_ends_and_touches_nothing(
+def test_a_stopped_preparation_ends_if_another_took_over(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
@@ -121,3 +122,37 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end_seconds
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
+def test_a_request_ends_in_one_line(
+    number: signal.Signals, handler: signal.Handlers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.signal(signal.SIGINT, handler)
+    sigterm = signal.getsignal(signal.SIGTERM)
+    try:
+        if (number, handler) == (signal.SIGINT, signal.SIG_IGN):
+            with stoppable():
+                signal.raise_signal(number)
+            return
+        with pytest.raises(SystemExit) as caught, stoppable():
+            signal.raise_signal(number)
+        assert caught.value.code == EXIT_STOPPED
+        assert capsys.readouterr().err == "Stopped. Run the same command again to continue.\n"
+        assert signal.getsignal(signal.SIGTERM) == sigterm
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_other_threads_handle_no_signals() -> None:
+    entered = []
+
+    def work() -> None:
+        with stoppable():
+            entered.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert entered

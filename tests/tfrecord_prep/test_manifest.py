@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mlm_common.corpus.bad_rows import BadRow, BadRows
+from mlm_common.corpus.text_formats import BadRow, BadRows
 from mlm_common.errors import InputError
 from tfrecord_prep.manifest import (
     Manifest,
@@ -51,14 +53,6 @@ def test_round_trip(folder: Path) -> None:
     assert read_manifest(str(folder)) == MANIFEST
 
 
-@pytest.mark.parametrize("change", [{}, {"bad_rows": "(redacted)"}])
-def test_bad_rows_that_a_manifest_does_not_tell_of_are_unknown(folder: Path, change: dict[str, str]) -> None:
-    fields = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    del fields["bad_rows"]
-    (folder / "manifest.json").write_text(json.dumps(fields | change), encoding="utf-8")
-    assert read_manifest(str(folder)) == dataclasses.replace(MANIFEST, bad_rows=None)
-
-
 def test_complete_folder(folder: Path) -> None:
     shards = open_shards(str(folder))
     assert shards.paths == tuple(f"{folder}/{shard.name}" for shard in SHARDS)
@@ -79,48 +73,42 @@ def test_shards_of_the_tutorial_need_no_manifest(tmp_path: Path) -> None:
     assert (shards.num_rows_per_shard, shards.num_rows, shards.manifest) == ((1000, 200), 1200, None)
 
 
-@pytest.mark.parametrize("name", [shard.name for shard in SHARDS])
-def test_missing_shard(folder: Path, name: str) -> None:
-    (folder / name).unlink()
-    with pytest.raises(InputError, match=f"lacks {name}.*--overwrite"):
-        open_shards(str(folder))
+def remove_shard(folder: Path, number: int) -> None:
+    (folder / SHARDS[number].name).unlink()
 
 
-def test_truncated_shard(folder: Path) -> None:
-    (folder / SHARDS[1].name).write_bytes(b"x" * 69)
-    with pytest.raises(InputError, match=f"{SHARDS[1].name} has 69 bytes of 70"):
-        open_shards(str(folder))
+def rewrite(folder: Path, **changes: Any) -> None:
+    write_manifest(str(folder), dataclasses.replace(MANIFEST, **changes))
 
 
-def test_renamed_shard(folder: Path) -> None:
-    (folder / SHARDS[1].name).rename(folder / "dataset-00001-00000-4.tfrecord")
-    with pytest.raises(InputError, match=f"lacks {SHARDS[1].name}"):
-        open_shards(str(folder))
-
-
-def test_shard_of_another_preparation(folder: Path) -> None:
-    (folder / "dataset-00002-00000-4.tfrecord").write_bytes(b"x")
-    with pytest.raises(InputError, match=r"also holds dataset-00002-00000-4\.tfrecord"):
-        open_shards(str(folder))
-
-
-def test_count_in_the_name_differs(folder: Path) -> None:
-    shards = (dataclasses.replace(SHARDS[0], num_rows=6), SHARDS[1])
-    write_manifest(str(folder), dataclasses.replace(MANIFEST, shards=shards))
-    with pytest.raises(InputError, match="the manifest has 6"):
-        open_shards(str(folder))
-
-
-def test_sum_differs(folder: Path) -> None:
-    totals = dataclasses.replace(MANIFEST.totals, num_rows=9)
-    write_manifest(str(folder), dataclasses.replace(MANIFEST, totals=totals))
-    with pytest.raises(InputError, match="has 8 and the total 9"):
-        open_shards(str(folder))
-
-
-def test_preparation_that_did_not_end(folder: Path) -> None:
-    (folder / "manifest.json").unlink()
-    with pytest.raises(InputError, match=r"did not end\. Run prepare-tfrecord-shards again"):
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: remove_shard(folder, 0), f"lacks {SHARDS[0].name}.*--overwrite"),
+        (lambda folder: remove_shard(folder, 1), f"lacks {SHARDS[1].name}.*--overwrite"),
+        (lambda folder: (folder / SHARDS[1].name).write_bytes(b"x" * 69), "has 69 bytes of 70"),
+        (
+            lambda folder: (folder / SHARDS[1].name).rename(folder / "dataset-00001-00000-4.tfrecord"),
+            f"lacks {SHARDS[1].name}",
+        ),
+        (lambda folder: (folder / "dataset-00002-00000-4.tfrecord").write_bytes(b"x"), "also holds dataset-00002-0"),
+        (
+            lambda folder: rewrite(folder, shards=(dataclasses.replace(SHARDS[0], num_rows=6), SHARDS[1])),
+            "the manifest has 6",
+        ),
+        (
+            lambda folder: rewrite(folder, totals=dataclasses.replace(MANIFEST.totals, num_rows=9)),
+            "has 8 and the total 9",
+        ),
+        (
+            lambda folder: (folder / "manifest.json").unlink(),
+            r"did not end\. Run prepare-tfrecord-shards again",
+        ),
+    ],
+)
+def test_shards_that_differ_from_the_manifest(folder: Path, spoil: Callable[[Path], object], message: str) -> None:
+    spoil(folder)
+    with pytest.raises(InputError, match=message):
         open_shards(str(folder))
 
 

@@ -60,7 +60,7 @@ def test_tokens_in_are_tokens_written(
     assert manifest.unigram_entropy_nats == pytest.approx(-(frequencies * np.log(frequencies)).sum())
 
 
-def test_packed_rows_hold_the_passages_of_documents_with_less_padding(source: Path, tmp_path: Path) -> None:
+def test_packed_rows_have_the_same_passages_and_less_padding(source: Path, tmp_path: Path) -> None:
     passages, num_rows = [], []
     for chunking in ("documents", "packed"):
         folder = tmp_path / chunking
@@ -84,7 +84,7 @@ def test_names_number_partitions_and_shards(source: Path, tmp_path: Path) -> Non
     assert on_disk == {*names, "manifest.json", "tokenizer"}
 
 
-def test_the_script_with_two_workers_writes_the_same_bytes_without_tensorflow(source: Path, tmp_path: Path) -> None:
+def test_two_workers_write_the_same_without_tensorflow(source: Path, tmp_path: Path) -> None:
     more = ["--validation-percent", "20", "--chunking", "packed"]
     main(flags(source, tmp_path / "one", *more))
     arguments = flags(source, tmp_path / "two", *more, "--num-workers", "2")
@@ -190,7 +190,7 @@ def test_three_splits_in_one_command(
     assert sorted(found) == sorted(text for text in DOCUMENTS if text.strip())
 
 
-def test_corpus_of_the_tokenizer_is_the_default_and_named_by_the_flags_that_give_it(
+def test_the_default_corpus_is_that_of_the_tokenizer(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture, caplog: pytest.LogCaptureFixture
 ) -> None:
     main(flags(source, tmp_path / "named", "--validation-percent", "20"))

@@ -19,8 +19,7 @@ from tfrecord_prep.encoding import TokenBatch
 from tfrecord_prep.manifest import read_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main
 from tfrecord_prep.records import decode_feature, read_records
-from tfrecord_prep.segment_pairs import PairRule
-from tfrecord_prep.sentences import sentences_of
+from tfrecord_prep.segment_pairs import PairRule, sentences_of
 
 CLS, PAD, SEP = 0, 1, 2
 FRAMING = Framing(cls_id=CLS, sep_id=SEP, pad_id=PAD)
@@ -82,7 +81,7 @@ def test_chunks_that_fill_a_row() -> None:
     assert pairs[:2] == [(ids[:5], ids[5:10], 0), (ids[10:15], ids[15:], 0)]
 
 
-def test_everything_random_gives_each_sentence_with_another_document() -> None:
+def test_everything_random_pairs_sentences_with_other_documents() -> None:
     pairs = cut([[5, 5, 5], [2, 2]], 13, short_share=0, random_share=1)
     assert [label for *_, label in pairs] == [1] * 5
     firsts = [ids_of(0, 15)[start : start + 5] for start in (0, 5, 10)] + [ids_of(1, 4)[:2], ids_of(1, 4)[2:]]

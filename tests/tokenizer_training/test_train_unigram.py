@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from mlm_common.folder_lock import locked_folder
 from mlm_common.tokenizer import SPECIAL_TOKENS, load_tokenizer, load_word_starts, special_ids, tokenizer_sha256
 from tests.fixtures.folder_owners import look_often
 from tests.fixtures.generated_text import generated_lines
+from tests.fixtures.run_command import Outcome
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
 from tokenizer_training.train_unigram import main
 from tokenizer_training.unigram.report import plain_text_backend
@@ -205,7 +207,7 @@ def test_runs_give_the_same_bytes(tmp_path: Path) -> None:
     assert record["num_bytes"] > 1_500_000 > 1_000_000 > record["num_sampled_bytes"] > 400_000
 
 
-def test_rows_left_out_are_counted_and_the_tokenizer_is_that_of_the_others(
+def test_skipped_rows_are_counted_and_change_nothing(
     trained_folder: Path, corpus_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with_bad_row = tmp_path / "corpus.jsonl"
@@ -222,33 +224,30 @@ def test_rows_left_out_are_counted_and_the_tokenizer_is_that_of_the_others(
     }
 
 
-def test_tokenizer_made_otherwise_is_not_replaced(
-    trained_folder: Path, corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+def test_tokenizer_of_other_settings_is_not_replaced(
+    trained_folder: Path, corpus_file: Path, tmp_path: Path, run: Callable[..., Outcome]
 ) -> None:
     folder = tmp_path / "tokenizer"
-    folder.mkdir()
-    for name, content in contents(trained_folder).items():
-        (folder / name).write_bytes(content)
+    shutil.copytree(trained_folder, folder)
     other = arguments(corpus_file, folder, "--character-coverage", "0.99", "--seed", "3", "--lowercase")
-    assert main(other) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert "with other settings: --seed 0, but you asked for 3; --lowercase False, but you asked for True" in error
-    assert "--overwrite" in error
+    refused = run(main, *other)
+    assert refused.status == 2
+    assert "other settings: --seed 0, but you asked for 3; --lowercase False, but you asked for True" in refused.error
+    assert "--overwrite" in refused.error
     assert contents(folder) == contents(trained_folder)
 
     assert main(arguments(corpus_file, folder, "--dry-run")) == 0, "made with these settings"
     (folder / "training.json").unlink()
     assert main(arguments(corpus_file, folder, "--dry-run")) == 0, "killed while it was saved, it may be made again"
     (folder / "report.json").unlink()
-    assert main(arguments(corpus_file, folder)) == 2
-    assert "without a training.json" in capsys.readouterr().err
+    assert "without a training.json" in run(main, *arguments(corpus_file, folder)).error
 
     assert main([*other, "--overwrite"]) == 0
     assert json.loads((folder / "training.json").read_text(encoding="utf-8"))["unigram"]["character_coverage"] == 0.99
     assert sorted(contents(folder)) == FILES
 
 
-def test_a_tokenizer_that_is_there_is_not_trained_again_unless_it_is_damaged(
+def test_an_existing_tokenizer_is_trained_again_only_if_damaged(
     trained_folder: Path, corpus_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "tokenizer"
@@ -301,16 +300,17 @@ def test_push_that_cannot_succeed_is_refused_before_training(
 
 
 def test_a_second_training_is_refused_while_the_first_lives(
-    corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+    corpus_file: Path, tmp_path: Path, run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look_often(monkeypatch)
     with locked_folder(str(tmp_path / "out"), heartbeat_seconds=0.05):
-        assert main(arguments(corpus_file, tmp_path / "out", "--overwrite")) == 2
-    assert f"{tmp_path / 'out'} belongs to the run of process {os.getpid()} on " in capsys.readouterr().err
+        refused = run(main, *arguments(corpus_file, tmp_path / "out", "--overwrite"))
+    assert refused.status == 2
+    assert f"{tmp_path / 'out'} belongs to the run of process {os.getpid()} on " in refused.err
 
 
-def test_a_corpus_whose_name_is_not_utf_8_is_trained_on_and_compared_by_content(
-    corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+def test_a_corpus_is_compared_by_content_not_by_name(
+    corpus_file: Path, tmp_path: Path, run: Callable[..., Outcome]
 ) -> None:
     corpus, folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.jsonl")), tmp_path / "tokenizer"
     corpus.write_bytes(corpus_file.read_bytes())
@@ -320,6 +320,5 @@ def test_a_corpus_whose_name_is_not_utf_8_is_trained_on_and_compared_by_content(
     assert main(arguments(corpus_file, folder, "--dry-run")) == 0, "the same text under another name"
     text = corpus.read_bytes()
     corpus.write_bytes(text[:2000].replace(b"a", b"b") + text[2000:])
-    assert main(arguments(corpus, folder, "--dry-run")) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert "was trained with other settings: corpus.data_files[0] is " in error
+    refused = run(main, *arguments(corpus, folder, "--dry-run"))
+    assert (refused.status, "other settings: corpus.data_files[0] is " in refused.error) == (2, True)

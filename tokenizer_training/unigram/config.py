@@ -1,22 +1,22 @@
-"""What decides a unigram tokenizer, beside the corpus and the normalization."""
+"""The settings of a unigram tokenizer, in addition to the corpus and the normalization."""
 
 from dataclasses import dataclass
 
 from mlm_common.cli.settings import PUBLIC, flag
 from mlm_common.errors import InputError
-from mlm_common.tokenizer import BYTE_PIECES, SPECIAL_TOKENS, UNUSED_PIECE
+from mlm_common.tokenizer import BYTE_TOKENS, SPECIAL_TOKENS, UNUSED_TOKEN
 
 MIN_BYTES = 1_000_000
-# 30 MB of English have 1.3 million characters of different segments. Fewer than eight segments a piece, of eight
-# characters each, made worse pieces.
+# 30 MB of English have 1.3 million characters of different segments. Fewer than eight segments per token, of eight
+# characters each, made worse tokens.
 MIN_DISTINCT_CHARACTERS = 2_000_000
-DISTINCT_CHARACTERS_PER_PIECE = 64
+DISTINCT_CHARACTERS_PER_TOKEN = 64
 DEFAULT_VOCABULARY_SIZE = 32_000
 
 
 @dataclass(frozen=True)
 class UnigramConfig:
-    """What decides the tokenizer, beside the corpus and the normalization.
+    """The settings of the tokenizer, in addition to the corpus and the normalization.
 
     Raises:
         InputError: a setting is out of its range.
@@ -64,7 +64,7 @@ class UnigramConfig:
         if not 0.9 <= self.character_coverage <= 1:
             raise InputError(f"--character-coverage must be from 0.9 to 1; got {self.character_coverage}.")
         for token in self.extra_special_tokens:
-            if len(token) < 2 or " " in token or not token.isprintable() or UNUSED_PIECE.fullmatch(token):
+            if len(token) < 2 or " " in token or not token.isprintable() or UNUSED_TOKEN.fullmatch(token):
                 raise InputError(
                     "--extra-special-tokens must be of two or more visible characters, without spaces, and not "
                     f"<unused0> and so on; got {token!r}."
@@ -79,17 +79,17 @@ class UnigramConfig:
 
     @property
     def max_distinct_characters(self) -> int:
-        """How much of different words training is given: memory and time go with it."""
+        """Characters of different segments to train on; memory and time are proportional to it."""
         return max(
-            MIN_DISTINCT_CHARACTERS, DISTINCT_CHARACTERS_PER_PIECE * (self.vocab_size or DEFAULT_VOCABULARY_SIZE)
+            MIN_DISTINCT_CHARACTERS, DISTINCT_CHARACTERS_PER_TOKEN * (self.vocab_size or DEFAULT_VOCABULARY_SIZE)
         )
 
     @property
     def reserved_tokens(self) -> list[str]:
-        """The pieces that are not trained, in the order of their ids, which are the first."""
-        return [*SPECIAL_TOKENS.values(), *self.extra_special_tokens, *(BYTE_PIECES if self.byte_fallback else ())]
+        """The tokens that are not trained, in the order of their ids, which are the first."""
+        return [*SPECIAL_TOKENS.values(), *self.extra_special_tokens, *(BYTE_TOKENS if self.byte_fallback else ())]
 
     @property
     def num_reserved(self) -> int:
-        """How many pieces are not trained."""
+        """The number of tokens that are not trained."""
         return len(self.reserved_tokens)

@@ -1,28 +1,137 @@
-"""Read a corpus once: a seeded sample of bounded size over all of it, counted, and some passages held out of it."""
+"""Count the words of a corpus in one reading: a seeded sample of bounded size, and some passages held out of it.
 
+A word is counted in segments, cut where the script changes from letters to signs and back. SentencePiece allows no
+token across such a change, so the segments lose nothing, and they are half as many: "word", "word," and "(word)" share
+theirs. A segment that begins a word carries the mark `▁`.
+"""
+
+import functools
 import random
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
-from mlm_common.cli.console import no_progress
-from mlm_common.corpus.passages import cut_passages, grouped_by_size, num_utf8_bytes
-from mlm_common.worker_pool import map_in_order
-from tokenizer_training.unigram.normalization import NormalizationConfig
-from tokenizer_training.unigram.word_counts import WordCounts, count_words
+import numpy as np
 
-# What is drawn, skipped or counted at a time: less than a second of a worker's time, and little memory on its way.
+from mlm_common.cli.console import no_progress
+from mlm_common.corpus.byte_ranges import cut_passages, grouped_by_size, num_utf8_bytes
+from mlm_common.worker_pool import map_in_order
+from tokenizer_training.unigram.normalization import WORD_MARK, NormalizationConfig, make_normalizer
+
+# What is drawn, skipped or counted at a time: less than a second of a worker's time, and little memory to send.
 BLOCK_BYTES = 4 << 20
-# A small sample is of as many places in the text.
+# A small sample, too, is from this many places in the text.
 MIN_BLOCKS = 64
 # Dropping the rarest segments takes as long as counting a block, so it is not done after each.
 EXCESS_BEFORE_DROPPING = 1.5
 HELD_OUT_BYTES = 2_000_000
-HELD_OUT_SHARE = 0.05
+HELD_OUT_FRACTION = 0.05
+# The sign ー is of no script, but part of words in kana; SentencePiece counts it among the letters, too.
+SIGN = r"[\p{Script=Common}--\u30fc]"
+
+
+@dataclass
+class WordCounts:
+    """Counts of segments and of the characters in them, and the number of whole words."""
+
+    segments: Counter[str] = field(default_factory=Counter)
+    characters: Counter[str] = field(default_factory=Counter)
+    num_words: int = 0
+
+    def add(self, other: "WordCounts") -> None:
+        self.segments.update(other.segments)
+        self.characters.update(other.characters)
+        self.num_words += other.num_words
+
+    def halve(self, generator: random.Random) -> None:
+        """Halve all counts, the odd ones rounded up or down by chance: what half of the text would have given."""
+        self.segments = _halved(self.segments, generator)
+        self.characters = _halved(self.characters, generator)
+        self.num_words //= 2
+
+    def keep_most_frequent(self, max_characters: int) -> int:
+        """Drop the rarest segments until those left have at most `max_characters` together; return how many."""
+        if self.num_distinct_characters <= max_characters:
+            return 0
+        # Among equally frequent ones a checksum decides; the alphabet would leave one end of itself out.
+        by_rank = sorted(
+            self.segments, key=lambda segment: (-self.segments[segment], zlib.crc32(segment.encode()), segment)
+        )
+        cumulative = np.cumsum(np.fromiter(map(len, by_rank), np.int64, len(by_rank)))
+        num_kept = int(np.searchsorted(cumulative, max_characters, side="right"))
+        self.segments = Counter({segment: self.segments[segment] for segment in by_rank[:num_kept]})
+        return len(by_rank) - num_kept
+
+    def pop_segments(self) -> Iterator[tuple[str, int]]:
+        """Yield the segments with their counts, and remove them: training needs the memory."""
+        while self.segments:
+            yield self.segments.popitem()
+
+    @property
+    def num_distinct_characters(self) -> int:
+        """Characters of all segments, each segment counted once; memory and training time are proportional to it."""
+        return sum(map(len, self.segments))
+
+
+def count_words(texts: Sequence[str], config: NormalizationConfig) -> WordCounts:
+    """Count the words in a block of texts. A word may not be cut between two texts."""
+    normalize, cut = _normalizer(config), segment_cutter(config.split_digits)
+    words: Counter[str] = Counter()
+    for text in texts:
+        words.update(text.split())
+    counts = WordCounts()
+    # Each distinct word is normalized once, by itself, which is the same as normalizing the text.
+    for word, count in words.items():
+        for normalized in normalize(word).split(" "):
+            if normalized:
+                counts.num_words += count
+                for segment in cut(WORD_MARK + normalized):
+                    counts.segments[segment] += count
+    counts.characters = count_characters(counts.segments)
+    return counts
+
+
+def count_characters(segments: Counter[str]) -> Counter[str]:
+    """Count the characters of counted segments, the mark of a word's start included."""
+    lengths = np.fromiter(map(len, segments), np.int64, len(segments))
+    counts = np.fromiter(segments.values(), np.int64, len(segments))
+    characters = np.frombuffer("".join(segments).encode("utf-32-le"), np.uint32)
+    found, index = np.unique(characters, return_inverse=True)
+    totals = np.bincount(index, weights=np.repeat(counts, lengths), minlength=len(found))
+    return Counter({chr(code): int(total) for code, total in zip(found.tolist(), totals.tolist(), strict=True)})
+
+
+@functools.lru_cache(maxsize=2)
+def segment_cutter(split_digits: bool) -> Callable[[str], list[str]]:
+    """Return a function that cuts a word with its mark into segments, each digit by itself if `split_digits`.
+
+    The mark `▁` belongs to the segment after it, combining marks to the one before.
+    """
+    import regex
+
+    letters = rf"[^{SIGN}]+"
+    signs = rf"{SIGN}[{SIGN}\p{{Script=Inherited}}]*"
+    by_script = regex.compile(rf"{WORD_MARK}{letters}|{signs}|{letters}", regex.V1).findall
+    if not split_digits:
+        return by_script
+    by_digit = regex.compile(r"\p{N}|\P{N}+").findall
+    return lambda word: [run for segment in by_script(word) for run in by_digit(segment)]
+
+
+@functools.lru_cache(maxsize=2)
+def _normalizer(config: NormalizationConfig) -> Callable[[str], str]:
+    return make_normalizer(config).normalize_str
+
+
+def _halved(counts: Counter[str], generator: random.Random) -> Counter[str]:
+    halves = {key: (count + generator.getrandbits(1)) >> 1 for key, count in counts.items()}
+    return Counter({key: count for key, count in halves.items() if count})
 
 
 class DocumentTally:
-    """Documents, once, with their number and size counted on the way."""
+    """Iterates over documents once, and counts them and their bytes."""
 
     def __init__(self, documents: Iterable[str], on_bytes: Callable[[int], object] = no_progress) -> None:
         self._documents = documents
@@ -40,41 +149,40 @@ class DocumentTally:
 
 
 class HeldOut:
-    """A seeded sample of passages, from all over the text, of `max_bytes` at most. The others pass through."""
+    """A seeded sample of passages from all over the text, at most `max_bytes`; `rest` yields the others."""
 
-    def __init__(self, generator: random.Random, max_bytes: int = HELD_OUT_BYTES, share: float = HELD_OUT_SHARE):
+    def __init__(self, generator: random.Random, max_bytes: int = HELD_OUT_BYTES, fraction: float = HELD_OUT_FRACTION):
         self._generator = generator
         self._max_bytes = max_bytes
-        self._share = share
+        self._fraction = fraction
         self._kept: list[tuple[float, str]] = []
         self._num_bytes = 0
 
     @property
     def passages(self) -> list[str]:
-        """The passages held out so far, in the order of the text."""
         return [passage for _, passage in self._kept]
 
     def rest(self, passages: Iterable[str]) -> Iterator[str]:
-        """Yield the passages that are not held out. What is held out too early is released when there is too much."""
+        """Yield the passages that are not held out; when too much is held out, some of it is yielded after all."""
         for passage in passages:
             draw = self._generator.random()
-            if draw >= self._share or not passage.strip():
+            if draw >= self._fraction or not passage.strip():
                 yield passage
                 continue
             self._kept.append((draw, passage))
             self._num_bytes += len(passage.encode())
             while self._num_bytes > self._max_bytes:
-                self._share /= 2
-                yield from (passage for draw, passage in self._kept if draw >= self._share)
-                self._kept = [kept for kept in self._kept if kept[0] < self._share]
+                self._fraction /= 2
+                yield from (passage for draw, passage in self._kept if draw >= self._fraction)
+                self._kept = [kept for kept in self._kept if kept[0] < self._fraction]
                 self._num_bytes = sum(len(passage.encode()) for _, passage in self._kept)
 
 
 @dataclass(frozen=True)
 class SampleLimits:
-    """What bounds the sample, and the seed of its draws.
+    """The bounds of the sample, and the seed of its draws.
 
-    `max_distinct_characters`: of all different segments together, the rarest being dropped.
+    `max_distinct_characters`: characters of all different segments together; the rarest segments are dropped.
     """
 
     max_bytes: int
@@ -84,14 +192,14 @@ class SampleLimits:
 
 @dataclass(frozen=True)
 class Block:
-    """Passages to count; `halve` says that with them the sample became too large."""
+    """Passages to count; with `halve` the sample became too large with them."""
 
     passages: list[str]
     halve: bool
 
 
 class BlockSample:
-    """Draws blocks so that what is counted stays under `max_bytes`: each time it would not, the rate is halved."""
+    """Draws blocks so that what is counted stays under `max_bytes`; the rate is halved each time it would not."""
 
     def __init__(self, generator: random.Random, max_bytes: int) -> None:
         self._generator = generator
@@ -100,7 +208,6 @@ class BlockSample:
         self.num_bytes = 0
 
     def draw(self, groups: Iterable[list[str]]) -> Iterator[Block]:
-        """Yield the blocks to count, in order."""
         for passages in groups:
             if self._generator.random() >= self.rate:
                 continue
@@ -114,7 +221,7 @@ class BlockSample:
 
 @dataclass(frozen=True)
 class CorpusSample:
-    """The counted sample, the passages held out, and `record`: what was read and used, fit for JSON."""
+    """The counted sample, the passages held out, and `record`, of values that JSON has: what was read and used."""
 
     counts: WordCounts
     held_out: list[str]
@@ -147,7 +254,7 @@ def sample_corpus(
     """
     generator = random.Random(limits.seed)
     tally = DocumentTally(documents, on_bytes)
-    held_out = HeldOut(random.Random(generator.getrandbits(64)), share=HELD_OUT_SHARE if hold_out else 0.0)
+    held_out = HeldOut(random.Random(generator.getrandbits(64)), fraction=HELD_OUT_FRACTION if hold_out else 0.0)
     sample = BlockSample(random.Random(generator.getrandbits(64)), limits.max_bytes)
     block_bytes = min(BLOCK_BYTES, limits.max_bytes // MIN_BLOCKS)
     blocks = sample.draw(grouped_by_size(held_out.rest(cut_passages(tally)), block_bytes))
@@ -175,7 +282,7 @@ def sample_corpus(
 
 def draw_passages(documents: Iterable[str], seed: int, max_bytes: int = HELD_OUT_BYTES) -> list[str]:
     """Draw a seeded sample of passages over all documents, `max_bytes` at most: all of them where there is room."""
-    held_out = HeldOut(random.Random(seed), max_bytes, share=1.0)
+    held_out = HeldOut(random.Random(seed), max_bytes, fraction=1.0)
     for _ in held_out.rest(cut_passages(documents)):
         pass
     return held_out.passages

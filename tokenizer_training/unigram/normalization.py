@@ -1,4 +1,4 @@
-"""What happens to text before it is cut into pieces. All of it is kept in `tokenizer.json`."""
+"""Normalize text before it is cut into tokens; all steps are part of `tokenizer.json`."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 UnicodeForm = Literal["nfkc", "none"]
 
 WORD_MARK = "▁"
-# One space stands for a run of: white space, control characters, byte-order marks, and the mark of a word's begin.
+# A run of these becomes one space: white space, control characters, byte-order marks, and the mark of a word's start.
 SEPARATORS = rf"[\s\p{{Cc}}\ufeff{WORD_MARK}]+"
 
 
@@ -51,9 +51,9 @@ class NormalizationConfig:
 
 
 def make_normalizer(config: NormalizationConfig) -> "normalizers.Normalizer":
-    """Make the normalizer. It leaves one space between words, none at the end, and treats each word by itself.
+    """Make the normalizer, which leaves one space between words, none at the end, and treats each word by itself.
 
-    A space at the begin stays: what follows a special token is normalized by itself, and the space is its mark.
+    A space at the start stays: text after a special token is normalized by itself, and the space marks a word.
     """
     from tokenizers import Regex, normalizers
 
@@ -63,7 +63,7 @@ def make_normalizer(config: NormalizationConfig) -> "normalizers.Normalizer":
     if config.strip_accents:
         steps += [normalizers.NFD(), normalizers.StripAccents()]
     if config.strip_accents or (config.lowercase and config.normalization == "nfkc"):
-        # Composed again: Hangul syllables come apart, too, and some small letters have a composed form, capitals none.
+        # Composed again: Hangul syllables are decomposed, too, and some letters are composed in lower case only.
         steps += [normalizers.NFC()]
     if config.replace_quotes:
         steps += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
@@ -72,7 +72,7 @@ def make_normalizer(config: NormalizationConfig) -> "normalizers.Normalizer":
 
 
 def make_pre_tokenizer(config: NormalizationConfig) -> "pre_tokenizers.PreTokenizer":
-    """Make what cuts normalized text into words, each marked at its begin, and into digits if so configured."""
+    """Make the pre-tokenizer, which cuts text into words, each marked at its start, and into digits if configured."""
     from tokenizers import pre_tokenizers
 
     # "first": what follows a special token without a space, as the full stop in "[MASK].", does not begin a word.

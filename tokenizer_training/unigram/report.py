@@ -1,4 +1,4 @@
-"""What was trained, to be judged by its user: figures and samples as JSON and as text."""
+"""Report on a tokenizer, so that its user can judge it: figures and examples, as JSON and as text."""
 
 import json
 import textwrap
@@ -10,8 +10,8 @@ from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlm_common.tokenizer import (
-    BYTE_PIECES,
-    UNUSED_PIECE,
+    BYTE_TOKENS,
+    UNUSED_TOKEN,
     plain_text_tokenizer_json,
     special_token_ids,
     vocabulary_size,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-# Encodings are many times the size of their text, so few texts at a time are held in that form.
+# Encodings are many times the size of their text, so few are kept at a time.
 TEXTS_AT_ONCE = 64
 NUM_DROPPED_SHOWN = 20
 NUM_LONGEST = 20
@@ -36,10 +36,10 @@ LABEL_COLUMNS = 12
 
 @dataclass(frozen=True)
 class TokenizerQuality:
-    """Measured on `num_texts` texts of `num_bytes` bytes of UTF-8 in all; words are what white space separates.
+    """Measured on `num_texts` texts of `num_bytes` bytes of UTF-8 in all; words are separated by white space.
 
-    A rate is a share of all tokens, `unknown_character_rate` one of the characters that are not white space, after
-    normalization. Without any tokens or words, the figures per token or word are 0.
+    Rates are fractions of all tokens; `unknown_character_rate` is one of the characters that are not white space,
+    after normalization. Without any tokens or words, the figures per token or word are 0.
     """
 
     num_texts: int
@@ -61,7 +61,7 @@ class TokenizerQuality:
 
 
 def measure_quality(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> TokenizerQuality:
-    """Measure the tokenizer on texts, read as plain text: what looks like a special token in them is text, too."""
+    """Measure the tokenizer on plain texts: what looks like a special token in them is text, too."""
     id_counts = count_ids(tokenizer, texts)
     num_tokens = id_counts.total()
     num_unknown = id_counts[tokenizer.unk_token_id]
@@ -111,18 +111,18 @@ def build_report(
     character_counts: Mapping[str, int],
     input_record: dict[str, Any],
 ) -> dict[str, Any]:
-    """Build the report, of values that JSON has, the same for the same arguments.
+    """Build the report, of values that JSON has; a function of the arguments.
 
     Args:
         tokenizer: the one that was trained.
         quality: its figures on held-out text.
-        source: the split of the corpus that the held-out text comes from, for people.
-        texts: that text; the example segmentations come from all over it.
-        character_counts: occurrences of each character of the corpus, after normalization. A character is kept if it
-            is a piece of its own: only then it is neither unknown nor spelled in bytes wherever it stands.
-        input_record: what the tokenizer was trained on; taken over as it is.
+        source: the split of the corpus that the held-out text comes from, human-readable.
+        texts: that text; examples of segmentations come from all over it.
+        character_counts: of the corpus, after normalization. A character is kept if it is a token: only then is it
+            never unknown or spelled in bytes.
+        input_record: what the tokenizer was trained on; becomes part of the report.
     """
-    kinds = pieces_by_kind(tokenizer)
+    kinds = tokens_by_kind(tokenizer)
     ordinary = kinds["single_character"] + kinds["other"]
     return {
         "vocabulary_size": vocabulary_size(tokenizer),
@@ -148,7 +148,7 @@ def _characters(tokenizer: "PreTrainedTokenizerFast", counts: Mapping[str, int])
 
 
 def _examples(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> list[dict[str, Any]]:
-    """Segment lines from all over the texts; a word is cut only where it is longer than a line."""
+    """Segment lines from all over the texts; only words longer than a line are cut."""
     lines = [
         line
         for text in _evenly(texts, NUM_EXAMPLES)
@@ -163,13 +163,13 @@ def _examples(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> lis
 
 
 def _evenly(items: Sequence[Item], max_items: int) -> list[Item]:
-    """Pick the middle items of `max_items` equal spans, or all items if they are no more than that."""
+    """Pick the middle items of `max_items` equal spans, or all items if there are no more."""
     num_items = min(len(items), max_items)
     return [items[(2 * index + 1) * len(items) // (2 * num_items)] for index in range(num_items)]
 
 
 def render_report(report: Mapping[str, Any]) -> str:
-    """Render the report as some ten lines of text, without characters that a terminal might take for commands."""
+    """Render the report as some ten lines of text, without control characters of terminals."""
     characters, held_out = report["characters"], report["held_out"]
     fit = f"{held_out['tokens_per_word']:.2f} tokens per word, {held_out['bytes_per_token']:.2f} bytes per token"
     text = f"{held_out['num_words']:,} words of text: {held_out['part']}"
@@ -209,12 +209,12 @@ def _shortened(line: str) -> str:
     return line if num_fitting == len(line) else line[: num_fitting - 1] + "…"
 
 
-def pieces_by_kind(tokenizer: "PreTrainedTokenizerFast") -> dict[str, list[str]]:
-    """Sort the pieces, by id, under special, byte, unused, single_character and other."""
+def tokens_by_kind(tokenizer: "PreTrainedTokenizerFast") -> dict[str, list[str]]:
+    """Group the tokens, by id, under special, byte, unused, single_character and other."""
     kinds: dict[str, list[str]] = {"special": [], "byte": [], "unused": [], "single_character": [], "other": []}
     special, single_bytes = special_token_ids(tokenizer), byte_ids(tokenizer)
     for piece, token_id in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
-        if UNUSED_PIECE.fullmatch(piece):
+        if UNUSED_TOKEN.fullmatch(piece):
             kind = "unused"
         elif token_id in special:
             kind = "special"
@@ -227,27 +227,26 @@ def pieces_by_kind(tokenizer: "PreTrainedTokenizerFast") -> dict[str, list[str]]
 
 
 def byte_ids(tokenizer: "PreTrainedTokenizerFast") -> set[int]:
-    """Collect the ids of the pieces that stand for single bytes; none where the model does not fall back to bytes."""
+    """Return the ids of the tokens for single bytes; none if the model does not fall back to bytes."""
     if not json.loads(tokenizer.backend_tokenizer.to_str())["model"].get("byte_fallback"):
         return set()
     vocabulary = tokenizer.get_vocab()
-    return {vocabulary[piece] for piece in BYTE_PIECES if piece in vocabulary}
+    return {vocabulary[piece] for piece in BYTE_TOKENS if piece in vocabulary}
 
 
 def count_ids(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> Counter[int]:
-    """Count how often each id occurs in the texts, read as plain text."""
     encodings = encode_all(plain_text_backend(tokenizer), texts)
     return Counter(chain.from_iterable(encoding.ids for encoding in encodings))
 
 
 def encode_all(backend: "Tokenizer", texts: Sequence[str]) -> Iterator["Encoding"]:
-    """Yield the encoding of each text, without tokens added to it."""
+    """Yield the encoding of each text, without special tokens."""
     for start in range(0, len(texts), TEXTS_AT_ONCE):
         yield from backend.encode_batch(texts[start : start + TEXTS_AT_ONCE], add_special_tokens=False)
 
 
 def plain_text_backend(tokenizer: "PreTrainedTokenizerFast") -> "Tokenizer":
-    """Copy the tokenizer, for text as it is: no special tokens found or added, nothing cut or filled."""
+    """Copy the tokenizer for plain text: no special tokens found or added, no truncation or padding."""
     from tokenizers import Tokenizer
 
     return Tokenizer.from_str(plain_text_tokenizer_json(tokenizer.backend_tokenizer.to_str()))

@@ -1,4 +1,4 @@
-"""The tokenizer's report as a plot: tokens per word on a scale, the lengths of the tokens, a sentence cut in tokens."""
+"""Draw the report on a tokenizer: tokens per word on a scale, the lengths of the tokens, a sentence cut into tokens."""
 
 import io
 import re
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlm_common.figures import new_figure
 from tokenizer_training.unigram.normalization import WORD_MARK
-from tokenizer_training.unigram.report import encode_all, pieces_by_kind, plain_text_backend
+from tokenizer_training.unigram.report import encode_all, plain_text_backend, tokens_by_kind
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,9 +20,9 @@ DOTS_PER_INCH = 200
 MUTED = "#6b7280"
 DARK = "#1f2937"
 BAR_COLOR = "#0072b2"
-# Neighbours differ, and dark text can be read on each.
+# Neighbors differ, and dark text can be read on each.
 TOKEN_COLORS = ("#bfdbfe", "#fde68a", "#bbf7d0", "#fbcfe8", "#ddd6fe")
-# Where a text has fewer spaces than this, its language does not put them between words.
+# A text with fewer spaces than this is of a language that does not separate words by them.
 MAX_CHARACTERS_PER_WORD = 15.0
 SENTENCE_CHARACTERS = (60, 150)
 NUM_CANDIDATES = 200
@@ -31,7 +31,7 @@ FIRST_LINE_POINTS, LINE_POINTS, SPACE_POINTS, MAX_LINES = 26.0, 24.0, 6.0, 3
 
 
 class Zone(NamedTuple):
-    """A part of the scale of tokens per word: up to `stop`, what that means, and its color."""
+    """A part of the scale of tokens per word: its end, its meaning, and its color."""
 
     stop: float
     verdict: str
@@ -47,15 +47,14 @@ ZONES = (
 
 
 def verdict(tokens_per_word: float) -> str:
-    """Say what a number of tokens per word means."""
     return next((zone.verdict for zone in ZONES if tokens_per_word < zone.stop), ZONES[-1].verdict)
 
 
 def draw_report(report: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> bytes:
     """Draw the report as a PNG image of 1800 x 980 pixels; the example is a sentence of the texts.
 
-    The same arguments, version of matplotlib and, for characters that its font lacks, installed fonts give the same
-    bytes.
+    The bytes are the same for the same arguments, version of matplotlib and, for characters that its font lacks,
+    installed fonts.
     """
     held_out = report["held_out"]
     with new_figure(figsize=INCHES, dpi=DOTS_PER_INCH) as figure:
@@ -64,7 +63,7 @@ def draw_report(report: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast",
         figure.text(0.03, 0.932, title, size=15, weight="bold", color=DARK)
         figure.text(0.03, 0.88, f"measured on {_describe_source(held_out)}", size=9.5, color=MUTED)
         _draw_fit(figure.add_axes((0.03, 0.40, 0.40, 0.44)), held_out, texts)
-        kinds = pieces_by_kind(tokenizer)
+        kinds = tokens_by_kind(tokenizer)
         _draw_lengths(figure.add_axes((0.53, 0.49, 0.44, 0.33)), kinds["single_character"] + kinds["other"])
         _draw_example(figure.add_axes((0.03, 0.01, 0.94, 0.31)), tokenizer, texts, held_out["tokens_per_word"])
         image = io.BytesIO()
@@ -79,7 +78,7 @@ def _describe_source(held_out: Mapping[str, Any]) -> str:
 
 
 def _draw_fit(axes: "Axes", held_out: Mapping[str, Any], texts: Sequence[str]) -> None:
-    """Draw tokens per word as a number, on a scale, in words; characters per token where there are no words."""
+    """Draw tokens per word as a number, on a scale, and in words; characters per token if there are no words."""
     axes.set_axis_off()
     axes.set(xlim=(1.0, ZONES[-1].stop), ylim=(0, 1))
     number, num_characters = held_out["tokens_per_word"], sum(map(len, texts))
@@ -104,7 +103,7 @@ def _draw_fit(axes: "Axes", held_out: Mapping[str, Any], texts: Sequence[str]) -
 
 
 def _draw_lengths(axes: "Axes", pieces: Sequence[str]) -> None:
-    """Draw how many tokens have how many characters; the mark of a word's start is none."""
+    """Draw the number of tokens of each length in characters, without the mark of a word's start."""
     counts = Counter(len(piece.removeprefix(WORD_MARK)) for piece in pieces if piece != WORD_MARK)
     axes.bar(list(counts.keys()), list(counts.values()), color=BAR_COLOR, width=0.8)
     axes.set_title("How long the tokens are", loc="left", size=11, color=DARK, pad=10)
@@ -122,7 +121,7 @@ def _draw_lengths(axes: "Axes", pieces: Sequence[str]) -> None:
 
 
 def _draw_example(axes: "Axes", tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str], ratio: float) -> None:
-    """Draw a sentence, each token on a color of its own and the words apart."""
+    """Draw a sentence with its tokens in different colors and space between words."""
     width = axes.get_position().width * INCHES[0] * 72
     height = axes.get_position().height * INCHES[1] * 72
     axes.set_axis_off()
@@ -159,9 +158,9 @@ def _draw_token(axes: "Axes", x: float, y: float, width: float, color: str) -> N
 
 
 def choose_example(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str], ratio: float) -> list[str]:
-    """Choose the sentence whose number of tokens per word is nearest to `ratio`, and return its tokens.
+    """Return the tokens of the sentence whose number of tokens per word is nearest to `ratio`.
 
-    A text without sentences of a usual length gives its start; no text, no tokens.
+    Without sentences of a usual length it is the start of the text; without text there are no tokens.
     """
     shortest, longest = SENTENCE_CHARACTERS
     sentences = [
@@ -180,7 +179,7 @@ def choose_example(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str], r
 
 
 def _words(tokens: Sequence[str]) -> list[list[str]]:
-    """Group tokens in words, without the marks of the words' starts."""
+    """Group tokens into words, without the marks of the words' starts."""
     words: list[list[str]] = []
     for token in tokens:
         if token.startswith(WORD_MARK) or not words:
@@ -191,7 +190,7 @@ def _words(tokens: Sequence[str]) -> list[list[str]]:
 
 
 def _width(text: str, font: "FontProperties") -> float:
-    """Measure a text, in points."""
+    """Return the width of a text, in points."""
     from matplotlib.backends.backend_agg import RendererAgg
 
     width, _, _ = RendererAgg(1, 1, DOTS_PER_INCH).get_text_width_height_descent(text, font, ismath=False)
@@ -199,7 +198,7 @@ def _width(text: str, font: "FontProperties") -> float:
 
 
 def _font_for(text: str) -> "FontProperties | None":
-    """Find a font with all characters of the text: that of matplotlib or, where it lacks some, an installed one."""
+    """Find a font with all characters of the text: matplotlib's default or, if it lacks some, an installed one."""
     from matplotlib.font_manager import FontProperties, fontManager, get_font
 
     characters = {ord(character) for character in text if not character.isspace()} - {ord(WORD_MARK)}

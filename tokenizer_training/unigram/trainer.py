@@ -1,37 +1,69 @@
 """Train a unigram tokenizer (Kudo 2018, "Subword Regularization") on counted words, as a `tokenizers` tokenizer.
 
-SentencePiece's EM rather than the trainer of `tokenizers`: the same counts in give the same pieces and scores out, it
-is many times faster, and it returns exactly the number of pieces asked for.
+SentencePiece trains its tokens, called pieces there. Unlike the trainer of `tokenizers`, the same counts give the same
+pieces and scores, it is many times faster, and it returns exactly the requested number of pieces. It runs in a
+separate process, so that Ctrl-C ends it at once, and so that running out of memory ends in an error message.
 """
 
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mlm_common.cli.console import no_progress
-from mlm_common.errors import InputError
+from mlm_common.errors import InputError, RunFailedError
 from mlm_common.tokenizer import SPECIAL_TOKENS
 from tokenizer_training.unigram.config import DEFAULT_VOCABULARY_SIZE, UnigramConfig
+from tokenizer_training.unigram.corpus_sample import WordCounts
 from tokenizer_training.unigram.normalization import WORD_MARK, NormalizationConfig, make_normalizer, make_pre_tokenizer
-from tokenizer_training.unigram.sentencepiece_trainer import SegmentTable, TooManyPiecesError
-from tokenizer_training.unigram.word_counts import WordCounts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 # Few enough digits that `tokenizers` reads the very number that was written.
 SCORE_DECIMALS = 6
-# So low that text which reads like a special token or a byte piece is cut into ordinary pieces.
+# So low that text that reads like a special token or a byte piece is cut into ordinary pieces.
 NOT_IN_TEXT_SCORE = -1000.0
 # SentencePiece's own sign for an unknown character cannot become a piece.
 NEVER_A_PIECE = "▅"
 # A character among the most frequent 512 gets a piece when it occurs five times in a million or more.
 SMALL_ALPHABET = 512
-MIN_SHARE_OF_LETTER = 5e-6
+MIN_LETTER_FREQUENCY = 5e-6
 # A TPU's matrix unit is 128 wide.
 VOCABULARY_STEP = 128
-# Pieces for the square root of the bytes of text, when no number is asked for: 8,192 for 25 MB, beside the reserved.
+# The default number of pieces per square root of the bytes of text: 8,192 for 25 MB, plus the reserved ones.
 PIECES_PER_SQRT_BYTE = 1.6384
+
+# SentencePiece sums its statistics per thread, so another number of threads gives other last digits.
+NUM_THREADS = 16
+# Of SentencePiece: rounds of EM before each pruning, the fraction of pieces a pruning keeps, and where it stops.
+EM_ROUNDS_PER_PRUNING = 2
+SHRINKING_FACTOR = 0.75
+FINAL_EXCESS = 1.1
+# Time and memory are proportional to the seeds; more than 6 seeds per piece did not make better pieces.
+SEEDS_PER_PIECE = 8
+# A segment is UTF-8 of a passage of text at most.
+MAX_SEGMENT_BYTES = 1 << 16
+# SentencePiece's default, --max_sentencepiece_length, and what its suffix array requires.
+MAX_PIECE_CHARACTERS = 16
+MIN_COUNT = 2
+# Odd constants of SplitMix64 (Steele, Lea and Flood 2014), which spread the bits of a product.
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
+_SHIFT = np.uint64(29)
+
+SEGMENTS, SEEDS, MODEL = "segments.tsv", "seeds.tsv", "model"
 
 
 def train_unigram(
@@ -44,11 +76,11 @@ def train_unigram(
     """Train a tokenizer on counted words; the same counts and settings give the same one, bit for bit.
 
     Args:
-        counts: of text normalized with `normalization`; its segments are used up.
+        counts: of text normalized with `normalization`; its segments are consumed.
         num_bytes: size of that text, for the default size of the vocabulary.
         config: its `vocab_size` is met exactly.
         normalization: becomes part of the tokenizer.
-        on_round: called with the number of rounds of training done and expected in all.
+        on_round: called with the rounds of training that are done, and the expected total.
 
     Raises:
         InputError: no words; or the words give fewer pieces, or have more characters, than the vocabulary holds.
@@ -72,8 +104,8 @@ def train_unigram(
 def choose_alphabet(characters: Counter[str], config: UnigramConfig) -> set[str]:
     """Choose the characters that become pieces.
 
-    They are the most frequent ones that make up the coverage asked for; a small alphabet's rare letters, or German
-    would lose its Ö and English its J; and those of the reserved tokens, so that text which reads like one can be
+    They are the most frequent ones that make up the requested coverage; a small alphabet's rare letters, or German
+    would lose its Ö and English its J; and those of the reserved tokens, so that text that reads like one can be
     spelled.
     """
     by_rank = sorted(characters.keys() - {WORD_MARK}, key=lambda character: (-characters[character], character))
@@ -81,7 +113,7 @@ def choose_alphabet(characters: Counter[str], config: UnigramConfig) -> set[str]
     alphabet = {WORD_MARK}.union(*config.reserved_tokens)
     num_covered = 0
     for rank, character in enumerate(by_rank):
-        is_letter = rank < SMALL_ALPHABET and characters[character] >= MIN_SHARE_OF_LETTER * num_characters
+        is_letter = rank < SMALL_ALPHABET and characters[character] >= MIN_LETTER_FREQUENCY * num_characters
         if num_covered < config.character_coverage * num_characters or is_letter or character.isascii():
             alphabet.add(character)
         num_covered += characters[character]
@@ -92,27 +124,6 @@ def _default_vocabulary_size(num_bytes: int, num_characters: int, config: Unigra
     num_pieces = max(round(PIECES_PER_SQRT_BYTE * num_bytes**0.5), 2 * num_characters)
     size = -(-(num_pieces + config.num_reserved) // VOCABULARY_STEP) * VOCABULARY_STEP
     return min(size, DEFAULT_VOCABULARY_SIZE)
-
-
-def _train_pieces(
-    table: SegmentTable,
-    size: int,
-    num_characters: int,
-    config: UnigramConfig,
-    on_round: Callable[[int, int], object],
-) -> list[tuple[str, float]]:
-    """Train the pieces of a vocabulary of `size`; of the largest one there is if the configuration leaves it open."""
-    while True:
-        try:
-            return table.train(size - config.num_reserved, config.extra_special_tokens, on_round)
-        except TooManyPiecesError as error:
-            largest = error.largest + config.num_reserved
-            if config.vocab_size is not None:
-                raise InputError(
-                    f"--vocab-size can be {largest:,} at most with this corpus; got {config.vocab_size:,}."
-                ) from error
-            rounded = largest // VOCABULARY_STEP * VOCABULARY_STEP
-            size = rounded if rounded > config.num_reserved + num_characters else largest
 
 
 def _within_alphabet(counts: WordCounts, alphabet: set[str]) -> Iterator[tuple[str, int]]:
@@ -163,3 +174,230 @@ def _as_tokenizer(
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
     )
+
+
+class TooManyPiecesError(ValueError):
+    """The segments give fewer pieces than requested; `largest` is the number that they give."""
+
+    def __init__(self, largest: int) -> None:
+        super().__init__(f"at most {largest} pieces")
+        self.largest = largest
+
+
+class SegmentTable:
+    """Counted segments in a temporary file, to train pieces on; a context manager that deletes it."""
+
+    def __init__(self, segments: Iterable[tuple[str, int]]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="pieces-")
+        try:
+            write_table(f"{self._folder.name}/{SEGMENTS}", segments)
+        except BaseException:
+            self._folder.cleanup()
+            raise
+
+    def __enter__(self) -> "SegmentTable":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._folder.cleanup()
+
+    def train(
+        self,
+        num_pieces: int,
+        reserved: Collection[str] = (),
+        on_round: Callable[[int, int], object] = no_progress,
+    ) -> list[tuple[str, float]]:
+        """Train exactly `num_pieces` pieces, with their log probabilities: every character, and what EM finds best.
+
+        Args:
+            num_pieces: more than there are characters.
+            reserved: strings that may not become pieces, of two characters or more.
+            on_round: called with the rounds of training that are done, and the expected total.
+
+        Raises:
+            TooManyPiecesError: the segments give fewer pieces.
+            RunFailedError: the trainer was killed or failed otherwise.
+        """
+        from sentencepiece import SentencePieceProcessor
+
+        arguments = {"folder": self._folder.name, "num_pieces": num_pieces, "reserved": list(reserved)}
+        _run_trainer(arguments, int((num_pieces + 1) * FINAL_EXCESS), on_round)  # with <unk>
+        model = SentencePieceProcessor(model_file=f"{self._folder.name}/{MODEL}.model")
+        return [(model.id_to_piece(index), model.get_score(index)) for index in range(1, len(model))]
+
+
+def _train_pieces(
+    table: SegmentTable,
+    size: int,
+    num_characters: int,
+    config: UnigramConfig,
+    on_round: Callable[[int, int], object],
+) -> list[tuple[str, float]]:
+    """Train the pieces of a vocabulary of `size`; without a `vocab_size`, of the largest possible one up to it."""
+    while True:
+        try:
+            return table.train(size - config.num_reserved, config.extra_special_tokens, on_round)
+        except TooManyPiecesError as error:
+            largest = error.largest + config.num_reserved
+            if config.vocab_size is not None:
+                raise InputError(
+                    f"--vocab-size can be {largest:,} at most with this corpus; got {config.vocab_size:,}."
+                ) from error
+            rounded = largest // VOCABULARY_STEP * VOCABULARY_STEP
+            size = rounded if rounded > config.num_reserved + num_characters else largest
+
+
+def write_table(path: str, rows: Iterable[tuple[str, int]]) -> None:
+    """Write rows of text and count in the format of SentencePiece."""
+    with Path(path).open("w", encoding="utf-8", newline="\n") as table:
+        table.writelines(f"{text}\t{count}\n" for text, count in rows)
+
+
+def train_model(folder: str, num_pieces: int, reserved: Sequence[str]) -> None:
+    """Train SentencePiece on the table in the folder; runs in the separate process."""
+    from sentencepiece import SentencePieceTrainer
+
+    with Path(folder, SEGMENTS).open(encoding="utf-8", newline="\n") as table:
+        rows = (line.rstrip("\n").split("\t") for line in table)
+        segments, counts = zip(*((segment, int(count)) for segment, count in rows), strict=True)
+    seeds = seed_pieces(segments, counts, SEEDS_PER_PIECE * num_pieces)
+    del segments, counts
+    write_table(f"{folder}/{SEEDS}", (seed for seed in seeds if seed[0] not in reserved))
+    SentencePieceTrainer.train(
+        input=f"{folder}/{SEGMENTS}",
+        input_format="tsv",
+        seed_sentencepieces_file=f"{folder}/{SEEDS}",
+        model_prefix=f"{folder}/{MODEL}",
+        model_type="unigram",
+        vocab_size=num_pieces + 1,  # with <unk>
+        character_coverage=1.0,  # rarer characters are gone already
+        normalization_rule_name="identity",  # the segments are normalized, and marked where words begin
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
+        max_sentence_length=MAX_SEGMENT_BYTES,
+        num_sub_iterations=EM_ROUNDS_PER_PRUNING,
+        shrinking_factor=SHRINKING_FACTOR,
+        num_threads=NUM_THREADS,
+        unk_id=0,
+        bos_id=-1,
+        eos_id=-1,
+    )
+
+
+def _run_trainer(arguments: dict[str, object], last_num_pieces: int, on_round: Callable[[int, int], object]) -> None:
+    program = f"import json, sys; from {__name__} import train_model; train_model(**json.load(sys.stdin))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    assert process.stdin is not None
+    assert process.stderr is not None
+    num_rounds = 0
+    lines: list[str] = []
+    try:
+        with contextlib.suppress(BrokenPipeError), process.stdin:  # the exit status says why it does not read
+            process.stdin.write(json.dumps(arguments).encode())
+        for line in process.stderr:
+            lines = [*lines[-9:], line.decode(errors="replace").strip()]
+            if found := re.search(r"EM sub_iter=\d+ size=(\d+)", lines[-1]):
+                num_rounds += 1
+                on_round(num_rounds, num_rounds + _num_rounds_left(int(found[1]), num_rounds, last_num_pieces))
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        status = process.wait()
+        process.stderr.close()
+    if status:
+        raise _explained(status, "\n".join(lines))
+
+
+def _num_rounds_left(num_pieces: int, num_rounds: int, last_num_pieces: int) -> int:
+    """Estimate the rounds of EM still to come, given the pieces left after `num_rounds` of them."""
+    num_left = -num_rounds % EM_ROUNDS_PER_PRUNING
+    # The last pruning, down to that number, is the end.
+    while (num_pieces := int(SHRINKING_FACTOR * num_pieces)) > last_num_pieces:
+        num_left += EM_ROUNDS_PER_PRUNING
+    return num_left
+
+
+def _explained(status: int, messages: str) -> Exception:
+    if found := re.search(r"too high \(\d+\).*<= (\d+)", messages):
+        return TooManyPiecesError(int(found[1]) - 1)
+    if status < 0:
+        return RunFailedError(
+            f"The trainer was ended by {signal.Signals(-status).name}, most likely because memory ran out; nothing was "
+            "written. Use a smaller --max-bytes or --vocab-size."
+        )
+    return RunFailedError(f"SentencePiece could not train on this corpus: {messages.splitlines()[-1:]}")
+
+
+def seed_pieces(segments: Sequence[str], counts: Sequence[int], max_pieces: int) -> list[tuple[str, int]]:
+    """Find (piece, occurrences) of substrings of 2 to 16 characters, those that cover most characters first.
+
+    A substring that is always followed by the same character is left out: the longer one stands for it. SentencePiece
+    does so, too, with a suffix array; but given counted words, it takes the number of different words for the
+    occurrences, and leaves out every word that is not part of a longer one.
+    """
+    text = "".join(segments)
+    num_characters = np.fromiter(map(len, segments), np.int32, len(segments))
+    ends = np.repeat(np.cumsum(num_characters, dtype=np.int32), num_characters)
+    weights = np.repeat(np.asarray(counts, np.float64), num_characters)
+    found = list(_right_maximal_substrings(text, ends, weights))
+    starts, lengths, occurrences = (np.concatenate([level[field] for level in found]) for field in range(3))
+    by_coverage = np.lexsort((starts, lengths, -occurrences * lengths))[:max_pieces]
+    table = zip(*(column[by_coverage].tolist() for column in (starts, lengths, occurrences)), strict=True)
+    return [(text[start : start + length], count) for start, length, count in table]
+
+
+@dataclass
+class _Substrings:
+    """All substrings of one length: where each occurrence starts, and its group of equal substrings."""
+
+    starts: NDArray[np.int32]  # (occurrences,)
+    groups: NDArray[np.int32]  # (occurrences,)
+    first: NDArray[np.int64]  # (groups,), index of an occurrence
+    counts: NDArray[np.int64]  # (groups,), occurrences in the text
+
+
+Found = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]
+
+
+def _right_maximal_substrings(text: str, ends: NDArray[np.int32], weights: NDArray[np.float64]) -> Iterator[Found]:
+    """Yield (starts, lengths, counts), each (substrings,), of the frequent substrings of each length.
+
+    Args:
+        text: all segments, one after the other.
+        ends: (characters,), where the segment of each character ends.
+        weights: (characters,), how often the segment of each character occurs.
+    """
+    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    starts, hashes = np.arange(len(codes), dtype=np.int32), codes.astype(np.uint64) * _SPREAD
+    shorter = None
+    for length in range(2, MAX_PIECE_CHARACTERS + 1):
+        fits = starts + np.int32(length) <= ends[starts]
+        starts = starts[fits]
+        hashes = (hashes[fits] ^ (hashes[fits] >> _SHIFT)) * _MIX + codes[starts + np.int32(length - 1)] * _SPREAD
+        substrings = _group(starts, hashes, weights)
+        if shorter is not None:
+            shorter_group = shorter.groups[fits][substrings.first]
+            longest_counts = np.zeros_like(shorter.counts)
+            np.maximum.at(longest_counts, shorter_group, substrings.counts)
+            yield _select(shorter, longest_counts < shorter.counts, length - 1)
+        frequent = substrings.counts[substrings.groups] >= MIN_COUNT
+        starts, hashes = starts[frequent], hashes[frequent]
+        shorter = substrings
+        shorter.groups = substrings.groups[frequent]
+    if shorter is not None:
+        yield _select(shorter, np.ones(len(shorter.counts), bool), MAX_PIECE_CHARACTERS)
+
+
+def _group(starts: NDArray[np.int32], hashes: NDArray[np.uint64], weights: NDArray[np.float64]) -> _Substrings:
+    _, first, groups = np.unique(hashes, return_index=True, return_inverse=True)
+    counts = np.bincount(groups, weights=weights[starts], minlength=len(first)).astype(np.int64)
+    return _Substrings(starts, groups.astype(np.int32), first, counts)
+
+
+def _select(substrings: _Substrings, selected: NDArray[np.bool_], length: int) -> Found:
+    selected = selected & (substrings.counts >= MIN_COUNT)
+    starts = substrings.starts[substrings.first[selected]]
+    return starts, np.full(len(starts), length, np.int32), substrings.counts[selected]

@@ -21,7 +21,7 @@ from mlm_common.storage import read_file
 from mlm_common.tokenizer import special_ids
 from tfrecord_prep.manifest import open_shards
 from tfrecord_prep.records import decode_feature, read_records
-from tfrecord_prep.sentences import sentences_of
+from tfrecord_prep.segment_pairs import sentences_of
 from train.config.settings import MASK
 
 logger = logging.getLogger(__name__)

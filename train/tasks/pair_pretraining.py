@@ -11,9 +11,8 @@ from transformers import PreTrainedTokenizerFast
 
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import special_ids
-from tfrecord_prep.chunking import PAIRS
+from tfrecord_prep.manifest import IS_NEXT, PAIRS
 from tfrecord_prep.records import LABEL_KEY
-from tfrecord_prep.segment_pairs import IS_NEXT
 from train.config.settings import MaskingConfig, TrainingConfig
 from train.data.inputs import Feature
 from train.data.shards import TrainingInputs

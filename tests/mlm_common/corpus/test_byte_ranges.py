@@ -2,15 +2,16 @@
 
 import io
 import json
-from itertools import pairwise
+from collections.abc import Iterator
+from itertools import chain, pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlm_common.corpus import text_files
-from mlm_common.corpus.byte_ranges import ByteRange, cut_file
+from mlm_common.corpus import byte_ranges, text_files
+from mlm_common.corpus.byte_ranges import MAX_PASSAGE_CHARACTERS, ByteRange, cut_file, cut_passages, grouped_by_size
 from mlm_common.corpus.text_files import first_row, read_byte_range, row_blocks
 from mlm_common.errors import InputError
 from mlm_common.storage import reading
@@ -23,6 +24,7 @@ CHARACTERS = ["", "a", " ", "é", "☃", "😀", "\x85", "\u2028", "\x0c", "\ufe
 TEXTS = st.lists(st.sampled_from([*LINE_ENDS, *CHARACTERS]), max_size=40).map("".join)
 JSON_ROWS = [json.dumps({"text": text}, ensure_ascii=False) for text in CHARACTERS] + ['{"n": 1}', '"a"', " "]
 JSON_LINES = st.lists(st.tuples(st.sampled_from(JSON_ROWS), st.sampled_from(LINE_ENDS)), max_size=12)
+BROKEN = json.loads('"half of a pair: \\ud83d"')
 
 
 @pytest.fixture
@@ -151,3 +153,70 @@ def test_what_a_file_lacks_is_found_in_any_range_of_it(tmp_path: Path) -> None:
         read_range(utf_16, 9_000, 12_000)
     with pytest.raises(InputError, match=r"b\.jsonl has title, n, not 'text'"):
         read_range(other_column, 9_000, 12_000)
+
+
+@pytest.fixture
+def short_passages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(byte_ranges, "MAX_PASSAGE_CHARACTERS", 8)
+
+
+@pytest.mark.usefixtures("short_passages")
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ("", [""]),
+        ("exactly8", ["exactly8"]),
+        ("one two three", ["one two ", "three"]),
+        ("one\ntwo three", ["one\ntwo ", "three"]),
+        ("one two\nthree four", ["one two\n", "three ", "four"]),
+        ("threeletters and", ["threelet", "ters and"]),
+        ("a threelettersword", ["a ", "threelet", "tersword"]),
+        ("12345678 9", ["12345678", " 9"]),
+        ("        " * 2, ["        ", "        "]),
+    ],
+)
+def test_cuts(document: str, expected: list[str]) -> None:
+    assert list(cut_passages(["before", document, "after"])) == ["before", *expected, "after"]
+
+
+@given(st.lists(st.text(st.sampled_from("abcd \n"), max_size=60), max_size=5), st.integers(1, 12))
+def test_passages_keep_the_text_and_their_bound(documents: list[str], max_characters: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(byte_ranges, "MAX_PASSAGE_CHARACTERS", max_characters)
+        for document in documents:
+            cut = list(cut_passages([document]))
+            assert "".join(cut) == document
+            assert all(len(passage) <= max_characters for passage in cut)
+            if all(len(word) < max_characters for word in document.split()):
+                assert list(chain.from_iterable(map(str.split, cut))) == document.split(), "a word was cut"
+        assert list(cut_passages(documents)) == list(
+            chain.from_iterable(cut_passages([document]) for document in documents)
+        )
+
+
+def test_long_document_without_spaces() -> None:
+    document = "天地" * MAX_PASSAGE_CHARACTERS + "玄"
+    assert [len(passage) for passage in cut_passages([document])] == [MAX_PASSAGE_CHARACTERS] * 2 + [1]
+
+
+def test_documents_are_taken_as_passages_leave() -> None:
+    def documents() -> Iterator[str]:
+        yield "first"
+        raise AssertionError("read too far ahead")
+
+    assert next(cut_passages(documents())) == "first"
+
+
+@given(documents=st.lists(st.text(st.characters(exclude_categories=["Cs"]))), max_bytes=st.integers(1, 30))
+def test_groups_keep_all_documents_and_their_bound(documents: list[str], max_bytes: int) -> None:
+    groups = list(grouped_by_size(documents, max_bytes))
+    assert list(chain.from_iterable(groups)) == documents
+    for group in groups:
+        assert len(group) == 1 or sum(len(document.encode()) + 1 for document in group) <= max_bytes
+    for group, after in pairwise(groups):
+        assert sum(len(document.encode()) + 1 for document in [*group, after[0]]) > max_bytes, "closed too early"
+
+
+def test_broken_unicode_is_named() -> None:
+    with pytest.raises(InputError, match="valid Unicode; number 2 is not"):
+        list(grouped_by_size(["fine", BROKEN], 100))

@@ -15,10 +15,12 @@ import pytest
 
 from mlm_common.cli.command_line import parse_arguments
 from mlm_common.corpus.config import CorpusConfig, corpus_config_from_record
-from mlm_common.corpus.corpus import open_corpus
+from mlm_common.corpus.corpus import are_wrapped, open_corpus
 from mlm_common.errors import InputError
 
 TEXTS = ["first, with a comma", "", 'second "quoted" \u2013 ünïcode', "日本語", "last"]
+WORDS = ["Wort", "und", "Silbe", "Donaudampfschiff", "a", "sehr", "lange", "Reihe"]
+TEXT = " ".join(WORDS[number * number % 7] for number in range(3000))
 
 
 def write_text(path: Path, text: str) -> None:
@@ -161,16 +163,6 @@ def test_first_documents_are_read_without_the_rest(tmp_path: Path) -> None:
         read(data_files=[str(tmp_path / "*.txt")])
 
 
-def test_validation_files(tmp_path: Path) -> None:
-    write_lines(tmp_path / "a.txt", ["train", "train"])
-    write_json_lines(tmp_path / "v.jsonl", ["held out"])
-    config = CorpusConfig(data_files=[str(tmp_path / "a.txt")], validation_files=[str(tmp_path / "v.jsonl")], limit=1)
-    corpus = open_corpus(config)
-    assert corpus.split_names == ("train", "validation")
-    assert list(corpus.documents("train")) == ["train"]
-    assert list(corpus.documents("validation")) == ["held out"]
-
-
 def test_record_gives_the_settings_back(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.txt", ["text"])
     config = CorpusConfig(data_files=[str(tmp_path / "a.txt")], validation_percent=1.5, limit=7, sample_by="paragraph")
@@ -232,10 +224,6 @@ def test_no_corpus() -> None:
         ("a.jsonl", b"", "every document of .* is blank"),
         ("a.jsonl", b'{"title": "a", "body": "b"}\n', "has title, body, not 'text'"),
         ("a.csv", b"id,body\n1,b\n", "has id, body, not 'text'"),
-        ("a.jsonl", b'{"text": 17}\n', r"must hold text in 'text' .*; line 1: int 17"),
-        ("a.jsonl", b'{"text": "a"}\n{oops\n', "one JSON object per line; line 2: .* at column 2"),
-        ("a.txt.gz", b"not gzip", "must be a readable gzip file; Not a gzipped file"),
-        ("a.parquet", b"not parquet", "must be a readable parquet file"),
         ("a.pdf", b"%PDF", "takes files ending in .*; got .*a.pdf"),
         ("a.parquet.gz", b"", "not for .parquet|but for .parquet"),
     ],
@@ -259,3 +247,32 @@ def test_trust_remote_code_is_said_to_have_no_effect(tmp_path: Path, caplog: pyt
     write_lines(tmp_path / "a.txt", ["text"])
     assert read(data_files=[str(tmp_path / "a.txt")], trust_remote_code=True) == ["text"]
     assert "no effect" in caplog.text
+
+
+@pytest.mark.parametrize("width", [45, 60, 72, 79])
+def test_wrapped_paragraphs(width: int) -> None:
+    lines = textwrap.wrap(TEXT, width)
+    assert are_wrapped(lines)
+    assert are_wrapped(
+        [line for start in range(0, len(lines), 6) for line in (*lines[start : start + 6], "short.", "")]
+    )
+
+
+def test_lines_that_end_where_they_want() -> None:
+    words = TEXT.split()
+    verses = [" ".join(words[start : start + 3 + start % 9]) for start in range(0, 2900, 7)]
+    assert not are_wrapped(verses)
+
+
+@pytest.mark.parametrize("width", [20, 160])
+def test_other_widths_are_not_those_of_wrapped_text(width: int) -> None:
+    assert not are_wrapped(textwrap.wrap(TEXT, width))
+
+
+def test_a_few_lines_tell_nothing() -> None:
+    assert not are_wrapped(textwrap.wrap(TEXT, 72)[:10])
+    assert not are_wrapped(["", " "])
+
+
+def test_lines_apart_are_documents() -> None:
+    assert not are_wrapped([line for text in textwrap.wrap(TEXT, 72) for line in (text, "")])

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mlm_common.corpus import dataset
+from mlm_common.corpus import corpus
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import open_corpus
 from mlm_common.hub.retries import HubAwayError
@@ -81,7 +81,7 @@ def test_hub_data_set(hub_server: HubHandle) -> None:
 def test_a_data_set_of_a_hub_that_is_away_may_be_tried_again(
     hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dataset, "RETRY_DELAYS_SECONDS", ())
+    monkeypatch.setattr(corpus, "RETRY_DELAYS_SECONDS", ())
     hub_here.fault("datasets", times=1000)
     with pytest.raises(HubAwayError, match=r"--dataset-name alice/stories .* cannot be loaded: 503"):
         open_corpus(CorpusConfig(dataset_name="alice/stories"))
@@ -102,7 +102,7 @@ def test_a_data_set_is_read_at_the_commit_that_is_recorded(hub_server: HubHandle
     assert answers == [[first, ["one"]]] * 2 + [[second, ["one", "two"]]] * 6
 
 
-def test_without_the_hub_no_other_commit_than_the_one_asked_for_is_read(hub_server: HubHandle) -> None:
+def test_without_the_hub_only_the_requested_commit_is_read(hub_server: HubHandle) -> None:
     hub_server.put("alice/away", "train.jsonl", b'{"text": "one"}\n', "datasets")
     first = hub_server.commit("alice/away", "datasets")
     settings = {"dataset_name": "alice/away", "revision_as_well": True}

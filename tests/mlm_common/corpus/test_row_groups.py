@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlm_common.corpus.bad_rows import BadRow, BadRows
 from mlm_common.corpus.byte_ranges import ByteRange, cut_file, draw_byte_ranges
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import Corpus, open_corpus, read_partition
 from mlm_common.corpus.text_files import read_byte_range
-from mlm_common.corpus.text_formats import row_group_starts
+from mlm_common.corpus.text_formats import BadRow, BadRows, row_group_starts
 from mlm_common.errors import InputError
 from mlm_common.storage.reading import find_stored_files
 from tests.fixtures.text_files import local_file, read_file, read_range
@@ -83,9 +82,7 @@ def test_a_range_is_of_as_many_row_groups_as_it_holds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("num_groups", "is_cut"), [(1, False), (4, False), (40, True)])
-def test_row_groups_are_partitions_unless_they_leave_workers_without_work(
-    tmp_path: Path, num_groups: int, is_cut: bool
-) -> None:
+def test_row_groups_are_partitions_unless_they_are_few(tmp_path: Path, num_groups: int, is_cut: bool) -> None:
     write_numbers(tmp_path / "a.parquet", range(8_000), 8_000 // num_groups, compression="none")
     corpus = open_corpus(CorpusConfig(data_files=[str(tmp_path / "*.parquet")]))
     assert corpus.has_byte_ranges("train", 8_000) == is_cut
@@ -96,7 +93,7 @@ def test_row_groups_are_partitions_unless_they_leave_workers_without_work(
     assert numbers_in(texts) == list(range(8_000))
 
 
-def test_a_row_that_cannot_be_read_is_named_by_its_number_in_the_file(tmp_path: Path) -> None:
+def test_an_unreadable_row_is_named_by_its_number(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     texts = pa.array([b"good"] * 250 + [b"\xff"] + [b"good"] * 49)
     table = pa.table({"text": texts.cast(pa.string(), safe=False).view(pa.string())})

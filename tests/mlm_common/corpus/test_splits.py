@@ -8,10 +8,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from mlm_common.corpus import corpus as corpus_module
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import Corpus, Source, open_corpus, read_partition
 from mlm_common.errors import InputError
@@ -81,76 +80,6 @@ def test_limit_counts_main_documents(texts: list[str], limit: int, validation: f
     assert num_read == len(texts) or len(documents["train"]) == limit
 
 
-@given(
-    st.lists(TEXTS, min_size=1, max_size=4),
-    st.sampled_from(["jsonl", "jsonl.gz"]),
-    st.sampled_from([{}, {"validation_percent": 30.0}, {"validation_percent": 20.0, "test_percent": 20.0}]),
-    st.sampled_from([None, None, 3]),
-    st.integers(10, 400),
-)
-@settings(max_examples=150)
-def test_partitions_are_the_documents(
-    tmp_path: Path, contents: list[list[str]], ending: str, draw: dict, limit: int | None, partition_bytes: int
-) -> None:
-    contents[0].append("not blank")
-    files = [write_rows(tmp_path / f"{index}.{ending}", texts) for index, texts in enumerate(contents)]
-    held_out = {} if draw else {"test_files": [write_rows(tmp_path / "test.jsonl", ["a", "b"])]}
-    corpus = open_corpus(CorpusConfig(data_files=files, limit=limit, **draw, **held_out))
-    everything = [text for texts in contents for text in texts]
-    if not draw:
-        assert list(corpus.documents("train")) == everything[:limit]
-    for split in corpus.split_names:
-        assert in_partitions(corpus, split, partition_bytes) == list(corpus.documents(split))
-
-
-def test_small_files_come_together_and_large_ones_are_cut(tmp_path: Path) -> None:
-    names = [write_rows(tmp_path / f"{index}.jsonl", ["x" * 87] * rows) for index, rows in enumerate([1, 2, 1, 9, 1])]
-    corpus = open_corpus(CorpusConfig(data_files=names))
-    partitions = list(corpus.partitions("train", 400))
-    assert [[(item.file.name, item.start, item.stop) for item in partition] for partition in partitions] == [
-        [(names[0], 0, None), (names[1], 0, None), (names[2], 0, None)],
-        [(names[3], 0, 300)], [(names[3], 300, 600)], [(names[3], 600, 900), (names[4], 0, None)],
-    ]  # fmt: skip
-    assert [len(list(read_partition(corpus.config, "train", partition))) for partition in partitions] == [4, 3, 3, 4]
-
-
-def test_a_partition_is_read_without_the_rest_of_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [write_rows(tmp_path / f"{index}.jsonl", [f"text {index}"] * 20) for index in range(3)]
-    corpus = open_corpus(CorpusConfig(data_files=[f"{tmp_path}/*.jsonl"]))
-    partitions = list(corpus.partitions("train", 500))
-    monkeypatch.setattr(corpus_module, "find_files", None)
-    Path(names[0]).unlink()
-    Path(names[2]).unlink()
-    assert list(read_partition(corpus.config, "train", partitions[1])) == ["text 1"] * 20
-
-
-def test_splits_of_own_files_beside_drawn_ones(tmp_path: Path) -> None:
-    texts = [f"document {index}" for index in range(200)]
-    config = CorpusConfig(
-        data_files=[write_rows(tmp_path / "a.jsonl", texts)],
-        validation_files=[write_rows(tmp_path / "v.jsonl", texts[:7])],
-        test_percent=30,
-        limit=50,
-    )
-    corpus = open_corpus(config)
-    assert corpus.split_names == SPLITS
-    assert list(corpus.documents("validation")) == texts[:7]
-    assert len(list(corpus.documents("train"))) == 50
-    assert 5 < len(list(corpus.documents("test"))) < 50
-    assert [file["path"] for file in corpus.record["validation_files"]] == [str(tmp_path / "v.jsonl")]
-    for split in SPLITS:
-        assert in_partitions(corpus, split, 300) == list(corpus.documents(split))
-
-
-def test_a_file_belongs_to_one_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_rows(tmp_path / "a.jsonl", ["a"])
-    monkeypatch.chdir(tmp_path)
-    for held_out in ("validation_files", "test_files"):
-        settings = {"data_files": ["*.jsonl"], held_out: [str(tmp_path / "a.jsonl")]}
-        with pytest.raises(InputError, match=rf"`train` and `{held_out[:4]}.*a\.jsonl .* for one split only"):
-            open_corpus(CorpusConfig(**settings))
-
-
 def test_no_such_split() -> None:
     for function in ("documents", "partitions", "sampled_documents"):
         with pytest.raises(InputError, match="has the splits train; got 'test'"):
@@ -158,7 +87,7 @@ def test_no_such_split() -> None:
 
 
 @pytest.mark.parametrize(("num_files", "has_byte_ranges"), [(15, False), (16, True)])
-def test_few_large_files_that_cannot_be_cut_are_read_by_the_parent(
+def test_few_files_that_cannot_be_cut_are_read_by_the_parent(
     tmp_path: Path, num_files: int, has_byte_ranges: bool
 ) -> None:
     for number in range(num_files):

@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from mlm_common.tokenizer import BYTE_PIECES, SPECIAL_TOKENS
+from mlm_common.tokenizer import BYTE_TOKENS, SPECIAL_TOKENS
 from tokenizer_training.unigram.report import (
     EXAMPLE_CHARACTERS,
     LINE_COLUMNS,
@@ -38,7 +38,7 @@ INPUT = {"num_documents": 1234, "num_bytes": 56789, "sampled": {"share": 0.25, "
 
 
 def make_tokenizer(byte_fallback: bool = False) -> PreTrainedTokenizerFast:
-    names = [*SPECIAL_TOKENS.values(), *(BYTE_PIECES if byte_fallback else ())]
+    names = [*SPECIAL_TOKENS.values(), *(BYTE_TOKENS if byte_fallback else ())]
     scored = [(name, -100.0) for name in names] + [(piece, -2.0) for piece in [*CHARACTERS, *WORDS]]
     backend = Tokenizer(models.Unigram([*scored, ("<unused0>", -100.0)], unk_id=3, byte_fallback=byte_fallback))
     backend.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")])
@@ -212,7 +212,7 @@ def test_picture_shows_another_tokenizer_and_text() -> None:
     assert draw_report(report | {"vocabulary_size": 7}, tokenizer, TEXTS) != picture
 
 
-def test_what_has_no_unknown_or_rare_characters_says_nothing_of_them() -> None:
+def test_no_unknown_or_rare_characters_no_lines_about_them() -> None:
     tokenizer = make_tokenizer(byte_fallback=True)
     quality = measure_quality(tokenizer, TEXTS[:1])
     report = build_report(tokenizer, quality, "validation", TEXTS[:1], {"t": 1, "h": 2}, INPUT)
@@ -232,7 +232,7 @@ def test_the_example_of_the_picture_is_a_typical_sentence() -> None:
     assert choose_example(tokenizer, [], 1.0) == []
 
 
-def test_a_language_without_spaces_and_characters_without_a_font_have_a_picture() -> None:
+def test_plots_without_spaces_or_fonts() -> None:
     tokenizer = make_tokenizer()
     for texts in (["的模型" * 60], ["\U00013000" * 40 + "."], ["word" * 200]):
         assert draw_report(make_report(tokenizer, texts), tokenizer, texts)

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from mlm_common.errors import RunFailedError
 from tests.fixtures.generated_text import generated_lines
+from tokenizer_training.unigram.corpus_sample import count_words
 from tokenizer_training.unigram.normalization import NormalizationConfig
-from tokenizer_training.unigram.sentencepiece_trainer import (
+from tokenizer_training.unigram.trainer import (
     MAX_PIECE_CHARACTERS,
     SegmentTable,
     TooManyPiecesError,
     _num_rounds_left,
     seed_pieces,
 )
-from tokenizer_training.unigram.word_counts import count_words
 
 CHARACTERS = set("\n".join(generated_lines(2000))) - set(" \n") | {"▁"}
 
@@ -72,7 +72,7 @@ def test_same_table_gives_the_same_pieces(table: SegmentTable) -> None:
     assert table.train(300) == table.train(300)
 
 
-def test_largest_number_of_the_error_can_be_had_and_one_more_cannot() -> None:
+def test_the_largest_number_in_the_error_is_exact() -> None:
     counts = count_words(generated_lines(200, num_words=200), NormalizationConfig())
     with SegmentTable(sorted(counts.segments.items())) as table:
         with pytest.raises(TooManyPiecesError) as caught:

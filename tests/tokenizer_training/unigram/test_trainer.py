@@ -10,13 +10,13 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from mlm_common.errors import InputError
-from mlm_common.tokenizer import BYTE_PIECES, SPECIAL_TOKENS, special_ids
+from mlm_common.tokenizer import BYTE_TOKENS, SPECIAL_TOKENS, special_ids
 from tests.fixtures.generated_text import generated_lines
 from tokenizer_training.unigram.config import MIN_BYTES, UnigramConfig
+from tokenizer_training.unigram.corpus_sample import count_words
 from tokenizer_training.unigram.normalization import NormalizationConfig
 from tokenizer_training.unigram.report import measure_quality, plain_text_backend
 from tokenizer_training.unigram.trainer import _default_vocabulary_size, choose_alphabet, train_unigram
-from tokenizer_training.unigram.word_counts import count_words
 
 LINES = generated_lines(1000)
 SPECIALS = list(SPECIAL_TOKENS.values())
@@ -44,7 +44,7 @@ def test_exactly_the_vocabulary_asked_for(vocab_size: int, byte_fallback: bool) 
     ids = tokenizer.get_vocab()
     assert len(tokenizer) == len(ids) == vocab_size
     assert sorted(ids.values()) == list(range(vocab_size))
-    reserved = [*SPECIALS, *(BYTE_PIECES if byte_fallback else ())]
+    reserved = [*SPECIALS, *(BYTE_TOKENS if byte_fallback else ())]
     assert tokenizer.convert_ids_to_tokens(range(len(reserved))) == reserved
     assert special_ids(tokenizer) == {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}
 

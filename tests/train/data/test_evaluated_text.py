@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import open_corpus
-from mlm_common.corpus.record import record_of_split
+from mlm_common.corpus.identity import record_of_split
+from mlm_common.corpus.text_formats import BadRows
 from mlm_common.errors import InputError
 from tests.fixtures.tiny_corpus import train_tiny_tokenizer
 from tfrecord_prep.manifest import Manifest, ShardRecord, ShardSet, TokenizerRecord, Totals
@@ -51,7 +52,7 @@ def make_split(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Split]
         manifest = Manifest(
             split=split, max_length=max_length, chunking="packed", shard_size=1, partition_bytes=1, corpus=record,
             tokenizer=TokenizerRecord("", 1, {}), shards=(shard,), totals=Totals(1, 0, 1, 0, 1),
-            unigram_entropy_nats=0.0, versions={},
+            unigram_entropy_nats=0.0, versions={}, bad_rows=BadRows(),
         )  # fmt: skip
         place = f"/{shard.crc32c}"
         shards = ShardSet(place, (f"{place}/s",), (1,), 1, manifest, None)

@@ -7,12 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mlm_common.corpus import bad_rows as bad_rows_module
-from mlm_common.corpus.bad_rows import BadRow, BadRows
+from mlm_common.corpus import text_formats
 from mlm_common.corpus.byte_ranges import ByteRange
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import open_corpus
 from mlm_common.corpus.text_files import read_byte_range
+from mlm_common.corpus.text_formats import BadRow, BadRows
 from mlm_common.errors import InputError
 from tests.fixtures.text_files import local_file
 
@@ -29,7 +29,7 @@ def write(path: Path, content: bytes) -> Path:
 
 @pytest.mark.parametrize("value", [b"0", b"false", b"[]", b"{}", b"17", b"1.5", b"true"])
 @pytest.mark.parametrize("row", [b'{"text": %s}', b'[{"text": %s}]'])
-def test_a_json_text_that_is_none_is_a_bad_row_and_no_blank_document(value: bytes, row: bytes, tmp_path: Path) -> None:
+def test_a_json_value_that_is_not_text_is_a_bad_row(value: bytes, row: bytes, tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", row % value + b"\n")
     with pytest.raises(InputError, match=r"must hold text in 'text' .*; line 1: \w+ .*--on-bad-row skip"):
         list(read_byte_range(ByteRange(local_file(path)), "text", "line"))
@@ -110,14 +110,14 @@ def test_a_missing_column_is_no_bad_row(tmp_path: Path) -> None:
 
 
 def test_all_are_counted_and_the_first_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bad_rows_module, "MAX_LISTED", 3)
+    monkeypatch.setattr(text_formats, "MAX_LISTED", 3)
     _, bad_rows = read(write(tmp_path / "a.txt", b"\xff\n" * 50))
     assert (bad_rows.num_rows, [row.place for row in bad_rows.listed]) == (50, ["line 1", "line 2", "line 3"])
     bad_rows.add(2, [BadRow("b.txt", "line 1", "bad")] * 2)
     assert (bad_rows.num_rows, len(bad_rows.listed)) == (52, 3)
 
 
-def test_a_corpus_of_bad_rows_alone_is_refused_and_names_the_first(tmp_path: Path) -> None:
+def test_a_corpus_of_bad_rows_only_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", b'{"text": 0}\n' * 4)
     with pytest.raises(InputError, match=r"is blank \(see --text-column; .* 4 left out, such as .*line 1: int 0\)"):
         open_corpus(CorpusConfig(data_files=[str(path)], on_bad_row="skip"))
@@ -130,9 +130,7 @@ def test_unknown_way_to_deal_with_bad_rows() -> None:
 
 @pytest.mark.parametrize("start", [b"a\n", b"\xff\n"])
 @pytest.mark.parametrize("on_bad_row", ["fail", "skip"])
-def test_a_zero_byte_at_the_start_is_refused_without_the_advice_to_skip_rows(
-    tmp_path: Path, start: bytes, on_bad_row: str
-) -> None:
+def test_a_zero_byte_at_the_start_cannot_be_skipped(tmp_path: Path, start: bytes, on_bad_row: str) -> None:
     path = write(tmp_path / "a.txt", start + b"b\0\n")
     with pytest.raises(InputError, match=r"leave it out of --data-files\. --on-bad-row skip does not help"):
         list(read_byte_range(ByteRange(local_file(path)), "text", "line", on_bad_row))

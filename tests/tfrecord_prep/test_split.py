@@ -1,4 +1,4 @@
-"""Partitions of a split less the complete ones; and progress: rate, share and estimate of this run alone."""
+"""The partitions that are left to do, and the progress: rate, fraction done and estimate of this run alone."""
 
 import gzip
 import io
@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlm_common.corpus import file_identity
-from mlm_common.corpus.bad_rows import BadRows
+from mlm_common.corpus import identity
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import Corpus, open_corpus, read_partition
-from tfrecord_prep import work_list
+from mlm_common.corpus.text_formats import BadRows
+from tfrecord_prep import split
 from tfrecord_prep.manifest import Totals
+from tfrecord_prep.split import SplitProgress, WorkList, default_partition_bytes, split_progress, total_bytes
 from tfrecord_prep.split_folder import CompletePartitions, PartitionResult
-from tfrecord_prep.work_list import SplitProgress, WorkList, default_partition_bytes, split_progress, total_bytes
 
 MIB = 1 << 20
 
@@ -72,7 +72,7 @@ def test_documents_that_the_parent_reads(files: list[str]) -> None:
 def test_default_size_follows_the_corpus(
     tmp_path: Path, num_bytes: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_identity, "_sha256", lambda _: "sha256 of much")
+    monkeypatch.setattr(identity, "_sha256", lambda _: "sha256 of much")
     path = tmp_path / "a.txt"
     path.write_text("text\n" * 2000, encoding="utf-8")  # the start is looked at
     with path.open("r+b") as file:
@@ -94,7 +94,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_lines_in_the_log(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, work_list.__name__)
+    caplog.set_level(logging.INFO, split.__name__)
     with split_progress("train", 10_000_000) as progress:
         progress.skip(4_000_000)
         for _ in range(5):
@@ -109,7 +109,7 @@ def test_lines_in_the_log(clock: Clock, caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_total_that_is_not_known(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, work_list.__name__)
+    caplog.set_level(logging.INFO, split.__name__)
     with split_progress("test", None) as progress:
         clock.seconds += 10
         progress.add(2_000_000, 100)

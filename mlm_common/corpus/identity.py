@@ -1,0 +1,227 @@
+"""Identify the text of a corpus: checksums of its files, and records of corpora compared.
+
+A corpus is recorded next to what was made of it. Files are identified by their content, wherever they are; a data set
+of the Hub by its commit, which is the recorded `dataset_revision`; the built-in text by the versions of Python and the
+packages.
+
+The checksum of a local file is remembered in the user's cache while the file stays untouched, as `git` does it: by
+device, inode, size, and the times at which content and file last changed, the second of which no program can set. So
+only a new or changed file is read.
+"""
+
+import dataclasses
+import gzip
+import hashlib
+import io
+import json
+import logging
+import os
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from mlm_common.cli.settings import describe_differences
+from mlm_common.corpus.config import BUILTIN, HELD_OUT_SPLITS, corpus_config_from_record
+from mlm_common.errors import InputError
+from mlm_common.hub.redaction import REDACTED
+from mlm_common.storage import Folder, open_folder
+from mlm_common.storage.reading import StoredFile, changed_file
+
+logger = logging.getLogger(__name__)
+
+Record = dict[str, Any]
+
+# The keys of the files of the main split, of `validation` and of `test` in a record.
+FILES_KEYS = ("data_files", *(f"{split}_files" for split in HELD_OUT_SPLITS))
+# Where files are, and how a data set is fetched.
+SETTINGS_WITHOUT_INFLUENCE = {*FILES_KEYS, "streaming", "trust_remote_code"}
+NUM_SHOWN_CHARACTERS = len("sha256 ") + 12
+
+NUM_READERS = 8
+BLOCK_BYTES = 1 << 20
+# Smaller files are hashed again: that takes no longer than to look them up.
+MIN_REMEMBERED_BYTES = 8 << 20
+# A younger file may change again without another time, in the same tick of the file system's clock.
+MIN_AGE_SECONDS = 2.0
+MANY_BYTES = 10 << 30  # hashing them is announced
+# Without a cache files are hashed each time: no home, a folder that cannot be written, a damaged file.
+CACHE_ERRORS = (OSError, RuntimeError, ValueError, KeyError, TypeError)
+
+# As `StoredFile` has them: `checksum`, and of a .gz file `content_checksum`.
+Checksums = dict[str, str | None]
+
+
+def file_record(file: StoredFile) -> Record:
+    """Record a file of the corpus: where it is, and checksums of its content."""
+    record: Record = {"path": file.name, "num_bytes": file.num_bytes, "checksum": file.checksum}
+    if file.content_checksum:
+        record["content_checksum"] = file.content_checksum
+    return record if file.is_local else record | {"generation": file.generation}
+
+
+def record_of_split(record: Record, split_name: str) -> Record:
+    """Reduce the record of a corpus to what decides the documents of one split: other settings are the default."""
+    config = corpus_config_from_record(record)
+    keys = [f"{split_name}_files"] if config.has_separate_source(split_name) else ["data_files", BUILTIN]
+    reduced = {"settings": dataclasses.asdict(config.of_split(split_name))}
+    return reduced | {key: record[key] for key in keys if key in record}
+
+
+def identity(record: Record) -> Record:
+    """Reduce a record to what identifies its text: equal text has an equal identity."""
+    kept = {name: value for name, value in record["settings"].items() if name not in SETTINGS_WITHOUT_INFLUENCE}
+    if is_path(kept["dataset_name"]):
+        kept["dataset_name"] = "a local folder"
+    files = {key: [[file["num_bytes"], file["checksum"]] for file in record[key]] for key in files_keys(record)}
+    return {"settings": kept} | files | {BUILTIN: record.get(BUILTIN)}
+
+
+def describe_changes(found: Record, asked: Record) -> str:
+    """Describe how the corpus `asked` differs from the recorded one; empty if it does not."""
+    known, wanted = identity(found), identity(asked)
+    there, here = ({"corpus": {key: one[key] for key in ("settings", BUILTIN)}} for one in (known, wanted))
+    changes = [describe_differences(there, here)]
+    changes += [change for key in FILES_KEYS for change in _changed_files(key, found.get(key), asked.get(key))]
+    hint = ""
+    if known["settings"]["dataset_revision"] != wanted["settings"]["dataset_revision"]:
+        hint = f" (for the one there: --dataset-revision {known['settings']['dataset_revision']})"
+    return "; ".join(filter(None, changes)) + hint
+
+
+def describe_changed_sources(found: Record, asked: Record) -> str:
+    """Describe the files that changed, of the splits with the same settings in both records."""
+
+    def has_same_settings(key: str) -> bool:
+        names = ["split"] if key == "data_files" else [key, key.replace("_files", "_split")]
+        return all(found["settings"][name] == asked["settings"][name] for name in names)
+
+    keys = [key for key in files_keys(found) if key in asked and has_same_settings(key)]
+    return "; ".join(change for key in keys for change in _changed_files(key, found[key], asked[key]))
+
+
+def describe_file(file: Record) -> str:
+    """Name a recorded file with its size and checksum."""
+    return f"{file['path']} ({file['num_bytes']:,} bytes, {file['checksum'][:NUM_SHOWN_CHARACTERS]})"
+
+
+def _changed_files(key: str, found: list[Record] | None, asked: list[Record] | None) -> Iterator[str]:
+    """Describe the first file that differs, and the number of the others."""
+    pairs = enumerate(zip_longest(found or (), asked or ()))
+    different = [(number, one, other) for number, (one, other) in pairs if not _may_be_same(one, other)]
+    if different:
+        number, one, other = different[0]
+        there, here = (describe_file(file) if file else "missing" for file in (one, other))
+        more = f", and {len(different) - 1:,} more" * (len(different) > 1)
+        yield f"corpus.{key}[{number}] is {there} there, {here} is asked for{more}"
+
+
+def _may_be_same(one: Record | None, other: Record | None) -> bool:
+    if one is None or other is None or one["num_bytes"] != other["num_bytes"]:
+        return False
+    (kind, _, value), (other_kind, _, other_value) = one["checksum"].partition(" "), other["checksum"].partition(" ")
+    return kind != other_kind or value == other_value
+
+
+def files_keys(record: Record) -> list[str]:
+    """List the keys under which the record has files."""
+    return [key for key in FILES_KEYS if key in record]
+
+
+def is_path(dataset_name: str | None) -> bool:
+    """Return whether a data set is a local folder, even if its path is redacted."""
+    return dataset_name is not None and (dataset_name == REDACTED or Path(dataset_name).is_absolute())
+
+
+def with_checksums(files: Iterable[StoredFile]) -> list[StoredFile]:
+    """Add checksums, `sha256 HEX`, and the time of the last change to the local files; objects have a checksum.
+
+    A .gz file also gets the checksum of its decompressed content, which is that of the same file uncompressed.
+
+    Raises:
+        InputError: a file cannot be read, or changes while it is.
+    """
+    found = list(files)
+    num_bytes = sum(file.num_bytes for file in found if file.is_local)
+    if num_bytes >= MANY_BYTES:
+        logger.info("Hashing the corpus's local files, %.1f GB, but for those hashed before.", num_bytes / 1e9)
+    with ThreadPoolExecutor(NUM_READERS) as pool:
+        return list(pool.map(_with_checksum, found))
+
+
+def _with_checksum(file: StoredFile) -> StoredFile:
+    if not file.is_local:
+        return file
+    try:
+        before = _state(file.name)
+        checksums = _remembered(file.name, before) or _checksums(file.name)
+        if _state(file.name) != before:
+            raise changed_file(file.name)
+        _remember(file.name, before, checksums)
+    except OSError as error:
+        raise InputError(f"A file of the corpus must be readable; {file.name}: {error.strerror}.") from error
+    return dataclasses.replace(file, num_bytes=before["size"], modified_ns=before["mtime_ns"], **checksums)  # type: ignore[arg-type]
+
+
+def _state(path: str) -> dict[str, int]:
+    found = Path(path).stat()
+    return {name: getattr(found, f"st_{name}") for name in ("dev", "ino", "size", "mtime_ns", "ctime_ns")}
+
+
+def _checksums(path: str) -> Checksums:
+    with Path(path).open("rb", buffering=0) as file:
+        checksums: Checksums = {"checksum": _sha256(file)}
+    return checksums | {"content_checksum": _content_sha256(path)} if path.endswith(".gz") else checksums
+
+
+def _content_sha256(path: str) -> str | None:
+    """Hash the decompressed content; None for a damaged file, which is refused when it is read."""
+    try:
+        with gzip.open(path) as file:
+            return _sha256(file)
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        return None
+
+
+def _sha256(file: io.RawIOBase | gzip.GzipFile) -> str:
+    digest, block = hashlib.sha256(), bytearray(BLOCK_BYTES)
+    while num_bytes := file.readinto(block):
+        digest.update(memoryview(block)[:num_bytes])
+    return f"sha256 {digest.hexdigest()}"
+
+
+def _remembered(path: str, state: dict[str, int]) -> Checksums | None:
+    if state["size"] < MIN_REMEMBERED_BYTES:
+        return None
+    names = ["checksum"] + ["content_checksum"] * path.endswith(".gz")
+    try:
+        record = json.loads(_open_cache().read_text(_name_in_cache(path)))
+        return {name: record[name] for name in names} if record["state"] == state else None
+    except CACHE_ERRORS:
+        return None
+
+
+def _remember(path: str, state: dict[str, int], checksums: Checksums) -> None:
+    age_seconds = time.time() - max(state["mtime_ns"], state["ctime_ns"]) / 1e9
+    if state["size"] < MIN_REMEMBERED_BYTES or age_seconds < MIN_AGE_SECONDS or _remembered(path, state):
+        return
+    try:
+        _open_cache().write_json(_name_in_cache(path), {"state": state} | checksums)
+    except CACHE_ERRORS as error:
+        logger.info("The hash of %s is not remembered: %s", path, error.__cause__ or error)
+
+
+def cache_folder() -> Path:
+    """Return the folder of what this project keeps between commands; a RuntimeError if the user has no home."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "mlm-pretraining")
+
+
+def _open_cache() -> Folder:
+    return open_folder(str(cache_folder() / "checksums"))
+
+
+def _name_in_cache(path: str) -> str:
+    return hashlib.sha256(os.fsencode(Path(path).resolve())).hexdigest() + ".json"

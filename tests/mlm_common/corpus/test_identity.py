@@ -1,0 +1,239 @@
+"""Records of a corpus: what tells its text from any other, and what does not."""
+
+import errno
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlm_common.corpus import identity
+from mlm_common.corpus.byte_ranges import ByteRange
+from mlm_common.corpus.config import CorpusConfig
+from mlm_common.corpus.corpus import open_corpus
+from mlm_common.corpus.identity import (
+    describe_changed_sources,
+    describe_changes,
+    record_of_split,
+    with_checksums,
+)
+from mlm_common.corpus.shared_text import NO_CONTENT
+from mlm_common.corpus.text_files import read_byte_range
+from mlm_common.errors import InputError
+from mlm_common.storage.reading import StoredFile
+from tests.servers.fixtures import CloudStorageHandle
+
+COMMIT, OTHER_COMMIT = "a1" * 20, "b2" * 20
+CONTENT = b"a line\n" * 50_000
+
+
+def record_of(*files: Path | str, split: str = "train", **settings: Any) -> dict[str, Any]:
+    """Record a corpus of files, for one of its splits, as JSON gives it back."""
+    record = open_corpus(CorpusConfig(data_files=list(map(str, files)), **settings)).record
+    return json.loads(json.dumps(record_of_split(record, split)))
+
+
+def on_hub(split: str = "train", **settings: Any) -> dict[str, Any]:
+    config = CorpusConfig(dataset_name="a/b", **{"dataset_revision": COMMIT} | settings)
+    return record_of_split({"settings": vars(config)}, split)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / f"{name}.txt" for name in "abc"]
+    for path in paths:
+        path.write_text(f"text of {path.stem}\n" * 10, encoding="utf-8")
+    return paths
+
+
+def test_a_corpus_is_known_by_content_not_by_place(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = record_of(*files[:2])
+    (tmp_path / "moved").mkdir()
+    for path in files[:2]:
+        shutil.copy(path, tmp_path / "moved")
+    monkeypatch.chdir(tmp_path / "moved")
+    moved = record_of("?.txt")
+    assert [file["path"] for file in moved["data_files"]] == [f"{tmp_path}/moved/{name}.txt" for name in "ab"]
+    assert moved["settings"]["data_files"] == [f"{tmp_path}/moved/?.txt"]
+    assert describe_changes(before, moved) == ""
+    Path("b.txt").write_text("TEXT of b\n" * 10, encoding="utf-8")
+    changes = describe_changes(before, record_of("?.txt"))
+    assert f"corpus.data_files[1] is {files[1]} (100 bytes, sha256 " in changes
+    assert f" there, {tmp_path}/moved/b.txt (100 bytes, sha256 " in changes
+
+
+def test_an_object_uploaded_again_is_the_same_corpus(cloud: CloudStorageHandle) -> None:
+    def record() -> dict[str, Any]:
+        return record_of(f"{cloud.bucket_url}/a.txt")
+
+    cloud.put("a.txt", b"text\n")
+    before = record()
+    cloud.put("a.txt", b"text\n")
+    assert record()["data_files"][0]["generation"] != before["data_files"][0]["generation"]
+    assert describe_changes(before, record()) == ""
+    cloud.put("a.txt", b"TEXT\n")
+    assert "(5 bytes, crc32c " in describe_changes(before, record())
+
+
+def test_files_added_or_in_another_order_make_another_corpus(files: list[Path]) -> None:
+    before = record_of(*files[:2])
+    assert "data_files[2] is missing there" in describe_changes(before, record_of(*files))
+    assert "data_files[0] is " in describe_changes(before, record_of(files[1], files[0]))
+    assert describe_changes(before, record_of(*reversed(files[:2]))).endswith(", and 1 more")
+
+
+@pytest.mark.parametrize("settings", [{"streaming": True}, {"trust_remote_code": True}, {"seed": 5}])
+def test_settings_without_influence_are_not_recorded_of_a_split(files: list[Path], settings: dict[str, Any]) -> None:
+    assert record_of(files[0], **settings) == record_of(files[0])
+
+
+def test_held_out_files_are_of_their_own_split_alone(files: list[Path]) -> None:
+    more = {"validation_files": [str(files[1])], "test_files": [str(files[2])]}
+    assert record_of(files[0], **more) == record_of(files[0])
+    assert record_of(files[0], split="validation", limit=3, **more) == record_of(
+        files[2], split="validation", validation_files=[str(files[1])]
+    )
+    assert record_of(files[0], test_percent=10) != record_of(files[0])
+    drawn = record_of(files[0], test_percent=10, validation_files=[str(files[1])])
+    assert drawn == record_of(files[0], test_percent=10, split="test")
+
+
+def test_another_commit_is_another_corpus_with_a_hint() -> None:
+    changes = describe_changes(on_hub(), on_hub(dataset_revision=OTHER_COMMIT))
+    assert f"dataset_revision is '{COMMIT}' there, '{OTHER_COMMIT}' is asked for" in changes
+    assert f"--dataset-revision {COMMIT}" in changes
+    assert describe_changes(on_hub(), on_hub(streaming=True, test_split="test")) == ""
+
+
+def test_sources_that_were_asked_for_otherwise_are_not_compared(files: list[Path]) -> None:
+    def whole(validation_file: Path) -> dict[str, Any]:
+        return open_corpus(
+            CorpusConfig(data_files=[str(files[0])], validation_files=[str(validation_file)], limit=3)
+        ).record
+
+    trained_on = whole(files[1])
+    assert describe_changed_sources(trained_on, whole(files[2])) == ""
+    files[1].write_text("changed\n", encoding="utf-8")
+    assert "validation_files[0] is " in describe_changed_sources(trained_on, whole(files[1]))
+
+
+def checksum_of(path: Path) -> str | None:
+    (found,) = with_checksums([StoredFile(str(path), path.stat().st_size)])
+    return found.checksum
+
+
+@pytest.fixture
+def num_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """List the paths that are hashed, of a user whose cache is empty; any file of an age is remembered."""
+    hashed: list[str] = []
+    hash_file = identity._checksums
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(identity, "MIN_REMEMBERED_BYTES", 1)
+    monkeypatch.setattr(identity, "MIN_AGE_SECONDS", 0.05)
+    monkeypatch.setattr(identity, "_checksums", lambda path: hashed.append(path) or hash_file(path))
+    return hashed
+
+
+def test_one_changed_byte_makes_another_file(tmp_path: Path) -> None:
+    path, middle = tmp_path / "a.txt", len(CONTENT) // 2
+    path.write_bytes(CONTENT)
+    (tmp_path / "copy.txt").write_bytes(CONTENT)
+    before = checksum_of(path)
+    assert checksum_of(tmp_path / "copy.txt") == before
+    path.write_bytes(CONTENT[:middle] + b"X" + CONTENT[middle + 1 :])
+    assert checksum_of(path) != before
+
+
+def test_a_file_is_hashed_once_for_each_of_its_states(tmp_path: Path, num_hashed: list[str]) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(CONTENT)
+    time.sleep(0.1)
+    before, modified = checksum_of(path), path.stat().st_mtime_ns
+    assert checksum_of(path) == before
+    assert len(num_hashed) == 1
+    path.write_bytes(CONTENT.upper())
+    os.utime(path, ns=(modified, modified))
+    assert checksum_of(path) != before
+    assert len(num_hashed) == 2
+
+
+def test_a_file_that_was_just_written_is_not_remembered(tmp_path: Path, num_hashed: list[str]) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(CONTENT)
+    assert checksum_of(path) == checksum_of(path)
+    assert len(num_hashed) == 2
+
+
+def test_without_a_writable_cache_files_are_hashed_again(tmp_path: Path, num_hashed: list[str]) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(CONTENT)
+    (tmp_path / "cache").write_bytes(b"a file in the way")
+    time.sleep(0.1)
+    assert checksum_of(path) == checksum_of(path)
+    assert len(num_hashed) == 2
+
+
+def test_a_file_that_changes_after_hashing_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(CONTENT)
+    (file,) = with_checksums([StoredFile(str(path), len(CONTENT))])
+    texts = read_byte_range(ByteRange(file), "text", "line")
+    assert next(texts) == "a line"
+    path.write_bytes(CONTENT.upper())
+    with pytest.raises(InputError, match=r"a\.txt changed while it was being read"):
+        list(texts)
+    with pytest.raises(InputError, match="changed while it was being read"):
+        list(read_byte_range(ByteRange(file), "text", "line"))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"must be readable; .*gone\.txt: No such file"):
+        with_checksums([StoredFile(str(tmp_path / "gone.txt"), 5)])
+
+
+@pytest.mark.parametrize("damage", [b"", b"not gzip", gzip.compress(CONTENT)[:-9], gzip.compress(CONTENT) + b"garbage"])
+def test_a_damaged_gzip_file_has_no_content_checksum(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(damage)
+    (found,) = with_checksums([StoredFile(str(path), len(damage))])
+    assert found.checksum == f"sha256 {hashlib.sha256(damage).hexdigest()}"
+    assert found.content_checksum in {None, NO_CONTENT}
+
+
+def test_both_checksums_of_a_gzip_file_are_remembered(
+    tmp_path: Path, num_hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(CONTENT))
+    monkeypatch.setattr(identity, "MIN_AGE_SECONDS", -60.0)
+    first, second = (with_checksums([StoredFile(str(path), 0)]) for _ in range(2))
+    assert first == second
+    assert first[0].content_checksum == f"sha256 {hashlib.sha256(CONTENT).hexdigest()}"
+    assert len(num_hashed) == 1
+
+
+@pytest.mark.parametrize("obstacle", ["no home", "a read-only home"])
+def test_without_a_home_files_are_hashed_each_time(
+    tmp_path: Path, num_hashed: list[str], monkeypatch: pytest.MonkeyPatch, obstacle: str
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(CONTENT)
+    monkeypatch.setattr(identity, "MIN_AGE_SECONDS", -60.0)
+
+    def refuse(*_: object, **__: object) -> Path:
+        if obstacle == "no home":
+            raise RuntimeError("Could not determine home directory.")
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home" if obstacle == "no home" else "mkdir", refuse)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert checksum_of(path) == checksum_of(path)
+    assert len(num_hashed) == 2
