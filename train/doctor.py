@@ -80,8 +80,8 @@ def of_machine(config: TrainingConfig, installed: dict) -> Iterator[Finding]:
 
 def of_inputs(config: TrainingConfig) -> Iterator[Finding]:
     """Yield the findings on buckets, shards and the Hub."""
-    yield from _findings("credentials", "cloud.check_credentials", config)
-    yield from _findings("bucket", "cloud.check_buckets", config)
+    yield from _findings("credentials", "run_inputs.check_credentials", config)
+    yield from _findings("bucket", "run_inputs.check_buckets", config)
     if _has_run(config):
         yield from _findings("data", "run_inputs.check_data", config)
     yield from _findings("Hub", "run_inputs.check_hub", config)

@@ -1,12 +1,9 @@
 """Export a checkpoint of a run, or another saved model, for PyTorch; push it to the Hub if you ask for it."""
 
 import argparse
-import functools
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 try:
     from mlm_common.cli.command_line import command, log_start
@@ -14,14 +11,11 @@ except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.cli.console import add_verbose_flag
 from mlm_common.errors import InputError
+from mlm_common.hub.access import check_hub_access
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository, push_files
-from mlm_common.storage import PARTIAL_SUFFIX, open_folder
-
-if TYPE_CHECKING:
-    from train.publishing.saved_model import SavedModel
+from mlm_common.storage import open_folder
 
 FORMATS = ("pytorch", "tf")
-TF_WEIGHTS_NAME = "tf_model.h5"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -43,7 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--formats",
         default="pytorch",
-        help=f"Formats to write, separated by commas: pytorch (model.safetensors, always), tf ({TF_WEIGHTS_NAME}).",
+        help="Formats to write, separated by commas: pytorch (model.safetensors, always), tf (tf_model.h5).",
     )
     parser.add_argument("--tokenizer", help="Folder or Hub id of the tokenizer, if it has moved since the run.")
     add_verbose_flag(parser)
@@ -59,14 +53,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     output = open_folder(arguments.output)
     output.check_writable()
     repository = _repository(arguments)
-    from train.publishing.saved_model import read_saved_model  # TensorFlow, not for --help
+    from train.publishing.saved_model import read_saved_model, write_tf_weights  # TensorFlow, not for --help
 
     saved = read_saved_model(arguments.checkpoint, arguments.tokenizer)
     with output.staging() as local_folder:
-        names = _write(saved, local_folder, repository)
+        names = saved.write(local_folder, repository)
         if "tf" in formats:
-            _write_tf_weights(local_folder, saved.model_class)
-            names.append(TF_WEIGHTS_NAME)
+            names.append(write_tf_weights(local_folder, saved.model_class))
         output.upload_folder(local_folder)
         if repository is not None:
             files = {name: Path(local_folder, name) for name in names}
@@ -88,42 +81,11 @@ def _formats(text: str) -> set[str]:
 
 def _repository(arguments: argparse.Namespace) -> HubRepository | None:
     """Return the repository of `--push`, checked to be writable; None without the flag."""
-    from mlm_common.hub.access import check_hub_access
-
     if not arguments.push:
         return None
     repository = HubRepository(arguments.push, private=arguments.private, branch=arguments.revision)
     check_hub_access(repository)
     return repository
-
-
-def _write(saved: "SavedModel", folder: str, repository: HubRepository | None) -> list[str]:
-    """Write the model, with its card, plot and TensorBoard files if they are known; return the names of the files."""
-    from mlm_common.tokenizer import vocabulary_size
-    from train.publishing.model_card import model_card
-    from train.publishing.publisher import Publisher
-    from train.publishing.pytorch_format import export_model
-
-    if saved.run_folder is None or saved.record is None:
-        size = vocabulary_size(saved.tokenizer)
-        model, length = saved.publication.model, saved.model_max_length
-        return export_model(model, saved.tokenizer, folder, model_max_length=length, vocabulary_size=size)
-    record = saved.record
-    if repository is not None:
-        branch = None if repository.branch == MAIN_BRANCH else repository.branch
-        record["settings"]["hub"] |= {"hub_model_id": repository.repo_id, "hub_revision": branch}
-    card = functools.partial(model_card, record, saved.tokenizer)
-    publisher = Publisher(saved.run_folder, folder, saved.tokenizer, saved.model_max_length, card)
-    return publisher.write(saved.publication, folder)
-
-
-def _write_tf_weights(folder: str, model_class: str) -> None:
-    """Write the weights of the export in TensorFlow's format, from the PyTorch export, so that they cannot differ."""
-    from train.model.from_pretrained import load_model
-
-    with tempfile.TemporaryDirectory(dir=folder, suffix=PARTIAL_SUFFIX) as staging:
-        load_model(folder, model_class).save_pretrained(staging)
-        Path(staging, TF_WEIGHTS_NAME).replace(Path(folder, TF_WEIGHTS_NAME))
 
 
 if __name__ == "__main__":

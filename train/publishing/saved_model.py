@@ -1,24 +1,30 @@
 """Read a saved model: a checkpoint of a run, or a folder in transformers' formats."""
 
+import functools
 import re
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.utils import TF2_WEIGHTS_NAME
 
 from mlm_common.errors import InputError
+from mlm_common.hub.push import MAIN_BRANCH, HubRepository
 from mlm_common.hub.redaction import REDACTED
-from mlm_common.storage import local_or_hub, open_folder
-from mlm_common.tokenizer import load_tokenizer
+from mlm_common.storage import PARTIAL_SUFFIX, local_or_hub, open_folder
+from mlm_common.tokenizer import load_tokenizer, vocabulary_size
 from train.checkpoints.store import CheckpointStore, DamagedCheckpointError
 from train.metrics.log import read_metrics
 from train.model.architectures import ARCHITECTURES, max_positions
 from train.model.from_pretrained import load_model
 from train.model.modernbert import auto_class
 from train.model.pretrained_files import read_config
-from train.publishing.publisher import Publication
-from train.publishing.pytorch_format import ModelSnapshot, take_snapshot
+from train.publishing.model_card import model_card
+from train.publishing.publisher import Publication, Publisher
+from train.publishing.pytorch_format import ModelSnapshot, export_model, take_snapshot
 from train.runtime.plan import longest_row, phase_index
 from train.runtime.run_folder import CHECKPOINTS_FOLDER, RECORD_NAME, read_run_record, record_of_phase
 from train.tasks.masked_lm import MaskedLanguageModeling
@@ -43,6 +49,30 @@ class SavedModel:
     model_class: str = MaskedLanguageModeling.model_class
     run_folder: str | None = None
     record: dict[str, Any] | None = None
+
+    def write(self, folder: str, repository: HubRepository | None) -> list[str]:
+        """Write the model, with its card, plot and TensorBoard files if they are known; return the names of the files.
+
+        Args:
+            repository: the one that the card names.
+        """
+        if self.run_folder is None or self.record is None:
+            model, length, size = self.publication.model, self.model_max_length, vocabulary_size(self.tokenizer)
+            return export_model(model, self.tokenizer, folder, model_max_length=length, vocabulary_size=size)
+        if repository is not None:
+            branch = None if repository.branch == MAIN_BRANCH else repository.branch
+            self.record["settings"]["hub"] |= {"hub_model_id": repository.repo_id, "hub_revision": branch}
+        card = functools.partial(model_card, self.record, self.tokenizer)
+        publisher = Publisher(self.run_folder, folder, self.tokenizer, self.model_max_length, card)
+        return publisher.write(self.publication, folder)
+
+
+def write_tf_weights(folder: str, model_class: str) -> str:
+    """Write TensorFlow's weights from the export in `folder`, so that both are equal; return the name of the file."""
+    with tempfile.TemporaryDirectory(dir=folder, suffix=PARTIAL_SUFFIX) as staging:
+        load_model(folder, model_class).save_pretrained(staging)
+        Path(staging, TF2_WEIGHTS_NAME).replace(Path(folder, TF2_WEIGHTS_NAME))
+    return TF2_WEIGHTS_NAME
 
 
 def read_saved_model(path: str, tokenizer: str | None = None) -> SavedModel:

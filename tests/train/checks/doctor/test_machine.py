@@ -9,22 +9,22 @@ from types import SimpleNamespace
 import pytest
 
 from tests.fixtures.doctor_cases import config_of, found, install, modules, only_error
-from train.checks.doctor import machine, packages, tpu
+from train.checks.doctor import packages, run_inputs, tpu
 
 
 def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = config_of("--output-dir", str(tmp_path / "not yet" / "run"))
-    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: SimpleNamespace(free=3_000_000_000))
-    line = only_error(found(machine.check_disk, config, 125_000_000))
+    monkeypatch.setattr(run_inputs.shutil, "disk_usage", lambda _: SimpleNamespace(free=3_000_000_000))
+    line = only_error(found(run_inputs.check_disk, config, 125_000_000))
     assert f"3.0 GB free in {tmp_path}; the run writes up to 6.5 GB: 4 checkpoints and the export. Free some" in line
-    assert [one.status for one in found(machine.check_disk, config, 10_000_000)] == ["ok"]
+    assert [one.status for one in found(run_inputs.check_disk, config, 10_000_000)] == ["ok"]
 
 
 def test_little_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(machine, "MEMORY_FILE", tmp_path / "meminfo")
-    machine.MEMORY_FILE.write_text("MemTotal: 9 kB\nMemAvailable: 1500000 kB\n", encoding="utf-8")
-    assert [one.status for one in found(machine.check_memory, config_of(), 10_000_000)] == ["ok"]
-    line = only_error(found(machine.check_memory, config_of(), 125_000_000))
+    monkeypatch.setattr(run_inputs, "MEMORY_FILE", tmp_path / "meminfo")
+    run_inputs.MEMORY_FILE.write_text("MemTotal: 9 kB\nMemAvailable: 1500000 kB\n", encoding="utf-8")
+    assert [one.status for one in found(run_inputs.check_memory, config_of(), 10_000_000)] == ["ok"]
+    line = only_error(found(run_inputs.check_memory, config_of(), 125_000_000))
     assert "1.5 GB of memory available; the run needs 3.0 GB" in line
     assert line.endswith("a smaller model (--preset).")
 
