@@ -67,6 +67,11 @@ class TrainingInputs(Inputs):
     def describe(self) -> dict[str, Any]:
         return {"train_data": _describe_shards(self.train_shards), "eval_data": _describe_shards(self.eval_shards)}
 
+    def chunkings(self) -> list[tuple[str, str]]:
+        """List the folders of the shards, and how their rows were cut; of the preflight there may be none."""
+        known = [one for one in (self.train_shards, self.eval_shards) if one is not None and one.paths]
+        return [(one.folder, one.manifest.chunking if one.manifest else "unknown, without a manifest") for one in known]
+
     def training_batches(
         self, features: Mapping[str, Feature], context: "tf.distribute.InputContext", *, seed: int, **steps: int
     ) -> "tf.data.Dataset":

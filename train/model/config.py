@@ -137,14 +137,11 @@ def _check_block_attention(model_type: str, inputs: TrainingInputs) -> None:
             f"--block-attention needs one of {', '.join(known)}; the model is a {model_type}. Leave the flag out, or "
             "give another --preset or --pretrained-model-config."
         )
-    for shards in (inputs.train_shards, inputs.eval_shards):
-        if shards is None or not shards.paths:  # of the preflight there may be none
-            continue
-        chunking = shards.manifest.chunking if shards.manifest else "unknown, without a manifest"
+    for folder, chunking in inputs.chunkings():
         if chunking not in SEPARATED_CHUNKINGS:
             raise InputError(
                 "--block-attention needs shards in which a [SEP] ends each document: --chunking "
-                f"{', '.join(SEPARATED_CHUNKINGS)}; that of {shards.folder} is {chunking}. Leave the flag out, or "
+                f"{', '.join(SEPARATED_CHUNKINGS)}; that of {folder} is {chunking}. Leave the flag out, or "
                 "prepare the shards with prepare-tfrecord-shards."
             )
 

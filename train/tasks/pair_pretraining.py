@@ -60,13 +60,10 @@ class PairPretraining(MaskedLanguageModeling):
         Raises:
             InputError: the shards have no pairs; or words must be masked, and it is not known which tokens start one.
         """
-        for shards in (inputs.train_shards, inputs.eval_shards):
-            if shards is None or not shards.paths:  # of the preflight there may be none
-                continue
-            chunking = shards.manifest.chunking if shards.manifest else "unknown, without a manifest"
+        for folder, chunking in inputs.chunkings():
             if chunking != PAIRS:
                 raise InputError(
-                    f"--objective mlm+{cls.pair_name} needs shards of --chunking {PAIRS}; that of {shards.folder} is "
+                    f"--objective mlm+{cls.pair_name} needs shards of --chunking {PAIRS}; that of {folder} is "
                     f"{chunking}. Prepare them so, or leave the flag out."
                 )
         ids = special_ids(inputs.tokenizer)
