@@ -85,20 +85,20 @@ def test_a_model_that_cannot_be_built(shards: Path, tmp_path: Path, monkeypatch:
 
 
 def test_the_command_names_all_errors_at_once(
-    shards: Path, tmp_path: Path, hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    shards: Path, tmp_path: Path, hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch, run: Any
 ) -> None:
     (tmp_path / "broken").mkdir()
     modules(tmp_path / "broken", monkeypatch, tensorflow____init__="raise ImportError('libtpu.so: missing')")
     monkeypatch.setenv("HF_TOKEN", hub_here.read_token)
     (shards / "train" / "manifest.json").unlink()
     more = ("--tpu-name", "local", "--hub-model-id", "alice/model")
-    assert doctor.main(run_flags(shards, tmp_path / "run", *more)) == 1
-    shown = capsys.readouterr()
-    errors = [line.split()[1] for line in shown.out.splitlines() if line.startswith("error")]
+    outcome = run(doctor.main, *run_flags(shards, tmp_path / "run", *more))
+    assert outcome.status == 1
+    errors = [line.split()[1] for line in outcome.out.splitlines() if line.startswith("error")]
     assert errors == ["import", "TPU", "data", "Hub"]
-    assert "warning  run            was not checked: fix the errors above first." in shown.out
-    assert "4 errors" in shown.out
-    assert shown.err.splitlines()[-1].startswith("error: Some checks failed")
+    assert "warning  run            was not checked: fix the errors above first." in outcome.out
+    assert "4 errors" in outcome.out
+    assert outcome.error.startswith("error: Some checks failed")
 
 
 @pytest.mark.slow
