@@ -45,7 +45,7 @@ EXTRAS = {
 # pyproject.toml says the same to uv and pip.
 OLDEST_PYTHON, FIRST_PYTHON_TOO_NEW = (3, 10), (3, 14)
 PYTHON_RANGE = "Python 3.10, 3.11, 3.12 or 3.13"
-# Those of train/runtime/tpu.py, which cannot be imported before the project is installed.
+# Those of train/runtime/machines.py, which cannot be imported before the project is installed.
 TPU_DEVICE_PATTERNS = ("accel*", "vfio/[0-9]*")
 # Installed without its dependencies, which would replace the TPU's TensorFlow with that for the CPU.
 TF_KERAS_FOR_TPU = "tf-keras>=2.20,<2.21"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from train.metrics.log import read_metrics
 from train.run_mlm import main as run_mlm
+from train.runtime.run_folder import RunFolder
 
 STARTS = ("random", "sinusoidal")
 
@@ -28,7 +29,7 @@ def validation_losses(shards: str, start: str, num_steps: int) -> dict[int, floa
             status = run_mlm([*datasets, *settings, "--output-dir", str(run)])
         if status:
             sys.exit(status)
-        lines = read_metrics(str(run))
+        lines = read_metrics(RunFolder(run))
         return {line["step"]: line["loss"] for line in lines if line["split"] == "validation"}
 
 

@@ -43,20 +43,21 @@ def build(folder: str, arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Build a trainer of the model, and the callback that pushes it after every step."""
     from benchmarks.peers.train_step_contenders import our_trainer
     from mlm_common.hub.push import HubRepository
-    from train.config.sources import parse_training_config
-    from train.loop.run import prepare_run
+    from train.config.settings import parse_training_config
+    from train.loop.lifecycle import Pretraining, prepare
     from train.publishing.publisher import Publisher
     from train.publishing.push_to_hub import PushToHub
 
     model = f"num_hidden_layers={arguments.num_layers},max_position_embeddings={LENGTH}"
     flags = ["--preset", "bert-base", "--config-overrides", model, "--max-steps", str(NUM_STEPS)]
     flags += ["--train-dataset", folder, "--tokenizer", f"{folder}/tokenizer", "--output-dir", f"{folder}/run"]
-    run = prepare_run(parse_training_config([*flags, "--per-replica-batch-size", str(arguments.batch_rows)], ""))
+    config = parse_training_config([*flags, "--per-replica-batch-size", str(arguments.batch_rows)], "")
+    run = prepare(config, Pretraining())
     trainer = our_trainer(run)
     publisher = Publisher(
-        run.output_dir,
-        f"{run.output_dir}/export",
-        run.inputs.tokenizer,
+        run.folder,
+        run.folder.export.path,
+        run.phases[0].inputs.tokenizer,
         LENGTH,
         lambda *_: "",
         HubRepository("alice/big"),

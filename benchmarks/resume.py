@@ -32,6 +32,7 @@ import numpy as np
 from benchmarks.random_inputs import write_random_shards, write_tokenizer
 from benchmarks.tables import median_and_range, print_machine, print_table
 from train.runtime import heartbeat
+from train.runtime.run_folder import RunFolder
 
 RUN_MLM = str(Path(__file__).resolve().parent.parent / "train" / "run_mlm.py")
 BATCH_ROWS, EARLY_STEP = 8, 100
@@ -125,7 +126,7 @@ def show_saves(folder: Path, arguments: argparse.Namespace) -> None:
 
     from train.checkpoints.manager import Checkpoints, TrainingState
     from train.checkpoints.store import CheckpointRecord
-    from train.config.settings import ModelConfig, OptimizationConfig
+    from train.config.learning import ModelConfig, OptimizationConfig
     from train.model.build import build_network
     from train.step.optimizer import build_optimizer
     from train.step.train_step import PretrainingModel
@@ -139,7 +140,7 @@ def show_saves(folder: Path, arguments: argparse.Namespace) -> None:
     optimizer = build_optimizer(OptimizationConfig(), num_steps=10, num_warmup_steps=0)
     optimizer.build(network.trainable_variables)
     model.compile(optimizer=optimizer)
-    state, checkpoints = TrainingState(model), Checkpoints(str(folder), num_kept=1)
+    state, checkpoints = TrainingState(model), Checkpoints(RunFolder(folder), num_kept=1)
     manager = tf.train.CheckpointManager(
         tf.train.Checkpoint(network=network, optimizer=optimizer), str(folder / "tensorflow"), max_to_keep=1
     )

@@ -13,8 +13,8 @@ except ModuleNotFoundError:
 from finetuning.data.glue import GLUE_TASKS
 from mlm_common.cli.settings import flag, require
 from mlm_common.errors import InputError
-from mlm_common.storage import folder_and_name, open_folder
-from train.runtime.run_folder import RECORD_NAME, read_run_record
+from mlm_common.storage import folder_and_name
+from train.runtime.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,16 @@ def submission_files(run: str) -> dict[str, str]:
     Raises:
         InputError: it is no run of a task of GLUE, or has not predicted.
     """
-    folder = open_folder(run)
-    name = read_run_record(run)["settings"]["data"].get("task_name") if folder.exists(RECORD_NAME) else None
+    folder = RunFolder(run)
+    name = folder.read_record()["settings"]["data"].get("task_name") if folder.has_run() else None
     if name is None:
         raise InputError(f"--runs: {run} is not a run of run_classification.py with --task-name.")
     task, files = GLUE_TASKS[name], {}
     for ending, (_, file) in task.all_tests.items():
         predictions = f"predict_results_{name}{ending}.txt"
-        if not folder.exists(predictions):
+        if not folder.files.exists(predictions):
             raise InputError(f"--runs: {run} has no {predictions}. Run its command again with --do-predict.")
-        lines = [line.split("\t") for line in folder.read_text(predictions).splitlines()[1:]]
+        lines = [line.split("\t") for line in folder.files.read_text(predictions).splitlines()[1:]]
         rows = [f"{index}\t{_as_submitted(one, task.label_names)}\n" for index, one in lines]
         files[file] = "index\tprediction\n" + "".join(rows)
     return files

@@ -1,28 +1,14 @@
 """Fine-tune a model to classify texts or pairs of texts, or to rate them with a number: GLUE tasks or your data."""
 
 import sys
-from collections.abc import Sequence
 
 try:
-    from mlm_common.cli.command_line import command, log_start
+    from finetuning.loop.command import finetuning_command
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from finetuning.config.settings import ClassificationConfig
-from finetuning.config.sources import parse_finetuning_config
-from train.runtime.supervisor import supervise_if_asked
 
-
-@command
-def main(argv: Sequence[str] | None = None) -> None:
-    """Check all that can be checked, print the plan, connect; build, restore, fit; score, predict, export, push."""
-    config = parse_finetuning_config(ClassificationConfig, argv, __doc__)
-    supervise_if_asked(config.run, __file__, argv)
-    log_start(__file__)
-    from finetuning.loop.classification import Classification  # transformers, not for --help
-    from finetuning.loop.seeds import finetune_seeds
-
-    finetune_seeds(config, Classification)
-
+main = finetuning_command(ClassificationConfig, "finetuning.loop.classification:Classification", __file__, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,28 +1,14 @@
 """Fine-tune a model to tag words: named entities, parts of speech, anything with one tag per word."""
 
 import sys
-from collections.abc import Sequence
 
 try:
-    from mlm_common.cli.command_line import command, log_start
+    from finetuning.loop.command import finetuning_command
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from finetuning.config.settings import TaggingConfig
-from finetuning.config.sources import parse_finetuning_config
-from train.runtime.supervisor import supervise_if_asked
 
-
-@command
-def main(argv: Sequence[str] | None = None) -> None:
-    """Check all that can be checked, print the plan, connect; build, restore, fit; score, predict, export, push."""
-    config = parse_finetuning_config(TaggingConfig, argv, __doc__)
-    supervise_if_asked(config.run, __file__, argv)
-    log_start(__file__)
-    from finetuning.loop.seeds import finetune_seeds
-    from finetuning.loop.tagging import TaggingJob  # transformers, not for --help
-
-    finetune_seeds(config, TaggingJob)
-
+main = finetuning_command(TaggingConfig, "finetuning.loop.tagging:TaggingJob", __file__, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

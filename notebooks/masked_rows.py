@@ -1,6 +1,6 @@
 """Show what a model gets: a row of shards, the same row masked, and the tokens to predict."""
 
-from train.config.settings import DataConfig, MaskingConfig
+from train.config.learning import DataConfig, MaskingConfig
 from train.data.pipeline import evaluation_batches
 from train.data.shards import open_inputs
 from train.tasks.masked_lm import MaskedLanguageModeling

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from mlm_common.cli.settings import flag, require, require_each
+from mlm_common.cli.settings import Bounded, flag, require
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
 from mlm_common.worker_pool import num_cores
@@ -18,7 +18,7 @@ DATAFLOW_RUNNER = "DataflowRunner"
 
 
 @dataclass(frozen=True)
-class PrepareConfig:
+class PrepareConfig(Bounded):
     """How text becomes shards.
 
     Raises:
@@ -60,17 +60,23 @@ class PrepareConfig:
         0.5,
         "With --chunking segment_pairs: fraction of the pairs whose second segment comes from another document. "
         "BERT used 0.5; use 0 for --objective mlm+sop.",
+        at_least=0,
+        at_most=1,
     )
-    shard_size: int = flag(16384, "Rows per shard, at most. 16,384 rows of 512 tokens are under 30 MB.")
+    shard_size: int = flag(16384, "Rows per shard, at most. 16,384 rows of 512 tokens are under 30 MB.", at_least=1)
     partition_bytes: int | None = flag(
         None,
         "Bytes of the corpus per unit of work. A resumed run does not repeat finished units, and the last row of "
         "each is padded. Default: 1 to 64 MiB, by the size of the corpus. A file that cannot be cut (.gz, .csv, "
         ".json) and a row group of .parquet are one unit, unless there are so few that the main process reads "
         "them and cuts the text.",
+        at_least=MIN_PARTITION_BYTES,
     )
     num_workers: int | None = flag(
-        None, "Number of worker processes; the result does not depend on it. Default: one per core.", is_usual=True
+        None,
+        "Number of worker processes; the result does not depend on it. Default: one per core.",
+        is_usual=True,
+        at_least=1,
     )
     runner: Literal["local", "DirectRunner", "DataflowRunner"] = flag(
         "local",
@@ -104,6 +110,7 @@ class PrepareConfig:
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.output_dir:
             raise InputError("--output-dir is required: the folder for the shards.")
         if not self.tokenizer_name_or_path and not self.verify:
@@ -114,17 +121,8 @@ class PrepareConfig:
             raise InputError(f"--max-length must be at least {MIN_LENGTH} tokens a row; received {self.max_length}.")
         is_needed = self.sentences_by == "punctuation" or self.chunking == PAIRS
         require(is_needed, f"needs --chunking {PAIRS}", "--sentences-by", f"it with {self.chunking}")
-        require_each(self, "random_share", lambda value: 0 <= value <= 1, "must be between 0 and 1")
         is_needed = self.random_share == PairRule.random_share or self.chunking == PAIRS
         require(is_needed, f"needs --chunking {PAIRS}", "--random-share", f"it with {self.chunking}")
-        if self.shard_size < 1:
-            raise InputError(f"--shard-size must be 1 row or more; received {self.shard_size}.")
-        if self.partition_bytes is not None and self.partition_bytes < MIN_PARTITION_BYTES:
-            raise InputError(
-                f"--partition-bytes must be at least {MIN_PARTITION_BYTES:,}; received {self.partition_bytes:,}."
-            )
-        if self.num_workers is not None and self.num_workers < 1:
-            raise InputError(f"--num-workers must be 1 or more processes; received {self.num_workers}.")
         self._check_runner()
 
     def _check_runner(self) -> None:

@@ -22,7 +22,7 @@ except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.cli.console import folder_beside, next_step, progress_bar
 from mlm_common.cli.local_paths import short_path
-from mlm_common.cli.settings import describe_differences, flag, flag_of
+from mlm_common.cli.settings import Bounded, describe_differences, flag, flag_of
 from mlm_common.corpus.config import VALIDATION, CorpusConfig
 from mlm_common.corpus.corpus import Corpus, open_corpus
 from mlm_common.corpus.identity import describe_changes
@@ -78,7 +78,7 @@ RECORDED_PACKAGES = ("mlm-pretraining", "datasets", "numpy", "regex", "sentencep
 
 
 @dataclass(frozen=True)
-class OutputConfig:
+class OutputConfig(Bounded):
     """Where the tokenizer is saved, and how the run works; nothing here changes the tokenizer.
 
     Raises:
@@ -96,6 +96,7 @@ class OutputConfig:
         "Number of worker processes; the result does not depend on it. Default: one per core, at most "
         f"{MAX_COUNTING_PROCESSES}.",
         is_usual=True,
+        at_least=1,
     )
     batch_size: int | None = flag(None, "Accepted for compatibility; has no effect.")
     push_to_hub: str | None = flag(
@@ -117,10 +118,9 @@ class OutputConfig:
     dry_run: bool = flag(False, "Check everything, print the plan, and stop.", is_usual=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.output_dir:
             raise InputError("--output-dir is required: the folder of the tokenizer, local or gs://BUCKET/NAME.")
-        if self.num_workers is not None and self.num_workers < 1:
-            raise InputError(f"--num-workers must be 1 or more processes; got {self.num_workers}.")
         if self.push_to_hub and self.export_to_hub:
             raise InputError("--push-to-hub cannot be combined with --export-to-hub: both name a repository.")
 

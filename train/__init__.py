@@ -1,18 +1,19 @@
-"""Stage 3, the training. Its chapters in reading order; each imports only from those before it:
+"""Stage 3, the training. `run_mlm.py` and `train.loop.lifecycle` tell the story of a run from its flags to its export.
 
-    run_mlm.py      the command, one call for each stage of a run
+Its folders in reading order, each of which imports only from those before it:
+
     config/         all settings of a run, and where they come from
-    runtime/        plan, strategy, devices, workers, hooks between steps, and how a run stops
-    data/           input pipeline with a stateless, resumable shuffle
+    runtime/        the run's folder, plan, machines, strategy, hooks between steps, and how it stops
+    data/           shards opened and checked, a stateless shuffle, tf.data
     layers/         random bits, dropout, attention and matrix products that suit the TPU
     model/          configuration, presets, architectures, weights to start from
-    tasks/          what is learned: masked tokens, pairs of segments; masks and losses
-    step/           masks, gradients, clipping, the optimizer; evaluation
-    checkpoints/    written by a thread, checked when read, resumed from
-    metrics/        the log, throughput, plots, and runs compared
-    publishing/     export, model card, pushes to the Hub
-    loop/           a run checked, planned and recorded; hooks between steps
-    checks/         before you pay for a TPU: doctor.py and tpu_preflight.py
+    tasks/          what is learned: masked tokens, pairs of segments; their masks and losses
+    step/           forward, backward, accumulation, clipping; AdamW and LAMB, the learning rate; evaluation
+    checkpoints/    written by a thread, checked when read; the identity of a run, and where it resumes
+    metrics/        log, plots, throughput, progress bar
+    publishing/     the export in PyTorch layout, the model card, pushes to the Hub
+    loop/           a run and its phases, its life from check to export, and what is done between its steps
+    checks/         what is checked before you pay for a TPU, for doctor.py and tpu_preflight.py
 
 The other commands are export.py, fill_mask.py, compare_runs.py and convert_bert.py.
 

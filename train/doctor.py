@@ -16,8 +16,7 @@ try:
     from mlm_common.errors import RunFailedError
     from train.checks.doctor import packages
     from train.checks.doctor.findings import Finding, findings_of
-    from train.config.settings import TrainingConfig
-    from train.config.sources import parse_run_flags
+    from train.config.settings import TrainingConfig, parse_run_flags
 except ModuleNotFoundError as missing:
     print(
         f"error    Python         {missing}. Activate the project's environment (source .venv/bin/activate) or make "

@@ -15,7 +15,7 @@ except ModuleNotFoundError:
 from mlm_common.cli.local_paths import check_folder
 
 # Before transformers is imported.
-from mlm_common.cli.settings import flag
+from mlm_common.cli.settings import Bounded, flag
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
 from train.config.settings import MASK
@@ -32,7 +32,7 @@ MASKED_LM_CLASSES = ("ForMaskedLM", "ForPreTraining")
 
 
 @dataclass(frozen=True)
-class FillMaskConfig:
+class FillMaskConfig(Bounded):
     """The model, and the sentences with masks to fill in."""
 
     model: str = field(
@@ -42,11 +42,7 @@ class FillMaskConfig:
         default_factory=lambda: list(DEFAULT_SENTENCES),
         metadata={"help": "Sentences with one [MASK] each. Default: three for a model of technical English."},
     )
-    top_k: int = flag(5, "Number of predictions per sentence, the most likely first.")
-
-    def __post_init__(self) -> None:
-        if self.top_k < 1:
-            raise InputError(f"--top-k must be at least 1; received {self.top_k}.")
+    top_k: int = flag(5, "Number of predictions per sentence, the most likely first.", at_least=1)
 
 
 def fill_masks(folder: str, sentences: Sequence[str], top_k: int = 5) -> list[list[dict[str, Any]]]:

@@ -16,7 +16,7 @@ except ModuleNotFoundError:
 from mlm_common.cli.settings import flag
 from mlm_common.errors import InputError
 from train.checks.preflight.tpu_slices import SLICES, tpu_slice
-from train.config.sources import parse_run_flags
+from train.config.settings import parse_run_flags
 
 
 @dataclass(frozen=True)

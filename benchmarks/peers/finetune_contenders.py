@@ -35,8 +35,8 @@ from finetuning.loop.classification import Classification
 from mlm_common.tokenizer import load_tokenizer, special_ids, vocabulary_size
 from tokenizer_training.train_unigram import main as train_unigram
 from train.checkpoints.resume import ResumePoint
-from train.config.settings import ModelConfig
-from train.loop.run import checked
+from train.config.learning import ModelConfig
+from train.loop import lifecycle
 from train.loop.trainer import Trainer
 from train.model.build import build_network
 from train.publishing.pytorch_format import export_model
@@ -82,7 +82,7 @@ def ours(folder: Path, settings: dict[str, Any], flags: list[str]) -> None:
             ],
             "",
         )
-        trainer = replace(our_trainer(checked(config, Classification().open_run)), evaluate=None)
+        trainer = replace(our_trainer(lifecycle.prepare(config, Classification())), evaluate=None)
         trainer.load_initial_weights()
         started_seconds = time.perf_counter()
         figures = {"programs": float(compile_all(trainer)), "seconds to compile": time.perf_counter() - started_seconds}
@@ -91,7 +91,7 @@ def ours(folder: Path, settings: dict[str, Any], flags: list[str]) -> None:
 
 def compile_all(trainer: Trainer) -> int:
     """Make a step with a batch of each length, so that no program is compiled later; return how many there are."""
-    inputs, plan = trainer.run.inputs, trainer.plan
+    inputs, plan = trainer.phase.inputs, trainer.plan
     assert isinstance(inputs, ExampleInputs)
     batches = training_batches(
         inputs.train_rows.lengths,

@@ -66,7 +66,7 @@ def our_batches(
     """Build one epoch of batches of run-mlm's defaults, as `MaskedRows` where masked on the host."""
     import tensorflow as tf
 
-    from train.config.settings import DataConfig
+    from train.config.learning import DataConfig
     from train.data.inputs import Feature
     from train.data.pipeline import training_batches
     from train.data.shuffle import SampleOrder

@@ -27,10 +27,11 @@ from benchmarks.peers.input_contenders import tutorial_batches
 from benchmarks.rounds import Rounds
 from benchmarks.peers.train_step_contenders import RoundsCallback, fit_in_rounds, our_trainer
 from train.config.settings import TrainingConfig
-from train.config.sources import parse_training_config
+from train.config.settings import parse_training_config
 from train.data.shards import TrainingInputs
 from train.tasks.masked_lm import gather_before_head
-from train.loop.run import Run, prepare_run
+from train.loop.lifecycle import Pretraining, prepare
+from train.loop.run import Run
 from train.runtime.preemption import StopRequest
 from train.loop.trainer import Trainer
 
@@ -68,8 +69,8 @@ def ours(run: Run, settings: dict[str, Any]) -> None:
 
 def tutorial(run: Run, settings: dict[str, Any], *, is_tuned: bool = False) -> None:
     """Train as the tutorial's run_mlm.py does."""
-    optimization = run.config.optimization
-    model = TFAutoModelForMaskedLM.from_config(run.model_config if is_tuned else stock_config(run.model_config))
+    optimization, (phase,) = run.config.optimization, run.phases
+    model = TFAutoModelForMaskedLM.from_config(phase.model_config if is_tuned else stock_config(phase.model_config))
     optimizer, _ = create_optimizer(
         num_train_steps=settings["num_steps"],
         num_warmup_steps=settings["num_steps"] // TUTORIAL_STEPS_PER_WARMUP_STEP,
@@ -78,8 +79,8 @@ def tutorial(run: Run, settings: dict[str, Any], *, is_tuned: bool = False) -> N
     )
     model.compile(optimizer=optimizer, metrics=["accuracy"])
     batch_rows = optimization.per_replica_batch_size if is_tuned else TUTORIAL_BATCH_ROWS
-    assert isinstance(run.inputs, TrainingInputs)
-    batches = tutorial_batches(run.inputs.train_shards, run.inputs.max_length, batch_rows, model.config.vocab_size)
+    assert isinstance(phase.inputs, TrainingInputs)
+    batches = tutorial_batches(phase.inputs.train_shards, phase.inputs.max_length, batch_rows, model.config.vocab_size)
     # Our evaluation, of the tutorial's model.
     trainer = our_trainer(run)
     gather_before_head(model)
@@ -112,7 +113,7 @@ def main() -> None:
     arguments = parser.parse_args()
     settings = arguments.settings
     with tempfile.TemporaryDirectory(prefix="benchmark-") as output_dir:
-        run = prepare_run(our_config(arguments.shards, arguments.preset, settings["num_steps"], output_dir))
+        run = prepare(our_config(arguments.shards, arguments.preset, settings["num_steps"], output_dir), Pretraining())
         CONTENDERS[arguments.contender](run, settings)
 
 

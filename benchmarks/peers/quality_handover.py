@@ -23,27 +23,28 @@ from benchmarks.peers.quality_contenders import our_config
 from tfrecord_prep.manifest import ShardSet, open_shards
 from mlm_common.tokenizer import vocabulary_size
 from train.data.pipeline import evaluation_batches
-from train.loop.run import Run, prepare_run
+from train.loop.lifecycle import Pretraining, prepare
+from train.loop.run import Phase
 from train.tasks.masking import MaskedRows
 
 READ_ROWS = 256
 
 
-def masked_rows(run: Run, shards: ShardSet) -> MaskedRows:
+def masked_rows(phase: Phase, shards: ShardSet) -> MaskedRows:
     """Read all rows of shards, masked as our evaluation does it: arrays (rows, length)."""
-    features = run.task.features(run.inputs.max_length)
-    batches = evaluation_batches(shards, features, run.task.prepare_row, global_batch_rows=READ_ROWS)
+    features = phase.task.features(phase.inputs.max_length)
+    batches = evaluation_batches(shards, features, phase.task.prepare_row, global_batch_rows=READ_ROWS)
     columns = zip(*batches.as_numpy_iterator(), strict=True)
     return MaskedRows(*(np.concatenate(column)[: shards.num_rows] for column in columns))
 
 
-def recipe(run: Run) -> dict[str, object]:
+def recipe(phase: Phase) -> dict[str, object]:
     """Collect what a program that trains the same model by the same settings has to know."""
     return {
         # What fills the vocabulary up for a TPU is not in it.
-        "model": run.model_config.to_dict() | {"vocab_size": vocabulary_size(run.inputs.tokenizer)},
-        "optimization": asdict(run.config.optimization),
-        "mlm_probability": run.config.as_dict()["masking"]["mlm_probability"],
+        "model": phase.model_config.to_dict() | {"vocab_size": vocabulary_size(phase.inputs.tokenizer)},
+        "optimization": asdict(phase.config.optimization),
+        "mlm_probability": phase.config.as_dict()["masking"]["mlm_probability"],
     }
 
 
@@ -56,12 +57,13 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = arguments.folder
     with tempfile.TemporaryDirectory(prefix="benchmark-") as output_dir:
-        run = prepare_run(our_config(arguments.shards, arguments.preset, 100, output_dir))
-    np.save(folder / "train.npy", masked_rows(run, open_shards(f"{arguments.shards}/train")).original_ids)
-    validation = masked_rows(run, open_shards(f"{arguments.shards}/validation"))
+        config = our_config(arguments.shards, arguments.preset, 100, output_dir)
+        (phase,) = prepare(config, Pretraining()).phases
+    np.save(folder / "train.npy", masked_rows(phase, open_shards(f"{arguments.shards}/train")).original_ids)
+    validation = masked_rows(phase, open_shards(f"{arguments.shards}/validation"))
     np.savez(folder / "validation.npz", **validation._asdict())
-    run.inputs.tokenizer.save_pretrained(folder / "tokenizer")
-    (folder / "recipe.json").write_text(json.dumps(recipe(run)), encoding="utf-8")
+    phase.inputs.tokenizer.save_pretrained(folder / "tokenizer")
+    (folder / "recipe.json").write_text(json.dumps(recipe(phase)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def lower_ours(flags: tuple[str, ...], sizes: argparse.Namespace) -> str:
 
     from train.checks.preflight.planning import synthetic_inputs
     from train.checks.preflight.step_lowering import lower_train_step
-    from train.config.sources import parse_training_config
+    from train.config.settings import parse_training_config
     from train.model.config import resolve_model_config
     from train.runtime.plan import make_plan
     from train.step.train_step import build_model

@@ -22,9 +22,10 @@ import tf_keras
 from benchmarks.peers.input_contenders import CLS_ID, MASK_ID, PAD_ID, SEP_ID, tutorial_batches
 from benchmarks.rounds import Rounds
 from tfrecord_prep.manifest import open_shards
-from train.config.sources import parse_training_config
+from train.config.settings import parse_training_config
 from train.loop.fitting import fit
-from train.loop.run import Run, prepare_run
+from train.loop.lifecycle import Pretraining, prepare
+from train.loop.run import Run
 from train.runtime.strategy import connect
 from train.loop.trainer import Trainer, build_trainer
 
@@ -78,13 +79,13 @@ def ours(folder: str, settings: dict[str, Any], rounds: Rounds, flags: list[str]
             ],
             "",
         )
-        fit_in_rounds(our_trainer(prepare_run(config)), rounds)
+        fit_in_rounds(our_trainer(prepare(config, Pretraining())), rounds)
 
 
 def our_trainer(run: Run) -> Trainer:
     """Build the trainer of a run."""
     strategy = connect(run.config.hardware, run.cluster)
-    return build_trainer(run, run.plan(strategy.num_replicas_in_sync), strategy)
+    return build_trainer(run, 0, strategy)
 
 
 def fit_in_rounds(trainer: Trainer, rounds: Rounds) -> None:

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from mlm_common.cli.settings import flag, require, require_each
+from mlm_common.cli.settings import Bounded, flag, require
 
 
 @dataclass(frozen=True)
-class PredictionConfig:
+class PredictionConfig(Bounded):
     """The model, the texts or the file to predict, and settings that replace those of the training run."""
 
     model: str = flag("", "Folder of a fine-tuning run, or of its export, local or gs://, or a Hub id.")
@@ -24,9 +24,11 @@ class PredictionConfig:
     text_column_names: list[str] = flag(list, "Columns of --file with the text. Default: those of the training run.")
     task: str | None = flag(None, "FILE.py:CLASS of a custom task. Default: the one of the training run.")
     max_seq_length: int | None = flag(
-        None, "Tokens of the longest row. Default: that of the training run, without one that of the model."
+        None, "Tokens of the longest row. Default: that of the training run, without one that of the model.", at_least=1
     )
-    doc_stride: int | None = flag(None, "Tokens that two windows of a --context share. Default: as in training.")
+    doc_stride: int | None = flag(
+        None, "Tokens that two windows of a --context share. Default: as in training.", at_least=1
+    )
     null_score_diff_threshold: float | None = flag(
         None,
         "No answer is given if its score is higher than a text's by more than this. Default: as in training; without "
@@ -34,6 +36,7 @@ class PredictionConfig:
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(bool(self.model), "is required: the folder of a fine-tuning run or of its export", "--model", "nothing")
         sources = {"--text": self.text, "--question": self.question, "--file": self.file}
         given = [name for name, value in sources.items() if value]
@@ -45,4 +48,3 @@ class PredictionConfig:
         require(is_paired, f"must be as many as --text, {len(self.text)}", "--text-pair", len(self.text_pair))
         require(self.output is None or self.file is not None, "needs --file", "--output", self.output)
         require(len(self.text_column_names) <= 2, "must be one or two", "--text-column-names", self.text_column_names)
-        require_each(self, "max_seq_length doc_stride", lambda value: value >= 1, "must be at least 1")

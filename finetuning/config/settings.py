@@ -6,22 +6,19 @@ A name of transformers' `run_glue.py` and `run_classification.py` is the name of
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mlm_common.cli.settings import PUBLIC, flag, require, require_each
+from mlm_common.cli.settings import PUBLIC, Bounded, flag, require
 from mlm_common.errors import InputError
-from train.config.settings import (
+from train.config.learning import (
     ADDED,
     BATCH,
     CHECKPOINTS,
     PER_WORKER,
     ROUNDING,
-    HardwareConfig,
-    HubConfig,
     ModelConfig,
     OptimizationConfig,
-    RunConfig,
-    RunSettings,
     changeable,
 )
+from train.config.settings import HardwareConfig, HubConfig, RunConfig, RunSettings
 
 # The shortest rows that are worth a program of their own; each bucket is twice as long as the one before.
 SHORTEST_BUCKET = 16
@@ -40,7 +37,7 @@ def fixed(value: Any = None) -> Any:
 
 
 @dataclass(frozen=True)
-class ExamplesConfig:
+class ExamplesConfig(Bounded):
     """Where the examples come from, and how long their rows are."""
 
     FLAG_GROUP = "Data"
@@ -77,6 +74,7 @@ class ExamplesConfig:
         "Tokens of the longest row. Longer ones are cut; of a pair, the longer text first.",
         group=BATCH,
         is_usual=True,
+        at_least=1,
     )
     length_buckets: list[int] = flag(
         list,
@@ -84,13 +82,12 @@ class ExamplesConfig:
         "--max-seq-length. With one length, all rows have it.",
         group=BATCH,
     )
-    max_train_samples: int | None = flag(None, "Use only the first N training examples.")
-    max_eval_samples: int | None = flag(None, "Use only the first N evaluation examples.")
-    max_predict_samples: int | None = changeable(None, "Predict only the first N test examples.")
+    max_train_samples: int | None = flag(None, "Use only the first N training examples.", at_least=1)
+    max_eval_samples: int | None = flag(None, "Use only the first N evaluation examples.", at_least=1)
+    max_predict_samples: int | None = changeable(None, "Predict only the first N test examples.", at_least=1)
 
     def __post_init__(self) -> None:
-        counts = "max_seq_length max_train_samples max_eval_samples max_predict_samples"
-        require_each(self, counts, lambda value: value >= 1, "must be at least 1")
+        super().__post_init__()
         buckets = self.length_buckets
         is_right = sorted(set(buckets)) == buckets and all(length >= 1 for length in buckets)
         require(is_right, "must be increasing numbers of tokens", "--length-buckets", buckets)
@@ -193,12 +190,14 @@ class QuestionData(ExamplesConfig):
         "Tokens of the longest row: a question and a window of its paragraph. BERT used 384.",
         group=BATCH,
         is_usual=True,
+        at_least=1,
     )
     doc_stride: int | None = flag(
         None,
         "Tokens by which two windows of a paragraph overlap, or differ: see --doc-stride-is. Default: 128, or a third "
         "of --max-seq-length if that is less.",
         group=BATCH,
+        at_least=1,
     )
     doc_stride_is: Literal["overlap", "step"] = flag(
         "overlap",
@@ -206,19 +205,14 @@ class QuestionData(ExamplesConfig):
         group=BATCH,
     )
     n_best_size: int = changeable(
-        20, "Tokens considered as start and as end of an answer; also how many answers are listed."
+        20, "Tokens considered as start and as end of an answer; also how many answers are listed.", at_least=1
     )
-    max_answer_length: int = changeable(30, "Tokens of the longest answer. BERT used 30.")
+    max_answer_length: int = changeable(30, "Tokens of the longest answer. BERT used 30.", at_least=1)
     null_score_diff_threshold: float = changeable(
         0.0,
         "For questions that may have no answer: answer with none if its score is higher than the best text's by "
         "more than X.",
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        counts = "doc_stride n_best_size max_answer_length"
-        require_each(self, counts, lambda value: value >= 1, "must be at least 1")
 
     @property
     def stride(self) -> int:
@@ -257,7 +251,7 @@ class FinetunedModel(ModelConfig):
         None,
         "Model to start from: an export of this project, the folder of a run, or a folder or Hub id with "
         "config.json, tokenizer, and model.safetensors or tf_model.h5. It may have been fine-tuned before.",
-        former_name="model_name_or_path",
+        alias="model_name_or_path",
         metavar="DIR",
         is_usual=True,
     )
@@ -277,21 +271,29 @@ class FinetuningOptimization(OptimizationConfig):
         32,
         "Rows per replica at once. BERT used 32. Lower it if memory runs out.",
         ROUNDING,
-        former_name="per_device_train_batch_size",
+        alias="per_device_train_batch_size",
         group=BATCH,
         is_usual=True,
+        at_least=1,
     )
     num_epochs: int = changeable(
-        3, "Passes over the training examples. BERT used 3.", former_name="num_train_epochs", group=BATCH, is_usual=True
+        3,
+        "Passes over the training examples. BERT used 3.",
+        alias="num_train_epochs",
+        group=BATCH,
+        is_usual=True,
+        at_least=1,
     )
     learning_rate: float = flag(
-        2e-5, "Peak learning rate, reached after the warmup. BERT used 5e-5, 3e-5 and 2e-5.", is_usual=True
+        2e-5, "Peak learning rate, reached after the warmup. BERT used 5e-5, 3e-5 and 2e-5.", is_usual=True, above=0
     )
-    warmup_ratio: float = flag(0.1, "Fraction of the steps over which the learning rate rises from 0. BERT used 0.1.")
+    warmup_ratio: float = flag(
+        0.1, "Fraction of the steps over which the learning rate rises from 0. BERT used 0.1.", at_least=0, below=1
+    )
     weight_decay_rate: float = flag(
-        0.01, "Decoupled weight decay, not applied to biases and layer norms.", former_name="weight_decay"
+        0.01, "Decoupled weight decay, not applied to biases and layer norms.", alias="weight_decay", at_least=0
     )
-    adam_beta2: float = flag(0.999, "Decay of the second moment. BERT used 0.999.")
+    adam_beta2: float = flag(0.999, "Decay of the second moment. BERT used 0.999.", at_least=0, below=1)
 
 
 @dataclass(frozen=True)
@@ -311,7 +313,7 @@ class FinetuningRun(RunConfig):
     """Where the run writes, how often, and its seed."""
 
     phases: str | None = fixed()
-    seed: int = flag(42, "Seed of the new head, the order of examples, and dropout.")
+    seed: int = flag(42, "Seed of the new head, the order of examples, and dropout.", at_least=0, below=2**31)
     seeds: list[int] = changeable(
         list,
         "Train once with each of these seeds, such as 1 2 3, in OUTPUT_DIR/seed-…, and compare their scores in a "

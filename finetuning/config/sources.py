@@ -8,7 +8,7 @@ from finetuning.config.settings import CustomData, ExamplesConfig, FinetuningCon
 from mlm_common.cli.command_line import parse_arguments
 from mlm_common.cli.local_paths import check_file
 from mlm_common.cli.settings import flag_of, require
-from train.config.sources import saved_on_tpus
+from train.config.settings import saved_on_tpus
 
 Settings = TypeVar("Settings", bound=FinetuningConfig)
 
@@ -30,7 +30,9 @@ def parse_finetuning_config(config_class: type[Settings], argv: Sequence[str] | 
     config = config_class(**settings)
     require(bool(config.model.init_from), "is required: the model to start from", "--init-from", "nothing")
     require(bool(config.run.output_dir), "is required: the folder of the run", "--output-dir", "nothing")
-    if not isinstance(config.data, CustomData):  # which may read a folder, or nothing, by these names
+    if isinstance(config.data, CustomData):
+        require(bool(config.data.task), "is required: FILE.py:CLASS, the task", "--task", "nothing")
+    else:  # a custom task may read a folder, or nothing, by these names
         _check_files(config.data)
     run: Any = saved_on_tpus(config)
     return replace(config, run=run)

@@ -16,9 +16,9 @@ from finetuning.loop.rows import Part, RowsJob
 from finetuning.scores.classification import COMBINED, DEFAULT_METRICS, baseline, check_packages, scores
 from finetuning.scores.plots import MAX_CLASSES, confusion_counts, draw_confusion
 from finetuning.tasks.classification import TextClassification
-from mlm_common.storage import open_folder
+from mlm_common.storage import Folder
 from train.loop.run import Run
-from train.runtime.cluster import Cluster
+from train.runtime.machines import Cluster
 from train.runtime.run_folder import CONFUSION_NAME
 
 logger = logging.getLogger(__name__)
@@ -85,16 +85,16 @@ class Classification(RowsJob[ClassificationConfig]):
         task.takes_pairs = len(parts.text_columns) == 2
         recorded = {"text_columns": list(parts.text_columns)}
         run = start.run(task, train.rows, eval_rows, cluster, labels.by_id, described=described, recorded=recorded)
-        run.model_config.problem_type = labels.problem_type
+        run.phases[0].model_config.problem_type = labels.problem_type
         return run
 
-    def write_more(self, output_dir: str, task: TextClassification, predictions: NDArray[Any]) -> None:
+    def write_more(self, folder: Folder, task: TextClassification, predictions: NDArray[Any]) -> None:
         """Draw which classes are taken for which, where each row has one of a few."""
         names = task.labels.names
         if not task.is_one_class or len(names) > MAX_CLASSES or task.references is None:
             return
         counts = confusion_counts(task.references, predictions, len(names))
-        open_folder(output_dir).write_bytes(CONFUSION_NAME, draw_confusion(counts, names))
+        folder.write_bytes(CONFUSION_NAME, draw_confusion(counts, names))
 
 
 def _labels(data: ClassificationData, train: Examples, model_config: PretrainedConfig) -> Labels:

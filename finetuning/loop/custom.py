@@ -16,7 +16,7 @@ from finetuning.loop.rows import Part, RowsJob
 from finetuning.tasks.custom import CustomTask, load_task
 from mlm_common.errors import InputError
 from train.loop.run import Run
-from train.runtime.cluster import Cluster
+from train.runtime.machines import Cluster
 
 
 class OwnJob(RowsJob[CustomConfig]):

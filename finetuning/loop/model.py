@@ -20,7 +20,7 @@ from mlm_common.corpus.published_corpus import HUB_ID
 from mlm_common.errors import InputError
 from mlm_common.storage import local_or_hub
 from mlm_common.tokenizer import load_tokenizer, special_ids
-from train.loop.run import Run
+from train.loop.run import Phase, Run
 from train.model.architectures import (
     check_architecture,
     learns_positions,
@@ -30,7 +30,7 @@ from train.model.architectures import (
 )
 from train.model.config import parse_overrides, resolve_model_config
 from train.model.pretrained_files import WEIGHTS_SUFFIXES, read_config, set_labels
-from train.runtime.cluster import Cluster
+from train.runtime.machines import Cluster
 from train.runtime.run_folder import exported_model
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class Start:
         resolved = resolve_model_config(self.config.model, inputs)
         if labels is not None:
             set_labels(resolved, labels)
-        return Run(self.config, inputs, task, resolved, cluster)
+        return Run((Phase(self.config, inputs, task, resolved),), cluster)
 
 
 def open_start(config: FinetuningConfig) -> Start:

@@ -42,12 +42,11 @@ from finetuning.tasks.task import ExampleTask
 from mlm_common.cli.local_paths import check_folder_or_hub
 from mlm_common.errors import InputError
 from mlm_common.hub.redaction import REDACTED
-from mlm_common.storage import local_or_hub, open_folder
+from mlm_common.storage import local_or_hub
 from mlm_common.tokenizer import load_tokenizer, special_ids
-from train.config.sources import current_settings
 from train.model.architectures import check_architecture, max_positions, uses_token_types
 from train.model.pretrained_files import read_config
-from train.runtime.run_folder import EXPORT_FOLDER, RECORD_NAME, exported_model, read_run_record
+from train.runtime.run_folder import EXPORT_FOLDER, RunFolder, exported_model
 
 # Rows that are computed at once where no run says how many.
 BATCH_ROWS = 32
@@ -102,7 +101,7 @@ class OpenedModel:
             InputError: rows that are longer than the model can take.
         """
         data_class = config_class.subjects()["data"]
-        settings = current_settings(self.record["settings"], config_class)["data"] if self.record else {}
+        settings = self.record["settings"]["data"] if self.record else {}
         names = {one.name for one in dataclasses.fields(data_class) if one.init}
         settings = {name: value for name, value in settings.items() if name in names and value != REDACTED}
         longest = max_positions(self.config)
@@ -366,7 +365,7 @@ def open_predictor(config: PredictionConfig) -> Iterator[Predictor]:
     """
     check_folder_or_hub(config.model, "--model")
     run_folder = _run_of(config.model)
-    record = read_run_record(run_folder) if run_folder is not None else {}
+    record = run_folder.read_record() if run_folder is not None else {}
     with local_or_hub(exported_model(config.model)) as folder:
         model_config = read_config(folder)
         check_architecture(model_config)
@@ -380,8 +379,8 @@ def open_predictor(config: PredictionConfig) -> Iterator[Predictor]:
         yield kind(model, config)
 
 
-def _run_of(path: str) -> str | None:
+def _run_of(path: str) -> RunFolder | None:
     """Find the folder of the run that a folder is, or is the export of; None without one."""
     parent, _, name = path.rstrip("/").rpartition("/")
     folders = (path, parent or ".") if name == EXPORT_FOLDER else (path,)
-    return next((one for one in folders if open_folder(one).exists(RECORD_NAME)), None)
+    return next((run for run in map(RunFolder, folders) if run.has_run()), None)

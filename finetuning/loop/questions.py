@@ -16,13 +16,12 @@ from finetuning.tasks.questions import METRICS, QuestionAnswering
 from mlm_common.cli.settings import flag_of
 from mlm_common.errors import InputError
 from mlm_common.hub.redaction import REDACTED
-from mlm_common.storage import open_folder
+from mlm_common.storage import Folder
 from train.checkpoints.store import CheckpointRecord, newest_record
-from train.config.sources import current_settings
 from train.loop.run import Run
 from train.metrics.log import read_metrics
 from train.metrics.log_files import VALIDATION
-from train.runtime.cluster import Cluster
+from train.runtime.machines import Cluster
 
 if TYPE_CHECKING:
     from train.loop.trainer import Trainer
@@ -80,7 +79,7 @@ class QuestionJob(Job[QuestionConfig]):
         Returns:
             The figures of the validation part; None without one.
         """
-        run, task = trainer.run, trainer.run.task
+        run, task = trainer.run, trainer.phase.task
         assert isinstance(task, QuestionAnswering)
         scored: dict[str, dict[str, float]] = {}
         predicted: tuple[Windows, list[Answer]] | None = None
@@ -97,13 +96,13 @@ class QuestionJob(Job[QuestionConfig]):
                 results["eval"] |= {f"guess_{name}": task.guess[name] for name in METRICS}
                 results["eval"]["epoch"] = results["train"]["epoch"]
                 _warn_of_other_settings(trainer.start.checkpoint, task.data)
-            write_results(run.output_dir, results)
+            write_results(run.folder.files, results)
             if predicted is not None:
-                _write_answers(run.output_dir, *predicted, may_have_no_answer=task.may_have_no_answer)
+                _write_answers(run.folder.files, *predicted, may_have_no_answer=task.may_have_no_answer)
         return scored.get("eval")
 
 
-def _write_answers(output_dir: str, windows: Windows, answers: Sequence[Answer], *, may_have_no_answer: bool) -> None:
+def _write_answers(folder: Folder, windows: Windows, answers: Sequence[Answer], *, may_have_no_answer: bool) -> None:
     files: dict[str, list[Any]] = {
         "predictions": [one.text for one in answers],
         "nbest_predictions": [one.best for one in answers],
@@ -111,7 +110,7 @@ def _write_answers(output_dir: str, windows: Windows, answers: Sequence[Answer],
     if may_have_no_answer:
         files["null_odds"] = [one.null_odds for one in answers]
     for name, values in files.items():
-        open_folder(output_dir).write_text(f"{name}.json", answers_text(windows.questions, values))
+        folder.write_text(f"{name}.json", answers_text(windows.questions, values))
 
 
 def _describe(windows: Windows, validation: Windows | None) -> dict[str, str]:
@@ -154,15 +153,15 @@ def check_answer_settings(run: Run, data: QuestionData) -> None:
     Raises:
         InputError: a run that is not complete was begun with others.
     """
-    record = None if run.starts_anew else newest_record(run.output_dir)
-    if record is None or run.inputs.num_evaluation_batches(1) == 0 or _is_complete(run, record):
+    record = None if run.starts_over else newest_record(run.folder)
+    if record is None or run.phases[0].inputs.num_evaluation_batches(1) == 0 or _is_complete(run, record):
         return
     changed = changed_answer_settings(record, data)
     if changed:
         before = ", ".join(f"{flag} {old}" for flag, (old, _) in changed.items())
         now = ", ".join(f"{flag} {new}" for flag, (_, new) in changed.items())
         raise InputError(
-            f"The best checkpoint of {run.output_dir} is chosen by evaluations with {before}, and the run is not "
+            f"The best checkpoint of {run.folder} is chosen by evaluations with {before}, and the run is not "
             f"complete (step {record.step:,}); received {now}. Complete it with {before}, then run the command again "
             f"with {now}: all answers and scores are then computed with that."
         )
@@ -175,13 +174,13 @@ def _is_complete(run: Run, record: CheckpointRecord) -> bool:
         then.get(name) != getattr(now, name) for name in ("num_epochs", "max_steps")
     ):
         return False
-    lines = read_metrics(run.output_dir, record.num_written_log_lines, record.unwritten_log_lines)
+    lines = read_metrics(run.folder, record.num_written_log_lines, record.unwritten_log_lines)
     return any(line["split"] == VALIDATION and line["step"] == record.step for line in lines)
 
 
 def changed_answer_settings(record: CheckpointRecord, data: QuestionData) -> dict[str, tuple[Any, Any]]:
     """Collect {flag: (value then, value now)} of the answer settings that have changed since a checkpoint."""
-    then = current_settings(record.settings, QuestionConfig).get("data", {})
+    then = record.settings["data"]
     values = {name: (then.get(name, REDACTED), getattr(data, name)) for name in ANSWER_SETTINGS}
     return {flag_of(name): (old, new) for name, (old, new) in values.items() if old not in (new, REDACTED)}
 

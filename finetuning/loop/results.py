@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from finetuning.data.questions import Question
-from mlm_common.storage import open_folder
+from mlm_common.storage import Folder
 from train.metrics.log_files import TRAIN
 
 if TYPE_CHECKING:
@@ -15,14 +15,13 @@ if TYPE_CHECKING:
 EVAL_NAME = "eval_predictions"
 
 
-def write_results(output_dir: str, parts: Mapping[str, Mapping[str, Any]]) -> None:
+def write_results(folder: Folder, parts: Mapping[str, Mapping[str, Any]]) -> None:
     """Write `train_results.json` and `eval_results.json`, and what is in them and more as `all_results.json`.
 
     Args:
-        output_dir: of the run.
+        folder: of the run.
         parts: {"train", "eval" or "predict": {name: figure}}, whose names begin with the part's in the files.
     """
-    folder = open_folder(output_dir)
     named = {
         part: {name if name == "epoch" else f"{part}_{name}": figure for name, figure in figures.items()}
         for part, figures in parts.items()
@@ -39,7 +38,7 @@ def train_results(trainer: "Trainer", step: int) -> dict[str, Any]:
     """Collect the figures of the training up to `step`: examples, passes, and the loss of the last line of the log."""
     losses = [line["loss"] for line in trainer.log.lines if line["split"] == TRAIN and line["step"] <= step]
     epoch = round(trainer.plan.row_after(step) / trainer.plan.num_rows, 4)
-    return {"samples": trainer.run.inputs.num_rows, "epoch": epoch} | ({"loss": losses[-1]} if losses else {})
+    return {"samples": trainer.phase.inputs.num_rows, "epoch": epoch} | ({"loss": losses[-1]} if losses else {})
 
 
 def named(figures: Mapping[str, float]) -> dict[str, Any]:

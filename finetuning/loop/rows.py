@@ -12,7 +12,7 @@ from finetuning.data.rows import EncodedRows
 from finetuning.loop.results import EVAL_NAME, named, predictions_text, train_results, write_results
 from finetuning.loop.training import Job, Predict
 from finetuning.tasks.rows import RowTask
-from mlm_common.storage import open_folder
+from mlm_common.storage import Folder
 
 if TYPE_CHECKING:
     from train.loop.trainer import Trainer
@@ -50,7 +50,7 @@ class RowsJob(Job[Settings]):
         predict: Predict,
     ) -> dict[str, float] | None:
         """Predict the validation and test parts; write the predictions and, where there are labels, their scores."""
-        run, task = trainer.run, trainer.run.task
+        run, task = trainer.run, trainer.phase.task
         assert isinstance(task, RowTask)
         train = train_results(trainer, step)
         predictions: dict[str, NDArray[Any]] = {}
@@ -73,13 +73,13 @@ class RowsJob(Job[Settings]):
         if not run.cluster.is_chief:
             return first
         for name, of_part in predictions.items():
-            open_folder(run.output_dir).write_text(f"{name}.txt", predictions_text(map(task.shown, of_part)))
+            run.folder.files.write_text(f"{name}.txt", predictions_text(map(task.shown, of_part)))
         if first:
-            self.write_more(run.output_dir, task, predictions[EVAL_NAME])
-        write_results(run.output_dir, {"train": train, "eval": evaluated, "predict": predicted})
+            self.write_more(run.folder.files, task, predictions[EVAL_NAME])
+        write_results(run.folder.files, {"train": train, "eval": evaluated, "predict": predicted})
         if first and first["is_degenerate"]:
             logger.warning("All validation rows have the same prediction: nothing was learned.")
         return first
 
-    def write_more(self, output_dir: str, task: Any, predictions: NDArray[Any]) -> None:
+    def write_more(self, folder: Folder, task: Any, predictions: NDArray[Any]) -> None:
         """Write what else shows the predictions of the validation part; by default nothing."""

@@ -12,9 +12,8 @@ from finetuning.loop.results import EVAL_NAME, named, tags_text, train_results, 
 from finetuning.loop.training import Job, Predict
 from finetuning.scores.tagging import baseline, check_packages, hint_of, metrics_of, scores
 from finetuning.tasks.tagging import Tagging
-from mlm_common.storage import open_folder
 from train.loop.run import Run
-from train.runtime.cluster import Cluster
+from train.runtime.machines import Cluster
 
 if TYPE_CHECKING:
     from train.loop.trainer import Trainer
@@ -78,7 +77,7 @@ class TaggingJob(Job[TaggingConfig]):
         predict: Predict,
     ) -> dict[str, float] | None:
         """Tag the validation and test parts; write the tags and, where the right ones are known, their scores."""
-        run, task = trainer.run, trainer.run.task
+        run, task = trainer.run, trainer.phase.task
         assert isinstance(task, Tagging)
         train = train_results(trainer, step)
         tags: dict[str, list[list[str]]] = {}
@@ -93,9 +92,9 @@ class TaggingJob(Job[TaggingConfig]):
         if not run.cluster.is_chief:
             return evaluated
         for name, of_part in tags.items():
-            open_folder(run.output_dir).write_text(f"{name}.txt", tags_text(of_part))
+            run.folder.files.write_text(f"{name}.txt", tags_text(of_part))
         eval_results = named(evaluated or {})
         if evaluated:
             eval_results |= {f"guess_{name}": value for name, value in task.guess.items()} | {"epoch": train["epoch"]}
-        write_results(run.output_dir, {"train": train, "eval": eval_results, "predict": named(predicted)})
+        write_results(run.folder.files, {"train": train, "eval": eval_results, "predict": named(predicted)})
         return evaluated

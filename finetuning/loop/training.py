@@ -1,10 +1,12 @@
-"""What all commands of fine-tuning do: check, connect, train by `train`'s loop, score the best checkpoint, export."""
+"""What all commands of fine-tuning do beside `train`'s loop: score the best checkpoint, and repeat a run by seeds."""
 
-import functools
+import dataclasses
+import json
+import statistics
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,31 +14,30 @@ from numpy.typing import NDArray
 from finetuning.config.sources import Settings
 from finetuning.data.inputs import ExampleInputs
 from finetuning.data.rows import EncodedRows
+from finetuning.tasks.task import shown_score
 from mlm_common.errors import InputError
-from train.loop import run as stages
+from mlm_common.storage import open_folder
+from train.loop import lifecycle
 from train.loop.run import Run
-from train.runtime.cluster import Cluster
+from train.loop.run_record import print_table
 
 if TYPE_CHECKING:
-    import tensorflow as tf
-
     from train.loop.trainer import Trainer
     from train.runtime.preemption import StopRequest
 
 # Runs the model on rows, for what the task keeps of each: `Task.figures` takes it.
 Predict = Callable[[EncodedRows], dict[str, NDArray[Any]]]
+# How the names of the figures of `eval_results.json` begin that are no scores, or do not depend on the seed.
+NO_SCORES = ("eval_samples", "eval_is_", "eval_num_", "eval_guess_", "epoch")
 
 
-class Job(ABC, Generic[Settings]):
-    """What is special about one command: which run it opens, and which results it writes."""
+class Job(lifecycle.Job[Settings]):
+    """What is special about one command: which run it opens, and which results it writes.
 
-    @abstractmethod
-    def open_run(self, config: Settings, cluster: Cluster) -> Run:
-        """Open the examples and the model to start from, before TensorFlow starts.
+    needs_validation: whether a run without a validation part is an error.
+    """
 
-        Raises:
-            InputError: whatever is wrong with them.
-        """
+    needs_validation = False
 
     @abstractmethod
     def write_results(
@@ -56,47 +57,84 @@ class Job(ABC, Generic[Settings]):
             The figures of the validation part, which the command prints; None without one.
         """
 
+    def check(self, run: Run) -> None:
+        if self.needs_validation and not run.phases[0].inputs.num_evaluation_batches(1):
+            raise InputError(
+                "--seeds compares scores and needs a validation part; there is none. Use --validation-file, or a data "
+                "set with a split validation."
+            )
 
-def finetune(config: Settings, job: Job[Settings], *, needs_validation: bool = False) -> None:
-    """Check all that can be checked, print the plan, connect; build, restore, fit; score, export, push.
+    def print_more(self, run: Run) -> None:
+        settings: Any = run.config.run
+        if settings.topology is not None:
+            print_compiled(run, settings.topology, settings.compiler_python or sys.executable)
+
+    def finish(
+        self, trainer: "Trainer", figures: dict[str, float] | None, stop: "StopRequest"
+    ) -> tuple[int, dict[str, float] | None]:
+        """Restore the best checkpoint if asked to, predict, and write predictions and scores."""
+        from train.runtime.strategy import wait_for_workers
+
+        step = trainer.plan.num_steps
+        if trainer.exports_best:
+            # The others read what the chief has written.
+            wait_for_workers(trainer.model.distribute_strategy, trainer.run.cluster)
+            step, figures = trainer.restore_best()
+        return step, self.write_results(trainer, figures, step, lambda rows: predict(trainer, stop, rows))
+
+
+def finetune(config: Settings, new_job: Callable[[], Job[Settings]]) -> None:
+    """Make the run of the settings; with `--seeds` one for each, in a separate folder, and the table of all.
+
+    A complete run is not repeated, so the same command resumes after a stop.
 
     Raises:
-        InputError: whatever is wrong with the input; with `needs_validation` also that there is no validation part.
+        InputError: whatever is wrong with the input; with `--seeds` also that there is no validation part.
     """
-    from train.loop.run_record import print_plan, record_run
-
-    run = stages.checked(config, job.open_run)
-    if needs_validation and not run.inputs.num_evaluation_batches(1):
-        raise InputError(
-            "--seeds compares scores and needs a validation part; there is none. Use --validation-file, or a data set "
-            "with a split validation."
-        )
-    if config.run.dry_run:
-        print_plan(run)
-        if config.run.topology is not None:
-            print_compiled(run, config.run.topology, config.run.compiler_python or sys.executable)
+    if not config.run.seeds:
+        lifecycle.train_run(config, new_job())
         return
-    with stages.locked_run_folder(run):
-        from train.loop.fitting import fit  # TensorFlow, not for bad input
-        from train.loop.trainer import restored_trainers
+    for seed in config.run.seeds:
+        job = new_job()
+        job.needs_validation = True
+        lifecycle.train_run(with_seed(config, seed), job)
+        if config.run.dry_run:
+            return
+    root = open_folder(str(config.run.output_dir))
+    results = {
+        seed: json.loads(root.subfolder(folder_of(seed)).read_text("eval_results.json")) for seed in config.run.seeds
+    }
+    table = seeds_table(results)
+    root.write_text("seeds_results.json", json.dumps(table, indent=4) + "\n")
+    rows = {}
+    for name, figures in table["scores"].items():
+        values = ", ".join(map(shown_score, figures["values"]))
+        title = name.removeprefix("eval_").replace("_", " ")
+        rows[title] = f"{shown_score(figures['mean'])}, deviation {shown_score(figures['deviation'])}, of {values}"
+    print()
+    print_table(rows | {"seeds": ", ".join(map(str, config.run.seeds)), "models": root.path_of("seed-…/export")})
 
-        strategy = stages.connect(run)
-        with stages.failure_handling(run, strategy) as stop:
-            run.plan(strategy.num_replicas_in_sync)
-            stages.check_workers(run, strategy)
-            (trainer,) = restored_trainers(run, strategy)
-            record = record_run(run, trainer.plan, strategy, trainer.computation, trainer.model.network.count_params())
-            publisher = stages.build_publisher(run, record)
-            if publisher is not None:
-                trainer.print_start()
-            with stages.push_while_training(run, trainer.plan, publisher, trainer.log) as pushing:
-                figures, step = fit(trainer, stop, pushing), trainer.plan.num_steps
-            if config.run.load_best_model_at_end:
-                stages.wait_for_workers(run, strategy)  # the others read what the chief has written
-                step, figures = trainer.restore_best()
-            figures = job.write_results(trainer, figures, step, functools.partial(predict, trainer, strategy, stop))
-        if publisher is not None:
-            trainer.publish(publisher, figures, step)
+
+def with_seed(config: Settings, seed: int) -> Settings:
+    """Make the settings of the run with that seed."""
+    output_dir = open_folder(str(config.run.output_dir)).path_of(folder_of(seed))
+    run: Any = dataclasses.replace(config.run, seed=seed, seeds=[], output_dir=output_dir)
+    return dataclasses.replace(config, run=run)
+
+
+def folder_of(seed: int) -> str:
+    return f"seed-{seed}"
+
+
+def seeds_table(results: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """Collect the scores of runs {seed: content of eval_results.json}: values, mean, and standard deviation (n - 1)."""
+    names = [name for name in next(iter(results.values())) if not name.startswith(NO_SCORES)]
+    scores = {}
+    for name in names:
+        values = [one[name] for one in results.values()]
+        deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+        scores[name] = {"values": values, "mean": statistics.mean(values), "deviation": deviation}
+    return {"seeds": list(results), "scores": scores}
 
 
 def print_compiled(run: Run, topology: str, compiler_python: str) -> None:
@@ -112,14 +150,12 @@ def print_compiled(run: Run, topology: str, compiler_python: str) -> None:
 
     tpu = tpu_slice(topology)
     check_compiler(compiler_python)
-    plan = run.plan(tpu.num_replicas)
-    print(f"\nThe step on rows of {run.inputs.max_length} tokens, the longest; of shorter ones it is faster.")
-    print_step(build_preflight(run.config, run.inputs, run.task, run.model_config, plan, tpu, compiler_python))
+    (phase,), (plan,) = run.phases, run.plans(tpu.num_replicas)
+    print(f"\nThe step on rows of {phase.inputs.max_length} tokens, the longest; of shorter ones it is faster.")
+    print_step(build_preflight(run.config, phase.inputs, phase.task, phase.model_config, plan, tpu, compiler_python))
 
 
-def predict(
-    trainer: "Trainer", strategy: "tf.distribute.Strategy", stop: "StopRequest", rows: EncodedRows
-) -> dict[str, NDArray[Any]]:
+def predict(trainer: "Trainer", stop: "StopRequest", rows: EncodedRows) -> dict[str, NDArray[Any]]:
     """Run the model on rows of the validation or the test part.
 
     Raises:
@@ -128,9 +164,9 @@ def predict(
     from train.loop.trainer import evaluation_of
     from train.runtime.preemption import RunStoppedError
 
-    assert isinstance(trainer.run.inputs, ExampleInputs)
-    inputs = trainer.run.inputs.with_eval_rows(rows)
-    add_up = evaluation_of(inputs, trainer.model, trainer.plan, strategy, trainer.computation.jit_compile)
+    assert isinstance(trainer.phase.inputs, ExampleInputs)
+    model, inputs = trainer.model, trainer.phase.inputs.with_eval_rows(rows)
+    add_up = evaluation_of(inputs, model, trainer.plan, model.distribute_strategy, trainer.computation.jit_compile)
     totals = add_up(stop) if add_up is not None else {}
     if totals is None:
         raise RunStoppedError(

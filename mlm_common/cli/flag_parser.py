@@ -130,6 +130,7 @@ class FlagParser(HfArgumentParser):
         self,
         *names: str,
         marks: Sequence[str] = (),  # noqa: ARG002
+        bounds: Mapping[str, float] | None = None,  # noqa: ARG002
         group: str | None = None,
         is_usual: bool = False,
         off_help: str | None = None,

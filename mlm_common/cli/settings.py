@@ -1,7 +1,9 @@
 """Settings as fields of dataclasses: each field is a flag with its help text, and rules that its value must meet."""
 
+import dataclasses
 import difflib
-from collections.abc import Callable, Iterable, Iterator
+import operator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 from typing import Any
 
@@ -10,17 +12,28 @@ from mlm_common.errors import InputError
 NUM_DIFFERENCES_SHOWN = 5
 # Marks a setting that may be published although it is text; numbers and choices always may.
 PUBLIC = "public"
+# The bounds that a number may have, and the words for them.
+BOUNDS = {
+    "at_least": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "at_most": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
 
 
 def flag(
     default: Any,
     help_text: str,
     *marks: str,
-    former_name: str | None = None,
+    alias: str | None = None,
     group: str | None = None,
     metavar: str | None = None,
     is_usual: bool = False,
     off_help: str | None = None,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
 ) -> Any:
     """Make a dataclass field that is a flag.
 
@@ -28,18 +41,25 @@ def flag(
         default: of the field; `list` for an empty one.
         help_text: of the flag; if it says "Default:", the default is not appended.
         marks: words by which other modules select settings.
-        former_name: another accepted name: a former one, or another program's.
+        alias: another accepted name, that of another program.
         group: in `--help`; by default the `FLAG_GROUP` of its dataclass.
         metavar: placeholder of its value in `--help`; by default it follows from type and name.
         is_usual: whether `--help` lists it first.
         off_help: help text of `--no-…`, for a flag that is on by default.
+        at_least, above, at_most, below: bounds of a number, which `--help` shows and `Bounded` checks.
     """
+    given = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
+    bounds = {name: bound for name, bound in given.items() if bound is not None}
+    if bounds:
+        rule = _describe_bounds(bounds)
+        help_text = f"{help_text} {rule[0].upper()}{rule[1:]}."
     # argparse formats its help
     metadata: dict[str, Any] = {"help": help_text.replace("%", "%%"), "marks": marks, "is_usual": is_usual}
+    metadata |= {"bounds": bounds} if bounds else {}
     optional = {"group": group, "metavar": metavar, "off_help": off_help and off_help.replace("%", "%%")}
     metadata |= {name: value for name, value in optional.items() if value is not None}
-    if former_name is not None:
-        metadata["aliases"] = list(dict.fromkeys((f"--{former_name}", flag_of(former_name))))
+    if alias is not None:
+        metadata["aliases"] = list(dict.fromkeys((f"--{alias}", flag_of(alias))))
     if default is list:
         return field(default_factory=list, hash=False, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -55,15 +75,19 @@ def require(holds: bool, rule: str, flag_name: str, received: object) -> None:
         raise InputError(f"{flag_name} {rule}; received {received}.")
 
 
-def require_each(config: Any, names: str, holds: Callable[[Any], bool], rule: str) -> None:
-    """Refuse the first setting among `names` that is given and breaks the rule.
+class Bounded:
+    """A dataclass of settings whose bounds are checked when it is made."""
 
-    Raises:
-        InputError: names the flag, the rule and what was received.
-    """
-    for name in names.split():
-        value = getattr(config, name)
-        require(value is None or holds(value), rule, flag_of(name), value)
+    def __post_init__(self) -> None:
+        for one in dataclasses.fields(self):  # type: ignore[arg-type]
+            value, bounds = getattr(self, one.name), one.metadata.get("bounds", {})
+            is_within = value is None or all(BOUNDS[name][1](value, bound) for name, bound in bounds.items())
+            require(is_within, f"must be {_describe_bounds(bounds)}", flag_of(one.name), value)
+
+
+def _describe_bounds(bounds: Mapping[str, float]) -> str:
+    """Describe bounds, as in `at least 0 and below 1`."""
+    return " and ".join(f"{BOUNDS[name][0]} {bound:,}" for name, bound in bounds.items())
 
 
 def flag_of(name: str) -> str:

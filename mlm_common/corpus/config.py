@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from mlm_common.cli.settings import PUBLIC, flag
+from mlm_common.cli.settings import PUBLIC, Bounded, flag
 from mlm_common.errors import InputError
 
 BUILTIN = "builtin"
@@ -19,7 +19,7 @@ OnBadRow = Literal["fail", "skip"]
 
 
 @dataclass(frozen=True)
-class CorpusConfig:
+class CorpusConfig(Bounded):
     """Which text is read, and how it is divided into documents and splits.
 
     Raises:
@@ -63,17 +63,22 @@ class CorpusConfig:
         None,
         "Read only the first N documents of --split, to try things out. --validation-percent and --test-percent "
         "take their part of them. Default: all.",
+        at_least=1,
     )
     validation_percent: float = flag(
         0.0,
         "Percentage of the documents to set aside for validation, chosen by a hash of seed and text, so equal "
         "documents are never on both sides.",
         is_usual=True,
+        at_least=0,
+        below=100,
     )
     test_percent: float = flag(
         0.0,
         "Percentage of the documents to set aside for testing, chosen in the same way. It does not change which "
         "ones are for validation.",
+        at_least=0,
+        below=100,
     )
     on_bad_row: OnBadRow = flag(
         "fail",
@@ -84,6 +89,7 @@ class CorpusConfig:
     seed: int = flag(0, "Seed of --validation-percent and --test-percent, and of other draws from the corpus.")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.dataset_name and self.data_files:
             raise InputError(
                 f"The corpus is one of --dataset-name and --data-files; both were given: {self.dataset_name} and "
@@ -99,14 +105,10 @@ class CorpusConfig:
         for flag_name, name in flags.items():
             if name is not None and not re.fullmatch(r"\w+([.-]\w+)*", name):
                 raise InputError(f"{flag_name} must be a plain name (for a part of it, --limit); got {name!r}.")
-        if self.limit is not None and self.limit < 1:
-            raise InputError(f"--limit must be 1 or more documents; got {self.limit}.")
         self._check_held_out_splits()
 
     def _check_held_out_splits(self) -> None:
         for split in HELD_OUT_SPLITS:
-            if not 0 <= self.percent_of(split) < 100:
-                raise InputError(f"--{split}-percent must be at least 0 and under 100; got {self.percent_of(split)}.")
             ways = [f"--{split}-percent"] * (self.percent_of(split) > 0)
             ways += [f"--{split}-files"] * bool(self.files_of(split))
             ways += [f"--{split}-split"] * bool(self.hub_split_of(split))

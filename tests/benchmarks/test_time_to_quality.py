@@ -10,6 +10,7 @@ import pytest
 from benchmarks.time_to_quality import LABELS, RECIPES, draw, message, seconds_to
 from tests.fixtures.other_environments import TORCH_ENVIRONMENTS, made_environment, output_of
 from train.metrics.log import read_metrics
+from train.runtime.run_folder import RunFolder
 
 PROJECT = Path(__file__).parents[2]
 CURVE = [(10.0, 6.0), (20.0, 5.0), (30.0, 5.5), (40.0, 4.0)]
@@ -67,7 +68,7 @@ def test_pytorch_evaluates_the_rows_and_masks_of_ours(torch_python, shards, fini
     loss = output_of(
         torch_python, EVALUATE, str(PROJECT), str(finished_run / "export"), str(tmp_path / "validation.npz")
     )
-    ours = [line["loss"] for line in read_metrics(str(finished_run)) if line["split"] == "validation"]
+    ours = [line["loss"] for line in read_metrics(RunFolder(finished_run)) if line["split"] == "validation"]
     assert float(loss) == pytest.approx(ours[-1], abs=1e-5)
 
 

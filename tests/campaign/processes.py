@@ -27,7 +27,7 @@ PROJECT = Path(__file__).parents[2]
 COMMANDS = ("tokenizer_training.train_unigram", "tfrecord_prep.prepare_tfrecord_shards", "train.run_mlm")
 # What those import when they need it.
 LIBRARIES = (
-    "train.loop.run",
+    "train.loop.lifecycle",
     "train.loop.trainer",
     "train.publishing.push_to_hub",
     "tokenizer_training.unigram.trainer",

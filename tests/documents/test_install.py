@@ -14,7 +14,7 @@ import install
 from tests.fixtures.notebooks import COMPARISON, WALKTHROUGH, code_cells
 from tests.fixtures.tiny_run import run_flags, write_shards
 from train.checks.preflight.tpu_compiler import COMPILER_ENVIRONMENT
-from train.runtime import tpu as tpu_devices
+from train.runtime import machines as tpu_devices
 
 PROJECT = Path(__file__).parents[2]
 SHOW_TENSORFLOW = """

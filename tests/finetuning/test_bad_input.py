@@ -137,7 +137,7 @@ CASES = {
         [*OWN, "--metric-name", "f1"],
         "--metric-name must be one of share, loss; received f1",
     ),
-    "another run": (another_run, FILES[:2], "--output-dir must not hold another run"),
+    "another run": (another_run, FILES[:2], "contains a different run"),
 }
 
 

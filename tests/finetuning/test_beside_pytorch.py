@@ -16,7 +16,8 @@ from finetuning.run_classification import main
 from tests.fixtures.other_environments import output_of
 from tests.fixtures.tiny_classification import NUM_TEST, examples, flags
 from train.metrics.log import read_metrics
-from train.runtime.cluster import Cluster
+from train.runtime.machines import Cluster
+from train.runtime.run_folder import RunFolder
 from train.step.optimizer import build_schedule
 
 pytestmark = pytest.mark.slow
@@ -91,13 +92,13 @@ def test_losses_are_those_of_pytorch(classified: Path, tiny_start: Path, python:
     more = ("--init-from", str(classified / "export"), "--dropout", "0", "--log-steps", "1", "--learning-rate", "0.002")
     argv = flags(tmp_path / "tiny", tmp_path / "run", *more, "--max-steps", str(NUM_STEPS))
     assert main(argv) == 0
-    ours = [line["loss"] for line in read_metrics(str(tmp_path / "run")) if line["split"] == "train"]
+    ours = [line["loss"] for line in read_metrics(RunFolder(tmp_path / "run")) if line["split"] == "train"]
 
     config = parse_finetuning_config(ClassificationConfig, argv, "")
     run = Classification().open_run(config, Cluster())
-    plan = run.plan(1)
-    batches = run.inputs.training_batches(
-        run.task.features(plan.max_length),
+    (phase,), (plan,) = run.phases, run.plans(1)
+    batches = phase.inputs.training_batches(
+        phase.task.features(plan.max_length),
         tf.distribute.InputContext(),
         seed=config.run.seed,
         global_batch_rows=plan.global_batch_rows,

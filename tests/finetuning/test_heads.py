@@ -8,7 +8,7 @@ import tf_keras
 
 from mlm_common.tokenizer import vocabulary_size
 from tests.fixtures.tiny_models import CONFIGS, SAME_CODE, one_layer_model, tiny_config, tiny_tokenizer
-from train.config.settings import ModelConfig
+from train.config.learning import ModelConfig
 from train.model.build import build_network
 from train.model.from_pretrained import load_initial_weights
 from train.model.pretrained_files import set_labels

@@ -29,6 +29,7 @@ from mlm_common.errors import InputError
 from tests.fixtures.made_once import made_once
 from tests.fixtures.same_run import timeless_lines
 from tests.fixtures.tiny_classification import NUM_VALIDATION, WORDS, examples, flags
+from train.runtime.run_folder import RunFolder
 
 EXACT = 1e-9
 NAMES = ("good", "bad", "so, so")
@@ -77,10 +78,10 @@ def scored_sets(references: Sequence[Sequence[str]], run: Path, name: str) -> di
 
 def fake_trainer(task: Any, run: Path, *, is_chief: bool = True) -> Any:
     run.mkdir(exist_ok=True)
-    cluster, inputs = SimpleNamespace(is_chief=is_chief), SimpleNamespace(num_rows=5)
-    one = SimpleNamespace(task=task, output_dir=str(run), cluster=cluster, inputs=inputs)
+    opened = SimpleNamespace(folder=RunFolder(run), cluster=SimpleNamespace(is_chief=is_chief))
+    phase = SimpleNamespace(task=task, inputs=SimpleNamespace(num_rows=5))
     plan = SimpleNamespace(row_after=lambda step: 5 * step, num_rows=5)
-    return SimpleNamespace(run=one, plan=plan, log=SimpleNamespace(lines=[]))
+    return SimpleNamespace(run=opened, phase=phase, plan=plan, log=SimpleNamespace(lines=[]))
 
 
 def totals_of(outputs: np.ndarray) -> dict[str, np.ndarray]:

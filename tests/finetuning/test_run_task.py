@@ -186,7 +186,7 @@ def test_another_file_is_another_run(
         (tmp_path / "elsewhere.py").write_text(RECIPE.read_text(encoding="utf-8") + ending, encoding="utf-8")
         moved = flags(tiny_start / "start", tmp_path / "rated", "--task", f"{tmp_path}/elsewhere.py:StarRatings")
         assert main([*moved, "--dry-run"]) == status
-    assert "--output-dir must not hold another run" in capsys.readouterr().err
+    assert "contains a different run" in capsys.readouterr().err
 
 
 def test_the_losses_and_predictions_of_the_recipe() -> None:

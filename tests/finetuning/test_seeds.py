@@ -1,6 +1,7 @@
 """Runs of several seeds: each with a folder of its own, all on one table."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,10 @@ from sklearn.metrics import accuracy_score
 
 from finetuning.config.settings import ClassificationConfig
 from finetuning.config.sources import parse_finetuning_config
-from finetuning.loop.seeds import seeds_table, with_seed
+from finetuning.loop.training import seeds_table, with_seed
 from finetuning.run_classification import main
 from mlm_common.errors import InputError
+from tests.fixtures.run_command import Outcome
 from tests.fixtures.tiny_classification import NUM_VALIDATION, examples, flags
 
 
@@ -50,26 +52,28 @@ def test_what_cannot_be(tmp_path: Path, more: tuple[str, ...], message: str) -> 
 
 
 def test_without_a_validation_part_there_is_nothing_to_compare(
-    tiny_start: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    tiny_start: Path, tmp_path: Path, run: Callable[..., Outcome]
 ) -> None:
     (tmp_path / "train.csv").write_text("text,label\nthe list,a\nthe file,b\n", encoding="utf-8")
     files = ("--init-from", str(tiny_start / "start"), "--train-file", str(tmp_path / "train.csv"))
     seeds = ("--max-seq-length", "16", "--output-dir", str(tmp_path / "run"), "--seeds", "1", "2")
-    assert main([*files, *seeds]) == 2
-    assert "--seeds compares scores and needs a validation part; there is none." in capsys.readouterr().err
+    refused = run(main, *files, *seeds)
+    assert refused.status == 2
+    assert "--seeds compares scores and needs a validation part; there is none." in refused.error
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-def test_two_seeds(tiny_start: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_two_seeds(tiny_start: Path, tmp_path: Path, run: Callable[..., Outcome]) -> None:
     argv = flags(tiny_start, tmp_path / "run", "--seeds", "1", "2", "--max-steps", "3", "--no-load-best-model-at-end")
-    assert main(argv) == 0
+    outcome = run(main, *argv)
+    assert outcome.status == 0
     table = json.loads((tmp_path / "run" / "seeds_results.json").read_text(encoding="utf-8"))
     assert set(table["scores"]) == {"eval_loss", "eval_accuracy"}
     losses = table["scores"]["eval_loss"]["values"]
     assert losses[0] != losses[1]
-    assert f"of {losses[0]:.4f}, {losses[1]:.4f}" in capsys.readouterr().out
+    assert f"of {losses[0]:.4f}, {losses[1]:.4f}" in outcome.out
     labels = [label for _, label in examples(NUM_VALIDATION, len("dev"))]
     for seed, accuracy in zip((1, 2), table["scores"]["eval_accuracy"]["values"], strict=True):
         path = tmp_path / "run" / f"seed-{seed}" / "eval_predictions.txt"

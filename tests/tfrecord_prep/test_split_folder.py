@@ -254,9 +254,9 @@ def test_folder_in_the_way(prepare: Prepare, tmp_path: Path, spoil: Callable[[Pa
     ("more", "message"),
     [
         (["--max-length", "7"], "--max-length must be at least 8"),
-        (["--shard-size", "0"], "--shard-size must be 1 row or more"),
+        (["--shard-size", "0"], "--shard-size must be at least 1"),
         (["--partition-bytes", "10"], "--partition-bytes must be at least 1,024"),
-        (["--num-workers", "0"], "--num-workers must be 1 or more"),
+        (["--num-workers", "0"], "--num-workers must be at least 1"),
         (["--chunking", "sentences"], "documents"),
         (["--tokenizer-name-or-path", ""], "--tokenizer-name-or-path is required"),
         (["--output-dir", ""], "--output-dir is required"),

@@ -56,10 +56,13 @@ def write_files(folder: Path) -> None:
         ("--output-dir OUT --data-files CORPUS --vocab-size 5", "must leave room beside 261 special tokens and bytes"),
         ("--output-dir OUT --data-files CORPUS --vocab-size 300", "must be more than 311: 50 characters"),
         ("--output-dir OUT --data-files CORPUS --vocab-size 90000", "at most with this corpus; got 90,000"),
-        ("--output-dir OUT --data-files CORPUS --character-coverage 9995", "must be from 0.9 to 1; got 9995"),
+        (
+            "--output-dir OUT --data-files CORPUS --character-coverage 9995",
+            "must be at least 0.9 and at most 1; received 9995",
+        ),
         ("--output-dir OUT --data-files CORPUS --extra-special-tokens [MASK]", "must be new ones; got [MASK]"),
-        ("--output-dir OUT --data-files CORPUS --num-workers 0", "--num-workers must be 1 or more"),
-        ("--output-dir OUT --data-files CORPUS --max-bytes 1000", "--max-bytes must be at least 1,000,000; got 1,000"),
+        ("--output-dir OUT --data-files CORPUS --num-workers 0", "--num-workers must be at least 1"),
+        ("--output-dir OUT --data-files CORPUS --max-bytes 1000", "--max-bytes must be at least 1,000,000"),
         (
             "--output-dir OUT --data-files CORPUS --push-to-hub alice/x --export-to-hub",
             "cannot be combined with --export-to-hub",

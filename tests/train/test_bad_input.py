@@ -99,7 +99,7 @@ FLAGS_AND_SHARDS = {
     "another tokenizer": (another_tokenizer, ["--tokenizer", "{}/another"], "must be the one the shards were made"),
     "no tokenizer": (lambda _: None, ["--tokenizer", "{}/nowhere"], "There is no folder"),
     "another length": (lambda _: None, ["--max-length", "32"], "--max-length must be the shards' 16"),
-    "mlm_probability": (lambda _: None, ["--mlm_probability", "1.5"], "--mlm-probability must be between 0 and 1"),
+    "mlm_probability": (lambda _: None, ["--mlm_probability", "2"], "--mlm-probability must be above 0 and at most 1"),
     "mask rates": (lambda _: None, ["--random-token-rate", "0.3"], "must sum to at most 1"),
     "unknown preset": (lambda _: None, ["--preset", "huge"], "--preset: there is no preset huge; "),
     "dropout": (lambda _: None, ["--dropout", "1"], "--dropout must be at least 0 and below 1; received 1.0"),
@@ -181,7 +181,7 @@ REST = {
     "a run where none must be": (
         another_run, ["--output-dir", "{}/run", "--resume", "never"], "--resume never needs a folder without a run",
     ),
-    "settings that may change": (another_run, ["--output-dir", "{}/run"], "--max-rollbacks, --max-steps, "),
+    "settings that may change": (another_run, ["--output-dir", "{}/run"], "flags may change, see docs/guides/resume"),
     "a folder without a run to overwrite": (
         lambda _: None, ["--output-dir", "{}/train", "--overwrite-output-dir"], "and no run.json of a run.",
     ),

@@ -18,7 +18,7 @@ def phases_without_last_evaluation() -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-def test_the_evaluation_of_an_earlier_phase_is_not_the_result_of_the_model(
+def test_the_card_has_no_evaluation_of_an_earlier_phase(
     phase_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(phases_flags(phase_shards, tmp_path / "run", phases_without_last_evaluation())) == 0

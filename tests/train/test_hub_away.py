@@ -16,12 +16,13 @@ from mlm_common.hub.retries import HubAwayError
 from mlm_common.tokenizer import load_tokenizer
 from tests.fixtures.tiny_run import run_flags
 from tests.servers.fixtures import HubHandle
-from train.config.sources import parse_training_config
-from train.loop import run as stages
+from train.config.settings import parse_training_config
+from train.loop.lifecycle import Pretraining, prepare
 from train.model.pretrained_files import find_weights, read_config
 from train.publishing.hub_checkpoints import resume_from_hub
 from train.run_mlm import main
-from train.runtime.cluster import Cluster
+from train.runtime.machines import Cluster
+from train.runtime.run_folder import RunFolder
 
 MODEL = "alice/not-on-this-machine"
 
@@ -30,7 +31,7 @@ def fetch_a_checkpoint() -> None:
     config = parse_training_config(
         ["--train-dataset", "x", "--output-dir", "nowhere", "--hub-model-id", MODEL, "--resume-from-hub"], ""
     )
-    resume_from_hub("nowhere", config.hub, Cluster())
+    resume_from_hub(RunFolder("nowhere"), config.hub, Cluster())
 
 
 NEEDS: dict[str, Callable[[], object]] = {
@@ -62,7 +63,7 @@ def refused_connections(hub: HubHandle, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.usefixtures("refused_connections")
 @pytest.mark.parametrize("what", NEEDS)
-def test_what_the_hub_does_not_give_while_it_is_away_may_be_tried_again(what: str) -> None:
+def test_without_the_hub_another_try_may_help(what: str) -> None:
     with pytest.raises(HubAwayError):
         NEEDS[what]()
 
@@ -82,13 +83,13 @@ def test_what_is_forbidden_to_ask_for_is_bad_input(what: str, monkeypatch: pytes
         NEEDS[what]()
 
 
-def test_a_run_resumes_without_the_hub_and_does_not_begin_without_it(
+def test_a_run_resumes_without_the_hub_but_does_not_start(
     hub_here: HubHandle, finished_run: Path, shards: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     hub_here.fault("whoami", times=1000)
     shutil.copytree(finished_run, tmp_path / "run")
     resumed = parse_training_config(run_flags(shards, tmp_path / "run", "--hub-model-id", "alice/model"), "")
-    stages.prepare_run(resumed)
+    prepare(resumed, Pretraining())
     assert "The run resumes although the Hub is away: Pushing to alice/model needs the Hub" in caplog.text
     for flags in (
         run_flags(shards, tmp_path / "new", "--hub-model-id", "alice/model"),

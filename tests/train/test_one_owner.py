@@ -18,7 +18,7 @@ from train.run_mlm import main
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
-OWNER = "train.loop.run"
+OWNER = "train.runtime.run_folder"
 MANY_STEPS = ("--max-steps", "100", "--save-steps", "2", "--eval-steps", "50", "--log-steps", "50")
 
 
@@ -28,34 +28,37 @@ def old_run(finished_run: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_a_second_run_is_refused_while_the_first_lives(old_run, shards, capsys, monkeypatch):
+def test_a_second_run_is_refused_while_the_first_lives(old_run, shards, run, monkeypatch):
     look_often(monkeypatch)
     before = contents(old_run)
     with locked_folder(str(old_run), heartbeat_seconds=0.05):
         for flags in ((), ("--overwrite-output-dir",)):
-            assert main(run_flags(shards, old_run, *flags)) == EXIT_BAD_INPUT
-            assert f"{old_run} belongs to the run of process {os.getpid()} on " in capsys.readouterr().err
+            refused = run(main, *run_flags(shards, old_run, *flags))
+            assert refused.status == EXIT_BAD_INPUT
+            assert f"{old_run} belongs to the run of process {os.getpid()} on " in refused.error
     assert contents(old_run) == before
 
 
-def test_a_refused_global_batch_leaves_the_run_as_it_was(old_run, shards, capsys):
+def test_a_refused_global_batch_leaves_the_run_as_it_was(old_run, shards, run):
     before = contents(old_run)
-    assert main(run_flags(shards, old_run)) == EXIT_BAD_INPUT
-    assert "A run must resume with its global batch of 8 rows; received 4" in capsys.readouterr().err
+    refused = run(main, *run_flags(shards, old_run))
+    assert refused.status == EXIT_BAD_INPUT
+    assert "A run must resume with its global batch of 8 rows; received 4" in refused.error
     assert contents(old_run) == before
 
 
-def test_weights_that_cannot_be_loaded_cost_no_run_that_was_to_be_overwritten(old_run, shards, tmp_path, capsys):
+def test_weights_that_do_not_load_delete_no_run(old_run, shards, tmp_path, run):
     shutil.copytree(old_run / "export", tmp_path / "model")
     flags = ("--init-from", str(tmp_path / "model"), "--config-overrides", "num_hidden_layers=2")
     before = contents(old_run)
-    assert main(run_flags(shards, old_run, *flags, "--overwrite-output-dir")) == EXIT_BAD_INPUT
-    assert "The weights of --init-from must be those of the model that is trained" in capsys.readouterr().err
+    refused = run(main, *run_flags(shards, old_run, *flags, "--overwrite-output-dir"))
+    assert refused.status == EXIT_BAD_INPUT
+    assert "The weights of --init-from must be those of the model that is trained" in refused.error
     assert contents(old_run) == before
 
 
 @pytest.mark.slow
-def test_a_stopped_run_that_wakes_up_after_another_took_over_ends_and_touches_nothing(shards, tmp_path, monkeypatch):
+def test_a_run_that_wakes_up_after_a_takeover_writes_nothing(shards, tmp_path, monkeypatch):
     run = tmp_path / "run"
     with start_with_short_times(OWNER, run_flags(shards, run, *MANY_STEPS)) as stopped:
         while not list(run.glob("checkpoints/step-*.json")):

@@ -16,12 +16,13 @@ from train.fill_mask import fill_masks
 from train.metrics.log import read_metrics
 from train.model.from_pretrained import load_model
 from train.run_mlm import main
+from train.runtime.run_folder import RunFolder
 
 BOTH_HEADS = {"cls.seq_relationship.weight", "bert.pooler.dense.weight", "cls.predictions.bias"}
 
 
 def test_it_is_evaluated(pair_run: Path) -> None:
-    lines = read_metrics(str(pair_run))
+    lines = read_metrics(RunFolder(pair_run))
     for line in lines:
         assert line["loss"] == pytest.approx(line["mlm_loss"] + line["nsp_loss"], rel=1e-3)
         assert 0 <= line["nsp_accuracy"] <= 1
@@ -57,7 +58,7 @@ def test_an_albert_continues_with_the_order_of_sentences(pair_shards: Path, tmp_
     model = ("--pretrained-model-config", str(tmp_path), "--config-overrides", MODEL, "--objective", "mlm+sop")
     steps = ("--max-steps", "2", "--eval-steps", "2", "--log-steps", "1")
     assert main(run_flags(pair_shards, tmp_path / "run", *model, *steps)) == 0
-    assert {"sop_loss", "sop_accuracy", "num_pairs"} <= read_metrics(str(tmp_path / "run"))[-1].keys()
+    assert {"sop_loss", "sop_accuracy", "num_pairs"} <= read_metrics(RunFolder(tmp_path / "run"))[-1].keys()
     continued = ("--init-from", str(tmp_path / "run" / "export"), "--objective", "mlm+sop")
     assert main(run_flags(pair_shards, tmp_path / "more", *continued, "--dry-run")) == 0
     weights = load_file(tmp_path / "run" / "export" / "model.safetensors")

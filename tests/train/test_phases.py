@@ -16,6 +16,7 @@ from train.export import main as export
 from train.loop.trainer import Trainer
 from train.metrics.log import read_metrics
 from train.run_mlm import main
+from train.runtime.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +36,7 @@ def whole_run(runs, phase_shards, tmp_path_factory):
 
 
 def test_each_phase_has_its_rows_batch_masks_and_rate(whole_run):
-    lines = [line for line in read_metrics(str(whole_run)) if line["split"] == "train"]
+    lines = [line for line in read_metrics(RunFolder(whole_run)) if line["split"] == "train"]
     assert [(line["step"], line["phase"]) for line in lines] == [(3, 1), (5, 1), (6, 2), (9, 2), (12, 3), (14, 3)]
     # Those of the second phase go on where the first ended; the third has other shards.
     assert [round(line["epoch"] * rows) for line, rows in zip(lines, [130] * 4 + [66] * 2, strict=True)] == [
@@ -85,15 +86,16 @@ def test_a_phase_that_lies_ahead_may_change(runs, whole_run, phase_shards, tmp_p
         (phases_with(2, schedule="linear"), "phase 3: optimization.schedule: wsd there, linear now"),
         (phases_with(0, max_steps=4), "phase 1 ended after step 5 with steps of 8 rows of 16 tokens, and now"),
         (phases_with(1, global_batch_size=12), "phase 2 ended after step 9 with steps of 16 rows"),
-        (phases_with(2, max_steps=3), "A run must be longer than the way that is behind it; received 12 steps"),
-        (phases_with()[:2], "--phases must have all phases that are begun"),
+        (phases_with(2, max_steps=3), "The run ends after step 12, before the newest checkpoint"),
+        (phases_with()[:2], "--phases must have all phases that have begun"),
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("one_device")
-def test_a_phase_that_lies_behind_may_not(whole_run, phase_shards, tmp_path, capsys, phases, reason):
+def test_a_phase_that_lies_behind_may_not(whole_run, phase_shards, tmp_path, run, phases, reason):
     shutil.copytree(whole_run, tmp_path / "run")
-    assert main(phases_flags(phase_shards, tmp_path / "run", phases)) == 2
-    assert reason in capsys.readouterr().err
+    refused = run(main, *phases_flags(phase_shards, tmp_path / "run", phases))
+    assert refused.status == 2
+    assert reason in refused.error
 
 
 def test_a_damaged_checkpoint_leads_back_to_the_phase_before(runs, whole_run, phase_shards, tmp_path):
@@ -107,13 +109,13 @@ def test_a_damaged_checkpoint_leads_back_to_the_phase_before(runs, whole_run, ph
 
 
 @pytest.mark.usefixtures("one_device")
-def test_a_blow_up_leads_back_no_further_than_to_the_beginning_of_its_phase(phase_shards, tmp_path):
+def test_a_divergence_leads_back_within_its_phase(phase_shards, tmp_path):
     """Though no multiple of the second phase's interval lies between, and one of the first phase's before it."""
     diverging = {"learning_rate": 1e38, "max_grad_norm": 0, "save_steps": 4, "eval_steps": 100}
     phases = phases_with(1, **diverging)[:2]
     more = ("--on-nonfinite", "skip", "--max-rollbacks", "2", "--log-steps", "1")
     assert main(phases_flags(phase_shards, tmp_path / "run", phases, *more)) == EXIT_PERMANENT
-    rollbacks = [line for line in read_metrics(str(tmp_path / "run")) if line["split"] == "rollback"]
+    rollbacks = [line for line in read_metrics(RunFolder(tmp_path / "run")) if line["split"] == "rollback"]
     assert [(line["step"], line["to_step"], line["num_skipped_rows"]) for line in rollbacks] == [(7, 5, 32)] * 2
     assert (tmp_path / "run" / "checkpoints" / "step-00000004.json").exists()
 

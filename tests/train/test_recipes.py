@@ -12,12 +12,13 @@ import yaml
 from tests.fixtures.commands import parse
 from tests.fixtures.tiny_run import MODEL
 from train.checks.preflight.planning import synthetic_inputs
-from train.config.sources import parse_training_config
+from train.config.settings import parse_training_config
 from train.metrics.log import read_metrics
 from train.model.config import resolve_model_config
 from train.run_mlm import main
 from train.runtime.phases import phases_of
 from train.runtime.plan import PhaseToPlan, make_plans
+from train.runtime.run_folder import RunFolder
 
 FOLDER = Path(__file__).parents[2] / "recipes"
 RECIPES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -110,7 +111,7 @@ def test_a_recipe_trains_when_it_is_small(
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
     flags = ["--phases", str(tmp_path / "recipe.yaml"), "--output-dir", str(tmp_path / "run"), "--log-steps", "1"]
     assert main(flags) == 0
-    lines = [line for line in read_metrics(str(tmp_path / "run")) if line["split"] == "train"]
+    lines = [line for line in read_metrics(RunFolder(tmp_path / "run")) if line["split"] == "train"]
     assert [line["phase"] for line in lines] == phase_of_steps
     assert [line["learning_rate"] for line in lines] == pytest.approx(rates, abs=1e-9)
     config = json.loads((tmp_path / "run" / "export" / "config.json").read_text(encoding="utf-8"))

@@ -21,6 +21,7 @@ from tests.fixtures.tiny_run import MODEL, run_flags
 from tfrecord_prep.records import encode_rows
 from train.metrics.log import read_metrics
 from train.run_mlm import main
+from train.runtime.run_folder import RunFolder
 
 NUM_STEPS = 14
 # Dropout, windows of a few shards, two rows a device in each of two micro-batches of a step.
@@ -122,39 +123,42 @@ def test_a_spike_leads_back_and_on_without_its_rows(runs, shards, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-def test_rollbacks_are_bounded(shards, tmp_path, capsys):
+def test_rollbacks_are_bounded(shards, tmp_path, run):
     """A rate at which every run diverges."""
     flags = ("--learning-rate", "1e38", "--max-grad-norm", "0", "--warmup-steps", "0", "--save-steps", "1")
     more = ("--on-nonfinite", "skip", "--max-rollbacks", "2")
-    assert main(run_flags(shards, tmp_path / "run", *flags, *more)) == EXIT_PERMANENT
-    assert "Loss and gradients must stay finite; those of step 2 were not" in capsys.readouterr().err
-    lines = read_metrics(str(tmp_path / "run"))
+    outcome = run(main, *run_flags(shards, tmp_path / "run", *flags, *more))
+    assert outcome.status == EXIT_PERMANENT
+    assert "Loss and gradients must stay finite; those of step 2 were not" in outcome.error
+    lines = read_metrics(RunFolder(tmp_path / "run"))
     assert [(line["split"], line["reason"], line["to_step"]) for line in lines] == [("rollback", "nonfinite", 1)] * 2
 
 
 @pytest.mark.slow
-def test_more_steps_resume_with_the_new_schedule(finished_run, shards, tmp_path, capsys):
+def test_more_steps_resume_with_the_new_schedule(finished_run, shards, tmp_path, run):
     shutil.copytree(finished_run, tmp_path / "run")
-    assert main(run_flags(shards, tmp_path / "run", "--max-steps", "8")) == 0
-    printed = capsys.readouterr().out
+    status, printed, _ = run(main, *run_flags(shards, tmp_path / "run", "--max-steps", "8"))
+    assert status == 0
     assert "resuming at step 6 of 8 (epoch 0.37)" in printed
     assert "the run's length changed from 6 to 8 steps: the learning rate resumes at 0.0005" in printed
-    assert [line["step"] for line in read_metrics(str(tmp_path / "run"))][-2:] == [8, 8]
-    assert main(run_flags(shards, tmp_path / "run", "--max-steps", "5")) == 2
-    assert "A run must be longer than the way that is behind it" in capsys.readouterr().err
+    assert [line["step"] for line in read_metrics(RunFolder(tmp_path / "run"))][-2:] == [8, 8]
+    refused = run(main, *run_flags(shards, tmp_path / "run", "--max-steps", "5"))
+    assert refused.status == 2
+    assert "The run ends after step 5, before the newest checkpoint" in refused.error
 
 
 @pytest.mark.slow
-def test_another_number_of_replicas_resumes_with_the_same_batch(runs, whole_run, shards, tmp_path, capsys):
+def test_another_number_of_replicas_resumes_with_the_same_batch(runs, whole_run, shards, tmp_path, run):
     """Two devices before, one from step 8 on."""
     flags = run_flags(shards, tmp_path / "run", *FLAGS)
     assert runs.run_and_signal(flags, "train", 8, signal.SIGTERM, 0.0) == EXIT_STOPPED
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("train.runtime.strategy.connect", lambda *_: tf.distribute.OneDeviceStrategy("/device:CPU:0"))
-        assert main(flags) == 2
-        assert "A run must resume with its global batch of 8 rows; received 4" in capsys.readouterr().err
-        assert main([*flags, "--per-replica-batch-size", "4"]) == 0
-    assert "results may differ in the last bits" in (printed := capsys.readouterr().out)
+        refused = run(main, *flags)
+        assert "A run must resume with its global batch of 8 rows; received 4" in refused.error
+        status, printed, _ = run(main, *flags, "--per-replica-batch-size", "4")
+    assert (refused.status, status) == (2, 0)
+    assert "results may differ in the last bits" in printed
     assert "replicas 2 -> 1" in printed
     for line, expected in zip(timeless_lines(tmp_path / "run"), timeless_lines(whole_run), strict=True):
         assert line.pop("split") == expected.pop("split")
@@ -187,5 +191,5 @@ def test_supervised_training_survives_a_kill(shards, tmp_path):
         assert supervisor.returncode == 0, errors[-3000:]
     assert "ended with status -9" in errors
     assert "taken over from a run that has ended" in errors
-    steps = [line["step"] for line in read_metrics(str(tmp_path / "run")) if line["split"] == "train"]
+    steps = [line["step"] for line in read_metrics(RunFolder(tmp_path / "run")) if line["split"] == "train"]
     assert steps == list(range(2, 31, 2))

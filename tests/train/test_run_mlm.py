@@ -21,10 +21,11 @@ from train.metrics.log import read_metrics
 from train.model.from_pretrained import load_model
 from train.run_mlm import main
 from train.runtime import heartbeat
+from train.runtime.run_folder import RunFolder
 
 
 def losses(folder, split):
-    return [line["loss"] for line in read_metrics(str(folder)) if line["split"] == split]
+    return [line["loss"] for line in read_metrics(RunFolder(folder)) if line["split"] == split]
 
 
 def host_events(trace):
@@ -55,7 +56,7 @@ def test_a_run_leaves_its_files(finished_run):
 
 
 def test_the_log_has_every_figure(finished_run):
-    lines = read_metrics(str(finished_run))
+    lines = read_metrics(RunFolder(finished_run))
     assert [(line["step"], line["split"]) for line in lines] == [
         (2, "train"), (3, "validation"), (4, "train"), (6, "train"), (6, "validation"),
     ]  # fmt: skip
@@ -96,13 +97,14 @@ def test_a_stopped_run_resumes_to_the_same_end(finished_run, shards, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-def test_documents_that_are_kept_apart_stay_so_when_the_run_resumes(finished_run, shards, tmp_path, capsys):
+def test_documents_stay_apart_when_the_run_resumes(finished_run, shards, tmp_path, run):
     assert main(run_flags(shards, tmp_path / "whole", "--block-attention")) == 0
     assert losses(tmp_path / "whole", "validation") != pytest.approx(losses(finished_run, "validation"), rel=1e-4)
     shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
     forget_checkpoint(tmp_path / "stopped", NUM_STEPS)
-    assert main(run_flags(shards, tmp_path / "stopped")) == 2
-    assert "model.block_attention: True there, None now" in capsys.readouterr().err
+    refused = run(main, *run_flags(shards, tmp_path / "stopped"))
+    assert refused.status == 2
+    assert "model.block_attention: True there, None now" in refused.error
     assert main(run_flags(shards, tmp_path / "stopped", "--block-attention", "--gradient-checkpointing")) == 0
     assert losses(tmp_path / "stopped", "validation") == pytest.approx(
         losses(tmp_path / "whole", "validation"), rel=1e-5
@@ -113,7 +115,7 @@ def test_documents_that_are_kept_apart_stay_so_when_the_run_resumes(finished_run
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-def test_a_stopped_deberta_v3_with_dropout_resumes_to_the_same_end(shards, tmp_path):
+def test_a_stopped_deberta_with_dropout_ends_the_same(shards, tmp_path):
     settings = {**CONFIGS["deberta-v2 as v3"], "num_hidden_layers": 1, "max_position_embeddings": 16}
     (tmp_path / "config.json").write_text(json.dumps(settings), encoding="utf-8")
     flags = ("--pretrained-model-config", str(tmp_path), "--config-overrides", "hidden_act=relu", "--dropout", "0.1")
@@ -126,7 +128,7 @@ def test_a_stopped_deberta_v3_with_dropout_resumes_to_the_same_end(shards, tmp_p
 
 
 @pytest.mark.usefixtures("one_device")
-def test_ctrl_c_in_the_last_evaluation_is_a_stop_without_figures_and_the_run_resumes(shards, tmp_path, capsys):
+def test_ctrl_c_in_the_last_evaluation_stops_and_resumes(shards, tmp_path, run):
     tell, phases = heartbeat.report, []
 
     def report(phase, step=0):
@@ -137,19 +139,19 @@ def test_ctrl_c_in_the_last_evaluation_is_a_stop_without_figures_and_the_run_res
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(heartbeat, "report", report)
-        assert main(run_flags(shards, tmp_path / "run", "--save-steps", "100")) == EXIT_STOPPED
+        stopped = run(main, *run_flags(shards, tmp_path / "run", "--save-steps", "100"))
+    assert stopped.status == EXIT_STOPPED
     assert phases.count(("evaluate", 0)) == 2
-    printed, errors = capsys.readouterr()
-    assert "frequency baseline" not in printed  # the table of a finished run
-    assert f"Stopped at step {NUM_STEPS} of {NUM_STEPS}, saved. Run the same command again" in errors
-    assert "error:" not in errors
+    assert "frequency baseline" not in stopped.out  # the table of a finished run
+    assert f"Stopped at step {NUM_STEPS} of {NUM_STEPS}, saved. Run the same command again" in stopped.err
+    assert "error:" not in stopped.err
     assert not (tmp_path / "run" / "export").exists()
 
-    assert main(run_flags(shards, tmp_path / "run")) == 0
-    printed, _ = capsys.readouterr()
-    last = read_metrics(str(tmp_path / "run"))[-1]
+    resumed = run(main, *run_flags(shards, tmp_path / "run"))
+    assert resumed.status == 0
+    last = read_metrics(RunFolder(tmp_path / "run"))[-1]
     assert (last["split"], last["step"]) == ("validation", NUM_STEPS)
-    assert f"{last['loss']:.4f}" in printed.partition("frequency baseline")[2]
+    assert f"{last['loss']:.4f}" in resumed.out.partition("frequency baseline")[2]
 
 
 def test_a_finished_run_is_only_evaluated_and_exported_again(finished_run, shards, tmp_path):
@@ -172,7 +174,7 @@ def test_options_of_the_step_in_a_folder_that_is_overwritten(precision, finished
     assert main(run_flags(shards, tmp_path / "run", *flags, *more)) == 0
     assert (tmp_path / "run" / "notes.txt").read_text(encoding="utf-8") == "mine"
     assert losses(tmp_path / "run", "train") != losses(finished_run, "train")
-    lines = read_metrics(str(tmp_path / "run"))
+    lines = read_metrics(RunFolder(tmp_path / "run"))
     # Executions of up to four steps end where something is due.
     assert [(line["step"], line["split"]) for line in lines] == [
         (2, "train"), (3, "validation"), (4, "train"), (6, "train"), (6, "validation"),
@@ -183,53 +185,56 @@ def test_options_of_the_step_in_a_folder_that_is_overwritten(precision, finished
 
 
 @pytest.mark.usefixtures("one_device")
-def test_a_run_that_diverges_says_so_and_exports_nothing(shards, tmp_path, capsys):
+def test_a_run_that_diverges_says_so_and_exports_nothing(shards, tmp_path, run):
     flags = ("--learning-rate", "1e38", "--max-grad-norm", "0", "--warmup-steps", "0", "--save-steps", "1")
-    assert main(run_flags(shards, tmp_path / "run", *flags)) == EXIT_PERMANENT
-    assert "Loss and gradients must stay finite; those of step 2 were not" in capsys.readouterr().err
+    outcome = run(main, *run_flags(shards, tmp_path / "run", *flags))
+    assert outcome.status == EXIT_PERMANENT
+    assert "Loss and gradients must stay finite; those of step 2 were not" in outcome.error
     assert not (tmp_path / "run" / "export").exists()
     # The first loss is still that of the weights at the start; after the next one nothing is saved any more.
     assert {path.stem for path in (tmp_path / "run" / "checkpoints").glob("step-*")} == {"step-00000001"}
 
 
-def test_dry_run_prints_the_plan_and_writes_nothing(shards, tmp_path, capsys):
-    assert main(run_flags(shards, tmp_path / "run", "--dry-run")) == 0
-    plan = capsys.readouterr().out
+def test_dry_run_prints_the_plan_and_writes_nothing(shards, tmp_path, run):
+    status, plan, _ = run(main, *run_flags(shards, tmp_path / "run", "--dry-run"))
+    assert status == 0
     for title in ("parameters", "rows", "global batch", "steps", "epochs", "tokens", "memory"):
         assert f"\n{title} " in f"\n{plan}"
     assert not (tmp_path / "run").exists()
 
 
-def test_dry_run_plans_for_all_devices_of_the_machine(shards, tmp_path, capsys):
+def test_dry_run_plans_for_all_devices_of_the_machine(shards, tmp_path, run):
     """Those of the tests are two, as a machine with two GPUs has."""
-    assert main(run_flags(shards, tmp_path / "run", "--dry-run")) == 0
-    assert "global batch           8 rows = 128 tokens, on 2 replicas" in capsys.readouterr().out
-    assert main(run_flags(shards, tmp_path / "run", "--per-replica-batch-size", "66", "--dry-run")) == 2
-    assert "The global batch of 132 rows" in capsys.readouterr().err
+    flags = run_flags(shards, tmp_path / "run", "--dry-run")
+    assert "global batch           8 rows = 128 tokens, on 2 replicas" in run(main, *flags).out
+    refused = run(main, *flags, "--per-replica-batch-size", "66")
+    assert refused.status == 2
+    assert "The global batch of 132 rows" in refused.error
 
 
-def test_dry_run_on_a_tpu_vm_counts_its_replicas(shards, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("train.runtime.tpu.tpu_devices", lambda: [tmp_path / "accel0"])
+def test_dry_run_on_a_tpu_vm_counts_its_replicas(shards, tmp_path, run, monkeypatch):
+    monkeypatch.setattr("train.runtime.machines.tpu_devices", lambda: [tmp_path / "accel0"])
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v4-8")
     flags = ("--tpu-name", "local", "--per-replica-batch-size", "2", "--dry-run")
-    assert main(run_flags(shards, tmp_path / "run", *flags)) == 0
-    plan = capsys.readouterr().out
+    status, plan, _ = run(main, *run_flags(shards, tmp_path / "run", *flags))
+    assert status == 0
     assert "Without claiming the TPU, 4 replicas are assumed." in plan
     assert "global batch           8 rows" in plan
 
 
-def test_train_from_a_settings_file(shards, tmp_path, capsys):
+def test_train_from_a_settings_file(shards, tmp_path, run):
     settings = tmp_path / "settings.yaml"
     settings.write_text(
         f"train-dataset: {shards}/train\nmax_steps: 5\nlearning_rate: 1e-5\noutput_dir: {tmp_path}/out\n",
         encoding="utf-8",
     )
-    assert main(["--config-file", str(settings), "--preset", "tiny-roberta-cpu", "--max-steps", "7", "--dry-run"]) == 0
-    assert "\nsteps                  7, the first" in capsys.readouterr().out
+    outcome = run(main, "--config-file", settings, "--preset", "tiny-roberta-cpu", "--max-steps", "7", "--dry-run")
+    assert outcome.status == 0
+    assert "\nsteps                  7, the first" in outcome.out
 
 
 @pytest.mark.usefixtures("one_device")
-def test_a_run_from_the_export_of_another_on_shards_of_the_tutorial(finished_run, shards, tmp_path):
+def test_a_run_from_an_export_on_shards_of_the_tutorial(finished_run, shards, tmp_path):
     """Their names carry the counts, their records are tf.train.Examples; there is neither manifest nor tokenizer."""
     rows = np.random.default_rng(0).integers(5, 48, (20, 16))
     for index, part in enumerate(np.split(rows, 2)):

@@ -19,6 +19,7 @@ from tests.fixtures.tiny_run import run_flags
 from tests.servers.fixtures import HubHandle
 from train.checks.preflight.tpu_compiler import COMPILER_ENVIRONMENT
 from train.metrics.log import read_metrics
+from train.runtime.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +66,7 @@ def records(shards: Path) -> dict[str, bytes]:
 
 def losses(folder: Path) -> dict[tuple[str, int], float]:
     """Read (split, step) -> loss."""
-    return {(line["split"], line["step"]): line["loss"] for line in read_metrics(str(folder))}
+    return {(line["split"], line["step"]): line["loss"] for line in read_metrics(RunFolder(folder))}
 
 
 def test_the_whole_life_of_a_run(vm_python: Path, hub_server: HubHandle, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tests.fixtures.two_workers import finish, start_workers
 from tests.servers.fixtures import HubHandle
 from train.metrics.log import read_metrics
 from train.run_mlm import main
+from train.runtime.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +63,7 @@ def weights(folder):
 
 def figures(folder, split):
     names = ("step", "loss", "masked_accuracy", "num_masked_tokens", "grad_norm", "learning_rate")
-    lines = [line for line in read_metrics(str(folder)) if line["split"] == split]
+    lines = [line for line in read_metrics(RunFolder(folder)) if line["split"] == split]
     return [{name: line[name] for name in names if name in line} for line in lines]
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mlm_common.cli.settings import PUBLIC, flag
+from mlm_common.cli.settings import PUBLIC, Bounded, flag
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import BYTE_TOKENS, SPECIAL_TOKENS, UNUSED_TOKEN
 
@@ -15,7 +15,7 @@ DEFAULT_VOCABULARY_SIZE = 32_000
 
 
 @dataclass(frozen=True)
-class UnigramConfig:
+class UnigramConfig(Bounded):
     """The settings of the tokenizer, in addition to the corpus and the normalization.
 
     Raises:
@@ -36,6 +36,8 @@ class UnigramConfig:
         "Fraction of the text's characters that get a token; the rarest others become bytes or <unk>, unless they "
         "are ASCII or letters of a small alphabet. 0.9995 is SentencePiece's default and keeps rare scripts and "
         "emoji out of the vocabulary.",
+        at_least=0.9,
+        at_most=1,
     )
     byte_fallback: bool = flag(
         True,
@@ -47,22 +49,22 @@ class UnigramConfig:
         list, "More special tokens, such as [ENT]; their ids start at 5, in the order given.", PUBLIC, metavar="TOKEN"
     )
     pad_vocab_to_multiple_of: int | None = flag(
-        None, "Pad the vocabulary with <unused0>, <unused1>, … to a multiple of N, such as 128."
+        None, "Pad the vocabulary with <unused0>, <unused1>, … to a multiple of N, such as 128.", at_least=1
     )
     max_bytes: int = flag(
         1_000_000_000,
         "Bytes of text to train on, at most: a seeded sample of half, a quarter, … of the text. More than 1 GB "
         "hardly changes the tokens.",
+        at_least=MIN_BYTES,
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.vocab_size is not None and self.vocab_size <= self.num_reserved:
             raise InputError(
                 f"--vocab-size must leave room beside {self.num_reserved} special tokens and bytes; got "
                 f"{self.vocab_size}."
             )
-        if not 0.9 <= self.character_coverage <= 1:
-            raise InputError(f"--character-coverage must be from 0.9 to 1; got {self.character_coverage}.")
         for token in self.extra_special_tokens:
             if len(token) < 2 or " " in token or not token.isprintable() or UNUSED_TOKEN.fullmatch(token):
                 raise InputError(
@@ -72,10 +74,6 @@ class UnigramConfig:
         reserved = self.reserved_tokens
         if repeated := sorted({token for token in reserved if reserved.count(token) > 1}):
             raise InputError(f"--extra-special-tokens must be new ones; got {' '.join(repeated)}, which exist.")
-        if self.pad_vocab_to_multiple_of is not None and self.pad_vocab_to_multiple_of < 1:
-            raise InputError(f"--pad-vocab-to-multiple-of must be 1 or more; got {self.pad_vocab_to_multiple_of}.")
-        if self.max_bytes < MIN_BYTES:
-            raise InputError(f"--max-bytes must be at least {MIN_BYTES:,}; got {self.max_bytes:,}.")
 
     @property
     def max_distinct_characters(self) -> int:

@@ -15,10 +15,9 @@ import tensorflow as tf
 from mlm_common.background import LatestItemWorker, seconds_to_end
 from mlm_common.errors import InputError, PermanentError, RunFailedError
 from mlm_common.retry import retry_call
-from mlm_common.storage import open_folder
 from train.checkpoints.store import Arrays, CheckpointRecord, CheckpointStore, DamagedCheckpointError
 from train.runtime import heartbeat
-from train.runtime.run_folder import CHECKPOINTS_FOLDER
+from train.runtime.run_folder import RunFolder
 from train.step.train_step import PretrainingModel
 
 logger = logging.getLogger(__name__)
@@ -37,7 +36,7 @@ class Checkpoints:
     be used as a context around the training, whose end gives that thread a little time.
 
     Args:
-        output_dir: of the run.
+        folder: of the run.
         num_kept: newest checkpoints to keep.
         kept_interval_steps: the newest one at a multiple of it is kept, too; 0 keeps none for that.
         first_step: that of the phase; its checkpoint counts as a multiple.
@@ -47,7 +46,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        output_dir: str,
+        folder: RunFolder,
         *,
         num_kept: int,
         kept_interval_steps: int = 0,
@@ -56,7 +55,7 @@ class Checkpoints:
         rank: Callable[[CheckpointRecord], tuple[float, float] | None] = lambda record: record.rank,
     ):
         self.stall_seconds: list[float] = []
-        self._store = CheckpointStore(open_folder(output_dir).subfolder(CHECKPOINTS_FOLDER))
+        self._store = CheckpointStore(folder.checkpoints)
         self._num_kept = num_kept
         self._kept_interval_steps = kept_interval_steps
         self._first_step = first_step
@@ -120,13 +119,13 @@ class Checkpoints:
             return record
         if steps:
             raise InputError(
-                f"{self._store.folder} must have a checkpoint that is whole; none of its {len(steps)} is. Put one back "
-                "there, or start anew with --overwrite-output-dir."
+                f"All {len(steps)} checkpoints in {self._store.folder} are damaged. Restore one from a backup, or "
+                "start over with --overwrite-output-dir."
             )
         return None
 
     def steps(self) -> list[int]:
-        """List the steps of the checkpoints that are there, in ascending order."""
+        """List the steps of the existing checkpoints, in ascending order."""
         return self._store.steps()
 
     def save(self, copy: Callable[[], tuple[CheckpointRecord, Arrays]]) -> None:
@@ -162,7 +161,7 @@ class Checkpoints:
         writing, self._writing = self._writing, None
         try:
             writing.result()
-        except Exception as error:  # of the disk, of Cloud Storage's client, or of what it stands on
+        except Exception as error:  # of the disk, of Cloud Storage's client, or of what that uses
             newest = max(self._records, default=None)
             kept = "no checkpoint is there" if newest is None else f"the newest one is that of step {newest:,}"
             kind = PermanentError if isinstance(error, InputError) else RunFailedError
@@ -284,8 +283,8 @@ class TrainingState:
             variable.assign(arrays[name])
         self._write_means([tf.constant(arrays[name]) for name in self._means])
 
-    # Of the means each replica has its own, all equal. Read together they would be summed, and divided when set, which
-    # rounds for some numbers of replicas; so each is read and set where it is.
+    # Each replica has a copy of the means, all equal. Read together they would be summed, and divided when set, which
+    # rounds for some numbers of replicas; so each is read and set on its replica.
 
     def _read_means(self) -> Arrays:
         firsts = (self._strategy.experimental_local_results(value)[0].numpy() for value in self._replicas_means())
@@ -314,7 +313,7 @@ class TrainingState:
             raise RunFailedError(
                 f"A checkpoint must have the variables of the model; {len(differing)} differ, the first {first}: "
                 f"{_shown(found.get(first))} there, {_shown(expected.get(first))} here. Resume with the versions of "
-                "the libraries that run.json names, or start anew with --resume never in another --output-dir."
+                "the libraries that run.json names, or start over in another --output-dir."
             )
 
 

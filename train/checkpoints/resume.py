@@ -1,7 +1,8 @@
-"""Where training begins or resumes: which step, which row, and whether that is the run it was."""
+"""Where training starts or resumes: the identity of the run (its fingerprint), the step and row, and what changed."""
 
+import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 from mlm_common.cli.settings import flag_of
 from mlm_common.errors import InputError
 from mlm_common.hub.redaction import REDACTED
-from train.checkpoints.store import GENERATOR, CheckpointRecord, SkippedRows
-from train.config.settings import ROUNDING, RunSettings, settings_marked
-from train.config.sources import current_settings
+from train.checkpoints.store import CheckpointRecord, SkippedRows
+from train.config.learning import ADDED, MAY_CHANGE, ROUNDING
+from train.config.settings import RunSettings, default_of, settings_marked
+from train.data.inputs import Inputs
 from train.runtime.plan import Plan, phase_index, schedule_steps
+from train.runtime.run_folder import phase_prefix
 
 LIBRARIES = ("tensorflow", "tensorflow-tpu", "libtpu", "tf-keras", "transformers", "tokenizers", "numpy")
 # Those whose versions decide how numbers are rounded, or which random ones are drawn.
@@ -59,16 +62,16 @@ def check_checkpoint(checkpoint: CheckpointRecord, plan: Plan) -> None:
         plan: of the phase in which it was saved.
 
     Raises:
-        InputError: its global batch was another one, it is past the end of the run or of its phase, or a phase behind
-            it was another one.
+        InputError: its global batch was another one, it is past the end of the run or of its phase, or an earlier
+            phase was another one.
     """
     for index, (behind, now) in enumerate(zip(checkpoint.plan.get("before", ()), plan.before, strict=True)):
         if behind != asdict(now):
             raise InputError(
-                f"A phase of --phases that lies behind must stay as it was; phase {index + 1} ended after step "
+                f"--phases must keep the phases that are over; phase {index + 1} ended after step "
                 f"{behind['num_steps']} with steps of {behind['global_batch_rows']} rows of {behind['max_length']} "
                 f"tokens, and now would after step {now.num_steps} with {now.global_batch_rows} rows of "
-                f"{now.max_length}. Change phases that lie ahead, or name another --output-dir."
+                f"{now.max_length}. Change only later phases, or name another --output-dir."
             )
     there = checkpoint.plan["global_batch_rows"]
     if there != plan.global_batch_rows:
@@ -79,8 +82,8 @@ def check_checkpoint(checkpoint: CheckpointRecord, plan: Plan) -> None:
         )
     if checkpoint.step > plan.num_steps:
         raise InputError(
-            f"A run must be longer than the way that is behind it; received {plan.num_steps} steps, and the newest "
-            f"checkpoint is that of step {checkpoint.step}. Raise --num-epochs or --max-steps{_of_phase(plan)}."
+            f"The run ends after step {plan.num_steps}, before the newest checkpoint, that of step {checkpoint.step}. "
+            f"Raise --num-epochs or --max-steps{_of_phase(plan)}."
         )
 
 
@@ -115,12 +118,12 @@ def describe_resume_point(
     yield f"resuming at step {point.step:,} of {plan.num_steps:,} (epoch {epoch:.2f})"
     if phase_index(checkpoint.plan) < len(plan.before):
         return  # what differs from the phase before is meant to
-    changes = dict(_changes(current_settings(checkpoint.settings, type(config)), config))
+    changes = dict(_changes(checkpoint.settings, config))
     if changes:
         yield f"changed since then: {', '.join(changes.values())}"
     yield from _changed_length(point.step, checkpoint.plan, plan, config)
     before = checkpoint.computation
-    # What was decided stands for the settings that leave it open.
+    # What was decided counts instead of the settings that leave it open.
     decided = {f"hardware.{name}" for name in before}
     inexact = [text for name, text in changes.items() if name in settings_marked(ROUNDING, type(config)) - decided]
     inexact += [
@@ -138,16 +141,10 @@ def describe_resume_point(
             shown = " → ".join(one.replace("+changes", " + local changes") for one in (before_now, now))
             what = "code" if name == "commit" else name
             yield f"note: the {what} has changed since this run started ({shown}), so the result may differ slightly"
-    is_drawn_alike = checkpoint.generator == GENERATOR
-    if not is_drawn_alike:
-        yield (
-            "note: the result will differ from an uninterrupted run: from here on masks and dropout are drawn by "
-            "another generator, because the checkpoint is of a version before 0.3.0. Rows are the same"
-        )
     if inexact:
         yield (
             f"note: results may differ in the last bits from an uninterrupted run: {', '.join(inexact)}. Sums are "
-            f"rounded in another order; {'rows, masks and dropout' if is_drawn_alike else 'rows'} are the same"
+            "rounded in another order; rows, masks and dropout are the same"
         )
 
 
@@ -166,12 +163,11 @@ def _changed_length(step: int, before: dict[str, Any], plan: Plan, config: RunSe
 
 
 def _changes(before: dict[str, dict[str, Any]], config: RunSettings) -> Iterator[tuple[str, str]]:
-    """Yield (subject.name, text) of the settings that differ; one that did not exist before had its default."""
+    """Yield (subject.name, text) of the settings that differ."""
     now = json.loads(json.dumps(config.as_dict()))
     for subject, values in now.items():
-        defaults = asdict(config.subjects()[subject]())
         for name, value in values.items():
-            there = before.get(subject, {}).get(name, defaults[name])
+            there = before[subject].get(name, value)
             if there not in (value, REDACTED):
                 yield f"{subject}.{name}", f"{flag_of(name)} {there} -> {value}"
 
@@ -185,3 +181,37 @@ def installed_versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return versions
+
+
+def fingerprint(config: RunSettings, inputs: Inputs, model_config: dict[str, Any]) -> dict[str, Any]:
+    """Collect the settings, rows and architecture that identify a run: {name: value}.
+
+    Settings that may change are left out, since something else identifies the run instead: the shards for their
+    folders, the resolved configuration for the model's name, the global batch of a checkpoint's plan for its factors.
+    So are the version of transformers, which every configuration has, and settings marked ADDED that are off, so that
+    adding a setting changes no fingerprint.
+    """
+    settings = config.without(MAY_CHANGE)
+    kind = type(config)
+    added = {name for name in settings_marked(ADDED, kind) if settings[name] == default_of(name, kind)}
+    model = {f"model.{key}": value for key, value in model_config.items()}
+    model.pop("model.transformers_version", None)
+    content = {name: value for name, value in settings.items() if name not in added} | inputs.identities() | model
+    return json.loads(json.dumps(content))  # as it is read again
+
+
+def fingerprint_of_phases(fingerprints: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Join the fingerprints of a run's phases: the first, and under the names of others what differs from it.
+
+    So a run whose later phases are not begun yet is the same as one without them.
+    """
+    first, *others = fingerprints
+    joined = dict(first)
+    for index, one in enumerate(others, start=1):
+        names = sorted(name for name in one.keys() | first.keys() if one.get(name) != first.get(name))
+        joined |= {phase_prefix(index) + name: one.get(name) for name in names}
+    return joined
+
+
+def fingerprint_sha256(fingerprint: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""A run's checkpoints as files, local or gs://: written so that a kill at any moment loses none that was there.
+"""A run's checkpoints as files, local or gs://: written so that a kill at any moment loses no older one.
 
 A checkpoint is `step-00000100.safetensors`, all variables by name, and `step-00000100.json`, its record, which is
 written last and deleted first. Without a record there is no checkpoint.
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save_file
 
-from mlm_common.storage import PARTIAL_SUFFIX, Folder, open_folder
-from train.runtime.run_folder import CHECKPOINTS_FOLDER
+from mlm_common.storage import PARTIAL_SUFFIX, Folder
+from train.runtime.run_folder import RunFolder
 
 Arrays = dict[str, NDArray[np.generic]]
 
@@ -30,8 +30,8 @@ FORMAT_VERSION = 1
 CHECKSUM_FIELD = "record_crc32c"
 RECORD_SUFFIX, DATA_SUFFIX = ".json", ".safetensors"
 BLOCK_BYTES = 1 << 20
-# What draws masks and dropout: `train.layers.random_bits`. In records that name none it was TensorFlow's Philox.
-GENERATOR, GENERATOR_BEFORE = "keyed mixer", "philox"
+# What draws masks and dropout: `train.layers.random_bits`.
+GENERATOR = "keyed mixer"
 
 _NAME = re.compile(r"step-(\d{8,})(\.json|\.safetensors)")
 
@@ -67,8 +67,8 @@ class CheckpointRecord:
         num_bytes: size of the data file.
         crc32c: checksum of the data file, eight hexadecimal digits.
         generator: what drew masks and dropout.
-        computation: how steps were computed, as in `train.model.computation`; empty where that was not recorded yet.
-        made_by: kind of `device`, `commit` of this project; empty where that was not recorded yet.
+        computation: how steps were computed, as in `train.model.computation`.
+        made_by: kind of `device`, `commit` of this project.
         num_written_log_lines: lines of the log that were in its files for sure; None where that is not known.
         unwritten_log_lines: those after them, for which a run that resumes makes up.
     """
@@ -101,7 +101,7 @@ class CheckpointRecord:
         return rank(-self.validation_loss if score is None else score, self.validation_loss)
 
     def to_json(self) -> str:
-        """Write the record as text, with a checksum of its own."""
+        """Write the record as text, with its checksum."""
         content = dataclasses.asdict(self)
         return json.dumps({**content, CHECKSUM_FIELD: _content_checksum(content)}, indent=2) + "\n"
 
@@ -129,8 +129,8 @@ def parse_record(text: str) -> CheckpointRecord:
     if version != FORMAT_VERSION:
         raise DamagedCheckpointError(f"its format is {version}, which this version does not know")
     content["skipped"] = tuple(SkippedRows(**rows) for rows in content["skipped"])
-    content["unwritten_log_lines"] = tuple(content.get("unwritten_log_lines", ()))
-    return CheckpointRecord(**{"generator": GENERATOR_BEFORE, **content})
+    content["unwritten_log_lines"] = tuple(content["unwritten_log_lines"])
+    return CheckpointRecord(**content)
 
 
 def _content_checksum(content: dict[str, Any]) -> str:
@@ -145,7 +145,6 @@ class CheckpointStore:
         self.folder = folder
 
     def path(self, step: int, suffix: str = DATA_SUFFIX) -> str:
-        """Name one of the two files of a checkpoint."""
         return self.folder.path_of(_name(step, suffix))
 
     def steps(self) -> list[int]:
@@ -186,7 +185,7 @@ class CheckpointStore:
             raise DamagedCheckpointError(f"its data file cannot be read: {error}") from error
 
     def write(self, record: CheckpointRecord, arrays: Arrays) -> CheckpointRecord:
-        """Write a checkpoint, in the place of one of the same step; return its record with size and checksum."""
+        """Write a checkpoint, replacing one of the same step; return its record with size and checksum."""
         self._delete([(record.step, RECORD_SUFFIX)])
         with self.folder.replacing(_name(record.step, DATA_SUFFIX)) as partial:
             write_safetensors(partial, arrays)
@@ -211,9 +210,9 @@ class CheckpointStore:
         self.folder.delete_files([_name(*file) for file in files])
 
 
-def newest_record(run_folder: str) -> CheckpointRecord | None:
+def newest_record(folder: RunFolder) -> CheckpointRecord | None:
     """Read the record of a run's newest checkpoint that can be read; None without one."""
-    store = CheckpointStore(open_folder(run_folder).subfolder(CHECKPOINTS_FOLDER))
+    store = CheckpointStore(folder.checkpoints)
     for step in reversed(store.steps()):
         with suppress(DamagedCheckpointError):
             return store.read_record(step)
@@ -223,8 +222,8 @@ def newest_record(run_folder: str) -> CheckpointRecord | None:
 def write_safetensors(path: Path, arrays: Arrays, metadata: dict[str, str] | None = None) -> None:
     """Write arrays to a file that those may read who may read any new file.
 
-    The library writes it under a name of its own, for its owner alone: here in a folder that is known for what a killed
-    write has left behind.
+    The library writes it under a random name, readable by its owner alone: here in a folder that is recognized as the
+    remains of a killed write.
     """
     path.touch()
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{path.name}.", suffix=PARTIAL_SUFFIX) as folder:

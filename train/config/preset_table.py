@@ -1,7 +1,7 @@
 """The table of presets: `--preset list` prints it; `python -m train.config.preset_table` prints it as Markdown."""
 
+from train.config.learning import OptimizationConfig
 from train.config.presets import about_preset, presets_by_size, read_preset
-from train.config.settings import OptimizationConfig
 
 HEADER = ("preset", "parameters", "made for", "batch", "note")
 FOOTNOTE = """Batch: rows per step x tokens per row that the settings are made for. Parameters: with a vocabulary of

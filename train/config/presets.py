@@ -32,7 +32,6 @@ class About:
 
 
 def preset_names() -> list[str]:
-    """List the names that `--preset` takes."""
     return sorted(path.stem for path in PRESETS_FOLDER.glob("*.yaml"))
 
 
@@ -61,7 +60,6 @@ def _content(name: str) -> dict[str, Any]:
 
 
 def about_preset(name: str) -> About:
-    """Read the facts about a preset."""
     return About(**read_preset(name)["about"])
 
 
@@ -76,5 +74,4 @@ def preset_settings(name: str) -> dict[str, Any]:
 
 
 def names_set_by_presets() -> list[str]:
-    """List the fields that some preset sets."""
     return sorted({setting for name in preset_names() for setting in read_preset(name)["settings"]})

@@ -1,230 +1,42 @@
-"""Settings of stage 3, one frozen dataclass per subject; every field is a flag of `run_mlm.py`."""
+"""Settings of how a run goes, all settings of a run, and where they come from: command line, files, preset."""
 
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, cast, get_type_hints
 
-from mlm_common.cli.settings import PUBLIC, flag, flag_of, require, require_each
+from mlm_common.cli.command_line import as_settings, parse_arguments, read_yaml_file
+from mlm_common.cli.settings import PUBLIC, Bounded, flag, flag_of, require
 from mlm_common.errors import InputError
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
-from train.config.presets import presets_by_size
+from train.config.learning import (
+    BATCH,
+    CHECKPOINTS,
+    EVALUATION,
+    FAULTS,
+    PER_WORKER,
+    ROUNDING,
+    DataConfig,
+    MaskingConfig,
+    ModelConfig,
+    OptimizationConfig,
+    changeable,
+)
+from train.config.preset_table import preset_table
+from train.config.presets import names_set_by_presets, preset_settings
 
-# Marks of a setting. A resumed run may be given another value; each worker of a run may; another value changes how sums
-# are rounded, and nothing else; runs of before it was added have its default.
-MAY_CHANGE, PER_WORKER, ROUNDING, ADDED = "may_change", "per_worker", "rounding", "added"
 # Steps of one call from Python on a TPU; a call costs its host a millisecond or more in which it may wait.
 TPU_STEPS_PER_EXECUTION = 32
 MASK = "[MASK]"
-# The fraction of the tokens that evaluation masks, whatever training does, so that any two runs compare.
-EVALUATION_MLM_PROBABILITY = 0.15
-# Groups of `--help` beside those of the dataclasses.
-BATCH, EVALUATION, CHECKPOINTS, FAULTS = (
-    "Batch and length",
-    "Evaluation and logging",
-    "Checkpoints and resuming",
-    "Fault tolerance",
-)
-
-
-def changeable(default: Any, help_text: str, *marks: str, **shown: Any) -> Any:
-    """Make a flag whose value may change when a run resumes; `shown` goes to `mlm_common.cli.settings.flag`."""
-    return flag(default, help_text, MAY_CHANGE, *marks, **shown)
+# A TPU may be lost without a notice, and a day of it costs more than a checkpoint each quarter of an hour.
+TPU_SAVE_MINUTES = 15.0
+# Numbers of steps by which a schedule is as long as it is; those between evaluations and checkpoints are not.
+SCALED = ("max_steps", "warmup_steps")
+MAX_SCALE = 1000
+LIST_PRESETS = "list"
 
 
 @dataclass(frozen=True)
-class DataConfig:
-    """Where the rows come from; length, vocabulary and special ids are read from the shards' manifest."""
-
-    FLAG_GROUP = "Data"
-
-    train_dataset: str | None = changeable(
-        None,
-        "Folder of training shards, local or gs://: OUTPUT_DIR/train of prepare_tfrecord_shards.py.",
-        PER_WORKER,
-        metavar="DIR",
-        is_usual=True,
-    )
-    eval_dataset: str | None = changeable(
-        None, "Folder of validation shards. Without it nothing is evaluated.", PER_WORKER, metavar="DIR", is_usual=True
-    )
-    tokenizer: str | None = changeable(
-        None,
-        "Folder or Hub id of the tokenizer. Default: the one saved with the training shards.",
-        PER_WORKER,
-        metavar="DIR",
-    )
-    max_length: int | None = changeable(
-        None, "Tokens per row. Default: that of the shards; another value is an error.", group=BATCH
-    )
-    shuffle_buffer_size: int = flag(
-        2**15, "Rows held in memory and shuffled together. Whole shards are shuffled first, so it need not be large."
-    )
-
-    def __post_init__(self) -> None:
-        require_each(self, "shuffle_buffer_size", lambda value: value >= 1, "must be at least 1 row")
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """Which model is trained."""
-
-    FLAG_GROUP = "Model"
-
-    preset: str = changeable(
-        "roberta-base",
-        f"Model and training settings to start from, smallest first: {', '.join(presets_by_size())}. `--preset list` "
-        "shows them as a table. Flags you pass override it.",
-        PUBLIC,
-        is_usual=True,
-    )
-    pretrained_model_config: str | None = changeable(
-        None,
-        "Hub id or folder whose config.json defines the model, instead of the preset's model.",
-        PER_WORKER,
-        metavar="DIR",
-    )
-    init_from: str | None = flag(
-        None,
-        "Start from the weights of this folder (local or gs://) or Hub id. It needs config.json, the tokenizer of "
-        "the shards, and model.safetensors or tf_model.h5. The preset then sets only the training settings.",
-        metavar="DIR",
-    )
-    objective: Literal["mlm", "mlm+nsp", "mlm+sop"] = flag(
-        "mlm",
-        "What the model learns. mlm: predict masked tokens. mlm+nsp: also whether the second segment follows the "
-        "first, as BERT. mlm+sop: also whether the two segments were swapped, as ALBERT. The last two need shards "
-        "made with --chunking segment_pairs and a bert, albert or mobilebert; use them to reproduce BERT or to "
-        "train the pooler, since RoBERTa found no gain in nsp.",
-        ADDED,
-    )
-    config_overrides: str | None = changeable(
-        None,
-        "Changes to the model's configuration, such as num_hidden_layers=4,hidden_act=gelu_new.",
-        metavar="NAME=VALUE,…",
-    )
-    position_init: Literal["random", "sinusoidal"] = flag(
-        "random",
-        "How learned position embeddings start: random, as in BERT, or sinusoidal, which helps a small model "
-        "learn from neighbouring tokens sooner.",
-    )
-    dropout: float | None = changeable(
-        None, "Dropout of hidden states and attention. Default: the model configuration's."
-    )
-    gradient_checkpointing: bool = changeable(
-        False,
-        "Recompute each layer in the backward pass: far less memory for activations, a third more computation.",
-        ROUNDING,
-        former_name="recompute",
-    )
-    block_attention: bool = flag(
-        False,
-        "Let tokens attend only within their document, and count positions from its start. For ModernBERT, BERT, "
-        "RoBERTa and similar models.",
-        ADDED,
-    )
-    pad_vocab_to_multiple_of: int = flag(
-        128,
-        "Pad the vocabulary to a multiple of N during training; 128 is the width of a TPU's vector lanes. The "
-        "export has the tokenizer's size. 1 turns it off.",
-    )
-
-    def __post_init__(self) -> None:
-        require_each(self, "dropout", lambda value: 0 <= value < 1, "must be at least 0 and below 1")
-        require_each(self, "pad_vocab_to_multiple_of", lambda value: value >= 1, "must be at least 1")
-
-
-@dataclass(frozen=True)
-class MaskingConfig:
-    """How tokens are masked in training; evaluation always masks 15 %, so that runs compare."""
-
-    FLAG_GROUP = "Masking"
-
-    masking: Literal["token", "whole_word", "span"] = flag(
-        "token",
-        "What is masked as a whole: tokens (BERT), words, or spans of words (SpanBERT). The fraction of masked "
-        "tokens is the same.",
-    )
-    mlm_probability: float = flag(0.15, "Fraction of the tokens to predict. BERT used 0.15; up to 0.4 can help.")
-    mask_token_rate: float = flag(0.8, "Fraction of the predicted tokens that become [MASK], as in BERT.")
-    random_token_rate: float = flag(0.1, "Fraction of the predicted tokens that become a random token, as in BERT.")
-
-    def __post_init__(self) -> None:
-        rates = "mlm_probability mask_token_rate random_token_rate"
-        require_each(self, rates, lambda value: 0 <= value <= 1, "must be between 0 and 1")
-        require_each(self, "mlm_probability", lambda value: value > 0, "must be above 0")
-        replaced = self.mask_token_rate + self.random_token_rate
-        require(
-            replaced <= 1 + 1e-9, "must sum to at most 1", "--mask-token-rate and --random-token-rate", f"{replaced:g}"
-        )
-
-
-@dataclass(frozen=True)
-class OptimizationConfig:
-    """Batch, length of the run, optimizer, and the learning rate over the run."""
-
-    FLAG_GROUP = "Optimizer"
-
-    per_replica_batch_size: int = changeable(
-        8, "Rows per replica at once. Lower it if memory runs out.", ROUNDING, group=BATCH, is_usual=True
-    )
-    gradient_accumulation_steps: int = changeable(
-        1, "Batches whose gradients are summed into one step.", ROUNDING, group=BATCH
-    )
-    global_batch_size: int | None = changeable(
-        None,
-        "Rows per step over all replicas; sets --gradient-accumulation-steps, which a preset may set too: then "
-        "also pass --gradient-accumulation-steps 1.",
-        ROUNDING,
-        group=BATCH,
-    )
-    num_epochs: int = changeable(1, "Passes over the training rows.", group=BATCH, is_usual=True)
-    max_steps: int | None = changeable(None, "Train for N steps, instead of --num-epochs.", group=BATCH, is_usual=True)
-    learning_rate: float = flag(1e-4, "Peak learning rate, reached after the warmup.", is_usual=True)
-    schedule: Literal["linear", "cosine", "inverse_sqrt", "wsd", "constant"] = flag(
-        "linear",
-        "Learning rate after the warmup: linear decay (as in BERT), cosine, inverse_sqrt, constant, or wsd "
-        "(constant, then decay over the last --decay-ratio of the run).",
-    )
-    warmup_ratio: float = flag(
-        0.05, "Fraction of the steps over which the learning rate rises from 0. RoBERTa used 0.05, BERT 0.01."
-    )
-    warmup_steps: int | None = flag(None, "Steps of the warmup, instead of --warmup-ratio.")
-    decay_ratio: float = flag(0.2, "Fraction of the steps over which --schedule wsd decays.")
-    min_learning_rate_ratio: float = flag(
-        0.0, "Fraction of the peak at which linear, cosine and wsd end. 0 gives the lowest final loss."
-    )
-    optimizer: Literal["adamw", "lamb"] = flag(
-        "adamw", "adamw, or lamb for global batches of thousands of rows, with about ten times adamw's learning rate."
-    )
-    weight_decay_rate: float = flag(0.01, "Decoupled weight decay, not applied to biases and layer norms.")
-    adam_beta1: float = flag(0.9, "Decay of the first moment.")
-    adam_beta2: float = flag(
-        0.98, "Decay of the second moment. RoBERTa's 0.98 is steadier than 0.999 at large batches."
-    )
-    adam_epsilon: float = flag(1e-6, "Added to the root of the second moment, by which the update is divided.")
-    max_grad_norm: float = flag(1.0, "Clip gradients to this global norm. 0 turns it off.")
-
-    def __post_init__(self) -> None:
-        counts = "per_replica_batch_size gradient_accumulation_steps global_batch_size num_epochs max_steps"
-        require_each(self, counts, lambda value: value >= 1, "must be at least 1")
-        is_said_once = self.global_batch_size is None or self.gradient_accumulation_steps == 1
-        rule = "follows from --global-batch-size: pass 1, or leave out --global-batch-size"
-        require(is_said_once, rule, "--gradient-accumulation-steps", self.gradient_accumulation_steps)
-        require_each(self, "learning_rate adam_epsilon", lambda value: value > 0, "must be above 0")
-        not_negative = "warmup_steps weight_decay_rate max_grad_norm"
-        require_each(self, not_negative, lambda value: value >= 0, "must not be negative")
-        shares = "warmup_ratio min_learning_rate_ratio adam_beta1 adam_beta2"
-        require_each(self, shares, lambda value: 0 <= value < 1, "must be at least 0 and below 1")
-        require_each(self, "decay_ratio", lambda value: 0 < value <= 1, "must be above 0 and at most 1")
-        require(
-            self.min_learning_rate_ratio == 0 or self.schedule in ("linear", "cosine", "wsd"),
-            "needs --schedule linear, cosine or wsd",
-            "--min-learning-rate-ratio",
-            f"{self.min_learning_rate_ratio} with {self.schedule}",
-        )
-
-
-@dataclass(frozen=True)
-class HardwareConfig:
+class HardwareConfig(Bounded):
     """What the run computes on: the TPU that is named, else the GPUs there are, else the CPU."""
 
     FLAG_GROUP = "Hardware"
@@ -253,10 +65,11 @@ class HardwareConfig:
         None,
         "Steps per call from Python, at most; a call also ends where something is logged, evaluated or saved, and "
         "after about a second. Default: 32 on a TPU, where each call costs a millisecond or more; 1 elsewhere.",
+        at_least=1,
     )
 
     def __post_init__(self) -> None:
-        require_each(self, "steps_per_execution", lambda value: value >= 1, "must be at least 1")
+        super().__post_init__()
         # Without XLA, TensorFlow adds up the gradients of biases in bfloat16, most of which is lost.
         for needs_xla, reason in ((self.bfloat16, "--bfloat16"), (self.tpu_layers == "on", "--tpu-layers on")):
             is_compiled = self.wants_tpu or self.jit_compile is not False or not needs_xla
@@ -264,17 +77,15 @@ class HardwareConfig:
 
     @property
     def wants_tpu(self) -> bool:
-        """Whether a TPU is asked for."""
         return self.tpu_name is not None and not self.no_tpu
 
     @property
     def max_steps_per_execution(self) -> int:
-        """Steps that one call from Python may make."""
         return self.steps_per_execution or (TPU_STEPS_PER_EXECUTION if self.wants_tpu else 1)
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Bounded):
     """Where the run writes, how often, and its seed."""
 
     FLAG_GROUP = "Output"
@@ -294,29 +105,36 @@ class RunConfig:
         metavar="FILE",
         group=BATCH,
     )
-    seed: int = flag(0, "Seed of initial weights, order of rows and masks.")
+    seed: int = flag(0, "Seed of initial weights, order of rows and masks.", at_least=0, below=2**31)
     log_steps: int | None = changeable(
         None,
         "Write a line of metrics.jsonl every N steps. Default: a fiftieth of the run, at most 50.",
         group=EVALUATION,
+        at_least=1,
     )
     eval_steps: int | None = changeable(
         None,
         "Evaluate every N steps. Default: at most ten times per run, in at most a tenth of its time.",
         group=EVALUATION,
+        at_least=1,
     )
     save_steps: int | None = changeable(
         None,
         "Save a checkpoint every N steps. Default: at each evaluation if --eval-steps is given, else ten per run.",
         group=CHECKPOINTS,
+        at_least=1,
     )
     save_minutes: float | None = changeable(
         None,
         "Also save a checkpoint every X minutes; 0 turns it off. Default: 15 on a TPU, otherwise off.",
         group=CHECKPOINTS,
+        at_least=0,
     )
     keep_checkpoints: int = changeable(
-        2, "How many of the newest checkpoints to keep. The best one is always kept as well.", group=CHECKPOINTS
+        2,
+        "How many of the newest checkpoints to keep. The best one is always kept as well.",
+        group=CHECKPOINTS,
+        at_least=1,
     )
     resume: Literal["auto", "must", "never"] = changeable(
         "auto",
@@ -337,8 +155,11 @@ class RunConfig:
         None,
         "Nats by which a logged loss may exceed the median of the five before it. Default: no limit.",
         group=FAULTS,
+        above=0,
     )
-    max_rollbacks: int = changeable(3, "With --on-nonfinite skip: stop after N returns to a checkpoint.", group=FAULTS)
+    max_rollbacks: int = changeable(
+        3, "With --on-nonfinite skip: stop after N returns to a checkpoint.", group=FAULTS, at_least=0
+    )
     supervise: bool = changeable(
         False,
         "Train in a child process and restart it after a crash, a lost TPU or maintenance. It resumes from the "
@@ -346,15 +167,16 @@ class RunConfig:
         group=FAULTS,
     )
     stall_minutes: float = changeable(
-        30.0, "With --supervise: restart training if nothing happens for X minutes.", group=FAULTS
+        30.0, "With --supervise: restart training if nothing happens for X minutes.", group=FAULTS, above=0
     )
     max_retries: int = changeable(
-        5, "With --supervise: give up after N restarts in a row without a step of progress.", group=FAULTS
+        5, "With --supervise: give up after N restarts in a row without a step of progress.", group=FAULTS, at_least=0
     )
     retry_seconds: float = changeable(
         10.0,
         "With --supervise: wait X seconds before the first restart in a row; the wait doubles each time.",
         group=FAULTS,
+        above=0,
     )
     profile: str | None = changeable(
         None,
@@ -365,12 +187,7 @@ class RunConfig:
     dry_run: bool = changeable(False, "Check everything, print the plan, and stop.", is_usual=True)
 
     def __post_init__(self) -> None:
-        counts = "log_steps eval_steps save_steps keep_checkpoints"
-        require_each(self, counts, lambda value: value >= 1, "must be at least 1")
-        above_0 = "stall_minutes retry_seconds max_loss_rise"
-        require_each(self, above_0, lambda value: value > 0, "must be above 0")
-        require_each(self, "save_minutes max_retries max_rollbacks", lambda value: value >= 0, "must not be negative")
-        require_each(self, "seed", lambda value: 0 <= value < 2**31, "must be between 0 and 2147483647")
+        super().__post_init__()
         if self.overwrite_output_dir and self.resume == "must":
             raise InputError("--overwrite-output-dir cannot be combined with --resume must.")
         start, _, stop = (self.profile or "0:1").partition(":")
@@ -387,7 +204,7 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
-class HubConfig:
+class HubConfig(Bounded):
     """Where the export is pushed to, how often, and what its card says that the run does not know."""
 
     FLAG_GROUP = "Hub"
@@ -407,7 +224,7 @@ class HubConfig:
         "continues during a push; if pushes fall behind, only the newest is made.",
     )
     push_steps: int | None = changeable(
-        None, "Push every N steps with --hub-strategy steps or checkpoint. Default: at each checkpoint."
+        None, "Push every N steps with --hub-strategy steps or checkpoint. Default: at each checkpoint.", at_least=1
     )
     resume_from_hub: bool = changeable(
         False, "If --output-dir has no run, resume from the checkpoint that --hub-strategy checkpoint pushed."
@@ -432,12 +249,13 @@ class HubConfig:
     )
 
     def __post_init__(self) -> None:
-        require_each(self, "push_steps", lambda value: value >= 1, "must be at least 1")
+        super().__post_init__()
         is_by_steps = self.push_steps is None or self.hub_strategy in ("steps", "checkpoint")
         require(is_by_steps, "needs --hub-strategy steps or checkpoint", "--push-steps", self.hub_strategy)
         if self.hub_model_id is None:
-            without = "hub_revision hub_tag hub_strategy resume_from_hub"
-            require_each(self, without, lambda value: value in ("end", False), "needs --hub-model-id")
+            for name in ("hub_revision", "hub_tag", "hub_strategy", "resume_from_hub"):
+                value = getattr(self, name)
+                require(value in (None, "end", False), "needs --hub-model-id", flag_of(name), value)
         has_one_mask = self.hub_example is None or self.hub_example.count(MASK) == 1
         require(has_one_mask, f"must have one {MASK}", "--hub-example", repr(self.hub_example))
 
@@ -518,3 +336,107 @@ def settings_marked(mark: str, config_class: type[RunSettings] = TrainingConfig)
 def flags_marked(mark: str, config_class: type[RunSettings] = TrainingConfig) -> list[str]:
     """List the settings that bear a mark, as they are spelled on the command line, sorted."""
     return sorted(flag_of(name.partition(".")[2]) for name in settings_marked(mark, config_class))
+
+
+def read_phases_file(path: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Read a file of `--phases`: {flag: value} of the whole run, and of each phase, steps multiplied by its `scale`.
+
+    Raises:
+        InputError: there is no such file, or it holds something else.
+    """
+    content = read_yaml_file(path, "--phases")
+    content = {"phases": content} if isinstance(content, list) else content
+    is_right = isinstance(content, dict) and content.keys() <= {"scale", "settings", "phases"}
+    phases = content.get("phases") if is_right else None
+    if not (isinstance(phases, list) and phases):
+        rule = "must name a list of phases, or `settings` and `phases`, with a `scale` for their steps"
+        raise InputError(f"--phases {rule}; {path} holds {content!r}.")
+    scale = content.get("scale", 1)
+    is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
+    rule = f"must have a `scale` above 0 and at most {MAX_SCALE:,}"
+    require(is_number and 0 < scale <= MAX_SCALE, rule, f"--phases {path}", scale)
+    parts = (content.get("settings") or {}, *phases)
+    settings, *of_phases = (_scaled(as_settings(part, path), scale, path) for part in parts)
+    return settings, of_phases
+
+
+def _scaled(settings: dict[str, Any], scale: float, path: str) -> dict[str, Any]:
+    """Multiply the numbers of steps of a file of `--phases`; what is above 0 stays so."""
+    if scale != 1 and "num_epochs" in settings:
+        raise InputError(
+            f"--phases {path} must give the length of each phase in max_steps for a `scale`, which does not multiply "
+            f"num_epochs; received a scale of {scale} and num_epochs: {settings['num_epochs']}."
+        )
+
+    def scaled(name: str, value: Any) -> Any:
+        if scale == 1 or name not in SCALED or not str(value).isdecimal() or int(value) == 0:
+            return value
+        return max(1, round(int(value) * scale))
+
+    return {name: scaled(name, value) for name, value in settings.items()}
+
+
+def phases_settings(path: str) -> dict[str, Any]:
+    """Read the flags that a file of `--phases` sets for the whole run, {field name: value}."""
+    return read_phases_file(path)[0]
+
+
+def settings_of_preset(name: str) -> dict[str, Any]:
+    """Read the flags that a preset sets, {field name: value}; `list` prints all presets and ends the process.
+
+    Raises:
+        InputError: there is no such preset.
+        SystemExit: after the list.
+    """
+    if name == LIST_PRESETS:
+        print(preset_table())
+        raise SystemExit(0)
+    return preset_settings(name)
+
+
+# What the value of a flag names, in the order in which it wins.
+LAYERS = {"preset": settings_of_preset, "phases": phases_settings}
+
+
+def parse_run_flags(
+    argv: Sequence[str] | None, description: str | None, *more_types: type, needed: Sequence[str] = ()
+) -> tuple[TrainingConfig, Any]:
+    """Read the flags of a run of pretraining, all optional, over `--config-file`, `--phases`, the preset, the defaults.
+
+    Args:
+        argv: the words of the command line; those of the process by default.
+        description: of the command.
+        more_types: at most one dataclass of more flags.
+        needed: names of the fields that the usage line shows.
+
+    Returns:
+        The settings, and an instance of the dataclass of more flags; None without one.
+
+    Raises:
+        InputError: a setting is not what it must be.
+        SystemExit: after `--help`, and after `--preset list`.
+    """
+    other_defaults = dict.fromkeys(names_set_by_presets(), "the preset's")
+    types = (*SUBJECTS, *more_types)
+    parsed = parse_arguments(types, argv, description, LAYERS, needed=needed, other_defaults=other_defaults)
+    return TrainingConfig(*parsed[: len(SUBJECTS)]), next(iter(parsed[len(SUBJECTS) :]), None)
+
+
+def parse_training_config(argv: Sequence[str] | None, description: str | None) -> TrainingConfig:
+    """Read the settings of a run; see `parse_run_flags`.
+
+    Raises:
+        InputError: a setting is not what it must be, or a required one is missing.
+    """
+    config, _ = parse_run_flags(argv, description, needed=("train_dataset", "output_dir"))
+    if config.run.phases is None:
+        require(bool(config.data.train_dataset), "is required: a folder of shards", "--train-dataset", "nothing")
+    require(bool(config.run.output_dir), "is required: the folder of the run", "--output-dir", "nothing")
+    return replace(config, run=saved_on_tpus(config))
+
+
+def saved_on_tpus(config: RunSettings) -> RunConfig:
+    """Fill in how often a run on a TPU saves, where that was left open."""
+    if config.run.save_minutes is None and config.hardware.wants_tpu:
+        return replace(config.run, save_minutes=TPU_SAVE_MINUTES)
+    return config.run

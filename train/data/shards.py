@@ -16,7 +16,7 @@ from mlm_common.storage import is_gcs
 from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256, vocabulary_size
 from tfrecord_prep.manifest import ShardSet, open_shards
 from tfrecord_prep.records import first_row_ids
-from train.config.settings import DataConfig
+from train.config.learning import DataConfig
 from train.data.inputs import Feature, Inputs
 from train.data.shuffle import SampleOrder
 

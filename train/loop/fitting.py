@@ -1,4 +1,4 @@
-"""The loop: a model is fitted with what is due between its steps, and taken back to a checkpoint after a blow-up."""
+"""The training loop: `fit`, what is due between its steps, and the return to a checkpoint after a divergence."""
 
 import functools
 import logging
@@ -49,7 +49,7 @@ def _fit_from_start(trainer: Trainer, stop: StopRequest, pushing: PushToHub | No
 
 
 class TrainingHooks:
-    """What is done between the steps of one `fit`: figures are logged, the model is evaluated, saved and pushed.
+    """What is done between the steps of one `fit`: log, evaluate, save, push.
 
     steps_per_execution: the callback of `fit` that does it.
     """
@@ -63,7 +63,7 @@ class TrainingHooks:
         self._evaluated_step = -1
         self._saved_step = -1 if self._start.checkpoint is None else self._start.step
         self._saved_seconds = time.monotonic()
-        config = trainer.run.config
+        config = trainer.phase.config
         self._log = TrainingLog(
             *(trainer.model, trainer.log, trainer.plan),
             start_step=self._start.step,
@@ -72,8 +72,8 @@ class TrainingHooks:
             take_wait_seconds=lambda: self.steps_per_execution.take_wait_seconds(),
             throughput=Throughput(trainer.plan, trainer.full_speed_step_seconds),
             max_loss_rise=config.run.max_loss_rise,
-            num_eval_rows=trainer.run.inputs.num_eval_rows,
-            advice=trainer.run.advice_on_time if trainer.is_on_cpu else "",
+            num_eval_rows=trainer.phase.inputs.num_eval_rows,
+            advice=trainer.phase.advice_on_time if trainer.is_on_cpu else "",
         )
         wait_for_device = trainer.model.optimizer.iterations.numpy
         self._profile = Profile(
@@ -103,7 +103,7 @@ class TrainingHooks:
         )
 
     def catch_up(self) -> None:
-        """Do what is due at the start and was not done, and see to it that there is something to roll back to.
+        """Do what is due at the start and was not done, and make sure that there is a checkpoint to roll back to.
 
         Raises:
             RunStoppedError: the run was asked to stop meanwhile, or before.
@@ -138,7 +138,7 @@ class TrainingHooks:
             return
         with self._log.clock_stopped(is_evaluation=True):
             figures = self._trainer.evaluate(self._stop)
-            if figures is not None:  # else it is made up for at the next start
+            if figures is not None:  # else the next start evaluates
                 self._figures, self._evaluated_step = figures, step
         if figures is not None:
             self._log.write_evaluation(step, figures)
@@ -176,15 +176,15 @@ class TrainingHooks:
         return CheckpointRecord(
             step=step,
             row=self._plan.row_after(step, self._start.num_skipped_rows),
-            fingerprint_sha256=self._trainer.run.fingerprint_sha256,
+            fingerprint_sha256=self._trainer.run.fingerprint_sha256(self._trainer.phase.index),
             plan=asdict(self._plan),
-            settings=self._trainer.run.config.as_dict(),
+            settings=self._trainer.phase.config.as_dict(),
             versions=self._trainer.versions,
             computation=asdict(self._trainer.computation),
             made_by=self._trainer.made_by,
             logged_step=self._log.logged_step,
             validation_loss=figures["loss"] if figures else None,
-            validation_score=self._trainer.run.task.score(figures) if figures else None,
+            validation_score=self._trainer.phase.task.score(figures) if figures else None,
             skipped=self._start.skipped,
             num_written_log_lines=(num_written := log.num_written),
             unwritten_log_lines=tuple(log.lines[num_written:]),
@@ -192,20 +192,20 @@ class TrainingHooks:
 
 
 def roll_back(trainer: Trainer, error: TrainingDivergedError, stop: StopRequest) -> ResumePoint:
-    """Restore the last checkpoint before a blow-up, and return the point to resume at without the rows since then.
+    """Restore the last checkpoint before a divergence, and return the point to resume at without the rows since then.
 
     Which checkpoint that is follows from steps alone: a run that was killed meanwhile comes to the same rows.
 
     Args:
         trainer: whose state and log are set back.
-        error: the blow-up.
+        error: the divergence.
         stop: by which several workers wait for each other.
 
     Raises:
         TrainingDivergedError: the same, where rolling back is not asked for, was done too often, or has nowhere to go.
     """
     trainer.checkpoints.wait_for_pending()
-    if not trainer.can_roll_back or len(trainer.start.skipped) >= trainer.run.config.run.max_rollbacks:
+    if not trainer.can_roll_back or len(trainer.start.skipped) >= trainer.phase.config.run.max_rollbacks:
         raise error
     stop.compare()  # the others read what the chief has written
     record = _restore(trainer, error)
@@ -225,14 +225,14 @@ def roll_back(trainer: Trainer, error: TrainingDivergedError, stop: StopRequest)
 
 
 def _restore(trainer: Trainer, error: TrainingDivergedError) -> CheckpointRecord:
-    """Restore the newest regular checkpoint from before the blow-up; another one where there is none."""
+    """Restore the newest regular checkpoint from before the divergence; without one, any other."""
 
     def use(_: CheckpointRecord, arrays: Arrays) -> None:
         trainer.state.write(arrays)
 
     for interval_steps in (trainer.plan.save_steps, 1):
         record = trainer.checkpoints.restore_newest(
-            trainer.run.is_of_run,
+            trainer.run.owns,
             use,
             up_to=error.good_step,
             since=trainer.plan.first_step,

@@ -9,17 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlm_common.cli.command_line import commit
-from mlm_common.storage import open_folder
 from mlm_common.tokenizer import vocabulary_size
 from train.checkpoints.resume import installed_versions
 from train.config.settings import HardwareConfig
-from train.config.sources import current_settings
-from train.loop.run import Run
-from train.runtime.plan import Plan, phase_index
-from train.runtime.preset_batch import warn_of_other_batch
-from train.runtime.run_folder import RECORD_NAME, read_run_record, write_run_record
+from train.loop.run import Phase, Run
+from train.runtime.machines import expected_num_replicas, local_accelerator_type
+from train.runtime.plan import Plan, phase_index, warn_of_other_batch
 from train.runtime.supervisor import supervision
-from train.runtime.tpu import expected_num_replicas, local_accelerator_type
 from train.tasks.task import task_record
 
 if TYPE_CHECKING:
@@ -33,62 +29,55 @@ MAX_EXCERPT = 200
 EXCERPT_WIDTH = 76
 
 
-def computation_so_far(run: Run, strategy: "tf.distribute.Strategy") -> "Computation | None":
-    """Read how the run's steps were computed when it began on this hardware; None where it did not."""
-    from train.model.computation import recorded_computation
+def computation_so_far(run: Run, phase: Phase, strategy: "tf.distribute.Strategy") -> "Computation | None":
+    """Read how the steps of the phase were computed when it began on this hardware; None where it did not."""
+    from train.model.computation import Computation
 
-    if run.starts_anew or not open_folder(run.output_dir).exists(RECORD_NAME):
+    if (phase.index == 0 and run.starts_over) or not run.folder.has_run():
         return None
-    record = read_run_record(run.output_dir)
+    record = run.folder.read_record()
     if record.get("hardware") != describe_hardware(run.config.hardware, strategy):
         return None
-    if phase_index(record["plan"]) != run.index:
+    if phase_index(record["plan"]) != phase.index:
         return None
-    return recorded_computation(record, current_settings(record["settings"], type(run.config)))
-
-
-def record_run(
-    run: Run, plan: Plan, strategy: "tf.distribute.Strategy", computation: "Computation", num_parameters: int
-) -> dict[str, Any]:
-    """Write `run.json`, once nothing can refuse the run any more, and return its content."""
-    record = describe_run(run, plan, strategy, computation, num_parameters)
-    if run.cluster.is_chief:
-        write_run_record(run.output_dir, record)
-    return record
+    return Computation(**record["computation"])
 
 
 def describe_run(
-    run: Run, plan: Plan, strategy: "tf.distribute.Strategy", computation: "Computation", num_parameters: int
+    run: Run,
+    phase: Phase,
+    plan: Plan,
+    strategy: "tf.distribute.Strategy",
+    computation: "Computation",
+    num_parameters: int,
 ) -> dict[str, Any]:
-    """Collect the content of `run.json`: settings, fingerprint, and how and of what the run is made."""
+    """Collect the content of `run.json` in a phase: settings, fingerprint, and how and of what the run is made."""
     plans = run.plans(plan.num_replicas)
-    phases = [
-        {"name": phase.name, **describe_phase(phase, own)} for phase, own in zip(run.all_phases, plans, strict=False)
-    ]
+    phases = [{"name": one.name, **describe_phase(one, its)} for one, its in zip(run.phases, plans, strict=True)]
     return {
         "commit": commit(),
         "versions": installed_versions(),
         "hardware": describe_hardware(run.config.hardware, strategy),
         "computation": dataclasses.asdict(computation),
         # Of a configuration, and with --init-from of its weights, that came from the Hub.
-        "hub_revision": getattr(run.model_config, "_commit_hash", None),
-        "tokenizer": run.inputs.tokenizer_source,
-        "task": task_record(run.task),
+        "hub_revision": getattr(phase.model_config, "_commit_hash", None),
+        "tokenizer": phase.inputs.tokenizer_source,
+        "task": task_record(phase.task),
         "num_parameters": num_parameters,
-        **describe_phase(run, plan),
-        **({"phases": phases} if phases else {}),
+        **describe_phase(phase, plan),
+        **({"phases": phases} if run.has_named_phases else {}),
         "supervision": supervision(),
         "fingerprint": run.fingerprint,
     }
 
 
-def describe_phase(run: Run, plan: Plan) -> dict[str, Any]:
+def describe_phase(phase: Phase, plan: Plan) -> dict[str, Any]:
     """Collect what `run.json` says of a phase, and of a run as it is in it."""
     return {
-        "model_config": json.loads(run.model_config.to_json_string(use_diff=False)),
+        "model_config": json.loads(phase.model_config.to_json_string(use_diff=False)),
         "plan": dataclasses.asdict(plan),
-        **run.inputs.describe(),
-        "settings": run.config.as_dict(),
+        **phase.inputs.describe(),
+        "settings": phase.config.as_dict(),
     }
 
 
@@ -122,15 +111,18 @@ def print_plan(run: Run) -> None:
     from train.publishing.model_card import check_card
     from train.runtime.strategy import local_devices
 
-    plans = run.plans(expected_num_replicas(run.config.hardware, run.cluster, len(local_devices())))
+    first, plans = (
+        run.phases[0],
+        run.plans(expected_num_replicas(run.config.hardware, run.cluster, len(local_devices()))),
+    )
     if run.config.hardware.wants_tpu:
         print(f"Without claiming the TPU, {plans[0].num_replicas} replicas are assumed.")
     network = build_network(
-        run.model_config,
+        first.model_config,
         run.config.model,
-        vocabulary_size=vocabulary_size(run.inputs.tokenizer),
+        vocabulary_size=vocabulary_size(first.inputs.tokenizer),
         seed=run.config.run.seed,
-        model_class=run.task.model_class,
+        model_class=first.task.model_class,
     )
     for phase, plan in zip(run.phases, plans, strict=True):
         warn_of_other_batch(phase.config, plan)
@@ -138,26 +130,26 @@ def print_plan(run: Run) -> None:
         if device_kind(run.config.hardware).startswith("CPU"):
             rows |= phase.describe_time_on_cpu(plan)
         print_table(rows)
-        if run.all_phases:
+        if run.has_named_phases:
             print()
-    if run.all_phases:
+    if run.has_named_phases:
         print_table({"all phases": f"{plans[-1].num_steps:,} steps, {sum(plan.num_tokens for plan in plans):,} tokens"})
     computation = Computation(jit_compile=False, tpu_layers=None)
     strategy = tf.distribute.get_strategy()
-    draft = describe_run(run, plans[run.index], strategy, computation, network.count_params())
-    check_card(draft, run.inputs.tokenizer, run.model_config)
+    draft = describe_run(run, first, plans[0], strategy, computation, network.count_params())
+    check_card(draft, first.inputs.tokenizer, first.model_config)
 
 
-def print_result(run: Run, figures: dict[str, float] | None, where: dict[str, str]) -> None:
+def print_result(phase: Phase, figures: dict[str, float] | None, where: dict[str, str]) -> None:
     """Print the figures of an evaluation beside the frequency baseline, where everything is, and what to type next."""
-    rows = {**(run.task.describe(figures) if figures else {}), **where}
-    entropy = run.inputs.unigram_entropy_nats
-    if figures is not None and entropy is not None and run.task.card.predicts_tokens:
+    rows = {**(phase.task.describe(figures) if figures else {}), **where}
+    entropy = phase.inputs.unigram_entropy_nats
+    if figures is not None and entropy is not None and phase.task.card.predicts_tokens:
         loss = figures.get("mlm_loss", figures["loss"])  # of masked tokens alone
         rows = {"frequency baseline": describe_baseline(entropy, loss), **rows}
     print()
     print_table(rows)
-    if command := run.task.next_command(where["model"]):
+    if command := phase.task.next_command(where["model"]):
         print(f"\nnext: {command}", flush=True)
 
 

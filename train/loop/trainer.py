@@ -1,4 +1,4 @@
-"""What is trained in a run, or a phase of it: a model built, restored from a checkpoint, and published at its end."""
+"""What trains a phase of a run: a model that is built, restored from a checkpoint, and published at its end."""
 
 import functools
 import gc
@@ -12,7 +12,6 @@ import tf_keras
 
 from mlm_common.cli.command_line import commit
 from mlm_common.hub.push import HubPushError
-from mlm_common.storage import open_folder
 from mlm_common.tokenizer import vocabulary_size
 from train.checkpoints.manager import Checkpoints, TrainingState
 from train.checkpoints.resume import (
@@ -25,12 +24,7 @@ from train.checkpoints.resume import (
 from train.checkpoints.store import Arrays, CheckpointRecord, rank
 from train.data.inputs import Inputs
 from train.data.pipeline import ONE_PIPELINE
-from train.loop.run import (
-    Run,
-    clear_folder_if_asked,
-    newest_phase,
-    wait_for_workers,
-)
+from train.loop.run import Phase, Run
 from train.loop.run_record import computation_so_far, describe_run, device_kind, excerpt, print_result, print_table
 from train.metrics.log import MetricsLog
 from train.metrics.log_files import VALIDATION
@@ -41,11 +35,9 @@ from train.model.flops import full_speed_step_seconds
 from train.model.from_pretrained import load_initial_weights
 from train.publishing.publisher import Publisher
 from train.runtime import heartbeat
-from train.runtime.collectives import check_agreement
-from train.runtime.plan import Plan, phase_index
-from train.runtime.preset_batch import warn_of_other_batch
-from train.runtime.run_folder import LOSS_CURVE_NAME, has_checkpoint
-from train.runtime.strategy import distribute_batches
+from train.runtime.plan import Plan, phase_index, warn_of_other_batch
+from train.runtime.run_folder import LOSS_CURVE_NAME
+from train.runtime.strategy import check_agreement, distribute_batches, wait_for_workers
 from train.step.evaluation import Adder, Evaluator, build_adder, build_evaluator
 from train.step.train_step import PretrainingModel, build_model, prove_tpu_layers
 from train.tasks.task import Task
@@ -58,6 +50,7 @@ class Trainer:
     """A compiled model and what it is fitted with: `restore` it, fit it to the plan's last step, `publish` it."""
 
     run: Run
+    phase: Phase
     model: PretrainingModel
     plan: Plan
     evaluate: Evaluator | None
@@ -72,8 +65,20 @@ class Trainer:
 
     @property
     def can_roll_back(self) -> bool:
-        """Whether a blow-up leads back to a checkpoint, and not to the end of the run."""
-        return self.run.config.run.on_nonfinite == "skip"
+        """Whether a divergence leads back to a checkpoint instead of ending the run."""
+        return self.phase.config.run.on_nonfinite == "skip"
+
+    @property
+    def starts_over(self) -> bool:
+        """Whether the run that is in the folder is to be deleted, and this is its first phase again."""
+        return self.phase.index == 0 and self.run.starts_over
+
+    def clear_folder(self) -> None:
+        """Delete the run in the folder if `--overwrite-output-dir` asks for it; workers wait until the chief has."""
+        if self.run.cluster.is_chief and self.starts_over:
+            self.run.folder.clear()
+        if self.run.config.run.overwrite_output_dir:
+            wait_for_workers(self.model.distribute_strategy, self.run.cluster)
 
     def load_initial_weights(self) -> None:
         """Load the weights of `--init-from`, if it is given and there is no checkpoint to resume from.
@@ -81,11 +86,11 @@ class Trainer:
         Raises:
             InputError: they are not there, or do not fit.
         """
-        run, init_from = self.run, self.run.config.model.init_from
-        if init_from is not None and (run.starts_anew or not has_checkpoint(run.output_dir)):
-            num_ids = vocabulary_size(run.inputs.tokenizer)
-            network, task = self.model.network, run.task
-            tf_keras.utils.set_random_seed(run.config.run.seed)  # of a head that starts anew
+        phase, init_from = self.phase, self.phase.config.model.init_from
+        if init_from is not None and (self.starts_over or not self.run.folder.has_checkpoint()):
+            num_ids = vocabulary_size(phase.inputs.tokenizer)
+            network, task = self.model.network, phase.task
+            tf_keras.utils.set_random_seed(phase.config.run.seed)  # of a new head
             adapt_network = task.adapt_network if task.allows_new_head else None
             load_initial_weights(network, init_from, num_ids, task.model_class, adapt_network=adapt_network)
 
@@ -102,10 +107,8 @@ class Trainer:
             check_checkpoint(record, run.plans(self.plan.num_replicas)[phase_index(record.plan)])
             self.state.write(arrays)
 
-        self.start = resume_point(self.checkpoints.restore_newest(run.is_of_run, use), self.plan)
-        rule = (
-            f"--output-dir must be one folder that all workers see; they found other checkpoints in {run.output_dir}."
-        )
+        self.start = resume_point(self.checkpoints.restore_newest(run.owns, use), self.plan)
+        rule = f"--output-dir must be one folder that all workers see; they found other checkpoints in {run.folder}."
         check_agreement(self.model.distribute_strategy, run.cluster, {"newest step": self.start.step}, rule=rule)
         saved = self.start.checkpoint
         self.log.restore(
@@ -121,16 +124,24 @@ class Trainer:
         saved = self.start.checkpoint
         if saved is None:
             return 0
-        is_end_of_last = self.start.step == self.plan.first_step and phase_index(saved.plan) == self.run.index - 1
-        return self.run.index if is_end_of_last else phase_index(saved.plan)
+        is_end_of_last = self.start.step == self.plan.first_step and phase_index(saved.plan) == self.phase.index - 1
+        return self.phase.index if is_end_of_last else phase_index(saved.plan)
 
     def release(self) -> None:
-        """Let go of the model, so that the next phase's finds its memory free."""
+        """Free the memory of the model for that of the next phase."""
         del self.model, self.state, self.evaluate
         gc.collect()
 
+    def record_run(self) -> dict[str, Any]:
+        """Write `run.json`, once nothing can refuse the run any more, and return its content."""
+        network, strategy = self.model.network, self.model.distribute_strategy
+        record = describe_run(self.run, self.phase, self.plan, strategy, self.computation, network.count_params())
+        if self.run.cluster.is_chief:
+            self.run.folder.write_record(record)
+        return record
+
     def prove_layers(self) -> None:
-        """Let the first rows decide between the layers for TPUs and the stock ones, where that is open."""
+        """Let the first rows decide between the layers for TPUs and the reference layers, where that is open."""
         if self.computation.tpu_layers is None:
             heartbeat.report("prove")
             strategy = self.model.distribute_strategy
@@ -139,34 +150,33 @@ class Trainer:
 
     @property
     def is_on_cpu(self) -> bool:
-        """Whether the run computes on CPUs alone."""
         return self.made_by["device"].startswith("CPU")
 
     def print_start(self) -> None:
         """Print the plan, how it is computed, where it starts or resumes, and a first row as the model sees it."""
         computation = asdict(self.computation)
         start = describe_resume_point(
-            *(self.start, self.plan, self.run.config, self.versions, computation, self.made_by)
+            *(self.start, self.plan, self.phase.config, self.versions, computation, self.made_by)
         )
-        rows = self.run.describe(self.plan, self.model.network.count_params())
-        on_tpu = self.run.config.hardware.wants_tpu
+        rows = self.phase.describe(self.plan, self.model.network.count_params())
+        on_tpu = self.phase.config.hardware.wants_tpu
         if on_tpu or self.computation.jit_compile:
             rows["computation"] = describe_computation(computation, on_tpu=on_tpu)
         if self.is_on_cpu:
-            rows |= self.run.describe_time_on_cpu(self.plan, self.start.step)
-        warn_of_other_batch(self.run.config, self.plan)
+            rows |= self.phase.describe_time_on_cpu(self.plan, self.start.step)
+        warn_of_other_batch(self.phase.config, self.plan)
         print_table(rows | {"start": "\n".join(start)})
         print()
-        texts = self.run.task.describe_row(self.first_rows(), self.run.inputs.tokenizer)
+        texts = self.phase.task.describe_row(self.first_rows(), self.phase.inputs.tokenizer)
         print_table({title: excerpt(text) for title, text in texts.items()})
 
     def is_best_so_far(self, step: int) -> bool:
         """Return whether the evaluation after `step` must be saved: the best one is exported, and this is the best."""
         best = self._best_evaluation()
-        return self._exports_best and best is not None and best["step"] == step
+        return self.exports_best and best is not None and best["step"] == step
 
     def restore_best(self) -> tuple[int, dict[str, float] | None]:
-        """Restore, at the end of a run, the checkpoint of the best evaluation; warn if that has no checkpoint any more.
+        """Restore, at the end of a run, the checkpoint of the best evaluation; warn if that one was deleted.
 
         Returns:
             The step of the checkpoint and the figures that were logged there; the last step where there are none.
@@ -175,7 +185,7 @@ class Trainer:
         if best is None or restored is None:
             return self.plan.num_steps, None
         if restored["step"] != best["step"]:
-            score = self.run.task.score
+            score = self.phase.task.score
             logger.warning(
                 "The best evaluation, of step %d (score %.6g), has no checkpoint any more. The model is that of step "
                 "%d (score %.6g), the best that was saved; a higher score is better.",
@@ -183,7 +193,7 @@ class Trainer:
             )
         if restored["step"] != self.plan.num_steps:
             record = self.checkpoints.restore_newest(
-                self.run.is_of_run,
+                self.run.owns,
                 lambda _, arrays: self.state.write(arrays),
                 up_to=restored["step"],
                 since=restored["step"],
@@ -193,15 +203,15 @@ class Trainer:
         return restored["step"], figures
 
     @property
-    def _exports_best(self) -> bool:
-        return getattr(self.run.config.run, "load_best_model_at_end", False)  # a flag of fine-tuning alone
+    def exports_best(self) -> bool:
+        return getattr(self.phase.config.run, "load_best_model_at_end", False)  # a flag of fine-tuning alone
 
     def _best_evaluation(self, steps: Collection[int] | None = None) -> dict[str, Any] | None:
         """Find the best line of validation, the earliest of equal ones, by default of all steps."""
         lines = [line for line in self.log.lines if line["split"] == VALIDATION]
         return max(
             (line for line in lines if steps is None or line["step"] in steps),
-            key=lambda line: (rank(self.run.task.score(line), line["loss"]), -line["step"]),
+            key=lambda line: (rank(self.phase.task.score(line), line["loss"]), -line["step"]),
             default=None,
         )
 
@@ -221,20 +231,20 @@ class Trainer:
         where = {
             **self._describe_exported(step or self.plan.num_steps),
             "model": publisher.export_folder,
-            "plot of the loss": open_folder(self.run.output_dir).path_of(LOSS_CURVE_NAME),
+            "plot of the loss": self.run.folder.files.path_of(LOSS_CURVE_NAME),
         }
         try:
             with heartbeat.kept_up("publish", last.step):
-                publisher.publish(last, f"{self.run.task.card.training_verb.capitalize()} for {last.step:,} steps")
+                publisher.publish(last, f"{self.phase.task.card.training_verb.capitalize()} for {last.step:,} steps")
         except HubPushError:
-            print_result(self.run, figures, where)
+            print_result(self.phase, figures, where)
             raise
-        print_result(self.run, figures, where)
+        print_result(self.phase, figures, where)
 
     def _describe_exported(self, step: int) -> dict[str, str]:
         """Describe, in a row of the final table, of which step the exported model is."""
-        num_steps, summarize = self.plan.num_steps, self.run.task.summarize
-        if not self._exports_best or self._best_evaluation() is None:
+        num_steps, summarize = self.plan.num_steps, self.phase.task.summarize
+        if not self.exports_best or self._best_evaluation() is None:
             return {"exported": f"step {step:,} of {num_steps:,}"}
         if step == num_steps:
             return {"best checkpoint": f"step {step:,} of {num_steps:,}, the last, exported"}
@@ -246,9 +256,9 @@ class Trainer:
     def batches_from(self, start: ResumePoint) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
         """Prepare what makes the batches of one input pipeline, from a step on."""
         return functools.partial(
-            self.run.inputs.training_batches,
+            self.phase.inputs.training_batches,
             self.model.task.features(self.plan.max_length),
-            seed=self.run.config.run.seed,
+            seed=self.phase.config.run.seed,
             global_batch_rows=self.plan.global_batch_rows,
             start_step=start.step - self.plan.first_step,
             num_steps=max(1, self.plan.num_steps - start.step),
@@ -267,54 +277,54 @@ def restored_trainers(run: Run, strategy: tf.distribute.Strategy) -> Iterator[Tr
     Raises:
         InputError: the initial weights are not there or do not fit, or the run cannot resume from its checkpoints.
     """
-    index = newest_phase(run)
+    index = run.newest_phase()
     while True:
-        phase = run.phases[index]
         heartbeat.report("build")
-        trainer = build_trainer(phase, phase.plan(strategy.num_replicas_in_sync), strategy)
+        trainer = build_trainer(run, index, strategy)
         trainer.load_initial_weights()
-        clear_folder_if_asked(phase, strategy)
+        trainer.clear_folder()
         trainer.restore()
         index = trainer.phase_to_resume
-        if index == phase.index:  # else the newest checkpoint of this phase is damaged, and one before it is whole
+        if (
+            index == trainer.phase.index
+        ):  # else the newest checkpoint of this phase is damaged, and one before it is whole
             trainer.prove_layers()
             yield trainer
             index += 1
             if index == len(run.phases):
                 return
-            wait_for_workers(run, strategy)  # the others read what the chief has written
+            wait_for_workers(strategy, run.cluster)  # the others read what the chief has written
         trainer.release()
 
 
-def build_trainer(run: Run, plan: Plan, strategy: tf.distribute.Strategy) -> Trainer:
-    """Build the trainer of a run, with fresh weights."""
-    config, inputs = run.config, run.inputs
-    num_predictions = run.task.num_predictions(config.optimization.per_replica_batch_size * plan.max_length)
-    recorded = computation_so_far(run, strategy)
-    computation = choose_computation(config, run.model_config, plan, num_predictions, recorded)
-    model = build_model(config, inputs, run.task, run.model_config, plan, strategy, computation)
+def build_trainer(run: Run, index: int, strategy: tf.distribute.Strategy) -> Trainer:
+    """Build the trainer of the phase of that index, with fresh weights."""
+    phase, plan = run.phases[index], run.plans(strategy.num_replicas_in_sync)[index]
+    config, inputs, num_predictions = phase.config, phase.inputs, phase.num_predictions(plan)
+    recorded = computation_so_far(run, phase, strategy)
+    computation = choose_computation(config, phase.model_config, plan, num_predictions, recorded)
+    model = build_model(config, inputs, phase.task, phase.model_config, plan, strategy, computation)
     is_chief = strategy.extended.should_checkpoint
-    record = describe_run(run, plan, strategy, computation, model.network.count_params())
-    log = MetricsLog(
-        run.output_dir, lambda lines: draw_run(RunCurves(run.output_dir, record, lines)), is_chief=is_chief
-    )
+    record = describe_run(run, phase, plan, strategy, computation, model.network.count_params())
+    log = MetricsLog(run.folder, lambda lines: draw_run(RunCurves(run.folder.path, record, lines)), is_chief=is_chief)
     return Trainer(
         run=run,
+        phase=phase,
         model=model,
         plan=plan,
         evaluate=build_evaluator(model, evaluation_of(inputs, model, plan, strategy, computation.jit_compile)),
         log=log,
         state=TrainingState(model),
         checkpoints=Checkpoints(
-            run.output_dir,
+            run.folder,
             num_kept=config.run.keep_checkpoints,
             kept_interval_steps=plan.save_steps if config.run.on_nonfinite == "skip" else 0,
             first_step=plan.first_step,
             is_chief=is_chief,
-            rank=functools.partial(rank_of_checkpoint, run.task, log),
+            rank=functools.partial(rank_of_checkpoint, phase.task, log),
         ),
         made_by={"device": device_kind(config.hardware), "commit": commit()},
-        full_speed_step_seconds=full_speed_step_seconds(config, run.model_config, plan, num_predictions),
+        full_speed_step_seconds=full_speed_step_seconds(config, phase.model_config, plan, num_predictions),
         computation=computation,
     )
 

@@ -1,6 +1,5 @@
 """The record of a run: lines of figures that are kept in memory, and written to files in the background."""
 
-import itertools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -9,10 +8,9 @@ from typing import Any
 
 from mlm_common.background import LatestItemWorker, seconds_to_end
 from mlm_common.errors import InputError, RunFailedError, error_summary
-from mlm_common.retry import growing_delays, retry_call
-from mlm_common.storage import open_folder
+from mlm_common.retry import retry_call
 from train.metrics.log_files import ROLLBACK, Line, Lines, LossCurve, MetricsFile, TensorBoardFiles
-from train.runtime.run_folder import TENSORBOARD_FOLDER
+from train.runtime.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
@@ -20,10 +18,7 @@ Unwritten = Sequence[dict[str, Any]]
 
 # Figures of a line that are measured on the clock; all others are the same however often a run was stopped.
 CLOCK_FIGURES = ("step_seconds", "tokens_per_second", "input_wait_share", "mfu")
-# Before each further try to write, while nothing new is to be written.
-RETRY_SECONDS = growing_delays(1.0, 6)
-LAST_RETRY_SECONDS = 60.0
-# The same, once the run has come to its end.
+# Before each further try to write, once the run has come to its end; before that the next write makes up for all.
 END_RETRY_SECONDS = (0.5, 1.0)
 # Errors of a disk or of Cloud Storage. Any other is a programming error, for which a retry is useless.
 STORAGE_ERRORS = (OSError, InputError, RunFailedError)
@@ -36,30 +31,29 @@ class _NotWrittenError(Exception):
 class MetricsLog:
     """Lines of `metrics.jsonl`, {"step": …, "split": …, figures …}, for TensorBoard and for the plot of the loss.
 
-    One thread writes them, so that no other waits for a disk or a bucket. What fails is tried again, and the next write
-    carries all that is missing; after an unexpected error, which is no storage error, a file is not written any more.
+    One thread writes them, so that no other waits for a disk or a bucket. Each write carries all that is missing, so it
+    makes up for one that failed; after an unexpected error, which is no storage error, a file is not written any more.
     To be used as a context around the training, whose end waits for the thread and sums up what failed. Only the chief
     of several workers writes.
 
     Args:
-        output_dir: of the run.
+        folder: of the run.
         draw_lines: makes the plot of the loss, a PNG file.
         is_chief: whether this worker writes.
     """
 
     def __init__(
         self,
-        output_dir: str,
+        folder: RunFolder,
         draw_lines: Callable[[Lines], bytes],
         *,
         is_chief: bool = True,
     ):
         self.is_chief = is_chief
         self.lines: list[Line] = []
-        folder = open_folder(output_dir)
-        self._file = MetricsFile(folder)
-        self._tensorboard = TensorBoardFiles(folder.subfolder(TENSORBOARD_FOLDER))
-        self._curve = LossCurve(folder, draw_lines)
+        self._file = MetricsFile(folder.files)
+        self._tensorboard = TensorBoardFiles(folder.tensorboard)
+        self._curve = LossCurve(folder.files, draw_lines)
         self._lines_to_draw: Lines | None = None
         self._worker: LatestItemWorker[tuple[Lines, Lines | None]] = LatestItemWorker(self._write)
         self._failed: set[str] = set()
@@ -146,12 +140,11 @@ class MetricsLog:
         self.flush()
 
     def _write(self, item: tuple[Lines, Lines | None]) -> None:
-        """Bring all files up to date, and keep trying until that is done or there is something newer to write."""
-        growing = itertools.chain(RETRY_SECONDS, itertools.repeat(LAST_RETRY_SECONDS))
+        """Bring all files up to date; what fails is left to the next write."""
         with suppress(_NotWrittenError):
             retry_call(
                 lambda: self._write_once(*item),
-                END_RETRY_SECONDS if self._is_ending else growing,
+                END_RETRY_SECONDS if self._is_ending else (),
                 lambda error: isinstance(error, _NotWrittenError),
                 stop_event=self._worker.newer_waits,
             )
@@ -184,9 +177,9 @@ class MetricsLog:
             raise _NotWrittenError
 
 
-def read_metrics(run_folder: str, num_written: int | None = None, unwritten: Unwritten = ()) -> list[Line]:
-    """Read the lines of the `metrics.jsonl` of a run, local or gs://, completed by those that a checkpoint carries."""
-    return _completed(MetricsFile(open_folder(run_folder)).read(), num_written, unwritten)
+def read_metrics(folder: RunFolder, num_written: int | None = None, unwritten: Unwritten = ()) -> list[Line]:
+    """Read the lines of the `metrics.jsonl` of a run, completed by those that a checkpoint carries."""
+    return _completed(MetricsFile(folder.files).read(), num_written, unwritten)
 
 
 def _completed(there: list[Line], num_written: int | None, unwritten: Unwritten) -> list[Line]:

@@ -121,7 +121,7 @@ class TensorBoardFiles:
     def begin(self, lines: Lines, step: int) -> None:
         """Take note of what earlier processes have left: these lines, and whatever came after `step`.
 
-        Earlier versions had one folder for both splits. Their files stay, and the new ones get all lines.
+        Where the files were deleted, the new ones get all lines.
         """
         if not any(files.names() for files in self._splits.values()):
             lines = ()
@@ -169,7 +169,7 @@ class EventFiles:
         self._doubtful_step: int | None = None  # points from it on may be there, or not
 
     def names(self) -> set[str]:
-        """List the event files that are there."""
+        """List the existing event files."""
         names = {*self._folder.list_files(), *(path.name for path in self._local_folder.glob("*"))}
         return {name for name in names if name.startswith(EVENTS_PREFIX)}
 
@@ -179,7 +179,6 @@ class EventFiles:
         self._doubtful_step = step + 1
 
     def update(self, lines: Lines) -> None:
-        """Write the points that are missing."""
         try:
             self._add(lines)
         except BaseException:
@@ -220,7 +219,7 @@ class EventFiles:
     def _new_writer(self) -> Any:
         """Open an event file that TensorBoard, which reads files in the order of their names, reads after all others.
 
-        A name begins with a second that no other has. TensorBoard's own writer counts the files of a second, and `.10`
+        A name begins with a second that no other has. TensorBoard's writer counts the files of a second, and `.10`
         sorts before `.9`; a clock that is behind would give an earlier second.
         """
         from tensorboard.summary.writer.record_writer import RecordWriter

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mlm_common.errors import InputError
-from mlm_common.storage import open_folder
-from train.config.settings import EVALUATION_MLM_PROBABILITY
+from train.config.learning import EVALUATION_MLM_PROBABILITY
 from train.metrics.log import read_metrics
 from train.metrics.log_files import TRAIN
 from train.runtime.plan import tokens_after
-from train.runtime.run_folder import METRICS_NAME, read_run_record
+from train.runtime.run_folder import METRICS_NAME, RunFolder
 
 MAX_NAME = 30
 
@@ -24,7 +23,7 @@ class Metric(NamedTuple):
     """The figure beside the loss that says how good a model is.
 
     name: in the lines of the log.
-    title: for people.
+    title: human-readable.
     guess: what a guess without the text would score, None where that is not known.
     lower_is_better: whether it is an error.
     """
@@ -64,17 +63,14 @@ class RunCurves:
 
     @property
     def is_finetuned(self) -> bool:
-        """Whether the run fine-tunes a pretrained model."""
         return bool(self._card.get("training_verb", "pretrained") != "pretrained")
 
     @property
     def loss_unit(self) -> str:
-        """The unit of the loss."""
         return str(self._card.get("loss_unit", "nats per masked token"))
 
     @property
     def task_name(self) -> str:
-        """What the model learns, as a title."""
         return str(self._card.get("task_name", "Masked language modeling"))
 
     @property
@@ -136,7 +132,6 @@ class RunCurves:
         return tokens_after(self.record["plan"], step)
 
     def of_split(self, split: str) -> list[dict[str, Any]]:
-        """Select the lines of training or of validation."""
         return [line for line in self.lines if line["split"] == split]
 
     def training_seconds(self, step: int) -> float:
@@ -156,7 +151,7 @@ class RunCurves:
 
     @property
     def _card(self) -> dict[str, Any]:
-        """What the record says of the task for the model's card; records of before 0.3.0 say nothing."""
+        """What the record says of the task for the model's card."""
         return (self.record.get("task") or {}).get("card") or {}
 
 
@@ -166,16 +161,16 @@ def read_runs(folders: Sequence[str]) -> list[RunCurves]:
     Raises:
         InputError: there is no run with a line of metrics in one of them.
     """
-    for folder in folders:
-        files = open_folder(folder)
-        if not files.exists(METRICS_NAME) or not files.read_text(METRICS_NAME).strip():
+    runs = [RunFolder(folder) for folder in folders]
+    for folder in runs:
+        if not folder.files.exists(METRICS_NAME) or not folder.files.read_text(METRICS_NAME).strip():
             raise InputError(
                 f"--runs: {folder} has no {METRICS_NAME} yet. Name the --output-dir of a run of run_mlm.py or of "
                 "fine-tuning."
             )
     return [
-        RunCurves(name, read_run_record(folder), read_metrics(folder))
-        for name, folder in zip(_short_names(folders), folders, strict=True)
+        RunCurves(name, folder.read_record(), read_metrics(folder))
+        for name, folder in zip(_short_names(folders), runs, strict=True)
     ]
 
 
@@ -202,7 +197,6 @@ def duration(seconds: float) -> str:
 
 
 def percentage(fraction: float) -> str:
-    """Write a fraction as a percentage."""
     return f"{100 * fraction:.3g} %"
 
 

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from mlm_common.errors import PermanentError
 from train.metrics.log import MetricsLog
 from train.metrics.log_files import TRAIN, VALIDATION
-from train.metrics.training_bar import TrainingBar
-from train.runtime.pace import Pace
+from train.metrics.progress import Pace, TrainingBar
 from train.runtime.plan import Plan
 from train.step.train_step import PretrainingModel
 
@@ -21,7 +20,7 @@ class TrainingDivergedError(PermanentError):
     """Loss or gradients are not finite, or the loss has risen too far.
 
     Args:
-        message: for people.
+        message: human-readable.
         reason: `nonfinite` or `spike`.
         step: the last step to blame.
         good_step: the last one that is above suspicion.
@@ -195,5 +194,4 @@ class TrainingLog:
         self._bar.write_evaluation(step, self._model.task.summarize(figures))
 
     def close(self) -> None:
-        """Close the progress bar."""
         self._bar.close()

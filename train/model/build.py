@@ -6,7 +6,7 @@ import numpy as np
 import tf_keras
 from transformers import PretrainedConfig
 
-from train.config.settings import ModelConfig
+from train.config.learning import ModelConfig
 from train.model.architectures import align_padding_positions, vocabulary_axis
 from train.model.block_attention import attend_within_documents
 from train.model.gradient_checkpointing import enable_gradient_checkpointing

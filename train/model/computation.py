@@ -49,7 +49,7 @@ def choose_computation(
         flops = planned_step_flops(model_config, plan, num_predictions)
         # XLA adds up nothing over several CPUs, and compiles a program for each length of rows.
         is_one_program = plan.num_replicas == 1 and plan.mean_length is None
-        jit_compile = is_one_program and flops is not None and plan.num_own_steps * flops >= MIN_COMPILED_FLOPS
+        jit_compile = is_one_program and flops is not None and plan.num_phase_steps * flops >= MIN_COMPILED_FLOPS
     return Computation(jit_compile, _tpu_layers(config, model_config, jit_compile, recorded))
 
 
@@ -63,20 +63,6 @@ def _tpu_layers(
     if recorded is not None and recorded.tpu_layers is not None:
         return recorded.tpu_layers
     return None if hardware.wants_tpu else False
-
-
-def recorded_computation(record: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]]) -> Computation:
-    """Read from the record of a run how it was computed; before that was recorded, auto meant no XLA on a CPU.
-
-    Args:
-        record: content of a `run.json`.
-        settings: in it, under their current names.
-    """
-    if "computation" in record:
-        return Computation(**record["computation"])
-    hardware = settings["hardware"]
-    layers = {"on": True, "off": False}.get(hardware.get("tpu_layers", "auto"))
-    return Computation(bool(hardware.get("jit_compile")), layers)
 
 
 def describe_computation(computation: Mapping[str, Any], *, on_tpu: bool) -> str:

@@ -7,8 +7,8 @@ from mlm_common.cli.local_paths import check_folder_or_hub
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import special_ids, vocabulary_size
 from tfrecord_prep.manifest import SEPARATED_CHUNKINGS
+from train.config.learning import ModelConfig
 from train.config.presets import read_preset
-from train.config.settings import ModelConfig
 from train.data.inputs import Inputs
 from train.data.shards import TrainingInputs
 from train.model.architectures import (

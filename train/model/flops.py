@@ -13,8 +13,8 @@ from transformers import PretrainedConfig
 
 from train.config.settings import RunSettings
 from train.model.architectures import architecture_of
+from train.runtime.machines import chip_of, local_accelerator_type
 from train.runtime.plan import Plan
-from train.runtime.tpu import chip_of, local_accelerator_type
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def full_speed_step_seconds(
 ) -> float | None:
     """Compute the seconds that a step would take if all replicas computed at their peak.
 
-    None without a TPU, on a TPU that is not this machine's or not in `train.runtime.tpu`, and for a model whose
+    None without a TPU, on a TPU that is not this machine's or not in `train.runtime.machines`, and for a model whose
     operations cannot be counted. Further arguments are those of `planned_step_flops`.
     """
     if not config.hardware.wants_tpu or config.hardware.tpu_name != "local":

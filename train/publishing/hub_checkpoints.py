@@ -25,8 +25,8 @@ from train.checkpoints.store import (
     DamagedCheckpointError,
 )
 from train.config.settings import SUBJECTS, HubConfig
-from train.runtime.cluster import Cluster
-from train.runtime.run_folder import CHECKPOINTS_FOLDER, FILES_OF_A_RUN, METRICS_NAME, RECORD_NAME, read_run_record
+from train.runtime.machines import Cluster
+from train.runtime.run_folder import CHECKPOINTS_FOLDER, FILES_OF_A_RUN, METRICS_NAME, RECORD_NAME, RunFolder
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ CONFIG_SOURCE = "_name_or_path"
 
 
 def push_newest_checkpoint(
-    run_folder: str,
+    run: RunFolder,
     repository: HubRepository,
     *,
     publish_details: bool = False,
@@ -47,7 +47,7 @@ def push_newest_checkpoint(
     """Push the run's newest checkpoint, with its record and log, in one commit that deletes the one before.
 
     Args:
-        run_folder: `OUTPUT_DIR`, local or `gs://`; nothing is pushed of one without a checkpoint.
+        run: its folder; nothing is pushed of one without a checkpoint.
         repository: of the model.
         publish_details: do not redact the records.
         interruption: by which another thread ends the push sooner.
@@ -55,8 +55,7 @@ def push_newest_checkpoint(
     Raises:
         HubPushError: it did not succeed.
     """
-    run = open_folder(run_folder)
-    store = CheckpointStore(run.subfolder(CHECKPOINTS_FOLDER))
+    store = CheckpointStore(run.checkpoints)
     steps = store.steps()
     if not steps:
         return
@@ -65,10 +64,10 @@ def push_newest_checkpoint(
     )
     with tempfile.TemporaryDirectory(prefix="checkpoint-") as copy:
         try:
-            checkpoint, record = store.read_record(steps[-1]), read_run_record(run_folder)
+            checkpoint, record = store.read_record(steps[-1]), run.read_record()
             if not publish_details:
                 checkpoint, record = published_checkpoint(checkpoint), published_run(record)
-            open_folder(copy).write_bytes(data_name, run.read_bytes(data_name))
+            open_folder(copy).write_bytes(data_name, run.files.read_bytes(data_name))
         except (FileNotFoundError, DamagedCheckpointError) as error:
             logger.info("the checkpoint of step %d is not pushed, a newer one replaced it: %s", steps[-1], error)
             return
@@ -77,13 +76,13 @@ def push_newest_checkpoint(
             record_name: checkpoint.to_json().encode(),
             RECORD_NAME: json.dumps(record, indent=2).encode(),
         }
-        if run.exists(METRICS_NAME):
-            files[METRICS_NAME] = run.read_bytes(METRICS_NAME)
+        if run.files.exists(METRICS_NAME):
+            files[METRICS_NAME] = run.files.read_bytes(METRICS_NAME)
         push_files(
             files,
             replace(repository, branch=CHECKPOINTS_BRANCH, tag=None),
             commit_message=f"Checkpoint of step {steps[-1]:,}",
-            kept_in=run_folder,
+            kept_in=run.path,
             stale=f"{CHECKPOINTS_FOLDER}/({FILES_OF_A_RUN[CHECKPOINTS_FOLDER]})",
             interruption=interruption,
         )
@@ -120,7 +119,7 @@ def _published_settings(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, 
     return {subject: redact_settings(values, SUBJECTS) for subject, values in settings.items()}
 
 
-def resume_from_hub(run_folder: str, config: HubConfig, cluster: Cluster) -> None:
+def resume_from_hub(run: RunFolder, config: HubConfig, cluster: Cluster) -> None:
     """Download what `push_newest_checkpoint` pushed to the run's folder, unless it already has a run.
 
     Raises:
@@ -133,9 +132,8 @@ def resume_from_hub(run_folder: str, config: HubConfig, cluster: Cluster) -> Non
             f"--resume-from-hub is for one worker; received TF_CONFIG with {cluster.num_workers}. Copy the files of "
             f"the branch {CHECKPOINTS_BRANCH} to --output-dir before they start."
         )
-    run = open_folder(run_folder)
-    if run.exists(RECORD_NAME):
-        logger.info("%s has a run, so none is fetched from the Hub", run_folder)
+    if run.has_run():
+        logger.info("%s has a run, so none is fetched from the Hub", run)
         return
     configure_sessions()
     with tempfile.TemporaryDirectory(prefix="checkpoint-") as copy:
@@ -144,7 +142,7 @@ def resume_from_hub(run_folder: str, config: HubConfig, cluster: Cluster) -> Non
         wanted = [path for path in paths if not path.parts[0].startswith(".")]
         # The run's record last: without it the folder holds no run.
         for path in sorted(wanted, key=lambda path: path.name == RECORD_NAME):
-            run.upload_file(str(Path(copy, path)), path.as_posix())
+            run.files.upload_file(str(Path(copy, path)), path.as_posix())
     logger.info("fetched a checkpoint from the branch %s of %s", CHECKPOINTS_BRANCH, config.hub_model_id)
 
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from mlm_common.errors import InputError, RunFailedError, error_summary
 from mlm_common.hub.push import CARD_NAME, HubRepository, mark_card, push_files
 from mlm_common.hub.retries import Interruption
-from mlm_common.storage import Folder, open_folder
+from mlm_common.storage import open_folder
 from mlm_common.tokenizer import vocabulary_size
 from train.publishing.hub_checkpoints import push_newest_checkpoint
 from train.publishing.pytorch_format import ModelSnapshot, export_model, take_snapshot
@@ -19,8 +19,8 @@ from train.runtime.run_folder import (
     CONFUSION_NAME,
     EVENTS_FOLDER,
     LOSS_CURVE_NAME,
-    TENSORBOARD_FOLDER,
     TENSORBOARD_SPLITS,
+    RunFolder,
 )
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Publication:
 class Publisher:
     """Writes a folder, local or `gs://`, and pushes it if `repository` is given.
 
-    run_folder: of the run, with the plot of its loss and its TensorBoard files.
+    run_folder: has the plot of its loss and its TensorBoard files.
     export_folder: is written.
     card: makes the README.md of a publication; its second argument are the names of the files beside it. If it fails,
         a minimal README.md is written and a warning logged.
@@ -56,7 +56,7 @@ class Publisher:
     publish_details: do not redact its records.
     """
 
-    run_folder: str
+    run_folder: RunFolder
     export_folder: str
     tokenizer: PreTrainedTokenizerFast
     model_max_length: int
@@ -106,7 +106,7 @@ class Publisher:
             vocabulary_size=vocabulary_size(self.tokenizer),
         )
         export = open_folder(folder)
-        log_files = read_log_files(open_folder(self.run_folder))
+        log_files = read_log_files(self.run_folder)
         for name, content in log_files.items():
             export.write_bytes(name, content)
         export.write_text(CARD_NAME, mark_card(self._card_text(publication, log_files)))
@@ -122,15 +122,15 @@ class Publisher:
             return MINIMAL_CARD
 
 
-def read_log_files(run: Folder) -> dict[str, bytes]:
+def read_log_files(run: RunFolder) -> dict[str, bytes]:
     """Read the plots and TensorBoard's files, {name in the export: content}; what fails is a warning."""
     files = {}
     try:
         for name in (LOSS_CURVE_NAME, CONFUSION_NAME):
-            if run.exists(name):
-                files[name] = run.read_bytes(name)
+            if run.files.exists(name):
+                files[name] = run.files.read_bytes(name)
         for split in TENSORBOARD_SPLITS:
-            events = run.subfolder(f"{TENSORBOARD_FOLDER}/{split}")
+            events = run.tensorboard.subfolder(split)
             names = [name for name in sorted(events.list_files()) if EVENTS_MARK in name]
             for number, name in enumerate(names):
                 # TensorFlow's names contain the host name.

@@ -14,7 +14,7 @@ from transformers.utils import TF2_WEIGHTS_NAME
 from mlm_common.errors import InputError
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
 from mlm_common.hub.redaction import REDACTED
-from mlm_common.storage import PARTIAL_SUFFIX, local_or_hub, open_folder
+from mlm_common.storage import PARTIAL_SUFFIX, local_or_hub
 from mlm_common.tokenizer import load_tokenizer, vocabulary_size
 from train.checkpoints.store import CheckpointStore, DamagedCheckpointError
 from train.metrics.log import read_metrics
@@ -26,7 +26,7 @@ from train.publishing.model_card import model_card
 from train.publishing.publisher import Publication, Publisher
 from train.publishing.pytorch_format import ModelSnapshot, export_model, take_snapshot
 from train.runtime.plan import longest_row, phase_index
-from train.runtime.run_folder import CHECKPOINTS_FOLDER, RECORD_NAME, read_run_record, record_of_phase
+from train.runtime.run_folder import RECORD_NAME, RunFolder, record_of_phase
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.pair_pretraining import NextSentencePrediction
 
@@ -47,7 +47,7 @@ class SavedModel:
     tokenizer: PreTrainedTokenizerFast
     model_max_length: int
     model_class: str = MaskedLanguageModeling.model_class
-    run_folder: str | None = None
+    run_folder: RunFolder | None = None
     record: dict[str, Any] | None = None
 
     def write(self, folder: str, repository: HubRepository | None) -> list[str]:
@@ -88,14 +88,14 @@ def read_saved_model(path: str, tokenizer: str | None = None) -> SavedModel:
     """
     folder, _, name = path.rstrip("/").rpartition("/")
     if match := CHECKPOINT_NAME.fullmatch(name):
-        return _read_checkpoint(folder.rpartition("/")[0] or ".", int(match[1]), tokenizer)
-    if open_folder(path).exists(RECORD_NAME):
-        return _read_checkpoint(path, None, tokenizer)
+        return _read_checkpoint(RunFolder(folder.rpartition("/")[0] or "."), int(match[1]), tokenizer)
+    if (run_folder := RunFolder(path)).has_run():
+        return _read_checkpoint(run_folder, None, tokenizer)
     return _read_folder(path, tokenizer)
 
 
-def _read_checkpoint(run_folder: str, step: int | None, tokenizer_name: str | None) -> SavedModel:
-    store = CheckpointStore(open_folder(run_folder).subfolder(CHECKPOINTS_FOLDER))
+def _read_checkpoint(run_folder: RunFolder, step: int | None, tokenizer_name: str | None) -> SavedModel:
+    store = CheckpointStore(run_folder.checkpoints)
     steps = store.steps()
     if not steps or step not in (None, *steps):
         there = f"those of the steps {', '.join(map(str, steps))}" if steps else "none"
@@ -109,7 +109,7 @@ def _read_checkpoint(run_folder: str, step: int | None, tokenizer_name: str | No
             f"The checkpoint of step {step or steps[-1]} in {store.folder} is damaged: {error}. Other checkpoints: "
             f"{others or 'none'}."
         ) from error
-    record = record_of_phase(read_run_record(run_folder), phase_index(checkpoint.plan))
+    record = record_of_phase(run_folder.read_record(), phase_index(checkpoint.plan))
     if tokenizer_name is None and record["tokenizer"] == REDACTED:
         raise InputError(f"--tokenizer is required: the {RECORD_NAME} in {run_folder} was on the Hub, and names none.")
     config = CONFIG_MAPPING[record["model_config"]["model_type"]].from_dict(record["model_config"])

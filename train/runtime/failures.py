@@ -7,7 +7,8 @@ from contextlib import contextmanager
 import tensorflow as tf
 
 from mlm_common.errors import PermanentError, RunFailedError
-from train.runtime.cluster import Cluster
+from train.runtime.machines import Cluster
+from train.runtime.run_folder import RunFolder
 
 # What TensorFlow says before and after the reason why workers cannot continue together.
 ABORTED = "Collective ops is aborted by:"
@@ -15,7 +16,7 @@ SOCKET_CLOSED = "Socket closed"
 ADVICE = "The error could be from a previous operation."
 # Of TensorFlow's client of Cloud Storage, when it gives up.
 NO_ANSWER = "retry attempts failed"
-# What an error of the input says besides.
+# What else an error of the input says.
 OF_INPUT = re.compile(r"transformation with iterator|\.tfrecord\b")
 UNREADABLE_ERRORS = (
     tf.errors.InvalidArgumentError,
@@ -28,8 +29,8 @@ PREFIX = re.compile(r"\{\{function_node .*?\}\} ")
 
 
 @contextmanager
-def explained_failures(cluster: Cluster, output_dir: str) -> Iterator[None]:
-    """Explain, within it, the errors of TensorFlow that have a cure; others stay as they are.
+def explained_failures(cluster: Cluster, folder: RunFolder) -> Iterator[None]:
+    """Explain, within it, the errors of TensorFlow that a user can fix; others stay as they are.
 
     TensorFlow's coordination service notices a lost worker by a closed connection, or after 10 seconds without a
     heartbeat.
@@ -41,28 +42,28 @@ def explained_failures(cluster: Cluster, output_dir: str) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        explained = _explain(error, cluster, output_dir)
+        explained = _explain(error, cluster, folder)
         if explained is None:
             raise
         raise explained from error
 
 
-def _explain(error: tf.errors.OpError, cluster: Cluster, output_dir: str) -> RunFailedError | None:
+def _explain(error: tf.errors.OpError, cluster: Cluster, folder: RunFolder) -> RunFailedError | None:
     message = PREFIX.sub("", error.message)
     reason = " ".join(message.partition("[[{{node")[0].split())[-400:]
     if NO_ANSWER in message:
         return RunFailedError(
             "Cloud Storage did not answer TensorFlow. Give the same command again: it resumes from the newest "
-            f"checkpoint in {output_dir}. TensorFlow says: {reason}"
+            f"checkpoint in {folder}. TensorFlow says: {reason}"
         )
     if any(sign in message for sign in (ABORTED, SOCKET_CLOSED)) or isinstance(error, tf.errors.UnavailableError):
-        return _lost_devices(message, cluster, output_dir)
+        return _lost_devices(message, cluster, folder)
     is_unreadable = isinstance(error, UNREADABLE_ERRORS) and OF_INPUT.search(message)
     if is_unreadable or isinstance(error, tf.errors.DataLossError):
         return PermanentError(
             "Shards must stay as they were prepared, and readable; TensorFlow met one that is not. Find it with "
             "`prepare_tfrecord_shards.py --verify`, copy or prepare it again, and give the same command: it resumes "
-            f"from the newest checkpoint in {output_dir}. TensorFlow says: {reason}"
+            f"from the newest checkpoint in {folder}. TensorFlow says: {reason}"
         )
     if isinstance(error, tf.errors.ResourceExhaustedError) and OUT_OF_MEMORY.search(message):
         return PermanentError(
@@ -73,7 +74,7 @@ def _explain(error: tf.errors.OpError, cluster: Cluster, output_dir: str) -> Run
     return None
 
 
-def _lost_devices(message: str, cluster: Cluster, output_dir: str) -> RunFailedError:
+def _lost_devices(message: str, cluster: Cluster, folder: RunFolder) -> RunFailedError:
     reason = " ".join(message.partition(ABORTED)[2].partition(ADVICE)[0].split()) or message
     if cluster.num_workers == 1:
         what, where = "The TPU was lost.", "Start the command again when it is back, or give --supervise:"
@@ -81,5 +82,5 @@ def _lost_devices(message: str, cluster: Cluster, output_dir: str) -> RunFailedE
         what = "A worker was lost, so the others stop; see the error in its own output."
         where = "Start the command again on all workers:"
     return RunFailedError(
-        f"{what} {where} it resumes from the newest checkpoint in {output_dir}. TensorFlow says: {reason[:400]}"
+        f"{what} {where} it resumes from the newest checkpoint in {folder}. TensorFlow says: {reason[:400]}"
     )

@@ -1,6 +1,6 @@
-"""What a training process tells the one that supervises it: a line for each thing that it begins or has done.
+"""Heartbeats of a training process for its supervisor: a line for each thing that it starts or has done.
 
-The lines are `PHASE STEP`, written to the pipe whose descriptor is in the environment; without it nothing is told.
+The lines are `PHASE STEP`, written to the pipe whose descriptor is in the environment; without it there are none.
 """
 
 import os
@@ -33,7 +33,7 @@ def report(phase: str, step: int = 0) -> None:
 
 @contextmanager
 def kept_up(phase: str, step: int = 0) -> Iterator[None]:
-    """Report `phase` over and over within it, which is for what may take long, and has time-outs of its own."""
+    """Report `phase` repeatedly within it: for work that may take long and has its own time-outs."""
     ended = threading.Event()
     end_seconds = time.monotonic() + MAX_KEPT_UP_SECONDS
 
@@ -50,5 +50,5 @@ def kept_up(phase: str, step: int = 0) -> Iterator[None]:
 
 
 def is_supervisor_lost() -> bool:
-    """Tell whether there was a supervisor, and it has ended."""
+    """Return whether there was a supervisor, and it has ended."""
     return _lost.is_set()

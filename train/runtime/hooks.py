@@ -1,4 +1,4 @@
-"""What is done between the steps of a run: one list of hooks, from which the length of each execution follows.
+"""Hooks called between steps. They also bound how many steps one call to the device may run.
 
 An execution, in Keras's word, is one call from Python, which makes several steps. None goes past a step at which a hook
 is due, nor takes longer than what may be in flight, if a step does not.
@@ -36,7 +36,7 @@ class Hook:
     at_steps: Collection[int] | None = None
 
     def is_due(self, step: int, num_steps: int) -> bool:
-        """Tell whether to act after `step`, where an execution of a run of `num_steps` ended."""
+        """Return whether to act after `step`, where an execution of a run of `num_steps` ended."""
         if self.every_steps is not None:
             return step % self.every_steps == 0 or step == num_steps
         return self.at_steps is None or step in self.at_steps
@@ -55,7 +55,7 @@ class StepsPerExecution(tf_keras.callbacks.Callback):
 
     Args:
         hooks: of the run.
-        in_flight: bounds the steps that are handed to the device.
+        in_flight: bounds the steps queued on the device.
         start_step: steps made before `fit`.
         num_steps: steps of the whole run.
         max_steps: steps of the longest execution.
@@ -74,7 +74,6 @@ class StepsPerExecution(tf_keras.callbacks.Callback):
         self._waits: list[tf.Tensor] = []
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
-        """Set the length of the first execution."""
         self._set_length()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -113,7 +112,7 @@ class Profile:
         folder: a local one, since a bucket may be slow; the trace goes to `plugins/profile/`, where TensorBoard looks
             for it. One that cannot be written is a warning.
         steps: of the whole run; a run that resumes between them is not traced. None traces nothing.
-        wait_for_device: waits until the steps handed to the device are made.
+        wait_for_device: waits until the device has finished the queued steps.
     """
 
     def __init__(self, folder: str, steps: tuple[int, int] | None, wait_for_device: Callable[[], object]):
@@ -123,7 +122,6 @@ class Profile:
         self._is_tracing = False
 
     def begin_or_end(self, step: int) -> None:
-        """Begin or end the trace, if that is due after `step`."""
         if self._steps and step == self._steps[0]:
             with self._warning():
                 tf.profiler.experimental.start(self._folder)
@@ -132,7 +130,6 @@ class Profile:
             self.close()
 
     def close(self) -> None:
-        """End a trace that is under way, and write it."""
         if self._steps and self._is_tracing:
             self._is_tracing = False
             self._wait_for_device()  # its last steps belong to the trace

@@ -1,4 +1,4 @@
-"""The phases of a run: parts with settings of their own, between which weights, moments and step are kept."""
+"""The phases of a run: parts with different settings, across which weights, moments and step are kept."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,10 +8,9 @@ from typing import Any
 from mlm_common.cli.command_line import typed_settings
 from mlm_common.cli.settings import flag_of, require
 from mlm_common.errors import InputError
-from train.config.settings import SUBJECTS, TrainingConfig
-from train.config.sources import read_phases_file
+from train.config.settings import SUBJECTS, TrainingConfig, read_phases_file
 
-# Of these settings a phase may have its own.
+# Settings in which phases may differ.
 SCHEDULE = frozenset(
     {"learning_rate", "schedule", "warmup_ratio", "warmup_steps", "decay_ratio", "min_learning_rate_ratio"}
 )
@@ -27,10 +26,10 @@ NAME = "name"
 
 
 @dataclass(frozen=True)
-class Phase:
-    """A part of a run.
+class PhaseSettings:
+    """The settings of a part of a run.
 
-    name: for people; empty in a run without `--phases`, which is one phase.
+    name: human-readable; empty in a run without `--phases`, which is one phase.
     config: the settings of the run as they are in this phase.
     has_separate_schedule: its learning rate begins and ends with it; else it is that of a schedule over the whole run.
     """
@@ -40,14 +39,14 @@ class Phase:
     has_separate_schedule: bool = False
 
 
-def phases_of(config: TrainingConfig) -> tuple[Phase, ...]:
+def phases_of(config: TrainingConfig) -> tuple[PhaseSettings, ...]:
     """Read the phases of a run, in their order; one without `--phases`.
 
     Raises:
-        InputError: a file that holds something else, a setting that is none, or that no phase may have of its own.
+        InputError: a file that holds something else, an unknown setting, or one in which phases may not differ.
     """
     if config.run.phases is None:
-        return (Phase("", config),)
+        return (PhaseSettings("", config),)
     max_steps, num_epochs = config.optimization.max_steps, config.optimization.num_epochs
     rule = "must be left out with --phases, of which each has its own"
     require(max_steps is None, rule, "--max-steps", max_steps)
@@ -75,7 +74,7 @@ def naming_phase(name: str) -> Iterator[None]:
         raise type(error)(f"Phase `{name}`: {error}") from error
 
 
-def _phase(config: TrainingConfig, name: str, index: int, settings: dict[str, Any], path: str) -> Phase:
+def _phase(config: TrainingConfig, name: str, index: int, settings: dict[str, Any], path: str) -> PhaseSettings:
     settings = typed_settings(SUBJECTS, settings, path)
     for one in settings:
         rule = f"must be the same in all phases; of these a phase may have its own: {', '.join(sorted(PER_PHASE))}"
@@ -92,9 +91,9 @@ def _phase(config: TrainingConfig, name: str, index: int, settings: dict[str, An
         rule = f"of a phase may hold what needs no other weights: {', '.join(sorted(OVERRIDES_PER_PHASE))}"
         require(names <= OVERRIDES_PER_PHASE, rule, "--config-overrides", overrides)
         settings["config_overrides"] = ",".join(filter(None, (config.model.config_overrides, overrides)))
-    own = _with_settings(config, settings)
-    require(bool(own.data.train_dataset), "is required: a folder of shards", "--train-dataset", "nothing")
-    return Phase(name, own, has_separate_schedule)
+    changed = _with_settings(config, settings)
+    require(bool(changed.data.train_dataset), "is required: a folder of shards", "--train-dataset", "nothing")
+    return PhaseSettings(name, changed, has_separate_schedule)
 
 
 def _with_settings(config: TrainingConfig, settings: dict[str, Any]) -> TrainingConfig:
@@ -102,6 +101,6 @@ def _with_settings(config: TrainingConfig, settings: dict[str, Any]) -> Training
     subjects = {}
     for subject in fields(config):
         values = getattr(config, subject.name)
-        own = {one.name: settings[one.name] for one in fields(values) if one.name in settings}
-        subjects[subject.name] = replace(values, **own)
+        given = {one.name: settings[one.name] for one in fields(values) if one.name in settings}
+        subjects[subject.name] = replace(values, **given)
     return replace(config, **subjects)

@@ -1,12 +1,15 @@
 """What a run will do, worked out before it starts: batches, steps, tokens, memory."""
 
 import functools
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mlm_common.errors import InputError
-from train.config.settings import OptimizationConfig, RunConfig
+from train.config.learning import OptimizationConfig
+from train.config.presets import about_preset, preset_settings
+from train.config.settings import RunConfig, RunSettings
 from train.runtime.phases import naming_phase
 
 # float32 weights, gradients, and the optimizer's two moments.
@@ -22,7 +25,7 @@ EVALUATION_COST = 1 / 3
 
 @dataclass(frozen=True)
 class PastPhase:
-    """A phase that lies before another.
+    """A phase before another.
 
     num_steps: steps of the run up to its end.
     """
@@ -72,14 +75,13 @@ class Plan:
         return self.before[-1].num_steps if self.before else 0
 
     @property
-    def num_own_steps(self) -> int:
-        """Steps of the phase."""
+    def num_phase_steps(self) -> int:
         return self.num_steps - self.first_step
 
     @property
     def num_tokens(self) -> int:
         """Tokens the phase goes through, padding included."""
-        return self.num_own_steps * self.batch_tokens
+        return self.num_phase_steps * self.batch_tokens
 
     @property
     def batch_tokens(self) -> int:
@@ -88,8 +90,7 @@ class Plan:
 
     @property
     def num_epochs(self) -> float:
-        """Passes over the rows."""
-        return self.num_own_steps * self.global_batch_rows / self.num_rows
+        return self.num_phase_steps * self.global_batch_rows / self.num_rows
 
     @property
     def schedule_steps(self) -> dict[str, int]:
@@ -99,10 +100,9 @@ class Plan:
     @property
     def log_steps(self) -> int:
         """Steps between two lines of the log where `--log-steps` is left open."""
-        return max(1, min(MAX_LOG_STEPS, self.num_own_steps // NUM_LOG_LINES))
+        return max(1, min(MAX_LOG_STEPS, self.num_phase_steps // NUM_LOG_LINES))
 
     def evaluation_cost(self, num_eval_rows: int) -> float:
-        """Estimate how many steps of training take as long as one evaluation."""
         return _evaluation_cost(num_eval_rows, self.global_batch_rows)
 
     def num_evaluations_after(self, step: int) -> int:
@@ -112,7 +112,7 @@ class Plan:
     def evaluation_share(self, num_eval_rows: int) -> float:
         """Estimate the fraction of the time that evaluations take."""
         num_steps = self.num_evaluations_after(self.first_step) * self.evaluation_cost(num_eval_rows)
-        return num_steps / (num_steps + self.num_own_steps)
+        return num_steps / (num_steps + self.num_phase_steps)
 
     def row_after(self, step: int, num_skipped_rows: int = 0) -> int:
         """Count the rows up to the last one of a step, over all epochs, with those that were left out so far."""
@@ -142,7 +142,7 @@ class Plan:
         """Describe how often the run evaluates and saves, and how much of its time evaluations take."""
 
         def every(num_steps: int) -> str:
-            return "at the end" if num_steps >= self.num_own_steps else f"every {num_steps:,} steps"
+            return "at the end" if num_steps >= self.num_phase_steps else f"every {num_steps:,} steps"
 
         by_the_clock = f", and every {self.save_minutes:g} minutes" if self.save_minutes else ""
         save = f"{every(self.save_steps)}{by_the_clock}"
@@ -186,7 +186,6 @@ class PhaseToPlan:
 def make_plan(
     optimization: OptimizationConfig, run: RunConfig, *, num_rows: int, max_length: int, num_replicas: int
 ) -> Plan:
-    """Plan a run of one phase on `num_replicas`; see `make_plans`."""
     return make_plans((PhaseToPlan(optimization, run, num_rows, max_length),), num_replicas)[0]
 
 
@@ -348,3 +347,40 @@ def _checked_warmup_and_decay(optimization: OptimizationConfig, num_steps: int) 
 
 def _share(num_steps: int, ratio: float) -> int:
     return int(round(num_steps * ratio, 6))  # 0.29 of 100 is a little less than 29
+
+
+logger = logging.getLogger(__name__)
+
+
+def warn_of_other_batch(config: RunSettings, plan: Plan) -> None:
+    """Warn if a preset's batch flags, left as they are, give another global batch on this number of replicas."""
+    preset, optimization = config.model.preset, config.optimization
+    num_meant = about_preset(preset).replicas if preset else None
+    if num_meant is None or num_meant == plan.num_replicas or optimization.global_batch_size is not None:
+        return
+    names = ("per_replica_batch_size", "gradient_accumulation_steps")
+    of_preset = {name: getattr(OptimizationConfig, name) for name in names} | preset_settings(preset)
+    if any(of_preset[name] != getattr(optimization, name) for name in names):
+        return
+    meant_rows = plan.global_batch_rows // plan.num_replicas * num_meant
+    logger.warning(
+        "%s is tuned for %d replica%s; on %d the global batch is %s rows instead of %s.%s",
+        preset,
+        num_meant,
+        "s" * (num_meant > 1),
+        plan.num_replicas,
+        f"{plan.global_batch_rows:,}",
+        f"{meant_rows:,}",
+        _how_to_keep(meant_rows, optimization.per_replica_batch_size, plan.num_replicas),
+    )
+
+
+def _how_to_keep(global_batch_rows: int, rows_at_once: int, num_replicas: int) -> str:
+    """Name the flags that give as many rows per step; nothing where none do."""
+    num_micro_batches, rest = divmod(global_batch_rows, rows_at_once * num_replicas)
+    if num_micro_batches and not rest:
+        return f" Pass --gradient-accumulation-steps {num_micro_batches} to keep it."
+    rows_at_once, rest = divmod(global_batch_rows, num_replicas)
+    if rows_at_once and not rest:
+        return f" Pass --per-replica-batch-size {rows_at_once} --gradient-accumulation-steps 1 to keep it."
+    return ""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from mlm_common.errors import EXIT_STOPPED, RunFailedError
 from train.runtime import heartbeat
-from train.runtime.tpu import METADATA_HOST_VARIABLE, read_metadata
+from train.runtime.machines import METADATA_HOST_VARIABLE, read_metadata
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class RunStoppedError(RunFailedError):
 
 
 class StopRequest:
-    """Whether the run is to stop.
+    """A request to shut down, made by this process or another worker.
 
     Args:
         max_over_workers: gives the greatest of all workers' values, each of which calls it; None for one worker.
@@ -47,7 +47,7 @@ class StopRequest:
         self._was_made_anywhere = False
 
     def make(self, reason: str) -> None:
-        """Ask for a stop; the first reason counts."""
+        """Request a shutdown; the first reason counts."""
         if self.reason is None:
             self.reason = reason
 
@@ -77,17 +77,17 @@ class StopRequest:
 
 
 class InFlight:
-    """Bounds what is handed to the device and not waited for: to a second of work, or one piece that takes longer.
+    """Bounds the work queued on the device to about a second, or to one piece that takes longer.
 
-    A host runs ahead of its TPU or GPU, and all that it has handed out comes before a checkpoint. So it waits for the
-    device each second. The pieces, steps or batches of an evaluation, are timed from one wait to the next. Several
-    workers hand out the same, by the time of the slowest.
+    A host runs ahead of its TPU or GPU, and a checkpoint waits for all that is queued. So the host waits for the device
+    each second. The pieces (steps, or batches of an evaluation) are timed from one wait to the next. Several workers
+    queue the same number, by the time of the slowest.
 
     Attributes:
-        num_allowed: pieces that may still be handed out before the next wait.
+        num_allowed: pieces that may still be queued before the next wait.
 
     Args:
-        wait: waits until the device has made all that was handed out.
+        wait: waits until the device has finished all that was queued.
         stop: by which several workers compare.
     """
 
@@ -95,24 +95,24 @@ class InFlight:
         self.num_allowed = 1
         self._wait = wait
         self._stop = stop
-        self._num_handed_out = 0
+        self._num_queued = 0
         self._is_compiled = False  # which the first piece waits for
         self.start_clock()
 
     def start_clock(self) -> None:
-        """Time from now on what is handed out next."""
+        """Time what is queued from now on."""
         self._since_seconds = time.perf_counter()
 
     def add(self, num_pieces: int) -> bool:
-        """Note that so many were handed out, and wait if no more are allowed; return whether that was so."""
-        self._num_handed_out += num_pieces
+        """Count queued pieces, and wait if no more are allowed; return whether it waited."""
+        self._num_queued += num_pieces
         self.num_allowed -= num_pieces
         if self.num_allowed > 0:
             return False
         self._wait()
-        seconds = self._stop.compare((time.perf_counter() - self._since_seconds) / self._num_handed_out)
+        seconds = self._stop.compare((time.perf_counter() - self._since_seconds) / self._num_queued)
         self.num_allowed = max(1, int(IN_FLIGHT_SECONDS / seconds)) if self._is_compiled else 1
-        self._is_compiled, self._num_handed_out = True, 0
+        self._is_compiled, self._num_queued = True, 0
         self.start_clock()
         return True
 
@@ -153,7 +153,7 @@ def listening(request: StopRequest, *, on_cloud_machine: bool) -> Iterator[None]
 
 
 def _watch_metadata(request: StopRequest, ended: threading.Event) -> None:
-    """Make the request when a notice appears; one that stands already does not count, or no run could ever resume."""
+    """Make the request when a notice appears; one that exists already does not count, or no run could ever resume."""
     seen = {name: read_metadata(name) or quiet for name, quiet in NOTICES.items()}
     while not ended.wait(POLL_SECONDS):
         for name, quiet in NOTICES.items():

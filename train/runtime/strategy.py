@@ -1,17 +1,22 @@
 """The tf.distribute strategy of a run: the TPU that is named, else the workers of TF_CONFIG, GPUs, or the CPU."""
 
 import functools
+import hashlib
+import json
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import distributions
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from mlm_common.cli.settings import flag_of
 from mlm_common.errors import InputError, RunFailedError
-from train.config.settings import HardwareConfig
-from train.runtime.cluster import Cluster
+from train.config.learning import PER_WORKER
+from train.config.settings import HardwareConfig, RunSettings
+from train.runtime.machines import Cluster
 
 logger = logging.getLogger(__name__)
 
@@ -110,9 +115,9 @@ def _connect_tpu(config: HardwareConfig) -> tf.distribute.Strategy:
 
 
 def _needs_another_setup(error: Exception) -> bool:
-    """Ask whether connecting would fail again: for a refusal, a missing package, or a TensorFlow without TPUs.
+    """Return whether connecting would fail again: for a refusal, a missing package, or a TensorFlow without TPUs.
 
-    All else may pass: a TPU that is made, repaired or restarted anew, one that a process on its way out still holds, a
+    All else may pass: a TPU that is made, repaired or restarted, one that an ending process still holds, a
     server that does not answer.
     """
     refusals = (ImportError, tf.errors.PermissionDeniedError, tf.errors.UnauthenticatedError)
@@ -125,7 +130,6 @@ def _needs_another_setup(error: Exception) -> bool:
 
 
 def _is_build_for_tpus() -> bool:
-    """Ask whether TensorFlow is one of TPU_BUILDS."""
     return any(found for name in TPU_BUILDS for found in distributions(name=name))
 
 
@@ -143,7 +147,7 @@ def _connect_workers(cluster: Cluster) -> tf.distribute.Strategy:
 
 
 def compiles_with_xla(config: HardwareConfig) -> bool | None:
-    """Tell whether the step is to be wrapped in `jit_compile`: TPUStrategy compiles by itself.
+    """Return whether the step must be wrapped in `jit_compile`: TPUStrategy compiles by itself.
 
     None where it may be, on CPUs in float32: whether it pays is a question of the model and the length of the run.
     """
@@ -154,3 +158,61 @@ def compiles_with_xla(config: HardwareConfig) -> bool | None:
             return True
         return False if _is_build_for_tpus() else None
     return config.jit_compile
+
+
+def shared_settings(phases: Sequence[RunSettings], fingerprint: dict[str, Any]) -> dict[str, Any]:
+    """Collect what the workers of a run must have in common: {name: value}, of the same names for all runs.
+
+    The fingerprint stands in for the contents of the paths, which may differ.
+    """
+    of_phases = [config.without(PER_WORKER) for config in phases]
+    values = {name: [settings[name] for settings in of_phases] for name in of_phases[0]}
+    settings = {flag_of(name.partition(".")[2]): one if len(one) > 1 else one[0] for name, one in values.items()}
+    return {**settings, "shards, tokenizer or model": fingerprint}
+
+
+def check_agreement(
+    strategy: tf.distribute.Strategy, cluster: Cluster, values: Mapping[str, Any], *, rule: str
+) -> None:
+    """Check that all workers of the cluster call this with the same values; waits for them.
+
+    Args:
+        values: of JSON types, with the same names on all workers; their hashes are compared.
+        rule: what must be the same, and how to fix it, for the error's message.
+
+    Raises:
+        InputError: on all workers, if the values differ; the names of the first that do are in the message.
+    """
+    if cluster.num_workers == 1:
+        return
+    hashes = tf.constant([[_hash(value) for value in values.values()]], tf.int64)
+    replicas = strategy.experimental_distribute_values_from_function(lambda _: hashes)
+    gathered = strategy.gather(replicas, axis=0).numpy()  # (replicas, values)
+    differs = gathered != gathered[0]
+    if differs.any():
+        names = [name for name, is_different in zip(values, differs.any(axis=0), strict=True) if is_different]
+        replicas_per_worker = len(gathered) // cluster.num_workers
+        workers = sorted({int(replica) // replicas_per_worker for replica in np.flatnonzero(differs.any(axis=1))})
+        raise InputError(
+            f"{rule} Not the chief's on {', '.join(cluster.addresses[worker] for worker in workers)}: "
+            f"{', '.join(names[:5])}; here, on {cluster.addresses[cluster.index]}: {str(values[names[0]])[:100]}."
+        )
+
+
+def max_over_workers(strategy: tf.distribute.Strategy, values: Sequence[float]) -> list[float]:
+    """Return the greatest that any worker called this with for each value, once all have called it."""
+    row = tf.constant([values], tf.float32)
+    rows = strategy.experimental_distribute_values_from_function(lambda _: row)
+    greatest: list[float] = strategy.gather(rows, axis=0).numpy().max(axis=0).tolist()
+    return greatest
+
+
+def wait_for_workers(strategy: tf.distribute.Strategy, cluster: Cluster) -> None:
+    if cluster.num_workers > 1:
+        max_over_workers(strategy, [0.0])
+
+
+def _hash(value: Any) -> int:
+    """Hash a value of JSON types to 63 bits."""
+    digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1

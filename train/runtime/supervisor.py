@@ -1,4 +1,4 @@
-"""Starts the training command again after a crash, a lost TPU or a stop, while another try can help.
+"""Restarts the training command after a crash, a lost TPU or a shutdown, while a retry can help.
 
 Nothing of TensorFlow is imported here, so what makes a training process crash or hang does not reach its supervisor.
 """
@@ -33,7 +33,7 @@ def supervision() -> str | None:
 
 
 def supervise_if_asked(config: RunConfig, command_file: str, argv: Sequence[str] | None) -> None:
-    """Run the command in processes of its own to its end, and exit with its status, if that is asked for.
+    """With `--supervise`, run the command in child processes to its end, and exit with its status.
 
     Args:
         config: of the run.
@@ -53,11 +53,11 @@ def supervise_if_asked(config: RunConfig, command_file: str, argv: Sequence[str]
 
 
 class Supervisor:
-    """Runs a command until it ends well, cannot be cured by another try, or fails too often without getting further.
+    """Runs a command until it succeeds, fails in a way that a retry cannot fix, or fails too often without progress.
 
     Args:
         command: the training command, whose processes report what they do; see `heartbeat`.
-        stall_seconds: a process that reports nothing for so long is killed.
+        stall_seconds: a process that reports nothing for this long is killed.
         max_retries: starts in a row that may end before a step that was not reached before.
         retry_seconds: wait before the first of them; it doubles from one to the next.
     """

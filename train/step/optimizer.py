@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 import tf_keras
 
-from train.config.settings import OptimizationConfig
+from train.config.learning import OptimizationConfig
 from train.runtime.named_scopes import named
 
 

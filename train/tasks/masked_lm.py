@@ -15,7 +15,8 @@ from transformers import PreTrainedTokenizerFast
 
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import WORD_STARTS_FILE, load_word_starts, special_ids, vocabulary_size, word_starts
-from train.config.settings import EVALUATION_MLM_PROBABILITY, MASK, MaskingConfig
+from train.config.learning import EVALUATION_MLM_PROBABILITY, MaskingConfig
+from train.config.settings import MASK
 from train.data.inputs import Feature
 from train.data.shards import TrainingInputs
 from train.layers.tpu_attention import NUM_ONES

@@ -13,7 +13,8 @@ from mlm_common.errors import InputError
 from mlm_common.tokenizer import special_ids
 from tfrecord_prep.manifest import IS_NEXT, PAIRS
 from tfrecord_prep.records import LABEL_KEY
-from train.config.settings import MaskingConfig, TrainingConfig
+from train.config.learning import MaskingConfig
+from train.config.settings import TrainingConfig
 from train.data.inputs import Feature
 from train.data.shards import TrainingInputs
 from train.layers.random_bits import draw_bits, fall_under, fold_in

@@ -22,7 +22,7 @@ from finetuning.config.sources import parse_finetuning_config
 from finetuning.loop.classification import Classification
 from finetuning.loop.tagging import TaggingJob
 from mlm_common.errors import InputError
-from train.runtime.cluster import Cluster
+from train.runtime.machines import Cluster
 
 NAMES = ("pos", " pos", "Pos", "neg", "neg ", "a,b", "b", "a;b", "New York, NY", "--1", "1_0", "NaN", "nan", "?", "-1",
          "01", "1", "1.0", "0", "é", "e\u0301", "['a']", "True", "Infinity", "x\ty", "x\ny", "#")  # fmt: skip
@@ -158,12 +158,12 @@ def test_a_table_is_read_as_written_or_refused(tiny_start, labels, texts, ending
         run = open_or_refuse(Classification(), config)
     if run is None:
         return
-    rows, found = run.inputs.train_rows, run.task.labels
-    expected = run.inputs.tokenizer(texts, truncation=True, max_length=30)["input_ids"]
+    rows, found = run.phases[0].inputs.train_rows, run.phases[0].task.labels
+    expected = run.phases[0].inputs.tokenizer(texts, truncation=True, max_length=30)["input_ids"]
     ids = rows.of_tokens["input_ids"]
     assert [ids[start:end].tolist() for start, end in itertools.pairwise(rows.starts)] == expected
     encoded, separator = rows.of_rows["label"], flags.get("--decimal-separator", ".")
-    described = run.inputs.describe_rows()
+    described = run.phases[0].inputs.describe_rows()
     assert described["kind of label"]
     assert described["texts"].split(";")[0] == "text"
     as_text = ending.startswith((".csv", ".tsv"))
@@ -227,7 +227,7 @@ def test_tagged_sentences_are_read_as_written_or_refused(tiny_start, sentences, 
         run = open_or_refuse(TaggingJob(), config)
     if run is None:
         return
-    read, names = run.inputs.train_rows, run.task.labels.names
+    read, names = run.phases[0].inputs.train_rows, run.phases[0].task.labels.names
     begun = read.of_tokens["label"] != -100
     flat = [name_of(tag) for row in rows for tag in row["ner_tags"]]
     learned = [names[tag] for tag in read.of_tokens["label"][begun]]

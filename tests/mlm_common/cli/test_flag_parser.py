@@ -8,19 +8,20 @@ from typing import Literal
 import pytest
 
 from mlm_common.cli.command_line import parse_arguments
-from mlm_common.cli.settings import flag
+from mlm_common.cli.settings import Bounded, flag
 from mlm_common.errors import InputError
 
 
 @dataclass
-class Data:
+class Data(Bounded):
     """Some flags of a group."""
 
     FLAG_GROUP = "Data"
 
     train_dataset: str | None = flag(None, "Folder of shards.", is_usual=True)
     text_files: list[str] = flag(list, "Files of text.")
-    max_seq_length: int = flag(128, "Tokens per row: 100 % of them.", former_name="sequence_length")
+    max_seq_length: int = flag(128, "Tokens per row: 100 % of them.", alias="sequence_length", at_least=8)
+    share: float | None = flag(0.5, "A fraction.", at_least=0, below=1)
     unit: Literal["line", "file"] = flag("line", "What a document is.")
 
 
@@ -71,7 +72,8 @@ def test_help_shows_each_flag_once_in_one_spelling(shown: str) -> None:
     assert "sequence-length" not in shown
     for line in (
         "--text-files FILE …  Files of text.",
-        "--max-seq-length N  Tokens per row: 100 % of them. (default: 128)",
+        "--max-seq-length N  Tokens per row: 100 % of them. At least 8. (default: 128)",
+        "--share X  A fraction. At least 0 and below 1. (default: 0.5)",
         "--unit line|file  What a document is. (default: line)",
         "--learning-rate X  Peak learning rate. (default: the preset's, else 0.0001)",
         "--eval-steps N  Evaluate every N steps. Default: ten times per run.",
@@ -113,6 +115,8 @@ def test_every_spelling_is_read() -> None:
         (["--max-seq-length", "1.5"], "--max-seq-length must be a whole number; received 1.5."),
         (["--unit", "lines"], "--unit must be one of line, file; received lines."),
         (["--fast", "very"], "--fast must be true or false; received very."),
+        (["--max-seq-length", "4"], "--max-seq-length must be at least 8; received 4."),
+        (["--share", "1"], "--share must be at least 0 and below 1; received 1.0."),
         (["--max-seq-length"], "--max-seq-length needs a value: --max-seq-length N."),
         (["--text-files", "--dry-run"], "--text-files needs a value: --text-files FILE …."),
         (["--fast"], "--fast needs a value: --fast true|false."),

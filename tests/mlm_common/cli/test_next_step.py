@@ -13,7 +13,7 @@ from mlm_common.corpus.config import CorpusConfig
 from tfrecord_prep.config import PrepareConfig
 from tfrecord_prep.prepare_tfrecord_shards import describe_next as next_after_shards
 from tokenizer_training.train_unigram import describe_next as next_after_tokenizer
-from train.config.sources import parse_training_config
+from train.config.settings import parse_training_config
 
 
 def words_of(line: str) -> tuple[Path, list[str]]:

@@ -191,7 +191,7 @@ def test_flags() -> None:
         ({"sample_by": "word"}, "--sample-by is one of line, paragraph, document; got 'word'"),
         ({"split": "train[:10%]"}, "--limit"),
         ({"split": "../x"}, "plain name"),
-        ({"limit": 0}, "--limit must be 1 or more"),
+        ({"limit": 0}, "--limit must be at least 1"),
         ({"validation_percent": 100}, "under 100; got 100"),
         ({"validation_percent": 1.0, "validation_files": ["a"]}, "not both"),
         ({"test_percent": 1.0, "test_files": ["a"]}, "`test` comes from --test-percent or --test-files, not both"),

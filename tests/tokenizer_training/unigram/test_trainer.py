@@ -204,10 +204,10 @@ def test_extra_special_tokens_get_their_ids_and_stay_whole() -> None:
         ({"extra_special_tokens": ["<0x41>"]}, "must be new ones; got <0x41>"),
         ({"vocab_size": 261}, "must leave room beside 261 special tokens and bytes; got 261"),
         ({"vocab_size": 6, "byte_fallback": False, "extra_special_tokens": ["[ENT]"]}, "beside 6 special .* got 6"),
-        ({"character_coverage": 99.95}, "must be from 0.9 to 1; got 99.95"),
-        ({"character_coverage": float("nan")}, "must be from 0.9 to 1; got nan"),
-        ({"pad_vocab_to_multiple_of": 0}, "must be 1 or more; got 0"),
-        ({"max_bytes": MIN_BYTES - 1}, "must be at least 1,000,000; got 999,999"),
+        ({"character_coverage": 99.95}, "must be at least 0.9 and at most 1; received 99.95"),
+        ({"character_coverage": float("nan")}, "must be at least 0.9 and at most 1; received nan"),
+        ({"pad_vocab_to_multiple_of": 0}, "must be at least 1; received 0"),
+        ({"max_bytes": MIN_BYTES - 1}, "must be at least 1,000,000; received 999999"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -24,6 +24,7 @@ from train.checkpoints.store import (
     SkippedRows,
     parse_record,
 )
+from train.runtime.run_folder import RunFolder
 
 RECORD = CheckpointRecord(
     step=0,
@@ -64,7 +65,7 @@ def save(checkpoints, *steps, validation_losses=()):
 def restored(folder, **arguments):
     """Restore (step, variables) as a new process would that resumes."""
     used = []
-    checkpoints = Checkpoints(str(folder), num_kept=2)
+    checkpoints = Checkpoints(RunFolder(folder), num_kept=2)
     record = checkpoints.restore_newest(is_of_run, lambda _, arrays: used.append(arrays), **arguments)
     return (record.step, used[0]) if record else None
 
@@ -90,7 +91,7 @@ def test_a_record_of_another_format_is_refused():
 
 def test_the_newest_is_restored(tmp_path):
     assert restored(tmp_path) is None
-    save(Checkpoints(str(tmp_path), num_kept=2), 3, 20, 100)
+    save(Checkpoints(RunFolder(tmp_path), num_kept=2), 3, 20, 100)
     step, arrays = restored(tmp_path)
     assert step == 100
     np.testing.assert_array_equal(arrays["model/kernel"], arrays_of(100)["model/kernel"])
@@ -114,7 +115,7 @@ def flip(path):
 @pytest.mark.parametrize("damage", [truncate, flip, Path.unlink, lambda path: path.write_bytes(b"")])
 @pytest.mark.parametrize("suffix", ["json", "safetensors"])
 def test_a_damaged_one_is_passed_over(tmp_path, damage, suffix, caplog):
-    save(Checkpoints(str(tmp_path), num_kept=2), 1, 2)
+    save(Checkpoints(RunFolder(tmp_path), num_kept=2), 1, 2)
     damage(tmp_path / "checkpoints" / f"step-00000002.{suffix}")
     assert restored(tmp_path)[0] == 1
     if (tmp_path / "checkpoints" / "step-00000002.json").exists():
@@ -122,7 +123,7 @@ def test_a_damaged_one_is_passed_over(tmp_path, damage, suffix, caplog):
 
 
 def test_one_of_another_run_is_passed_over(tmp_path, caplog):
-    save(Checkpoints(str(tmp_path), num_kept=2), 1)
+    save(Checkpoints(RunFolder(tmp_path), num_kept=2), 1)
     store = CheckpointStore(open_folder(str(tmp_path / "checkpoints")))
     store.write(dataclasses.replace(record_of(2), fingerprint_sha256="cd"), arrays_of(2))
     assert restored(tmp_path)[0] == 1
@@ -130,30 +131,31 @@ def test_one_of_another_run_is_passed_over(tmp_path, caplog):
 
 
 def test_nothing_whole_is_an_error_and_no_start_from_zero(tmp_path):
-    save(Checkpoints(str(tmp_path), num_kept=2), 1, 2)
+    save(Checkpoints(RunFolder(tmp_path), num_kept=2), 1, 2)
     for path in (tmp_path / "checkpoints").glob("*.safetensors"):
         truncate(path)
-    with pytest.raises(InputError, match="none of its 2 is"):
+    with pytest.raises(InputError, match=r"All 2 checkpoints in .* are damaged"):
         restored(tmp_path)
 
 
-def test_what_a_killed_write_leaves_is_no_checkpoint_and_goes_away(tmp_path):
-    save(Checkpoints(str(tmp_path), num_kept=2), 1)
+def test_the_remains_of_a_killed_write_go_away(tmp_path):
+    save(Checkpoints(RunFolder(tmp_path), num_kept=2), 1)
     folder = tmp_path / "checkpoints"
     (folder / ".step-00000002.safetensors.abc.partial").write_bytes(b"half")
     (folder / "step-00000003.safetensors").write_bytes(b"data without a record")
-    checkpoints = Checkpoints(str(tmp_path), num_kept=2)
+    checkpoints = Checkpoints(RunFolder(tmp_path), num_kept=2)
     assert checkpoints.restore_newest(is_of_run, lambda *_: None).step == 1
     assert ".step-00000002.safetensors.abc.partial" not in names(tmp_path)
     save(checkpoints, 4)
     assert [name for name in names(tmp_path) if name.startswith("step-00000003")] == []
 
 
-def test_what_the_library_leaves_under_a_name_of_its_own_goes_away_too(tmp_path):
+def test_the_remains_of_the_library_go_away_too(tmp_path):
     """Which is what it writes to until a file is whole."""
     program = f"""
 import os, pathlib, signal
 from train.checkpoints import store
+from train.runtime.run_folder import RunFolder
 from mlm_common.storage import open_folder
 
 def killed(arrays, path, metadata=None):
@@ -174,18 +176,18 @@ store.CheckpointStore(open_folder({str(tmp_path / "checkpoints")!r})).write(reco
 def test_files_may_be_read_by_whom_the_umask_lets(tmp_path, umask, mode):
     umask = os.umask(umask)
     try:
-        save(Checkpoints(str(tmp_path), num_kept=2), 1)
+        save(Checkpoints(RunFolder(tmp_path), num_kept=2), 1)
     finally:
         os.umask(umask)
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "checkpoints").iterdir()} == {mode}
 
 
 def test_rotation_keeps_the_newest_and_the_best(tmp_path):
-    checkpoints = Checkpoints(str(tmp_path), num_kept=2)
+    checkpoints = Checkpoints(RunFolder(tmp_path), num_kept=2)
     save(checkpoints, 1, 2, 3, 4, 5, validation_losses=(4.0, 3.0, 3.5, 3.5, 3.2))
     assert CheckpointStore(open_folder(str(tmp_path / "checkpoints"))).steps() == [2, 4, 5]
     # A process that resumes knows them.
-    checkpoints = Checkpoints(str(tmp_path), num_kept=1)
+    checkpoints = Checkpoints(RunFolder(tmp_path), num_kept=1)
     checkpoints.restore_newest(is_of_run, lambda *_: None)
     save(checkpoints, 6)
     assert CheckpointStore(open_folder(str(tmp_path / "checkpoints"))).steps() == [2, 6]
@@ -195,7 +197,7 @@ def test_of_equal_scores_the_lower_loss_is_the_best(tmp_path):
     def ranked(record):
         return {1: (0.9, -0.6), 2: (0.9, -0.2), 3: (0.9, -0.2)}.get(record.step)
 
-    save(Checkpoints(str(tmp_path), num_kept=1, rank=ranked), 1, 2, 3, 4, 5)
+    save(Checkpoints(RunFolder(tmp_path), num_kept=1, rank=ranked), 1, 2, 3, 4, 5)
     assert CheckpointStore(open_folder(str(tmp_path / "checkpoints"))).steps() == [2, 5]
     record = dataclasses.replace(RECORD, validation_score=0.9, validation_loss=0.2)
     assert record.rank == (0.9, -0.2)
@@ -204,20 +206,20 @@ def test_of_equal_scores_the_lower_loss_is_the_best(tmp_path):
 
 
 def test_rotation_keeps_the_newest_of_the_regular_ones(tmp_path):
-    save(Checkpoints(str(tmp_path), num_kept=2, kept_interval_steps=10), 10, 20, 23, 24, 25)
+    save(Checkpoints(RunFolder(tmp_path), num_kept=2, kept_interval_steps=10), 10, 20, 23, 24, 25)
     assert CheckpointStore(open_folder(str(tmp_path / "checkpoints"))).steps() == [20, 24, 25]
 
 
-def test_in_a_phase_its_beginning_is_regular_and_losses_before_it_do_not_compare(tmp_path):
-    checkpoints = Checkpoints(str(tmp_path), num_kept=2, kept_interval_steps=50, first_step=10)
+def test_the_first_checkpoint_of_a_phase_is_regular(tmp_path):
+    checkpoints = Checkpoints(RunFolder(tmp_path), num_kept=2, kept_interval_steps=50, first_step=10)
     save(checkpoints, 5, 10, 15, 20, 25, validation_losses=(0.1, 0.2, 8.0, 8.1, 8.2))
     assert CheckpointStore(open_folder(str(tmp_path / "checkpoints"))).steps() == [10, 15, 20, 25]
 
 
 def test_checkpoints_of_a_way_not_taken_go_away(tmp_path):
-    save(Checkpoints(str(tmp_path), num_kept=2), 10, 20)
+    save(Checkpoints(RunFolder(tmp_path), num_kept=2), 10, 20)
     truncate(tmp_path / "checkpoints" / "step-00000020.safetensors")
-    checkpoints = Checkpoints(str(tmp_path), num_kept=2)
+    checkpoints = Checkpoints(RunFolder(tmp_path), num_kept=2)
     checkpoints.restore_newest(is_of_run, lambda *_: None)
     save(checkpoints, 15)
     assert CheckpointStore(open_folder(str(tmp_path / "checkpoints"))).steps() == [10, 15]
@@ -225,8 +227,8 @@ def test_checkpoints_of_a_way_not_taken_go_away(tmp_path):
     assert names(tmp_path) == ["step-00000010.json", "step-00000010.safetensors"]
 
 
-def test_a_refused_checkpoint_is_not_tried_again_and_says_what_is_kept(cloud):
-    checkpoints = Checkpoints(f"{cloud.bucket_url}/run", num_kept=2)
+def test_a_refused_checkpoint_is_not_tried_again(cloud):
+    checkpoints = Checkpoints(RunFolder(f"{cloud.bucket_url}/run"), num_kept=2)
     save(checkpoints, 1)
     cloud.authorize(denied_permissions=["storage.objects.create"])
     with pytest.raises(PermanentError, match=r"storage\.objects\.create.*the newest one is that of step 1\."):
@@ -234,13 +236,13 @@ def test_a_refused_checkpoint_is_not_tried_again_and_says_what_is_kept(cloud):
 
 
 def test_only_the_chief_writes(tmp_path):
-    save(Checkpoints(str(tmp_path), num_kept=2, is_chief=False), 1)
+    save(Checkpoints(RunFolder(tmp_path), num_kept=2, is_chief=False), 1)
     assert not list(tmp_path.iterdir())
 
 
 def test_training_waits_for_the_copy_and_not_for_the_writing(cloud):
     """Until its upload is answered, after half a second, the checkpoint is not there."""
-    checkpoints = Checkpoints(f"{cloud.bucket_url}/run", num_kept=2)
+    checkpoints = Checkpoints(RunFolder(f"{cloud.bucket_url}/run"), num_kept=2)
     cloud.fault("/upload/", method="POST", mode="delay", delay_seconds=0.5)
     checkpoints.save(lambda: (record_of(1), arrays_of(1)))
     checkpoints.check()
@@ -249,8 +251,8 @@ def test_training_waits_for_the_copy_and_not_for_the_writing(cloud):
     assert "run/checkpoints/step-00000001.json" in cloud.objects()
 
 
-def test_a_write_that_fails_ends_the_run_and_leaves_the_one_before(tmp_path):
-    checkpoints = Checkpoints(str(tmp_path), num_kept=2)
+def test_a_failed_write_ends_the_run_and_keeps_the_last(tmp_path):
+    checkpoints = Checkpoints(RunFolder(tmp_path), num_kept=2)
     save(checkpoints, 1)
     (tmp_path / "checkpoints" / "step-00000002.safetensors").mkdir()  # cannot be replaced by a file
     with pytest.raises(RunFailedError, match=r"could not be written to .*; the newest one is that of step 1"):
@@ -272,7 +274,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_faults_of_cloud_storage_while_saving(cloud, fault):
     folder = f"{cloud.bucket_url}/run"
-    checkpoints = Checkpoints(folder, num_kept=1)
+    checkpoints = Checkpoints(RunFolder(folder), num_kept=1)
     save(checkpoints, 1)
     cloud.fault(**fault)
     save(checkpoints, 2)
@@ -284,21 +286,21 @@ def test_faults_of_cloud_storage_while_saving(cloud, fault):
 
 def test_a_damaged_object_is_passed_over(cloud):
     folder = f"{cloud.bucket_url}/run"
-    save(Checkpoints(folder, num_kept=2), 1, 2)
+    save(Checkpoints(RunFolder(folder), num_kept=2), 1, 2)
     name = "run/checkpoints/step-00000002.safetensors"
     cloud.put(name, cloud.objects()[name][:-1])
     assert restored(folder)[0] == 1
 
 
 def test_the_record_is_json_for_people(tmp_path):
-    save(Checkpoints(str(tmp_path), num_kept=2), 1)
+    save(Checkpoints(RunFolder(tmp_path), num_kept=2), 1)
     content = json.loads((tmp_path / "checkpoints" / "step-00000001.json").read_text(encoding="utf-8"))
     assert content["num_bytes"] == (tmp_path / "checkpoints" / "step-00000001.safetensors").stat().st_size
 
 
 def test_a_deletion_that_fails_is_a_warning_and_is_made_up_for(cloud, caplog):
     folder = f"{cloud.bucket_url}/run"
-    checkpoints = Checkpoints(folder, num_kept=1)
+    checkpoints = Checkpoints(RunFolder(folder), num_kept=1)
     save(checkpoints, 1)
     cloud.fault("step-00000001", method="DELETE", status=403)
     save(checkpoints, 2)
@@ -310,7 +312,7 @@ def test_a_deletion_that_fails_is_a_warning_and_is_made_up_for(cloud, caplog):
 
 def test_nothing_waits_for_a_deletion_that_stalls(cloud, monkeypatch):
     monkeypatch.setattr(background, "STOP_SECONDS", 0.1)
-    checkpoints = Checkpoints(f"{cloud.bucket_url}/run", num_kept=1)
+    checkpoints = Checkpoints(RunFolder(f"{cloud.bucket_url}/run"), num_kept=1)
     save(checkpoints, 1)
     cloud.fault("step-00000001", method="DELETE", mode="hold")
     started_seconds = time.perf_counter()

@@ -12,7 +12,7 @@ from mlm_common.tokenizer import SPECIAL_TOKENS, save_tokenizer
 from tests.fixtures.tiny_corpus import flags, wrapped, write_source
 from tfrecord_prep.manifest import open_shards
 from tfrecord_prep.prepare_tfrecord_shards import main as prepare
-from train.config.settings import DataConfig
+from train.config.learning import DataConfig
 from train.data.shards import check_nothing_is_shared, check_phases, open_inputs
 
 

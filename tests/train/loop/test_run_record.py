@@ -8,9 +8,9 @@ import pytest
 
 from mlm_common.cli.command_line import parse_arguments
 from train.fill_mask import FillMaskConfig
-from train.loop.run import Run
+from train.loop.run import Phase
 from train.loop.run_record import describe_baseline, excerpt, print_result
-from train.runtime.pace import cpu_seconds
+from train.metrics.progress import cpu_seconds
 from train.tasks.masked_lm import MaskedLanguageModeling
 
 FIGURES = {"loss": 5.89, "perplexity": 361.0, "masked_accuracy": 0.145, "num_masked_tokens": 900}
@@ -23,8 +23,8 @@ def test_what_was_learned_is_compared_with_the_frequencies() -> None:
 
 def test_the_next_command_is_one_that_parses(capsys: pytest.CaptureFixture[str]) -> None:
     task = MaskedLanguageModeling.__new__(MaskedLanguageModeling)
-    run: Any = SimpleNamespace(task=task, inputs=SimpleNamespace(unigram_entropy_nats=6.41))
-    print_result(run, FIGURES, {"exported": "step 3 of 3", "model": "my runs/it's/export"})
+    phase: Any = SimpleNamespace(task=task, inputs=SimpleNamespace(unigram_entropy_nats=6.41))
+    print_result(phase, FIGURES, {"exported": "step 3 of 3", "model": "my runs/it's/export"})
     printed = capsys.readouterr().out
     assert "frequency baseline     6.41  the model is 0.52 below it" in printed
     assert "exported               step 3 of 3" in printed
@@ -55,17 +55,17 @@ def test_a_long_run_on_a_cpu_is_warned_of_before_it_starts(
 ) -> None:
     monkeypatch.setattr("train.loop.run.planned_step_flops", lambda *_: 10**13)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
-    run: Any = Run.__new__(Run)
+    phase: Any = Phase.__new__(Phase)
     card = SimpleNamespace(predicts_tokens=True)
     settings: Any = SimpleNamespace(
         model=SimpleNamespace(preset=preset), optimization=SimpleNamespace(per_replica_batch_size=1)
     )
     task = SimpleNamespace(card=card, num_predictions=lambda _: 1)
-    run.__dict__.update(config=settings, task=task, inputs=SimpleNamespace(num_eval_rows=0), model_config=None)
+    phase.__dict__.update(config=settings, task=task, inputs=SimpleNamespace(num_eval_rows=0), model_config=None)
     plan: Any = SimpleNamespace(num_steps=100, max_length=8, evaluation_share=lambda _: 0.0)
     assert cpu_seconds(100 * 10**13) == 10_000
-    text = run.describe_time_on_cpu(plan)["time"]
+    text = phase.describe_time_on_cpu(plan)["time"]
     assert text.startswith("about 2.8 hours on this CPU, estimated")
     assert ("--preset tiny-cpu" in text) == advises
-    assert run.describe_time_on_cpu(plan, step=99)["time"] == "about 1.7 minutes on this CPU, estimated"
-    assert run.describe_time_on_cpu(plan, step=100) == {}
+    assert phase.describe_time_on_cpu(plan, step=99)["time"] == "about 1.7 minutes on this CPU, estimated"
+    assert phase.describe_time_on_cpu(plan, step=100) == {}

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,13 @@ from tests.servers.fixtures import CloudStorageHandle
 from train.metrics import log as log_module
 from train.metrics.log import MetricsLog, read_metrics
 from train.metrics.log_files import ROLLBACK, TRAIN, VALIDATION, LossCurve, MetricsFile, TensorBoardFiles
-from train.runtime.run_folder import TENSORBOARD_SPLITS
+from train.runtime.run_folder import TENSORBOARD_SPLITS, RunFolder
 
 FILES = r"metrics\.jsonl|loss\.png|tensorboard"
 
 
 def log_of(folder: Path | str) -> MetricsLog:
-    return MetricsLog(str(folder), lambda lines: b"\x89PNG of %d lines" % len(lines))
+    return MetricsLog(RunFolder(folder), lambda lines: b"\x89PNG of %d lines" % len(lines))
 
 
 def started_log(folder: Path | str, step: int = 0, **unwritten: Any) -> MetricsLog:
@@ -48,7 +47,7 @@ def add(log: MetricsLog, *steps: int) -> float:
 
 
 def steps_in(folder: Path | str) -> list[int]:
-    return [line["step"] for line in read_metrics(str(folder)) if line["split"] == TRAIN]
+    return [line["step"] for line in read_metrics(RunFolder(folder)) if line["split"] == TRAIN]
 
 
 def points(folder: Path) -> list[int]:
@@ -67,12 +66,10 @@ def scaled_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests.Session, "request", scaled)
     for name in ("_initial", "_maximum", "_timeout", "_deadline"):
         monkeypatch.setattr(DEFAULT_RETRY, name, getattr(DEFAULT_RETRY, name) / 300)
-    monkeypatch.setattr(log_module, "RETRY_SECONDS", (0.01,))
-    monkeypatch.setattr(log_module, "LAST_RETRY_SECONDS", 60 / 300)
 
 
 @pytest.mark.usefixtures("scaled_client")
-def test_a_stall_of_the_bucket_costs_training_no_time_and_the_log_no_line(
+def test_a_stalled_bucket_costs_no_time_and_no_line(
     cloud: CloudStorageHandle, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     """The bucket answers nothing about the log for ten minutes, at 1:300; then it does what it was asked long ago."""
@@ -100,7 +97,7 @@ def test_a_stall_of_the_bucket_costs_training_no_time_and_the_log_no_line(
 
 
 @pytest.mark.usefixtures("scaled_client")
-def test_a_run_that_is_stopped_does_not_wait_for_a_bucket_that_stalls(
+def test_a_stopped_run_does_not_wait_for_a_stalled_bucket(
     cloud: CloudStorageHandle, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background, "STOP_SECONDS", 0.3)
@@ -145,7 +142,6 @@ class Failing:
 def test_a_write_that_fails_is_made_up_for_and_told(
     place: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(log_module, "RETRY_SECONDS", (0.01,))
     monkeypatch.setattr(place, name, Failing(getattr(place, name), 1))
     with started_log(tmp_path) as log:
         add(log, 1, 2)
@@ -168,14 +164,13 @@ def test_a_line_that_a_full_disk_cuts_off_is_whole_in_the_end(tmp_path: Path, mo
         log._worker.wait()
         monkeypatch.setattr(local.LocalFolder, "append_text", append_half)
         add(log, 2)
-    assert read_metrics(str(tmp_path)) == log.lines
+    assert read_metrics(RunFolder(tmp_path)) == log.lines
     assert len(log.lines) == 4
 
 
 def test_tensorboard_shows_each_point_once_after_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(log_module, "RETRY_SECONDS", (0.01,))
     with started_log(tmp_path) as log:
         add(log, 1)
         log._worker.wait()
@@ -186,7 +181,7 @@ def test_tensorboard_shows_each_point_once_after_a_failure(
 
 
 @pytest.mark.parametrize("seconds", [(5000.0, 5000.0, 5000.0), (5000.0, 4000.0, 3000.0)], ids=["one second", "behind"])
-def test_event_files_sort_in_the_order_in_which_they_were_written(
+def test_event_files_sort_as_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, ...]
 ) -> None:
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(8))
@@ -199,9 +194,7 @@ def test_event_files_sort_in_the_order_in_which_they_were_written(
     assert points(tmp_path) == [1, 2, 3, 4, 5, 6]
 
 
-def test_event_files_of_a_bucket_sort_in_the_order_in_which_they_were_written(
-    cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_event_files_of_a_bucket_sort_as_written(cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 5000.0)
     for number in range(2):
         with started_log(f"{cloud.bucket_url}/run", number, num_written=2 * number) as log:
@@ -231,9 +224,7 @@ def test_lines_before_a_damaged_one_are_read(tmp_path: Path, damage: bytes, capl
     assert f"{tmp_path}/metrics.jsonl: line 3 is damaged; only the lines before it are used" in caplog.text
 
 
-def test_a_run_resumes_after_a_damaged_line_and_keeps_the_damaged_file(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_log_is_kept_and_the_run_resumes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with started_log(tmp_path) as log:
         add(log, 1, 2, 3)
     lines = (tmp_path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
@@ -259,7 +250,6 @@ def test_a_programming_error_is_told_once_and_costs_only_its_file(
         calls.append(len(lines))
         return None + 1  # type: ignore[operator]
 
-    monkeypatch.setattr(log_module, "RETRY_SECONDS", (0.01,))
     monkeypatch.setattr(file, "update", update)
     with started_log(tmp_path) as log:
         add(log, 1)
@@ -290,7 +280,7 @@ def test_what_cannot_be_written_at_the_end_is_told(
     assert f"the log is not complete: {tmp_path}/metrics.jsonl not up to date (2 lines of 4 are missing)" in caplog.text
 
 
-def test_lines_that_a_checkpoint_carries_are_made_up_for_at_the_next_start(tmp_path: Path) -> None:
+def test_lines_in_a_checkpoint_are_written_at_the_next_start(tmp_path: Path) -> None:
     with started_log(tmp_path) as log:
         add(log, 1, 2)
     num_written = log.num_written
@@ -317,7 +307,7 @@ def test_a_rollback_drops_lines_and_points(tmp_path: Path) -> None:
         log.add(3, ROLLBACK, {"to_step": 1})
         assert log.num_written == 1
         add(log, 2, 3)
-    assert [(line["step"], line["split"]) for line in read_metrics(str(tmp_path))] == [
+    assert [(line["step"], line["split"]) for line in read_metrics(RunFolder(tmp_path))] == [
         (1, TRAIN), (3, ROLLBACK), (2, TRAIN), (3, TRAIN), (3, VALIDATION),
     ]  # fmt: skip
     assert points(tmp_path) == [1, 2, 3]
@@ -331,7 +321,7 @@ def test_lines_after_the_step_of_a_start_are_dropped(tmp_path: Path) -> None:
     assert steps_in(tmp_path) == points(tmp_path) == [1, 2, 3, 4]
 
 
-def test_training_and_validation_share_their_tags_so_that_tensorboard_shows_them_in_one_chart(tmp_path: Path) -> None:
+def test_training_and_validation_share_their_tags(tmp_path: Path) -> None:
     with started_log(tmp_path) as log:
         add(log, 1, 2)
     assert sorted(path.name for path in (tmp_path / "tensorboard").iterdir()) == ["train", "validation"]
@@ -346,21 +336,3 @@ def test_a_split_without_lines_has_no_event_file(tmp_path: Path) -> None:
         log.add(1, TRAIN, {"loss": 3.0})
         log.flush()
     assert [path.name for path in (tmp_path / "tensorboard").iterdir()] == ["train"]
-
-
-def test_a_run_of_an_earlier_version_keeps_its_event_file_and_has_all_its_points_in_the_new_ones(
-    tmp_path: Path,
-) -> None:
-    """Earlier versions wrote `train/loss` and `validation/loss` into one folder."""
-    with started_log(tmp_path) as log:
-        add(log, 1, 2)
-    shutil.rmtree(tmp_path / "tensorboard")
-    former = tmp_path / "tensorboard" / "events.out.tfevents.0000005000.host.1.0"
-    former.parent.mkdir()
-    former.write_bytes(b"of an earlier version")
-    for _ in range(2):
-        with started_log(tmp_path, 2, num_written=3) as log:
-            add(log, 3)
-        assert former.read_bytes() == b"of an earlier version"
-        assert points(tmp_path) == [1, 2, 3]
-        assert [step for step, _ in tensorboard_points(tmp_path)["validation/loss"]] == [2, 3]

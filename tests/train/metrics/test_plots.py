@@ -29,7 +29,7 @@ def run_of(folder: Path, **settings: Any) -> RunCurves:
     return run
 
 
-def test_the_loss_of_a_run_says_what_the_model_is_and_labels_each_line(tmp_path: Path) -> None:
+def test_the_plot_names_the_model_and_labels_each_line(tmp_path: Path) -> None:
     shown = texts(draw_run(run_of(tmp_path / "run", mlm_probability=0.3), "svg"))
     assert {
         "tiny-roberta-cpu (RoBERTa, 1.7 M parameters): validation loss 5.25",
@@ -46,7 +46,7 @@ def test_a_note_on_masks_is_only_there_where_the_rates_differ(tmp_path: Path) ->
     assert not [text for text in texts(draw_run(run_of(tmp_path / "run"), "svg")) if "masks" in text]
 
 
-def test_the_file_has_twice_the_usual_resolution_and_is_the_same_each_time(tmp_path: Path) -> None:
+def test_the_plot_has_double_resolution_and_is_reproducible(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run")
     assert imread(io.BytesIO(draw_run(run))).shape[:2] == (900, 1600)
     assert draw_run(run, "svg") == draw_run(run, "svg")
@@ -75,7 +75,7 @@ def test_phases_have_their_names_and_the_tokens_of_each(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("with_guess", [True, False])
-def test_fine_tuning_shows_the_metric_beside_the_loss_and_the_best_of_it(tmp_path: Path, with_guess: bool) -> None:
+def test_fine_tuning_shows_the_metric_and_its_best(tmp_path: Path, with_guess: bool) -> None:
     task = ANSWERS | {"guess": 2.0 if with_guess else None}
     record = run_of(tmp_path / "run", unigram_entropy_nats=None).record | {"task": task}
     record["settings"]["model"]["init_from"] = "work/model"
@@ -93,7 +93,7 @@ def test_the_lower_error_is_the_better_one(tmp_path: Path) -> None:
     assert "best 0.250" in texts(draw_run(RunCurves("run", record, lines), "svg"))
 
 
-def test_the_comparison_labels_each_run_and_a_baseline_that_all_share(tmp_path: Path) -> None:
+def test_the_comparison_labels_runs_and_a_shared_baseline(tmp_path: Path) -> None:
     runs = [run_of(tmp_path / name) for name in ("a", "b")]
     shown = texts(draw_runs(runs, file_format="svg"))
     # In both panels.

@@ -6,19 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from tests.fixtures.tiny_models import tiny_config
-from train.config.settings import (
-    DataConfig,
-    HardwareConfig,
-    MaskingConfig,
-    ModelConfig,
-    OptimizationConfig,
-    RunConfig,
-    TrainingConfig,
-)
+from train.config.learning import DataConfig, MaskingConfig, ModelConfig, OptimizationConfig
+from train.config.settings import HardwareConfig, RunConfig, TrainingConfig
 from train.metrics.training_log import Throughput, TrainingDivergedError, TrainingLog
 from train.model.flops import full_speed_step_seconds, step_flops
+from train.runtime.machines import ACCELERATOR_TYPE_VARIABLE, CHIPS
 from train.runtime.plan import PhaseToPlan, make_plan, make_plans
-from train.runtime.tpu import ACCELERATOR_TYPE_VARIABLE, CHIPS
 
 
 def config_of(**hardware):

@@ -10,7 +10,7 @@ from tests.fixtures.tiny_models import PAD, VOCABULARY, tiny_model
 from tests.fixtures.tiny_steps import RULE, one_cpu, train, two_cpus, weights
 from tfrecord_prep.chunking import CHUNKINGS, Framing
 from tfrecord_prep.encoding import TokenBatch
-from train.config.settings import OptimizationConfig
+from train.config.learning import OptimizationConfig
 from train.layers.random_bits import row_keys
 from train.layers.stateless_dropout import dropping_out_by, key_dropout
 from train.model import tpu_layers

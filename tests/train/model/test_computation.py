@@ -5,10 +5,9 @@ import dataclasses
 import pytest
 
 from tests.fixtures.tiny_models import tiny_config
-from train.config.settings import HardwareConfig, TrainingConfig
-from train.config.sources import parse_training_config
+from train.config.settings import TrainingConfig, parse_training_config
 from train.model import computation
-from train.model.computation import Computation, choose_computation, describe_computation, recorded_computation
+from train.model.computation import Computation, choose_computation, describe_computation
 from train.model.flops import planned_step_flops
 from train.runtime.plan import Plan, make_plan
 
@@ -98,28 +97,6 @@ def test_elsewhere_the_reference_layers_are_the_default() -> None:
     compiled = Computation(jit_compile=True, tpu_layers=True)
     assert chosen(recorded=compiled) == compiled
     assert chosen("--jit-compile", "false", recorded=compiled) == Computation(jit_compile=False, tpu_layers=False)
-
-
-def test_a_record_says_how_a_run_was_computed() -> None:
-    for was in (Computation(jit_compile=True, tpu_layers=False), Computation(jit_compile=False, tpu_layers=True)):
-        assert recorded_computation({"computation": dataclasses.asdict(was)}, {}) == was
-
-
-@pytest.mark.parametrize(
-    ("hardware", "expected"),
-    [
-        (HardwareConfig(), Computation(jit_compile=False, tpu_layers=None)),
-        (HardwareConfig(jit_compile=True), Computation(jit_compile=True, tpu_layers=None)),
-        (HardwareConfig(tpu_layers="on"), Computation(jit_compile=False, tpu_layers=True)),
-        (HardwareConfig(tpu_layers="off"), Computation(jit_compile=False, tpu_layers=False)),
-    ],
-)
-def test_a_record_of_before_means_what_its_settings_meant(hardware: HardwareConfig, expected: Computation) -> None:
-    assert recorded_computation({}, {"hardware": dataclasses.asdict(hardware)}) == expected
-
-
-def test_a_long_run_of_before_stays_without_xla() -> None:
-    assert not chosen(num_steps=10**6, recorded=recorded_computation({}, {"hardware": {}})).jit_compile
 
 
 def test_it_is_described_in_words() -> None:

@@ -7,7 +7,7 @@ import pytest
 from mlm_common.errors import InputError
 from tests.fixtures.tiny_models import one_layer_model, padded_batch, tiny_config, tiny_tokenizer
 from tfrecord_prep.manifest import ShardSet
-from train.config.settings import ModelConfig
+from train.config.learning import ModelConfig
 from train.data.shards import TrainingInputs
 from train.model.architectures import ARCHITECTURES
 from train.model.config import resolve_model_config

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.fixtures.tiny_models import PAD, padded_batch, tiny_model
 from tests.fixtures.tiny_steps import RULE, one_cpu, token_rows, train, two_cpus, weights
-from train.config.settings import OptimizationConfig
+from train.config.learning import OptimizationConfig
 from train.layers.random_bits import key_of, row_keys
 from train.layers.stateless_dropout import dropping_out_by, key_dropout
 from train.model.architectures import ARCHITECTURES

@@ -12,7 +12,7 @@ from mlm_common.hub import push as hub
 from mlm_common.tokenizer import vocabulary_size
 from tests.fixtures.tiny_models import VOCABULARY, padded_batch, tiny_config, tiny_model, tiny_tokenizer
 from tests.servers.fixtures import HubHandle
-from train.config.settings import ModelConfig
+from train.config.learning import ModelConfig
 from train.data.shards import TrainingInputs
 from train.model.build import build_network
 from train.model.config import resolve_model_config

@@ -9,7 +9,7 @@ import tf_keras
 
 from tests.fixtures.tiny_models import PAD, tiny_model
 from tests.fixtures.tiny_steps import RULE, batch_of, one_cpu, token_rows, two_cpus
-from train.config.settings import OptimizationConfig
+from train.config.learning import OptimizationConfig
 from train.layers import tpu_attention
 from train.model import layer_check, tpu_layers
 from train.model.architectures import ARCHITECTURES

@@ -18,7 +18,7 @@ from tests.fixtures.tiny_models import (
     tiny_model,
     tiny_tokenizer,
 )
-from train.config.settings import ModelConfig, OptimizationConfig
+from train.config.learning import ModelConfig, OptimizationConfig
 from train.model.architectures import ARCHITECTURES, vocabulary_axis
 from train.model.build import build_network, clear_padding
 from train.model.config import padded_vocabulary_size

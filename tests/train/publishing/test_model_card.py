@@ -11,16 +11,8 @@ from transformers import AutoConfig
 from mlm_common.tokenizer import vocabulary_size
 from tests.fixtures.tiny_models import CONFIGS, tiny_tokenizer
 from tests.servers.fixtures import HubHandle
-from train.config.settings import (
-    DataConfig,
-    HardwareConfig,
-    HubConfig,
-    MaskingConfig,
-    ModelConfig,
-    OptimizationConfig,
-    RunConfig,
-    TrainingConfig,
-)
+from train.config.learning import DataConfig, MaskingConfig, ModelConfig, OptimizationConfig
+from train.config.settings import HardwareConfig, HubConfig, RunConfig, TrainingConfig
 from train.publishing.hub_checkpoints import published_run
 from train.publishing.model_card import check_card, model_card
 from train.publishing.publisher import Publication

@@ -7,12 +7,12 @@ from huggingface_hub import HfApi, ModelCard
 from transformers import PretrainedConfig
 
 from mlm_common.hub.push import HubRepository
-from mlm_common.storage import open_folder
 from tests.fixtures.tiny_models import tiny_tokenizer
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
 from train.publishing import publisher as publisher_module
 from train.publishing.publisher import Publication, Publisher, read_log_files
 from train.publishing.pytorch_format import ModelSnapshot
+from train.runtime.run_folder import RunFolder
 
 
 def test_files_of_the_log_that_cannot_be_read_are_left_out_of_an_export(
@@ -21,7 +21,7 @@ def test_files_of_the_log_that_cannot_be_read_are_left_out_of_an_export(
     names = ("loss.png", "tensorboard/train/events.out.tfevents.2")
     for name in (*names, "tensorboard/train/events.out.tfevents.3", "tensorboard/validation/events.out.tfevents.4"):
         cloud.put(f"run/{name}", name.encode())
-    run = open_folder(f"{cloud.bucket_url}/run")
+    run = RunFolder(f"{cloud.bucket_url}/run")
     assert {name: content.decode() for name, content in read_log_files(run).items()} == {
         "loss.png": "loss.png",
         "runs/train/events.out.tfevents.00000": "tensorboard/train/events.out.tfevents.2",
@@ -46,7 +46,7 @@ def test_a_card_that_fails_costs_neither_export_nor_push(
 
     monkeypatch.setattr(publisher_module, "export_model", export)
     run, snapshot = f"{cloud.bucket_url}/run", ModelSnapshot("", PretrainedConfig(), {})
-    publisher = Publisher(run, f"{run}/export", tiny_tokenizer(), 16, fail, HubRepository("alice/tiny"))
+    publisher = Publisher(RunFolder(run), f"{run}/export", tiny_tokenizer(), 16, fail, HubRepository("alice/tiny"))
     publisher.publish(Publication(3, snapshot, []), "Step 3")
     card = cloud.objects()["run/export/README.md"]
     assert cloud.objects()["run/export/model.safetensors"] == b"weights"

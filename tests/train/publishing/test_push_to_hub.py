@@ -19,7 +19,8 @@ from mlm_common.hub.redaction import REDACTED
 from tests.fixtures.run_command import Outcome
 from tests.fixtures.tiny_run import NUM_STEPS, run_flags
 from tests.servers.fixtures import HubHandle
-from train.config.settings import HubConfig, OptimizationConfig, RunConfig
+from train.config.learning import OptimizationConfig
+from train.config.settings import HubConfig, RunConfig
 from train.metrics.training_log import TrainingLog
 from train.publishing import push_to_hub as train_hub
 from train.publishing.push_to_hub import steps_of_pushes
@@ -331,7 +332,7 @@ def test_without_a_network_a_run_does_not_begin(
 def test_a_network_that_goes_away_costs_the_push_alone(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Outcome]
 ) -> None:
-    check = "train.loop.run.check_hub_access"
+    check = "train.loop.lifecycle.check_hub_access"
     monkeypatch.setattr(check, lambda *_, **__: monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9"))
     failed = run(main, *hub_flags(shards, tmp_path))
     assert failed.status == 1

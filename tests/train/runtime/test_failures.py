@@ -13,11 +13,14 @@ from tfrecord_prep.records import encode_rows
 from train.data.inputs import Feature
 from train.data.pipeline import training_batches
 from train.data.shuffle import SampleOrder
-from train.loop import run as stages
+from train.loop import lifecycle
+from train.loop.run import Run
 from train.run_mlm import main
-from train.runtime.cluster import Cluster
 from train.runtime.failures import explained_failures
+from train.runtime.machines import Cluster
+from train.runtime.run_folder import RunFolder
 
+RUN = RunFolder("run")
 LENGTH = 8
 NUM_ROWS = 6
 
@@ -36,20 +39,23 @@ NUM_ROWS = 6
 )
 def test_a_lost_tpu_and_an_outage_may_be_tried_again(error: tf.errors.OpError, said: str) -> None:
     with (
-        pytest.raises(RunFailedError, match=rf"{said}.* from the newest checkpoint in gs://b/run") as caught,
-        explained_failures(Cluster(), "gs://b/run"),
+        pytest.raises(RunFailedError, match=rf"{said}.* from the newest checkpoint in gs://bucket/run") as caught,
+        explained_failures(Cluster(), RunFolder("gs://bucket/run")),
     ):
         raise error
     assert not isinstance(caught.value, PermanentError)
 
 
 def test_a_step_that_does_not_fit_is_not_tried_again() -> None:
-    with pytest.raises(PermanentError, match="half the --per-replica-batch-size"), explained_failures(Cluster(), "run"):
+    with (
+        pytest.raises(PermanentError, match="half the --per-replica-batch-size"),
+        explained_failures(Cluster(), RUN),
+    ):
         raise tf.errors.ResourceExhaustedError(None, None, "Ran out of memory in memory space hbm. Used 8.38G of 8.00G")
 
 
 def test_other_errors_stay_as_they_are() -> None:
-    with pytest.raises(tf.errors.InvalidArgumentError), explained_failures(Cluster(), "run"):
+    with pytest.raises(tf.errors.InvalidArgumentError), explained_failures(Cluster(), RUN):
         raise tf.errors.InvalidArgumentError(None, None, "a bad shape")
 
 
@@ -77,21 +83,22 @@ def test_a_shard_that_cannot_be_read_is_not_tried_again(damage, tmp_path: Path) 
     batches = training_batches(order, features, global_batch_rows=2, start_step=0, num_steps=3)
     assert len(list(batches)) == 3
     damage(shard)
-    with pytest.raises(PermanentError, match="--verify") as caught, explained_failures(Cluster(), "run"):
+    with pytest.raises(PermanentError, match="--verify") as caught, explained_failures(Cluster(), RUN):
         list(batches)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.usefixtures("one_device")
-def test_a_run_whose_shards_are_damaged_meanwhile_ends_in_one_line(shards, tmp_path, monkeypatch, capsys) -> None:
+def test_shards_damaged_meanwhile_end_the_run_in_one_line(shards, tmp_path, monkeypatch, run) -> None:
     shutil.copytree(shards, tmp_path / "shards")
-    connect = stages.connect
+    connect = lifecycle.connect
 
-    def damage_and_connect(run: stages.Run) -> tf.distribute.Strategy:
+    def damage_and_connect(opened: Run) -> tf.distribute.Strategy:
         for shard in (tmp_path / "shards" / "train").glob("*.tfrecord"):
             flip_a_bit(shard)
-        return connect(run)
+        return connect(opened)
 
-    monkeypatch.setattr(stages, "connect", damage_and_connect)
-    assert main(run_flags(tmp_path / "shards", tmp_path / "run")) == EXIT_PERMANENT
-    assert "error: Shards must stay as they were prepared" in capsys.readouterr().err
+    monkeypatch.setattr(lifecycle, "connect", damage_and_connect)
+    outcome = run(main, *run_flags(tmp_path / "shards", tmp_path / "run"))
+    assert outcome.status == EXIT_PERMANENT
+    assert outcome.error.startswith("error: Shards must stay as they were prepared")

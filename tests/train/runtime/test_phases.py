@@ -9,20 +9,19 @@ from hypothesis import strategies as st
 
 from mlm_common.errors import InputError
 from tests.fixtures.tiny_phases import phases_flags, phases_with
-from train.checkpoints.fingerprint import fingerprint_of_phases, fingerprint_sha256
-from train.checkpoints.resume import check_checkpoint
-from train.config.sources import parse_training_config
-from train.loop.run import open_run
-from train.runtime.cluster import Cluster
-from train.runtime.phases import PER_PHASE, Phase, phases_of
+from train.checkpoints.resume import check_checkpoint, fingerprint_of_phases, fingerprint_sha256
+from train.config.settings import parse_training_config
+from train.loop.lifecycle import Pretraining
+from train.runtime.machines import Cluster
+from train.runtime.phases import PER_PHASE, PhaseSettings, phases_of
 from train.runtime.plan import PhaseToPlan, Plan, make_plans, tokens_after
-from train.runtime.run_folder import check_run_folder, write_run_record
+from train.runtime.run_folder import RunFolder
 from train.step.optimizer import build_schedule
 
 FLAGS = ["--train-dataset", "shards", "--output-dir", "run", "--warmup-steps", "3"]
 
 
-def phases_in(folder, *phases, settings=None, flags=FLAGS) -> tuple[Phase, ...]:
+def phases_in(folder, *phases, settings=None, flags=FLAGS) -> tuple[PhaseSettings, ...]:
     path = folder / "phases.yaml"
     path.write_text(yaml.safe_dump({"settings": settings or {}, "phases": phases}), encoding="utf-8")
     return phases_of(parse_training_config([*flags, "--phases", str(path)], ""))
@@ -60,7 +59,7 @@ def test_all_that_a_phase_may_have_of_its_own_are_flags():
 
 def test_without_the_flag_a_run_is_one_phase():
     config = parse_training_config(FLAGS, "")
-    assert phases_of(config) == (Phase("", config),)
+    assert phases_of(config) == (PhaseSettings("", config),)
 
 
 def test_settings_of_the_file_stand_between_preset_and_flags(tmp_path):
@@ -95,7 +94,7 @@ def test_a_phase_has_what_it_names_and_else_what_the_run_has(tmp_path):
         ({"mlm_probability": 0.3}, "--max-steps or --num-epochs, one of them, is required in each phase"),
         ({"max_steps": 1, "num_epochs": 1}, "one of them, is required in each phase"),
         ({"max_steps": 0}, "--max-steps must be at least 1"),
-        ({"max_steps": 1, "mlm_probability": 2}, "Phase `phase 2`: --mlm-probability must be between 0 and 1"),
+        ({"max_steps": 1, "mlm_probability": 2}, "Phase `phase 2`: --mlm-probability must be above 0 and at most 1"),
         (
             {"max_steps": 1, "config_overrides": "num_hidden_layers=3"},
             "--config-overrides of a phase may hold what needs no other weights: .*; received num_hidden_layers=3",
@@ -166,7 +165,7 @@ def test_overrides_of_a_phase_are_added_to_those_of_the_run(tmp_path):
     assert second.config.model.config_overrides == "num_hidden_layers=2,rope_theta=5.0"
 
 
-def test_one_schedule_spans_the_phases_that_have_none_of_their_own(tmp_path):
+def test_one_schedule_spans_the_phases_without_a_separate_one(tmp_path):
     phases = phases_in(tmp_path, {"max_steps": 900}, {"max_steps": 100, "train_dataset": "long"})
     alone = phases_in(tmp_path, {"max_steps": 1000})
     together = rates(phases, plans_of(phases))
@@ -242,11 +241,11 @@ def test_a_checkpoint_is_of_phases_that_stayed_as_they_were(tmp_path):
     check_checkpoint(record, planned(10, 8, 99)[1])
     with pytest.raises(InputError, match=r"phase 1 ended after step 10 .* and now would after step 11"):
         check_checkpoint(record, planned(11, 10, 10)[1])
-    with pytest.raises(InputError, match=r"received 14 steps, .* of step 15.* Raise .* of phase 2"):
+    with pytest.raises(InputError, match=r"ends after step 14, .* of step 15.* Raise .* of phase 2"):
         check_checkpoint(record, planned(10, 4, 10)[1])
 
 
-def test_fingerprints_of_phases_differ_from_the_first_on_where_they_do():
+def test_the_fingerprint_of_phases_has_what_differs():
     first, second = {"seed": 0, "rate": 1.0}, {"seed": 0, "rate": 2.0, "own": True}
     assert fingerprint_of_phases([first]) == first
     joined = fingerprint_of_phases([first, second, first])
@@ -257,40 +256,40 @@ def test_fingerprints_of_phases_differ_from_the_first_on_where_they_do():
 @pytest.mark.parametrize("begun_phase", [0, 1, 2])
 def test_only_phases_that_are_begun_must_stay(tmp_path, begun_phase):
     first, second = {"rate": 1.0, "own": 1}, {"rate": 2.0, "own": 1}
-    write_run_record(str(tmp_path), {"fingerprint": fingerprint_of_phases([first, second, second])})
+    RunFolder(tmp_path).write_record({"fingerprint": fingerprint_of_phases([first, second, second])})
 
     def check(*phases):
         asked = fingerprint_of_phases([first, *phases])
-        check_run_folder(str(tmp_path), asked, resume="auto", overwrite=False, begun_phase=begun_phase)
+        RunFolder(tmp_path).check(asked, resume="auto", overwrite=False, begun_phase=begun_phase)
 
     check(second, second)
     for phases, changed in (((second, first), 2), ((first, second), 1), ((first, first), 1)):
         if changed > begun_phase:
             check(*phases)
             continue
-        with pytest.raises(InputError, match=rf"phase {changed + 1}: rate: 2.0 there, 1.0 now.* that lie ahead may"):
+        with pytest.raises(InputError, match=rf"phase {changed + 1}: rate: 2.0 there, 1.0 now.* only later phases may"):
             check(*phases)
 
 
 def test_a_run_is_opened_phase_by_phase(phase_shards, tmp_path):
     """One model fits the rows of all; the second phase has the rows of the first, the third has others."""
     config = parse_training_config(phases_flags(phase_shards, tmp_path / "run"), "")
-    run = open_run(config, Cluster())
+    run = Pretraining().open_run(config, Cluster())
     assert {phase.model_config.max_position_embeddings for phase in run.phases} == {34}
     plans = run.plans(1)
     assert [(plan.first_row, plan.first_step_of_rows, plan.num_steps) for plan in plans] == [
         (0, 0, 5), (40, 0, 9), (0, 9, 14),
     ]  # fmt: skip
-    assert run.phases[2].title == "3 of 3: long rows"
-    hashes = [phase.fingerprint_sha256 for phase in run.phases]
+    assert run.phases[2].describe(plans[2], 0)["phase"] == "3 of 3: long rows"
+    hashes = [run.fingerprint_sha256(index) for index in range(3)]
     assert len(set(hashes)) == 3
     ahead = phases_flags(phase_shards, tmp_path / "other", phases_with(2, mlm_probability=0.4))
-    other = open_run(parse_training_config(ahead, ""), Cluster())
-    assert [phase.fingerprint_sha256 for phase in other.phases][:2] == hashes[:2]
-    assert other.phases[2].fingerprint_sha256 != hashes[2]
+    other = Pretraining().open_run(parse_training_config(ahead, ""), Cluster())
+    assert [other.fingerprint_sha256(index) for index in range(2)] == hashes[:2]
+    assert other.fingerprint_sha256(2) != hashes[2]
 
 
 def test_shards_of_a_phase_must_be_as_long_as_it_says(phase_shards, tmp_path):
     config = parse_training_config(phases_flags(phase_shards, tmp_path / "run", phases_with(2, max_length=64)), "")
     with pytest.raises(InputError, match=r"Phase `long rows`: --max-length must be the shards' 32 .* received 64"):
-        open_run(config, Cluster())
+        Pretraining().open_run(config, Cluster())

@@ -209,7 +209,7 @@ def test_a_second_of_steps_or_one_step_is_in_flight(monkeypatch, step_seconds, m
     assert max(longest_seconds[1:]) < max(1.0, step_seconds) + 1e-6
 
 
-def test_steps_that_become_slower_are_in_flight_too_long_only_once(monkeypatch):
+def test_slower_steps_are_in_flight_too_long_only_once(monkeypatch):
     device = Device(monkeypatch, 0.01)
     in_flight = InFlight(device.wait, StopRequest())
     for _ in range(4):

@@ -7,7 +7,7 @@ import pytest
 
 from mlm_common.errors import InputError
 from tests.fixtures.tiny_corpus import contents
-from train.runtime.run_folder import check_run_folder, clear_run_folder
+from train.runtime.run_folder import RunFolder
 
 
 def test_clearing_deletes_all_that_a_run_wrote_and_nothing_else(finished_run: Path, tmp_path: Path) -> None:
@@ -20,15 +20,15 @@ def test_clearing_deletes_all_that_a_run_wrote_and_nothing_else(finished_run: Pa
     for name in foreign:
         (run / name).parent.mkdir(exist_ok=True)
         (run / name).write_text("mine", encoding="utf-8")
-    clear_run_folder(str(run))
+    RunFolder(run).clear()
     assert contents(run).keys() == foreign
 
 
 def test_nothing_is_deleted_in_a_folder_that_holds_no_run(tmp_path: Path) -> None:
     (tmp_path / "export").mkdir()
     (tmp_path / "export" / "README.md").write_text("mine", encoding="utf-8")
-    check_run_folder(str(tmp_path), {}, resume="auto", overwrite=True)
-    clear_run_folder(str(tmp_path))
+    RunFolder(tmp_path).check({}, resume="auto", overwrite=True)
+    RunFolder(tmp_path).clear()
     assert (tmp_path / "export" / "README.md").read_text(encoding="utf-8") == "mine"
 
 
@@ -38,7 +38,7 @@ def test_a_folder_with_files_and_no_run_is_not_overwritten(tmp_path: Path, recor
     if record is not None:
         (tmp_path / "run.json").write_text(record, encoding="utf-8")
     with pytest.raises(InputError, match=r"must be an empty folder .* holds metrics.jsonl and no run.json of a run"):
-        check_run_folder(str(tmp_path), {}, resume="auto", overwrite=True)
+        RunFolder(tmp_path).check({}, resume="auto", overwrite=True)
 
 
 def test_a_deletion_that_was_killed_is_taken_up_again(finished_run: Path, tmp_path: Path) -> None:
@@ -48,6 +48,6 @@ def test_a_deletion_that_was_killed_is_taken_up_again(finished_run: Path, tmp_pa
     (run / "checkpoints" / "step-00000003.json").unlink()
     (run / "checkpoints" / "step-00000006.json").unlink()
     (run / "metrics.jsonl").unlink()
-    check_run_folder(str(run), {}, resume="auto", overwrite=True)
-    clear_run_folder(str(run))
+    RunFolder(run).check({}, resume="auto", overwrite=True)
+    RunFolder(run).clear()
     assert not contents(run)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from mlm_common.errors import InputError, PermanentError, RunFailedError
 from train.config.settings import HardwareConfig
 from train.runtime import strategy
-from train.runtime.cluster import Cluster, read_cluster
+from train.runtime.machines import Cluster, read_cluster
 
 LOCAL = HardwareConfig(tpu_name="local")
 NOT_FOUND = tf.errors.NotFoundError(None, None, "TPUs not found in the cluster. Failed in initialization: No matching")
@@ -76,7 +76,7 @@ def test_workers_that_are_not_there_may_be_tried_again(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("settings", [{"jit_compile": True}, {"bfloat16": True}, {"tpu_layers": "on"}])
-def test_what_xla_compiles_is_refused_on_several_cpus_before_it_fails_there(settings: dict[str, Any]) -> None:
+def test_what_xla_compiles_is_refused_on_several_cpus(settings: dict[str, Any]) -> None:
     assert strategy.connect(HardwareConfig(), Cluster()).num_replicas_in_sync == 2
     with pytest.raises(InputError, match="single CPU: XLA adds up nothing over several; received 2 CPU replicas"):
         strategy.connect(HardwareConfig(**settings), Cluster())

@@ -56,7 +56,7 @@ def test_progress_gives_new_tries(supervise):
 
 
 @pytest.mark.parametrize("status", sorted(FINAL_STATUSES - {0}))
-def test_what_a_retry_cannot_cure_is_not_tried_again_though_it_got_further(supervise, status):
+def test_what_a_retry_cannot_fix_is_not_tried_again(supervise, status):
     assert supervise(f"heartbeat.report('train', start); sys.exit({status})") == (status, 1)
 
 
@@ -98,7 +98,7 @@ def test_sigterm_is_passed_on_and_ends_it(tmp_path):
 
 
 @pytest.mark.parametrize(("end", "status"), [("sys.exit(75)", 75), ("os.kill(os.getpid(), signal.SIGKILL)", 137)])
-def test_sigterm_between_two_tries_gives_the_status_of_the_last_one(tmp_path, end, status):
+def test_sigterm_between_tries_gives_the_last_status(tmp_path, end, status):
     command = [sys.executable, "-c", SUPERVISED, PROGRAM + end]
     environment = os.environ | {"PYTHONPATH": str(PROJECT)}
     with subprocess.Popen(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.fixtures.tiny_models import CONFIGS, tiny_model
 from tests.fixtures.tiny_steps import two_cpus
-from train.config.settings import OptimizationConfig
+from train.config.learning import OptimizationConfig
 from train.step.optimizer import OPTIMIZERS, SHAPES, WarmupSchedule, build_optimizer, clipping_factor, global_norm
 
 NAMES = ("layer/dense/kernel", "layer/dense/bias", "layer/LayerNorm/gamma")

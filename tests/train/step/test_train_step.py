@@ -18,7 +18,8 @@ from tests.fixtures.tiny_steps import (
     two_cpus,
     weights,
 )
-from train.config.settings import EVALUATION_MLM_PROBABILITY, HardwareConfig, OptimizationConfig
+from train.config.learning import EVALUATION_MLM_PROBABILITY, OptimizationConfig
+from train.config.settings import HardwareConfig
 from train.layers.random_bits import row_keys
 from train.runtime.strategy import compiles_with_xla
 from train.step.optimizer import build_optimizer

@@ -11,7 +11,7 @@ from mlm_common.errors import InputError
 from mlm_common.tokenizer import save_tokenizer, vocabulary_size
 from tests.fixtures import tiny_tokenizers
 from tests.fixtures.tiny_corpus import wrapped
-from train.config.settings import MaskingConfig
+from train.config.learning import MaskingConfig
 from train.data.shards import TrainingInputs
 from train.tasks.masked_lm import MaskedLanguageModeling, masked_lm_loss
 from train.tasks.masking import MaskingRule

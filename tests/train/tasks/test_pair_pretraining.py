@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.fixtures.tiny_models import MASK, PAD, VOCABULARY, tiny_model
 from tests.fixtures.tiny_steps import MAX_GRAD_NORM, NO_DROPOUT, one_cpu, two_cpus
-from train.config.settings import OptimizationConfig
+from train.config.learning import OptimizationConfig
 from train.layers.random_bits import row_keys
 from train.step.optimizer import build_optimizer
 from train.step.train_step import PretrainingModel

@@ -12,13 +12,13 @@ from huggingface_hub import ModelCard
 from transformers import TFAutoModelForSequenceClassification
 
 from tests.fixtures.tiny_run import run_flags
-from train.config.sources import parse_training_config
+from train.config.settings import parse_training_config
 from train.data.inputs import Feature
 from train.export import main as export
 from train.layers.random_bits import draw_bits, fall_under
 from train.loop.fitting import fit
-from train.loop.run import Run, build_publisher, prepare_run
-from train.loop.run_record import record_run
+from train.loop.lifecycle import Pretraining, build_publisher, prepare
+from train.loop.run import Run
 from train.loop.trainer import Trainer, build_trainer
 from train.metrics.comparison import comparison_table
 from train.metrics.log import read_metrics
@@ -83,7 +83,7 @@ def write_rows(folder: Path, num_rows: int, seed: int) -> None:
 
 
 def trainer_of(run: Run) -> Trainer:
-    trainer = build_trainer(run, run.plan(1), tf.distribute.OneDeviceStrategy("/device:CPU:0"))
+    trainer = build_trainer(run, 0, tf.distribute.OneDeviceStrategy("/device:CPU:0"))
     trainer.restore()
     return trainer
 
@@ -96,21 +96,18 @@ def run(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     steps = ("--max-steps", str(NUM_STEPS), "--log-steps", "8", "--eval-steps", "12", "--save-steps", "12")
     more = ("--gradient-accumulation-steps", "2", "--learning-rate", "0.02")
     more += ("--tokenizer", str(shards / "train" / "tokenizer"))
-    return dataclasses.replace(
-        prepare_run(parse_training_config(run_flags(folder, folder / "run", *more, *steps), "")),
-        task=RowClassification(),
-    )
+    run = prepare(parse_training_config(run_flags(folder, folder / "run", *more, *steps), ""), Pretraining())
+    return dataclasses.replace(run, phases=(dataclasses.replace(run.phases[0], task=RowClassification()),))
 
 
 @pytest.fixture(scope="module")
 def trained(run: Run) -> tuple[Trainer, dict[str, float]]:
     """Train, export and publish it as the command does."""
     trainer = trainer_of(run)
-    strategy = tf.distribute.OneDeviceStrategy("/device:CPU:0")
-    record = record_run(run, run.plan(1), strategy, trainer.computation, trainer.model.network.count_params())
+    record = trainer.record_run()
     figures = fit(trainer)
     assert figures is not None
-    publisher = build_publisher(run, record)
+    publisher = build_publisher(trainer, record)
     assert publisher is not None
     trainer.publish(publisher, figures)
     return trainer, figures
@@ -118,7 +115,7 @@ def trained(run: Run) -> tuple[Trainer, dict[str, float]]:
 
 def test_it_is_trained_evaluated_and_resumed(run: Run, trained: tuple[Trainer, dict[str, float]]) -> None:
     trainer, figures = trained
-    lines = read_metrics(run.output_dir)
+    lines = read_metrics(run.folder)
     train = [line for line in lines if line["split"] == "train"]
     validation = [line for line in lines if line["split"] == "validation"]
     assert train[-1]["loss"] < 0.5 * train[0]["loss"]
@@ -131,7 +128,7 @@ def test_it_is_trained_evaluated_and_resumed(run: Run, trained: tuple[Trainer, d
     assert validation[-1] == {"step": NUM_STEPS, "split": "validation"} | figures
 
     weights = [variable.numpy() for variable in trainer.model.network.weights]
-    for path in Path(run.output_dir, "checkpoints").glob(f"step-{NUM_STEPS:08d}.*"):
+    for path in Path(run.folder.path, "checkpoints").glob(f"step-{NUM_STEPS:08d}.*"):
         path.unlink()
     again = trainer_of(run)
     assert again.start.step == 12
@@ -144,11 +141,11 @@ def test_it_is_exported(run: Run, trained: tuple[Trainer, dict[str, float]], tmp
     """By the run, and from its checkpoint by one who knows nothing of the task; transformers loads it either way."""
     assert (
         export(
-            [str(Path(run.output_dir, "checkpoints", f"step-{NUM_STEPS:08d}")), str(tmp_path), "--formats=pytorch,tf"]
+            [str(Path(run.folder.path, "checkpoints", f"step-{NUM_STEPS:08d}")), str(tmp_path), "--formats=pytorch,tf"]
         )
         == 0
     )
-    by_the_run = Path(run.output_dir, "export")
+    by_the_run = Path(run.folder.path, "export")
     for path in by_the_run.rglob("*"):
         if path.is_file() and path.name != "loss.png":  # which says how long training took, and the run was resumed
             assert (tmp_path / path.relative_to(by_the_run)).read_bytes() == path.read_bytes()
@@ -166,7 +163,7 @@ def test_it_is_exported(run: Run, trained: tuple[Trainer, dict[str, float]], tmp
 
 
 def test_its_card_says_what_the_task_says(run: Run, trained: tuple[Trainer, dict[str, float]]) -> None:
-    card = ModelCard.load(Path(run.output_dir, "export", "README.md"))
+    card = ModelCard.load(Path(run.folder.path, "export", "README.md"))
     about = card.data.to_dict()
     assert (about["pipeline_tag"], about["tags"]) == ("text-classification", ["tensorboard"])
     assert "widget" not in about
@@ -181,4 +178,4 @@ def test_its_card_says_what_the_task_says(run: Run, trained: tuple[Trainer, dict
 
 
 def test_its_run_is_compared(run: Run, trained: tuple[Trainer, dict[str, float]]) -> None:
-    assert f"{trained[1]['loss']:.4f}" in comparison_table(read_runs([run.output_dir]))
+    assert f"{trained[1]['loss']:.4f}" in comparison_table(read_runs([run.folder.path]))

@@ -13,11 +13,11 @@ from train.checks.doctor.findings import Finding, error, ok, warning
 from train.checks.doctor.libraries import IMPORT_SECONDS, ProcessFailedError, ask_tensorflow
 from train.config.settings import TrainingConfig
 from train.data.shards import open_inputs
-from train.loop.run import check_can_push
+from train.loop.lifecycle import check_can_push
+from train.runtime.machines import read_metadata
 from train.runtime.phases import naming_phase, phases_of
 from train.runtime.plan import STATE_BYTES_PER_PARAMETER
-from train.runtime.run_folder import CHECKPOINTS_FOLDER, EXPORT_FOLDER, RECORD_NAME, read_run_record
-from train.runtime.tpu import read_metadata
+from train.runtime.run_folder import RunFolder
 
 EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -115,22 +115,22 @@ def check_run(config: TrainingConfig) -> Iterator[Finding]:
 
 def check_folder(config: TrainingConfig) -> Iterator[Finding]:
     """Check which run the folder contains, of pretraining or fine-tuning, and that its newest checkpoint is intact."""
-    folder = str(config.run.output_dir)
-    if not open_folder(folder).exists(RECORD_NAME):
+    folder = RunFolder(str(config.run.output_dir))
+    if not folder.has_run():
         return
-    run, newest = read_run_record(folder), newest_record(folder)
+    run, newest = folder.read_record(), newest_record(folder)
     task = run.get("task", {}).get("card", {}).get("task_name", "masked language modeling")
     if newest is None:
         yield ok("run", f"{folder} contains a run ({task}) without a checkpoint")
         return
-    store = CheckpointStore(open_folder(folder).subfolder(CHECKPOINTS_FOLDER))
+    store = CheckpointStore(folder.checkpoints)
     try:
         store.read_arrays(newest)
     except DamagedCheckpointError as damage:
         text = f"the newest checkpoint of {folder}, {store.path(newest.step)}, is damaged: {damage}."
         yield warning("run", text, "A run resumes from the one before it, if there is one.")
         return
-    exported = "exported" if open_folder(folder).subfolder(EXPORT_FOLDER).exists("config.json") else "not exported yet"
+    exported = "exported" if folder.has_export() else "not exported yet"
     steps = f"saved after step {newest.step:,} of {newest.plan['num_steps']:,}, intact, {exported}"
     yield ok("run", f"{folder} contains a run ({task}), {steps}")
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from mlm_common.errors import InputError, RunFailedError
-from train.config.settings import TrainingConfig  # so train comes before TensorFlow, as it must
+from train.config.settings import TrainingConfig
 
 
 def import_libraries(_config: TrainingConfig) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def list_gpus(_config: TrainingConfig) -> dict[str, Any]:
 
 def connect_tpu(config: TrainingConfig) -> dict[str, Any]:
     """Claim the TPU as a run does, for as long as this process lives."""
-    from train.runtime.cluster import Cluster
+    from train.runtime.machines import Cluster
     from train.runtime.strategy import connect
 
     return {"num_replicas": connect(config.hardware, Cluster()).num_replicas_in_sync}
@@ -54,29 +54,30 @@ def check_run(config: TrainingConfig) -> dict[str, Any]:
 
     from mlm_common.tokenizer import vocabulary_size
     from train.data.shards import TrainingInputs
-    from train.loop.run import open_run, prepare_run
+    from train.loop.lifecycle import Pretraining, prepare
     from train.model.build import build_network
-    from train.runtime.cluster import read_cluster
+    from train.runtime.machines import expected_num_replicas, read_cluster
     from train.runtime.strategy import local_devices
-    from train.runtime.tpu import expected_num_replicas
 
     config = replace(config, run=replace(config.run, dry_run=True))
-    run = prepare_run(config) if config.run.output_dir else open_run(config, read_cluster())
+    job = Pretraining()
+    run = prepare(config, job) if config.run.output_dir else job.open_run(config, read_cluster())
+    first = run.phases[0]
     plan = run.plans(expected_num_replicas(config.hardware, run.cluster, len(local_devices())))[-1]
     for phase in run.phases:
         assert isinstance(phase.inputs, TrainingInputs)
         _read_shard(phase.inputs.train_shards.paths[0])
     with tf.device("CPU:0"):
         network = build_network(
-            run.model_config,
+            first.model_config,
             config.model,
-            vocabulary_size=vocabulary_size(run.inputs.tokenizer),
+            vocabulary_size=vocabulary_size(first.inputs.tokenizer),
             seed=config.run.seed,
-            model_class=run.task.model_class,
+            model_class=first.task.model_class,
         )
     num_parameters = network.count_params()
-    output = f"; {run.output_dir} is writable and contains no other run" if config.run.output_dir else ""
-    summary = f"{run.model_config.model_type}, {num_parameters:,} parameters, {plan.num_steps:,} steps{output}"
+    output = f"; {run.folder} is writable and contains no other run" if config.run.output_dir else ""
+    summary = f"{first.model_config.model_type}, {num_parameters:,} parameters, {plan.num_steps:,} steps{output}"
     return {"num_parameters": num_parameters, "summary": summary}
 
 

@@ -10,8 +10,15 @@ from train.checks.doctor.findings import Finding, error, ok, warning
 from train.checks.doctor.libraries import CONNECT_SECONDS, ProcessFailedError, ask_tensorflow
 from train.checks.doctor.packages import TPU_BUILD, TPU_INSTALL, tensorflow_builds
 from train.config.settings import TrainingConfig
-from train.runtime.cluster import read_cluster
-from train.runtime.tpu import GIB, check_tpu_devices, check_tpu_use, chip_of, local_accelerator_type, tpu_devices
+from train.runtime.machines import (
+    GIB,
+    check_tpu_devices,
+    check_tpu_use,
+    chip_of,
+    local_accelerator_type,
+    read_cluster,
+    tpu_devices,
+)
 
 
 def check_tpu(config: TrainingConfig, installed: dict[str, Distribution]) -> Iterator[Finding]:

@@ -13,9 +13,8 @@ from train.checks.preflight.report import counted, step_lines
 from train.checks.preflight.tpu_slices import TpuSlice
 from train.config.settings import TrainingConfig
 from train.data.shards import TrainingInputs, check_phases, open_inputs
-from train.runtime.phases import Phase, phases_of
-from train.runtime.plan import PhaseToPlan, Plan, make_plans
-from train.runtime.preset_batch import warn_of_other_batch
+from train.runtime.phases import PhaseSettings, phases_of
+from train.runtime.plan import PhaseToPlan, Plan, make_plans, warn_of_other_batch
 
 # Replaces the tokenizer's folder.
 SYNTHETIC = "(synthetic)"
@@ -27,7 +26,7 @@ ASSUMED_NUM_ROWS = 10**12
 class PlannedPhase:
     """A phase of a run, its inputs and its plan on a slice; without a compiler or a model."""
 
-    phase: Phase
+    phase: PhaseSettings
     inputs: TrainingInputs
     plan: Plan
 
@@ -61,7 +60,7 @@ def print_plan(phases: Sequence[PlannedPhase], tpu: TpuSlice) -> None:
         lines = step_lines(tpu, optimization.per_replica_batch_size, plan.max_length, plan.num_micro_batches)
         if planned.inputs.train_shards.num_rows or optimization.max_steps:
             tokens = f"{plan.num_tokens:,} tokens"
-            lines["run"] = f"{counted(plan.num_own_steps, 'step')}, {tokens}"
+            lines["run"] = f"{counted(plan.num_phase_steps, 'step')}, {tokens}"
         for title, text in lines.items():
             print(f"{title:<20} {text}")
     print("\nNothing was compiled. Without --dry-run, the TPU's compiler says if it fits and how long it takes.")
@@ -109,7 +108,7 @@ def _inputs(config: TrainingConfig, vocab_size: int | None) -> TrainingInputs:
     return synthetic_inputs(max_length=max_length, vocab_size=vocab_size)
 
 
-def _plans(phases: Sequence[Phase], inputs: Sequence[TrainingInputs], tpu: TpuSlice) -> tuple[Plan, ...]:
+def _plans(phases: Sequence[PhaseSettings], inputs: Sequence[TrainingInputs], tpu: TpuSlice) -> tuple[Plan, ...]:
     """Plan the run on the slice; without shards there are rows enough."""
     has_shards = [one.train_shards.num_rows > 0 for one in inputs]
     numbers = [

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 
 from mlm_common.errors import InputError
-from train.runtime.tpu import Chip, chip_of, num_replicas_of
+from train.runtime.machines import Chip, chip_of, num_replicas_of
 
 # The sizes that Google offers, as in the names: cores up to v5p, else chips (cloud.google.com/tpu/docs/v2 to v6e).
 SIZES = {

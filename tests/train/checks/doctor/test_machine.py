@@ -39,7 +39,7 @@ def builds(folder: Path, *names: str) -> dict[str, Distribution]:
 def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A file instead of /dev/accel0; the machine says it is a v3-8."""
     (tmp_path / "accel0").touch()
-    monkeypatch.setattr("train.runtime.tpu.tpu_devices", lambda: [tmp_path / "accel0"])
+    monkeypatch.setattr("train.runtime.machines.tpu_devices", lambda: [tmp_path / "accel0"])
     monkeypatch.setattr(tpu, "tpu_devices", lambda: [tmp_path / "accel0"])
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v3-8")
     return tmp_path / "accel0"

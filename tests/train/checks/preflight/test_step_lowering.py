@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tests.fixtures.tiny_models import tiny_model
 from train.checks.preflight.step_lowering import ReplicaOfSlice, lower_train_step, lowered
-from train.config.settings import OptimizationConfig
+from train.config.learning import OptimizationConfig
 from train.step.optimizer import build_optimizer
 from train.step.train_step import PretrainingModel
 from train.tasks.masked_lm import MaskedLanguageModeling

@@ -11,7 +11,7 @@ from tests.fixtures.other_environments import PROJECT, installed_environment, ma
 from tests.fixtures.tiny_run import MODEL
 from train.checks.preflight.tpu_compiler import DoesNotFitError, compile_for_tpu
 from train.checks.preflight.tpu_slices import tpu_slice
-from train.runtime.tpu import CHIPS
+from train.runtime.machines import CHIPS
 from train.tpu_preflight import main
 
 HAS_WHEELS = sys.platform == "linux" and platform.machine() == "x86_64"

@@ -1,5 +1,6 @@
-"""What is said of a run that resumes: whether it is bit for bit the one that it would have been."""
+"""The identity of a run, and what is said where one resumes."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import asdict
 from types import MappingProxyType
@@ -7,10 +8,77 @@ from typing import Any
 
 import pytest
 
-from train.checkpoints.resume import ResumePoint, describe_resume_point
+from tests.fixtures.tiny_models import tiny_tokenizer
+from tfrecord_prep.manifest import ShardSet
+from train.checkpoints.resume import ResumePoint, describe_resume_point, fingerprint, fingerprint_sha256
 from train.checkpoints.store import CheckpointRecord
-from train.config.sources import parse_training_config
+from train.config.learning import ADDED, MAY_CHANGE, PER_WORKER, ROUNDING
+from train.config.settings import flags_marked, parse_training_config, settings_marked
+from train.data.shards import TrainingInputs
 from train.runtime.plan import make_plan
+
+SHARDS = ShardSet("a", ("a/dataset-0-8.tfrecord",), (8,), num_rows=8, manifest=None, tokenizer_folder=None)
+INPUTS = TrainingInputs(SHARDS, None, tiny_tokenizer(), "nowhere", 16)
+MODEL_CONFIG = {"model_type": "roberta", "vocab_size": 128}
+
+
+def sha256_of(*flags):
+    config = parse_training_config(["--train-dataset", "shards", "--output-dir", "run", *flags], "")
+    return fingerprint_sha256(fingerprint(config, INPUTS, MODEL_CONFIG))
+
+
+def test_the_fingerprint_of_recorded_settings():
+    assert sha256_of() == "5147754fb49ba12a84bc00ac9a33cea97862aebb7b391a58ce18554dc4df4d79"
+
+
+@pytest.mark.parametrize(
+    "flags", [("--max-steps", "9"), ("--dropout", "0.1"), ("--output-dir", "b"), ("--hub-private",)]
+)
+def test_what_may_change_is_not_in_it(flags):
+    assert sha256_of(*flags) == sha256_of()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [("--seed", "1"), ("--learning-rate", "1e-5"), ("--bfloat16",), ("--masking", "span"), ("--block-attention",)],
+)
+def test_what_makes_another_run_is(flags):
+    assert sha256_of(*flags) != sha256_of()
+
+
+@pytest.mark.parametrize("transformers_version", ["4.57.5", "4.58.0"])
+def test_another_version_of_transformers_is_the_same_run(transformers_version):
+    config = parse_training_config(["--train-dataset", "shards", "--output-dir", "run"], "")
+    of_version = fingerprint(config, INPUTS, {**MODEL_CONFIG, "transformers_version": transformers_version})
+    assert fingerprint_sha256(of_version) == sha256_of()
+
+
+def test_shards_and_architecture_are_in_it():
+    config = parse_training_config(["--train-dataset", "shards", "--output-dir", "run"], "")
+    others = [
+        fingerprint(config, dataclasses.replace(INPUTS, max_length=32), MODEL_CONFIG),
+        fingerprint(config, dataclasses.replace(INPUTS, eval_shards=SHARDS), MODEL_CONFIG),
+        fingerprint(config, INPUTS, {**MODEL_CONFIG, "vocab_size": 256}),
+    ]
+    assert sha256_of() not in {fingerprint_sha256(one) for one in others}
+    assert len({fingerprint_sha256(one) for one in others}) == 3
+
+
+def test_marks_are_those_of_whole_settings():
+    config = parse_training_config(["--train-dataset", "shards", "--output-dir", "run"], "")
+    names = {
+        f"{subject.name}.{one.name}"
+        for subject in dataclasses.fields(config)
+        for one in dataclasses.fields(getattr(config, subject.name))
+    }
+    for mark in (MAY_CHANGE, PER_WORKER, ROUNDING, ADDED):
+        assert settings_marked(mark) < names
+    # What workers or the order of sums may differ in is no reason to refuse a run.
+    assert settings_marked(PER_WORKER) | settings_marked(ROUNDING) < settings_marked(MAY_CHANGE)
+    assert set(flags_marked(PER_WORKER)) == {
+        "--train-dataset", "--eval-dataset", "--tokenizer", "--pretrained-model-config", "--output-dir", "--phases",
+    }  # fmt: skip
+
 
 LIBRARIES = {"tensorflow": "2.21", "libtpu": "0.0.42", "numpy": "2.0"}
 MADE_BY = {"device": "TPU v3-8", "commit": "abc"}
@@ -57,28 +125,11 @@ def test_nothing_is_said_where_nothing_differs() -> None:
     assert said(LIBRARIES, MADE_BY) == said({**LIBRARIES, "numpy": "1.0"}, MADE_BY) == []
 
 
-@pytest.mark.parametrize("name", ["publish_details", "hub_language", "keep_checkpoints"])
-def test_a_setting_that_did_not_exist_yet_had_its_default(name: str) -> None:
-    assert said(LIBRARIES, MADE_BY, without=name) == []
-    (line,) = said(LIBRARIES, MADE_BY, "--keep-checkpoints", "5", without="keep_checkpoints")
-    assert line == "changed since then: --keep-checkpoints 2 -> 5"
-
-
 def test_what_was_decided_counts_and_not_what_left_it_open() -> None:
     (line,) = said(LIBRARIES, MADE_BY, changed={"jit_compile": True})
     assert line == "changed since then: --jit-compile True -> None"
     (line,) = said(LIBRARIES, MADE_BY, computation={"jit_compile": False, "tpu_layers": False})
     assert "in the last bits from an uninterrupted run: --jit-compile False -> True. Sums" in line
-
-
-def test_where_nothing_was_decided_the_setting_counts() -> None:
-    assert (
-        said(LIBRARIES, MADE_BY, computation={})
-        == said(LIBRARIES, MADE_BY, computation={}, changed={"tpu_layers": None})
-        == []
-    )
-    line = said(LIBRARIES, MADE_BY, computation={}, changed={"tpu_layers": True})[1]
-    assert "uninterrupted run: --tpu-layers on -> auto" in line
 
 
 def test_another_libtpu_is_said_on_a_tpu_and_not_elsewhere() -> None:

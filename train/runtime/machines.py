@@ -1,4 +1,6 @@
-"""TPUs: the generations, this machine's own, and what its metadata server says; no TensorFlow.
+"""The machines of a run, without TensorFlow: its workers, as TF_CONFIG names them, and its TPU.
+
+TF_CONFIG: https://www.tensorflow.org/guide/distributed_training#setting_up_the_tf_config_environment_variable.
 
 A chip is counted by replica of TPUStrategy: a core up to v3, a whole chip from v4 on.
 
@@ -9,17 +11,18 @@ matrix units. `usable_memory_bytes` is what the TPU compiler (libtpu 0.0.42) lea
 when it refuses one that is too large.
 """
 
+import json
 import logging
 import os
 import re
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
 from train.config.settings import HardwareConfig, RunSettings
-from train.runtime.cluster import Cluster
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +34,90 @@ METADATA_HOST = "metadata.google.internal"
 TPU_DEVICE_PATTERNS = ("accel*", "vfio/[0-9]*")
 # Where nothing tells the size of the TPU; a v2-8, v3-8 or v5e-8 has as many.
 ASSUMED_TPU_REPLICAS = 8
+CLUSTER_VARIABLE = "TF_CONFIG"
+EXAMPLE = '{"cluster": {"worker": ["host1:12345", "host2:12345"]}, "task": {"type": "worker", "index": 0}}'
+# The chief is a separate task, or the first worker.
+CHIEF, WORKER = "chief", "worker"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The workers of a run, chief first, and which of them this process is."""
+
+    addresses: tuple[str, ...] = ("localhost",)
+    index: int = 0
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.addresses)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the one process that writes the run's files, pushes and prints."""
+        return self.index == 0
+
+
+def read_cluster() -> Cluster:
+    """Read the cluster of TF_CONFIG: one worker where the variable is not set.
+
+    Raises:
+        InputError: the variable is not the JSON that TensorFlow expects, or its task is not in its cluster.
+    """
+    text = os.environ.get(CLUSTER_VARIABLE, "").strip()
+    if not text:
+        return Cluster()
+    try:
+        settings = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise _malformed(f"received text that is not JSON ({error})") from error
+    jobs = settings.get("cluster") if isinstance(settings, dict) else None
+    if not jobs:
+        return Cluster()  # what some platforms set on a machine that trains by itself
+    addresses = _addresses(jobs)
+    if len(addresses) == 1:
+        return Cluster()
+    return Cluster(addresses, _index(settings.get("task"), jobs))
+
+
+def _addresses(jobs: Any) -> tuple[str, ...]:
+    """Check and list the address of each worker, chief first."""
+    if not isinstance(jobs, dict) or not set(jobs) <= {CHIEF, WORKER}:
+        raise _malformed(f"its cluster may have the jobs chief and worker only; received {_shown(jobs)}")
+    for job, addresses in jobs.items():
+        if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
+            raise _malformed(f"{job} must be a list of host:port; received {_shown(addresses)}")
+    if len(jobs.get(CHIEF, [])) > 1:
+        raise _malformed(f"there can be one chief; received {_shown(jobs[CHIEF])}")
+    addresses = (*jobs.get(CHIEF, ()), *jobs.get(WORKER, ()))
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise _malformed(f"an address must be host:port; received {address!r}")
+    if len(set(addresses)) < len(addresses):
+        raise _malformed(f"the addresses must differ; received {_shown(addresses)}")
+    return addresses
+
+
+def _index(task: Any, jobs: dict[str, list[str]]) -> int:
+    """Find the place of this process among the workers, the chief first."""
+    job, index = (task.get("type"), task.get("index")) if isinstance(task, dict) else (None, None)
+    if job not in jobs or not str(index).isdecimal() or int(str(index)) >= len(jobs[job]):
+        raise _malformed(
+            f"its task must be one of its cluster, which has {', '.join(f'{len(jobs[job])} {job}' for job in jobs)}; "
+            f"received {_shown(task)}. The index counts from 0"
+        )
+    return int(str(index)) + (len(jobs.get(CHIEF, ())) if job == WORKER else 0)
+
+
+def _malformed(what: str) -> InputError:
+    return InputError(
+        f"{CLUSTER_VARIABLE} must be like {EXAMPLE}; {what}. Correct it, or unset it to train on one machine."
+    )
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else text[:77] + "…"
 
 
 @dataclass(frozen=True)
@@ -61,7 +148,7 @@ CHIPS = {
         Chip("v6e", 918e12, 32 * GIB, int(31.25 * GIB), 1.75e9, 1, False),
     )
 }
-# What the TPU runtime and the TPU API call them besides.
+# Other names that the TPU runtime and the TPU API have for them.
 OTHER_NAMES = {"v5litepod": "v5e", "v5 lite": "v5e", "v5lite": "v5e", "v5": "v5p", "v6 lite": "v6e", "v6lite": "v6e"}
 NAME = re.compile(r"(?:TPU )?(?P<generation>v\d+(?: ?lite(?:pod)?|[ep])?)(?:-(?P<count>\d+))?", re.IGNORECASE)
 

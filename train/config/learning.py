@@ -1,0 +1,219 @@
+"""Settings of what is learned: data, model, masks, optimizer. Each field is a flag of `run_mlm.py`."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mlm_common.cli.settings import PUBLIC, Bounded, flag, require
+from train.config.presets import presets_by_size
+
+# Marks of a setting. A resumed run may be given another value; each worker of a run may; another value changes how sums
+# are rounded, and nothing else; runs of before it was added have its default.
+MAY_CHANGE, PER_WORKER, ROUNDING, ADDED = "may_change", "per_worker", "rounding", "added"
+# The fraction of the tokens that evaluation masks, whatever training does, so that any two runs compare.
+EVALUATION_MLM_PROBABILITY = 0.15
+# Groups of `--help` beside those of the dataclasses.
+BATCH, EVALUATION, CHECKPOINTS, FAULTS = (
+    "Batch and length",
+    "Evaluation and logging",
+    "Checkpoints and resuming",
+    "Fault tolerance",
+)
+
+
+def changeable(default: Any, help_text: str, *marks: str, **shown: Any) -> Any:
+    """Make a flag whose value may change when a run resumes; `shown` goes to `mlm_common.cli.settings.flag`."""
+    return flag(default, help_text, MAY_CHANGE, *marks, **shown)
+
+
+@dataclass(frozen=True)
+class DataConfig(Bounded):
+    """Where the rows come from; length, vocabulary and special ids are read from the shards' manifest."""
+
+    FLAG_GROUP = "Data"
+
+    train_dataset: str | None = changeable(
+        None,
+        "Folder of training shards, local or gs://: OUTPUT_DIR/train of prepare_tfrecord_shards.py.",
+        PER_WORKER,
+        metavar="DIR",
+        is_usual=True,
+    )
+    eval_dataset: str | None = changeable(
+        None, "Folder of validation shards. Without it nothing is evaluated.", PER_WORKER, metavar="DIR", is_usual=True
+    )
+    tokenizer: str | None = changeable(
+        None,
+        "Folder or Hub id of the tokenizer. Default: the one saved with the training shards.",
+        PER_WORKER,
+        metavar="DIR",
+    )
+    max_length: int | None = changeable(
+        None, "Tokens per row. Default: that of the shards; another value is an error.", group=BATCH
+    )
+    shuffle_buffer_size: int = flag(
+        2**15,
+        "Rows held in memory and shuffled together. Whole shards are shuffled first, so it need not be large.",
+        at_least=1,
+    )
+
+
+@dataclass(frozen=True)
+class ModelConfig(Bounded):
+    """Which model is trained."""
+
+    FLAG_GROUP = "Model"
+
+    preset: str = changeable(
+        "roberta-base",
+        f"Model and training settings to start from, smallest first: {', '.join(presets_by_size())}. `--preset list` "
+        "shows them as a table. Flags you pass override it.",
+        PUBLIC,
+        is_usual=True,
+    )
+    pretrained_model_config: str | None = changeable(
+        None,
+        "Hub id or folder whose config.json defines the model, instead of the preset's model.",
+        PER_WORKER,
+        metavar="DIR",
+    )
+    init_from: str | None = flag(
+        None,
+        "Start from the weights of this folder (local or gs://) or Hub id. It needs config.json, the tokenizer of "
+        "the shards, and model.safetensors or tf_model.h5. The preset then sets only the training settings.",
+        metavar="DIR",
+    )
+    objective: Literal["mlm", "mlm+nsp", "mlm+sop"] = flag(
+        "mlm",
+        "What the model learns. mlm: predict masked tokens. mlm+nsp: also whether the second segment follows the "
+        "first, as BERT. mlm+sop: also whether the two segments were swapped, as ALBERT. The last two need shards "
+        "made with --chunking segment_pairs and a bert, albert or mobilebert; use them to reproduce BERT or to "
+        "train the pooler, since RoBERTa found no gain in nsp.",
+        ADDED,
+    )
+    config_overrides: str | None = changeable(
+        None,
+        "Changes to the model's configuration, such as num_hidden_layers=4,hidden_act=gelu_new.",
+        metavar="NAME=VALUE,…",
+    )
+    position_init: Literal["random", "sinusoidal"] = flag(
+        "random",
+        "How learned position embeddings start: random, as in BERT, or sinusoidal, which helps a small model "
+        "learn from neighbouring tokens sooner.",
+    )
+    dropout: float | None = changeable(
+        None, "Dropout of hidden states and attention. Default: the model configuration's.", at_least=0, below=1
+    )
+    gradient_checkpointing: bool = changeable(
+        False,
+        "Recompute each layer in the backward pass: far less memory for activations, a third more computation.",
+        ROUNDING,
+    )
+    block_attention: bool = flag(
+        False,
+        "Let tokens attend only within their document, and count positions from its start. For ModernBERT, BERT, "
+        "RoBERTa and similar models.",
+        ADDED,
+    )
+    pad_vocab_to_multiple_of: int = flag(
+        128,
+        "Pad the vocabulary to a multiple of N during training; 128 is the width of a TPU's vector lanes. The "
+        "export has the tokenizer's size. 1 turns it off.",
+        at_least=1,
+    )
+
+
+@dataclass(frozen=True)
+class MaskingConfig(Bounded):
+    """How tokens are masked in training; evaluation always masks 15 %, so that runs compare."""
+
+    FLAG_GROUP = "Masking"
+
+    masking: Literal["token", "whole_word", "span"] = flag(
+        "token",
+        "What is masked as a whole: tokens (BERT), words, or spans of words (SpanBERT). The fraction of masked "
+        "tokens is the same.",
+    )
+    mlm_probability: float = flag(
+        0.15, "Fraction of the tokens to predict. BERT used 0.15; up to 0.4 can help.", above=0, at_most=1
+    )
+    mask_token_rate: float = flag(
+        0.8, "Fraction of the predicted tokens that become [MASK], as in BERT.", at_least=0, at_most=1
+    )
+    random_token_rate: float = flag(
+        0.1, "Fraction of the predicted tokens that become a random token, as in BERT.", at_least=0, at_most=1
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        replaced = self.mask_token_rate + self.random_token_rate
+        require(
+            replaced <= 1 + 1e-9, "must sum to at most 1", "--mask-token-rate and --random-token-rate", f"{replaced:g}"
+        )
+
+
+@dataclass(frozen=True)
+class OptimizationConfig(Bounded):
+    """Batch, length of the run, optimizer, and the learning rate over the run."""
+
+    FLAG_GROUP = "Optimizer"
+
+    per_replica_batch_size: int = changeable(
+        8, "Rows per replica at once. Lower it if memory runs out.", ROUNDING, group=BATCH, is_usual=True, at_least=1
+    )
+    gradient_accumulation_steps: int = changeable(
+        1, "Batches whose gradients are summed into one step.", ROUNDING, group=BATCH, at_least=1
+    )
+    global_batch_size: int | None = changeable(
+        None,
+        "Rows per step over all replicas; sets --gradient-accumulation-steps, which a preset may set too: then "
+        "also pass --gradient-accumulation-steps 1.",
+        ROUNDING,
+        group=BATCH,
+        at_least=1,
+    )
+    num_epochs: int = changeable(1, "Passes over the training rows.", group=BATCH, is_usual=True, at_least=1)
+    max_steps: int | None = changeable(
+        None, "Train for N steps, instead of --num-epochs.", group=BATCH, is_usual=True, at_least=1
+    )
+    learning_rate: float = flag(1e-4, "Peak learning rate, reached after the warmup.", is_usual=True, above=0)
+    schedule: Literal["linear", "cosine", "inverse_sqrt", "wsd", "constant"] = flag(
+        "linear",
+        "Learning rate after the warmup: linear decay (as in BERT), cosine, inverse_sqrt, constant, or wsd "
+        "(constant, then decay over the last --decay-ratio of the run).",
+    )
+    warmup_ratio: float = flag(
+        0.05,
+        "Fraction of the steps over which the learning rate rises from 0. RoBERTa used 0.05, BERT 0.01.",
+        at_least=0,
+        below=1,
+    )
+    warmup_steps: int | None = flag(None, "Steps of the warmup, instead of --warmup-ratio.", at_least=0)
+    decay_ratio: float = flag(0.2, "Fraction of the steps over which --schedule wsd decays.", above=0, at_most=1)
+    min_learning_rate_ratio: float = flag(
+        0.0,
+        "Fraction of the peak at which linear, cosine and wsd end. 0 gives the lowest final loss.",
+        at_least=0,
+        below=1,
+    )
+    optimizer: Literal["adamw", "lamb"] = flag(
+        "adamw", "adamw, or lamb for global batches of thousands of rows, with about ten times adamw's learning rate."
+    )
+    weight_decay_rate: float = flag(0.01, "Decoupled weight decay, not applied to biases and layer norms.", at_least=0)
+    adam_beta1: float = flag(0.9, "Decay of the first moment.", at_least=0, below=1)
+    adam_beta2: float = flag(
+        0.98, "Decay of the second moment. RoBERTa's 0.98 is steadier than 0.999 at large batches.", at_least=0, below=1
+    )
+    adam_epsilon: float = flag(1e-6, "Added to the root of the second moment, by which the update is divided.", above=0)
+    max_grad_norm: float = flag(1.0, "Clip gradients to this global norm. 0 turns it off.", at_least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        is_said_once = self.global_batch_size is None or self.gradient_accumulation_steps == 1
+        rule = "follows from --global-batch-size: pass 1, or leave out --global-batch-size"
+        require(is_said_once, rule, "--gradient-accumulation-steps", self.gradient_accumulation_steps)
+        require(
+            self.min_learning_rate_ratio == 0 or self.schedule in ("linear", "cosine", "wsd"),
+            "needs --schedule linear, cosine or wsd",
+            "--min-learning-rate-ratio",
+            f"{self.min_learning_rate_ratio} with {self.schedule}",
+        )

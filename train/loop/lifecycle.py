@@ -1,0 +1,267 @@
+"""The life of a run, of pretraining and of fine-tuning: prepared, connected, trained phase by phase, published."""
+
+import dataclasses
+import functools
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from mlm_common.hub.access import check_hub_access
+from mlm_common.hub.retries import HubAwayError
+from train.config.learning import MAY_CHANGE
+from train.config.settings import HubConfig, RunSettings, TrainingConfig, flags_marked
+from train.data.shards import check_phases, open_inputs
+from train.loop.run import Phase, Run
+from train.loop.run_record import print_plan
+from train.model.config import resolve_model_config
+from train.runtime import heartbeat
+from train.runtime.machines import Cluster, check_tpu_devices, check_tpu_use, read_cluster
+from train.runtime.phases import naming_phase, phases_of
+from train.runtime.preemption import StopRequest, listening
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from train.loop.trainer import Trainer
+    from train.publishing.publisher import Publisher
+    from train.publishing.push_to_hub import PushToHub
+
+logger = logging.getLogger(__name__)
+
+Settings = TypeVar("Settings", bound=RunSettings)
+Figures = dict[str, float] | None
+
+
+class Job(ABC, Generic[Settings]):
+    """What is special about one command: which run it opens, and what it does with the trained model."""
+
+    @abstractmethod
+    def open_run(self, config: Settings, cluster: Cluster) -> Run:
+        """Open the inputs of a run and resolve its task and model, before TensorFlow starts.
+
+        Raises:
+            InputError: whatever is wrong with them.
+        """
+
+    def check(self, run: Run) -> None:
+        """Check what this command alone asks for."""
+
+    def print_more(self, run: Run) -> None:
+        """Print what `--dry-run` says beside the plan."""
+
+    def finish(self, trainer: "Trainer", figures: Figures, stop: StopRequest) -> tuple[int, Figures]:  # noqa: ARG002
+        """Use the trained model; return the step of the model that is exported, and its figures."""
+        return trainer.plan.num_steps, figures
+
+
+class Pretraining(Job[TrainingConfig]):
+    """The job of `run_mlm.py`."""
+
+    def open_run(self, config: TrainingConfig, cluster: Cluster) -> Run:
+        """Open the shards and resolve the model, phase by phase.
+
+        Raises:
+            InputError: whatever is wrong with phases, shards, tokenizer or model.
+        """
+        settings = phases_of(config)
+        inputs = []
+        for one in settings:
+            with naming_phase(one.name):
+                inputs.append(open_inputs(one.config.data))
+        check_phases(inputs)
+        from train.tasks.pair_pretraining import task_of  # TensorFlow, once the shards have been checked
+
+        max_length = max(one.max_length for one in inputs)
+        phases = []
+        for index, (one, rows) in enumerate(zip(settings, inputs, strict=True)):
+            with naming_phase(one.name):
+                task = task_of(one.config, rows)
+                model_config = resolve_model_config(one.config.model, rows, max_length)
+            phases.append(Phase(one.config, rows, task, model_config, one.name, one.has_separate_schedule, index))
+        return Run(tuple(phases), cluster)
+
+
+def train_run(config: Settings, job: Job[Settings]) -> None:
+    """Check all that can be checked, print the plan, connect; phase by phase build, restore, fit; export, push.
+
+    Raises:
+        InputError: whatever is wrong with the input.
+        RunStoppedError: the run was asked to stop; all is saved.
+        RunFailedError: training diverged, the device was lost, a checkpoint could not be written or a push failed.
+    """
+    run = prepare(config, job)
+    if config.run.dry_run:
+        print_plan(run)
+        job.print_more(run)
+        return
+    with locked_run_folder(run):
+        from train.loop.fitting import fit  # TensorFlow, not for bad input
+        from train.loop.trainer import restored_trainers
+
+        strategy = connect(run)
+        with failure_handling(run, strategy) as stop:
+            check_workers(run, strategy)
+            for trainer in restored_trainers(run, strategy):
+                publisher = build_publisher(trainer, trainer.record_run())
+                if publisher is not None:
+                    trainer.print_start()
+                with push_while_training(trainer, publisher) as pushing:
+                    figures = fit(trainer, stop, pushing)
+            step, figures = job.finish(trainer, figures, stop)
+        if publisher is not None:
+            trainer.publish(publisher, figures, step)
+
+
+def prepare(config: Settings, job: Job[Settings]) -> Run:
+    """Make all checks that need neither TensorFlow nor the device, and return the run.
+
+    Raises:
+        InputError: whatever is wrong with settings, shards, tokenizer, model, output folder, Hub access, TPU or
+            TF_CONFIG.
+        HubAwayError: the Hub cannot be reached, and there is no checkpoint to resume from without it.
+    """
+    cluster = read_cluster()
+    check_tpu_use(config, cluster)
+    run = job.open_run(config, cluster)
+    run.plans(num_replicas=cluster.num_workers)
+    if config.run.dry_run or not config.hub.resume_from_hub:
+        check_output_folder(run)
+    if cluster.is_chief:
+        run.folder.files.check_writable()
+        try:
+            check_can_push(config.hub)
+        except HubAwayError as error:  # which may be back when it is needed
+            if run.starts_over or not run.folder.has_checkpoint():
+                raise
+            logger.warning("The run resumes although the Hub is away: %s", error)
+    check_tpu_devices(config.hardware)
+    job.check(run)
+    return run
+
+
+def check_output_folder(run: Run) -> None:
+    """Check that the output folder is one that the run may start in, resume from or replace.
+
+    Raises:
+        InputError: it is not.
+    """
+    resume = run.config.run.resume
+    if run.folder.was_started_by_current_supervisor() or not run.cluster.is_chief:
+        resume = "auto"  # the first process of the supervisor, or the chief, may have begun the run a moment ago
+    run.folder.check(
+        run.fingerprint,
+        resume=resume,
+        overwrite=run.starts_over,
+        begun_phase=run.newest_phase(),
+        changeable_flags=flags_marked(MAY_CHANGE, type(run.config)),
+    )
+
+
+def check_can_push(config: HubConfig) -> None:
+    """Check, where a repository is named, that the token may write to it and that the Hub accepts the card's metadata.
+
+    Raises:
+        InputError: it may not, or the Hub does not.
+        HubAwayError: the Hub cannot be reached.
+    """
+    from huggingface_hub import ModelCardData
+
+    repository = config.repository()
+    if repository is not None:
+        # The part of the card's metadata that comes from the settings, which the Hub could refuse.
+        data = ModelCardData(
+            library_name="transformers", license=config.hub_license, language=config.hub_language or None
+        )
+        check_hub_access(repository, card=f"---\n{data.to_yaml()}\n---\n")
+        if config.hub_strategy == "checkpoint":
+            from train.publishing.hub_checkpoints import CHECKPOINTS_BRANCH
+
+            check_hub_access(dataclasses.replace(repository, branch=CHECKPOINTS_BRANCH, tag=None))
+
+
+@contextmanager
+def locked_run_folder(run: Run) -> Iterator[None]:
+    """Lock the output folder within it, with a run fetched from the Hub if asked for; the chief does so for all.
+
+    Raises:
+        InputError: it belongs to another run that is alive, or contains something else than it may.
+    """
+    with run.folder.locked() if run.cluster.is_chief else nullcontext():
+        if run.config.hub.resume_from_hub:
+            from train.publishing.hub_checkpoints import resume_from_hub
+
+            resume_from_hub(run.folder, run.config.hub, run.cluster)
+        check_output_folder(run)  # again: nobody else changes it from here on
+        yield
+
+
+def connect(run: Run) -> "tf.distribute.Strategy":
+    """Connect to the devices of the run: its TPU initialised, or all its workers present.
+
+    Raises:
+        InputError: no TPU can be used as this machine is set up.
+        RunFailedError: the TPU that is named is not ready, or the other workers are not.
+    """
+    from train.runtime import strategy
+
+    heartbeat.report("connect")
+    return strategy.connect(run.config.hardware, run.cluster)
+
+
+@contextmanager
+def failure_handling(run: Run, strategy: "tf.distribute.Strategy") -> Iterator[StopRequest]:
+    """Explain TensorFlow's errors within it; yield whether the run was asked to stop."""
+    from train.runtime.failures import explained_failures
+    from train.runtime.strategy import max_over_workers
+
+    hardware = run.config.hardware
+    stop = StopRequest(functools.partial(max_over_workers, strategy) if run.cluster.num_workers > 1 else None)
+    on_tpu_vm = hardware.wants_tpu and hardware.tpu_name == "local"
+    with explained_failures(run.cluster, run.folder), listening(stop, on_cloud_machine=on_tpu_vm):
+        yield stop
+
+
+def check_workers(run: Run, strategy: "tf.distribute.Strategy") -> None:
+    """Check that the batch suits the devices, and that all workers are those of the same run.
+
+    Raises:
+        InputError: it does not, or workers were given other flags or shards than the chief.
+    """
+    from train.runtime.strategy import check_agreement, shared_settings
+
+    run.plans(strategy.num_replicas_in_sync)
+    heartbeat.report("build")
+    settings = shared_settings([phase.config for phase in run.phases], run.fingerprint)
+    check_agreement(strategy, run.cluster, settings, rule="All workers must be given the same flags and shards.")
+
+
+def build_publisher(trainer: "Trainer", record: dict[str, Any]) -> "Publisher | None":
+    """Build what writes `export/` and its card, and pushes them if asked to; None on all workers but the chief."""
+    from train.publishing.model_card import check_card, model_card
+    from train.publishing.publisher import Publisher
+
+    run, phase = trainer.run, trainer.phase
+    if not run.cluster.is_chief:
+        return None
+    tokenizer = phase.inputs.tokenizer
+    check_card(record, tokenizer, phase.model_config)
+    return Publisher(
+        run_folder=run.folder,
+        export_folder=run.folder.export.path,
+        tokenizer=tokenizer,
+        model_max_length=max(one.inputs.max_length for one in run.phases[: phase.index + 1]),
+        card=functools.partial(model_card, record, tokenizer),
+        repository=run.config.hub.repository(),
+        pushes_checkpoints=run.config.hub.hub_strategy == "checkpoint",
+        publish_details=run.config.hub.publish_details,
+    )
+
+
+def push_while_training(trainer: "Trainer", publisher: "Publisher | None") -> "PushToHub":
+    """Build what pushes the model while it is trained, if asked to; of several workers the chief's does."""
+    from train.publishing.push_to_hub import PushToHub, steps_of_pushes
+
+    steps = steps_of_pushes(trainer.run.config.hub, trainer.plan)
+    return PushToHub(publisher, steps, metrics=lambda: trainer.log.lines)
