@@ -30,8 +30,7 @@ from mlm_common.corpus.config import (
     corpus_config_from_record,
 )
 from mlm_common.corpus.corpus import Corpus, open_corpus
-from mlm_common.corpus.identity import Record, describe_changed_sources
-from mlm_common.corpus.published_corpus import names_its_text
+from mlm_common.corpus.identity import Record, describe_changed_sources, names_its_text
 from mlm_common.corpus.shared_text import Part, describe_shared_text
 from mlm_common.errors import EXIT_STOPPED, InputError
 from mlm_common.folder_lock import locked_folder

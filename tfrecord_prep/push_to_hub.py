@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mlm_common.corpus.config import BUILTIN
-from mlm_common.corpus.published_corpus import hub_dataset, published_bad_rows, published_corpus
+from mlm_common.corpus.identity import hub_dataset, published_bad_rows, published_corpus
 from mlm_common.hub import push as hub
 from mlm_common.hub.push import (
     CARD_NAME,

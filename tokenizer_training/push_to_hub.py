@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlm_common.corpus.published_corpus import published_bad_rows, published_corpus
+from mlm_common.corpus.identity import published_bad_rows, published_corpus
 from mlm_common.hub.push import HubRepository, push_files
 from mlm_common.hub.redaction import redact_settings
 from mlm_common.storage import open_folder
@@ -45,7 +45,7 @@ def published_record(record: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "tokenizer_sha256": record["tokenizer_sha256"],
         "corpus": published_corpus(record["corpus"]),
-        "bad_rows": published_bad_rows(record.get("bad_rows")),
+        "bad_rows": published_bad_rows(record["bad_rows"]),
         "normalization": redact_settings(record["normalization"], [NormalizationConfig]),
         "unigram": redact_settings(record["unigram"], [UnigramConfig]),
         "versions": record["versions"],

@@ -16,7 +16,7 @@ from finetuning.data.rows import EncodedRows
 from finetuning.data.tables import check_data_file
 from finetuning.tasks.task import ExampleTask
 from mlm_common.cli.local_paths import check_folder_or_hub
-from mlm_common.corpus.published_corpus import HUB_ID
+from mlm_common.corpus.identity import HUB_ID
 from mlm_common.errors import InputError
 from mlm_common.storage import local_or_hub
 from mlm_common.tokenizer import load_tokenizer, special_ids

@@ -1,4 +1,4 @@
-"""Identify the text of a corpus: checksums of its files, and records of corpora compared.
+"""Identify the text of a corpus: checksums of its files, and its record, compared with others and published.
 
 A corpus is recorded next to what was made of it. Files are identified by their content, wherever they are; a data set
 of the Hub by its commit, which is the recorded `dataset_revision`; the built-in text by the versions of Python and the
@@ -16,18 +16,19 @@ import io
 import json
 import logging
 import os
+import re
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from mlm_common.cli.settings import describe_differences
-from mlm_common.corpus.config import BUILTIN, HELD_OUT_SPLITS, corpus_config_from_record
+from mlm_common.corpus.config import BUILTIN, HELD_OUT_SPLITS, CorpusConfig, corpus_config_from_record
 from mlm_common.errors import InputError
-from mlm_common.hub.redaction import REDACTED
+from mlm_common.hub.redaction import REDACTED, redact_except, redact_settings
 from mlm_common.storage import Folder, open_folder
 from mlm_common.storage.reading import StoredFile, changed_file
 
@@ -39,6 +40,9 @@ Record = dict[str, Any]
 FILES_KEYS = ("data_files", *(f"{split}_files" for split in HELD_OUT_SPLITS))
 # Where files are, and how a data set is fetched.
 SETTINGS_WITHOUT_INFLUENCE = {*FILES_KEYS, "streaming", "trust_remote_code"}
+# Fields of a file that are published as they are.
+PUBLIC_FILE_FIELDS = ("checksum", "content_checksum")
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 NUM_SHOWN_CHARACTERS = len("sha256 ") + 12
 
 NUM_READERS = 8
@@ -134,6 +138,36 @@ def files_keys(record: Record) -> list[str]:
 def is_path(dataset_name: str | None) -> bool:
     """Return whether a data set is a local folder, even if its path is redacted."""
     return dataset_name is not None and (dataset_name == REDACTED or Path(dataset_name).is_absolute())
+
+
+def published_corpus(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Redact names of files and folders in the record of a corpus. Its identity stays."""
+    published = redact_except(record, [BUILTIN])
+    published["settings"] = redact_settings(record["settings"], [CorpusConfig])
+    if (name := record["settings"]["dataset_name"]) in (BUILTIN, hub_dataset(record)):
+        published["settings"]["dataset_name"] = name
+    for key in FILES_KEYS:
+        if key in record:
+            published[key] = [redact_except(file, PUBLIC_FILE_FIELDS) for file in record[key]]
+    return published
+
+
+def published_bad_rows(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Keep only the number of bad rows, if they are recorded."""
+    return {"num_rows": record["num_rows"], "listed": []} if record else None
+
+
+def hub_dataset(record: Mapping[str, Any]) -> str | None:
+    """Return the id of the Hub's data set in the record of a corpus, None for any other corpus, or an empty record."""
+    name = record.get("settings", {}).get("dataset_name")
+    is_on_hub = name not in (None, BUILTIN) and HUB_ID.fullmatch(name) and not Path(name).exists()
+    return name if is_on_hub else None
+
+
+def names_its_text(record: Mapping[str, Any]) -> bool:
+    """Return whether a record says which text it is of: a published one may not."""
+    settings = record["settings"]
+    return REDACTED not in [settings["dataset_name"], *(path for key in FILES_KEYS for path in settings[key])]
 
 
 def with_checksums(files: Iterable[StoredFile]) -> list[StoredFile]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from mlm_common.corpus.config import BUILTIN
-from mlm_common.corpus.published_corpus import hub_dataset
+from mlm_common.corpus.identity import hub_dataset
 from mlm_common.errors import InputError, RunFailedError
 from mlm_common.storage import read_file
 from mlm_common.tokenizer import special_ids

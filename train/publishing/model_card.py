@@ -15,7 +15,7 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from mlm_common.corpus.config import BUILTIN
-from mlm_common.corpus.published_corpus import HUB_ID, hub_dataset
+from mlm_common.corpus.identity import HUB_ID, hub_dataset
 from mlm_common.errors import error_summary
 from mlm_common.tokenizer import vocabulary_size
 from train.config.settings import MASK

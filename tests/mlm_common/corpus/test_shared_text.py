@@ -10,8 +10,7 @@ import pytest
 
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import open_corpus
-from mlm_common.corpus.identity import record_of_split
-from mlm_common.corpus.published_corpus import published_corpus
+from mlm_common.corpus.identity import published_corpus, record_of_split
 from mlm_common.corpus.shared_text import Part, describe_possibly_shared_text, describe_shared_text
 from mlm_common.errors import InputError
 from tests.servers.fixtures import CloudStorageHandle

@@ -13,9 +13,10 @@ from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.identity import (
     describe_changes,
     identity,
+    names_its_text,
+    published_corpus,
     record_of_split,
 )
-from mlm_common.corpus.published_corpus import names_its_text, published_corpus
 from mlm_common.corpus.shared_text import Part, describe_shared_text
 from mlm_common.corpus.text_formats import bad_rows_from_record
 from mlm_common.hub.redaction import REDACTED, is_same, redact_settings, redacted_hash
