@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from huggingface_hub import DatasetCard
 
 from mlm_common.hub import push as hub
 from mlm_common.hub.redaction import REDACTED
+from tests.fixtures.run_command import Outcome
 from tests.fixtures.tiny_corpus import contents, flags, write_source
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
 from tfrecord_prep import push_to_hub as publishing
@@ -87,17 +89,16 @@ def test_faults_at_every_commit(fault: dict[str, object], source: Path, tmp_path
 
 
 def test_a_push_that_fails_leaves_no_manifest_and_is_taken_up_again(
-    source: Path, tmp_path: Path, hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    source: Path, tmp_path: Path, hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Outcome]
+) -> None:
     monkeypatch.setattr(hub, "RETRY_DELAYS_SECONDS", ())
     monkeypatch.setattr(publishing, "FILES_PER_COMMIT", 10)
     assert main(flags(source, tmp_path / "before", *HUB, "--shard-size", "7")) == 0
     hub_here.fault("commit/main", method="POST", mode="none", times=3)
     hub_here.fault("commit/main", method="POST", status=403)
-    assert main(flags(source, tmp_path / "out", *HUB)) == 1
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.endswith(f"The files are kept in {tmp_path}/out; run the same command again")
+    failed = run(main, *flags(source, tmp_path / "out", *HUB))
+    assert failed.status == 1
+    assert failed.error.endswith(f"The files are kept in {tmp_path}/out; run the same command again")
     assert "train/manifest.json" not in published(hub_here)
     num_commits = len(titles(hub_here))
     assert main(flags(source, tmp_path / "out", *HUB)) == 0
@@ -113,25 +114,25 @@ def test_from_cloud_storage(source: Path, cloud: CloudStorageHandle, hub_here: H
 
 
 def test_what_cannot_be_pushed_is_told_before_the_work(
-    source: Path, tmp_path: Path, hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    source: Path, tmp_path: Path, hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Outcome]
+) -> None:
     monkeypatch.setenv("HF_TOKEN", hub_here.read_token)
-    assert main(flags(source, tmp_path / "out", *HUB)) == 2
-    assert "role is 'read'" in capsys.readouterr().err
+    refused = run(main, *flags(source, tmp_path / "out", *HUB))
+    assert refused.status == 2
+    assert "role is 'read'" in refused.error
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_not_ours_in_the_repository_is_left_and_the_push_refused_before_the_work(
-    source: Path, tmp_path: Path, hub_here: HubHandle, capsys: pytest.CaptureFixture[str]
+def test_a_repository_of_others_is_refused_before_the_work(
+    source: Path, tmp_path: Path, hub_here: HubHandle, run: Callable[..., Outcome]
 ) -> None:
     hub_here.put(REPO, "data/train-0.parquet", b"rows", kind="datasets")
     hub_here.put(REPO, "README.md", b"---\nlicense: cc-by-4.0\n---\n\n# Rows\n\nCite it.\n", kind="datasets")
     before = hub_here.repository(REPO, kind="datasets")
-    assert main(flags(source, tmp_path / "out", *HUB)) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert "README.md, data/train-0.parquet" in error
-    assert "--hub-revision" in error
+    refused = run(main, *flags(source, tmp_path / "out", *HUB))
+    assert refused.status == 2
+    assert "README.md, data/train-0.parquet" in refused.error
+    assert "--hub-revision" in refused.error
     assert not (tmp_path / "out").exists()
     assert main(flags(source, tmp_path / "out", *HUB, "--hub-revision", "rows")) == 0
     assert hub_here.repository(REPO, kind="datasets") == before | {"branches": ["main", "rows"]}

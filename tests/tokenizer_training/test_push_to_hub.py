@@ -1,12 +1,14 @@
 """Stage 1 pushes the files that it wrote, without what is their owner's."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256
 from tests.fixtures.generated_text import generated_lines
+from tests.fixtures.run_command import Outcome
 from tests.servers.fixtures import HubHandle
 from tokenizer_training.train_unigram import main
 
@@ -59,11 +61,12 @@ def test_files_beside_the_tokenizer_paths_and_excerpts_stay_on_this_machine(
 
 
 def test_a_repository_of_others_is_refused_before_training(
-    corpus_file: Path, tmp_path: Path, hub_here: HubHandle, capsys: pytest.CaptureFixture[str]
+    corpus_file: Path, tmp_path: Path, hub_here: HubHandle, run: Callable[..., Outcome]
 ) -> None:
     hub_here.put(REPO, "tokenizer.json", b"somebody's")
-    assert main(arguments(corpus_file, tmp_path / "out")) == 2
-    assert "already contains files that this tool did not create (tokenizer.json)" in capsys.readouterr().err
+    refused = run(main, *arguments(corpus_file, tmp_path / "out"))
+    assert refused.status == 2
+    assert f"{REPO} already contains files that this tool did not create (tokenizer.json)" in refused.error
     assert hub_here.files(REPO)["tokenizer.json"] == b"somebody's"
     assert not (tmp_path / "out").exists()
     assert main(arguments(corpus_file, tmp_path / "out", "--hub-revision", "unigram")) == 0

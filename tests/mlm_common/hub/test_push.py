@@ -101,6 +101,7 @@ def test_failed_push_keeps_the_folder_and_says_how(server: HubHandle, export: Pa
     assert advice == ["hf", "upload", REPO, str(export), ".", "--private", "--include", *sorted(before)]
     subprocess.run([Path(sys.executable).with_name(advice[0]), *advice[1:]], check=True, timeout=60)
     assert stored_files(server) == before
+    check_hub_access(REPOSITORY)
 
 
 def test_push_that_may_not_write_is_not_repeated(
