@@ -205,10 +205,18 @@ def test_the_corpus_of_the_tokenizer_must_not_have_changed(
     assert main([*arguments, "--overwrite", "--data-files", str(tmp_path / "trained" / "a.txt")]) == 0
 
 
+@pytest.fixture
+def without_log():
+    """pytest-xdist cannot send a log that is not UTF-8."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.usefixtures("without_log")
 def test_a_name_that_is_not_utf_8_is_recorded_and_found_again(
-    source: Path, tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # pytest-xdist cannot send such a name
     path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")
     Path(path).write_text("".join(f"{line}\n" for line in DOCUMENTS), encoding="utf-8")
     tokenizer = with_record(source, tmp_path / "tokenizer", data_files=[str(tmp_path / "*.txt")])
