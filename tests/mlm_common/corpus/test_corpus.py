@@ -192,7 +192,7 @@ def test_flags() -> None:
         ({"split": "train[:10%]"}, "--limit"),
         ({"split": "../x"}, "plain name"),
         ({"limit": 0}, "--limit must be at least 1"),
-        ({"validation_percent": 100}, "under 100; got 100"),
+        ({"validation_percent": 100}, "must be at least 0 and below 100; received 100"),
         ({"validation_percent": 1.0, "validation_files": ["a"]}, "not both"),
         ({"test_percent": 1.0, "test_files": ["a"]}, "`test` comes from --test-percent or --test-files, not both"),
         ({"dataset_name": "x", "test_split": "y", "test_files": ["a"]}, "--test-files or --test-split, not both"),
