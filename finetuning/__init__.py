@@ -8,9 +8,8 @@
     glue_submission.py      command: the predictions of GLUE runs as the file that its site accepts
     config/                 all settings of a run: those shared with pretraining, and where the examples are
     data/                   tables of texts and labels; encoded, in buckets of a few lengths, batched
-    scores/                 metrics, and the baseline: what a guess without the text scores
-    tasks/                  heads, their losses and figures
-    loop/                   open a run, train it with the loop of `train`, write its results; open a model to predict
+    loop/                   open the model to start from, train with the loop of `train`, write results
+    tasks/                  one task a file: how examples are read and encoded, heads, losses, scores; predictions
 
 What trains is the stage before, `train`: step, checkpoints, resuming, devices, export. Nothing there knows of this one.
 """

@@ -16,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Open the model, read what is to be predicted, predict it; print or write the predictions."""
     (config,) = parse_arguments((PredictionConfig,), argv, __doc__ or "")
     log_start(__file__)
-    from finetuning.loop.prediction import open_predictor  # transformers, not for --help
+    from finetuning.tasks.prediction import open_predictor
 
     if config.output is not None:
         folder, name = folder_and_name(config.output)

@@ -8,7 +8,7 @@ except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from finetuning.config.settings import TaggingConfig
 
-main = finetuning_command(TaggingConfig, "finetuning.loop.tagging:TaggingJob", __file__, __doc__)
+main = finetuning_command(TaggingConfig, "finetuning.tasks.tagging:TaggingJob", __file__, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

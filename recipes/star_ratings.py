@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetuning.config.settings import ExamplesConfig
-from finetuning.data.examples import Examples, your_tables
+from finetuning.data.examples import Examples, read_tables
 from finetuning.tasks.custom import CustomTask
 from mlm_common.errors import InputError
 
@@ -32,7 +32,7 @@ class StarRatings(CustomTask):
     def read(self, data: ExamplesConfig) -> Mapping[str, Examples]:
         """Read the files, or the data set, that the flags name."""
         examples = {}
-        for split, table in your_tables(data).items():
+        for split, table in read_tables(data).items():
             stars = [STARS.get(str(value).strip()) for value in table.columns.get("stars", ())] or None
             if stars and None in stars:
                 row = stars.index(None) + 1

@@ -25,13 +25,15 @@ import numpy as np
 
 from benchmarks.peers.train_step_contenders import RoundsCallback, fit_in_rounds, our_trainer
 from benchmarks.rounds import Rounds
-from finetuning.config.settings import ClassificationConfig, ClassificationData
-from finetuning.config.sources import parse_finetuning_config
+from finetuning.config.settings import ClassificationConfig
+from finetuning.config.settings import ClassificationData
+from finetuning.config.settings import parse_finetuning_config
 from finetuning.data.buckets import training_batches
-from finetuning.data.examples import read_parts
+from finetuning.tasks.classification import read_parts
 from finetuning.data.inputs import ExampleInputs
-from finetuning.data.rows import INPUT_IDS, encode_texts
-from finetuning.loop.classification import Classification
+from finetuning.data.rows import INPUT_IDS
+from finetuning.data.rows import encode_texts
+from finetuning.tasks.classification import Classification
 from mlm_common.tokenizer import load_tokenizer, special_ids, vocabulary_size
 from tokenizer_training.train_unigram import main as train_unigram
 from train.checkpoints.resume import ResumePoint

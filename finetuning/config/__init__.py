@@ -1,1 +1,1 @@
-"""What a fine-tuning run is told."""
+"""Settings of fine-tuning and of predictions."""

@@ -3,10 +3,13 @@
 A name of transformers' `run_glue.py` and `run_classification.py` is the name of the flag here, or is read as well.
 """
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
 
-from mlm_common.cli.settings import PUBLIC, Bounded, flag, require
+from mlm_common.cli.command_line import parse_arguments
+from mlm_common.cli.local_paths import check_file
+from mlm_common.cli.settings import PUBLIC, Bounded, flag, flag_of, require
 from mlm_common.errors import InputError
 from train.config.learning import (
     ADDED,
@@ -18,7 +21,7 @@ from train.config.learning import (
     OptimizationConfig,
     changeable,
 )
-from train.config.settings import HardwareConfig, HubConfig, RunConfig, RunSettings
+from train.config.settings import HardwareConfig, HubConfig, RunConfig, RunSettings, saved_on_tpus
 
 # The shortest rows that are worth a program of their own; each bucket is twice as long as the one before.
 SHORTEST_BUCKET = 16
@@ -391,3 +394,44 @@ class CustomConfig(FinetuningConfig):
     """All settings of one run of a task of one's own."""
 
     data: CustomData
+
+
+Settings = TypeVar("Settings", bound=FinetuningConfig)
+
+
+def parse_finetuning_config(config_class: type[Settings], argv: Sequence[str] | None, description: str) -> Settings:
+    """Read the settings of a task given on the command line, over `--config-file` and the defaults.
+
+    Raises:
+        InputError: a setting is not what it must be, or a required one is missing.
+    """
+    subjects = config_class.subjects()
+    settings: dict[str, Any] = dict(
+        zip(
+            subjects,
+            parse_arguments(tuple(subjects.values()), argv, description, needed=_needed(subjects)),
+            strict=True,
+        )
+    )
+    config = config_class(**settings)
+    require(bool(config.model.init_from), "is required: the model to start from", "--init-from", "nothing")
+    require(bool(config.run.output_dir), "is required: the folder of the run", "--output-dir", "nothing")
+    if isinstance(config.data, CustomData):
+        require(bool(config.data.task), "is required: FILE.py:CLASS, the task", "--task", "nothing")
+    else:  # a custom task may read a folder, or nothing, by these names
+        _check_files(config.data)
+    run: Any = saved_on_tpus(config)
+    return replace(config, run=run)
+
+
+def _needed(subjects: dict[str, type]) -> tuple[str, ...]:
+    source = "task" if hasattr(subjects["data"], "task") else "train_file"
+    return ("init_from", source, "output_dir")
+
+
+def _check_files(data: ExamplesConfig) -> None:
+    """Check that the files exist, before anything else is said about them or the model."""
+    for name in ("train_file", "validation_file", "test_file"):
+        path = getattr(data, name)
+        if path is not None:
+            check_file(path, flag_of(name))

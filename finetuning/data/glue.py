@@ -3,8 +3,13 @@
 Files: the download of https://gluebenchmark.com/tasks, .tsv without quoting.
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from finetuning.config.settings import ClassificationData
+from finetuning.data.examples import Examples, Parts, texts_of
+from finetuning.data.tables import Table, read_hub_tables, read_table
 
 # GLUE's own on the Hub.
 HUB_NAME = "nyu-mll/glue"
@@ -86,3 +91,44 @@ HUB_SPLITS = {
     "dev_mismatched": "validation_mismatched", "test_matched": "test_matched", "test_mismatched": "test_mismatched",
     DIAGNOSTIC: "test",
 }  # fmt: skip
+
+
+def read_glue(data: ClassificationData, task: GlueTask) -> Parts:
+    """Read a task from the download or from the Hub.
+
+    Raises:
+        InputError: a file, a column, a text or a label is missing.
+        HubAwayError: the Hub cannot be reached.
+    """
+
+    @functools.cache
+    def hub(config: str) -> dict[str, Table]:
+        return read_hub_tables(HUB_NAME, config, data.dataset_revision)
+
+    def part(file: str, limit: int | None, *, has_labels: bool) -> Examples:
+        if data.glue_dir is None:
+            table = hub(HUB_CONFIGS.get(file, str(data.task_name)))[HUB_SPLITS[file]].first(limit)
+            texts, label = task.hub_texts, "label"
+        else:
+            path = f"{data.glue_dir.rstrip('/')}/{file if '/' in file else f'{task.folder}/{file}'}.tsv"
+            columns = task.columns if has_labels else None
+            table = read_table(path, "--glue-dir", columns, skips_short_rows=task.skips_short_rows).first(limit)
+            texts, label = task.texts, task.label
+        labels = table.column(label, "--task-name") if has_labels else None
+        if labels is not None and task.label_names:
+            labels = [task.label_names[int(value)] if value in ("0", "1") else value for value in labels]
+        return Examples(table.name, texts_of(table, texts), labels)
+
+    tests = task.all_tests if data.predicts else {}
+    texts, label = (task.hub_texts, "label") if data.glue_dir is None else (task.texts, task.label)
+    train = part("train", data.max_train_samples, has_labels=True)
+    return Parts(
+        train,
+        {"texts": " and ".join(texts), "labels": f"{label} of {train.name}"},
+        texts,
+        {ending: part(file, data.max_eval_samples, has_labels=True) for ending, file in task.validation.items()},
+        {
+            f"{data.task_name}{ending}": part(file, data.max_predict_samples, has_labels=False)
+            for ending, (file, _) in tests.items()
+        },
+    )

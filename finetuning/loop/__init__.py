@@ -1,1 +1,1 @@
-"""A fine-tuning run: opened, trained by the loop of pretraining, scored, and its results written."""
+"""A fine-tuning run: its model opened, trained by the loop of pretraining, and its results written."""

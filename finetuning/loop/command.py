@@ -3,8 +3,7 @@
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from finetuning.config.settings import FinetuningConfig
-from finetuning.config.sources import parse_finetuning_config
+from finetuning.config.settings import FinetuningConfig, parse_finetuning_config
 from mlm_common.cli.command_line import command, log_start
 from train.runtime.supervisor import supervise_if_asked
 

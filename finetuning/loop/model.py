@@ -14,7 +14,6 @@ from finetuning.data.glue import HUB_NAME
 from finetuning.data.inputs import ExampleInputs
 from finetuning.data.rows import EncodedRows
 from finetuning.data.tables import check_data_file
-from finetuning.tasks.task import ExampleTask
 from mlm_common.cli.local_paths import check_folder_or_hub
 from mlm_common.corpus.identity import HUB_ID
 from mlm_common.errors import InputError
@@ -32,6 +31,7 @@ from train.model.config import parse_overrides, resolve_model_config
 from train.model.pretrained_files import WEIGHTS_SUFFIXES, read_config, set_labels
 from train.runtime.machines import Cluster
 from train.runtime.run_folder import exported_model
+from train.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 
@@ -58,12 +58,12 @@ class Start:
 
     @property
     def of_rows(self) -> dict[str, Any]:
-        """What an `ExampleTask` is to know of the rows."""
+        """The arguments of an `ExampleTask` that describe its rows."""
         return {"pad_token_id": special_ids(self.tokenizer)["pad"], "token_types": self.token_types}
 
     def run(
         self,
-        task: ExampleTask,
+        task: Task,
         train_rows: EncodedRows,
         eval_rows: EncodedRows | None,
         cluster: Cluster,

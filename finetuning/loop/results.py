@@ -1,10 +1,9 @@
 """The results of a run as files, under the names that transformers' scripts give them."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from finetuning.data.questions import Question
 from mlm_common.storage import Folder
 from train.metrics.log_files import TRAIN
 
@@ -47,21 +46,9 @@ def named(figures: Mapping[str, float]) -> dict[str, Any]:
     return named | ({"is_degenerate": bool(named["is_degenerate"])} if "is_degenerate" in named else {})
 
 
-def predictions_text(predictions: Iterable[str]) -> str:
-    """Format predictions: a header, and a line `index<TAB>prediction` for each row, in their order."""
-    lines = [f"{index}\t{prediction}\n" for index, prediction in enumerate(predictions)]
-    return "index\tprediction\n" + "".join(lines)
-
-
-def tags_text(tags: Iterable[Iterable[str]]) -> str:
-    """Format tags: a line for each sentence, the tags of its words with a space between."""
-    return "".join(" ".join(one) + "\n" for one in tags)
-
-
-def answers_text(questions: Iterable[Question], values: Iterable[Any]) -> str:
-    """Format what was found for each question as JSON, {id: value}."""
-    content = dict(zip((one.id for one in questions), values, strict=True))
-    return json.dumps(content, indent=4, ensure_ascii=False) + "\n"
+def shown_score(value: float) -> str:
+    """Write a score with four decimals, or four significant digits where it is so small that these would say little."""
+    return f"{value:.4f}" if value == 0 or abs(value) >= 0.001 else f"{value:.4g}"
 
 
 def _as_text(figures: Mapping[str, Any]) -> str:

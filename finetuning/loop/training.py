@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from finetuning.config.sources import Settings
+from finetuning.config.settings import Settings
 from finetuning.data.inputs import ExampleInputs
 from finetuning.data.rows import EncodedRows
-from finetuning.tasks.task import shown_score
+from finetuning.loop.results import shown_score
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
 from train.loop import lifecycle

@@ -1,1 +1,1 @@
-"""What is learned: heads, their losses and figures."""
+"""What is learned: examples read and encoded, heads, losses and scores, one task a file."""

@@ -2,21 +2,54 @@
 
 import csv
 import io
-from collections.abc import Mapping
+import logging
+import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
+from transformers import PretrainedConfig
 
-from finetuning.data.labels import Labels
-from finetuning.scores.classification import ERRORS, chosen_metric, predict, scores, with_mean
-from finetuning.tasks.rows import ON_ROWS, RowTask
+from finetuning.config.settings import ClassificationConfig, ClassificationData
+from finetuning.data.examples import Examples, Parts, read_tables, texts_of
+from finetuning.data.glue import GLUE_TASKS, read_glue
+from finetuning.data.labels import LabelReading, Labels, find_labels, is_missing
+from finetuning.data.rows import encode_texts
+from finetuning.data.tables import Table, read_table
+from finetuning.loop.model import open_start
+from finetuning.tasks.metrics import (
+    COMBINED,
+    DEFAULT_METRICS,
+    ERRORS,
+    MAX_PLOTTED_CLASSES,
+    baseline,
+    check_packages,
+    chosen_metric,
+    confusion_counts,
+    draw_confusion,
+    predict,
+    scores,
+    with_mean,
+)
+from finetuning.tasks.rows import ON_ROWS, Part, RowsJob, RowTask
 from mlm_common.cli.settings import require
+from mlm_common.errors import InputError
+from mlm_common.storage import Folder
 from train.data.inputs import Feature
+from train.loop.run import Run
+from train.runtime.machines import Cluster
+from train.runtime.run_folder import CONFUSION_NAME
 from train.tasks.task import CardFigure, Mean, TaskCard
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
+logger = logging.getLogger(__name__)
+
+# Columns that are no text by default.
+NO_TEXT = ("id", "idx", "index")
+# What pandas calls the column that it writes its index to: in .csv, where that is read and written again, in .parquet.
+INDEX_OF_PANDAS = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
 # The Hub's words for metrics.
 HUB_METRICS = {"f1_macro": "f1", "f1_micro": "f1", "pearson": "pearsonr"}
 NAMES = {
@@ -48,7 +81,7 @@ class TextClassification(RowTask):
     Args:
         labels: what is told apart.
         references: labels of the rows to evaluate on, as `Labels.encode` makes them.
-        metrics: names in `finetuning.scores.classification.METRICS`.
+        metrics: names in `finetuning.tasks.metrics.METRICS`.
         metric: by which checkpoints are compared; by default the first, or of several of GLUE's their mean.
         pad_token_id: of the tokenizer.
         token_types: whether the rows have them.
@@ -125,7 +158,7 @@ class TextClassification(RowTask):
         return {"num_correct": tf.cast(tf.argmax(outputs, axis=-1, output_type=tf.int32) == labels, tf.float32)}
 
     def predict(self, outputs: NDArray[Any]) -> NDArray[Any]:
-        """Make predictions; see `finetuning.scores.classification.predict`."""
+        """Make predictions; see `finetuning.tasks.metrics.predict`."""
         return predict(outputs, self.labels.problem_type)
 
     def scores(self, predictions: NDArray[Any], labels: NDArray[Any]) -> dict[str, float]:
@@ -142,3 +175,162 @@ class TextClassification(RowTask):
         names = [name for name, holds in zip(self.labels.names, label, strict=True) if holds]
         csv.writer(line, lineterminator="").writerow(names)
         return line.getvalue()
+
+
+class Classification(RowsJob[ClassificationConfig]):
+    """The job of `run_classification.py`."""
+
+    def open_run(self, config: ClassificationConfig, cluster: Cluster) -> Run:
+        """Read and encode the examples, and make task and model configuration of them.
+
+        Raises:
+            InputError: whatever is wrong with examples, labels, tokenizer or model.
+        """
+        check_packages()
+        start, data = open_start(config), config.data
+        parts = read_parts(data)
+        labels = _labels(data, parts.train, start.model_config)
+
+        def part(examples: Examples, *, is_test: bool = False) -> Part:
+            encoded, is_labelled = None, None
+            if examples.labels is not None and is_test:
+                encoded, is_labelled = labels.encode_known(examples.labels, examples.name)
+                if not is_labelled.all():
+                    logger.warning(
+                        "%s of %s rows of %s have a label that occurs in training; the others are not scored.",
+                        f"{is_labelled.sum():,}",
+                        f"{len(is_labelled):,}",
+                        examples.name,
+                    )
+                    encoded = encoded if is_labelled.any() else None
+            elif examples.labels is not None:
+                encoded = labels.encode(examples.labels, examples.name)
+            rows = encode_texts(
+                start.tokenizer,
+                examples.texts,
+                max_length=data.max_seq_length,
+                token_types=start.token_types,
+                labels=labels.nothing(examples.num_rows) if encoded is None else encoded,
+            )
+            return Part(rows, encoded, is_labelled)
+
+        train = part(parts.train)
+        self.validation = {ending: part(examples) for ending, examples in parts.validation.items()}
+        self.tests = {name: part(examples, is_test=True) for name, examples in parts.tests.items()}
+        first = next(iter(self.validation.values()), None)
+        metrics = GLUE_TASKS[data.task_name].metrics if data.task_name else DEFAULT_METRICS[labels.problem_type]
+        guess = {}
+        if first is not None and first.labels is not None and train.labels is not None:
+            guess = scores(metrics, baseline(labels, train.labels, len(first.labels)), first.labels)
+        task = TextClassification(
+            labels,
+            first.labels if first else None,
+            metrics,
+            data.metric_name or (COMBINED if data.task_name and len(metrics) > 1 else None),
+            guess=guess,
+            num_texts=len(parts.text_columns),
+            **start.of_rows,
+        )
+        assert train.labels is not None
+        described = parts.columns | labels.describe(train.labels)
+        described["first label"] = task.shown(train.labels[0]) or "none of the classes"
+        eval_rows = first.rows if first else None
+        task.takes_pairs = len(parts.text_columns) == 2
+        recorded = {"text_columns": list(parts.text_columns)}
+        run = start.run(task, train.rows, eval_rows, cluster, labels.by_id, described=described, recorded=recorded)
+        run.phases[0].model_config.problem_type = labels.problem_type
+        return run
+
+    def write_more(self, folder: Folder, task: TextClassification, predictions: NDArray[Any]) -> None:
+        """Draw which classes are taken for which, where each row has one of a few."""
+        names = task.labels.names
+        if not task.is_one_class or len(names) > MAX_PLOTTED_CLASSES or task.references is None:
+            return
+        counts = confusion_counts(task.references, predictions, len(names))
+        folder.write_bytes(CONFUSION_NAME, draw_confusion(counts, names))
+
+
+def _labels(data: ClassificationData, train: Examples, model_config: PretrainedConfig) -> Labels:
+    assert train.labels is not None
+    reading = LabelReading(
+        data.problem_type, data.label_separator, data.decimal_separator, data.label_lists, data.similar_labels
+    )
+    if data.task_name is not None:
+        task = GLUE_TASKS[data.task_name]
+        reading = LabelReading("regression" if task.is_regression else "single_label_classification")
+        if task.label_names:
+            return Labels("single_label_classification", task.label_names)
+    is_classifier = any("ForSequenceClassification" in name for name in model_config.architectures or ())
+    known = model_config.id2label if is_classifier else None
+    return find_labels(train.labels, train.name, reading, known)
+
+
+def read_parts(data: ClassificationData) -> Parts:
+    """Read the examples to train on, to evaluate on and to predict.
+
+    Raises:
+        InputError: a file, a column, a text or a label is not there.
+        HubAwayError: the Hub cannot be reached.
+    """
+    if data.task_name is not None:
+        return read_glue(data, GLUE_TASKS[data.task_name])
+    tables = read_tables(data)
+    texts = data.text_column_names or _text_columns(tables["train"], data)
+    left_out = [repr(name) for name in tables["train"].columns if name not in (*texts, data.label_column_name)]
+    note = f"; not read: {', '.join(left_out)}" if left_out else ""
+    columns = {"texts": " and ".join(texts) + note, "labels": f"{data.label_column_name} of {tables['train'].name}"}
+
+    def examples(split: str) -> dict[str, Examples]:
+        return {"": _examples(tables[split], texts, data, needs_labels=split != "test")} if split in tables else {}
+
+    tests = examples("test") if data.predicts else {}
+    return Parts(
+        examples("train")[""],
+        columns,
+        texts,
+        examples("validation"),
+        {f"test{key}": one for key, one in tests.items()},
+    )
+
+
+def read_examples_to_predict(path: str, data: ClassificationData) -> Examples:
+    """Read the texts of a file, which `--file` names, without their labels.
+
+    Raises:
+        InputError: there is no such file, column or text.
+    """
+    is_cut = data.task_name is not None and GLUE_TASKS[data.task_name].skips_short_rows
+    table = read_table(path, "--file", skips_short_rows=is_cut)
+    return Examples(table.name, texts_of(table, data.text_column_names or _text_columns(table, data)), None)
+
+
+def _text_columns(table: Table, data: ClassificationData) -> list[str]:
+    names = [
+        name
+        for name in table.columns
+        if name != data.label_column_name and name.lower() not in NO_TEXT and not INDEX_OF_PANDAS.fullmatch(name)
+    ]
+    require(
+        1 <= len(names) <= 2,
+        f"must name the columns of {table.name} with text, unless there are one or two besides "
+        f"{data.label_column_name}",
+        "--text-column-names",
+        f"nothing, with the columns {', '.join(table.columns)}",
+    )
+    for name in names:
+        if all(str(value).strip().isdecimal() for value in table.columns[name]):
+            others = " ".join(one for one in names if one != name)
+            raise InputError(
+                f"Column {name} of {table.name} holds whole numbers, which are rarely texts. Use --text-column-names "
+                f"{' '.join(names)} if it is one" + (f", --text-column-names {others} if not." if others else ".")
+            )
+    return names
+
+
+def _examples(table: Table, texts: Sequence[str], data: ClassificationData, *, needs_labels: bool) -> Examples:
+    labels: Sequence[Any] | None = None
+    if needs_labels or data.label_column_name in table.columns:
+        labels = table.column(data.label_column_name, "--label-column-name")
+        if not needs_labels and all(map(is_missing, labels)):
+            labels = None
+    return Examples(table.name, texts_of(table, texts), labels)

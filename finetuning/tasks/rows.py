@@ -1,23 +1,87 @@
-"""Tasks with one answer for each row: a class, several of them, a number, or what a task of one's own makes of it."""
+"""What tasks share: rows of text and a new head; and tasks with one answer for each row, with their results."""
 
+import logging
+import shlex
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finetuning.data.rows import INDEX
-from finetuning.scores.classification import COMBINED, is_degenerate
-from finetuning.tasks.task import ExampleTask, shown_score, with_metric
+from finetuning.config.settings import Settings
+from finetuning.data.rows import ATTENTION_MASK, INDEX, INPUT_IDS, TOKEN_TYPES, EncodedRows
+from finetuning.loop.results import EVAL_NAME, named, shown_score, train_results, write_results
+from finetuning.loop.training import Job, Predict
+from finetuning.tasks.metrics import COMBINED, is_degenerate
+from mlm_common.storage import Folder
 from train.data.inputs import Feature
-from train.tasks.task import Mean
+from train.tasks.task import Mean, Task
 
 if TYPE_CHECKING:
     import tensorflow as tf
     from transformers import PreTrainedTokenizerFast
+
+    from train.loop.trainer import Trainer
+
 # What the card says of the evaluation.
 ON_ROWS = "On the {num_rows:,} validation rows, which also decided which checkpoint was kept."
+
+
+def with_metric(summary: str, figures: Mapping[str, float], metric: str) -> str:
+    """Add a metric to the summary of an evaluation, unless that is the loss, which is there."""
+    return summary if metric == "loss" else f"{summary}  {metric.replace('_', ' ')} {shown_score(figures[metric])}"
+
+
+class ExampleTask(Task):
+    """Learns from rows of `finetuning.data.rows`.
+
+    Args:
+        pad_token_id: of the tokenizer.
+        token_types: whether the rows have them.
+    """
+
+    allows_new_head = True
+
+    def __init__(self, *, pad_token_id: int, token_types: bool):
+        self.pad_token_id = pad_token_id
+        self.token_types = token_types
+
+    def next_command(self, model: str) -> str:
+        """Return the command that predicts with the model, up to what it is to predict."""
+        return f"python finetuning/predict.py --model {shlex.quote(model)}"
+
+    def text_features(self, length: int) -> dict[str, Feature]:
+        """Name ids, mask, token types where there are any, and the number of the row, -1 in padding."""
+        ids, mask, index = Feature((length,), padding=self.pad_token_id), Feature((length,)), Feature(padding=-1)
+        token_types = {TOKEN_TYPES: Feature((length,))} if self.token_types else {}
+        return {INPUT_IDS: ids, ATTENTION_MASK: mask, **token_types, INDEX: index}
+
+    def predicted_features(self, length: int) -> dict[str, Feature]:
+        """Name what `predicted` reads of each row: the features without those of its label."""
+        return self.text_features(length)
+
+    @abstractmethod
+    def predicted(self, network: Any, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
+        """Run the network on rows without labels, and keep of each row what its prediction is made of, (rows, …)."""
+
+    def network_inputs(self, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
+        """Make what a network takes, (rows, length) each: ids, which of them are no padding, and token types."""
+        names = (INPUT_IDS, ATTENTION_MASK, *((TOKEN_TYPES,) if self.token_types else ()))
+        return {name: rows[name] for name in names}
+
+    @staticmethod
+    def first_text(rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> str:
+        """Decode the tokens of the first row."""
+        ids, mask = rows[INPUT_IDS][0].numpy(), rows[ATTENTION_MASK][0].numpy()
+        return str(tokenizer.decode(ids[mask > 0]))
+
+    @staticmethod
+    def in_order(sums: Mapping[str, Any], name: str) -> NDArray[Any]:
+        """Put what an evaluation kept of each row under a name, (rows, …), in the order of the rows."""
+        index = sums[INDEX]
+        return sums[name][np.argsort(index, kind="stable")[np.count_nonzero(index < 0) :]]
 
 
 class RowTask(ExampleTask):
@@ -137,3 +201,77 @@ class RowTask(ExampleTask):
         label = rows["label"][0].numpy()
         shown = str(label) if isinstance(label, np.floating) else self.shown(label) or "none"
         return {"first row": self.first_text(rows, tokenizer), "its label": shown}
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Examples as the model takes them, and their labels; None where they have none.
+
+    is_labelled: bool (rows,), which of them have one; None where all have.
+    """
+
+    rows: EncodedRows
+    labels: NDArray[Any] | None
+    is_labelled: NDArray[np.bool_] | None = None
+
+
+class RowsJob(Job[Settings]):
+    """The job of such a run; `open_run` sets what else there is than the rows to train on.
+
+    validation: {ending of the names of the figures: part}; the first is the one that checkpoints are chosen by.
+    tests: {name of the predictions: part}.
+    """
+
+    validation: dict[str, Part]
+    tests: dict[str, Part]
+
+    def write_results(
+        self,
+        trainer: "Trainer",
+        figures: dict[str, float] | None,  # noqa: ARG002
+        step: int,
+        predict: Predict,
+    ) -> dict[str, float] | None:
+        """Predict the validation and test parts; write the predictions and, where there are labels, their scores."""
+        run, task = trainer.run, trainer.phase.task
+        assert isinstance(task, RowTask)
+        train = train_results(trainer, step)
+        predictions: dict[str, NDArray[Any]] = {}
+
+        def figures_of(name: str, part: Part) -> dict[str, float]:
+            totals = predict(part.rows)
+            predictions[name] = task.predictions(totals)
+            return task.figures_of(totals, part.labels, part.is_labelled) if part.labels is not None else {}
+
+        validation = {ending: figures_of(f"{EVAL_NAME}{ending}", part) for ending, part in self.validation.items()}
+        evaluated = {
+            f"{name}{ending}": value for ending, part in validation.items() for name, value in named(part).items()
+        }
+        if evaluated:
+            evaluated |= {f"guess_{name}": value for name, value in task.guess.items()} | {"epoch": train["epoch"]}
+        predicted: dict[str, Any] = {}
+        for name, part in self.tests.items():
+            predicted |= named(figures_of(f"predict_results_{name}", part))
+        first = validation.get("")
+        if not run.cluster.is_chief:
+            return first
+        for name, of_part in predictions.items():
+            run.folder.files.write_text(f"{name}.txt", predictions_text(map(task.shown, of_part)))
+        if first:
+            self.write_more(run.folder.files, task, predictions[EVAL_NAME])
+        write_results(run.folder.files, {"train": train, "eval": evaluated, "predict": predicted})
+        if first and first["is_degenerate"]:
+            logger.warning("All validation rows have the same prediction: nothing was learned.")
+        return first
+
+    def write_more(self, folder: Folder, task: Any, predictions: NDArray[Any]) -> None:
+        """Write what else shows the predictions of the validation part; by default nothing."""
+
+
+def predictions_text(predictions: Iterable[str]) -> str:
+    """Format predictions: a header, and a line `index<TAB>prediction` for each row, in their order."""
+    lines = [f"{index}\t{prediction}\n" for index, prediction in enumerate(predictions)]
+    return "index\tprediction\n" + "".join(lines)

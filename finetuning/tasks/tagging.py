@@ -1,24 +1,40 @@
 """Token classification: each word has a tag, learned and predicted at its first token."""
 
-from collections.abc import Mapping
+import importlib.util
+import logging
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finetuning.data.labels import Labels
-from finetuning.data.rows import INDEX
-from finetuning.data.tagged import NO_TAG, NO_WORD, WORD, Sentences
-from finetuning.scores.classification import chosen_metric
-from finetuning.scores.tagging import default_tag, is_degenerate, metrics_of, scores
-from finetuning.tasks.task import ExampleTask, shown_score, with_metric
+from finetuning.config.settings import TaggingConfig
+from finetuning.data.labels import LabelReading, Labels, find_labels
+from finetuning.data.rows import INDEX, EncodedRows
+from finetuning.loop.model import open_start
+from finetuning.loop.results import EVAL_NAME, named, shown_score, train_results, write_results
+from finetuning.loop.training import Job, Predict
+from finetuning.tasks.metrics import chosen_metric
+from finetuning.tasks.rows import ExampleTask, with_metric
+from finetuning.tasks.sentences import NO_TAG, NO_WORD, OUTSIDE, WORD, Sentences, encode_sentences, read_sentences
 from mlm_common.cli.settings import require
+from mlm_common.errors import InputError
 from train.data.inputs import Feature
+from train.loop.run import Run
+from train.runtime.machines import Cluster
 from train.tasks.task import CardFigure, Mean, TaskCard
 
 if TYPE_CHECKING:
     import tensorflow as tf
     from transformers import PreTrainedTokenizerFast
+
+    from train.loop.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
 USAGE = """```python
 from transformers import pipeline
 
@@ -197,3 +213,164 @@ def of_words(sums: Mapping[str, Any], name: str, sentences: Sentences, default: 
             begins = words != NO_WORD
             values[index][words[begins]] = of_tokens[begins]
     return values
+
+
+ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
+TAG_METRICS = ("accuracy",)
+# How the tags of entities begin, in the schemes IOB1, IOB2, IOE, IOBES and BILOU.
+ENTITY_PREFIXES = ("B-", "I-", "E-", "S-", "L-", "U-")
+# What IOBES, which seqeval reads, has for the tags of BILOU.
+IOBES_PREFIXES = {"L-": "E-", "U-": "S-"}
+# The same written in other ways: as suffixes, or with an underscore.
+OTHER_ENTITY_TAG = re.compile(r"[BIESLU]_.+|.+[-_][BIESLU]")
+
+Tags = Sequence[Sequence[str]]
+
+
+def check_packages() -> None:
+    """Check that what computes scores is installed.
+
+    Raises:
+        InputError: it is not.
+    """
+    if importlib.util.find_spec("seqeval") is None:
+        raise InputError("Scores of entities need seqeval, which is missing: pip install -e '.[finetuning]'.")
+
+
+def metrics_of(tag_names: Sequence[str]) -> tuple[str, ...]:
+    """Choose the metrics of such tags: those of entities if most have a prefix. The first compares checkpoints."""
+    return ENTITY_METRICS if _are_most(tag_names, lambda name: name.startswith(ENTITY_PREFIXES)) else TAG_METRICS
+
+
+def hint_of(tag_names: Sequence[str]) -> str | None:
+    """Return a hint where the tags look like those of entities but are not written as seqeval reads them."""
+    if metrics_of(tag_names) == ENTITY_METRICS or not _are_most(tag_names, OTHER_ENTITY_TAG.fullmatch):
+        return None
+    example = next(name for name in tag_names if OTHER_ENTITY_TAG.fullmatch(name))
+    return (
+        f"Tags such as {example} look like those of entities, but without a prefix as in B-PER they are scored word by "
+        "word, by accuracy alone. Rewrite them as B-PER and I-PER for the F1 of entities."
+    )
+
+
+def _are_most(tag_names: Sequence[str], holds: Callable[[str], object]) -> bool:
+    names = [name for name in tag_names if name != OUTSIDE]
+    return 2 * sum(bool(holds(name)) for name in names) > len(names)
+
+
+def scores(metrics: Sequence[str], predictions: Tags, references: Tags) -> dict[str, float]:
+    """Compute metrics over all words of all sentences; an entity is right if its bounds and its kind are."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # where no entity is predicted: 0
+        from seqeval import metrics as seqeval
+
+        functions = {"f1": seqeval.f1_score, "precision": seqeval.precision_score, "recall": seqeval.recall_score}
+        functions["accuracy"] = seqeval.accuracy_score
+        iobes = [_as_iobes(references), _as_iobes(predictions)]
+        return {name: float(functions[name](*iobes)) for name in metrics}
+
+
+def _as_iobes(tags: Tags) -> list[list[str]]:
+    return [[IOBES_PREFIXES.get(tag[:2], tag[:2]) + tag[2:] for tag in sentence] for sentence in tags]
+
+
+def baseline(train_tags: Tags, words: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Guess without the text: for each word the most frequent tag of the training part."""
+    (tag, _), *_ = Counter(tag for sentence in train_tags for tag in sentence).most_common(1)
+    return [[tag] * len(sentence) for sentence in words]
+
+
+def is_degenerate(predictions: Tags) -> bool:
+    """Tell whether all words of several have the same tag: nothing was learned."""
+    counts = Counter(tag for sentence in predictions for tag in sentence)
+    return len(counts) == 1 and counts.total() > 1
+
+
+def default_tag(tag_names: Sequence[str]) -> int:
+    """Choose what a word has that the model did not see, since its row was cut: `O`, or the first tag."""
+    return tag_names.index(OUTSIDE) if OUTSIDE in tag_names else 0
+
+
+# The file with the tags of the test part, without its ending.
+TAGS_NAME = "predictions"
+
+
+class TaggingJob(Job[TaggingConfig]):
+    """The job of `run_tagging.py`."""
+
+    def open_run(self, config: TaggingConfig, cluster: Cluster) -> Run:
+        """Read and encode the sentences, and make task and model configuration of them.
+
+        Raises:
+            InputError: whatever is wrong with sentences, tags, tokenizer or model.
+        """
+        check_packages()
+        start, data = open_start(config), config.data
+        parts = read_sentences(data)
+        tags = parts["train"].tags
+        assert tags is not None
+        is_tagger = any("ForTokenClassification" in name for name in start.model_config.architectures or ())
+        flat = [tag for sentence in tags for tag in sentence]
+        known = start.model_config.id2label if is_tagger else None
+        reading = LabelReading("single_label_classification", similar_labels=data.similar_labels)
+        labels = find_labels(flat, parts["train"].name, reading, known)
+        if not is_tagger:
+            labels = Labels(labels.problem_type, tuple(sorted(labels.names, key=lambda name: name != OUTSIDE)), reading)
+        described = labels.describe(labels.encode(flat, parts["train"].name))
+        described |= {"words": f"{data.text_column_name} of {parts['train'].name}", "tags": data.label_column_name}
+        described["first tags"] = " ".join(map(str, tags[0]))
+        parts = {split: sentences.with_tags_of(labels) for split, sentences in parts.items()}
+        if hint := hint_of(labels.names):
+            logger.warning("%s", hint)
+
+        def encoded(sentences: Sentences) -> EncodedRows:
+            return encode_sentences(
+                start.tokenizer, sentences, labels, max_length=data.max_seq_length, token_types=start.token_types
+            )
+
+        rows = {split: encoded(sentences) for split, sentences in parts.items()}
+        self.validation = (parts["validation"], rows["validation"]) if "validation" in parts else None
+        self.test = (parts["test"], rows["test"]) if "test" in parts and data.predicts else None
+        validation = parts.get("validation")
+        guess = {}
+        if validation is not None and validation.tags is not None:
+            guessed = baseline(parts["train"].tags or (), validation.words)
+            guess = scores(metrics_of(labels.names), guessed, validation.tags)
+        settings = {"max_length": data.max_seq_length, "guess": guess, **start.of_rows}
+        task = Tagging(labels, validation, data.metric_name, **settings)
+        return start.run(task, rows["train"], rows.get("validation"), cluster, labels.by_id, described=described)
+
+    def write_results(
+        self,
+        trainer: "Trainer",
+        figures: dict[str, float] | None,  # noqa: ARG002
+        step: int,
+        predict: Predict,
+    ) -> dict[str, float] | None:
+        """Tag the validation and test parts; write the tags and, where the right ones are known, their scores."""
+        run, task = trainer.run, trainer.phase.task
+        assert isinstance(task, Tagging)
+        train = train_results(trainer, step)
+        tags: dict[str, list[list[str]]] = {}
+
+        def figures_of(name: str, sentences: Sentences, rows: EncodedRows) -> dict[str, float]:
+            totals = predict(rows)
+            tags[name] = task.predictions(totals, sentences)
+            return task.figures_of(totals, sentences) if sentences.tags is not None else {}
+
+        evaluated = figures_of(EVAL_NAME, *self.validation) if self.validation else None
+        predicted = figures_of(TAGS_NAME, *self.test) if self.test else {}
+        if not run.cluster.is_chief:
+            return evaluated
+        for name, of_part in tags.items():
+            run.folder.files.write_text(f"{name}.txt", tags_text(of_part))
+        eval_results = named(evaluated or {})
+        if evaluated:
+            eval_results |= {f"guess_{name}": value for name, value in task.guess.items()} | {"epoch": train["epoch"]}
+        write_results(run.folder.files, {"train": train, "eval": eval_results, "predict": named(predicted)})
+        return evaluated
+
+
+def tags_text(tags: Iterable[Iterable[str]]) -> str:
+    """Format tags: a line for each sentence, the tags of its words with a space between."""
+    return "".join(" ".join(one) + "\n" for one in tags)

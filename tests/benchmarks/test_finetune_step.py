@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.finetune_step import tokens_of_rows, write_stand_in
 from finetuning.config.settings import ClassificationData
-from finetuning.data.examples import read_parts
+from finetuning.tasks.classification import read_parts
 from tests.fixtures.other_environments import TORCH_ENVIRONMENTS, made_environment
 
 PROJECT = Path(__file__).parents[2]

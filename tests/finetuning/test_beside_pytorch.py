@@ -9,10 +9,9 @@ import pytest
 import tensorflow as tf
 from transformers import PreTrainedTokenizerFast
 
-from finetuning.config.settings import ClassificationConfig
-from finetuning.config.sources import parse_finetuning_config
-from finetuning.loop.classification import Classification
+from finetuning.config.settings import ClassificationConfig, parse_finetuning_config
 from finetuning.run_classification import main
+from finetuning.tasks.classification import Classification
 from tests.fixtures.other_environments import output_of
 from tests.fixtures.tiny_classification import NUM_TEST, examples, flags
 from train.metrics.log import read_metrics

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from finetuning.config.settings import CustomConfig, QuestionConfig
-from finetuning.config.sources import parse_finetuning_config
+from finetuning.config.settings import CustomConfig, QuestionConfig, parse_finetuning_config
 from mlm_common.errors import InputError
 
 

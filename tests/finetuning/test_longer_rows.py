@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from finetuning.config.settings import ClassificationConfig, QuestionData
-from finetuning.config.sources import parse_finetuning_config
+from finetuning.config.settings import ClassificationConfig, QuestionData, parse_finetuning_config
 from finetuning.loop.model import with_positions
 from finetuning.run_classification import main
 from mlm_common.errors import InputError

@@ -17,14 +17,12 @@ from seqeval import metrics as seqeval
 from sklearn import metrics
 
 from finetuning.data.labels import Labels, ProblemType
-from finetuning.data.tagged import Sentences
-from finetuning.loop.classification import Classification
-from finetuning.loop.rows import Part
-from finetuning.loop.tagging import TaggingJob
 from finetuning.run_classification import main
-from finetuning.scores.classification import DEFAULT_METRICS
-from finetuning.tasks.classification import TextClassification
-from finetuning.tasks.tagging import Tagging
+from finetuning.tasks.classification import Classification, TextClassification
+from finetuning.tasks.metrics import DEFAULT_METRICS
+from finetuning.tasks.rows import Part
+from finetuning.tasks.sentences import Sentences
+from finetuning.tasks.tagging import Tagging, TaggingJob
 from mlm_common.errors import InputError
 from tests.fixtures.made_once import made_once
 from tests.fixtures.same_run import timeless_lines

@@ -10,8 +10,8 @@ import tensorflow as tf
 from seqeval import metrics as seqeval
 
 from finetuning.data.labels import Labels
-from finetuning.data.tagged import Sentences
 from finetuning.run_tagging import main
+from finetuning.tasks.sentences import Sentences
 from finetuning.tasks.tagging import Tagging
 from tests.fixtures.tiny_classification import WORDS, write_start
 from train.model.from_pretrained import load_model

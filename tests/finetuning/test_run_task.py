@@ -14,9 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from finetuning.config.settings import CustomData
 from finetuning.data.examples import Examples
-from finetuning.loop.custom import read_labels
 from finetuning.run_task import main
-from finetuning.tasks.custom import CustomTask, load_task
+from finetuning.tasks.custom import CustomTask, load_task, read_labels
 from mlm_common.errors import InputError
 from tests.fixtures.made_once import made_once
 from tests.fixtures.same_run import newest_variables, timeless_lines

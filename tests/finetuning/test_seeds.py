@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from sklearn.metrics import accuracy_score
 
-from finetuning.config.settings import ClassificationConfig
-from finetuning.config.sources import parse_finetuning_config
+from finetuning.config.settings import ClassificationConfig, parse_finetuning_config
 from finetuning.loop.training import seeds_table, with_seed
 from finetuning.run_classification import main
 from mlm_common.errors import InputError

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from finetuning.config.settings import ClassificationData
-from finetuning.data.examples import read_parts
 from finetuning.data.glue import GLUE_TASKS
 from finetuning.data.tables import Table
+from finetuning.tasks.classification import read_parts
 from mlm_common.errors import InputError
 
 # The columns of each task's files, as the download has them: of training, and of the test part where that has others.
@@ -67,7 +67,7 @@ def test_diagnostics_of_the_hub_are_a_configuration_of_their_own(monkeypatch: py
         splits = ("train", "validation_matched", "validation_mismatched", "test_matched", "test_mismatched")
         return {split: Table(f"{config} {split}", columns) for split in (("test",) if config == "ax" else splits)}
 
-    monkeypatch.setattr("finetuning.data.examples.read_hub_tables", read)
+    monkeypatch.setattr("finetuning.data.glue.read_hub_tables", read)
     parts = read_parts(ClassificationData(task_name="mnli", do_predict=True))
     assert asked == [("nyu-mll/glue", "mnli", None), ("nyu-mll/glue", "ax", None)]
     assert {name: one.name for name, one in parts.tests.items()} == {

@@ -17,10 +17,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from finetuning.config.settings import ClassificationConfig, TaggingConfig
-from finetuning.config.sources import parse_finetuning_config
-from finetuning.loop.classification import Classification
-from finetuning.loop.tagging import TaggingJob
+from finetuning.config.settings import ClassificationConfig, TaggingConfig, parse_finetuning_config
+from finetuning.tasks.classification import Classification
+from finetuning.tasks.tagging import TaggingJob
 from mlm_common.errors import InputError
 from train.runtime.machines import Cluster
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.data.metrics.squad_metrics import squad_evaluate
 
-from finetuning.data.questions import Question, Windows
 from finetuning.data.rows import EncodedRows
-from finetuning.scores.questions import choose_answers, exact_match, f1, normalized, scores
+from finetuning.tasks.squad import Question, exact_match, f1, normalized, scores
+from finetuning.tasks.windows import Windows, choose_answers
 
 PIECES = st.lists(st.sampled_from(["the", "A", "U.S.", "cat", "dog", "-", "1999", "é"]), max_size=4).map(" ".join)
 

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from finetuning.data.labels import Labels
-from finetuning.scores.classification import baseline, chosen_metric, is_degenerate, predict, scores, with_mean
+from finetuning.tasks.metrics import (
+    baseline,
+    chosen_metric,
+    confusion_counts,
+    draw_confusion,
+    is_degenerate,
+    predict,
+    scores,
+    with_mean,
+)
 from mlm_common.errors import InputError
 
 REFERENCES = np.array([1, 1, 1, 0, 0, 1])
@@ -64,3 +73,9 @@ def test_the_metric_by_which_the_best_is_chosen() -> None:
     assert chosen_metric(with_mean(("accuracy", "f1")), "combined_score") == "combined_score"
     with pytest.raises(InputError, match="--metric-name must be one of accuracy, loss; received f1"):
         chosen_metric(("accuracy",), "f1")
+
+
+def test_confusion() -> None:
+    counts = confusion_counts(np.array([0, 0, 2, 2, 2]), np.array([0, 1, 2, 2, 0]), 3)
+    assert counts.tolist() == [[1, 1, 0], [0, 0, 0], [1, 0, 2]]
+    assert draw_confusion(counts, ("a", "b", "c")).startswith(b"\x89PNG")

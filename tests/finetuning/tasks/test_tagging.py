@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from seqeval import metrics as seqeval
 from seqeval.scheme import BILOU
 
-from finetuning.scores.tagging import baseline, default_tag, hint_of, is_degenerate, metrics_of, scores
+from finetuning.tasks.tagging import baseline, default_tag, hint_of, is_degenerate, metrics_of, scores
 
 REFERENCES = [["B-PER", "I-PER", "O"], ["B-ORG", "O", "B-PER"]]
 # One entity of three is right; another has wrong bounds, a third is of another kind.

@@ -1,21 +1,20 @@
-"""Questions about paragraphs, as SQuAD has them, and the windows of paragraphs that a model reads."""
+"""Questions about paragraphs as SQuAD has them, read and checked; exact match and F1 as its script computes them."""
 
-import copy
+import functools
 import gzip
 import json
 import re
+import string
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerFast
 
 from finetuning.config.settings import QuestionData
-from finetuning.data.examples import SPLITS, num_samples, your_tables
-from finetuning.data.rows import INDEX, INPUT_IDS, TOKEN_TYPES, EncodedRows
+from finetuning.data.examples import SPLITS, num_samples, read_tables
 from finetuning.data.tables import Table, check_data_file, read_table
 from mlm_common.errors import InputError
 from mlm_common.storage import read_file
@@ -24,10 +23,10 @@ SQUAD_ENDINGS = (".json", ".json.gz")
 COLUMNS = ("id", "question", "context", "answers", "is_impossible")
 # No UTF-8 file can have them; JSON's escapes can.
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-# Questions that are encoded at once.
-QUESTIONS_AT_ONCE = 1000
-OUTSIDE = -1
-START, END = "start_position", "end_position"
+# Words at the beginning of a paragraph that a guess answers with, whatever the question.
+NUM_FIRST_WORDS = (1, 2, 3, 5, 10, 20)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 @dataclass(frozen=True)
@@ -44,27 +43,6 @@ class Question:
     answers: tuple[tuple[str, int], ...] | None
 
 
-@dataclass(frozen=True)
-class Windows:
-    """Questions with what a model reads of their paragraphs.
-
-    rows: a row for each window, with the tokens at which its answer begins and ends, `START` and `END`, which is token
-        0 where it has none.
-    question: int32 (rows,), the number of each window's question.
-    begins, ends: int32 (tokens,), the characters of the paragraph that each token covers; `OUTSIDE` for others.
-    too_long: ids of the questions that leave no room for their paragraph, and have no window.
-    not_found: ids of the questions whose answer is in no window.
-    """
-
-    questions: Sequence[Question]
-    rows: EncodedRows
-    question: NDArray[np.int32]
-    begins: NDArray[np.int32]
-    ends: NDArray[np.int32]
-    too_long: Sequence[str] = ()
-    not_found: Sequence[str] = ()
-
-
 def read_questions(data: QuestionData) -> dict[str, list[Question]]:
     """Read {train, validation or test: questions} of the parts that are given.
 
@@ -78,7 +56,7 @@ def read_questions(data: QuestionData) -> dict[str, list[Question]]:
         sources = {split: path for split, path in files.items() if path is not None}
         entries = {split: _squad_entries(path, f"--{split}-file") for split, path in sources.items()}
     else:
-        tables = your_tables(data)
+        tables = read_tables(data)
         sources = {split: table.name for split, table in tables.items()}
         entries = {split: _table_entries(table) for split, table in tables.items()}
     limits, parts = num_samples(data), {}
@@ -222,144 +200,62 @@ def _check_answered(parts: Mapping[str, Sequence[Question]], sources: Mapping[st
         )
 
 
-def make_windows(
-    tokenizer: PreTrainedTokenizerFast,
-    questions: Sequence[Question],
-    data: QuestionData,
-    *,
-    token_types: bool,
-    to_train: bool = False,
-) -> Windows:
-    """Make the windows of all questions: each has the question and a stretch of the paragraph.
+@functools.lru_cache(maxsize=1 << 16)
+def normalized(text: str) -> str:
+    """Write a text in lower case, without punctuation, articles and superfluous white space."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
-    Args:
-        tokenizer: of the model.
-        questions: with ids that need not be unique.
-        data: length and overlap of the windows.
-        token_types: keep whether a token is of the question or of the paragraph.
-        to_train: leave out the windows of questions whose answer is in none, since they would teach that there is none.
 
-    Raises:
-        InputError: --max-seq-length leaves no room for any paragraph, or no window is left.
+def exact_match(prediction: str, answer: str) -> float:
+    """Compute 1 where both are the same but for case, punctuation, articles and white space, else 0."""
+    return float(normalized(prediction) == normalized(answer))
+
+
+def f1(prediction: str, answer: str) -> float:
+    """Compute the harmonic mean of precision and recall of words."""
+    predicted, expected = normalized(prediction).split(), normalized(answer).split()
+    if not predicted or not expected:
+        return float(predicted == expected)
+    num_shared = sum((Counter(predicted) & Counter(expected)).values())
+    if num_shared == 0:
+        return 0.0
+    precision, recall = num_shared / len(predicted), num_shared / len(expected)
+    return 2 * precision * recall / (precision + recall)
+
+
+def scores(questions: Sequence[Question], predictions: Sequence[str]) -> dict[str, float]:
+    """Compute `exact_match` and `f1` in per cent of the predictions for these questions, in the same order.
+
+    Each question counts by the best of its answers.
+
+    Of questions of which some have no answer, also of those that have one (`HasAns_`) and those that have none.
     """
-    columns: dict[str, list[NDArray[np.int32]]] = {name: [] for name in (INPUT_IDS, TOKEN_TYPES, "begins", "ends")}
-    of_questions: list[int] = []
-    positions: list[tuple[int, int]] = []
-    too_long, not_found = [], []
-    # A copy: padding and truncation are a part of the tokenizer's state.
-    backend = copy.deepcopy(tokenizer.backend_tokenizer)
-    for first in range(0, len(questions), QUESTIONS_AT_ONCE):
-        some = questions[first : first + QUESTIONS_AT_ONCE]
-        for number, encodings in enumerate(_encodings(backend, some, data), start=first):
-            question = questions[number]
-            offsets = [_paragraph_offsets(one) for one in encodings]
-            found = answer_positions(question, offsets)
-            if not encodings:
-                too_long.append(question.id)
-            elif question.answers and not any(end for _, end in found):
-                not_found.append(question.id)
-                if to_train:
-                    continue
-            for encoding, window, position in zip(encodings, offsets, found, strict=True):
-                columns[INPUT_IDS].append(np.array(encoding.ids, np.int32))
-                columns[TOKEN_TYPES].append(np.array(encoding.type_ids, np.int32))
-                columns["begins"].append(window[:, 0])
-                columns["ends"].append(window[:, 1])
-                of_questions.append(number)
-                positions.append(position)
-    if not positions:
-        raise InputError(
-            f"None of {len(questions):,} questions can be used: {len(too_long):,} are too long for --max-seq-length "
-            f"{data.max_seq_length} with --doc-stride {data.stride}, and {len(not_found):,} have an answer that is in "
-            "no window. Raise --max-seq-length, or lower --doc-stride."
-        )
-    starts = np.concatenate([[0], np.cumsum([len(row) for row in columns[INPUT_IDS]])]).astype(np.int64)
-    joined = {name: np.concatenate(rows) for name, rows in columns.items()}
-    begins, ends = joined.pop("begins"), joined.pop("ends")
-    if not token_types:
-        joined.pop(TOKEN_TYPES)
-    start, end = np.array(positions, np.int32).T
-    of_rows = {START: start, END: end, INDEX: np.arange(len(starts) - 1, dtype=np.int32)}
-    rows = EncodedRows(starts, joined, of_rows)
-    return Windows(questions, rows, np.array(of_questions, np.int32), begins, ends, too_long, not_found)
-
-
-def _encodings(backend: Any, questions: Sequence[Question], data: QuestionData) -> Iterator[list[Any]]:
-    """Yield the encodings of the windows of each question; none where it leaves no room for its paragraph.
-
-    Args:
-        backend: a tokenizer of `tokenizers`, whose truncation and padding are changed.
-        questions: to encode.
-        data: length and overlap of the windows.
-
-    Raises:
-        InputError: not even an empty question leaves room.
-    """
-    backend.no_truncation()
-    backend.no_padding()  # else each question would be as long as the longest
-    shared = data.stride if data.doc_stride_is == "overlap" else 0
-    alone = backend.encode_batch([(one.question, "") for one in questions])
-    rooms = [data.max_seq_length - len(encoding.ids) for encoding in alone]
-    if data.max_seq_length - len(backend.encode("", "").ids) <= shared:
-        raise InputError(_no_room(data, min(rooms)))
-    fitting = [((one.question, one.context), room) for one, room in zip(questions, rooms, strict=True) if room > shared]
-    if data.doc_stride_is == "overlap":
-        backend.enable_truncation(data.max_seq_length, stride=shared, strategy="only_second")
-        encodings = backend.encode_batch([pair for pair, _ in fitting])
-    else:
-        encodings = []
-        for pair, room in fitting:
-            backend.enable_truncation(data.max_seq_length, stride=max(0, room - data.stride), strategy="only_second")
-            encodings.append(backend.encode(*pair))
-    found = iter(encodings)
-    for room in rooms:
-        encoding = next(found) if room > shared else None
-        yield [] if encoding is None else [encoding, *encoding.overflowing]
-
-
-def _no_room(data: QuestionData, room: int) -> str:
-    """Explain that windows cannot share that many tokens, where `room` are left after the longest question."""
-    rule = f"--doc-stride {data.stride} is too large for --max-seq-length {data.max_seq_length}: after the longest"
-    if room < 2:
-        return f"{rule} question no tokens are left for the paragraph. Raise --max-seq-length."
-    return f"{rule} question only {room} tokens are left for the paragraph. Try --doc-stride {max(1, room // 3)}."
-
-
-def _paragraph_offsets(encoding: Any) -> NDArray[np.int32]:
-    """Find the characters of the paragraph that each token covers, (tokens, 2); `OUTSIDE` for others."""
-    is_context = np.array([one == 1 for one in encoding.sequence_ids])
-    return np.where(is_context[:, np.newaxis], np.array(encoding.offsets), OUTSIDE).astype(np.int32)
-
-
-def answer_positions(question: Question, windows: Sequence[NDArray[np.int32]]) -> list[tuple[int, int]]:
-    """Find the first and the last token of the first answer in each window.
-
-    Args:
-        question: with its answers.
-        windows: all windows of the question, (tokens, 2) each: where the tokens begin and end in the paragraph.
-
-    Returns:
-        (first, last) for each window, (0, 0) where the answer is not wholly in it. White space at both ends of the
-        answer, and characters there that no token of the paragraph covers, do not count.
-    """
-    none = [(0, 0)] * len(windows)
-    if not question.answers or not windows:
-        return none
-    text, start = question.answers[0]
-    start, end = start + len(text) - len(text.lstrip()), start + len(text.rstrip())
-    tokens = np.concatenate(windows)
-    tokens = tokens[_covering(tokens, start, end)]
-    if not len(tokens):
-        return none
-    # A tokenizer may drop characters, such as accents and those of no width.
-    start, end = max(start, int(tokens[:, 0].min())), min(end, int(tokens[:, 1].max()))
-    found = []
-    for offsets in windows:
-        inside = np.flatnonzero(_covering(offsets, start, end))
-        is_whole = len(inside) and offsets[inside[0], 0] <= start and offsets[inside[-1], 1] >= end
-        found.append((int(inside[0]), int(inside[-1])) if is_whole else (0, 0))
+    pairs = []
+    for one, given in zip(questions, predictions, strict=True):
+        # An answer of which nothing is left is left out, as in SQuAD 2.0's script; without one, no answer is right.
+        expected = [text for text, _ in one.answers or () if normalized(text)] or [""]
+        pairs.append((max(exact_match(given, text) for text in expected), max(f1(given, text) for text in expected)))
+    values = 100 * np.array(pairs)
+    found = dict(zip(("exact_match", "f1"), values.mean(axis=0).tolist(), strict=True))
+    has_answer = np.array([bool(one.answers) for one in questions])
+    if not has_answer.all():
+        for name, chosen in (("HasAns", has_answer), ("NoAns", ~has_answer)):
+            if chosen.any():
+                means = values[chosen].mean(axis=0).tolist()
+                found |= {f"{name}_exact": means[0], f"{name}_f1": means[1]}
     return found
 
 
-def _covering(offsets: NDArray[np.int32], start: int, end: int) -> NDArray[np.bool_]:
-    return (offsets[:, 0] != OUTSIDE) & (offsets[:, 1] > start) & (offsets[:, 0] < end)
+def baseline(questions: Sequence[Question], *, may_have_no_answer: bool) -> dict[str, float]:
+    """Compute the scores of the best guess that ignores the question: the first words of each paragraph, or nothing.
+
+    Which guess is best, by F1, is chosen on these very questions.
+
+    Args:
+        questions: with their answers.
+        may_have_no_answer: whether nothing is a guess as well.
+    """
+    guesses = [[" ".join(one.context.split(None, num)[:num]) for one in questions] for num in NUM_FIRST_WORDS]
+    if may_have_no_answer:
+        guesses.append([""] * len(questions))
+    return max((scores(questions, guess) for guess in guesses), key=lambda found: found["f1"])

@@ -1,4 +1,4 @@
-"""Metrics of classes and numbers, by scikit-learn and scipy, and what a guess without the text would score."""
+"""Metrics of classes and numbers, the score of a guess without the text, and a plot of the errors."""
 
 import importlib.util
 import math
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from finetuning.data.labels import Labels, ProblemType
 from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
+from mlm_common.figures import image_of, new_figure
 
 # The mean of a task's metrics, where it has several.
 COMBINED = "combined_score"
@@ -21,6 +22,8 @@ DEFAULT_METRICS: dict[ProblemType, tuple[str, ...]] = {
     "multi_label_classification": ("f1_micro", "f1_macro", "accuracy"),
     "regression": ("pearson", "spearmanr", "mse"),
 }
+# Of more classes a matrix cannot be read.
+MAX_PLOTTED_CLASSES = 30
 # The lower the better.
 ERRORS = ("mse",)
 
@@ -137,3 +140,31 @@ METRICS: dict[str, Callable[[NDArray[Any], NDArray[Any]], float]] = {
     "pearson": _scipy("pearsonr"),
     "spearmanr": _scipy("spearmanr"),
 }
+
+
+def confusion_counts(
+    references: NDArray[np.int32], predictions: NDArray[np.int64], num_classes: int
+) -> NDArray[np.int64]:
+    """Count rows by class and prediction, (classes, classes); a row's class is the first index."""
+    counts = np.zeros((num_classes, num_classes), np.int64)
+    np.add.at(counts, (references, predictions), 1)
+    return counts
+
+
+def draw_confusion(counts: NDArray[np.int64], names: Sequence[str]) -> bytes:
+    """Draw counts of `confusion_counts` as a PNG image: each line in shares of its class, with the counts."""
+    shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
+    inches = 2.5 + 0.45 * len(names)
+    with new_figure(figsize=(inches, inches)) as figure:
+        axes = figure.subplots()
+        axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+        for row, column in np.ndindex(*counts.shape):
+            color = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center", color=color, fontsize=8)
+        axes.set(xlabel="prediction", ylabel="label")
+        axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+        axes.set_yticks(range(len(names)), names)
+        axes.spines[:].set_visible(False)
+        axes.tick_params(length=0)
+        axes.set_title("Rows by label and prediction", loc="left", weight="bold")
+        return image_of(figure)

@@ -26,19 +26,18 @@ from finetuning.config.settings import (
     TaggingData,
 )
 from finetuning.data import buckets
-from finetuning.data.examples import Examples, read_examples_to_predict
+from finetuning.data.examples import Examples
 from finetuning.data.labels import Labels, ProblemType
-from finetuning.data.questions import Question, Windows, make_windows, read_questions_to_predict
 from finetuning.data.rows import EncodedRows, encode_texts
-from finetuning.data.tagged import Sentences, encode_sentences, read_sentences_to_predict
-from finetuning.loop.results import answers_text, predictions_text, tags_text
-from finetuning.scores.classification import DEFAULT_METRICS, probabilities
-from finetuning.tasks.classification import TextClassification
+from finetuning.tasks.classification import TextClassification, read_examples_to_predict
 from finetuning.tasks.custom import load_task
-from finetuning.tasks.questions import QuestionAnswering
-from finetuning.tasks.rows import RowTask
-from finetuning.tasks.tagging import Tagging, of_words
-from finetuning.tasks.task import ExampleTask
+from finetuning.tasks.metrics import DEFAULT_METRICS, probabilities
+from finetuning.tasks.questions import QuestionAnswering, answers_text
+from finetuning.tasks.rows import ExampleTask, RowTask, predictions_text
+from finetuning.tasks.sentences import Sentences, encode_sentences, read_sentences_to_predict
+from finetuning.tasks.squad import Question, read_questions_to_predict
+from finetuning.tasks.tagging import Tagging, of_words, tags_text
+from finetuning.tasks.windows import Windows, make_windows
 from mlm_common.cli.local_paths import check_folder_or_hub
 from mlm_common.errors import InputError
 from mlm_common.hub.redaction import REDACTED
@@ -142,7 +141,7 @@ class Predictor(ABC):
         """Run the model on all rows, in batches of a few static lengths, as in the evaluations of training."""
         import tensorflow as tf
 
-        from finetuning.data.batches import batches_of_rows
+        from finetuning.data.inputs import batches_of_rows
         from train.model.from_pretrained import load_model
 
         network = load_model(self.model.folder, self.task.model_class, adapt_network=self.task.adapt_network)

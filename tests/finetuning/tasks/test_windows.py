@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finetuning.config.settings import QuestionData
-from finetuning.data.questions import END, OUTSIDE, START, Question, Windows, make_windows, read_questions
+from finetuning.tasks.squad import Question, read_questions
+from finetuning.tasks.windows import END, OUTSIDE, START, Windows, make_windows
 from mlm_common.errors import InputError
 from tests.fixtures.tiny_models import tiny_tokenizer
 

@@ -14,7 +14,7 @@ from finetuning.config.settings import TaggingData
 from finetuning.data.labels import Labels
 from finetuning.data.rows import encode_texts
 from finetuning.data.tables import read_table
-from finetuning.data.tagged import NO_TAG, NO_WORD, Sentences, encode_sentences, read_sentences
+from finetuning.tasks.sentences import NO_TAG, NO_WORD, Sentences, encode_sentences, read_sentences
 from mlm_common.errors import InputError
 from tests.fixtures.tiny_models import tiny_tokenizer
 from tests.fixtures.tiny_tokenizers import KINDS, SPECIAL_TOKENS

@@ -12,7 +12,7 @@ from tokenizers import Encoding
 from transformers import PreTrainedTokenizerFast
 
 from finetuning.config.settings import TaggingData
-from finetuning.data.examples import SPLITS, your_tables
+from finetuning.data.examples import SPLITS, read_tables
 from finetuning.data.labels import Labels, is_missing, label_name
 from finetuning.data.rows import INDEX, INPUT_IDS, TEXTS_AT_ONCE, TOKEN_TYPES, EncodedRows, check_room
 from finetuning.data.tables import Table, read_table
@@ -71,7 +71,7 @@ def read_sentences(data: TaggingData) -> dict[str, Sentences]:
         InputError: a file, a column or a tag is not there.
         HubAwayError: the Hub cannot be reached.
     """
-    tables = your_tables(data)
+    tables = read_tables(data)
     return {split: _sentences(tables[split], data, needs_tags=split != "test") for split in SPLITS if split in tables}
 
 

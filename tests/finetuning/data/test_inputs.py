@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from finetuning.data.batches import batches_of_rows
 from finetuning.data.buckets import Batches
+from finetuning.data.inputs import batches_of_rows
 from finetuning.data.rows import EncodedRows
 from train.data.inputs import Feature
 

@@ -1,1 +1,0 @@
-"""How good predictions are, and what a guess without the text would score."""
