@@ -107,7 +107,6 @@ class ExamplesConfig(Bounded):
 
     @property
     def predicts(self) -> bool:
-        """Whether the test part is predicted."""
         return self.do_predict or self.test_file is not None
 
 
@@ -219,7 +218,6 @@ class QuestionData(ExamplesConfig):
 
     @property
     def stride(self) -> int:
-        """`doc_stride`, or its default."""
         return self.doc_stride or min(DOC_STRIDE, max(1, self.max_seq_length // 3))
 
 

@@ -26,7 +26,6 @@ class Examples:
 
     @property
     def num_rows(self) -> int:
-        """Number of examples."""
         return len(self.texts[0])
 
     def first(self, num_rows: int | None) -> "Examples":

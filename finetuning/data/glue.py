@@ -47,7 +47,6 @@ class GlueTask:
 
     @property
     def all_tests(self) -> Mapping[str, tuple[str, str]]:
-        """As `tests`, the default filled in."""
         return self.tests or {"": ("test", self.folder)}
 
 

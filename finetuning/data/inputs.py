@@ -49,12 +49,10 @@ class ExampleInputs(Inputs):
 
     @property
     def num_rows(self) -> int:
-        """Rows to train on."""
         return self.train_rows.num_rows
 
     @property
     def num_eval_rows(self) -> int:
-        """Rows to evaluate on."""
         return self.eval_rows.num_rows if self.eval_rows else 0
 
     @functools.cached_property
@@ -63,11 +61,9 @@ class ExampleInputs(Inputs):
         return float(np.mean(np.asarray(self.lengths)[buckets.bucket_of_rows(self.train_rows.lengths, self.lengths)]))
 
     def with_eval_rows(self, rows: EncodedRows) -> "ExampleInputs":
-        """Make inputs with other rows to evaluate."""
         return replace(self, eval_rows=rows)
 
     def identities(self) -> dict[str, Any]:
-        """Hash the rows and the tokenizer."""
         return {
             "max_length": self.max_length,
             "train_rows": self.train_rows.sha256,
@@ -77,7 +73,6 @@ class ExampleInputs(Inputs):
         }
 
     def describe(self) -> dict[str, Any]:
-        """Collect where the rows come from, and how many there are."""
         parts = {"train_data": self.train_rows, "eval_data": self.eval_rows}
         return {
             name: None if rows is None else {**self.sources, "totals": {"num_rows": rows.num_rows}}
@@ -110,7 +105,6 @@ class ExampleInputs(Inputs):
         num_steps: int,
         num_left_out_rows: int = 0,
     ) -> "tf.data.Dataset":
-        """Make the batches of some steps; see `finetuning.data.buckets`."""
         batches = buckets.training_batches(
             self.train_rows.lengths,
             self.lengths,
@@ -129,13 +123,11 @@ class ExampleInputs(Inputs):
         *,
         global_batch_rows: int,
     ) -> "tf.data.Dataset":
-        """Make the batches of an evaluation, with every row once."""
         assert self.eval_rows is not None
         batches = self._evaluation(global_batch_rows)
         return batches_of_rows(self.eval_rows, batches, features, context, prepare_row)
 
     def num_evaluation_batches(self, global_batch_rows: int) -> int:
-        """Count the global batches of an evaluation."""
         return len(self._evaluation(global_batch_rows)) if self.eval_rows else 0
 
     def _evaluation(self, global_batch_rows: int) -> buckets.Batches:

@@ -59,7 +59,6 @@ class Labels:
 
     @property
     def by_id(self) -> dict[int, str]:
-        """Map each id to its name, as a configuration of transformers does."""
         return dict(enumerate(self.names))
 
     def encode(self, values: Sequence[Any], where: str) -> NDArray[Any]:

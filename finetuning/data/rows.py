@@ -33,7 +33,6 @@ class EncodedRows:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows."""
         return len(self.starts) - 1
 
     @property
@@ -43,7 +42,6 @@ class EncodedRows:
 
     @functools.cached_property
     def sha256(self) -> str:
-        """Hash of all that it holds."""
         digest = hashlib.sha256(self.starts.tobytes())
         for columns in (self.of_tokens, self.of_rows):
             for name in sorted(columns):

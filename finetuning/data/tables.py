@@ -37,7 +37,6 @@ class Table:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the table."""
         return len(next(iter(self.columns.values())))
 
     def column(self, name: str, flag: str) -> Sequence[Any]:

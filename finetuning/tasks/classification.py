@@ -136,7 +136,6 @@ class TextClassification(RowTask):
         )
 
     def outputs(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> "tf.Tensor":
-        """Compute the logits, (rows, labels)."""
         return network(self.network_inputs(rows), training=training).logits
 
     def losses(self, outputs: "tf.Tensor", labels: "tf.Tensor") -> "tf.Tensor":
@@ -150,7 +149,6 @@ class TextClassification(RowTask):
         return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, outputs), axis=-1)
 
     def counts(self, outputs: "tf.Tensor", labels: "tf.Tensor") -> dict[str, "tf.Tensor"]:
-        """Count, of classes, `num_correct`."""
         import tensorflow as tf
 
         if not self.is_one_class:
@@ -158,11 +156,9 @@ class TextClassification(RowTask):
         return {"num_correct": tf.cast(tf.argmax(outputs, axis=-1, output_type=tf.int32) == labels, tf.float32)}
 
     def predict(self, outputs: NDArray[Any]) -> NDArray[Any]:
-        """Make predictions; see `finetuning.tasks.metrics.predict`."""
         return predict(outputs, self.labels.problem_type)
 
     def scores(self, predictions: NDArray[Any], labels: NDArray[Any]) -> dict[str, float]:
-        """Compute the metrics, and with several their mean."""
         return scores(self.metrics, predictions, labels)
 
     def shown(self, label: Any) -> str:

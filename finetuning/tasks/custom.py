@@ -78,13 +78,11 @@ class CustomTask(RowTask):
         return totals / tf.maximum(tf.reduce_sum(weights, axis=1), 1)
 
     def outputs(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> "tf.Tensor":
-        """Compute what the head says of each row, (rows, …)."""
         inputs = self.network_inputs(rows)
         states = network(inputs, training=training).last_hidden_state
         return network.custom_head(self.pooled(states, inputs[ATTENTION_MASK]), training=training)
 
     def adapt_network(self, network: Any) -> Any:
-        """Put the head on the encoder."""
         import tensorflow as tf
 
         from finetuning.tasks.custom_head import put_head
@@ -206,7 +204,6 @@ class OwnJob(RowsJob[CustomConfig]):
 
 
 def _describe(examples: Examples, labels: NDArray[np.generic]) -> dict[str, str]:
-    """Describe the examples to train on in the plan."""
     kind = "fractions" if labels.dtype.kind == "f" else "whole numbers"
     each = f"{' x '.join(map(str, labels.shape[1:]))} a row" if labels.ndim > 1 else "one a row"
     values = np.asarray(labels, np.float64)

@@ -75,12 +75,10 @@ class OpenedModel:
 
     @property
     def class_name(self) -> str:
-        """The class of transformers that it was saved from."""
         return (self.config.architectures or [""])[0]
 
     @property
     def token_types(self) -> bool:
-        """Whether the model distinguishes a first text from a second."""
         return uses_token_types(self.config)
 
     @property
@@ -90,7 +88,6 @@ class OpenedModel:
 
     @property
     def recorded(self) -> Mapping[str, Any]:
-        """What the run recorded of its examples."""
         return self.record.get("train_data") or {}
 
     def settings(self, config_class: type[FinetuningConfig], **changes: Any) -> Any:
@@ -174,7 +171,6 @@ class RowPredictor(Predictor):
     texts: tuple[Sequence[str], ...]
 
     def encode(self, config: PredictionConfig, examples: Examples | None) -> None:
-        """Encode the examples of a file, or the texts of the command line."""
         given = (config.text, config.text_pair) if config.text_pair else (config.text,)
         self.texts = given if examples is None else examples.texts
         self.num_examples = len(self.texts[0])
@@ -187,17 +183,14 @@ class RowPredictor(Predictor):
         )
 
     def shown(self, kept: Kept) -> list[str]:
-        """Format each text, or pair, and below it what is predicted."""
         outputs = self.task.in_order(kept, "outputs")
         titles = map(" | ".join, zip(*self.texts, strict=True))
         return ["\n".join([title, *self.lines(one)]) for title, one in zip(titles, outputs, strict=True)]
 
     def lines(self, outputs: NDArray[Any]) -> list[str]:
-        """Format what is predicted for one text, given its outputs."""
         return [f"    {self.task.shown(self.task.predict(outputs[np.newaxis])[0])}"]
 
     def file_text(self, kept: Kept) -> str:
-        """Format `predict_results_….txt`: a header, and a line `index<TAB>prediction` per row."""
         return predictions_text(map(self.task.shown, self.task.predictions(kept)))
 
 
@@ -300,7 +293,6 @@ class TaggingPredictor(Predictor):
         ]
 
     def file_text(self, kept: Kept) -> str:
-        """Format `predictions.txt`: the tags of a sentence per line."""
         return tags_text(self.task.predictions(kept, self.sentences))
 
 
@@ -331,7 +323,6 @@ class QuestionPredictor(Predictor):
         self.rows, self.num_examples = self.windows.rows, len(questions)
 
     def shown(self, kept: Kept) -> list[str]:
-        """Format each question with its most likely answers."""
         blocks = []
         for question, answer in zip(self.windows.questions, self.task.answers(kept, self.windows), strict=True):
             found = [f"{one['probability']:8.1%}  {one['text']}" for one in answer.best[:NUM_SHOWN]]
@@ -341,7 +332,6 @@ class QuestionPredictor(Predictor):
         return blocks
 
     def file_text(self, kept: Kept) -> str:
-        """Format `predictions.json`, {id: answer}."""
         answers = self.task.answers(kept, self.windows)
         return answers_text(self.windows.questions, (one.text for one in answers))
 

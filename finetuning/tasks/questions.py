@@ -107,7 +107,6 @@ class QuestionAnswering(ExampleTask):
         self.guess = {} if windows is None else baseline(windows.questions, may_have_no_answer=may_have_no_answer)
 
     def features(self, length: int) -> dict[str, Feature]:
-        """Name those of the text, and both ends of the answer."""
         return {**self.text_features(length), START: Feature(), END: Feature()}
 
     def sums(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> dict[str, "tf.Tensor"]:
@@ -124,7 +123,6 @@ class QuestionAnswering(ExampleTask):
         return sums if training else sums | self._kept(start, end, rows)
 
     def predicted(self, network: Any, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
-        """Keep the logits of both ends."""
         return self._kept(*self._logits(network, rows, training=False), rows)
 
     def _logits(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> tuple["tf.Tensor", "tf.Tensor"]:
@@ -151,12 +149,10 @@ class QuestionAnswering(ExampleTask):
         return kept | {INDEX: rows[INDEX]}
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        """Compute loss, exact match and F1 of the questions to evaluate on, and the numbers of questions and rows."""
         assert self.windows is not None
         return self.figures_of(sums, self.windows, self.answers(sums, self.windows))
 
     def figures_of(self, sums: Mapping[str, Any], windows: Windows, answers: list[Answer]) -> dict[str, float]:
-        """Compute the same of these windows."""
         texts = [answer.text for answer in answers]
         counts = {"num_rows": windows.rows.num_rows, "num_questions": len(windows.questions)}
         return {"loss": super().figures(sums)["loss"]} | scores(windows.questions, texts) | counts
@@ -167,7 +163,6 @@ class QuestionAnswering(ExampleTask):
         return is_known and (self.may_have_no_answer or any(one.answers for one in questions))
 
     def answers(self, sums: Mapping[str, Any], windows: Windows) -> list[Answer]:
-        """Choose the answers to all questions, in their order."""
         return choose_answers(
             windows,
             self.in_order(sums, "start"),
@@ -178,19 +173,15 @@ class QuestionAnswering(ExampleTask):
         )
 
     def score(self, figures: Mapping[str, float]) -> float:
-        """Compute by what checkpoints are compared: F1."""
         return figures["f1"]
 
     def summarize(self, figures: Mapping[str, float]) -> str:
-        """Summarize loss, F1 and exact match in a few words."""
         return f"{super().summarize(figures)}  F1 {figures['f1']:.2f} %  exact match {figures['exact_match']:.2f} %"
 
     def next_command(self, model: str) -> str:
-        """Return the command that answers a question."""
         return f'{super().next_command(model)} --question "…" --context "…"'
 
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
-        """Describe loss, exact match and F1, beside what the best guess without the question scores."""
         number = f"{figures['num_questions']:,} questions in {figures['num_rows']:,} windows"
         names = [name for name in figures if name in METRICS or "Ans_" in name]
         guess = {name: f"; a guess without the question: {self.guess[name]:.2f} %" for name in METRICS}
@@ -199,7 +190,6 @@ class QuestionAnswering(ExampleTask):
         }
 
     def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
-        """Show the first row with its answer."""
         ids, start, end = (rows[name][0].numpy() for name in (INPUT_IDS, START, END))
         answer = tokenizer.decode(ids[start : end + 1]) if end else "none in this window of the text"
         return {"first row": tokenizer.decode(ids[ids != self.pad_token_id]), "its answer": answer}

@@ -73,7 +73,6 @@ class ExampleTask(Task):
 
     @staticmethod
     def first_text(rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> str:
-        """Decode the tokens of the first row."""
         ids, mask = rows[INPUT_IDS][0].numpy(), rows[ATTENTION_MASK][0].numpy()
         return str(tokenizer.decode(ids[mask > 0]))
 
@@ -133,7 +132,6 @@ class RowTask(ExampleTask):
         return f"{label:.9g}" if isinstance(label, np.float32) else str(label)
 
     def features(self, length: int) -> dict[str, Feature]:
-        """Name those of the text, and the label."""
         return {**self.text_features(length), "label": self.label}
 
     def sums(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> dict[str, "tf.Tensor"]:
@@ -148,13 +146,11 @@ class RowTask(ExampleTask):
         return sums if training else sums | {"outputs": outputs, INDEX: rows[INDEX]}
 
     def predicted(self, network: Any, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
-        """Keep the outputs of each row."""
         import tensorflow as tf
 
         return {"outputs": tf.cast(self.outputs(network, rows, training=False), tf.float32), INDEX: rows[INDEX]}
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        """Compute loss and metrics of the rows to evaluate on, their number, and whether all are predicted alike."""
         assert self.references is not None
         return self.figures_of(sums, self.references)
 
@@ -169,25 +165,20 @@ class RowTask(ExampleTask):
         return figures | {"num_rows": len(predictions), "is_degenerate": int(is_degenerate(predictions))}
 
     def predictions(self, sums: Mapping[str, Any]) -> NDArray[Any]:
-        """Make the predictions of all rows, in their order."""
         return self.predict(self.in_order(sums, "outputs"))
 
     def score(self, figures: Mapping[str, float]) -> float:
-        """Compute by what checkpoints are compared."""
         value = figures[self.metric]
         return -value if self.metric in (*self.errors, "loss") else value
 
     def summarize(self, figures: Mapping[str, float]) -> str:
-        """Summarize loss and the metric that checkpoints are compared by in a few words."""
         return with_metric(super().summarize(figures), figures, self.metric)
 
     def next_command(self, model: str) -> str:
-        """Return the command that predicts a text, or a pair of texts."""
         texts = '--text "…" --text-pair "…"' if self.takes_pairs else '--text "…"'
         return f"{super().next_command(model)} {texts}"
 
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
-        """Describe loss and metrics, beside what a guess without the text would score."""
         rows = {"validation loss": f"{shown_score(figures['loss'])}, of {figures['num_rows']:,} rows"}
         for name in (*self.metrics, *((COMBINED,) if COMBINED in figures else ())):
             guess = f"; a guess without the text: {shown_score(self.guess[name])}" if name in self.guess else ""
@@ -197,7 +188,6 @@ class RowTask(ExampleTask):
         return rows
 
     def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
-        """Show the first row with its label."""
         label = rows["label"][0].numpy()
         shown = str(label) if isinstance(label, np.floating) else self.shown(label) or "none"
         return {"first row": self.first_text(rows, tokenizer), "its label": shown}

@@ -101,11 +101,9 @@ class Tagging(ExampleTask):
         )
 
     def features(self, length: int) -> dict[str, Feature]:
-        """Name those of the text, where words begin, and their tags."""
         return {**self.predicted_features(length), "label": Feature((length,), padding=NO_TAG)}
 
     def predicted_features(self, length: int) -> dict[str, Feature]:
-        """Name those of the text, and where words begin."""
         return {**self.text_features(length), WORD: Feature((length,), padding=NO_WORD)}
 
     def predicted(self, network: Any, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
@@ -150,12 +148,10 @@ class Tagging(ExampleTask):
         return tf.pad(values, ((0, 0), (0, self.max_length - values.shape[1])), constant_values=padding)
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        """Compute loss and metrics of the sentences to evaluate on, and the numbers of sentences and words."""
         assert self.sentences is not None
         return self.figures_of(sums, self.sentences)
 
     def figures_of(self, sums: Mapping[str, Any], sentences: Sentences) -> dict[str, float]:
-        """Compute the same of these sentences, which have tags."""
         assert sentences.tags is not None
         predictions = self.predictions(sums, sentences)
         figures = {"loss": super().figures(sums)["loss"]} | scores(self.metrics, predictions, sentences.tags)
@@ -172,19 +168,15 @@ class Tagging(ExampleTask):
         return [[self.labels.names[tag] for tag in sentence] for sentence in tags]
 
     def score(self, figures: Mapping[str, float]) -> float:
-        """Compute by what checkpoints are compared."""
         return -figures["loss"] if self.metric == "loss" else figures[self.metric]
 
     def summarize(self, figures: Mapping[str, float]) -> str:
-        """Summarize loss and the metric that checkpoints are compared by in a few words."""
         return with_metric(super().summarize(figures), figures, self.metric)
 
     def next_command(self, model: str) -> str:
-        """Return the command that predicts a text."""
         return f'{super().next_command(model)} --text "…"'
 
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
-        """Describe loss and metrics for people, beside what a guess without the text would score."""
         words = f"{figures['num_words']:,} words of {figures['num_rows']:,} sentences"
         rows = {"validation loss": f"{shown_score(figures['loss'])}, of {words}"}
         for name in self.metrics:
@@ -199,7 +191,6 @@ class Tagging(ExampleTask):
         return rows
 
     def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
-        """Show the first row with its tags."""
         labels = rows["label"][0].numpy()
         tags = " ".join(self.labels.names[label] for label in labels if label != NO_TAG)
         return {"first row": self.first_text(rows, tokenizer), "its tags": tags}
