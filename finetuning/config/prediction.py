@@ -45,6 +45,6 @@ class PredictionConfig(Bounded):
         is_whole = not self.question or self.context is not None
         require(is_whole, "needs --context, the text with the answer", "--question", "none")
         is_paired = len(self.text_pair) in (0, len(self.text))
-        require(is_paired, f"must be as many as --text, {len(self.text)}", "--text-pair", len(self.text_pair))
+        require(is_paired, f"must have one text for each --text ({len(self.text)})", "--text-pair", len(self.text_pair))
         require(self.output is None or self.file is not None, "needs --file", "--output", self.output)
         require(len(self.text_column_names) <= 2, "must be one or two", "--text-column-names", self.text_column_names)

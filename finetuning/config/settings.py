@@ -1,4 +1,4 @@
-"""Settings of fine-tuning: those of pretraining where they are the same, with the defaults that suit a short run.
+"""Settings of fine-tuning, and how they are parsed: those of pretraining, with defaults that suit a short run.
 
 A name of transformers' `run_glue.py` and `run_classification.py` is the name of the flag here, or is read as well.
 """
@@ -23,7 +23,7 @@ from train.config.learning import (
 )
 from train.config.settings import HardwareConfig, HubConfig, RunConfig, RunSettings, saved_on_tpus
 
-# The shortest rows that are worth a program of their own; each bucket is twice as long as the one before.
+# Shorter rows are not worth compiling a program for; each bucket is twice as long as the one before.
 SHORTEST_BUCKET = 16
 # Tokens that two windows share by default in rows of 384 (BERT's).
 DOC_STRIDE = 128
@@ -352,7 +352,7 @@ class FinetuningHub(HubConfig):
 
 @dataclass(frozen=True)
 class FinetuningConfig(RunSettings):
-    """All settings of one run of fine-tuning; those of a task name its own `data`."""
+    """All settings of one run of fine-tuning; each task has its class of `data`."""
 
     data: ExamplesConfig
     model: FinetunedModel
@@ -389,7 +389,7 @@ class QuestionConfig(FinetuningConfig):
 
 @dataclass(frozen=True)
 class CustomConfig(FinetuningConfig):
-    """All settings of one run of a task of one's own."""
+    """All settings of one run of a custom task."""
 
     data: CustomData
 
@@ -404,32 +404,17 @@ def parse_finetuning_config(config_class: type[Settings], argv: Sequence[str] | 
         InputError: a setting is not what it must be, or a required one is missing.
     """
     subjects = config_class.subjects()
-    settings: dict[str, Any] = dict(
-        zip(
-            subjects,
-            parse_arguments(tuple(subjects.values()), argv, description, needed=_needed(subjects)),
-            strict=True,
-        )
-    )
-    config = config_class(**settings)
+    source = "task" if hasattr(subjects["data"], "task") else "train_file"
+    needed = ("init_from", source, "output_dir")
+    parsed: tuple[Any, ...] = parse_arguments(tuple(subjects.values()), argv, description, needed=needed)
+    config = config_class(**dict(zip(subjects, parsed, strict=True)))
     require(bool(config.model.init_from), "is required: the model to start from", "--init-from", "nothing")
     require(bool(config.run.output_dir), "is required: the folder of the run", "--output-dir", "nothing")
     if isinstance(config.data, CustomData):
         require(bool(config.data.task), "is required: FILE.py:CLASS, the task", "--task", "nothing")
     else:  # a custom task may read a folder, or nothing, by these names
-        _check_files(config.data)
+        for name in ("train_file", "validation_file", "test_file"):
+            if (path := getattr(config.data, name)) is not None:
+                check_file(path, flag_of(name))
     run: Any = saved_on_tpus(config)
     return replace(config, run=run)
-
-
-def _needed(subjects: dict[str, type]) -> tuple[str, ...]:
-    source = "task" if hasattr(subjects["data"], "task") else "train_file"
-    return ("init_from", source, "output_dir")
-
-
-def _check_files(data: ExamplesConfig) -> None:
-    """Check that the files exist, before anything else is said about them or the model."""
-    for name in ("train_file", "validation_file", "test_file"):
-        path = getattr(data, name)
-        if path is not None:
-            check_file(path, flag_of(name))

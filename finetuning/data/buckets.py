@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-# In a batch, where a row of padding stands.
+# The number of a row of padding in a batch.
 PADDING = -1
 
 
@@ -66,9 +66,9 @@ def evaluation_batches(row_lengths: NDArray[np.int64], lengths: Sequence[int], *
     rows: list[NDArray[np.int64]] = []
     of_batches: list[int] = []
     for bucket, length in enumerate(lengths):
-        own = _filled(np.flatnonzero(buckets == bucket), batch_rows)
-        rows.append(own)
-        of_batches += [length] * (len(own) // batch_rows)
+        filled = _filled(np.flatnonzero(buckets == bucket), batch_rows)
+        rows.append(filled)
+        of_batches += [length] * (len(filled) // batch_rows)
     joined = np.concatenate(rows).reshape(-1, batch_rows)
     return Batches(joined.astype(np.int32), np.array(of_batches, np.int32))
 
@@ -82,11 +82,14 @@ def _pass(row_lengths: NDArray[np.int64], lengths: Sequence[int], batch_rows: in
     rows: list[NDArray[np.int64]] = []
     of_batches: list[int] = []
     for bucket in filled:
-        own = np.concatenate([rest, order[buckets[order] == bucket]])
-        num_full = len(own) // batch_rows * batch_rows
-        own, rest = (_filled(own, batch_rows), rest) if bucket == filled[-1] else (own[:num_full], own[num_full:])
-        rows.append(own)
-        of_batches += [lengths[bucket]] * (len(own) // batch_rows)
+        chosen = np.concatenate([rest, order[buckets[order] == bucket]])
+        num_full = len(chosen) // batch_rows * batch_rows
+        if bucket == filled[-1]:
+            chosen = _filled(chosen, batch_rows)
+        else:
+            chosen, rest = chosen[:num_full], chosen[num_full:]
+        rows.append(chosen)
+        of_batches += [lengths[bucket]] * (len(chosen) // batch_rows)
     batch_order = np.argsort(random.random_raw(len(of_batches)), kind="stable")
     joined = np.concatenate(rows).reshape(-1, batch_rows)
     return Batches(joined[batch_order].astype(np.int32), np.array(of_batches, np.int32)[batch_order])

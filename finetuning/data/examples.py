@@ -13,9 +13,9 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Examples:
-    """Texts with labels as they stand in a table.
+    """Texts with labels as in a table.
 
-    name: where they stand.
+    name: of the table.
     texts: one or two columns.
     labels: None where there are none.
     """
@@ -52,10 +52,10 @@ class Parts:
 
 
 def read_tables(data: ExamplesConfig) -> dict[str, Table]:
-    """Read files or splits, {train, validation or test: table}, of those that are named, cut to as many rows as asked.
+    """Read the files or splits that the flags name, {train, validation or test: table}, cut to --max-train-samples etc.
 
     Raises:
-        InputError: there is nothing to train on, or to predict where that is asked for.
+        InputError: there is nothing to train on, or to predict with --do-predict.
         HubAwayError: the Hub cannot be reached.
     """
     if data.dataset_name is not None:

@@ -11,7 +11,7 @@ from finetuning.config.settings import ClassificationData
 from finetuning.data.examples import Examples, Parts, texts_of
 from finetuning.data.tables import Table, read_hub_tables, read_table
 
-# GLUE's own on the Hub.
+# GLUE on the Hub.
 HUB_NAME = "nyu-mll/glue"
 
 

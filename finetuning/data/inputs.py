@@ -1,6 +1,6 @@
 """What a run of fine-tuning trains on and is evaluated on: encoded rows in memory, and their batches as tf.data.
 
-Each input pipeline (one a host) gives the batches of its own replicas, cut out of the global batches: those of a step
+Each input pipeline (one a host) gives the batches of its replicas, cut out of the global batches: those of a step
 follow each other in the order of the replicas. All is made by operations of TensorFlow, which any host can run.
 """
 
@@ -82,7 +82,7 @@ class ExampleInputs(Inputs):
     def describe_rows(self) -> dict[str, str]:
         """Describe what was read as texts and labels, the first example, and how many rows are of which length."""
         counts = np.bincount(buckets.bucket_of_rows(self.train_rows.lengths, self.lengths), minlength=len(self.lengths))
-        shares = [f"{count:,} up to {length}" for count, length in zip(counts, self.lengths, strict=True) if count]
+        counted = [f"{count:,} up to {length}" for count, length in zip(counts, self.lengths, strict=True) if count]
         evaluated = self.eval_rows.num_rows if self.eval_rows else 0
         first_row = self.train_rows.of_tokens[INPUT_IDS][: self.train_rows.starts[1]]
         rows = f"{self.num_rows:,} to train on, {evaluated:,} to evaluate on"
@@ -91,7 +91,7 @@ class ExampleInputs(Inputs):
             "first example": self.tokenizer.decode(first_row),
             "rows": self.described.get("rows", rows),
             "tokens per row": f"{self.train_rows.lengths.mean():.1f} on average, {self.mean_length:.1f} with padding; "
-            f"rows by length: {', '.join(shares)}",
+            f"rows by length: {', '.join(counted)}",
         }
 
     def training_batches(

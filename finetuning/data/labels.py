@@ -26,7 +26,7 @@ MAX_FLOAT32 = float(np.finfo(np.float32).max)
 MAX_LISTED = 12
 # Written among numbers where one is missing.
 MISSING_WORDS = frozenset(("nan", "na", "n/a", "null", "none", "-", "?"))
-# Characters that tables use between several labels of a row, besides --label-separator.
+# Other characters that tables use between several labels of a row, like --label-separator.
 SEPARATORS = (";", "|")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _BINARY = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "False": 0, "True": 1}
@@ -166,7 +166,7 @@ def find_labels(
         values: of the rows to train on.
         where: they are stored, for errors.
         reading: of labels that have two readings.
-        known: {id: name} of the model to start from, whose order is kept if it has the same names.
+        known: {id: name} of the model to start from; its order is kept if it has the same names.
 
     Raises:
         InputError: there are not two classes, or too many; labels that have two readings.
@@ -258,8 +258,10 @@ def _refuse_several_labels(names: set[str], where: str, reading: LabelReading) -
         )
     for separator in (reading.label_separator, *SEPARATORS):
         parts = {name: {part.strip() for part in name.split(separator)} - {""} for name in names if separator in name}
-        counts = Counter(part for own in parts.values() for part in own)
-        several = [name for name, own in sorted(parts.items()) if any(counts[one] > 1 or one in names for one in own)]
+        counts = Counter(part for found in parts.values() for part in found)
+        several = [
+            name for name, found in sorted(parts.items()) if any(counts[one] > 1 or one in names for one in found)
+        ]
         if several:
             flag = "" if separator == reading.label_separator else f" --label-separator '{separator}'"
             raise InputError(

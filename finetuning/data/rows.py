@@ -24,7 +24,7 @@ class EncodedRows:
 
     starts: int64 (rows + 1,), where each row begins among the tokens, and where the last ends.
     of_tokens: {feature: int32 (tokens,)}.
-    of_rows: {feature: (rows, …)}; among them the row's own number, `INDEX`.
+    of_rows: {feature: (rows, …)}; among them the number of the row, `INDEX`.
     """
 
     starts: NDArray[np.int64]
@@ -51,7 +51,7 @@ class EncodedRows:
 
 
 def check_room(tokenizer: PreTrainedTokenizerFast, max_length: int, *, is_pair: bool = False) -> None:
-    """Check that a row has room for more than special tokens, of which none is ever cut.
+    """Check that a row has room for more than special tokens, which are never cut.
 
     Raises:
         InputError: it has not.

@@ -1,4 +1,4 @@
-"""Tables as people have them: .tsv, .csv, .jsonl, .parquet and .conll files, local or `gs://`; data sets of the Hub."""
+"""Tables: .tsv, .csv, .jsonl, .parquet and .conll files, local or `gs://`; data sets of the Hub."""
 
 import csv
 import gzip
@@ -226,7 +226,7 @@ def _read_conll(path: str, content: bytes) -> dict[str, list[Any]]:
             )
         elif len(row) != num_columns:
             raise InputError(
-                f"Each line of {path} must have as many columns as the first, {num_columns}; line {number:,} has "
+                f"Each line of {path} must have the number of columns of the first, {num_columns}; line {number:,} has "
                 f"{len(row)}."
             )
         else:

@@ -79,7 +79,7 @@ class Start:
             train_rows: to train on.
             eval_rows: to evaluate on.
             cluster: of the run.
-            labels: what the head tells apart, {id: name}; by default the head is the task's own.
+            labels: what the head tells apart, {id: name}; by default the task makes the head.
             identities: what else makes it this run, {name: value}.
             described: what the plan says of the examples, {title: text}.
             recorded: what `run.json` says of them, for later predictions.
@@ -109,8 +109,8 @@ def open_start(config: FinetuningConfig) -> Start:
     """Read the configuration of the model to start from, and its tokenizer.
 
     Raises:
-        InputError: one of them is not there, or the architecture is not supported, or its rows are shorter than those
-            asked for.
+        InputError: one of them is not there, or the architecture is not supported, or its rows are shorter than
+            --max-seq-length.
     """
     data = config.data
     for split in SPLITS:
@@ -141,8 +141,8 @@ def open_start(config: FinetuningConfig) -> Start:
 def with_positions(config: FinetuningConfig, model_config: PretrainedConfig, name: str) -> FinetuningConfig:
     """Make settings in which the model has positions for the longest rows, if need be by one more override.
 
-    Rotary positions, which are computed, extend to longer rows. Tables of positions do not, unless the overrides of
-    the user ask for it.
+    Rotary positions, which are computed, extend to longer rows. Tables of positions do not, unless `--config-overrides`
+    says so.
 
     Args:
         config: of the run.

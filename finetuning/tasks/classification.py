@@ -76,10 +76,10 @@ for number in rate([TEXT], truncation=True):
 
 
 class TextClassification(RowTask):
-    """Learns what stands on the first token of a row, or on what the model pools.
+    """Learns the label of a row from its first token, or from what the model pools.
 
     Args:
-        labels: what is told apart.
+        labels: the classes, or the kind of number.
         references: labels of the rows to evaluate on, as `Labels.encode` makes them.
         metrics: names in `finetuning.tasks.metrics.METRICS`.
         metric: by which checkpoints are compared; by default the first, or of several of GLUE's their mean.
@@ -308,7 +308,7 @@ def _text_columns(table: Table, data: ClassificationData) -> list[str]:
     ]
     require(
         1 <= len(names) <= 2,
-        f"must name the columns of {table.name} with text, unless there are one or two besides "
+        f"must name the columns of {table.name} with text, unless there are only one or two other than "
         f"{data.label_column_name}",
         "--text-column-names",
         f"nothing, with the columns {', '.join(table.columns)}",

@@ -58,7 +58,7 @@ class CustomTask(RowTask):
 
     @abstractmethod
     def read(self, data: ExamplesConfig) -> Mapping[str, Examples]:
-        """Read {train, validation or test: examples}, whose labels are numbers, or as many of them for each row."""
+        """Read {train, validation or test: examples}; a label is a number, or the same number of numbers for each row."""
 
     @abstractmethod
     def head(self, config: "PretrainedConfig") -> "Sequence[tf_keras.layers.Layer]":
@@ -130,7 +130,7 @@ def _guess(labels: NDArray[Any]) -> NDArray[Any]:
 def load_task(task: str) -> type[CustomTask]:
     """Run the file of `FILE.py:CLASS`, and return that class.
 
-    The file's folder is not searched for modules, so that no code is run but its own and what is installed.
+    The file's folder is not searched for modules, so that only its code and installed packages are run.
 
     Raises:
         InputError: no such file or class, a file that fails, or a class that is no task or lacks a method of one.
@@ -196,7 +196,7 @@ class OwnJob(RowsJob[CustomConfig]):
         self.tests = {"test": parts["test"]} if "test" in parts else {}
         eval_rows = parts["validation"].rows if "validation" in parts else None
         path, _, name = str(data.task).rpartition(":")
-        # Of the file its content: where it lies may change.
+        # Not the path of the file but its content: the file may move.
         code = f"{name} {hashlib.sha256(Path(path).read_bytes()).hexdigest()}"
         described = _describe(examples["train"], labels["train"]) | {"first label": task.shown(labels["train"][0])}
         rows, identities = parts["train"].rows, {"task": code}
@@ -214,10 +214,10 @@ def _describe(examples: Examples, labels: NDArray[np.generic]) -> dict[str, str]
 
 
 def read_examples(task: CustomTask, data: CustomData) -> dict[str, Examples]:
-    """Let a task read its examples, {train, validation or test: examples}, cut to as many as asked.
+    """Let a task read its examples, {train, validation or test: examples}, cut to the numbers of the flags.
 
     Raises:
-        InputError: they are no examples, or there are none to train on, or to predict where that is asked for.
+        InputError: they are no examples, or there are none to train on, or to predict with --do-predict.
     """
     name, read = type(task).__name__, task.read(data)
     parts = {split: read[split] for split in SPLITS if split in read}
@@ -232,7 +232,7 @@ def read_examples(task: CustomTask, data: CustomData) -> dict[str, Examples]:
         sizes = {len(column) for column in one.texts} | ({len(one.labels)} if one.labels is not None else set())
         if not is_text or len(sizes) != 1 or 0 in sizes:
             raise InputError(
-                f"read of {name} must give columns of text, and as many labels as there are rows; under {split} are "
+                f"read of {name} must give columns of text, and a label for each row; under {split} are "
                 f"{' and '.join(f'{size:,}' for size in sorted(sizes))} of them."
             )
         if one.labels is None and split != "test":
@@ -256,7 +256,9 @@ def read_labels(examples: Mapping[str, Examples]) -> dict[str, NDArray[np.generi
         except ValueError:
             array = np.array(None)
         if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
-            raise InputError(f"Labels of a task must be numbers, as many for each row; those of {one.name} are not.")
+            raise InputError(
+                f"Labels of a task must be numbers, the same number of them for each row; those of {one.name} are not."
+            )
         arrays[split] = array
     for split, array in arrays.items():
         if array.shape[1:] != arrays["train"].shape[1:]:

@@ -48,6 +48,6 @@ def put_head(network: Any, make_layers: Callable[[], Sequence[tf_keras.layers.La
     if wrong:
         raise InputError(
             "The layers of a head must be single ones, no models as tf_keras.Sequential makes them, and differ in "
-            f"their names, so that each weight has a name of its own; one is called {wrong[0]}."
+            f"their names, so that all weights have different names; one is called {wrong[0]}."
         )
     return network

@@ -16,7 +16,7 @@ from mlm_common.figures import image_of, new_figure
 
 # The mean of a task's metrics, where it has several.
 COMBINED = "combined_score"
-# Of a task of one's own; the first is the one by which checkpoints are compared.
+# Outside of GLUE; checkpoints are compared by the first one.
 DEFAULT_METRICS: dict[ProblemType, tuple[str, ...]] = {
     "single_label_classification": ("accuracy", "f1_macro"),
     "multi_label_classification": ("f1_micro", "f1_macro", "accuracy"),
@@ -107,7 +107,7 @@ def baseline(labels: Labels, train_labels: NDArray[Any], num_rows: int) -> NDArr
 
 
 def is_degenerate(predictions: NDArray[Any]) -> bool:
-    """Tell whether all rows have the same prediction: nothing was learned."""
+    """Return whether all rows have the same prediction: nothing was learned."""
     return len(predictions) > 1 and bool((predictions == predictions[0]).all())
 
 
@@ -152,14 +152,14 @@ def confusion_counts(
 
 
 def draw_confusion(counts: NDArray[np.int64], names: Sequence[str]) -> bytes:
-    """Draw counts of `confusion_counts` as a PNG image: each line in shares of its class, with the counts."""
-    shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
+    """Draw counts of `confusion_counts` as a PNG image: each line as fractions of its class, with the counts."""
+    fractions = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
     inches = 2.5 + 0.45 * len(names)
     with new_figure(figsize=(inches, inches)) as figure:
         axes = figure.subplots()
-        axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+        axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
         for row, column in np.ndindex(*counts.shape):
-            color = "white" if shares[row, column] > 0.5 else "black"
+            color = "white" if fractions[row, column] > 0.5 else "black"
             axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center", color=color, fontsize=8)
         axes.set(xlabel="prediction", ylabel="label")
         axes.set_xticks(range(len(names)), names, rotation=45, ha="right")

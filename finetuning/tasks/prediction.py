@@ -49,7 +49,7 @@ from train.runtime.run_folder import EXPORT_FOLDER, RunFolder, exported_model
 
 # Rows that are computed at once where no run says how many.
 BATCH_ROWS = 32
-# Tokens of the longest row of a model that has no limit of its own.
+# Tokens of the longest row of a model without a limit.
 DEFAULT_LENGTH = 512
 # Answers and classes that are shown for each text.
 NUM_SHOWN = 5
@@ -91,7 +91,7 @@ class OpenedModel:
         return self.record.get("train_data") or {}
 
     def settings(self, config_class: type[FinetuningConfig], **changes: Any) -> Any:
-        """Make the `data` settings of its run, with these changes, of which None is none.
+        """Make the `data` settings of its run, with these changes; None changes nothing.
 
         Raises:
             InputError: rows that are longer than the model can take.

@@ -61,7 +61,7 @@ This reads the first {max_length} tokens; longer texts need several overlapping 
 
 
 class QuestionAnswering(ExampleTask):
-    """Learns where the answer to a question stands.
+    """Learns where in a paragraph the answer to a question is.
 
     Args:
         windows: to evaluate on.
@@ -318,7 +318,7 @@ def check_answer_settings(run: Run, data: QuestionData) -> None:
     """Check that all evaluations of a run choose answers with the same settings, since they choose the checkpoint.
 
     Raises:
-        InputError: a run that is not complete was begun with others.
+        InputError: a run that is not complete was started with others.
     """
     record = None if run.starts_over else newest_record(run.folder)
     if record is None or run.phases[0].inputs.num_evaluation_batches(1) == 0 or _is_complete(run, record):

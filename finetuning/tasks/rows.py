@@ -64,7 +64,7 @@ class ExampleTask(Task):
 
     @abstractmethod
     def predicted(self, network: Any, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
-        """Run the network on rows without labels, and keep of each row what its prediction is made of, (rows, …)."""
+        """Run the network on rows without labels, and keep what the prediction of each row needs, (rows, …)."""
 
     def network_inputs(self, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
         """Make what a network takes, (rows, length) each: ids, which of them are no padding, and token types."""
@@ -128,7 +128,7 @@ class RowTask(ExampleTask):
         """Write a label or a prediction: a number with all its digits, several divided by commas."""
         if np.ndim(label):
             return ",".join(map(self.shown, np.ravel(label)))
-        # Nine significant digits tell all float32 numbers apart.
+        # Nine significant digits distinguish all float32 numbers.
         return f"{label:.9g}" if isinstance(label, np.float32) else str(label)
 
     def features(self, length: int) -> dict[str, Feature]:

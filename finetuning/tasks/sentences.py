@@ -30,11 +30,11 @@ OUTSIDE = "O"
 
 @dataclass(frozen=True)
 class Sentences:
-    """Words with their tags as they stand in a table.
+    """Words with their tags as in a table.
 
-    name: where they stand.
+    name: of the table.
     words: of each sentence.
-    tags: likewise; None where there are none.
+    tags: of each sentence; None where there are none.
     is_to_predict: whether they are of the test part.
     """
 
@@ -147,8 +147,8 @@ def encode_sentences(
         if sentences.tags is None:
             tags.append(np.full(len(of_tokens), NO_TAG, np.int32))
             continue
-        own = labels.encode(sentences.tags[row], f"{sentences.name}, sentence {row + 1:,}")
-        tags.append(np.where(of_tokens == NO_WORD, NO_TAG, own[of_tokens]).astype(np.int32))
+        encoded_tags = labels.encode(sentences.tags[row], f"{sentences.name}, sentence {row + 1:,}")
+        tags.append(np.where(of_tokens == NO_WORD, NO_TAG, encoded_tags[of_tokens]).astype(np.int32))
     starts = np.concatenate([[0], np.cumsum([len(row) for row in ids])]).astype(np.int64)
     features: dict[str, Sequence[Any]] = {INPUT_IDS: ids, WORD: words, "label": tags}
     if token_types:

@@ -189,7 +189,7 @@ def _check_ids(questions: Sequence[Question], source: str) -> None:
 
 
 def _check_answered(parts: Mapping[str, Sequence[Question]], sources: Mapping[str, str]) -> None:
-    """Check that no part to train or evaluate on is one whose answers were taken out."""
+    """Refuse parts to train or evaluate on whose answers were taken out."""
     if not any(one.answers for one in parts["train"]):
         raise InputError(f"Some questions to train on must have an answer; none of {sources['train']} has one.")
     has_all = all(one.answers for one in parts["train"])
@@ -226,13 +226,12 @@ def f1(prediction: str, answer: str) -> float:
 def scores(questions: Sequence[Question], predictions: Sequence[str]) -> dict[str, float]:
     """Compute `exact_match` and `f1` in per cent of the predictions for these questions, in the same order.
 
-    Each question counts by the best of its answers.
-
-    Of questions of which some have no answer, also of those that have one (`HasAns_`) and those that have none.
+    Each question counts by the best of its answers. If some questions have no answer, both kinds are scored separately
+    as well (`HasAns_`, `NoAns_`).
     """
     pairs = []
     for one, given in zip(questions, predictions, strict=True):
-        # An answer of which nothing is left is left out, as in SQuAD 2.0's script; without one, no answer is right.
+        # Answers that normalization empties do not count, as in SQuAD 2.0's script; without others, no answer is right.
         expected = [text for text, _ in one.answers or () if normalized(text)] or [""]
         pairs.append((max(exact_match(given, text) for text in expected), max(f1(given, text) for text in expected)))
     values = 100 * np.array(pairs)

@@ -163,7 +163,7 @@ class Tagging(ExampleTask):
         }
 
     def predictions(self, sums: Mapping[str, Any], sentences: Sentences) -> list[list[str]]:
-        """Make the tags of all words; one that was cut off, or has no token of its own, is outside of all entities."""
+        """Make the tags of all words; one that was cut off, or has no token, is outside of all entities."""
         tags = of_words(sums, "tag", sentences, default_tag(self.labels.names))
         return [[self.labels.names[tag] for tag in sentence] for sentence in tags]
 
@@ -272,7 +272,7 @@ def baseline(train_tags: Tags, words: Sequence[Sequence[str]]) -> list[list[str]
 
 
 def is_degenerate(predictions: Tags) -> bool:
-    """Tell whether all words of several have the same tag: nothing was learned."""
+    """Return whether all words of several have the same tag: nothing was learned."""
     counts = Counter(tag for sentence in predictions for tag in sentence)
     return len(counts) == 1 and counts.total() > 1
 

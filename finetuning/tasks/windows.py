@@ -1,4 +1,4 @@
-"""The windows of paragraphs that a model reads to answer questions, and answers chosen of its logits for them."""
+"""Windows of paragraphs, which a model reads to answer questions, and the answers chosen from its logits."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -107,7 +107,7 @@ def _encodings(backend: Any, questions: Sequence[Question], data: QuestionData) 
     """Yield the encodings of the windows of each question; none where it leaves no room for its paragraph.
 
     Args:
-        backend: a tokenizer of `tokenizers`, whose truncation and padding are changed.
+        backend: a tokenizer of `tokenizers`; its truncation and padding are changed.
         questions: to encode.
         data: length and overlap of the windows.
 
@@ -236,10 +236,10 @@ def choose_answers(
         odds = null - kept[0][1] - kept[0][2]
         has_none = null_threshold is not None and odds > null_threshold
         scores = np.array([start + end for _, start, end in kept])
-        shares = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
+        probabilities = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
         listed = [
-            {"text": text, "probability": float(share), "start_logit": start, "end_logit": end}
-            for (text, start, end), share in zip(kept, shares, strict=True)
+            {"text": text, "probability": float(probability), "start_logit": start, "end_logit": end}
+            for (text, start, end), probability in zip(kept, probabilities, strict=True)
         ]
         answers.append(Answer("" if has_none else kept[0][0], listed, odds))
     return answers

@@ -99,7 +99,7 @@ def test_what_does_not_fit_is_refused_in_one_line(
     assert "needs --context" in refused(capsys, *model, "--question", "a")
     assert "needs --text, or --file" in refused(capsys, *model, "--question", "a", "--context", "b")
     assert "takes single texts" in refused(capsys, *model, "--text", "a", "--text-pair", "b")
-    assert "must be as many as --text" in refused(capsys, *model, "--text", "a", "--text-pair", "b", "c")
+    assert "must have one text for each --text" in refused(capsys, *model, "--text", "a", "--text-pair", "b", "c")
     assert "must be at most 30" in refused(capsys, *model, "--text", "a", "--max-seq-length", "31")
     (tmp_path / "texts.tsv").write_text("sentence\na\n", encoding="utf-8")
     error = refused(capsys, *model, "--file", str(tmp_path / "text.tsv"))

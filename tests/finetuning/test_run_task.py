@@ -232,7 +232,9 @@ def test_labels_are_numbers_of_one_form() -> None:
     )
     assert {one.dtype for one in labels_of([1, 2], [1.5, 3]).values()} == {np.dtype(np.float32)}
     for wrong in (["x", "y"], [[1], [1, 2]], [1.0, float("nan")], [None, 1]):
-        with pytest.raises(InputError, match="Labels of a task must be numbers, as many for each row; those of b"):
+        with pytest.raises(
+            InputError, match="Labels of a task must be numbers, the same number of them for each row; those of b"
+        ):
             labels_of([1, 2], wrong)
     with pytest.raises(InputError, match=r"must be of one form: of a each is \(\), of b \(2,\)"):
         labels_of([1, 2], [[1, 2], [3, 4]])

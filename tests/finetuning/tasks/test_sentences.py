@@ -98,7 +98,7 @@ def test_conll_is_read(tmp_path: Path) -> None:
     sentences = read_sentences(TaggingData(train_file=str(tmp_path / "a.conll"), test_file=str(tmp_path / "b.conll")))
     assert (sentences["test"].words, sentences["test"].tags) == ([["a", "b"], ["c"]], None)
     (tmp_path / "c.conll").write_text("a O\nb\n", encoding="utf-8")
-    with pytest.raises(InputError, match="must have as many columns as the first, 2; line 2 has 1"):
+    with pytest.raises(InputError, match="must have the number of columns of the first, 2; line 2 has 1"):
         read_table(str(tmp_path / "c.conll"), "--train-file")
 
 
