@@ -29,6 +29,11 @@ class PredictionConfig(Bounded):
     doc_stride: int | None = flag(
         None, "Tokens that two windows of a --context share. Default: as in training.", at_least=1
     )
+    per_replica_batch_size: int | None = flag(
+        None,
+        "Rows that are computed at once. Default: as in training; without the run, 32. Lower it if memory runs out.",
+        at_least=1,
+    )
     null_score_diff_threshold: float | None = flag(
         None,
         "No answer is given if its score is higher than a text's by more than this. Default: as in training; without "

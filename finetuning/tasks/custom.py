@@ -58,7 +58,7 @@ class CustomTask(RowTask):
 
     @abstractmethod
     def read(self, data: ExamplesConfig) -> Mapping[str, Examples]:
-        """Read {train, validation or test: examples}; a label is a number, or the same number of numbers for each row."""
+        """Read {train, validation or test: examples}; each label is a number, or a list of numbers of one length."""
 
     @abstractmethod
     def head(self, config: "PretrainedConfig") -> "Sequence[tf_keras.layers.Layer]":

@@ -130,6 +130,8 @@ class Predictor(ABC):
 
     def __init__(self, model: OpenedModel, config: PredictionConfig):
         self.model = model
+        optimization = model.record.get("settings", {}).get("optimization", {})
+        self.batch_rows = config.per_replica_batch_size or optimization.get("per_replica_batch_size", BATCH_ROWS)
         self.reads_file = config.file is not None
         if not self.reads_file and not getattr(config, self.flag.removeprefix("--")):
             raise InputError(f"--model: {model.name} is a {model.class_name}: it needs {self.flag}, or --file.")
@@ -142,10 +144,7 @@ class Predictor(ABC):
         from train.model.from_pretrained import load_model
 
         network = load_model(self.model.folder, self.task.model_class, adapt_network=self.task.adapt_network)
-        optimization = self.model.record.get("settings", {}).get("optimization", {})
-        batch_rows = optimization.get("per_replica_batch_size", BATCH_ROWS)
-        if not self.reads_file:
-            batch_rows = min(batch_rows, self.rows.num_rows)
+        batch_rows = self.batch_rows if self.reads_file else min(self.batch_rows, self.rows.num_rows)
         batches = buckets.evaluation_batches(self.rows.lengths, self.data.lengths, batch_rows=batch_rows)
         features = self.task.predicted_features(self.data.max_seq_length)
         step = tf.function(functools.partial(self.task.predicted, network), autograph=False)
