@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from finetuning.tasks.custom import load_task
 from mlm_common.tokenizer import vocabulary_size
-from tests.finetuning.test_run_task import TASK
+from tests.fixtures.finetuned_runs import TASK
 from tests.fixtures.made_once import made_once
 from tests.fixtures.other_environments import output_of
 from tests.fixtures.tiny_models import CONFIGS, SAME_CODE, one_layer_model, padded_batch, tiny_tokenizer

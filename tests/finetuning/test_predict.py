@@ -2,54 +2,52 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from finetuning import run_qa
 from finetuning.predict import main
-from tests.finetuning.test_run_qa import answered, qa_flags, write_questions  # noqa: F401
-from tests.finetuning.test_run_task import TASK, rated  # noqa: F401
-from tests.fixtures.finetuned_runs import KINDS, finetuned
+from tests.fixtures.finetuned_runs import KINDS, TASK, finetuned, qa_flags, write_questions
+from tests.fixtures.run_command import Outcome
 from tests.fixtures.tiny_classification import LABELS
 
 
-def predicted(capsys: pytest.CaptureFixture, *flags: str) -> str:
+@pytest.fixture
+def predicted(run: Callable[..., Outcome]) -> Callable[..., str]:
     """Return what the command prints."""
-    capsys.readouterr()
-    assert main(list(flags)) == 0
-    return capsys.readouterr().out
 
+    def call(*flags: object) -> str:
+        outcome = run(main, *flags)
+        assert outcome.status == 0
+        return outcome.out
 
-def refused(capsys: pytest.CaptureFixture, *flags: str) -> str:
-    capsys.readouterr()
-    assert main(list(flags)) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
-    return line
+    return call
 
 
 def test_the_classes_of_a_file_are_those_of_training(
-    classified: Path, tiny_start: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    classified: Path, tiny_start: Path, tmp_path: Path, predicted: Callable[..., str]
 ) -> None:
     """Also where only the export is known, and for a table without the columns that training had."""
     expected = (classified / "predict_results_sst2.txt").read_text(encoding="utf-8")
     file = str(tiny_start / "glue" / "SST-2" / "test.tsv")
-    shown = predicted(capsys, "--model", str(classified), "--file", file, "--output", str(tmp_path / "out.txt"))
+    shown = predicted("--model", classified, "--file", file, "--output", tmp_path / "out.txt")
     assert shown.split() == ["13", "predictions", str(tmp_path / "out.txt")]
     assert (tmp_path / "out.txt").read_text(encoding="utf-8") == expected
-    assert predicted(capsys, "--model", str(classified / "export"), "--file", file) == expected
+    assert predicted("--model", classified / "export", "--file", file, "--per-replica-batch-size", "5") == expected
     shutil.copytree(classified / "export", tmp_path / "model")
     lines = [
         json.dumps({"text": text})
         for text in (line.split("\t")[1] for line in Path(file).read_text(encoding="utf-8").splitlines()[1:])
     ]
     (tmp_path / "texts.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    assert predicted(capsys, "--model", str(tmp_path / "model"), "--file", str(tmp_path / "texts.jsonl")) == expected
+    assert predicted("--model", tmp_path / "model", "--file", tmp_path / "texts.jsonl") == expected
 
 
-def test_texts_are_shown_with_probabilities(classified: Path, capsys: pytest.CaptureFixture) -> None:
+def test_texts_are_shown_with_probabilities(classified: Path, predicted: Callable[..., str]) -> None:
     texts = [f"the {word} is a value" for word in LABELS.values()]
-    blocks = predicted(capsys, "--model", str(classified), "--text", *texts).strip().split("\n\n")
+    blocks = predicted("--model", classified, "--text", *texts).strip().split("\n\n")
     for block, text, label in zip(blocks, texts, LABELS, strict=True):
         title, first, second = block.splitlines()
         assert title == text
@@ -59,89 +57,105 @@ def test_texts_are_shown_with_probabilities(classified: Path, capsys: pytest.Cap
         assert sum(shares) == pytest.approx(100, abs=0.11)
 
 
-def test_answers_are_those_of_training(answered: Path, capsys: pytest.CaptureFixture) -> None:  # noqa: F811
+def test_answers_are_those_of_training(answered: Path, predicted: Callable[..., str]) -> None:
     """Where some questions have no answer, and with the settings of the run."""
     expected = (answered / "run" / "predictions.json").read_text(encoding="utf-8")
-    flags = ("--model", str(answered / "run"), "--file", str(answered / "validation.json"))
-    assert predicted(capsys, *flags) == expected
+    flags = ("--model", answered / "run", "--file", answered / "validation.json")
+    assert predicted(*flags) == expected
     assert "" in json.loads(expected).values()
-    always = json.loads(predicted(capsys, *flags, "--null-score-diff-threshold", "1000"))
+    always = json.loads(predicted(*flags, "--null-score-diff-threshold", "1000"))
     assert all(always.values())
     question = ("--question", "value", "--context", "the name of the list is in the text")
-    title, *lines = predicted(capsys, "--model", str(answered / "run"), *question).strip().splitlines()
+    title, *lines = predicted("--model", answered / "run", *question).strip().splitlines()
     assert title == "value"
     assert lines
-    (none,) = predicted(
-        capsys, "--model", str(answered / "run"), *question, "--null-score-diff-threshold", "-1000"
-    ).splitlines()[1:]
+    (none,) = predicted("--model", answered / "run", *question, "--null-score-diff-threshold", "-1000").splitlines()[1:]
     assert "no answer found" in none
 
 
-def test_a_custom_task_predicts_as_in_training(rated: Path, capsys: pytest.CaptureFixture) -> None:  # noqa: F811
+def test_a_custom_task_predicts_as_in_training(rated: Path, predicted: Callable[..., str]) -> None:
     expected = (rated / "run" / "predict_results_test.txt").read_text(encoding="utf-8")
-    assert predicted(capsys, "--model", str(rated / "run"), "--file", str(rated / "test.tsv")) == expected
+    assert predicted("--model", rated / "run", "--file", rated / "test.tsv") == expected
     stars = [
-        int(predicted(capsys, "--model", str(rated / "run" / "export"), "--task", TASK, "--text", text).split()[-1])
+        int(predicted("--model", rated / "run" / "export", "--task", TASK, "--text", text).split()[-1])
         for text in ("file " * 8, "list " * 8)
     ]
     assert stars[0] < stars[1]
 
 
+# (model, flags, what the error says); {} is the folder of the test.
+REFUSED = [
+    ("classified", [], "exactly one of --text, --question and --file"),
+    ("classified", ["--question", "a"], "needs --context"),
+    ("classified", ["--question", "a", "--context", "b"], "needs --text, or --file"),
+    ("classified", ["--text", "a", "--text-pair", "b"], "takes single texts"),
+    ("classified", ["--text", "a", "--text-pair", "b", "c"], "must have one text for each --text (1)"),
+    ("classified", ["--text", "a", "--max-seq-length", "31"], "must be at most 30"),
+    ("classified", ["--text", "a", "--per-replica-batch-size", "0"], "--per-replica-batch-size must be at least 1"),
+    ("classified", ["--file", "{}/text.tsv"], "--file: there is no file {}/text.tsv; did you mean {}/texts.tsv?"),
+    ("answered", ["--text", "a"], "needs --question, or --file"),
+    ("start", ["--text", "a"], "is a masked language model"),
+    ("unfinished", ["--text", "a"], "no export yet: the run is at step"),
+    ("nowhere", ["--text", "a"], "there is no folder"),
+]
+
+
+@pytest.mark.parametrize(("model", "flags", "message"), REFUSED)
 def test_what_does_not_fit_is_refused_in_one_line(
+    model: str,
+    flags: list[str],
+    message: str,
     classified: Path,
+    answered: Path,
     tiny_start: Path,
-    answered: Path,  # noqa: F811
     tmp_path: Path,
-    capsys: pytest.CaptureFixture,
+    run: Callable[..., Outcome],
 ) -> None:
-    model = ("--model", str(classified))
-    assert "exactly one of --text, --question and --file" in refused(capsys, *model)
-    assert "needs --context" in refused(capsys, *model, "--question", "a")
-    assert "needs --text, or --file" in refused(capsys, *model, "--question", "a", "--context", "b")
-    assert "takes single texts" in refused(capsys, *model, "--text", "a", "--text-pair", "b")
-    assert "must have one text for each --text" in refused(capsys, *model, "--text", "a", "--text-pair", "b", "c")
-    assert "must be at most 30" in refused(capsys, *model, "--text", "a", "--max-seq-length", "31")
+    models = {"classified": classified, "answered": answered / "run", "start": tiny_start / "start"}
+    models |= {"unfinished": tmp_path / "run", "nowhere": tmp_path / "runs"}
+    if model == "unfinished":
+        shutil.copytree(classified, tmp_path / "run", ignore=shutil.ignore_patterns("export"))
     (tmp_path / "texts.tsv").write_text("sentence\na\n", encoding="utf-8")
-    error = refused(capsys, *model, "--file", str(tmp_path / "text.tsv"))
-    assert error == f"error: --file: there is no file {tmp_path}/text.tsv; did you mean {tmp_path}/texts.tsv?"
-    assert "needs --question, or --file" in refused(capsys, "--model", str(answered / "run"), "--text", "a")
-    assert "is a masked language model" in refused(capsys, "--model", str(tiny_start / "start"), "--text", "a")
-    shutil.copytree(classified, tmp_path / "run", ignore=shutil.ignore_patterns("export"))
-    assert "no export yet: the run is at step" in refused(capsys, "--model", str(tmp_path / "run"), "--text", "a")
-    assert "there is no folder" in refused(capsys, "--model", str(tmp_path / "runs"), "--text", "a")
+    outcome = run(main, "--model", models[model], *(flag.format(tmp_path) for flag in flags))
+    assert outcome.status == 2
+    assert message.replace("{}", str(tmp_path)) in outcome.error
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_numbers_labels_and_tags_are_those_of_training(
-    kind: str, tiny_start: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture
+    kind: str,
+    tiny_start: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    predicted: Callable[..., str],
+    run: Callable[..., Outcome],
 ) -> None:
     """Numbers, which are of pairs of texts, to the last digit."""
     folder = finetuned(kind, tiny_start / "start", tmp_path_factory)
     name = "predictions.txt" if kind == "tagging" else "predict_results_test.txt"
     expected = (folder / "run" / name).read_text(encoding="utf-8")
-    model = ("--model", str(folder / "run"))
-    assert predicted(capsys, *model, "--file", str(folder / "test.jsonl")) == expected
+    model = ("--model", folder / "run")
+    assert predicted(*model, "--file", folder / "test.jsonl") == expected
     if kind == "regression":
-        assert "needs --text-pair" in refused(capsys, *model, "--text", "a")
-        title, number = predicted(capsys, *model, "--text", "the name", "--text-pair", "a name").splitlines()
+        assert "needs --text-pair" in run(main, *model, "--text", "a").error
+        title, number = predicted(*model, "--text", "the name", "--text-pair", "a name").splitlines()
         assert title == "the name | a name"
         float(number)
     elif kind == "tagging":
-        lines = predicted(capsys, *model, "--text", "the list is" + " a" * 40).splitlines()
+        lines = predicted(*model, "--text", "the list is" + " a" * 40).splitlines()
         assert [line.split()[-1] for line in lines[:3]] == ["the", "list", "is"]
         assert lines[0].split()[0].endswith("%")
         assert lines[-1].split()[:2] == ["cut", "off"]
     else:
-        assert "%" in predicted(capsys, *model, "--text", "the list")
+        assert "%" in predicted(*model, "--text", "the list")
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-def test_questions_of_a_test_part_have_the_answers_of_training(
-    answered: Path,  # noqa: F811
+def test_answers_to_a_test_part_are_those_of_training(
+    answered: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture,
+    predicted: Callable[..., str],
 ) -> None:
     shutil.copytree(answered / "start", tmp_path / "start")
     for part, num in (("train", 16), ("validation", 8), ("test", 13)):
@@ -149,4 +163,4 @@ def test_questions_of_a_test_part_have_the_answers_of_training(
     test = str(tmp_path / "test.json")
     assert run_qa.main(qa_flags(tmp_path, "--test-file", test, "--num-epochs", "1")) == 0
     expected = (tmp_path / "run" / "predictions.json").read_text(encoding="utf-8")
-    assert predicted(capsys, "--model", str(tmp_path / "run"), "--file", test) == expected
+    assert predicted("--model", tmp_path / "run", "--file", test) == expected

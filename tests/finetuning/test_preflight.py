@@ -1,12 +1,14 @@
 """A dry run that asks the TPU's compiler about the step: lowered as it is, the compiler itself replaced."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from finetuning.run_classification import main
+from tests.fixtures.run_command import Outcome
 from tests.fixtures.tiny_classification import flags
 from train.checks.preflight import preflight, tpu_compiler
 from train.checks.preflight.tpu_compiler import CompiledStep
@@ -21,7 +23,7 @@ ENTRY %main.0 (x: s32[8,30]) -> f32[] {
 
 
 def test_the_step_on_the_longest_rows_is_compiled(
-    tiny_start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Outcome]
 ) -> None:
     asked: list[str] = []
 
@@ -31,11 +33,11 @@ def test_the_step_on_the_longest_rows_is_compiled(
 
     monkeypatch.setattr(preflight, "compile_for_tpu", compile_for_tpu)
     monkeypatch.setattr(tpu_compiler, "check_compiler", lambda _: None)
-    assert main(flags(tiny_start, tmp_path / "run", "--dry-run", "--topology", "v5e-8")) == 0
+    outcome = run(main, *flags(tiny_start, tmp_path / "run", "--dry-run", "--topology", "v5e-8"))
+    assert outcome.status == 0
     (stablehlo,) = asked
     assert re.search(r"@main\(%arg0: tensor<8x30xi32>", stablehlo)
     assert "all_reduce" in stablehlo
-    printed = capsys.readouterr().out
-    assert "8 rows x 30 tokens x 1 micro-batch x 8 replicas" in printed
-    assert re.search(r"modelled MFU +\d", printed)
+    assert "8 rows x 30 tokens x 1 micro-batch x 8 replicas" in outcome.out
+    assert re.search(r"modelled MFU +\d", outcome.out)
     assert not (tmp_path / "run").exists()

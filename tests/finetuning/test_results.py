@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from scipy import stats
 from seqeval import metrics as seqeval
 from sklearn import metrics
@@ -24,7 +23,9 @@ from finetuning.tasks.rows import Part
 from finetuning.tasks.sentences import Sentences
 from finetuning.tasks.tagging import Tagging, TaggingJob
 from mlm_common.errors import InputError
+from tests.fixtures.finetuned_runs import run_on_one_device
 from tests.fixtures.made_once import made_once
+from tests.fixtures.run_command import Outcome
 from tests.fixtures.same_run import timeless_lines
 from tests.fixtures.tiny_classification import NUM_VALIDATION, WORDS, examples, flags
 from train.runtime.run_folder import RunFolder
@@ -224,7 +225,7 @@ def test_a_finished_run_is_scored_again_by_its_new_settings(
     tiny_start: Path,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture,
+    run: Callable[..., Outcome],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With another metric, by which the best evaluation has no checkpoint any more.
@@ -236,16 +237,17 @@ def test_a_finished_run_is_scored_again_by_its_new_settings(
     references = [label for _, label in examples(NUM_VALIDATION, len("dev"))]
     expected = {"accuracy": scored_classes(references, classified, "eval_predictions")["accuracy"]}
     assert_scores(results(classified, "eval"), "eval", expected)
-    run = tmp_path / "run"
-    shutil.copytree(classified, run)
+    folder = tmp_path / "run"
+    shutil.copytree(classified, folder)
     # Not by the log's lines: those that were not yet written at the last checkpoint are taken from there.
     monkeypatch.setattr(TextClassification, "score", lambda _, figures: float(figures.get("step") == 27))
-    assert main(flags(tiny_start, run, "--metric-name", "loss")) == 0
+    outcome = run(main, *flags(tiny_start, folder, "--metric-name", "loss"))
+    assert outcome.status == 0
     assert any("step 27 (score 1), has no checkpoint any more" in message for message in caplog.messages)
-    assert_scores(results(run, "eval"), "eval", expected)
-    assert (run / "eval_predictions.txt").read_bytes() == (classified / "eval_predictions.txt").read_bytes()
-    assert results(run, "eval")["eval_loss"] == results(classified, "eval")["eval_loss"]
-    assert "accuracy               0.1234; a guess" in capsys.readouterr().out
+    assert_scores(results(folder, "eval"), "eval", expected)
+    assert (folder / "eval_predictions.txt").read_bytes() == (classified / "eval_predictions.txt").read_bytes()
+    assert results(folder, "eval")["eval_loss"] == results(classified, "eval")["eval_loss"]
+    assert "accuracy               0.1234; a guess" in outcome.out
 
 
 @pytest.fixture(scope="module")
@@ -257,10 +259,7 @@ def noisy(tiny_start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         for split, num_rows in (("train", 48), ("validation", 40), ("test", 12)):
             lines = [f"{' '.join(draw.choices(WORDS, k=6))},{draw.randint(1, 9999) / 2**20}\n" for _ in range(num_rows)]
             (folder / f"{split}.csv").write_text("text,label\n" + "".join(lines), encoding="utf-8")
-        one = tf.distribute.OneDeviceStrategy("/device:CPU:0")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("train.runtime.strategy.connect", lambda *_: one)
-            assert main(noisy_flags(tiny_start, folder, folder / "run")) == 0
+        run_on_one_device(main, noisy_flags(tiny_start, folder, folder / "run"))
 
     return made_once(tmp_path_factory, "noisy", make)
 

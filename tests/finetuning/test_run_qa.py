@@ -1,8 +1,8 @@
 """A run of question answering from its files to its answers."""
 
 import json
-import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,8 +14,9 @@ from transformers.data.metrics.squad_metrics import squad_evaluate
 from finetuning.config.settings import QuestionData
 from finetuning.run_qa import main
 from finetuning.tasks.questions import QuestionAnswering
-from tests.fixtures.made_once import made_once
-from tests.fixtures.tiny_classification import WORDS, write_start
+from tests.fixtures.finetuned_runs import qa_flags, write_questions
+from tests.fixtures.run_command import Outcome
+from tests.fixtures.tiny_classification import write_start
 from train.model.from_pretrained import load_model
 
 
@@ -43,39 +44,6 @@ def test_the_loss_of_both_ends() -> None:
     assert (sums["start"][0, 3:] < -1e8).all()
 
 
-def write_questions(path: Path, num: int, seed: int) -> dict[str, str]:
-    """Write questions whose answer is the one of two words that the paragraph has; return {id: answer}."""
-    draw, answers, paragraphs = random.Random(seed), {}, []
-    for number in range(num):
-        words = draw.choices(WORDS, k=draw.randint(3, 25))
-        answer = draw.choice(["list", "file"])
-        words.insert(draw.randint(0, len(words)), answer)
-        context, start = " ".join(words), len(" ".join(words[: words.index(answer)])) + (words.index(answer) > 0)
-        one = {"id": f"q{number}", "question": "value", "answers": [{"text": answer, "answer_start": start}]}
-        paragraphs.append({"context": context, "qas": [one]})
-        answers[f"q{number}"] = answer
-    path.write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}), encoding="utf-8")
-    return answers
-
-
-def write_unanswerable(path: Path, num: int, seed: int) -> None:
-    """Write questions of which every third has no answer."""
-    write_questions(path, num, seed)
-    content = json.loads(path.read_text(encoding="utf-8"))
-    for paragraph in content["data"][0]["paragraphs"][::3]:
-        paragraph["qas"][0] |= {"answers": [], "is_impossible": True}
-    path.write_text(json.dumps(content), encoding="utf-8")
-
-
-def qa_flags(folder: Path, *more: str, start: Path | None = None) -> list[str]:
-    return [
-        *("--init-from", str((start or folder) / "start"), "--output-dir", str(folder / "run")),
-        *(f"--{part}-file={folder}/{part}.json" for part in ("train", "validation")),
-        *("--max-seq-length", "24", "--doc-stride", "6", "--length-buckets", "24", "--learning-rate", "0.01"),
-        *("--per-replica-batch-size", "8", "--num-epochs", "2", "--eval-steps", "4", "--save-steps", "4", *more),
-    ]
-
-
 def assert_scored_by_its_predictions(run: Path, questions: Path, part: str = "eval") -> dict[str, str]:
     """Compare the results with what transformers' scorer gives for predictions.json, and return these."""
     predictions = json.loads((run / "predictions.json").read_text(encoding="utf-8"))
@@ -94,48 +62,28 @@ def assert_scored_by_its_predictions(run: Path, questions: Path, part: str = "ev
     return predictions
 
 
-@pytest.fixture(scope="module")
-def answered(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of `qa_flags` with a run on questions of which some have no answer."""
-
-    def make(folder: Path) -> None:
-        write_start(folder / "start")
-        write_unanswerable(folder / "train.json", 36, 1)
-        write_unanswerable(folder / "validation.json", 18, 2)
-        one = tf.distribute.OneDeviceStrategy("/device:CPU:0")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("train.runtime.strategy.connect", lambda *_: one)
-            assert main(qa_flags(folder)) == 0
-
-    return made_once(tmp_path_factory, "answered", make)
-
-
 @pytest.mark.usefixtures("one_device")
-def test_scores_are_those_of_the_predictions_beside_them(
-    answered: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_scores_are_those_of_the_predictions(answered: Path, tmp_path: Path, run: Callable[..., Outcome]) -> None:
     """Also after another call on the finished run, with other settings for answers."""
     shutil.copytree(answered, tmp_path, dirs_exist_ok=True)
     assert_scored_by_its_predictions(tmp_path / "run", tmp_path / "validation.json")
     assert (tmp_path / "run" / "null_odds.json").exists()
     for setting in (("--null-score-diff-threshold", "1000"), ("--null-score-diff-threshold", "-1000")):
-        capsys.readouterr()
-        assert main(qa_flags(tmp_path, *setting, "--max-answer-length", "1", start=answered)) == 0
+        outcome = run(main, *qa_flags(tmp_path, *setting, "--max-answer-length", "1", start=answered))
+        assert outcome.status == 0
         second = assert_scored_by_its_predictions(tmp_path / "run", tmp_path / "validation.json")
         assert all(second.values()) if setting[1] == "1000" else not any(second.values())
         results = json.loads((tmp_path / "run" / "eval_results.json").read_text(encoding="utf-8"))
-        assert f"exact match            {results['eval_exact_match']:.2f} %" in capsys.readouterr().out
+        assert f"exact match            {results['eval_exact_match']:.2f} %" in outcome.out
 
 
 @pytest.mark.usefixtures("one_device")
-def test_a_run_is_not_continued_with_other_settings_for_answers(
-    answered: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_run_keeps_its_settings_for_answers(answered: Path, tmp_path: Path, run: Callable[..., Outcome]) -> None:
     shutil.copytree(answered, tmp_path, dirs_exist_ok=True)
-    assert main(qa_flags(tmp_path, "--num-epochs", "3", "--n-best-size", "3", start=answered)) == 2
-    error = capsys.readouterr().err
-    assert "is chosen by evaluations with --n-best-size 20" in error
-    assert "received --n-best-size 3" in error
+    outcome = run(main, *qa_flags(tmp_path, "--num-epochs", "3", "--n-best-size", "3", start=answered))
+    assert outcome.status == 2
+    assert "is chosen by evaluations with --n-best-size 20" in outcome.error
+    assert "received --n-best-size 3" in outcome.error
 
 
 @pytest.mark.usefixtures("one_device")

@@ -1,8 +1,8 @@
-"""A task of one's own: the one of recipes/, from its files to its results, and what may be wrong with others."""
+"""Custom tasks: the one of recipes/ from its files to its results, and what may be wrong with others."""
 
 import json
-import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,59 +17,12 @@ from finetuning.data.examples import Examples
 from finetuning.run_task import main
 from finetuning.tasks.custom import CustomTask, load_task, read_labels
 from mlm_common.errors import InputError
-from tests.fixtures.made_once import made_once
+from tests.fixtures.finetuned_runs import NUM_REVIEWS, RECIPE, TASK, rating_flags, reviews
+from tests.fixtures.run_command import Outcome
 from tests.fixtures.same_run import newest_variables, timeless_lines
 from train.model.from_pretrained import load_model
 from train.publishing.pytorch_format import pytorch_weights
 from train.publishing.saved_model import read_saved_model
-
-RECIPE = Path(__file__).parents[2] / "recipes" / "star_ratings.py"
-TASK = f"{RECIPE}:StarRatings"
-WORDS = ("list", "file")
-NUM_ROWS = {"train": 60, "validation": 20, "test": 9}
-
-
-def reviews(split: str) -> list[tuple[str, int]]:
-    """Make (review, stars): of eight words, two more are `list` for each star."""
-    draw = random.Random(split)
-    rows = []
-    for _ in range(NUM_ROWS[split]):
-        stars = draw.randint(1, 5)
-        words = [WORDS[index >= 2 * (stars - 1)] for index in range(8)]
-        draw.shuffle(words)
-        rows.append((" ".join(words), stars))
-    return rows
-
-
-def flags(start: Path, folder: Path, *more: str) -> list[str]:
-    """Write the reviews to a folder, and make the flags of a run on them in its subfolder `run`."""
-    folder.mkdir(exist_ok=True)
-    for split in NUM_ROWS:
-        has_stars = split != "test"
-        lines = [f"{text}\t{stars}\n" if has_stars else f"{text}\n" for text, stars in reviews(split)]
-        (folder / f"{split}.tsv").write_text(
-            ("review\tstars\n" if has_stars else "review\n") + "".join(lines), encoding="utf-8"
-        )
-    files = [f"--{split}-file={folder}/{split}.tsv" for split in NUM_ROWS]
-    return [
-        *("--task", TASK, "--init-from", str(start), "--output-dir", str(folder / "run"), *files),
-        *("--max-seq-length", "16", "--length-buckets", "16", "--per-replica-batch-size", "12", "--num-epochs", "4"),
-        *("--learning-rate", "0.01", "--log-steps", "5", "--eval-steps", "5", "--save-steps", "9"),
-        *("--keep-checkpoints", "9", *more),
-    ]
-
-
-@pytest.fixture(scope="module")
-def rated(tiny_start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of `flags` with a run from its start to its end."""
-
-    def make(folder: Path) -> None:
-        one = tf.distribute.OneDeviceStrategy("/device:CPU:0")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("train.runtime.strategy.connect", lambda *_: one)
-            assert main(flags(tiny_start / "start", folder)) == 0
-
-    return made_once(tmp_path_factory, "rated", make)
 
 
 def results(folder: Path) -> dict[str, float]:
@@ -98,7 +51,7 @@ def test_it_learns_what_can_be_learned(rated: Path) -> None:
     of_train, stars = ([rating for _, rating in reviews(split)] for split in ("train", "validation"))
     guess = np.bincount(of_train).argmax()
     assert evaluated["eval_guess_mean_absolute_error"] == pytest.approx(np.abs(guess - np.array(stars)).mean())
-    assert (evaluated["eval_samples"], evaluated["eval_is_degenerate"]) == (NUM_ROWS["validation"], False)
+    assert (evaluated["eval_samples"], evaluated["eval_is_degenerate"]) == (NUM_REVIEWS["validation"], False)
     assert np.abs(np.array(predicted(rated), int) - [rating for _, rating in reviews("test")]).mean() < 0.3
 
 
@@ -168,7 +121,7 @@ def test_it_resumes_bit_for_bit(rated: Path, tiny_start: Path, tmp_path: Path) -
     for path in (tmp_path / "rated" / "run" / "checkpoints").glob("step-00000020.*"):
         path.unlink()
     shutil.rmtree(tmp_path / "rated" / "run" / "export")
-    resuming = flags(tiny_start / "start", tmp_path / "rated", "--resume", "must")
+    resuming = rating_flags(tiny_start / "start", tmp_path / "rated", "--resume", "must")
     assert main(resuming) == 0
     assert timeless_lines(tmp_path / "rated" / "run") == timeless_lines(rated / "run")
     assert newest_variables(tmp_path / "rated" / "run") == newest_variables(rated / "run")
@@ -177,15 +130,16 @@ def test_it_resumes_bit_for_bit(rated: Path, tiny_start: Path, tmp_path: Path) -
 
 
 def test_another_file_is_another_run(
-    rated: Path, tiny_start: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    rated: Path, tiny_start: Path, tmp_path: Path, run: Callable[..., Outcome]
 ) -> None:
     """The same file elsewhere is the same run."""
     shutil.copytree(rated, tmp_path / "rated")
     for ending, status in (("", 0), ("\nMOST_STARS = 6\n", 2)):
         (tmp_path / "elsewhere.py").write_text(RECIPE.read_text(encoding="utf-8") + ending, encoding="utf-8")
-        moved = flags(tiny_start / "start", tmp_path / "rated", "--task", f"{tmp_path}/elsewhere.py:StarRatings")
-        assert main([*moved, "--dry-run"]) == status
-    assert "contains a different run" in capsys.readouterr().err
+        moved = rating_flags(tiny_start / "start", tmp_path / "rated", "--task", f"{tmp_path}/elsewhere.py:StarRatings")
+        outcome = run(main, *moved, "--dry-run")
+        assert outcome.status == status
+    assert "contains a different run" in outcome.error
 
 
 def test_the_losses_and_predictions_of_the_recipe() -> None:

@@ -1,4 +1,4 @@
-"""Runs of several seeds: each with a folder of its own, all on one table."""
+"""Runs of several seeds: each in its folder, all in one table."""
 
 import json
 from collections.abc import Callable
@@ -50,15 +50,13 @@ def test_what_cannot_be(tmp_path: Path, more: tuple[str, ...], message: str) -> 
         parse_finetuning_config(ClassificationConfig, flags(tmp_path, tmp_path / "run", *more), "")
 
 
-def test_without_a_validation_part_there_is_nothing_to_compare(
-    tiny_start: Path, tmp_path: Path, run: Callable[..., Outcome]
-) -> None:
+def test_seeds_need_a_validation_part(tiny_start: Path, tmp_path: Path, run: Callable[..., Outcome]) -> None:
     (tmp_path / "train.csv").write_text("text,label\nthe list,a\nthe file,b\n", encoding="utf-8")
     files = ("--init-from", str(tiny_start / "start"), "--train-file", str(tmp_path / "train.csv"))
     seeds = ("--max-seq-length", "16", "--output-dir", str(tmp_path / "run"), "--seeds", "1", "2")
-    refused = run(main, *files, *seeds)
-    assert refused.status == 2
-    assert "--seeds compares scores and needs a validation part; there is none." in refused.error
+    outcome = run(main, *files, *seeds)
+    assert outcome.status == 2
+    assert "--seeds compares scores and needs a validation part; there is none." in outcome.error
     assert not (tmp_path / "run").exists()
 
 

@@ -48,7 +48,7 @@ def test_each_row_once_in_an_evaluation(lengths: np.ndarray, batch_rows: int) ->
 
 @settings(max_examples=40)
 @given(st.integers(0, 40), st.integers(1, 12))
-def test_the_batch_of_a_step_does_not_depend_on_where_one_begins(first: int, num: int) -> None:
+def test_the_batch_of_a_step_is_the_same_from_any_start(first: int, num: int) -> None:
     lengths = np.arange(29) % 16 + 1
     whole = training_batches(lengths, BUCKETS, batch_rows=4, seed=3, first=0, num_batches=60)
     part = training_batches(lengths, BUCKETS, batch_rows=4, seed=3, first=first, num_batches=num)

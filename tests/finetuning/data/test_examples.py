@@ -58,7 +58,7 @@ def test_a_task_of_glue_is_read(name: str, tmp_path: Path) -> None:
     assert set(parts.tests) == {name, *(["mnli-mm", "mnli-ax"] if name == "mnli" else [])}
 
 
-def test_diagnostics_of_the_hub_are_a_configuration_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diagnostics_of_the_hub_are_another_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = {"premise": ["a"], "hypothesis": ["b"], "label": ["neutral"]}
     asked = []
 

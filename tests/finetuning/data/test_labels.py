@@ -92,7 +92,7 @@ SINGLE: dict = {"problem_type": "single_label_classification"}
         (["1", "1.0", "0"], "the form of a number alone", {"similar_labels": "merge"}, [1, 1, 0]),
     ],
 )
-def test_labels_with_two_readings_are_refused_until_a_flag_decides(values, message, settings, expected) -> None:
+def test_labels_with_two_readings_need_a_flag(values, message, settings, expected) -> None:
     with pytest.raises(InputError, match=message):
         find_labels(values, "a.csv", LabelReading())
     labels = find_labels(values, "a.csv", LabelReading(**settings))

@@ -55,7 +55,7 @@ def test_each_word_begins_once(kind: str, words: list[str]) -> None:
 
 @pytest.mark.parametrize("kind", OF_WORDS)
 @pytest.mark.parametrize("word", ["12", "中"])
-def test_the_first_word_is_learned_at_the_token_at_which_others_are(kind: str, word: str) -> None:
+def test_the_first_word_is_learned_where_others_are(kind: str, word: str) -> None:
     """Not at a lone mark of the space before it."""
     tokenizer, words = TOKENIZERS[kind], [word, "of", word]
     rows = encode_sentences(tokenizer, Sentences("a", [words], None), LABELS, max_length=100, token_types=False)

@@ -76,7 +76,7 @@ def test_the_best_span_of_all_windows() -> None:
     assert sum(one["probability"] for one in answer.best) == pytest.approx(1.0)
 
 
-def test_an_answer_does_not_end_before_it_begins_nor_grow_too_long() -> None:
+def test_answers_have_an_order_and_a_longest_length() -> None:
     start, end = logits((0, 5, 9.0), (0, 3, 5.0)), logits((0, 3, 9.0), (0, 5, 5.0))
     assert {one["text"] for one in chosen(start, end).best} == {"one", "one two three", "three"}
     assert "one two three" not in {one["text"] for one in chosen(start, end, length=2).best}
