@@ -8,7 +8,7 @@ except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from finetuning.config.settings import CustomConfig
 
-main = finetuning_command(CustomConfig, "finetuning.tasks.custom:OwnJob", __file__, __doc__)
+main = finetuning_command(CustomConfig, "finetuning.tasks.custom:CustomJob", __file__, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -33,7 +33,7 @@ from finetuning.tasks.classification import read_parts
 from finetuning.data.inputs import ExampleInputs
 from finetuning.data.rows import INPUT_IDS
 from finetuning.data.rows import encode_texts
-from finetuning.tasks.classification import Classification
+from finetuning.tasks.classification import ClassificationJob
 from mlm_common.tokenizer import load_tokenizer, special_ids, vocabulary_size
 from tokenizer_training.train_unigram import main as train_unigram
 from train.checkpoints.resume import ResumePoint
@@ -84,7 +84,7 @@ def ours(folder: Path, settings: dict[str, Any], flags: list[str]) -> None:
             ],
             "",
         )
-        trainer = replace(our_trainer(lifecycle.prepare(config, Classification())), evaluate=None)
+        trainer = replace(our_trainer(lifecycle.prepare(config, ClassificationJob())), evaluate=None)
         trainer.load_initial_weights()
         started_seconds = time.perf_counter()
         figures = {"programs": float(compile_all(trainer)), "seconds to compile": time.perf_counter() - started_seconds}

@@ -2,17 +2,19 @@
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from finetuning.config.settings import ExamplesConfig, FinetuningConfig
 from finetuning.data.examples import SPLITS
 from finetuning.data.glue import HUB_NAME
 from finetuning.data.inputs import ExampleInputs
-from finetuning.data.rows import EncodedRows
+from finetuning.data.rows import EncodedRows, encode_texts
 from finetuning.data.tables import check_data_file
 from mlm_common.cli.local_paths import check_folder_or_hub
 from mlm_common.corpus.identity import HUB_ID
@@ -60,6 +62,16 @@ class Start:
     def of_rows(self) -> dict[str, Any]:
         """The arguments of an `ExampleTask` that describe its rows."""
         return {"pad_token_id": special_ids(self.tokenizer)["pad"], "token_types": self.token_types}
+
+    def encode_texts(self, texts: Sequence[Sequence[str]], labels: NDArray[np.generic]) -> EncodedRows:
+        """Encode one or two columns of text with their labels, (rows, …), as rows of the run."""
+        return encode_texts(
+            self.tokenizer,
+            texts,
+            max_length=self.config.data.max_seq_length,
+            token_types=self.token_types,
+            labels=labels,
+        )
 
     def run(
         self,

@@ -14,7 +14,6 @@ from finetuning.config.settings import ClassificationConfig, ClassificationData
 from finetuning.data.examples import Examples, Parts, read_tables, texts_of
 from finetuning.data.glue import GLUE_TASKS, read_glue
 from finetuning.data.labels import LabelReading, Labels, find_labels, is_missing
-from finetuning.data.rows import encode_texts
 from finetuning.data.tables import Table, read_table
 from finetuning.loop.model import open_start
 from finetuning.tasks.metrics import (
@@ -86,7 +85,7 @@ class TextClassification(RowTask):
         pad_token_id: of the tokenizer.
         token_types: whether the rows have them.
         guess: what a guess without the text would score, by metric.
-        num_texts: of each row, 1 or 2, for the card.
+        num_texts: of each row, 1 or 2.
 
     Raises:
         InputError: a class whose name does not fit on one line of the predictions.
@@ -116,6 +115,7 @@ class TextClassification(RowTask):
         self.metrics = metrics
         self.metric = chosen_metric(with_mean(metrics), metric)
         self.guess = {} if guess is None else guess
+        self.takes_pairs = num_texts == 2
         self.is_one_class = labels.problem_type == "single_label_classification"
         several = labels.problem_type == "multi_label_classification"
         self.label = Feature((len(labels.names),) if several else (), dtype="int64" if self.is_one_class else "float32")
@@ -173,7 +173,7 @@ class TextClassification(RowTask):
         return line.getvalue()
 
 
-class Classification(RowsJob[ClassificationConfig]):
+class ClassificationJob(RowsJob[ClassificationConfig]):
     """The job of `run_classification.py`."""
 
     def open_run(self, config: ClassificationConfig, cluster: Cluster) -> Run:
@@ -201,13 +201,7 @@ class Classification(RowsJob[ClassificationConfig]):
                     encoded = encoded if is_labelled.any() else None
             elif examples.labels is not None:
                 encoded = labels.encode(examples.labels, examples.name)
-            rows = encode_texts(
-                start.tokenizer,
-                examples.texts,
-                max_length=data.max_seq_length,
-                token_types=start.token_types,
-                labels=labels.nothing(examples.num_rows) if encoded is None else encoded,
-            )
+            rows = start.encode_texts(examples.texts, labels.nothing(examples.num_rows) if encoded is None else encoded)
             return Part(rows, encoded, is_labelled)
 
         train = part(parts.train)
@@ -231,7 +225,6 @@ class Classification(RowsJob[ClassificationConfig]):
         described = parts.columns | labels.describe(train.labels)
         described["first label"] = task.shown(train.labels[0]) or "none of the classes"
         eval_rows = first.rows if first else None
-        task.takes_pairs = len(parts.text_columns) == 2
         recorded = {"text_columns": list(parts.text_columns)}
         run = start.run(task, train.rows, eval_rows, cluster, labels.by_id, described=described, recorded=recorded)
         run.phases[0].model_config.problem_type = labels.problem_type

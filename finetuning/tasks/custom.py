@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from finetuning.config.settings import CustomConfig, CustomData, ExamplesConfig
 from finetuning.data.examples import SPLITS, Examples, num_samples
-from finetuning.data.rows import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPES, encode_texts
+from finetuning.data.rows import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPES
 from finetuning.loop.model import open_start
 from finetuning.tasks.metrics import chosen_metric
 from finetuning.tasks.rows import ON_ROWS, Part, RowsJob, RowTask
@@ -161,7 +161,7 @@ def load_task(task: str) -> type[CustomTask]:
     return found
 
 
-class OwnJob(RowsJob[CustomConfig]):
+class CustomJob(RowsJob[CustomConfig]):
     """The job of `run_task.py`."""
 
     def open_run(self, config: CustomConfig, cluster: Cluster) -> Run:
@@ -176,22 +176,11 @@ class OwnJob(RowsJob[CustomConfig]):
         examples = read_examples(task, data)
         labels = read_labels(examples)
         task.see_labels(labels["train"], labels.get("validation"), data.metric_name)
-
-        def part(split: str) -> Part:
-            of_rows = labels.get(split)
-            if of_rows is None:
-                shape = (examples[split].num_rows, *labels["train"].shape[1:])
-                of_rows = np.zeros(shape, labels["train"].dtype)
-            rows = encode_texts(
-                start.tokenizer,
-                examples[split].texts,
-                max_length=data.max_seq_length,
-                token_types=start.token_types,
-                labels=of_rows,
-            )
-            return Part(rows, labels.get(split))
-
-        parts = {split: part(split) for split in examples}
+        parts = {}
+        for split, one in examples.items():
+            nothing = np.zeros((one.num_rows, *labels["train"].shape[1:]), labels["train"].dtype)
+            rows = start.encode_texts(one.texts, labels.get(split, nothing))
+            parts[split] = Part(rows, labels.get(split))
         self.validation = {"": parts["validation"]} if "validation" in parts else {}
         self.tests = {"test": parts["test"]} if "test" in parts else {}
         eval_rows = parts["validation"].rows if "validation" in parts else None

@@ -230,7 +230,7 @@ class ClassificationPredictor(RowPredictor):
         return found[: int((outputs > 0).sum())] or [f"{'none':>8}  the most likely: {found[0].strip()}"]
 
 
-class OwnPredictor(RowPredictor):
+class CustomPredictor(RowPredictor):
     """Predicts what a custom task makes of its outputs."""
 
     def __init__(self, model: OpenedModel, config: PredictionConfig):
@@ -363,7 +363,7 @@ def open_predictor(config: PredictionConfig) -> Iterator[Predictor]:
                 f"--model: {config.model} is a masked language model. Use python train/fill_mask.py, or fine-tune it "
                 "first."
             )
-        kind = next((one for ending, one in PREDICTORS.items() if model.class_name.endswith(ending)), OwnPredictor)
+        kind = next((one for ending, one in PREDICTORS.items() if model.class_name.endswith(ending)), CustomPredictor)
         yield kind(model, config)
 
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from finetuning.config.settings import ClassificationConfig, parse_finetuning_config
 from finetuning.run_classification import main
-from finetuning.tasks.classification import Classification
+from finetuning.tasks.classification import ClassificationJob
 from tests.fixtures.other_environments import output_of
 from tests.fixtures.tiny_classification import NUM_TEST, examples, flags
 from train.metrics.log import read_metrics
@@ -94,7 +94,7 @@ def test_losses_are_those_of_pytorch(classified: Path, tiny_start: Path, python:
     ours = [line["loss"] for line in read_metrics(RunFolder(tmp_path / "run")) if line["split"] == "train"]
 
     config = parse_finetuning_config(ClassificationConfig, argv, "")
-    run = Classification().open_run(config, Cluster())
+    run = ClassificationJob().open_run(config, Cluster())
     (phase,), (plan,) = run.phases, run.plans(1)
     batches = phase.inputs.training_batches(
         phase.task.features(plan.max_length),

@@ -17,7 +17,7 @@ from sklearn import metrics
 
 from finetuning.data.labels import Labels, ProblemType
 from finetuning.run_classification import main
-from finetuning.tasks.classification import Classification, TextClassification
+from finetuning.tasks.classification import ClassificationJob, TextClassification
 from finetuning.tasks.metrics import DEFAULT_METRICS
 from finetuning.tasks.rows import Part
 from finetuning.tasks.sentences import Sentences
@@ -120,7 +120,7 @@ def test_scores_of_rows_are_those_of_the_predictions(problem_type: ProblemType, 
     task = TextClassification(
         labels, parts[""].labels, DEFAULT_METRICS[problem_type], pad_token_id=1, token_types=False
     )
-    job = Classification()
+    job = ClassificationJob()
     job.validation = {name: parts[name] for name in ("", "_mm")}
     job.tests = {name: parts[name] for name in ("test", "unlabeled")}
     figures = job.write_results(fake_trainer(task, tmp_path), LOGGED, 3, lambda rows: task_outputs[str(rows)])
@@ -142,7 +142,7 @@ def test_scores_of_rows_are_those_of_the_predictions(problem_type: ProblemType, 
 def test_a_test_part_without_labels_gets_no_scores(tmp_path: Path) -> None:
     labels = Labels("single_label_classification", NAMES)
     task = TextClassification(labels, None, ("accuracy",), pad_token_id=1, token_types=False)
-    job = Classification()
+    job = ClassificationJob()
     job.validation, job.tests = {}, {"test": Part(None, None)}  # type: ignore[arg-type]
     outputs = np.eye(3, dtype=np.float32)
     assert job.write_results(fake_trainer(task, tmp_path), None, 3, lambda _: totals_of(outputs)) is None
@@ -155,7 +155,7 @@ def test_one_worker_writes(tmp_path: Path) -> None:
     """All predict, and all return the figures."""
     labels = Labels("single_label_classification", NAMES)
     task = TextClassification(labels, np.arange(3), ("accuracy",), pad_token_id=1, token_types=False)
-    job = Classification()
+    job = ClassificationJob()
     job.validation, job.tests = {"": Part(None, np.arange(3))}, {}  # type: ignore[arg-type]
     trainer = fake_trainer(task, tmp_path, is_chief=False)
     figures = job.write_results(trainer, LOGGED, 3, lambda _: totals_of(np.eye(3, dtype=np.float32)))
@@ -232,8 +232,8 @@ def test_a_finished_run_is_scored_again_by_its_new_settings(
 
     What is printed is what `write_results` returns.
     """
-    write_results = Classification.write_results
-    monkeypatch.setattr(Classification, "write_results", lambda *args: {**write_results(*args), "accuracy": 0.1234})
+    write_results = ClassificationJob.write_results
+    monkeypatch.setattr(ClassificationJob, "write_results", lambda *args: {**write_results(*args), "accuracy": 0.1234})
     references = [label for _, label in examples(NUM_VALIDATION, len("dev"))]
     expected = {"accuracy": scored_classes(references, classified, "eval_predictions")["accuracy"]}
     assert_scores(results(classified, "eval"), "eval", expected)

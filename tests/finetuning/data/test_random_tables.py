@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from finetuning.config.settings import ClassificationConfig, TaggingConfig, parse_finetuning_config
-from finetuning.tasks.classification import Classification
+from finetuning.tasks.classification import ClassificationJob
 from finetuning.tasks.tagging import TaggingJob
 from mlm_common.errors import InputError
 from train.runtime.machines import Cluster
@@ -154,7 +154,7 @@ def test_a_table_is_read_as_written_or_refused(tiny_start, labels, texts, ending
         argv = ["--train-file", str(path), "--init-from", str(tiny_start / "start"), "--output-dir", f"{folder}/run"]
         argv += ["--max-seq-length", "30", *itertools.chain(*flags.items())]
         config = parse_finetuning_config(ClassificationConfig, argv, "")
-        run = open_or_refuse(Classification(), config)
+        run = open_or_refuse(ClassificationJob(), config)
     if run is None:
         return
     rows, found = run.phases[0].inputs.train_rows, run.phases[0].task.labels
