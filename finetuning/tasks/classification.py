@@ -182,7 +182,7 @@ class ClassificationJob(RowsJob[ClassificationConfig]):
         Raises:
             InputError: whatever is wrong with examples, labels, tokenizer or model.
         """
-        check_packages()
+        check_packages("sklearn", "scipy")
         start, data = open_start(config), config.data
         parts = read_parts(data)
         labels = _labels(data, parts.train, start.model_config)

@@ -28,17 +28,15 @@ MAX_PLOTTED_CLASSES = 30
 ERRORS = ("mse",)
 
 
-def check_packages() -> None:
-    """Check that what computes metrics is installed.
+def check_packages(*modules: str) -> None:
+    """Check that the modules that compute metrics are installed.
 
     Raises:
-        InputError: it is not.
+        InputError: one is not.
     """
-    missing = [name for name in ("sklearn", "scipy") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise InputError(
-            f"Metrics need scikit-learn and scipy; {missing[0]} is missing: pip install -e '.[finetuning]'."
-        )
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise InputError(f"Metrics need {module}, which is missing: pip install -e '.[finetuning]'.")
 
 
 def with_mean(metrics: Sequence[str]) -> tuple[str, ...]:

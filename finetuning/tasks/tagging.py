@@ -1,6 +1,5 @@
 """Token classification: each word has a tag, learned and predicted at its first token."""
 
-import importlib.util
 import logging
 import re
 import warnings
@@ -17,11 +16,10 @@ from finetuning.data.rows import INDEX, EncodedRows
 from finetuning.loop.model import open_start
 from finetuning.loop.results import EVAL_NAME, named, shown_score, train_results, write_results
 from finetuning.loop.training import Job, Predict
-from finetuning.tasks.metrics import chosen_metric
+from finetuning.tasks.metrics import check_packages, chosen_metric
 from finetuning.tasks.rows import ExampleTask, with_metric
 from finetuning.tasks.sentences import NO_TAG, NO_WORD, OUTSIDE, WORD, Sentences, encode_sentences, read_sentences
 from mlm_common.cli.settings import require
-from mlm_common.errors import InputError
 from train.data.inputs import Feature
 from train.loop.run import Run
 from train.runtime.machines import Cluster
@@ -218,16 +216,6 @@ OTHER_ENTITY_TAG = re.compile(r"[BIESLU]_.+|.+[-_][BIESLU]")
 Tags = Sequence[Sequence[str]]
 
 
-def check_packages() -> None:
-    """Check that what computes scores is installed.
-
-    Raises:
-        InputError: it is not.
-    """
-    if importlib.util.find_spec("seqeval") is None:
-        raise InputError("Scores of entities need seqeval, which is missing: pip install -e '.[finetuning]'.")
-
-
 def metrics_of(tag_names: Sequence[str]) -> tuple[str, ...]:
     """Choose the metrics of such tags: those of entities if most have a prefix. The first compares checkpoints."""
     return ENTITY_METRICS if _are_most(tag_names, lambda name: name.startswith(ENTITY_PREFIXES)) else TAG_METRICS
@@ -295,7 +283,7 @@ class TaggingJob(Job[TaggingConfig]):
         Raises:
             InputError: whatever is wrong with sentences, tags, tokenizer or model.
         """
-        check_packages()
+        check_packages("seqeval")
         start, data = open_start(config), config.data
         parts = read_sentences(data)
         tags = parts["train"].tags
