@@ -38,6 +38,10 @@ logger = logging.getLogger(__name__)
 # The logit of padding: e to it is 0.
 NEVER = -1e9
 METRICS = ("exact_match", "f1")
+# What the two outputs of the head are called where they need a name.
+ENDS = {0: "start", 1: "end"}
+# How an answer is chosen: evaluations with different values cannot be compared.
+ANSWER_SETTINGS = ("n_best_size", "max_answer_length", "null_score_diff_threshold")
 # Written out, since transformers 5 has no pipeline for it.
 USAGE = """```python
 import torch
@@ -193,12 +197,6 @@ class QuestionAnswering(ExampleTask):
         ids, start, end = (rows[name][0].numpy() for name in (INPUT_IDS, START, END))
         answer = tokenizer.decode(ids[start : end + 1]) if end else "none in this window of the text"
         return {"first row": tokenizer.decode(ids[ids != self.pad_token_id]), "its answer": answer}
-
-
-# What the two outputs of the head are called where they need a name.
-ENDS = {0: "start", 1: "end"}
-# How an answer is chosen: evaluations with different values cannot be compared.
-ANSWER_SETTINGS = ("n_best_size", "max_answer_length", "null_score_diff_threshold")
 
 
 class QuestionJob(Job[QuestionConfig]):

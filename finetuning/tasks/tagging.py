@@ -1,5 +1,6 @@
 """Token classification: each word has a tag, learned and predicted at its first token."""
 
+import functools
 import logging
 import re
 import warnings
@@ -33,6 +34,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
+TAG_METRICS = ("accuracy",)
+# How the tags of entities begin, in the schemes IOB1, IOB2, IOE, IOBES and BILOU.
+ENTITY_PREFIXES = ("B-", "I-", "E-", "S-", "L-", "U-")
+# What IOBES, which seqeval reads, has for the tags of BILOU.
+IOBES_PREFIXES = {"L-": "E-", "U-": "S-"}
+# The same written in other ways: as suffixes, or with an underscore.
+OTHER_ENTITY_TAG = re.compile(r"[BIESLU]_.+|.+[-_][BIESLU]")
+Tags = Sequence[Sequence[str]]
+# The file with the tags of the test part, without its ending.
+TAGS_NAME = "predictions"
 USAGE = """```python
 from transformers import pipeline
 
@@ -204,18 +216,6 @@ def of_words(sums: Mapping[str, Any], name: str, sentences: Sentences, default: 
     return values
 
 
-ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
-TAG_METRICS = ("accuracy",)
-# How the tags of entities begin, in the schemes IOB1, IOB2, IOE, IOBES and BILOU.
-ENTITY_PREFIXES = ("B-", "I-", "E-", "S-", "L-", "U-")
-# What IOBES, which seqeval reads, has for the tags of BILOU.
-IOBES_PREFIXES = {"L-": "E-", "U-": "S-"}
-# The same written in other ways: as suffixes, or with an underscore.
-OTHER_ENTITY_TAG = re.compile(r"[BIESLU]_.+|.+[-_][BIESLU]")
-
-Tags = Sequence[Sequence[str]]
-
-
 def metrics_of(tag_names: Sequence[str]) -> tuple[str, ...]:
     """Choose the metrics of such tags: those of entities if most have a prefix. The first compares checkpoints."""
     return ENTITY_METRICS if _are_most(tag_names, lambda name: name.startswith(ENTITY_PREFIXES)) else TAG_METRICS
@@ -270,10 +270,6 @@ def default_tag(tag_names: Sequence[str]) -> int:
     return tag_names.index(OUTSIDE) if OUTSIDE in tag_names else 0
 
 
-# The file with the tags of the test part, without its ending.
-TAGS_NAME = "predictions"
-
-
 class TaggingJob(Job[TaggingConfig]):
     """The job of `run_tagging.py`."""
 
@@ -301,13 +297,8 @@ class TaggingJob(Job[TaggingConfig]):
         parts = {split: sentences.with_tags_of(labels) for split, sentences in parts.items()}
         if hint := hint_of(labels.names):
             logger.warning("%s", hint)
-
-        def encoded(sentences: Sentences) -> EncodedRows:
-            return encode_sentences(
-                start.tokenizer, sentences, labels, max_length=data.max_seq_length, token_types=start.token_types
-            )
-
-        rows = {split: encoded(sentences) for split, sentences in parts.items()}
+        encode = functools.partial(encode_sentences, max_length=data.max_seq_length, token_types=start.token_types)
+        rows = {split: encode(start.tokenizer, sentences, labels) for split, sentences in parts.items()}
         self.validation = (parts["validation"], rows["validation"]) if "validation" in parts else None
         self.test = (parts["test"], rows["test"]) if "test" in parts and data.predicts else None
         validation = parts.get("validation")
