@@ -1,4 +1,4 @@
-"""A task of one's own in one file: how many stars a review gives, learned in their order.
+"""A custom task in one file: how many stars a review gives, learned in their order.
 
     python finetuning/run_task.py --task recipes/star_ratings.py:StarRatings --init-from work/model \\
         --train-file reviews/train.tsv --validation-file reviews/validation.tsv --output-dir work/stars

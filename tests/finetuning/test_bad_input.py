@@ -49,8 +49,8 @@ def another_run(folder: Path) -> None:
 
 
 FILES = ["--train-file", "{}/train.tsv", "--validation-file", "{}/b.tsv"]
-OWN = [*FILES[:2], "--task", "{}/task.py:Mine"]
-OWN_TASK = """
+CUSTOM = [*FILES[:2], "--task", "{}/task.py:Mine"]
+CUSTOM_TASK = """
 from finetuning.data.examples import Examples
 from finetuning.tasks.custom import CustomTask
 class Mine(CustomTask):
@@ -62,8 +62,8 @@ class Mine(CustomTask):
 """
 
 
-def own_task(read: str) -> Callable[[Path], None]:
-    return with_file("task.py", OWN_TASK.replace("READ", read))
+def custom_task(read: str) -> Callable[[Path], None]:
+    return with_file("task.py", CUSTOM_TASK.replace("READ", read))
 
 
 # name: (what is done to the folder, flags in which {} is that folder, what the error says)
@@ -102,39 +102,43 @@ CASES = {
         "--glue-dir: there is no file",
     ),
     "no task": (None, [*FILES[:2], "--task", "stars"], "--task must be FILE.py:CLASS, a local file and a class in it"),
-    "no file of the task": (None, OWN, "--task: there is no file"),
-    "a task of the Hub": (None, [*OWN[:3], "alice/model/task.py:Mine"], "--task: there is no file"),
+    "no file of the task": (None, CUSTOM, "--task: there is no file"),
+    "a task of the Hub": (None, [*CUSTOM[:3], "alice/model/task.py:Mine"], "--task: there is no file"),
     "a file that fails": (
         with_file("task.py", "import nothing_of_that_name\n"),
-        OWN,
+        CUSTOM,
         "failed with ModuleNotFoundError: No module named 'nothing_of_that_name'",
     ),
-    "no such class": (with_file("task.py", "class Other: ...\n"), OWN, "has no class Mine; it has Other"),
-    "a class that is no task": (with_file("task.py", "class Mine: ...\n"), OWN, "is not a subclass of"),
+    "no such class": (with_file("task.py", "class Other: ...\n"), CUSTOM, "has no class Mine; it has Other"),
+    "a class that is no task": (with_file("task.py", "class Mine: ...\n"), CUSTOM, "is not a subclass of"),
     "methods that are missing": (
         with_file("task.py", "from finetuning.tasks.custom import CustomTask\nclass Mine(CustomTask): ...\n"),
-        OWN,
+        CUSTOM,
         "lacks these methods: head, losses, predict, read, scores",
     ),
-    "a task without training": (own_task("{}"), OWN, "read of Mine must give examples under train; received nothing"),
+    "a task without training": (
+        custom_task("{}"),
+        CUSTOM,
+        "read of Mine must give examples under train; received nothing",
+    ),
     "a task without labels": (
-        own_task("{'train': Examples('a', (['t'],), None)}"),
-        OWN,
+        custom_task("{'train': Examples('a', (['t'],), None)}"),
+        CUSTOM,
         "read of Mine must give labels to train and evaluate on; under train are none",
     ),
     "a task without texts": (
-        own_task("{'train': Examples('a', ([7, 8],), [1])}"),
-        OWN,
+        custom_task("{'train': Examples('a', ([7, 8],), [1])}"),
+        CUSTOM,
         "under train are 1 and 2 of them",
     ),
     "a task with nothing to predict": (
-        own_task("{'train': Examples('a', (['t'],), [1])}"),
-        [*OWN, "--do-predict"],
+        custom_task("{'train': Examples('a', (['t'],), [1])}"),
+        [*CUSTOM, "--do-predict"],
         "--do-predict needs a part to predict; read of Mine gives train",
     ),
     "no such metric of a task": (
-        own_task("{'train': Examples('a', (['t'],), [1])}"),
-        [*OWN, "--metric-name", "f1"],
+        custom_task("{'train': Examples('a', (['t'],), [1])}"),
+        [*CUSTOM, "--metric-name", "f1"],
         "--metric-name must be one of share, loss; received f1",
     ),
     "another run": (another_run, FILES[:2], "contains a different run"),

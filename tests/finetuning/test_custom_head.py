@@ -1,4 +1,4 @@
-"""A head of a task's own on every architecture: put on what was pretrained, exported, and computed again in PyTorch."""
+"""The head of a custom task on every architecture: trained from a checkpoint, exported, recomputed in PyTorch."""
 
 import json
 from pathlib import Path
@@ -33,10 +33,11 @@ from safetensors.torch import load_file
 from transformers import AutoModel
 
 for folder in sorted(Path(sys.argv[1]).iterdir()):
-    model, loading = AutoModel.from_pretrained(folder / "own", output_loading_info=True)
+    model, loading = AutoModel.from_pretrained(folder / "custom", output_loading_info=True)
     model.eval()
     arrays = np.load(folder / "tensorflow.npz")
-    head = {name: one for name, one in load_file(folder / "own" / "model.safetensors").items() if "custom_head" in name}
+    weights = load_file(folder / "custom" / "model.safetensors")
+    head = {name: one for name, one in weights.items() if "custom_head" in name}
     ids, attended = (torch.tensor(arrays[name]).long() for name in ("input_ids", "attention_mask"))
     with torch.no_grad():
         states = model(input_ids=ids, attention_mask=attended).last_hidden_state
@@ -53,8 +54,8 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
 """
 
 
-def write_own(name: str, folder: Path) -> None:
-    """Write `mlm/`, a pretrained model, `own/`, with a head on its encoder, and what that says of some rows."""
+def write_heads(name: str, folder: Path) -> None:
+    """Write `mlm/`, a pretrained model, `custom/`, with a head on its encoder, and what that says of some rows."""
     pretrained = one_layer_model(name)
     export_model(pretrained, tiny_tokenizer(), str(folder / "mlm"), model_max_length=30, vocabulary_size=NUM_IDS)
     task = load_task(TASK)(pad_token_id=pretrained.config.pad_token_id, token_types=False)
@@ -66,7 +67,7 @@ def write_own(name: str, folder: Path) -> None:
     rows = {key: tf.constant(one) for key, one in inputs.items()}
     outputs = task.outputs(network, rows, training=False).numpy()
     np.savez(folder / "tensorflow.npz", outputs=outputs, **inputs)
-    export_model(network, tiny_tokenizer(), str(folder / "own"), model_max_length=30)
+    export_model(network, tiny_tokenizer(), str(folder / "custom"), model_max_length=30)
 
 
 @pytest.fixture(scope="module")
@@ -74,14 +75,14 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def make(folder: Path) -> None:
         for name in NAMES:
             (folder / name).mkdir()
-            write_own(name, folder / name)
+            write_heads(name, folder / name)
 
-    return made_once(tmp_path_factory, "own-heads", make)
+    return made_once(tmp_path_factory, "custom-heads", make)
 
 
 def test_the_encoder_is_the_pretrained_one(exports: Path) -> None:
     for name in NAMES:
-        before, after = (load_file(exports / name / one / "model.safetensors") for one in ("mlm", "own"))
+        before, after = (load_file(exports / name / one / "model.safetensors") for one in ("mlm", "custom"))
         assert {key for key in after if key.startswith("custom_head.")} == {
             f"custom_head.{layer}.{kind}" for layer in ("dense", "dense_1") for kind in ("weight", "bias")
         }
@@ -94,7 +95,7 @@ def test_the_encoder_is_the_pretrained_one(exports: Path) -> None:
 
 def test_a_head_is_kept_by_who_starts_from_it(exports: Path) -> None:
     for name in ("bert", "modernbert"):
-        folder = exports / name / "own"
+        folder = exports / name / "custom"
         task = load_task(TASK)(pad_token_id=1, token_types=False)
         tf_keras.utils.set_random_seed(9)
         network = load_model(str(folder), "TFAutoModel", head_labels={}, adapt_network=task.adapt_network)

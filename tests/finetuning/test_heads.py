@@ -1,4 +1,4 @@
-"""Every architecture takes its encoder from a pretrained model, and starts each head anew."""
+"""Every architecture takes its encoder from a pretrained model, and initializes each head randomly."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def by_name(network: object) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in SAME_CODE])
-def test_a_head_starts_anew(name: str, tmp_path: Path) -> None:
+def test_a_head_starts_randomly(name: str, tmp_path: Path) -> None:
     pretrained = one_layer_model(name)
     export_model(pretrained, tiny_tokenizer(), str(tmp_path), model_max_length=30, vocabulary_size=NUM_IDS)
     learned = by_name(pretrained)

@@ -1,4 +1,4 @@
-"""Results on disk: scores are those that an independent scorer computes from the predictions beside them."""
+"""Results on disk: scores are those that an independent scorer computes from the predictions."""
 
 import csv
 import json
@@ -252,7 +252,7 @@ def test_a_finished_run_is_scored_again_by_its_new_settings(
 
 @pytest.fixture(scope="module")
 def noisy(tiny_start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with numbers that no text tells, and a run on them at a rate at which the scores go up and down."""
+    """A folder with numbers that no text predicts, and a run on them at a rate at which the scores go up and down."""
 
     def make(folder: Path) -> None:
         draw = random.Random(7)

@@ -43,7 +43,7 @@ def predicted(folder: Path, name: str = "predict_results_test") -> list[str]:
 
 
 def test_it_learns_what_can_be_learned(rated: Path) -> None:
-    """The checkpoint of the best kappa is scored, beside what the most frequent number of stars would score."""
+    """The checkpoint of the best kappa is scored, next to what the most frequent number of stars would score."""
     evaluated = results(rated)
     validation = [line for line in timeless_lines(rated / "run") if line["split"] == "validation"]
     assert evaluated["eval_kappa"] == max(line["kappa"] for line in validation) > 0.9
@@ -225,8 +225,8 @@ HEADS = {
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_weights_of_a_head_have_names_of_their_own(head: str, tmp_path: Path) -> None:
-    """A layer may bear the name of a transformers' one, whose first ids alone are kept."""
+def test_weights_of_a_head_have_different_names(head: str, tmp_path: Path) -> None:
+    """A layer may have the name of one in transformers of which only the first ids are kept."""
     from tests.fixtures.tiny_models import tiny_model
 
     own = f"    def head(self, config):\n        import tf_keras\n        layers = tf_keras.layers\n        {head}\n"

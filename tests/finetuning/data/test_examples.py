@@ -1,4 +1,4 @@
-"""Which columns are texts and labels: of GLUE's tasks, whose files are made here, and of one's own."""
+"""Which columns are texts and labels: of GLUE's tasks, whose files are made here, and of other files."""
 
 from pathlib import Path
 
@@ -77,23 +77,23 @@ def test_diagnostics_of_the_hub_are_another_configuration(monkeypatch: pytest.Mo
     }
 
 
-def own(tmp_path: Path, content: str, **settings: object) -> ClassificationData:
+def data_of(tmp_path: Path, content: str, **settings: object) -> ClassificationData:
     (tmp_path / "a.tsv").write_text(content, encoding="utf-8")
     return ClassificationData(train_file=str(tmp_path / "a.tsv"), **settings)
 
 
-def test_columns_of_ones_own(tmp_path: Path) -> None:
-    parts = read_parts(own(tmp_path, "id\tpremise\tlabel\thypothesis\n7\ta\tx\tb\n"))
+def test_columns_of_other_files(tmp_path: Path) -> None:
+    parts = read_parts(data_of(tmp_path, "id\tpremise\tlabel\thypothesis\n7\ta\tx\tb\n"))
     assert (parts.train.texts, parts.train.labels) == ((["a"], ["b"]), ["x"])
-    named = read_parts(own(tmp_path, "a\tb\tc\td\n1\t2\t3\t4\n", text_column_names=["c"], label_column_name="a"))
+    named = read_parts(data_of(tmp_path, "a\tb\tc\td\n1\t2\t3\t4\n", text_column_names=["c"], label_column_name="a"))
     assert (named.train.texts, named.train.labels) == ((["3"],), ["1"])
-    several = own(tmp_path, "text\tlabel\nt\tx, y\nu\t\n", problem_type="multi_label_classification")
+    several = data_of(tmp_path, "text\tlabel\nt\tx, y\nu\t\n", problem_type="multi_label_classification")
     assert read_parts(several).train.labels == ["x, y", ""]
 
 
 def test_the_index_that_pandas_writes_is_no_text(tmp_path: Path) -> None:
     for name in ("", "Unnamed: 0"):
-        parts = read_parts(own(tmp_path, f"{name}\ttext\tlabel\n0\ta\tx\n1\tb\ty\n"))
+        parts = read_parts(data_of(tmp_path, f"{name}\ttext\tlabel\n0\ta\tx\n1\tb\ty\n"))
         assert parts.train.texts == (["a", "b"],)
         assert parts.columns == {"texts": f"text; not read: {name!r}", "labels": f"label of {tmp_path / 'a.tsv'}"}
 
@@ -101,14 +101,17 @@ def test_the_index_that_pandas_writes_is_no_text(tmp_path: Path) -> None:
 def test_whole_numbers_are_texts_only_where_they_are_named(tmp_path: Path) -> None:
     content = "row\ttext\tlabel\n0\ta\tx\n1\tb\ty\n"
     with pytest.raises(InputError, match=r"Column row of .* Use --text-column-names row text if it is"):
-        read_parts(own(tmp_path, content))
-    assert read_parts(own(tmp_path, content, text_column_names=["row", "text"])).train.texts == (["0", "1"], ["a", "b"])
+        read_parts(data_of(tmp_path, content))
+    assert read_parts(data_of(tmp_path, content, text_column_names=["row", "text"])).train.texts == (
+        ["0", "1"],
+        ["a", "b"],
+    )
 
 
 def test_a_test_part_may_have_labels(tmp_path: Path) -> None:
     for content, labels in (("text\nt\n", None), ("text\tlabel\nt\tx\n", ["x"])):
         (tmp_path / "b.tsv").write_text(content, encoding="utf-8")
-        data = own(tmp_path, "text\tlabel\nt\tx\n", test_file=str(tmp_path / "b.tsv"))
+        data = data_of(tmp_path, "text\tlabel\nt\tx\n", test_file=str(tmp_path / "b.tsv"))
         assert read_parts(data).tests["test"].labels == labels
 
 
@@ -123,4 +126,4 @@ def test_a_test_part_may_have_labels(tmp_path: Path) -> None:
 )
 def test_what_is_missing(tmp_path: Path, content: str, settings: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        read_parts(own(tmp_path, content, **settings))
+        read_parts(data_of(tmp_path, content, **settings))

@@ -34,12 +34,12 @@ def test_rows_are_filled_up() -> None:
 @pytest.mark.parametrize("num_hosts", [1, 2])
 def test_replicas_share_a_batch(num_hosts: int) -> None:
     """Host after host, replica after replica, the rows of the global batches are all there."""
-    own = []
+    hosts = []
     for host in range(num_hosts):
         context = tf.distribute.InputContext(num_hosts, host, num_replicas_in_sync=2)
-        own.append(list(batches_of_rows(ROWS, BATCHES, FEATURES, context).as_numpy_iterator()))
+        hosts.append(list(batches_of_rows(ROWS, BATCHES, FEATURES, context).as_numpy_iterator()))
     for step in range(2):
-        of_step = [batch for host in own for batch in host[step * len(host) // 2 : (step + 1) * len(host) // 2]]
+        of_step = [batch for host in hosts for batch in host[step * len(host) // 2 : (step + 1) * len(host) // 2]]
         assert len(of_step) == 2
         assert np.concatenate([batch["index"] for batch in of_step]).tolist() == BATCHES.rows[step].tolist()
 

@@ -1,4 +1,4 @@
-"""What stands in a column of labels, and what a model learns of it."""
+"""What a column of labels contains, and what a model learns of it."""
 
 import tracemalloc
 

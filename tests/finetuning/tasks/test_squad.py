@@ -84,7 +84,7 @@ def test_answers_have_an_order_and_a_longest_length() -> None:
 
 
 def test_no_answer() -> None:
-    """Its score is the lowest of all windows, since an answer may stand in one of them."""
+    """Its score is the lowest of all windows, since an answer may be in one of them."""
     start, end = logits((0, 0, 9.0), (1, 0, 4.0), (1, 3, 2.0)), logits((1, 3, 1.0))
     assert chosen(start, end).text == "two"
     answer = chosen(start, end, null_threshold=0.0)

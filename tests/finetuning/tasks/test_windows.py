@@ -1,4 +1,4 @@
-"""Windows of paragraphs, where answers stand in them, and what is wrong with questions."""
+"""Windows of paragraphs, where answers are in them, and what is wrong with questions."""
 
 import gzip
 import json
@@ -27,7 +27,7 @@ QUESTIONS = [
 
 
 def texts_of(windows: Windows) -> dict[str, set[str]]:
-    """Collect the answers that stand in the windows of each question."""
+    """Collect the answers in the windows of each question."""
     found: dict[str, set[str]] = {one.id: set() for one in windows.questions}
     for row, question in enumerate(windows.question):
         start, end = windows.rows.of_rows[START][row], windows.rows.of_rows[END][row]
