@@ -40,16 +40,13 @@ class Job(lifecycle.Job[Settings]):
     needs_validation = False
 
     @abstractmethod
-    def write_results(
-        self, trainer: "Trainer", figures: dict[str, float] | None, step: int, predict: Predict
-    ) -> dict[str, float] | None:
+    def write_results(self, trainer: "Trainer", step: int, predict: Predict) -> dict[str, float] | None:
         """Write predictions of the model, and the scores that are computed from these very predictions.
 
         All workers of a run must predict the same rows, and the chief alone writes.
 
         Args:
             trainer: has the model.
-            figures: logged during training, perhaps with other settings; None where nothing was evaluated.
             step: of the model.
             predict: runs the model.
 
@@ -70,7 +67,10 @@ class Job(lifecycle.Job[Settings]):
             print_compiled(run, settings.topology, settings.compiler_python or sys.executable)
 
     def finish(
-        self, trainer: "Trainer", figures: dict[str, float] | None, stop: "StopRequest"
+        self,
+        trainer: "Trainer",
+        figures: dict[str, float] | None,  # noqa: ARG002  (logged during training, perhaps with other settings)
+        stop: "StopRequest",
     ) -> tuple[int, dict[str, float] | None]:
         """Restore the best checkpoint if asked to, predict, and write predictions and scores."""
         from train.runtime.strategy import wait_for_workers
@@ -79,8 +79,8 @@ class Job(lifecycle.Job[Settings]):
         if trainer.exports_best:
             # The others read what the chief has written.
             wait_for_workers(trainer.model.distribute_strategy, trainer.run.cluster)
-            step, figures = trainer.restore_best()
-        return step, self.write_results(trainer, figures, step, lambda rows: predict(trainer, stop, rows))
+            step, _ = trainer.restore_best()
+        return step, self.write_results(trainer, step, lambda rows: predict(trainer, stop, rows))
 
 
 def finetune(config: Settings, new_job: Callable[[], Job[Settings]]) -> None:

@@ -232,13 +232,7 @@ class QuestionJob(Job[QuestionConfig]):
         check_answer_settings(run, data)
         return run
 
-    def write_results(
-        self,
-        trainer: "Trainer",
-        figures: dict[str, float] | None,  # noqa: ARG002  (perhaps logged with other answer settings)
-        step: int,
-        predict: Predict,
-    ) -> dict[str, float] | None:
+    def write_results(self, trainer: "Trainer", step: int, predict: Predict) -> dict[str, float] | None:
         """Write the answers to the questions of the test part, or else of the validation part, and the scores of both.
 
         Returns:

@@ -218,13 +218,7 @@ class RowsJob(Job[Settings]):
     validation: dict[str, Part]
     tests: dict[str, Part]
 
-    def write_results(
-        self,
-        trainer: "Trainer",
-        figures: dict[str, float] | None,  # noqa: ARG002
-        step: int,
-        predict: Predict,
-    ) -> dict[str, float] | None:
+    def write_results(self, trainer: "Trainer", step: int, predict: Predict) -> dict[str, float] | None:
         """Predict the validation and test parts; write the predictions and, where there are labels, their scores."""
         run, task = trainer.run, trainer.phase.task
         assert isinstance(task, RowTask)

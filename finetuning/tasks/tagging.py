@@ -310,13 +310,7 @@ class TaggingJob(Job[TaggingConfig]):
         task = Tagging(labels, validation, data.metric_name, **settings)
         return start.run(task, rows["train"], rows.get("validation"), cluster, labels.by_id, described=described)
 
-    def write_results(
-        self,
-        trainer: "Trainer",
-        figures: dict[str, float] | None,  # noqa: ARG002
-        step: int,
-        predict: Predict,
-    ) -> dict[str, float] | None:
+    def write_results(self, trainer: "Trainer", step: int, predict: Predict) -> dict[str, float] | None:
         """Tag the validation and test parts; write the tags and, where the right ones are known, their scores."""
         run, task = trainer.run, trainer.phase.task
         assert isinstance(task, Tagging)

@@ -32,7 +32,6 @@ from train.runtime.run_folder import RunFolder
 
 EXACT = 1e-9
 NAMES = ("good", "bad", "so, so")
-LOGGED = {"loss": 9.0, "accuracy": 0.123, "num_rows": 1, "is_degenerate": 0}  # by other settings: must not be used
 
 
 def results(run: Path, name: str) -> dict[str, Any]:
@@ -123,7 +122,7 @@ def test_scores_of_rows_are_those_of_the_predictions(problem_type: ProblemType, 
     job = ClassificationJob()
     job.validation = {name: parts[name] for name in ("", "_mm")}
     job.tests = {name: parts[name] for name in ("test", "unlabeled")}
-    figures = job.write_results(fake_trainer(task, tmp_path), LOGGED, 3, lambda rows: task_outputs[str(rows)])
+    figures = job.write_results(fake_trainer(task, tmp_path), 3, lambda rows: task_outputs[str(rows)])
 
     evaluated, everything = results(tmp_path, "eval"), results(tmp_path, "all")
     assert figures is not None
@@ -145,7 +144,7 @@ def test_a_test_part_without_labels_gets_no_scores(tmp_path: Path) -> None:
     job = ClassificationJob()
     job.validation, job.tests = {}, {"test": Part(None, None)}  # type: ignore[arg-type]
     outputs = np.eye(3, dtype=np.float32)
-    assert job.write_results(fake_trainer(task, tmp_path), None, 3, lambda _: totals_of(outputs)) is None
+    assert job.write_results(fake_trainer(task, tmp_path), 3, lambda _: totals_of(outputs)) is None
     assert set(results(tmp_path, "all")) == {"train_samples", "epoch"}
     assert predictions(tmp_path, "predict_results_test") == list(NAMES)
     assert {path.name for path in tmp_path.glob("*eval*")} == set()
@@ -158,7 +157,7 @@ def test_one_worker_writes(tmp_path: Path) -> None:
     job = ClassificationJob()
     job.validation, job.tests = {"": Part(None, np.arange(3))}, {}  # type: ignore[arg-type]
     trainer = fake_trainer(task, tmp_path, is_chief=False)
-    figures = job.write_results(trainer, LOGGED, 3, lambda _: totals_of(np.eye(3, dtype=np.float32)))
+    figures = job.write_results(trainer, 3, lambda _: totals_of(np.eye(3, dtype=np.float32)))
     assert figures is not None
     assert figures["accuracy"] == 1
     assert list(tmp_path.iterdir()) == []
@@ -179,7 +178,7 @@ def test_scores_of_tags_are_those_of_the_predictions(tmp_path: Path) -> None:
     task = Tagging(labels, parts["validation"], pad_token_id=1, token_types=False, max_length=5)
     job: Any = TaggingJob()
     job.validation, job.test = ((parts[part], part) for part in ("validation", "test"))
-    figures = job.write_results(fake_trainer(task, tmp_path), LOGGED, 3, outputs.__getitem__)
+    figures = job.write_results(fake_trainer(task, tmp_path), 3, outputs.__getitem__)
     found = results(tmp_path, "all")
     for part, prefix, file in (("validation", "eval", "eval_predictions"), ("test", "predict", "predictions")):
         lines = (tmp_path / f"{file}.txt").read_text(encoding="utf-8").splitlines()
