@@ -197,6 +197,7 @@ class ClassificationPredictor(RowPredictor):
     """Predicts classes, or a number."""
 
     task: TextClassification
+    data: ClassificationData
 
     def __init__(self, model: OpenedModel, config: PredictionConfig):
         super().__init__(model, config)
@@ -205,7 +206,6 @@ class ClassificationPredictor(RowPredictor):
         self.data = model.settings(
             ClassificationConfig, max_seq_length=config.max_seq_length, text_column_names=columns
         )
-        assert isinstance(self.data, ClassificationData)
         needs_pair = known is not None and len(known) == 2
         if config.text and needs_pair != bool(config.text_pair):
             verb = "needs --text-pair as well: it was trained on pairs" if needs_pair else "takes single texts"
@@ -233,10 +233,11 @@ class ClassificationPredictor(RowPredictor):
 class CustomPredictor(RowPredictor):
     """Predicts what a custom task makes of its outputs."""
 
+    data: CustomData
+
     def __init__(self, model: OpenedModel, config: PredictionConfig):
         super().__init__(model, config)
         self.data = model.settings(CustomConfig, max_seq_length=config.max_seq_length, task=config.task)
-        assert isinstance(self.data, CustomData)
         if self.data.task is None:
             raise InputError(
                 f"--model: {model.name} is a {model.class_name}: for a custom task, name its class with --task "
@@ -254,6 +255,7 @@ class TaggingPredictor(Predictor):
     """Predicts a tag for each word."""
 
     task: Tagging
+    data: TaggingData
 
     def __init__(self, model: OpenedModel, config: PredictionConfig):
         super().__init__(model, config)
@@ -261,7 +263,6 @@ class TaggingPredictor(Predictor):
         self.data = model.settings(
             TaggingConfig, max_seq_length=config.max_seq_length, text_column_name=columns[0] if columns else None
         )
-        assert isinstance(self.data, TaggingData)
         names = tuple(model.config.id2label[index] for index in sorted(model.config.id2label))
         labels = Labels("single_label_classification", names)
         self.task = Tagging(labels, None, max_length=self.data.max_seq_length, **model.of_rows)
@@ -300,6 +301,7 @@ class QuestionPredictor(Predictor):
 
     flag = "--question"
     task: QuestionAnswering
+    data: QuestionData
 
     def __init__(self, model: OpenedModel, config: PredictionConfig):
         super().__init__(model, config)
@@ -310,7 +312,6 @@ class QuestionPredictor(Predictor):
             doc_stride=config.doc_stride,
             null_score_diff_threshold=threshold,
         )
-        assert isinstance(self.data, QuestionData)
         may_have_no_answer = threshold is not None or model.recorded.get("may_have_no_answer", False)
         self.task = QuestionAnswering(None, self.data, may_have_no_answer=may_have_no_answer, **model.of_rows)
         if config.file is not None:
