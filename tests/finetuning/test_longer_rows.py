@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from finetuning.config.settings import ClassificationConfig, QuestionData, parse_finetuning_config
+from finetuning.config.settings import ClassificationConfig, parse_finetuning_config
 from finetuning.loop.model import with_positions
 from finetuning.run_classification import main
 from mlm_common.errors import InputError
@@ -56,12 +56,6 @@ def test_tables_of_positions_do_not(caplog: pytest.LogCaptureFixture) -> None:
         positioned("roberta")
     assert positioned("roberta", "--config-overrides", "max_position_embeddings=62")
     assert "after the first 30 are initialized randomly" in caplog.text
-
-
-@pytest.mark.parametrize(("length", "stride"), [(384, 128), (512, 128), (128, 42), (24, 8)])
-def test_the_default_stride_fits_the_rows(length: int, stride: int) -> None:
-    assert QuestionData(max_seq_length=length).stride == stride
-    assert QuestionData(max_seq_length=length, doc_stride=7).stride == 7
 
 
 @pytest.mark.slow

@@ -1,10 +1,10 @@
-"""Files that the flags name are checked before anything else, and a mistyped one is one line with the nearest."""
+"""Settings of fine-tuning: files are checked before anything else; defaults that depend on other settings."""
 
 from pathlib import Path
 
 import pytest
 
-from finetuning.config.settings import CustomConfig, QuestionConfig, parse_finetuning_config
+from finetuning.config.settings import CustomConfig, QuestionConfig, QuestionData, parse_finetuning_config
 from mlm_common.errors import InputError
 
 
@@ -24,3 +24,9 @@ def test_a_custom_task_decides_what_its_files_are(tmp_path: Path) -> None:
     assert parse_finetuning_config(CustomConfig, [*flags, "--task", "task.py:Task"], "").data.train_file == str(
         tmp_path
     )
+
+
+@pytest.mark.parametrize(("length", "stride"), [(384, 128), (512, 128), (128, 42), (24, 8)])
+def test_the_default_stride_fits_the_rows(length: int, stride: int) -> None:
+    assert QuestionData(max_seq_length=length).stride == stride
+    assert QuestionData(max_seq_length=length, doc_stride=7).stride == 7
