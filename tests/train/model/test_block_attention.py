@@ -7,10 +7,9 @@ import pytest
 import tensorflow as tf
 
 from tests.fixtures.tiny_models import PAD, VOCABULARY, tiny_model
-from tests.fixtures.tiny_steps import RULE, one_cpu, train, two_cpus, weights
+from tests.fixtures.tiny_steps import RULE, compiled_model, one_cpu, train, two_cpus, weights
 from tfrecord_prep.chunking import CHUNKINGS, Framing
 from tfrecord_prep.encoding import TokenBatch
-from train.config.learning import OptimizationConfig
 from train.layers.random_bits import row_keys
 from train.layers.stateless_dropout import dropping_out_by, key_dropout
 from train.model import tpu_layers
@@ -23,7 +22,6 @@ from train.model.block_attention import (
 )
 from train.model.gradient_checkpointing import enable_gradient_checkpointing
 from train.model.tpu_layers import use_reference_layers, use_tpu_layers
-from train.step.optimizer import build_optimizer
 from train.step.train_step import PretrainingModel, prove_tpu_layers
 from train.tasks.masked_lm import MaskedLanguageModeling
 
@@ -174,11 +172,7 @@ def pretraining_model(
         if num_micro_batches > 1:
             enable_gradient_checkpointing(network)
         task = MaskedLanguageModeling(RULE, PAD)
-        model = PretrainingModel(network, task, seed=3, num_micro_batches=num_micro_batches, max_grad_norm=1.0)
-        optimizer = build_optimizer(OptimizationConfig(learning_rate=1e-2), num_steps=20, num_warmup_steps=0)
-        optimizer.build(network.trainable_variables)
-        model.compile(optimizer=optimizer, jit_compile=jit_compile)
-    return model
+        return compiled_model(network, task, num_micro_batches=num_micro_batches, jit_compile=jit_compile)
 
 
 @pytest.mark.slow

@@ -6,13 +6,11 @@ import pytest
 import tensorflow as tf
 
 from tests.fixtures.tiny_models import PAD, padded_batch, tiny_model
-from tests.fixtures.tiny_steps import RULE, one_cpu, token_rows, train, two_cpus, weights
-from train.config.learning import OptimizationConfig
+from tests.fixtures.tiny_steps import RULE, compiled_model, one_cpu, token_rows, train, two_cpus, weights
 from train.layers.random_bits import key_of, row_keys
 from train.layers.stateless_dropout import dropping_out_by, key_dropout
 from train.model.architectures import ARCHITECTURES
 from train.model.gradient_checkpointing import enable_gradient_checkpointing, encoder_layers
-from train.step.optimizer import build_optimizer
 from train.step.train_step import PretrainingModel
 from train.tasks.masked_lm import MaskedLanguageModeling
 
@@ -78,13 +76,7 @@ def pretraining_model(strategy: tf.distribute.Strategy, num_micro_batches: int, 
         masked_lm = tiny_model("roberta", num_hidden_layers=1)
         if checkpoints:
             enable_gradient_checkpointing(masked_lm)
-        model = PretrainingModel(
-            masked_lm, MaskedLanguageModeling(RULE, PAD), seed=3, num_micro_batches=num_micro_batches, max_grad_norm=1.0
-        )
-        optimizer = build_optimizer(OptimizationConfig(learning_rate=1e-2), num_steps=20, num_warmup_steps=0)
-        optimizer.build(masked_lm.trainable_variables)
-        model.compile(optimizer=optimizer)
-    return model
+        return compiled_model(masked_lm, MaskedLanguageModeling(RULE, PAD), num_micro_batches=num_micro_batches)
 
 
 @pytest.mark.slow

@@ -8,15 +8,13 @@ import tensorflow as tf
 import tf_keras
 
 from tests.fixtures.tiny_models import PAD, tiny_model
-from tests.fixtures.tiny_steps import RULE, batch_of, one_cpu, token_rows, two_cpus
-from train.config.learning import OptimizationConfig
+from tests.fixtures.tiny_steps import RULE, batch_of, compiled_model, one_cpu, token_rows, two_cpus
 from train.layers import tpu_attention
 from train.model import layer_check, tpu_layers
 from train.model.architectures import ARCHITECTURES
 from train.model.layer_check import GRADIENT_TOLERANCE, LOSS_TOLERANCE, Figures, agree
 from train.model.tpu_layers import attention_layers
-from train.step.optimizer import build_optimizer
-from train.step.train_step import PretrainingModel, prove_tpu_layers
+from train.step.train_step import prove_tpu_layers
 from train.tasks.masked_lm import MaskedLanguageModeling
 
 # What differs from RoBERTa, and not in transformers' copies of its code alone.
@@ -29,11 +27,7 @@ def built(name="roberta", strategy=None, jit_compile=True):
     with (strategy or one_cpu()).scope():
         rates = dict(zip(ARCHITECTURES[name].dropouts, (0.1, 0.2, 0.1), strict=False))
         network = tiny_model(name, **LAYERS.get(name, {"num_hidden_layers": 1}), **rates)
-        model = PretrainingModel(network, MaskedLanguageModeling(RULE, PAD), seed=3)
-        optimizer = build_optimizer(OptimizationConfig(), num_steps=20, num_warmup_steps=0)
-        optimizer.build(network.trainable_variables)
-        model.compile(optimizer=optimizer, jit_compile=jit_compile)
-    return model
+        return compiled_model(network, MaskedLanguageModeling(RULE, PAD), jit_compile=jit_compile)
 
 
 def is_proven(model, strategy=None):

@@ -18,13 +18,13 @@ from tests.fixtures.tiny_models import (
     tiny_model,
     tiny_tokenizer,
 )
-from train.config.learning import ModelConfig, OptimizationConfig
+from tests.fixtures.tiny_steps import compiled_model
+from train.config.learning import ModelConfig
 from train.model.architectures import ARCHITECTURES, vocabulary_axis
 from train.model.build import build_network, clear_padding
 from train.model.config import padded_vocabulary_size
 from train.model.from_pretrained import load_model
 from train.publishing.pytorch_format import export_model
-from train.step.optimizer import build_optimizer
 from train.step.train_step import PretrainingModel
 from train.tasks.masked_lm import MaskedLanguageModeling, masked_lm_loss
 from train.tasks.masking import MaskingRule
@@ -104,11 +104,7 @@ def pretraining_model(vocabulary_size: int) -> PretrainingModel:
             # Were the padding not left out, its 9 would make it the likeliest.
             variable.assign(np.pad(source.numpy(), spare, constant_values=9.0 if variable.shape.rank == 1 else 0.0))
         task = MaskedLanguageModeling(MaskingRule(MASK, (0, 1, 2, 3, 4), VOCABULARY), PAD)
-        model = PretrainingModel(masked_lm, task, seed=3, max_grad_norm=1.0)
-        optimizer = build_optimizer(OptimizationConfig(learning_rate=1e-2), num_steps=20, num_warmup_steps=0)
-        optimizer.build(masked_lm.trainable_variables)
-        model.compile(optimizer=optimizer)
-    return model
+        return compiled_model(masked_lm, task)
 
 
 @pytest.mark.slow

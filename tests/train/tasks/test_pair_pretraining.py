@@ -7,10 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tests.fixtures.tiny_models import MASK, PAD, VOCABULARY, tiny_model
-from tests.fixtures.tiny_steps import MAX_GRAD_NORM, NO_DROPOUT, one_cpu, two_cpus
-from train.config.learning import OptimizationConfig
+from tests.fixtures.tiny_steps import MAX_GRAD_NORM, NO_DROPOUT, compiled_model, one_cpu, two_cpus
 from train.layers.random_bits import row_keys
-from train.step.optimizer import build_optimizer
 from train.step.train_step import PretrainingModel
 from train.tasks.masking import MaskingRule
 from train.tasks.pair_pretraining import (
@@ -41,18 +39,11 @@ def batch_of_pairs(num_rows: int = 8) -> dict[str, tf.Tensor]:
     return {"input_ids": tf.constant(rows, tf.int32), "next_sentence_label": tf.constant(labels, tf.int32)}
 
 
-def build(
-    name: str, strategy: tf.distribute.Strategy, num_steps: int = 20, learning_rate: float = 1e-2, **settings: Any
-) -> PretrainingModel:
+def build(name: str, strategy: tf.distribute.Strategy, **settings: Any) -> PretrainingModel:
     with strategy.scope():
         network = tiny_model(name, "TFAutoModelForPreTraining", num_hidden_layers=1, **NO_DROPOUT)
         task = TASKS[name](RULE, PAD, SEP)
-        model = PretrainingModel(network, task, seed=3, max_grad_norm=MAX_GRAD_NORM, **settings)
-        config = OptimizationConfig(learning_rate=learning_rate)
-        optimizer = build_optimizer(config, num_steps=num_steps, num_warmup_steps=0)
-        optimizer.build(model.network.trainable_variables)
-        model.compile(optimizer=optimizer, jit_compile=False)
-    return model
+        return compiled_model(network, task, max_grad_norm=MAX_GRAD_NORM, **settings)
 
 
 def test_token_types() -> None:

@@ -4,10 +4,8 @@ import pytest
 import tensorflow as tf
 
 from tests.fixtures.tiny_models import tiny_model
+from tests.fixtures.tiny_steps import compiled_model
 from train.checks.preflight.step_lowering import ReplicaOfSlice, lower_train_step, lowered
-from train.config.learning import OptimizationConfig
-from train.step.optimizer import build_optimizer
-from train.step.train_step import PretrainingModel
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.masking import MaskingRule
 
@@ -16,11 +14,7 @@ from train.tasks.masking import MaskingRule
 def model():
     masked_lm = tiny_model("roberta", num_hidden_layers=1)
     task = MaskedLanguageModeling(MaskingRule(4, (0, 1, 2, 3, 4), 200), 1)
-    model = PretrainingModel(masked_lm, task, seed=0, max_grad_norm=1.0)
-    optimizer = build_optimizer(OptimizationConfig(), num_steps=20, num_warmup_steps=2)
-    optimizer.build(masked_lm.trainable_variables)
-    model.compile(optimizer=optimizer)
-    return model
+    return compiled_model(masked_lm, task)
 
 
 def test_the_lowered_step_sums_and_updates_in_place(model):
