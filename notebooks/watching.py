@@ -54,7 +54,7 @@ def show(python: str, path: str) -> None:
 
 
 def watch(python: str, command: str, run_folder: str, *, interval_seconds: float = 15.0) -> None:
-    """Run a command that trains, while a picture of its loss is drawn anew at intervals.
+    """Run a command that trains, while a picture of its loss is drawn again at intervals.
 
     Interrupting the cell asks the training to stop, which saves a checkpoint.
 

@@ -126,7 +126,7 @@ def copied(folder: Path, to: Path) -> Path:
 
 
 def change_input(folder: Path) -> None:
-    """Append a document to the texts, and make the shards anew without one."""
+    """Append a document to the texts, and make the shards again without one."""
     for name in ("text.txt", "docs-0.txt"):
         with (folder / name).open("a", encoding="utf-8") as file:
             file.write("a corpus of words\n")

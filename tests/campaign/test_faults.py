@@ -220,7 +220,7 @@ def test_clock_that_is_set_back_by_an_hour(campaign: Campaign, name: str, tmp_pa
     campaign.note("clock back by an hour", name, 1, "the same bytes")
 
 
-def test_mended_input(campaign: Campaign, name: str, tmp_path: Path) -> None:
+def test_fixed_input(campaign: Campaign, name: str, tmp_path: Path) -> None:
     """A byte of the last text, or of a shard, that cannot be read, and is put right."""
     stage, output = campaign.stage(name), tmp_path / "output"
     source = copied(stage.folder, tmp_path / "source")
@@ -268,5 +268,5 @@ def test_changed_input(campaign: Campaign, name: str, tmp_path: Path) -> None:
             assert campaign.files(output) == before
             num_refused += 1
     assert num_refused
-    anew = "; 1 as if begun anew" * (2 - num_refused)
-    campaign.note("a changed input", name, 2, f"{num_refused} refused, nothing changed{anew}")
+    again = "; 1 as if started again" * (2 - num_refused)
+    campaign.note("a changed input", name, 2, f"{num_refused} refused, nothing changed{again}")

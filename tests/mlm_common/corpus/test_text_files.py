@@ -46,7 +46,7 @@ def write(path: Path, content: bytes) -> str:
 
 @pytest.mark.parametrize("num_good", [0, 100_000])
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_wrong_encoding_names_file_offset_byte_and_cure(ending: str, num_good: int, tmp_path: Path) -> None:
+def test_wrong_encoding_names_file_offset_byte_and_fix(ending: str, num_good: int, tmp_path: Path) -> None:
     content = content_of(ending, [GOOD] * num_good + [LATIN_1] + [GOOD] * 50)
     offset = content.index(b"\xfc")
     assert offset >= num_good * len(GOOD)

@@ -66,7 +66,7 @@ def logits_and_gradients(model: Any, ids: np.ndarray, jit_compile: bool) -> tupl
     return logits.numpy(), [gradient.numpy() for gradient in gradients]
 
 
-def test_documents_are_numbered_and_positions_begin_anew() -> None:
+def test_documents_are_numbered_and_positions_restart() -> None:
     rows = [
         [CLS, 5, 6, SEP, CLS, 7, SEP, PAD],
         [5, SEP, CLS, 6, SEP, CLS, 7, 8],  # as `concat` cuts

@@ -88,7 +88,7 @@ def test_a_compiler_that_dies(interpreter, script, message):
         compile_for_tpu("module", tpu_slice("v5e-8"), python=interpreter(script))
 
 
-def test_a_missing_compiler_is_named_with_the_cure(interpreter):
+def test_a_missing_compiler_is_named_with_the_fix(interpreter):
     python = interpreter("echo Traceback >&2; echo \"ModuleNotFoundError: No module named 'libtpu'\" >&2; exit 1")
     message = r"No module named 'libtpu'\. .*python3 install\.py --extra preflight.*--compiler-python"
     with pytest.raises(InputError, match=message):
