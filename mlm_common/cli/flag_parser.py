@@ -192,9 +192,10 @@ class FlagParser(HfArgumentParser):
         )
 
     def nearest(self, name: str) -> str:
-        """Return "; did you mean …?" with the flag most similar to `name`, or an empty string."""
+        """Name the flag that begins with `name` or is most like it, as "; did you mean …?"; empty where none is."""
         known = {_spelled_with_hyphens(option): option for option in self._option_string_actions if "_" not in option}
-        found = nearest_name(_spelled_with_hyphens(name), known)
+        typed = _spelled_with_hyphens(name)
+        found = next((one for one in known if one.startswith(f"{typed}-")), None) or nearest_name(typed, known)
         return f"; did you mean {known[found]}?" if found else ""
 
 

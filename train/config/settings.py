@@ -1,5 +1,7 @@
 """Settings of how a run goes, all settings of a run, and where they come from: command line, files, preset."""
 
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, cast, get_type_hints
@@ -389,7 +391,10 @@ def settings_of_preset(name: str) -> dict[str, Any]:
         SystemExit: after the list.
     """
     if name == LIST_PRESETS:
-        print(preset_table())
+        try:
+            print(preset_table(), flush=True)
+        except BrokenPipeError:  # of `| head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0)
     return preset_settings(name)
 

@@ -105,6 +105,7 @@ def test_every_spelling_is_read() -> None:
         (["-train-dataset", "x"], "unknown flag -train-dataset; did you mean --train-dataset? (--help lists all)"),
         (["\u2014dry-run"], "unknown flag \u2014dry-run; did you mean --dry-run? (--help lists all)"),
         (["--Dry-Run"], "unknown flag --Dry-Run; did you mean --dry-run? (--help lists all)"),
+        (["--train", "x"], "unknown flag --train; did you mean --train-dataset? (--help lists all)"),
         (["--learning-rates=1"], "unknown flag --learning-rates; did you mean --learning-rate? (--help lists all)"),
         (["--zzz"], "unknown flag --zzz (--help lists all)"),
         (
