@@ -190,6 +190,6 @@ def test_supervised_training_survives_a_kill(shards, tmp_path):
         assert killed.is_set()
         assert supervisor.returncode == 0, errors[-3000:]
     assert "ended with status -9" in errors
-    assert "taken over from a run that has ended" in errors
+    assert "taking over from a run that has ended" in errors
     steps = [line["step"] for line in read_metrics(RunFolder(tmp_path / "run")) if line["split"] == "train"]
     assert steps == list(range(2, 31, 2))
