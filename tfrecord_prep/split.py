@@ -1,6 +1,5 @@
 """Prepare one split of the corpus: plan it, have its partitions worked on, show the progress, write the manifest."""
 
-import contextlib
 import dataclasses
 import json
 import logging
@@ -244,7 +243,7 @@ def _warn_of_random_share(plan: SplitPlan, totals: Totals) -> None:
     logger.warning("%s: %.0f %% of the pairs are random, where %.0f %% should be: %s.", *numbers, reason)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _explained_errors(folder: str) -> Iterator[None]:
     """Explain errors of the file system or the network in one line; the folder then has no manifest."""
     try:

@@ -261,7 +261,7 @@ def sample_corpus(
     counts = WordCounts()
     num_dropped = 0
     count = partial(_count_block, config)
-    for block_counts, halve in map_in_order(count, blocks, num_processes, "Give fewer --num-workers."):
+    for block_counts, halve in map_in_order(count, blocks, num_processes, "Use fewer --num-workers."):
         counts.add(block_counts)
         if halve:
             counts.halve(generator)
