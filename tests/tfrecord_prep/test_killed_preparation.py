@@ -15,6 +15,7 @@ import pytest
 from mlm_common.errors import EXIT_BAD_INPUT, EXIT_PERMANENT, EXIT_STOPPED
 from mlm_common.folder_lock import locked_folder
 from tests.fixtures.folder_owners import look_often, shorten_times, start_with_short_times
+from tests.fixtures.run_command import Outcome
 from tests.fixtures.tiny_corpus import WORDS, contents, flags, write_source
 from tests.servers.fixtures import CloudStorageHandle
 from tfrecord_prep.prepare_tfrecord_shards import main, stoppable
@@ -108,13 +109,14 @@ def test_a_stopped_preparation_ends_if_another_took_over(
 
 
 def test_a_second_preparation_is_refused_and_touches_nothing(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look_often(monkeypatch)
     with locked_folder(str(tmp_path / "out"), heartbeat_seconds=0.05):
-        assert main([*arguments_for(source, tmp_path / "out"), "--overwrite"]) == EXIT_BAD_INPUT
+        refused = run(main, *arguments_for(source, tmp_path / "out"), "--overwrite")
         assert [path.name for path in (tmp_path / "out").iterdir()] == [".owner"]
-    assert f"{tmp_path / 'out'} belongs to the run of process {os.getpid()} on " in capsys.readouterr().err
+    assert refused.status == EXIT_BAD_INPUT
+    assert f"{tmp_path / 'out'} belongs to the run of process {os.getpid()} on " in refused.err
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import open_corpus
 from mlm_common.storage import gcs_client as cloud_client
 from mlm_common.tokenizer import SPECIAL_TOKENS, save_tokenizer, special_ids, tokenizer_sha256
+from tests.fixtures.run_command import Outcome
 from tests.fixtures.tiny_corpus import BLANK, DOCUMENTS, contents, flags, read_rows, wrapped, write_source
 from tests.servers.fixtures import CloudStorageHandle
 from tfrecord_prep.manifest import open_shards, read_manifest
@@ -172,10 +174,9 @@ def test_split_names_the_folder(source: Path, tmp_path: Path) -> None:
 
 
 def test_three_splits_in_one_command(
-    source: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, capsys: pytest.CaptureFixture
+    source: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, run: Callable[..., Outcome]
 ) -> None:
-    assert main(flags(source, tmp_path, "--validation-percent", "20", "--test-percent", "10", "--seed", "3")) == 0
-    shown = capsys.readouterr().out
+    shown = run(main, *flags(source, tmp_path), "--validation-percent", 20, "--test-percent", 10, "--seed", 3).out
     texts = []
     for split in ("train", "validation", "test"):
         manifest = read_manifest(str(tmp_path / split))
@@ -191,7 +192,7 @@ def test_three_splits_in_one_command(
 
 
 def test_the_default_corpus_is_that_of_the_tokenizer(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture, caplog: pytest.LogCaptureFixture
+    source: Path, tmp_path: Path, run: Callable[..., Outcome], caplog: pytest.LogCaptureFixture
 ) -> None:
     main(flags(source, tmp_path / "named", "--validation-percent", "20"))
     corpus = read_manifest(str(tmp_path / "named" / "train")).corpus
@@ -205,13 +206,12 @@ def test_the_default_corpus_is_that_of_the_tokenizer(
     del unnamed[2:4]
     with caplog.at_level(logging.INFO):
         assert main(unnamed) == 0
-    told = next(message for message in caplog.messages if message.startswith("Using the corpus"))
-    assert told.endswith(f" --data-files {source / 'docs.jsonl'} --sample-by line --validation-percent 20.0")
+    message = next(message for message in caplog.messages if message.startswith("Using the corpus"))
+    assert message.endswith(f" --data-files {source / 'docs.jsonl'} --sample-by line --validation-percent 20.0")
     assert contents(tmp_path / "unnamed") == contents(tmp_path / "named")
 
     (folder / "training.json").unlink()
-    assert main(unnamed) == 2
-    assert "A corpus is needed: --dataset-name" in capsys.readouterr().err
+    assert "A corpus is needed: --dataset-name" in run(main, *unnamed).error
 
 
 def test_cloud_storage_holds_the_same_bytes(

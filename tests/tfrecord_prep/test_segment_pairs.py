@@ -1,7 +1,7 @@
 """Pairs of segments: exact where nothing is left to chance, else what must hold of any draw."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.partitions import build_partition, partition_settings
+from tests.fixtures.run_command import Outcome
 from tests.fixtures.tiny_corpus import DOCUMENTS, contents, flags, write_source
 from tfrecord_prep.chunking import Framing, Rows, cut_segment_pairs
 from tfrecord_prep.encoding import TokenBatch
@@ -202,25 +203,24 @@ def test_a_partition_of_pairs(tmp_path: Path) -> None:
     assert (alone.shards, alone.totals.num_documents_without_pair, alone.totals.num_rows) == ((), 1, 0)
 
 
-def test_any_number_of_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_any_number_of_workers(tmp_path: Path, run: Callable[..., Outcome]) -> None:
     source = write_source(tmp_path)
     texts = [". ".join(f"A {DOCUMENTS[n + m][:9]}" for m in range(1 + n % 9)) for n in range(80)]
     (source / "docs.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     more = ("--chunking", "segment_pairs", "--validation-percent", "20")
-    for number in (1, 2):
-        assert main([*flags(source, tmp_path / f"out-{number}", *more), "--num-workers", str(number)]) == 0
+    made = [run(main, *flags(source, tmp_path / f"out-{number}", *more), "--num-workers", number) for number in (1, 2)]
+    assert [outcome.status for outcome in made] == [0, 0]
     assert contents(tmp_path / "out-1") == contents(tmp_path / "out-2")
     manifest = read_manifest(str(tmp_path / "out-1" / "train"))
     assert (manifest.chunking, manifest.sentences_by) == ("segment_pairs", "punctuation")
     assert manifest.totals.num_rows > manifest.totals.num_random_pairs > 0
-    assert f"  pairs               {manifest.totals.num_rows}, " in capsys.readouterr().out
-    assert main([*flags(source, tmp_path / "out-1", *more, "--sentences-by", "line")]) == 2
-    assert "sentences_by is 'punctuation' there, 'line' is asked for" in capsys.readouterr().err
+    assert f"  pairs               {manifest.totals.num_rows}, " in made[0].out
+    refused = run(main, *flags(source, tmp_path / "out-1", *more, "--sentences-by", "line"))
+    assert "sentences_by is 'punctuation' there, 'line' is asked for" in refused.error
     assert main([*flags(source, tmp_path / "out-3", *more), "--random-share", "0"]) == 0
     in_order = read_manifest(str(tmp_path / "out-3" / "train"))
     assert in_order.random_share == 0
     assert in_order.totals.num_random_pairs < 0.8 * manifest.totals.num_random_pairs
-    assert main([*flags(source, tmp_path / "out-4"), "--random-share", "0"]) == 2
-    assert "--random-share needs --chunking segment_pairs; received it with concat" in capsys.readouterr().err
-    assert main([*flags(source, tmp_path / "out-3"), "--sentences-by", "line"]) == 2
-    assert "--sentences-by needs --chunking segment_pairs; received it with concat" in capsys.readouterr().err
+    for flag, value in (("--random-share", "0"), ("--sentences-by", "line")):
+        refused = run(main, *flags(source, tmp_path / "out-4"), flag, value)
+        assert f"{flag} needs --chunking segment_pairs; received it with concat" in refused.error
