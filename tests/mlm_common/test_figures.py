@@ -18,7 +18,5 @@ from mlm_common.figures import spread
         ([0.0, 1.0, 2.0], [5.0, 15.0, 25.0]),
     ],
 )
-def test_labels_are_moved_apart_as_little_as_possible_and_stay_within_the_axes(
-    centers: list[float], expected: list[float]
-) -> None:
+def test_labels_are_moved_apart_within_the_axes(centers: list[float], expected: list[float]) -> None:
     assert spread(centers, 10, 5, 95) == pytest.approx(expected)

@@ -53,7 +53,7 @@ def write_owner(folder: Folder, **changes: object) -> None:
 
 
 @gs_is_slow
-def test_a_second_run_is_refused_while_the_first_lives_and_starts_when_it_has_ended(folder: Folder) -> None:
+def test_a_second_run_is_refused_while_the_first_lives(folder: Folder) -> None:
     patient = {"dead_after_seconds": 20.0}
     with OwnerProcess(folder.path, **patient) as first, OwnerProcess(folder.path, **patient) as second:
         # Either may come first.
@@ -93,7 +93,7 @@ def test_a_killed_run_of_this_machine_is_followed_at_once(folder: Folder) -> Non
 
 
 @gs_is_slow
-def test_a_killed_run_is_followed_at_once_before_its_parent_has_noticed(folder: Folder) -> None:
+def test_a_killed_run_is_followed_before_its_parent_notices(folder: Folder) -> None:
     with OwnerProcess(folder.path) as killed:
         assert killed.line() == "owned"
         os.kill(killed.process.pid, signal.SIGKILL)
@@ -102,7 +102,7 @@ def test_a_killed_run_is_followed_at_once_before_its_parent_has_noticed(folder: 
             pass
 
 
-def test_another_process_with_the_id_of_a_killed_one_is_not_taken_for_it(folder: Folder) -> None:
+def test_another_process_with_the_same_id_is_not_the_owner(folder: Folder) -> None:
     with locked_folder(folder.path, **FAST):
         record = json.loads(folder.subfolder(".owner").read_text("000001.json"))
     folder.subfolder(".owner").write_text("000001.json", json.dumps(record | {"process_started": "1"}))
@@ -119,7 +119,7 @@ def test_another_process_with_the_id_of_a_killed_one_is_not_taken_for_it(folder:
     ],
 )
 @pytest.mark.usefixtures("ordinary_user")
-def test_a_record_that_this_user_may_not_replace_is_one_clear_error(name: str, mode: int, run: str) -> None:
+def test_a_record_of_another_user_is_one_clear_error(name: str, mode: int, run: str) -> None:
     """As another user's killed run leaves it."""
     with tempfile.TemporaryDirectory() as path:  # pytest's are in one that only their owner may enter
         write_owner(open_folder(path))
@@ -149,9 +149,7 @@ def test_a_process_of_the_same_supervision_follows_at_once(folder: Folder) -> No
 
 
 @pytest.mark.parametrize("text", [None, "", '{"token": "cut o', "[]"])
-def test_a_run_of_another_machine_is_followed_when_it_has_shown_no_sign_of_life_for_a_while(
-    folder: Folder, text: str | None
-) -> None:
+def test_a_run_of_another_machine_without_heartbeat_is_followed(folder: Folder, text: str | None) -> None:
     write_owner(folder)
     if text is not None:
         folder.subfolder(".owner").write_text("000001.json", text)
@@ -178,9 +176,7 @@ def test_one_of_many_takes_over_from_a_dead_run(folder: Folder) -> None:
 
 # In the second case the thread of the stopped run comes too late to notice.
 @pytest.mark.parametrize("heartbeat_seconds", [HEARTBEAT_SECONDS, 3600.0])
-def test_a_stopped_run_that_wakes_up_after_a_takeover_ends_and_touches_nothing(
-    folder: Folder, heartbeat_seconds: float
-) -> None:
+def test_a_stopped_run_that_wakes_up_after_a_takeover_ends(folder: Folder, heartbeat_seconds: float) -> None:
     with OwnerProcess(folder.path, heartbeat_seconds=heartbeat_seconds) as stopped:
         assert stopped.line() == "owned"
         stopped.ask_to_write()
@@ -205,7 +201,7 @@ def test_a_stopped_run_that_wakes_up_after_a_takeover_ends_and_touches_nothing(
 
 
 @gs_is_slow
-def test_a_stopped_run_ends_also_when_the_one_that_followed_has_ended(folder: Folder) -> None:
+def test_a_stopped_run_ends_also_after_its_follower_has_ended(folder: Folder) -> None:
     with OwnerProcess(folder.path) as stopped:
         assert stopped.line() == "owned"
         stopped.signal(signal.SIGSTOP)
@@ -257,7 +253,7 @@ def test_no_write_reaches_a_folder_that_was_lost(folder: Folder, write: Callable
     assert folder.subfolder(".owner").list_files()  # which is another's
 
 
-def test_a_worker_process_of_the_owner_writes_only_while_the_folder_is_the_owners(folder: Folder) -> None:
+def test_a_worker_of_the_owner_writes_only_while_the_lock_is_held(folder: Folder) -> None:
     with locked_folder(folder.path, **FAST):
         sent = pickle.dumps(owner_of(folder.path_of("train")))
     owner = pickle.loads(sent)

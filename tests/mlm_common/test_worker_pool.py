@@ -60,7 +60,7 @@ def test_reading_stays_a_few_partitions_ahead(tmp_path: Path) -> None:
     assert not multiprocessing.active_children()
 
 
-def test_killed_worker_is_reported_with_a_fix(tmp_path: Path) -> None:
+def test_a_killed_worker_is_reported_with_a_hint(tmp_path: Path) -> None:
     def partitions() -> Iterator[NumberedPartition]:
         for number in range(1000):
             if number == 20:

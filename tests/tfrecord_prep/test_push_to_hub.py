@@ -88,7 +88,7 @@ def test_faults_at_every_commit(fault: dict[str, object], source: Path, tmp_path
     assert published(hub_here) == written(tmp_path / "out")
 
 
-def test_a_push_that_fails_leaves_no_manifest_and_is_taken_up_again(
+def test_a_failed_push_leaves_no_manifest_and_is_continued(
     source: Path, tmp_path: Path, hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Outcome]
 ) -> None:
     monkeypatch.setattr(hub, "RETRY_DELAYS_SECONDS", ())
@@ -148,9 +148,7 @@ def test_files_beside_the_shards_stay_on_this_machine(source: Path, tmp_path: Pa
     assert set(published(hub_here)) == names
 
 
-def test_what_is_pushed_names_no_path_and_is_still_verified_and_read(
-    source: Path, tmp_path: Path, hub_here: HubHandle
-) -> None:
+def test_pushed_shards_name_no_path_and_can_be_verified(source: Path, tmp_path: Path, hub_here: HubHandle) -> None:
     assert main(flags(source, tmp_path / "out", *HUB)) == 0
     files = hub_here.files(REPO, kind="datasets")
     assert not [path for path, content in files.items() if str(source).encode() in content]

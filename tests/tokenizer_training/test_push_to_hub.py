@@ -32,7 +32,7 @@ def arguments(corpus_file: Path, folder: Path, *more: str) -> list[str]:
     return [*flags, "--output-dir", str(folder), "--push-to-hub", REPO, *more]
 
 
-def test_files_beside_the_tokenizer_paths_and_excerpts_stay_on_this_machine(
+def test_other_files_paths_and_excerpts_stay_on_this_machine(
     corpus_file: Path, tmp_path: Path, hub_here: HubHandle
 ) -> None:
     folder = tmp_path / "out"

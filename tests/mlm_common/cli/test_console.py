@@ -89,7 +89,7 @@ def test_lines_are_plain() -> None:
     assert done.startswith("Done in ")
 
 
-def test_verbose_shows_where_lines_come_from_and_what_libraries_say() -> None:
+def test_verbose_shows_modules_and_libraries() -> None:
     lines = errors_of(LOGGING, "--verbose")
     assert lines[0] == "0 INFO"
     assert {"INFO train.loop: read 3 rows", "INFO httpx: GET 200"} <= set(lines)

@@ -189,7 +189,7 @@ def test_a_new_branch_starts_without_the_files_of_main(server: HubHandle) -> Non
         ("---\nlicense: mit\n---\n", CARD.replace("tags", "license: apache-2.0\ntags"), "apache-2.0"),
     ],
 )
-def test_the_card_of_a_new_repository_is_replaced_but_for_its_license(
+def test_the_card_of_a_new_repository_keeps_only_its_license(
     card: str, pushed: str, license_name: str | None, server: HubHandle
 ) -> None:
     server.put(REPO, "README.md", card.encode())
@@ -238,9 +238,7 @@ def test_records_mark_a_repository_without_a_card(path: str, server: HubHandle) 
 
 
 @pytest.mark.parametrize("fault", [{"status": 503}, {"mode": "reset"}, {"mode": "lost_answer"}])
-def test_a_repository_that_cannot_be_read_is_not_taken_for_an_empty_one(
-    fault: dict[str, object], server: HubHandle
-) -> None:
+def test_a_repository_that_cannot_be_read_is_not_empty(fault: dict[str, object], server: HubHandle) -> None:
     push_contents()
     server.put(REPO, "README.md", edited := FILES["README.md"] + b"Cite it.\n")
     for path in ("/tree/", "README.md"):

@@ -270,7 +270,7 @@ def test_an_object_of_another_program_is_not_replaced(
     assert cloud.objects() == {"file": b"theirs"}
 
 
-def test_parts_that_a_killed_write_left_are_no_files_and_are_deleted(cloud: CloudStorageHandle) -> None:
+def test_parts_left_by_a_killed_write_are_no_files(cloud: CloudStorageHandle) -> None:
     folder = open_folder(f"{BUCKET}/data")
     folder.write_text("a", "x")
     for name in (".a.1.0.partial", ".b.1.0.partial", "sub/.a.1.0.partial"):

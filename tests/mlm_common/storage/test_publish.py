@@ -203,7 +203,7 @@ def test_what_is_stopped_never_seems_complete(name: str, stop: signal.Signals, t
 @pytest.mark.parametrize(
     "function", ["write_bytes", "append_text", "create_text", "new_file", "upload_file", "publish"]
 )
-def test_writing_that_is_forbidden_is_one_line_with_the_fix(
+def test_forbidden_writing_is_one_line_with_a_hint(
     function: str, reason: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "new").mkdir()

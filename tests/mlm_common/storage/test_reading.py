@@ -194,7 +194,7 @@ def test_no_answer_is_one_line(cloud: CloudStorageHandle, ending: str, monkeypat
 
 
 @pytest.mark.parametrize("pattern", ["a.txt", "*.txt"])
-def test_errors_say_how_to_fix_it(cloud: CloudStorageHandle, pattern: str) -> None:
+def test_errors_say_how_to_fix_them(cloud: CloudStorageHandle, pattern: str) -> None:
     cloud.put("a.txt", b"text")
     with pytest.raises(InputError, match="gcloud storage buckets create gs://no-such-bucket"):
         open_corpus(CorpusConfig(data_files=[f"gs://no-such-bucket/{pattern}"]))

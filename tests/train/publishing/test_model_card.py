@@ -140,7 +140,7 @@ RECORDS = {
 }  # fmt: skip
 
 
-def test_no_text_of_a_phase_leaves_that_is_not_known() -> None:
+def test_unknown_text_of_a_phase_is_redacted() -> None:
     assert "/home" not in json.dumps(as_published(record_of_phases(dataset_name="/home/alice/private/data")))
 
 
@@ -157,7 +157,7 @@ def test_phases_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("name", sorted((PER_PHASE | OVERRIDES_PER_PHASE) - PATHS - {"config_overrides"}))
-def test_both_values_of_a_setting_that_differs_between_phases_are_in_the_card(name: str) -> None:
+def test_both_values_of_a_setting_that_varies_are_in_the_card(name: str) -> None:
     of = record_of_phases()
     values = TWO_VALUES.get(name, (111, 222))
     for phase, value in zip(of["phases"], values, strict=True):
@@ -198,7 +198,7 @@ def test_evaluations_are_shown_with_the_data_of_their_phase() -> None:
 
 
 @pytest.mark.parametrize("eval_data", [None, record()["eval_data"]])
-def test_an_evaluation_of_another_step_is_not_the_result_of_the_model(eval_data: dict[str, Any] | None) -> None:
+def test_an_evaluation_of_another_step_is_not_the_result(eval_data: dict[str, Any] | None) -> None:
     of = record_of_phases()
     of["phases"][1]["eval_data"] = of["eval_data"] = eval_data
     text = card(of, metrics=[METRICS[1] | {"phase": 1}])

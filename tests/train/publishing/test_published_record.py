@@ -61,7 +61,7 @@ MAPS = ("versions", "task", "model_config")
 
 
 @pytest.mark.parametrize("config_class", [CorpusConfig, NormalizationConfig, UnigramConfig, *SUBJECTS])
-def test_no_text_in_a_setting_leaves_unless_it_is_marked(config_class: type) -> None:
+def test_text_in_a_setting_is_redacted_unless_it_is_marked(config_class: type) -> None:
     names = [one.name for one in fields(config_class)]
     for value in (SECRET, [SECRET], {SECRET: SECRET}):
         published = redact_settings(dict.fromkeys([*names, "of a later version"], value), [config_class])
@@ -76,7 +76,7 @@ def test_numbers_and_choices_leave_as_they_are() -> None:
 
 
 def with_secrets(value: Any) -> Any:
-    """Put a secret in the place of each text."""
+    """Replace each text by a secret."""
     if isinstance(value, dict):
         return {key: with_secrets(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -116,7 +116,7 @@ def read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def test_no_text_in_a_manifest_leaves_that_is_not_known(shards: Path) -> None:
+def test_unknown_text_in_a_manifest_is_redacted(shards: Path) -> None:
     record = with_secrets(read(shards / "train" / "manifest.json"))
     record |= {"bad_rows": BAD_ROWS, "of_a_later_version": {SECRET: [SECRET]}}
     published = published_manifest(record)
@@ -124,7 +124,7 @@ def test_no_text_in_a_manifest_leaves_that_is_not_known(shards: Path) -> None:
     assert bad_rows_from_record(published["bad_rows"]).num_rows == BAD_ROWS["num_rows"]
 
 
-def test_no_text_in_the_records_of_a_run_leaves_that_is_not_known(finished_run: Path) -> None:
+def test_unknown_text_in_the_records_of_a_run_is_redacted(finished_run: Path) -> None:
     record = with_secrets(read(finished_run / "run.json")) | {"owner": SECRET, "hosts": [SECRET]}
     record["settings"]["hardware"] |= dict.fromkeys(("tpu_name", "tpu_zone", "gcp_project"), SECRET)
     record["settings"]["model"] |= dict.fromkeys(("init_from", "pretrained_model_config"), SECRET)
@@ -143,7 +143,7 @@ def test_no_text_in_the_records_of_a_run_leaves_that_is_not_known(finished_run: 
     assert secret_places(dataclasses.asdict(published)) == PUBLIC_CHECKPOINT
 
 
-def test_no_text_in_the_records_of_a_tokenizer_leaves_that_is_not_known(tokenizer_folder: Path) -> None:
+def test_unknown_text_in_the_records_of_a_tokenizer_is_redacted(tokenizer_folder: Path) -> None:
     record = with_secrets(read(tokenizer_folder / "training.json")) | {"owner": SECRET, "bad_rows": BAD_ROWS}
     assert secret_places(published_record(record)) == PUBLIC_TOKENIZER
     report = with_secrets(read(tokenizer_folder / "report.json")) | {"excerpt": SECRET}

@@ -15,7 +15,7 @@ from train.publishing.pytorch_format import ModelSnapshot
 from train.runtime.run_folder import RunFolder
 
 
-def test_files_of_the_log_that_cannot_be_read_are_left_out_of_an_export(
+def test_unreadable_log_files_are_left_out_of_an_export(
     cloud: CloudStorageHandle, caplog: pytest.LogCaptureFixture
 ) -> None:
     names = ("loss.png", "tensorboard/train/events.out.tfevents.2")

@@ -170,7 +170,7 @@ def test_pushes_that_fail_end_nothing_but_the_last_does(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-def test_a_newer_state_does_not_wait_for_the_tries_of_an_older_one(
+def test_a_newer_state_does_not_wait_for_older_retries(
     hub_here: HubHandle, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "RETRY_DELAYS_SECONDS", (3600.0,))

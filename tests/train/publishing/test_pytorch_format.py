@@ -110,7 +110,7 @@ def test_the_exported_model_is_the_given_one_unchanged(bert_export: Path) -> Non
     ("name", "inputs"),
     [("bert", ["input_ids", "token_type_ids", "attention_mask"]), ("roberta", ["input_ids", "attention_mask"])],
 )
-def test_the_tokenizer_keeps_its_ids_and_gets_the_inputs_and_limit_of_the_model(
+def test_the_tokenizer_keeps_its_ids_and_gets_the_limit_of_the_model(
     name: str, inputs: list[str], tmp_path: Path
 ) -> None:
     tokenizer = tiny_tokenizer()
@@ -132,7 +132,7 @@ def test_the_tokenizer_keeps_its_ids_and_gets_the_inputs_and_limit_of_the_model(
     assert exported.convert_ids_to_tokens(exported("the [MASK]")["input_ids"]) == ["[CLS]", "▁the", "[MASK]", "[SEP]"]
 
 
-def test_weights_of_an_enclosing_model_in_bfloat16_on_replicas_are_the_same() -> None:
+def test_weights_of_an_enclosing_model_on_replicas_are_the_same() -> None:
     class Enclosing(tf_keras.Model):
         def __init__(self) -> None:
             super().__init__()
@@ -160,7 +160,7 @@ def test_weights_of_an_enclosing_model_in_bfloat16_on_replicas_are_the_same() ->
         np.testing.assert_array_equal(array, expected[name])
 
 
-def test_positions_counted_from_another_id_than_pytorch_will_are_refused(tmp_path: Path) -> None:
+def test_positions_counted_from_another_id_are_refused(tmp_path: Path) -> None:
     model = TFAutoModelForMaskedLM.from_config(tiny_config("roberta padded with id 0"))
     model(model.dummy_inputs)
     with pytest.raises(ValueError, match="align_padding_positions"):
@@ -206,9 +206,7 @@ HEAD_BIASES = {name: architecture.head_bias for name, architecture in ARCHITECTU
 
 
 @pytest.mark.parametrize(("name", "used"), HEAD_BIASES.items())
-def test_the_bias_of_the_head_is_read_under_the_name_that_pytorch_uses(
-    name: str, used: tuple[str, str], tmp_path: Path
-) -> None:
+def test_the_bias_of_the_head_has_the_name_in_pytorch(name: str, used: tuple[str, str], tmp_path: Path) -> None:
     export_model(tiny_model(name), tiny_tokenizer(), str(tmp_path / "export"), model_max_length=30)
     weights = load_file(tmp_path / "export" / "model.safetensors")
     np.testing.assert_array_equal(weights[used[0]], weights[used[1]])
