@@ -23,7 +23,6 @@ POLL_SECONDS = 0.5
 
 
 def num_cores() -> int:
-    """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -91,7 +91,6 @@ def _describe_bounds(bounds: Mapping[str, float]) -> str:
 
 
 def flag_of(name: str) -> str:
-    """Return the flag of a field."""
     return f"--{name.replace('_', '-')}"
 
 

@@ -19,7 +19,7 @@ from mlm_common.retry import growing_delays
 from mlm_common.storage import open_folder
 
 if TYPE_CHECKING:
-    from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi
+    from huggingface_hub import CommitInfo, HfApi
 
 logger = logging.getLogger(__name__)
 
@@ -85,24 +85,6 @@ class Branch:
     commit: str
     paths: frozenset[str]
     card: str
-
-    def operations(
-        self, files: Mapping[str, Path | bytes], stale: str | None, kept: Collection[str]
-    ) -> "list[CommitOperationAdd | CommitOperationDelete]":
-        """Make the operations of the commit that `commit_to_branch` describes."""
-        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-
-        files = dict(files)
-        if CARD_NAME in files:
-            if DEFAULT_CARD.fullmatch(self.card) or is_unedited(self.card):
-                files[CARD_NAME] = mark_card(_with_license(_text(files[CARD_NAME]), self.card)).encode()
-            else:
-                logger.warning("the %s on the Hub was edited there, so it stays as it is", CARD_NAME)
-                del files[CARD_NAME]
-        others = sorted(self.paths - files.keys() - set(kept))
-        deleted = [path for path in others if stale and re.fullmatch(stale, path)]
-        additions = [CommitOperationAdd(path, content) for path, content in files.items()]
-        return additions + [CommitOperationDelete(path) for path in deleted]
 
 
 def push_files(
@@ -175,9 +157,23 @@ def commit_to_branch(
     Raises:
         InputError: the repository has files of others.
     """
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    files = dict(files or {})
     branch = open_branch(api, repository)
+    if CARD_NAME in files:
+        if DEFAULT_CARD.fullmatch(branch.card) or is_unedited(branch.card):
+            files[CARD_NAME] = mark_card(_with_license(_text(files[CARD_NAME]), branch.card)).encode()
+        else:
+            logger.warning("the %s on the Hub was edited there, so it stays as it is", CARD_NAME)
+            del files[CARD_NAME]
+    others = sorted(branch.paths - files.keys() - set(kept))
+    deleted = [path for path in others if stale and re.fullmatch(stale, path)]
     return api.create_commit(
-        operations=branch.operations(files or {}, stale, kept),
+        operations=[
+            *(CommitOperationAdd(path, content) for path, content in files.items()),
+            *map(CommitOperationDelete, deleted),
+        ],
         commit_message=message,
         revision=repository.branch,
         # A card that is edited at this moment makes the commit fail; the next try sees the edit.

@@ -55,11 +55,9 @@ class Folder(ABC):
         return self.path
 
     def path_of(self, name: str) -> str:
-        """Join the folder's path and a name in it."""
         return f"{self.path.rstrip('/')}/{name}" if self.path else name
 
     def subfolder(self, name: str) -> "Folder":
-        """Open a folder in this one."""
         return type(self)(self.path_of(name))
 
     @abstractmethod

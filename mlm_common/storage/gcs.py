@@ -301,7 +301,6 @@ def _crc32c(blocks: Iterable[bytes]) -> str:
 
 
 def _is_partial(blob: Any) -> bool:
-    """Return whether it is a part of a file, left by a killed write."""
     return bool(blob.name.endswith(PARTIAL_SUFFIX))
 
 
