@@ -1,1 +1,1 @@
-"""The Hugging Face Hub: whether a push would succeed, the push, with its requests repeated, and what it may tell."""
+"""The Hugging Face Hub: check whether a push can succeed, push with retries, redact what is published."""
