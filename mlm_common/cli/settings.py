@@ -94,9 +94,9 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def nearest_name(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the name most similar to a mistyped one; None if no similarity reaches `cutoff`, from 0 to 1."""
-    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)), None)
+def nearest_name(name: str, names: Iterable[str]) -> str | None:
+    """Return the name most similar to a mistyped one; None if none is similar."""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1)), None)
 
 
 def describe_differences(found: dict[str, Any], asked: dict[str, Any]) -> str:

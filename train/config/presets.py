@@ -47,7 +47,7 @@ def read_preset(name: str) -> dict[str, Any]:
         InputError: there is no such preset.
     """
     if name not in preset_names():
-        nearest = nearest_name(name, preset_names(), cutoff=0.5)
+        nearest = nearest_name(name, preset_names())
         hint = f"did you mean {nearest}? " if nearest else ""
         raise InputError(f"--preset: there is no preset {name}; {hint}--preset list shows all.")
     return {"settings": {}} | _content(name)

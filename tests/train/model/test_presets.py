@@ -128,7 +128,7 @@ def test_the_list_may_be_read_in_part():
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("tiny_cpu", "did you mean tiny-cpu? "), ("robberta-base", "did you mean roberta-base? "), ("huge", "")],
+    [("tiny_cpu", "did you mean tiny-cpu? "), ("tiny-german", ""), ("robberta-base", "did you mean roberta-base? ")],
 )
 def test_an_unknown_preset_is_one_line_with_the_nearest(name, hint):
     with pytest.raises(InputError) as refused:
