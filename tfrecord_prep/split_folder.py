@@ -3,7 +3,7 @@
 An unfinished folder has `plan.json`, written first: the fields of the manifest that are known beforehand. Then come
 shards, and a sidecar for each partition that is complete. At the end `manifest.json` is written, and plan and sidecars
 are deleted. So a kill at any moment leaves a folder that does not look complete, and the next run knows what is done.
-A sidecar has a hash of what its partition was made of: after a file was fixed only its partitions are made again.
+A sidecar has a hash of what its partition was made of: after a file was fixed only its partitions are rebuilt.
 """
 
 import base64
@@ -228,7 +228,7 @@ def begin_folder(folder: str, plan: Plan) -> CompletePartitions:
     files.write_json(PLAN_NAME, plan)  # files of the corpus may have changed
     logger.info("%s is unfinished: its %d complete partitions stay", folder, len(numbers))
     if changes := describe_changes(_without_on_bad_row(before)["corpus"], _without_on_bad_row(plan)["corpus"]):
-        logger.warning("The corpus has changed since; the partitions that this affects are made again: %s", changes)
+        logger.warning("The corpus has changed since; the partitions that this affects are rebuilt: %s", changes)
     return partitions
 
 

@@ -31,7 +31,7 @@ Predict = Callable[[EncodedRows], dict[str, NDArray[Any]]]
 NO_SCORES = ("eval_samples", "eval_is_", "eval_num_", "eval_guess_", "epoch")
 
 
-class Job(lifecycle.Job[Settings]):
+class FinetuningJob(lifecycle.Job[Settings]):
     """What is special about one command: which run it opens, and which results it writes.
 
     needs_validation: whether a run without a validation part is an error.
@@ -83,7 +83,7 @@ class Job(lifecycle.Job[Settings]):
         return step, self.write_results(trainer, step, lambda rows: predict(trainer, stop, rows))
 
 
-def finetune(config: Settings, new_job: Callable[[], Job[Settings]]) -> None:
+def finetune(config: Settings, new_job: Callable[[], FinetuningJob[Settings]]) -> None:
     """Make the run of the settings; with `--seeds` one for each, in a separate folder, and the table of all.
 
     A complete run is not repeated, so the same command resumes after a stop.

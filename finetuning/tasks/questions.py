@@ -11,7 +11,7 @@ from finetuning.config.settings import QuestionConfig, QuestionData
 from finetuning.data.rows import INDEX, INPUT_IDS
 from finetuning.loop.model import open_start
 from finetuning.loop.results import named, train_results, write_results
-from finetuning.loop.training import Job, Predict
+from finetuning.loop.training import FinetuningJob, Predict
 from finetuning.tasks.rows import ExampleTask
 from finetuning.tasks.squad import Question, baseline, read_questions, scores
 from finetuning.tasks.windows import END, START, Answer, Windows, choose_answers, make_windows
@@ -199,7 +199,7 @@ class QuestionAnswering(ExampleTask):
         return {"first row": tokenizer.decode(ids[ids != self.pad_token_id]), "its answer": answer}
 
 
-class QuestionJob(Job[QuestionConfig]):
+class QuestionJob(FinetuningJob[QuestionConfig]):
     """The job of `run_qa.py`."""
 
     def open_run(self, config: QuestionConfig, cluster: Cluster) -> Run:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from finetuning.config.settings import Settings
 from finetuning.data.rows import ATTENTION_MASK, INDEX, INPUT_IDS, TOKEN_TYPES, EncodedRows
 from finetuning.loop.results import EVAL_NAME, named, shown_score, train_results, write_results
-from finetuning.loop.training import Job, Predict
+from finetuning.loop.training import FinetuningJob, Predict
 from finetuning.tasks.metrics import COMBINED, is_degenerate
 from mlm_common.storage import Folder
 from train.data.inputs import Feature
@@ -208,7 +208,7 @@ class Part:
     is_labelled: NDArray[np.bool_] | None = None
 
 
-class RowsJob(Job[Settings]):
+class RowsJob(FinetuningJob[Settings]):
     """The job of such a run; `open_run` sets what else there is than the rows to train on.
 
     validation: {ending of the names of the figures: part}; the first is the one that checkpoints are chosen by.

@@ -16,7 +16,7 @@ from finetuning.data.labels import LabelReading, Labels, find_labels
 from finetuning.data.rows import INDEX, EncodedRows
 from finetuning.loop.model import open_start
 from finetuning.loop.results import EVAL_NAME, named, shown_score, train_results, write_results
-from finetuning.loop.training import Job, Predict
+from finetuning.loop.training import FinetuningJob, Predict
 from finetuning.tasks.metrics import check_packages, chosen_metric
 from finetuning.tasks.rows import ExampleTask, with_metric
 from finetuning.tasks.sentences import NO_TAG, NO_WORD, OUTSIDE, WORD, Sentences, encode_sentences, read_sentences
@@ -270,7 +270,7 @@ def default_tag(tag_names: Sequence[str]) -> int:
     return tag_names.index(OUTSIDE) if OUTSIDE in tag_names else 0
 
 
-class TaggingJob(Job[TaggingConfig]):
+class TaggingJob(FinetuningJob[TaggingConfig]):
     """The job of `run_tagging.py`."""
 
     def open_run(self, config: TaggingConfig, cluster: Cluster) -> Run:

@@ -196,7 +196,7 @@ def test_cloud_storage_that_is_away(campaign: Campaign, name: str, num_kills: in
 
 
 def test_hub_that_is_away_when_the_push_begins(campaign: Campaign, name: str, tmp_path: Path) -> None:
-    """Without the files being made again, the same command pushes once the Hub is back."""
+    """Once the Hub is back the same command pushes, and rebuilds no file."""
     stage, output = campaign.stage(name), tmp_path / "output"
     flags = [*stage.flags(output), *stage.push_flags]
     campaign.hub.fault("(commit|preupload)", status=503, times=10**6)

@@ -238,7 +238,7 @@ def test_tokenizer_of_other_settings_is_not_replaced(
 
     assert main(arguments(corpus_file, folder, "--dry-run")) == 0, "made with these settings"
     (folder / "training.json").unlink()
-    assert main(arguments(corpus_file, folder, "--dry-run")) == 0, "killed while it was saved, it may be made again"
+    assert main(arguments(corpus_file, folder, "--dry-run")) == 0, "killed while it was saved, it may be trained again"
     (folder / "report.json").unlink()
     assert "without a training.json" in run(main, *arguments(corpus_file, folder)).error
 

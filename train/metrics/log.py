@@ -63,7 +63,7 @@ class MetricsLog:
 
     @property
     def tensorboard_folder(self) -> str:
-        """A local folder, whose files are brought to where TensorBoard looks for them."""
+        """The local folder of event files, which are copied to the run's folder."""
         return self._tensorboard.local_folder
 
     def __enter__(self) -> "MetricsLog":
@@ -113,7 +113,7 @@ class MetricsLog:
         self.flush()
 
     def rewind_to(self, step: int, num_rollbacks: int = 0) -> None:
-        """Drop the lines of steps after `step`, which will be made again, and of all rollbacks but the first ones."""
+        """Drop the lines of steps after `step`, which will be repeated, and of all rollbacks but the first ones."""
         rollbacks = [line for line in self.lines if line["split"] == ROLLBACK][:num_rollbacks]
         self.lines = [
             line

@@ -43,14 +43,6 @@ def on_hub(split: str = "train", **settings: Any) -> dict[str, Any]:
     return record_of_split({"settings": vars(config)}, split)
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> list[Path]:
-    paths = [tmp_path / f"{name}.txt" for name in "abc"]
-    for path in paths:
-        path.write_text(f"text of {path.stem}\n" * 10, encoding="utf-8")
-    return paths
-
-
 def test_a_corpus_is_known_by_content_not_by_place(
     files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

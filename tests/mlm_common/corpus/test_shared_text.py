@@ -43,14 +43,6 @@ def names_a_file(shared: str) -> bool:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> list[Path]:
-    paths = [tmp_path / f"{name}.txt" for name in "abc"]
-    for path in paths:
-        path.write_text(f"text of {path.stem}\n" * 10, encoding="utf-8")
-    return paths
-
-
-@pytest.fixture
 def gz_copy(files: list[Path]) -> Path:
     """A copy of `a.txt` under another name, in two gzip members."""
     path, content = files[0].with_name("copy.txt.gz"), files[0].read_bytes()
