@@ -205,7 +205,8 @@ def _install_with_uv_or_pip(folder: Path, extra: str, extras: Sequence[str], say
             return
         except CommandError as error:
             say(f"{error}\nTrying pip instead of uv.")
-    if not python.exists():
+    if not _has_pip(python):
+        shutil.rmtree(folder, ignore_errors=True)  # what uv may have left
         _make_with_venv(folder)
     for options in packages:
         _install_packages(None, python, options)
@@ -289,6 +290,13 @@ def _version_of(python: Path) -> tuple[int, ...] | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return tuple(map(int, shown.split()))
+
+
+def _has_pip(python: Path) -> bool:
+    try:
+        return subprocess.run([str(python), "-m", "pip", "--version"], capture_output=True).returncode == 0
+    except OSError:
+        return False
 
 
 def _read_record(folder: Path) -> dict[str, Any]:

@@ -88,11 +88,13 @@ def test_bad_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     assert "MLM_EXTRA must be one of cpu, gpu, tpu, preflight; received 'npu'." in capsys.readouterr().err
 
 
+BASE_PYTHON = Path(sys._base_executable)  # type: ignore[attr-defined]
 FAKE_UV = """#!/bin/sh
 echo "uv $*" >> {log}
 [ "$1" = venv ] || exit 0
 for folder; do :; done
-mkdir -p "$folder/bin" && ln -s {python} "$folder/bin/python" && touch "$folder/pyvenv.cfg"
+mkdir -p "$folder/bin" && ln -s {python} "$folder/bin/python" &&
+printf 'home = {home}\\ninclude-system-site-packages = false\\n' > "$folder/pyvenv.cfg"
 """
 
 
@@ -101,7 +103,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], li
     """A stand-in for uv on the PATH, and one for pip; returns the commands given to them."""
     log = tmp_path / "commands.log"
     log.touch()
-    (tmp_path / "uv").write_text(FAKE_UV.format(log=log, python=sys.executable), encoding="utf-8")
+    (tmp_path / "uv").write_text(FAKE_UV.format(log=log, python=BASE_PYTHON, home=BASE_PYTHON.parent), encoding="utf-8")
     (tmp_path / "uv").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     run = install.run_with_progress
@@ -205,6 +207,7 @@ def test_pip_takes_over_where_uv_fails_or_is_not_to_be_had(
     assert "ended with status 3" in (printed := capsys.readouterr().out)
     assert "no route to host" in printed
     assert "Trying pip instead of uv." in printed
+    assert (tmp_path / "first" / "bin" / "pip").exists()  # uv's environment had none
     monkeypatch.setattr(install, "_find_uv", lambda _: None)
     assert make(tmp_path / "second", "--extra", "cpu") == 0
     by_uv, by_pip = commands()[1:-1], [command for command in commands() if command.startswith("pip ")]
