@@ -144,7 +144,7 @@ def read_manifest(folder: str) -> Manifest:
         return Manifest(**fields)
     except (KeyError, TypeError) as error:
         raise InputError(
-            f"A manifest must have the fields of docs/reference/formats.md; {path}: {error}. {hint}"
+            f"A manifest must have the fields of docs/reference/shards.md; {path}: {error}. {hint}"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""docs/reference/formats.md: its worked row is recomputed, its tables are held against the code."""
+"""The pages of the formats: the worked row is recomputed, the tables are compared with the code."""
 
 import dataclasses
 import re
@@ -15,7 +15,8 @@ from tfrecord_prep.manifest import FORMAT_VERSION, Manifest
 from tfrecord_prep.records import encode_rows
 from train.checkpoints.store import CHECKSUM_FIELD, CheckpointRecord
 
-PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "formats.md").read_text(encoding="utf-8")
+PAGES = [Path(__file__).parents[2] / "docs" / "reference" / f"{name}.md" for name in ("formats", "shards", "run_folder")]
+PAGE = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 DOCUMENTS = ["a dog ran", "the cat sat"]
 MAX_LENGTH = 8
 
@@ -85,13 +86,13 @@ def field_names(of: type, prefix: str = "") -> list[str]:
 
 
 def test_manifest_table_has_the_fields_in_order() -> None:
-    section = PAGE.split("### manifest.json")[1].split("\n## ")[0]
+    section = PAGE.split("## manifest.json")[1].split("\n# ")[0]
     assert re.findall(r"^\| `(.+?)` \|", section, re.MULTILINE) == field_names(Manifest)
     assert f"| `format_version` | integer | {FORMAT_VERSION} |" in section
 
 
 def test_record_table_has_the_fields_in_order() -> None:
-    section = PAGE.split("### checkpoints/")[1].split("\n## ")[0]
+    section = PAGE.split("## checkpoints/")[1].split("\n## ")[0]
     fields = [field.name for field in dataclasses.fields(CheckpointRecord)]
     assert re.findall(r"^\| `(.+?)` \|", section, re.MULTILINE) == [*fields, CHECKSUM_FIELD]
 
