@@ -15,8 +15,8 @@ from tfrecord_prep.manifest import FORMAT_VERSION, Manifest
 from tfrecord_prep.records import encode_rows
 from train.checkpoints.store import CHECKSUM_FIELD, CheckpointRecord
 
-PAGES = [Path(__file__).parents[2] / "docs" / "reference" / f"{name}.md" for name in ("formats", "shards", "run_folder")]
-PAGE = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+PAGE = "\n".join((REFERENCE / f"{name}.md").read_text(encoding="utf-8") for name in ("formats", "shards", "run_folder"))
 DOCUMENTS = ["a dog ran", "the cat sat"]
 MAX_LENGTH = 8
 
