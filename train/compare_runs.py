@@ -2,9 +2,10 @@
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
+from typing import Any, NamedTuple
 
 try:
     from mlm_common.cli.command_line import command, log_start, parse_arguments
@@ -12,14 +13,20 @@ except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.cli.settings import flag
 from mlm_common.errors import InputError
+from mlm_common.hub.redaction import is_same
 from mlm_common.storage import folder_and_name
-from train.metrics.comparison import comparison_table, describe_mask_rates, group_comparable
+from train.metrics.log import TRAIN, VALIDATION
 from train.metrics.plots import draw_runs
-from train.metrics.run_curves import read_runs
+from train.metrics.run_curves import ACCURACY, RunCurves, percentage, read_runs, short_name, short_number
 
 logger = logging.getLogger(__name__)
 
 FORMATS = (".png", ".svg")
+NOT_KNOWN = "-"
+MAX_NAME_IN_TABLE = 22
+TITLES = ("run", "steps", "tokens", "tokens/s", "hours", "train", "valid", "best", "gain")
+LEGEND = """train, valid, best: training loss, last and best validation loss ({unit})
+gain: how far the last evaluation is below the frequency baseline of the run's validation rows"""
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,117 @@ def main(argv: Sequence[str] | None = None) -> None:
         note = f"Different {groups.what}: compare each run with its baseline, not with the others." if groups else ""
         folder, name = folder_and_name(config.picture)
         folder.write_bytes(name, draw_runs(runs, note, PurePath(name).suffix[1:]))
+
+
+class Groups(NamedTuple):
+    """Runs whose losses compare within each group only.
+
+    names: of the runs of each group.
+    what: that differs, in words.
+    """
+
+    names: list[list[str]]
+    what: str
+
+    def __str__(self) -> str:
+        listed = "; ".join(f"group {number}: {', '.join(names)}" for number, names in enumerate(self.names, 1))
+        return f"these runs have different {self.what}: their losses do not compare ({listed})"
+
+
+def comparison_table(runs: Sequence[RunCurves]) -> str:
+    """Write a line of figures for each run, and below what they are."""
+    metrics = {run.metric.title for run in runs}
+    titles = (*TITLES, metrics.pop() if len(metrics) == 1 else "score")
+    rows = [titles, *map(_figures, runs)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(cell.rjust(width) if index else cell.ljust(width) for index, (cell, width) in enumerate(cells))
+        for cells in (list(zip(row, widths, strict=True)) for row in rows)
+    ]
+    return "\n".join([*lines, "", LEGEND.format(unit=" or ".join(dict.fromkeys(run.loss_unit for run in runs)))])
+
+
+def group_comparable(runs: Sequence[RunCurves]) -> Groups | None:
+    """Group the runs by what they were evaluated on; None where all validation losses compare."""
+    evaluated = [run for run in runs if run.of_split(VALIDATION)]
+    groups: list[list[RunCurves]] = []
+    for run in evaluated:
+        group = next((group for group in groups if not _differing(group[0], run)), None)
+        if group is None:
+            groups.append([run])
+        else:
+            group.append(run)
+    if len(groups) < 2:
+        return None
+    differing = {name for group in groups for name in _differing(groups[0][0], group[0])}
+    what = [name for name in COMPARED if name in differing]
+    return Groups([[run.name for run in group] for group in groups], " and ".join(what))
+
+
+def describe_mask_rates(runs: Sequence[RunCurves]) -> str:
+    """Say which training losses do not compare, since other percentages are masked; nothing where all do."""
+    groups: dict[str, list[str]] = {}
+    for run in runs:
+        if run.mask_rates:
+            groups.setdefault(", then ".join(map(percentage, run.mask_rates)), []).append(run.name)
+    if len(groups) < 2:
+        return ""
+    listed = "; ".join(f"{rates}: {', '.join(names)}" for rates, names in groups.items())
+    return f"these runs mask different percentages in training: their training losses do not compare ({listed})"
+
+
+def _eval_rows(run: RunCurves) -> Any:
+    """Look up what identifies the rows to evaluate on: shards with checksums, or a data set, or a hash of the rows."""
+    eval_data, fingerprint = run.record["eval_data"] or {}, run.record.get("fingerprint", {})
+    if eval_data.get("dataset_name") and run.is_finetuned:  # the same examples, whatever the tokenizer
+        limit = run.record["settings"]["data"].get("max_eval_samples")
+        return {**eval_data, "totals": None, "max_eval_samples": limit}
+    names = ("eval_shards", "eval_rows")
+    last_phase = f"phase {len(run.record.get('phases') or [run.record])}: "
+    values = [fingerprint.get(f"{last_phase}{name}", fingerprint.get(name)) for name in names]
+    return next((value for value in values if value is not None), None)
+
+
+def _tokenizer(run: RunCurves) -> Any:
+    """Look up the hash of the tokenizer, where the loss depends on it."""
+    return None if run.is_finetuned else ((run.record["eval_data"] or {}).get("tokenizer") or {}).get("sha256")
+
+
+# What must be the same for the validation losses of two runs to compare. The masks follow from rows and tokenizer.
+COMPARED: dict[str, Callable[[RunCurves], Any]] = {
+    "tasks": lambda run: run.task_name,
+    "validation rows": _eval_rows,
+    "tokenizers": _tokenizer,
+}
+
+
+def _differing(one: RunCurves, other: RunCurves) -> list[str]:
+    """Name what of `COMPARED` differs; of a record that was on the Hub, hashes are compared."""
+    pairs = {name: (value_of(one), value_of(other)) for name, value_of in COMPARED.items()}
+    return [name for name, (value, others) in pairs.items() if not (is_same(value, others) or is_same(others, value))]
+
+
+def _figures(run: RunCurves) -> tuple[str, ...]:
+    train, validation = run.of_split(TRAIN), run.of_split(VALIDATION)
+    step = run.lines[-1]["step"]
+    rate, entropy = run.tokens_per_second, run.unigram_entropy_nats
+    last = validation[-1] if validation else {}
+    score = last.get(run.metric.name)
+    shown_score = NOT_KNOWN
+    if score is not None:
+        shown_score = f"{score:.1%}".replace("%", " %") if run.metric.name == ACCURACY.name else f"{score:.4g}"
+    return (
+        short_name(run.name, MAX_NAME_IN_TABLE),
+        f"{step:,}",
+        short_number(run.tokens_after(step)),
+        short_number(rate) if rate else NOT_KNOWN,
+        f"{run.training_seconds(step) / 3600:.2f}",
+        f"{train[-1]['loss']:.4f}" if train else NOT_KNOWN,
+        f"{last['loss']:.4f}" if last else NOT_KNOWN,
+        f"{min(line['loss'] for line in validation):.4f}" if validation else NOT_KNOWN,
+        f"{entropy - last['loss']:.4f}" if last and entropy is not None else NOT_KNOWN,
+        shown_score,
+    )
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mlm_common.storage import Folder
-from train.metrics.log_files import TRAIN
+from train.metrics.log import TRAIN
 
 if TYPE_CHECKING:
     from train.loop.trainer import Trainer

@@ -22,8 +22,7 @@ from mlm_common.storage import Folder
 from train.checkpoints.store import CheckpointRecord, newest_record
 from train.data.inputs import Feature
 from train.loop.run import Run
-from train.metrics.log import read_metrics
-from train.metrics.log_files import VALIDATION
+from train.metrics.log import VALIDATION, read_metrics
 from train.runtime.machines import Cluster
 from train.tasks.task import CardFigure, Mean, TaskCard
 

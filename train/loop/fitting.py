@@ -9,8 +9,8 @@ from dataclasses import asdict, replace
 from train.checkpoints.resume import ResumePoint, resume_point
 from train.checkpoints.store import Arrays, CheckpointRecord, SkippedRows
 from train.loop.trainer import Trainer
-from train.metrics.log_files import ROLLBACK, VALIDATION
-from train.metrics.training_log import Throughput, TrainingDivergedError, TrainingLog
+from train.metrics.log import ROLLBACK, VALIDATION
+from train.metrics.training_log import TrainingDivergedError, TrainingLog
 from train.publishing.push_to_hub import PushToHub
 from train.runtime import heartbeat
 from train.runtime.hooks import Hook, Profile, StepsPerExecution
@@ -70,9 +70,9 @@ class TrainingHooks:
             logged_step=self._start.logged_step,
             num_skipped_rows=self._start.num_skipped_rows,
             take_wait_seconds=lambda: self.steps_per_execution.take_wait_seconds(),
-            throughput=Throughput(trainer.plan, trainer.full_speed_step_seconds),
             max_loss_rise=config.run.max_loss_rise,
             num_eval_rows=trainer.phase.inputs.num_eval_rows,
+            full_speed_step_seconds=trainer.full_speed_step_seconds,
             advice=trainer.phase.advice_on_time if trainer.is_on_cpu else "",
         )
         wait_for_device = trainer.model.optimizer.iterations.numpy

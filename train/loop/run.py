@@ -1,6 +1,7 @@
 """A run and its phases, once all checks that need no TensorFlow have passed."""
 
 import functools
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,13 +12,15 @@ from train.checkpoints.resume import fingerprint, fingerprint_of_phases, fingerp
 from train.checkpoints.store import CheckpointRecord, newest_record
 from train.config.settings import RunSettings
 from train.data.inputs import Inputs
-from train.metrics.progress import about, cpu_seconds
+from train.metrics.training_log import about
 from train.model.flops import planned_step_flops
 from train.runtime.machines import Cluster
 from train.runtime.plan import PhaseToPlan, Plan, make_plans, phase_index
 from train.runtime.run_folder import RunFolder
 from train.tasks.task import Task
 
+# What a step of training reaches on one CPU with AVX2; of some twice that.
+CPU_FLOPS_PER_SECOND = 5e10
 CPU_ADVICE = "--preset tiny-cpu is made for CPUs"
 
 
@@ -148,3 +151,9 @@ class Run:
             content = fingerprint(phase.config, phase.inputs, phase.model_config.to_diff_dict())
             contents.append(content | ({"has_own_schedule": True} if phase.has_separate_schedule else {}))
         return fingerprint_of_phases(contents)
+
+
+def cpu_seconds(flops: float) -> float:
+    """Estimate how long the CPUs that this process may use take for the floating-point operations of a run."""
+    num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return flops / (CPU_FLOPS_PER_SECOND * num_cpus)

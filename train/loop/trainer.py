@@ -26,8 +26,7 @@ from train.data.inputs import Inputs
 from train.data.pipeline import ONE_PIPELINE
 from train.loop.run import Phase, Run
 from train.loop.run_record import computation_so_far, describe_run, device_kind, excerpt, print_result, print_table
-from train.metrics.log import MetricsLog
-from train.metrics.log_files import VALIDATION
+from train.metrics.log import VALIDATION, MetricsLog
 from train.metrics.plots import draw_run
 from train.metrics.run_curves import RunCurves
 from train.model.computation import Computation, choose_computation, describe_computation

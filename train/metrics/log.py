@@ -1,40 +1,58 @@
-"""The record of a run: lines of figures that are kept in memory, and written to files in the background."""
+"""The log of a run: lines of figures, written in the background to `metrics.jsonl`, TensorBoard's files and a plot.
 
+Each file is brought up to date with all lines, whatever was missing before; it is known to have what its last update
+that succeeded has left there. So nothing is lost by one that failed.
+"""
+
+import contextlib
+import json
 import logging
+import os
+import platform
+import re
+import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from itertools import count, takewhile
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from mlm_common.background import LatestItemWorker, seconds_to_end
 from mlm_common.errors import InputError, RunFailedError, error_summary
-from mlm_common.retry import retry_call
-from train.metrics.log_files import ROLLBACK, Line, Lines, LossCurve, MetricsFile, TensorBoardFiles
-from train.runtime.run_folder import RunFolder
+from mlm_common.storage import Folder
+from mlm_common.storage.folder import finished_files
+from train.runtime.run_folder import DAMAGED_METRICS_NAME, LOSS_CURVE_NAME, METRICS_NAME, TENSORBOARD_SPLITS, RunFolder
 
 logger = logging.getLogger(__name__)
 
-Unwritten = Sequence[dict[str, Any]]
-
+EVENTS_PREFIX = "events.out.tfevents."
+# What the first record of an event file says; without it TensorBoard ignores the start of a session.
+EVENTS_VERSION = "brain.Event:2"
+TRAIN, VALIDATION = TENSORBOARD_SPLITS
+ROLLBACK = "rollback"
 # Figures of a line that are measured on the clock; all others are the same however often a run was stopped.
 CLOCK_FIGURES = ("step_seconds", "tokens_per_second", "input_wait_share", "mfu")
-# Before each further try to write, once the run has come to its end; before that the next write makes up for all.
-END_RETRY_SECONDS = (0.5, 1.0)
-# Errors of a disk or of Cloud Storage. Any other is a programming error, for which a retry is useless.
+# Errors of a disk or of Cloud Storage. Any other is a programming error, for which another try is useless.
 STORAGE_ERRORS = (OSError, InputError, RunFailedError)
 
 
-class _NotWrittenError(Exception):
-    """A file that is not up to date."""
+class Line(dict[str, Any]):
+    """A line of `metrics.jsonl`, {"step": …, "split": …, figures …}; `seconds` is when it was made."""
+
+    def __init__(self, content: dict[str, Any]):
+        super().__init__(content)
+        self.seconds = time.time()
+
+
+Lines = Sequence[Line]
+Unwritten = Sequence[dict[str, Any]]
 
 
 class MetricsLog:
-    """Lines of `metrics.jsonl`, {"step": …, "split": …, figures …}, for TensorBoard and for the plot of the loss.
+    """Lines of a run, kept in memory and written by a thread, so that training waits for no disk or bucket.
 
-    One thread writes them, so that no other waits for a disk or a bucket. Each write carries all that is missing, so it
-    makes up for one that failed; after an unexpected error, which is no storage error, a file is not written any more.
-    To be used as a context around the training, whose end waits for the thread and sums up what failed. Only the chief
-    of several workers writes.
+    Each write carries all that is missing, so it makes up for one that failed. To be used as a context around the
+    training, whose end waits for the thread and sums up what failed. Only the chief of several workers writes.
 
     Args:
         folder: of the run.
@@ -42,13 +60,7 @@ class MetricsLog:
         is_chief: whether this worker writes.
     """
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        draw_lines: Callable[[Lines], bytes],
-        *,
-        is_chief: bool = True,
-    ):
+    def __init__(self, folder: RunFolder, draw_lines: Callable[[Lines], bytes], *, is_chief: bool = True):
         self.is_chief = is_chief
         self.lines: list[Line] = []
         self._file = MetricsFile(folder.files)
@@ -57,9 +69,8 @@ class MetricsLog:
         self._lines_to_draw: Lines | None = None
         self._worker: LatestItemWorker[tuple[Lines, Lines | None]] = LatestItemWorker(self._write)
         self._failed: set[str] = set()
-        self._given_up: dict[str, str] = {}  # files that are not written any more, and the error
+        self._given_up: set[str] = set()
         self._num_failures = 0
-        self._is_ending = False
 
     @property
     def tensorboard_folder(self) -> str:
@@ -67,15 +78,16 @@ class MetricsLog:
         return self._tensorboard.local_folder
 
     def __enter__(self) -> "MetricsLog":
-        self._is_ending = False
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._is_ending = True
         self.flush()
         is_done = self._worker.wait(seconds_to_end(kind))
+        if is_done and self._failed - self._given_up:  # no later write makes up for the last one
+            self.flush()
+            is_done = self._worker.wait(seconds_to_end(kind))
         self._worker.drop_waiting()  # what cannot be written now is left to the next start
         if self._failed or not is_done:
             logger.warning(
@@ -85,13 +97,11 @@ class MetricsLog:
             )
         elif self._num_failures:
             logger.warning("writes of the log that failed: %d; all were made up for", self._num_failures)
-        for name, summary in self._given_up.items():
-            logger.warning("%s is not complete, because of an unexpected error: %s", name, summary)
 
     @property
     def num_written(self) -> int:
         """The number of the first lines that are in the files for sure."""
-        return min(self._file.num_written(self.lines), self._tensorboard.num_written(self.lines))
+        return min(num_shared(self.lines, self._file.there), num_shared(self.lines, self._tensorboard.there))
 
     def restore(
         self, step: int, num_rollbacks: int = 0, *, num_written: int | None = None, unwritten: Unwritten = ()
@@ -140,19 +150,10 @@ class MetricsLog:
         self.flush()
 
     def _write(self, item: tuple[Lines, Lines | None]) -> None:
-        """Bring all files up to date; what fails is left to the next write."""
-        with suppress(_NotWrittenError):
-            retry_call(
-                lambda: self._write_once(*item),
-                END_RETRY_SECONDS if self._is_ending else (),
-                lambda error: isinstance(error, _NotWrittenError),
-                stop_event=self._worker.newer_waits,
-            )
-
-    def _write_once(self, lines: Lines, lines_to_draw: Lines | None) -> None:
-        for file in (self._file, self._tensorboard, self._curve):
+        """Bring all files up to date; what fails is left to the next write, or to the next start of the run."""
+        lines, lines_to_draw = item
+        for file, content in ((self._file, lines), (self._tensorboard, lines), (self._curve, lines_to_draw)):
             name = str(file)
-            content = lines_to_draw if file is self._curve else lines
             if content is None or name in self._given_up:
                 continue
             try:
@@ -163,18 +164,14 @@ class MetricsLog:
                     logger.warning("%s could not be written, which is tried again; training goes on: %s", name, error)
                 self._failed.add(name)
             except Exception as error:
-                self._failed.discard(name)
-                self._given_up[name] = error_summary(error)
-                logger.warning(
-                    "%s is not written any more, after an unexpected error; training continues: %s",
-                    *(name, self._given_up[name]),
-                )
+                self._failed.add(name)
+                self._given_up.add(name)
+                text = "%s is not written any more, after an unexpected error; training continues: %s"
+                logger.warning(text, name, error_summary(error))
             else:
                 if name in self._failed:
                     self._failed.remove(name)
                     logger.info("%s is up to date again", name)
-        if self._failed:
-            raise _NotWrittenError
 
 
 def read_metrics(folder: RunFolder, num_written: int | None = None, unwritten: Unwritten = ()) -> list[Line]:
@@ -187,3 +184,218 @@ def _completed(there: list[Line], num_written: int | None, unwritten: Unwritten)
     if not unwritten or there[num_written:][: len(unwritten)] == list(unwritten):
         return there
     return there[:num_written] + [Line(line) for line in unwritten]
+
+
+def num_shared(lines: Lines, others: Lines) -> int:
+    """Count the lines with which both begin, the same objects."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], zip(lines, others, strict=False)))
+
+
+class MetricsFile:
+    """`metrics.jsonl`; `there` are the lines that are in it for sure."""
+
+    def __init__(self, folder: Folder):
+        self.there: Lines = ()
+        self._folder = folder
+        self._is_whole = True
+        self._damaged: bytes | None = None  # content of a file with an unreadable line
+
+    def __str__(self) -> str:
+        return self._folder.path_of(METRICS_NAME)
+
+    def read(self) -> list[Line]:
+        """Read the lines before the first damaged one; a last line that a kill left in part is dropped silently."""
+        content = self._folder.read_bytes(METRICS_NAME) if self._folder.exists(METRICS_NAME) else b""
+        text = content[: content.rfind(b"\n") + 1]
+        lines = [_parse(line) for line in text.splitlines()]
+        if None in lines:
+            self._damaged = content
+            logger.warning("%s: line %d is damaged; only the lines before it are used", self, lines.index(None) + 1)
+        self.there = [Line(line) for line in takewhile(bool, lines) if line]
+        self._is_whole = text == content and self._damaged is None
+        return list(self.there)
+
+    def update(self, lines: Lines) -> None:
+        """Write the lines that are missing; all of them, where others are there."""
+        num_there = num_shared(lines, self.there)
+        is_to_append = self._is_whole and num_there == len(self.there)
+        if is_to_append and num_there == len(lines):
+            return
+        self._is_whole = False  # until it is known what has become of it
+        if self._damaged is not None:  # keep it under a new name
+            names = map(DAMAGED_METRICS_NAME.format, count(1))
+            name = next(name for name in names if not self._folder.exists(name))
+            self._folder.write_bytes(name, self._damaged)
+            self._damaged = None
+            logger.warning("the damaged file was kept as %s", self._folder.path_of(name))
+        if is_to_append:
+            # A kill leaves at most a part of a line at the end, which the next start drops.
+            self._folder.append_text(METRICS_NAME, as_text(lines[num_there:]), before=as_text(lines[:num_there]))
+        else:
+            self._folder.write_text(METRICS_NAME, as_text(lines))
+        self.there, self._is_whole = lines, True
+
+
+class TensorBoardFiles:
+    """Event files in a folder for each split, so that TensorBoard shows training and validation in one chart.
+
+    For Cloud Storage they are local ones, which are uploaded. `there` are the lines whose points are there for sure.
+    """
+
+    def __init__(self, folder: Folder):
+        self.there: Lines = ()
+        self._folder = folder
+        self._staging = contextlib.ExitStack()
+        # Other programs may put files there, too, for TensorBoard.
+        self.local_folder = self._staging.enter_context(folder.staging())
+        self._splits = {
+            split: EventFiles(folder.subfolder(split), Path(self.local_folder, split)) for split in TENSORBOARD_SPLITS
+        }
+        self._uploaded_bytes: dict[Path, int] = {}
+
+    def __str__(self) -> str:
+        return str(self._folder)
+
+    def begin(self, lines: Lines, step: int) -> None:
+        """Take note of what earlier processes have left: these lines, and whatever came after `step`.
+
+        Where the files were deleted, the new ones get all lines.
+        """
+        if not any(files.names() for files in self._splits.values()):
+            lines = ()
+        self.there = lines
+        for split, files in self._splits.items():
+            files.begin(_of_split(lines, split), step)
+
+    def update(self, lines: Lines) -> None:
+        """Write the points that are missing."""
+        for split, files in self._splits.items():
+            files.update(_of_split(lines, split))
+        if not self._folder.is_local:
+            # One after the other: the end of the process waits for pools of threads.
+            for name in finished_files(Path(self.local_folder)):
+                path = Path(self.local_folder, name)
+                num_bytes = path.stat().st_size
+                if self._uploaded_bytes.get(name) != num_bytes:
+                    self._folder.upload_file(str(path), name.as_posix())
+                    self._uploaded_bytes[name] = num_bytes
+        self.there = lines
+
+
+class EventFiles:
+    """An event file of this process, and another after each failure, with the points of the lines of one split.
+
+    Where points are rewritten, TensorBoard is told to drop the earlier ones, of this process and of others.
+
+    Args:
+        folder: where TensorBoard finds the files.
+        local_folder: where they are written.
+    """
+
+    def __init__(self, folder: Folder, local_folder: Path):
+        self._folder = folder
+        self._local_folder = local_folder
+        self._writer: Any = None
+        self._added: Lines = ()
+        self._doubtful_step: int | None = None  # points from it on may be there, or not
+
+    def names(self) -> set[str]:
+        """List the existing event files."""
+        names = {*self._folder.list_files(), *(path.name for path in self._local_folder.glob("*"))}
+        return {name for name in names if name.startswith(EVENTS_PREFIX)}
+
+    def begin(self, lines: Lines, step: int) -> None:
+        self._added, self._doubtful_step = lines, step + 1
+
+    def update(self, lines: Lines) -> None:
+        try:
+            self._add(lines)
+        except BaseException:
+            if self._writer is not None:  # the next update opens another file
+                with contextlib.suppress(OSError):
+                    self._writer.close()
+            self._writer = None
+            raise
+
+    def _add(self, lines: Lines) -> None:
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.plugins.scalar.summary import scalar_pb
+
+        if not lines and not self._added and not self.names():
+            return  # a split without lines has no folder
+        num_added = num_shared(lines, self._added)
+        new, stale = lines[num_added:], self._added[num_added:]
+        is_to_forget = bool(stale) or self._doubtful_step is not None
+        doubtful_steps = [] if self._doubtful_step is None else [self._doubtful_step]
+        self._doubtful_step = min([*doubtful_steps, *(line["step"] for line in (*stale, *new))], default=None)
+        if is_to_forget:
+            # TensorBoard heeds all starts but the first, so that one of the first process counts, too.
+            self._write(time.time(), self._doubtful_step, session_log=SessionLog(status=SessionLog.START))
+            new = [line for line in lines if line["step"] >= self._doubtful_step]
+        for line in new:
+            for name, value in line.items():
+                if name not in ("step", "split"):
+                    self._write(line.seconds, line["step"], summary=scalar_pb(name, value))
+        if self._writer is not None:
+            self._writer.flush()
+        self._added, self._doubtful_step = lines, None
+
+    def _write(self, seconds: float, step: int | None, **content: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        if self._writer is None:
+            self._writer = self._new_writer()
+            self._writer.write(Event(wall_time=seconds, file_version=EVENTS_VERSION).SerializeToString())
+        self._writer.write(Event(wall_time=seconds, step=step, **content).SerializeToString())
+
+    def _new_writer(self) -> Any:
+        """Open an event file that TensorBoard, which reads files in the order of their names, reads after all others.
+
+        A name begins with a second that no other has. TensorBoard's writer counts the files of a second, and `.10`
+        sorts before `.9`; a clock that is behind would give an earlier second.
+        """
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        matches = [re.match(rf"{re.escape(EVENTS_PREFIX)}(\d+)", name) for name in self.names()]
+        second = max([int(time.time()), *(int(match[1]) + 1 for match in matches if match)])
+        self._local_folder.mkdir(parents=True, exist_ok=True)
+        path = self._local_folder / f"{EVENTS_PREFIX}{second:010d}.{platform.node()}.{os.getpid()}.0"
+        return RecordWriter(path.open("xb"))
+
+
+class LossCurve:
+    """The plot of the loss in a folder, whose content `draw` makes."""
+
+    def __init__(self, folder: Folder, draw: Callable[[Lines], bytes]):
+        self._folder = folder
+        self._draw = draw
+        self._drawn: Lines | None = None
+
+    def __str__(self) -> str:
+        return self._folder.path_of(LOSS_CURVE_NAME)
+
+    def update(self, lines: Lines) -> None:
+        """Draw the lines, unless they are the ones that were drawn last."""
+        if self._drawn is not None and num_shared(lines, self._drawn) == len(lines) == len(self._drawn):
+            return
+        self._folder.write_bytes(LOSS_CURVE_NAME, self._draw(lines))
+        self._drawn = lines
+
+
+def _of_split(lines: Lines, split: str) -> Lines:
+    return tuple(line for line in lines if line["split"] == split)
+
+
+def as_text(lines: Lines) -> str:
+    """Write the lines as they are in the file."""
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def _parse(text: bytes) -> dict[str, Any] | None:
+    """Read a line of the file; None if it is damaged."""
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return None
+    is_line = isinstance(line, dict) and isinstance(line.get("step"), int) and isinstance(line.get("split"), str)
+    return line if is_line else None

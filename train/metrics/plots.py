@@ -19,7 +19,7 @@ from mlm_common.figures import (
     set_titles,
     without_box,
 )
-from train.metrics.log_files import TRAIN, VALIDATION
+from train.metrics.log import TRAIN, VALIDATION
 from train.metrics.run_curves import Metric, RunCurves, duration, short_name, short_number
 
 if TYPE_CHECKING:

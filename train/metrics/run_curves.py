@@ -11,8 +11,7 @@ import numpy as np
 
 from mlm_common.errors import InputError
 from train.config.learning import EVALUATION_MLM_PROBABILITY
-from train.metrics.log import read_metrics
-from train.metrics.log_files import TRAIN
+from train.metrics.log import TRAIN, read_metrics
 from train.runtime.plan import tokens_after
 from train.runtime.run_folder import METRICS_NAME, RunFolder
 

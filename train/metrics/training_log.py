@@ -1,19 +1,32 @@
-"""The figures of training, step by step: read from the device, checked and logged, with the progress bar."""
+"""The figures of training, step by step: timed, read from the device, checked and logged, with the progress bar."""
 
+import logging
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
 
 from mlm_common.errors import PermanentError
-from train.metrics.log import MetricsLog
-from train.metrics.log_files import TRAIN, VALIDATION
-from train.metrics.progress import Pace, TrainingBar
+from train.metrics.log import TRAIN, VALIDATION, MetricsLog
 from train.runtime.plan import Plan
-from train.step.train_step import PretrainingModel
+from train.tasks.task import shown_loss
+
+if TYPE_CHECKING:
+    from train.step.train_step import PretrainingModel
+
+logger = logging.getLogger(__name__)
 
 # Lines of training whose median a loss is compared with.
 NUM_LOSSES_BEFORE = 5
+# About a second of work is queued on a device: an estimate is made once that hardly matters.
+MIN_MEASURED_STEPS = 2
+MIN_MEASURED_SECONDS = 5.0
+
+BAR = "train {percentage:3.0f}% |{bar:10}| {n}/{total}{state}"
+COMPILING = "compiling the first step …"
 
 
 class TrainingDivergedError(PermanentError):
@@ -31,33 +44,55 @@ class TrainingDivergedError(PermanentError):
         self.reason, self.step, self.good_step = reason, step, good_step
 
 
-class Throughput:
-    """A clock over training alone, and the rates of intervals of steps.
+class Clock:
+    """Times the training of this process: each interval of the log, and all steps after the first, which compiles.
 
     Args:
-        plan: of the run.
+        plan: of the run or phase.
+        start_step: step that this process starts after.
+        num_eval_rows: rows to evaluate on.
         full_speed_step_seconds: what a step would take if all replicas computed at their peak; None where that is
             not known.
     """
 
-    def __init__(self, plan: Plan, full_speed_step_seconds: float | None):
+    def __init__(
+        self, plan: Plan, start_step: int, num_eval_rows: int = 0, full_speed_step_seconds: float | None = None
+    ):
         self._plan = plan
+        self._step = start_step
         self._full_speed_step_seconds = full_speed_step_seconds
-        self._since_seconds = time.perf_counter()
-        self._excluded_seconds = 0.0
+        self._interval_since_seconds = time.perf_counter()
+        self._since_seconds: float | None = None  # the last call of `advance`
+        self._num_steps = 0  # timed ones, and their time
+        self._seconds = 0.0
+        self._evaluation_steps = plan.evaluation_cost(num_eval_rows)
+        self._evaluation_seconds: float | None = None  # of the last one
+
+    def advance(self, step: int) -> None:
+        """Note that training has come to `step`."""
+        now_seconds = time.perf_counter()
+        if self._since_seconds is not None:
+            self._num_steps += step - self._step
+            self._seconds += now_seconds - self._since_seconds
+        self._step, self._since_seconds = step, now_seconds
 
     @contextmanager
-    def clock_stopped(self) -> Iterator[None]:
+    def stopped(self, *, is_evaluation: bool = False) -> Iterator[None]:
         """Within it, time does not count as training time."""
         started_seconds = time.perf_counter()
         yield
-        self._excluded_seconds += time.perf_counter() - started_seconds
+        seconds = time.perf_counter() - started_seconds
+        self._interval_since_seconds += seconds
+        if self._since_seconds is not None:
+            self._since_seconds += seconds
+        if is_evaluation:
+            self._evaluation_seconds = seconds
 
     def figures(self, num_steps: int, wait_seconds: float) -> dict[str, float]:
         """Compute the rates of the `num_steps` steps since the last call, in which so long was waited for input."""
         now_seconds = time.perf_counter()
-        seconds = now_seconds - self._since_seconds - self._excluded_seconds
-        self._since_seconds, self._excluded_seconds = now_seconds, 0.0
+        seconds = now_seconds - self._interval_since_seconds
+        self._interval_since_seconds = now_seconds
         step_seconds = seconds / num_steps
         figures = {
             "step_seconds": round(step_seconds, 6),
@@ -68,6 +103,116 @@ class Throughput:
             figures["mfu"] = round(self._full_speed_step_seconds / step_seconds, 4)
         return figures
 
+    @property
+    def is_measured(self) -> bool:
+        return self._num_steps >= MIN_MEASURED_STEPS and self._seconds >= MIN_MEASURED_SECONDS
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens trained on per second, padding included; None before a step was timed."""
+        return self._plan.batch_tokens * self._num_steps / self._seconds if self._seconds else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time that the rest of the run takes, its evaluations included; None before a step was timed."""
+        if not self._seconds:
+            return None
+        step_seconds = self._seconds / self._num_steps
+        evaluation_seconds = self._evaluation_seconds
+        if evaluation_seconds is None:
+            evaluation_seconds = self._evaluation_steps * step_seconds
+        num_evaluations = self._plan.num_evaluations_after(self._step) if self._evaluation_steps else 0
+        return (self._plan.num_steps - self._step) * step_seconds + num_evaluations * evaluation_seconds
+
+
+class _Bar(tqdm):
+    """A bar with its state, text that follows the number of steps; of at most 80 columns."""
+
+    state = ""
+
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        return {**super().format_dict, "state": self.state and f"  {self.state}"}
+
+
+class TrainingBar:
+    """Shows step, loss, tokens per second and time left; never waits for the device.
+
+    Args:
+        plan: of the run or phase.
+        clock: of this process.
+        start_step: step that this process starts after.
+        is_chief: whether this worker shows anything.
+        advice: follows the first estimate of a run that takes hours.
+    """
+
+    def __init__(self, plan: Plan, clock: Clock, start_step: int, *, is_chief: bool, advice: str = ""):
+        self._plan = plan
+        self._clock = clock
+        self._is_chief = is_chief
+        self._advice = advice
+        self._loss: float | None = None  # of the newest line of the log
+        self._is_estimated = False
+        self._bar = _Bar(
+            total=plan.num_steps, initial=start_step, bar_format=BAR, disable=None if is_chief else True, leave=True
+        )
+        if start_step < plan.num_steps:
+            self.show(COMPILING)
+            if is_chief and self._bar.disable:
+                logger.info("Compiling the first step …")
+
+    def show(self, doing: str) -> None:
+        """Show what takes long instead of a step."""
+        self._bar.state = doing
+        self._bar.refresh()
+
+    def advance(self, step: int) -> None:
+        """Move to `step`, and once that can be told, say how long the rest takes."""
+        self._bar.state = self._state()
+        self._bar.update(step - self._bar.n)
+        seconds = self._clock.seconds_left
+        if not self._is_estimated and self._clock.is_measured and seconds is not None:
+            self._is_estimated = True
+            advice = f"; {self._advice}" if self._advice and seconds >= 3600 else ""
+            self._write(f"{about(seconds)} to go{advice}")
+
+    def log(self, step: int, loss: float) -> None:
+        """Show the loss of a line of the log; where there is no bar, as a line."""
+        self._loss = loss
+        self._bar.state = self._state()
+        self._bar.refresh()
+        if self._is_chief and self._bar.disable:
+            logger.info("step %s of %s  %s", f"{step:,}", f"{self._plan.num_steps:,}", self._state())
+
+    def write_evaluation(self, step: int, summary: str) -> None:
+        """Write the figures of an evaluation above the bar."""
+        seconds = self._clock.seconds_left if step < self._plan.num_steps else None
+        left = f"  ({clock_time(seconds)} left)" if seconds is not None else ""
+        self._write(f"step {step:,}  validation {summary}{left}")
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        self._bar.state = self._state()
+        self._bar.close()
+
+    def _write(self, text: str) -> None:
+        if not self._is_chief:
+            return
+        if self._bar.disable:
+            print(text, flush=True)
+        else:
+            self._bar.write(text)
+
+    def _state(self) -> str:
+        """Write loss, speed and time left, as far as they are known."""
+        speed, seconds = self._clock.tokens_per_second, self._clock.seconds_left
+        parts = [
+            f"loss {shown_loss(self._loss)}" if self._loss is not None else "",
+            f"{_thousands(speed)} tok/s" if speed is not None else "",
+            f"{clock_time(seconds)} left" if seconds is not None else "",
+        ]
+        return "  ".join(part for part in parts if part)
+
 
 class TrainingLog:
     """Reads the figures of an interval of steps from the device and writes them, with the progress bar.
@@ -75,13 +220,13 @@ class TrainingLog:
     Args:
         start_step: step that this process starts after.
         logged_step: the last one before it with a line in the log.
-        num_eval_rows: rows to evaluate on.
+        num_eval_rows, full_speed_step_seconds: see `Clock`.
         advice: see `TrainingBar`.
     """
 
     def __init__(
         self,
-        model: PretrainingModel,
+        model: "PretrainingModel",
         log: MetricsLog,
         plan: Plan,
         *,
@@ -89,9 +234,9 @@ class TrainingLog:
         logged_step: int,
         num_skipped_rows: int,
         take_wait_seconds: Callable[[], float],
-        throughput: Throughput,
         max_loss_rise: float | None = None,
         num_eval_rows: int = 0,
+        full_speed_step_seconds: float | None = None,
         advice: str = "",
     ):
         self.logged_step = logged_step
@@ -101,15 +246,14 @@ class TrainingLog:
         self._start_step = start_step
         self._num_skipped_rows = num_skipped_rows
         self._take_wait_seconds = take_wait_seconds
-        self._throughput = throughput
         self._max_loss_rise = max_loss_rise
         self._phase = {"phase": len(plan.before) + 1} if plan.num_phases > 1 else {}
-        self._pace = Pace(plan, start_step, num_eval_rows)
-        self._bar = TrainingBar(plan, self._pace, start_step, is_chief=log.is_chief, advice=advice)
+        self._clock = Clock(plan, start_step, num_eval_rows, full_speed_step_seconds)
+        self._bar = TrainingBar(plan, self._clock, start_step, is_chief=log.is_chief, advice=advice)
 
     def advance(self, step: int) -> None:
         """Move the progress bar to `step`, without waiting for the device."""
-        self._pace.advance(step)
+        self._clock.advance(step)
         self._bar.advance(step)
 
     @contextmanager
@@ -117,10 +261,8 @@ class TrainingLog:
         """Within it, time does not count as training time."""
         if is_evaluation:
             self._bar.show("evaluating …")
-        started_seconds = time.perf_counter()
-        with self._throughput.clock_stopped():
+        with self._clock.stopped(is_evaluation=is_evaluation):
             yield
-        self._pace.exclude(time.perf_counter() - started_seconds, is_evaluation=is_evaluation)
 
     def check_finite(self) -> None:
         """Check that all steps so far were made.
@@ -180,7 +322,7 @@ class TrainingLog:
         figures["epoch"] = round(self._plan.row_after(step, self._num_skipped_rows) / self._plan.num_rows, 4)
         wait_seconds = self._take_wait_seconds()
         # Of the steps since the last line, those before the start are not on this clock.
-        figures |= self._throughput.figures(step - max(self.logged_step, self._start_step), wait_seconds)
+        figures |= self._clock.figures(step - max(self.logged_step, self._start_step), wait_seconds)
         self._log.add(step, TRAIN, figures | self._phase)
         self._log.flush()
         self._bar.log(step, figures["loss"])
@@ -195,3 +337,30 @@ class TrainingLog:
 
     def close(self) -> None:
         self._bar.close()
+
+
+def about(seconds: float) -> str:
+    """Write a time in words, as in `about 9 hours`."""
+    for unit_seconds, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= 0.95 * unit_seconds:
+            count = seconds / unit_seconds
+            number = f"{count:.0f}" if count >= 9.95 or round(count, 1) == round(count) else f"{count:.1f}"
+            return f"about {number} {unit}{'' if number == '1' else 's'}"
+    return "less than a minute"
+
+
+def clock_time(seconds: float) -> str:
+    """Write a time as a progress bar does: `0:55`, `3:20:00`, `2.1 d`."""
+    if seconds >= 86400:
+        return f"{seconds / 86400:.1f} d"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _thousands(number: float) -> str:
+    """Write a number in four characters or so: `850`, `10.2 k`, `584 k`, `1.2 M`."""
+    for unit_size, unit in ((1e6, " M"), (1e3, " k")):
+        if number >= unit_size:
+            return f"{number / unit_size:.1f}{unit}" if number < 100 * unit_size else f"{number / unit_size:.0f}{unit}"
+    return f"{number:.0f}"

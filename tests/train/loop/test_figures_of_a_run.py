@@ -9,8 +9,7 @@ from train.checkpoints.resume import ResumePoint
 from train.config.learning import OptimizationConfig
 from train.config.settings import RunConfig
 from train.loop import fitting
-from train.metrics.log import MetricsLog
-from train.metrics.log_files import VALIDATION
+from train.metrics.log import VALIDATION, MetricsLog
 from train.runtime.plan import make_plan
 from train.runtime.run_folder import RunFolder
 

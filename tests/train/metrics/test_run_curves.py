@@ -7,8 +7,7 @@ from mlm_common.errors import InputError
 from mlm_common.hub.redaction import redacted_hash
 from tests.fixtures.recorded_runs import LENGTH, train_line, validation_line, write_run
 from tests.servers.fixtures import CloudStorageHandle
-from train.compare_runs import main
-from train.metrics.comparison import comparison_table, describe_mask_rates, group_comparable
+from train.compare_runs import comparison_table, describe_mask_rates, group_comparable, main
 from train.metrics.plots import draw_runs
 from train.metrics.run_curves import duration, read_runs, short_number
 

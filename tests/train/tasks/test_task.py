@@ -12,6 +12,7 @@ from huggingface_hub import ModelCard
 from transformers import TFAutoModelForSequenceClassification
 
 from tests.fixtures.tiny_run import run_flags
+from train.compare_runs import comparison_table
 from train.config.settings import parse_training_config
 from train.data.inputs import Feature
 from train.export import main as export
@@ -20,7 +21,6 @@ from train.loop.fitting import fit
 from train.loop.lifecycle import Pretraining, build_publisher, prepare
 from train.loop.run import Run
 from train.loop.trainer import Trainer, build_trainer
-from train.metrics.comparison import comparison_table
 from train.metrics.log import read_metrics
 from train.metrics.run_curves import read_runs
 from train.model.from_pretrained import load_model
