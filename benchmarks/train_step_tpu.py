@@ -23,8 +23,14 @@ from benchmarks.peers.tpu_step_contenders import CONTENDERS, add_size_flags
 from benchmarks.tables import print_table
 from train.checks.preflight.batch_search import MemoryUse, largest_fitting
 from train.checks.preflight.hlo_costs import StepCosts, step_costs
-from train.checks.preflight.tpu_compiler import CompiledStep, DoesNotFitError, check_compiler, compile_for_tpu
-from train.checks.preflight.tpu_slices import TpuSlice, tpu_slice
+from train.checks.preflight.tpu_compiler import (
+    CompiledStep,
+    DoesNotFitError,
+    TpuSlice,
+    check_compiler,
+    compile_for_tpu,
+    tpu_slice,
+)
 
 PROGRAM = str(Path(__file__).resolve().parent / "peers" / "tpu_step_contenders.py")
 GIB = 2**30

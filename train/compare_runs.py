@@ -33,10 +33,15 @@ gain: how far the last evaluation is below the frequency baseline of the run's v
 class CompareConfig:
     """Which runs are compared."""
 
+    FLAG_GROUP = "Runs"
+
     runs: list[str] = field(
-        metadata={"help": "The --output-dir of one or more runs, local or gs://. They may still be training."}
+        metadata={
+            "help": "The --output-dir of one or more runs, local or gs://. They may still be training.",
+            "metavar": "DIR",
+        }
     )
-    picture: str | None = flag(None, "Write the plot to this .png or .svg file, local or gs://.")
+    picture: str | None = flag(None, "Write the plot to this .png or .svg file, local or gs://.", metavar="FILE")
 
     def __post_init__(self) -> None:
         if self.picture is not None and PurePath(self.picture).suffix not in FORMATS:
@@ -46,7 +51,7 @@ class CompareConfig:
 @command
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the table, warn of what does not compare, and draw the plot if asked to."""
-    (config,) = parse_arguments((CompareConfig,), argv, __doc__ or "")
+    (config,) = parse_arguments((CompareConfig,), argv, __doc__, needed=("runs",))
     log_start(__file__)
     runs = read_runs(config.runs)
     print(comparison_table(runs))

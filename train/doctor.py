@@ -25,17 +25,32 @@ except ModuleNotFoundError as missing:
     sys.exit(1)
 
 
+INSTALLATION = (
+    ("Python", packages.check_python),
+    ("packages", packages.check_requirements),
+    ("TensorFlow", packages.check_tensorflow_build),
+    ("tf-keras", packages.check_tf_keras),
+)
+# By name, since importing them can fail as well.
+MACHINE_AND_INPUTS = (
+    ("import", "machine.check_import"),
+    ("GPU", "machine.check_gpus"),
+    ("TPU", "machine.check_tpu"),
+    ("bucket", "run_inputs.check_buckets"),
+    ("Hub", "run_inputs.check_hub"),
+)
+
+
 @command
 def main(argv: Sequence[str] | None = None) -> None:
     """Print what each check finds, and fail where one found an error."""
-    installed = packages.installed_packages()
     try:
         config, _ = parse_run_flags(argv, __doc__)
     except ImportError as broken:  # of transformers, which reads the flags
         text = f"cannot be read: {broken}. Fix the errors below first; only the installation is checked."
-        print_all(chain([Finding("error", "flags", text)], of_packages(installed)))
+        print_all(chain([Finding("error", "flags", text)], of_installation()))
         return
-    print_all(all_findings(config, installed))
+    print_all(all_findings(config))
     if not _has_run(config):
         print("Pass the flags of a run (run_mlm.py's) to check its shards, buckets, model and Hub repository as well.")
 
@@ -44,46 +59,33 @@ def _has_run(config: TrainingConfig) -> bool:
     return bool(config.data.train_dataset or config.run.phases)
 
 
-def all_findings(config: TrainingConfig, installed: dict) -> Iterator[Finding]:
+def all_findings(config: TrainingConfig) -> Iterator[Finding]:
     """Yield the findings of all checks; the run as a whole is checked if none of the others found an error."""
     has_errors = False
-    for finding in chain(of_packages(installed), of_machine(config, installed), of_inputs(config)):
+    checks = (_findings(subject, name, config) for subject, name in MACHINE_AND_INPUTS)
+    for finding in chain(of_installation(), *checks):
         has_errors |= finding.status == "error"
         yield finding
     if not _has_run(config):
-        if config.run.output_dir:
-            yield from _findings("run", "run_inputs.check_folder", config)
+        yield from _findings("run", "run_inputs.check_folder", config)
     elif has_errors:
         yield Finding("warning", "run", "was not checked: fix the errors above first.")
     else:
         yield from _findings("run", "run_inputs.check_run", config)
 
 
-def of_packages(installed: dict) -> Iterator[Finding]:
-    """Yield the findings on the installation, without importing any of it."""
-    for subject, check in (
-        ("Python", packages.check_python),
-        ("packages", packages.check_requirements),
-        ("TensorFlow", packages.check_tensorflow_build),
-        ("tf-keras", packages.check_tf_keras),
-    ):
-        yield from findings_of(subject, check, installed)
+def of_installation() -> Iterator[Finding]:
+    """Yield the findings on the installed packages, without importing any of them."""
+    installed = packages.installed_packages()
+    return chain.from_iterable(findings_of(subject, check, installed) for subject, check in INSTALLATION)
 
 
-def of_machine(config: TrainingConfig, installed: dict) -> Iterator[Finding]:
-    """Yield the findings of importing TensorFlow, and on the devices."""
-    yield from _findings("import", "libraries.check_import", config)
-    yield from _findings("GPU", "libraries.check_gpus", config)
-    yield from _findings("TPU", "tpu.check_tpu", config, installed)
+def _findings(subject: str, name: str, config: TrainingConfig) -> Iterator[Finding]:
+    def check() -> Iterable[Finding]:
+        module, _, function = name.partition(".")
+        return getattr(importlib.import_module(f"train.checks.doctor.{module}"), function)(config)
 
-
-def of_inputs(config: TrainingConfig) -> Iterator[Finding]:
-    """Yield the findings on buckets, shards and the Hub."""
-    yield from _findings("credentials", "run_inputs.check_credentials", config)
-    yield from _findings("bucket", "run_inputs.check_buckets", config)
-    if _has_run(config):
-        yield from _findings("data", "run_inputs.check_data", config)
-    yield from _findings("Hub", "run_inputs.check_hub", config)
+    return findings_of(subject, check)
 
 
 def print_all(findings: Iterable[Finding]) -> None:
@@ -99,16 +101,6 @@ def print_all(findings: Iterable[Finding]) -> None:
     print(f"\n{counts['ok']} ok, {counts['warning']} warnings, {counts['error']} errors", flush=True)
     if counts["error"]:
         raise RunFailedError("Some checks failed; each error line says how to fix it.")
-
-
-def _findings(subject: str, name: str, *arguments: object) -> Iterator[Finding]:
-    """Yield the findings of a check; its module is imported here, because that can fail as well."""
-
-    def check() -> Iterable[Finding]:
-        module, _, function = name.partition(".")
-        return getattr(importlib.import_module(f"train.checks.doctor.{module}"), function)(*arguments)
-
-    return findings_of(subject, check)
 
 
 if __name__ == "__main__":

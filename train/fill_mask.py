@@ -13,8 +13,6 @@ try:
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.cli.local_paths import check_folder
-
-# Before transformers is imported.
 from mlm_common.cli.settings import Bounded, flag
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
@@ -35,12 +33,20 @@ MASKED_LM_CLASSES = ("ForMaskedLM", "ForPreTraining")
 class FillMaskConfig(Bounded):
     """The model, and the sentences with masks to fill in."""
 
+    FLAG_GROUP = "Model and sentences"
+
     model: str = field(
-        metadata={"help": "Folder of a run (OUTPUT_DIR of run_mlm.py) or of an exported model, local or gs://."}
+        metadata={
+            "help": "Folder of a run (OUTPUT_DIR of run_mlm.py) or of an exported model, local or gs://.",
+            "metavar": "DIR",
+        }
     )
     text: list[str] = field(
         default_factory=lambda: list(DEFAULT_SENTENCES),
-        metadata={"help": "Sentences with one [MASK] each. Default: three for a model of technical English."},
+        metadata={
+            "help": "Sentences with one [MASK] each. Default: three for a model of technical English.",
+            "metavar": "SENTENCE",
+        },
     )
     top_k: int = flag(5, "Number of predictions per sentence, the most likely first.", at_least=1)
 
@@ -131,7 +137,7 @@ def predictions_table(sentence: str, predictions: Sequence[dict[str, Any]]) -> s
 @command
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the predictions for each sentence."""
-    (config,) = parse_arguments((FillMaskConfig,), argv, __doc__ or "")
+    (config,) = parse_arguments((FillMaskConfig,), argv, __doc__, needed=("model",))
     log_start(__file__)
     for sentence, predictions in zip(config.text, fill_masks(config.model, config.text, config.top_k), strict=True):
         print(predictions_table(sentence, predictions), end="\n\n")

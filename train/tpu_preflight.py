@@ -15,7 +15,7 @@ except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.cli.settings import flag
 from mlm_common.errors import InputError
-from train.checks.preflight.tpu_slices import SLICES, tpu_slice
+from train.checks.preflight.tpu_compiler import SLICES, tpu_slice
 from train.config.settings import parse_run_flags
 
 
@@ -23,7 +23,9 @@ from train.config.settings import parse_run_flags
 class PreflightConfig:
     """Settings of the preflight."""
 
-    topology: str | None = flag(None, f"TPU slice to compile for: {SLICES}.")
+    FLAG_GROUP = "Preflight"
+
+    topology: str | None = flag(None, f"TPU slice to compile for: {SLICES}.", is_usual=True)
     find_batch_size: bool = flag(
         False, "Find the largest --per-replica-batch-size that fits, in multiples of 8 rows; compiles 2 to 8 times."
     )

@@ -145,8 +145,7 @@ def print_compiled(run: Run, topology: str, compiler_python: str) -> None:
         RunFailedError: the step does not fit, or does not compile.
     """
     from train.checks.preflight.preflight import build_preflight, print_step
-    from train.checks.preflight.tpu_compiler import check_compiler
-    from train.checks.preflight.tpu_slices import tpu_slice
+    from train.checks.preflight.tpu_compiler import check_compiler, tpu_slice
 
     tpu = tpu_slice(topology)
     check_compiler(compiler_python)

@@ -13,7 +13,7 @@ import install
 from tests.fixtures.commands import parse
 from tests.fixtures.other_environments import made_environment
 from tests.fixtures.script_help import ask_for_help
-from train.config.preset_table import preset_markdown
+from train.config.presets import preset_markdown
 
 PROJECT = Path(__file__).parents[2]
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md"))]

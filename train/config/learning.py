@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mlm_common.cli.settings import PUBLIC, Bounded, flag, require
-from train.config.presets import presets_by_size
+from train.config.presets import DEFAULT_BATCH_ROWS, presets_by_size
 
 # Marks of a setting. A resumed run may be given another value; each worker of a run may; another value changes how sums
 # are rounded, and nothing else; runs of before it was added have its default.
@@ -158,7 +158,12 @@ class OptimizationConfig(Bounded):
     FLAG_GROUP = "Optimizer"
 
     per_replica_batch_size: int = changeable(
-        8, "Rows per replica at once. Lower it if memory runs out.", ROUNDING, group=BATCH, is_usual=True, at_least=1
+        DEFAULT_BATCH_ROWS,
+        "Rows per replica at once. Lower it if memory runs out.",
+        ROUNDING,
+        group=BATCH,
+        is_usual=True,
+        at_least=1,
     )
     gradient_accumulation_steps: int = changeable(
         1, "Batches whose gradients are summed into one step.", ROUNDING, group=BATCH, at_least=1

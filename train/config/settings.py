@@ -23,8 +23,7 @@ from train.config.learning import (
     OptimizationConfig,
     changeable,
 )
-from train.config.preset_table import preset_table
-from train.config.presets import names_set_by_presets, preset_settings
+from train.config.presets import names_set_by_presets, preset_table, read_preset
 
 # Steps of one call from Python on a TPU; a call costs its host a millisecond or more in which it may wait.
 TPU_STEPS_PER_EXECUTION = 32
@@ -396,7 +395,7 @@ def settings_of_preset(name: str) -> dict[str, Any]:
         except BrokenPipeError:  # of `| head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0)
-    return preset_settings(name)
+    return dict(read_preset(name)["settings"])
 
 
 # What the value of a flag names, in the order in which it wins.

@@ -8,7 +8,7 @@ from typing import Any
 
 from mlm_common.errors import InputError
 from train.config.learning import OptimizationConfig
-from train.config.presets import about_preset, preset_settings
+from train.config.presets import about_preset, read_preset
 from train.config.settings import RunConfig, RunSettings
 from train.runtime.phases import naming_phase
 
@@ -359,7 +359,7 @@ def warn_of_other_batch(config: RunSettings, plan: Plan) -> None:
     if num_meant is None or num_meant == plan.num_replicas or optimization.global_batch_size is not None:
         return
     names = ("per_replica_batch_size", "gradient_accumulation_steps")
-    of_preset = {name: getattr(OptimizationConfig, name) for name in names} | preset_settings(preset)
+    of_preset = {name: getattr(OptimizationConfig, name) for name in names} | read_preset(preset)["settings"]
     if any(of_preset[name] != getattr(optimization, name) for name in names):
         return
     meant_rows = plan.global_batch_rows // plan.num_replicas * num_meant

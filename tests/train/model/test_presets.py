@@ -10,8 +10,7 @@ import tensorflow as tf
 from mlm_common.errors import InputError
 from train.checks.preflight.planning import synthetic_inputs
 from train.config.learning import OptimizationConfig
-from train.config.preset_table import preset_markdown, preset_table
-from train.config.presets import PRESETS_FOLDER, about_preset, preset_names, read_preset
+from train.config.presets import PRESETS_FOLDER, about_preset, preset_markdown, preset_names, preset_table, read_preset
 from train.config.settings import parse_training_config
 from train.model.build import build_network
 from train.model.config import resolve_model_config

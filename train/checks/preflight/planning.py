@@ -10,7 +10,7 @@ from mlm_common.errors import InputError
 from mlm_common.tokenizer import SPECIAL_TOKENS
 from tfrecord_prep.manifest import ShardSet
 from train.checks.preflight.report import counted, step_lines
-from train.checks.preflight.tpu_slices import TpuSlice
+from train.checks.preflight.tpu_compiler import TpuSlice
 from train.config.settings import TrainingConfig
 from train.data.shards import TrainingInputs, check_phases, open_inputs
 from train.runtime.phases import PhaseSettings, phases_of

@@ -15,8 +15,7 @@ from train.checks.preflight.hlo_costs import step_costs
 from train.checks.preflight.planning import PlannedPhase
 from train.checks.preflight.report import StepReport, print_batches, print_report
 from train.checks.preflight.step_lowering import lower_train_step
-from train.checks.preflight.tpu_compiler import DoesNotFitError, check_compiler, compile_for_tpu
-from train.checks.preflight.tpu_slices import TpuSlice
+from train.checks.preflight.tpu_compiler import DoesNotFitError, TpuSlice, check_compiler, compile_for_tpu
 from train.config.settings import RunSettings
 from train.data.inputs import Inputs
 from train.model.config import resolve_model_config

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from train.checks.preflight.hlo_costs import StepCosts
-from train.checks.preflight.tpu_compiler import CompiledStep, DoesNotFitError
-from train.checks.preflight.tpu_slices import TpuSlice
+from train.checks.preflight.tpu_compiler import CompiledStep, DoesNotFitError, TpuSlice
 
 GIB = 2**30
 NUM_OPERATIONS = 10

@@ -1,114 +1,156 @@
-"""The doctor on disk, memory and TPU of which something is wrong."""
+"""The doctor on a TensorFlow that is broken, crashing, hanging or unseen, and on a TPU that cannot be used."""
 
+import shutil
 import subprocess
 import sys
-from importlib.metadata import Distribution
+import venv
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+import yaml
 
-from tests.fixtures.doctor_cases import config_of, found, install, modules, only_error
-from train.checks.doctor import packages, run_inputs, tpu
-
-
-def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    config = config_of("--output-dir", str(tmp_path / "not yet" / "run"))
-    monkeypatch.setattr(run_inputs.shutil, "disk_usage", lambda _: SimpleNamespace(free=3_000_000_000))
-    line = only_error(found(run_inputs.check_disk, config, 125_000_000))
-    assert f"3.0 GB free in {tmp_path}; the run writes up to 6.5 GB: 4 checkpoints and the export. Free some" in line
-    assert [one.status for one in found(run_inputs.check_disk, config, 10_000_000)] == ["ok"]
+from tests.fixtures.doctor_cases import config_of, found, modules, only_error
+from train.checks.doctor import machine
 
 
-def test_little_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(run_inputs, "MEMORY_FILE", tmp_path / "meminfo")
-    run_inputs.MEMORY_FILE.write_text("MemTotal: 9 kB\nMemAvailable: 1500000 kB\n", encoding="utf-8")
-    assert [one.status for one in found(run_inputs.check_memory, config_of(), 10_000_000)] == ["ok"]
-    line = only_error(found(run_inputs.check_memory, config_of(), 125_000_000))
-    assert "1.5 GB of memory available; the run needs 3.0 GB" in line
-    assert line.endswith("a smaller model (--preset).")
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({}, "ok import TensorFlow 2.21.0, "),
+        ({"tensorflow____init__": "raise ImportError('libcudart.so.12: missing')"}, "failed: ImportError: libcudart"),
+        ({"tensorflow____init__": "import os, signal; os.kill(os.getpid(), signal.SIGILL)"}, "this CPU lacks (AVX)"),
+        ({"tensorflow____init__": "import os; os.abort()"}, "crashed (SIGABRT): "),
+        ({"tensorflow____init__": "import time; time.sleep(600)"}, "did not end within 1 s."),
+        ({"transformers__utils": "is_tf_available = lambda: False"}, "transformers does not see TensorFlow 2.21.0"),
+        ({"transformers__modeling_tf_utils": None}, "No module named 'transformers.modeling_tf_utils'"),
+        ({"transformers__modeling_tf_utils": "raise ValueError('is Keras 3')"}, "failed: ValueError: is Keras 3"),
+    ],
+    ids=["well", "broken", "illegal", "abort", "hangs", "unseen", "transformers 5", "keras 3"],
+)
+def test_importing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str | None], message: str
+) -> None:
+    modules(tmp_path, monkeypatch, **changed)
+    monkeypatch.setattr(machine, "TIMEOUT_SECONDS", 1.0 if "sleep" in str(changed) else 100.0)
+    (line,) = found(machine.check_import, config_of())
+    assert message in " ".join(str(line).split())
 
 
-def builds(folder: Path, *names: str) -> dict[str, Distribution]:
-    for name in names:
-        install(folder, name, "2.20.0")
-    return packages.installed_packages([str(folder)])
+def test_remains_of_a_tensorflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an environment without any other: a folder without `__init__.py` gives way to a whole one anywhere."""
+    venv.create(tmp_path / "venv")
+    modules(tmp_path, monkeypatch, tensorflow____init__=None, tensorflow__core="")
+    (tmp_path / "yaml").symlink_to(Path(yaml.__file__).parent)
+    monkeypatch.setattr(machine.sys, "executable", str(tmp_path / "venv" / "bin" / "python"))
+    line = only_error(found(machine.check_import, config_of()))
+    assert "failed: ImportError: only remains of a TensorFlow that was uninstalled" in line
+    shutil.rmtree(tmp_path / "tensorflow")
+    line = only_error(found(machine.check_import, config_of()))
+    assert "failed: ModuleNotFoundError: No module named 'tensorflow'" in line
+
+
+def test_gpus_that_tensorflow_does_not_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not list(machine.check_gpus(config_of(), tmp_path))
+    (tmp_path / "nvidia0").touch()
+    config = "class config: list_physical_devices = staticmethod(lambda kind: {})"
+    modules(tmp_path, monkeypatch, tensorflow____init__=config.format("[]"))
+    (line,) = machine.check_gpus(config_of(), tmp_path)
+    assert line.status == "warning"
+    assert "the machine has 1, but TensorFlow sees none" in line.text
+    one = "[type('Device', (), {'name': kind})]"
+    modules(tmp_path, monkeypatch, tensorflow____init__=config.format(one))
+    assert [line.status for line in machine.check_gpus(config_of(), tmp_path)] == ["ok"]
+
+
+Builds = Callable[..., None]
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A file instead of /dev/accel0; the machine says it is a v3-8."""
+def builds(monkeypatch: pytest.MonkeyPatch) -> Builds:
+    """Return what sets which builds of TensorFlow seem installed; none at first."""
+
+    def install(*names: str) -> None:
+        monkeypatch.setattr(machine, "tensorflow_builds", lambda _: list(names))
+
+    install()
+    return install
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, builds: Builds) -> Path:
+    """A file instead of /dev/accel0; the machine says it is a v3-8, and has the TPU's TensorFlow."""
     (tmp_path / "accel0").touch()
-    monkeypatch.setattr("train.runtime.machines.tpu_devices", lambda: [tmp_path / "accel0"])
-    monkeypatch.setattr(tpu, "tpu_devices", lambda: [tmp_path / "accel0"])
+    for module in ("train.runtime.machines", "train.checks.doctor.machine"):
+        monkeypatch.setattr(f"{module}.tpu_devices", lambda: [tmp_path / "accel0"])
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v3-8")
+    builds("tensorflow-tpu")
     return tmp_path / "accel0"
 
 
-def test_machines_without_a_tpu(tmp_path: Path) -> None:
-    assert [one.status for one in found(tpu.check_tpu, config_of(), {})] == ["ok"]
-    (one,) = found(tpu.check_tpu, config_of(), builds(tmp_path, "tensorflow-tpu"))
+LOCAL = config_of("--tpu-name", "local")
+
+
+def test_machines_without_a_tpu(builds: Builds) -> None:
+    assert [one.status for one in found(machine.check_tpu, config_of())] == ["ok"]
+    line = only_error(found(machine.check_tpu, LOCAL))
+    assert "this one has no /dev/accel* and no /dev/vfio/*. Check that this is the TPU VM" in line
+    builds("tensorflow-tpu")
+    (one,) = found(machine.check_tpu, config_of())
     assert one.status == "warning"
     assert "tensorflow-tpu is installed, but this machine has no TPU" in one.text
-    line = only_error(found(tpu.check_tpu, config_of("--tpu-name", "local"), {}))
-    assert "this one has no /dev/accel* and no /dev/vfio/*. Check that this is the TPU VM" in line
 
 
-def test_a_tpu_that_lies_idle(device: Path) -> None:
-    (one,) = found(tpu.check_tpu, config_of(), {})
+@pytest.mark.usefixtures("device")
+def test_a_tpu_that_lies_idle() -> None:
+    (one,) = found(machine.check_tpu, config_of())
     assert (one.status, one.subject) == ("warning", "TPU")
     assert "(v3-8, 16 GiB per replica), but without --tpu-name a run trains on the CPU. Pass --tpu-name" in one.text
-    assert [one.status for one in found(tpu.check_tpu, config_of("--no-tpu"), {})] == ["ok"]
-    assert device.exists()
+    assert [one.status for one in found(machine.check_tpu, config_of("--no-tpu"))] == ["ok"]
 
 
-def test_the_wrong_tensorflow_for_a_tpu(device: Path) -> None:
-    line = only_error(found(tpu.check_tpu, config_of("--tpu-name", "local"), builds(device.parent, "tensorflow")))
+@pytest.mark.usefixtures("device")
+def test_the_wrong_tensorflow_for_a_tpu(builds: Builds) -> None:
+    builds("tensorflow")
+    line = only_error(found(machine.check_tpu, LOCAL))
     assert "--tpu-name local needs tensorflow-tpu; the installed TensorFlow is the one for CPUs and GPUs. Make" in line
 
 
 def test_a_tpu_that_another_process_holds(device: Path) -> None:
-    installed = builds(device.parent, "tensorflow-tpu")
     program = "import sys; file = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", program, str(device)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:
         assert holder.stdout
         holder.stdout.readline()
-        line = only_error(found(tpu.check_tpu, config_of("--tpu-name", "local"), installed))
+        line = only_error(found(machine.check_tpu, LOCAL))
         assert f"is in use by process {holder.pid} ({sys.executable} -c" in line
         assert line.endswith("only one process can use it. End that process: kill NUMBER")
         holder.communicate(timeout=30)
 
 
 def test_a_tpu_that_does_not_answer(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = builds(device.parent, "tensorflow-tpu")
     modules(device.parent, monkeypatch, tensorflow____init__="import os; os.abort()")
-    line = only_error(found(tpu.check_tpu, config_of("--tpu-name", "local"), installed))
+    line = only_error(found(machine.check_tpu, LOCAL))
     assert "connecting to local crashed (SIGABRT)" in line
     assert "Restart the TPU VM" in line
-    monkeypatch.setattr(tpu, "CONNECT_SECONDS", 1.0)
-    modules(device.parent, monkeypatch, tensorflow____init__="import time; time.sleep(600)")
-    assert "did not answer within 1 s" in only_error(found(tpu.check_tpu, config_of("--tpu-name", "local"), installed))
 
 
 @pytest.mark.slow
-def test_a_tpu_that_tensorflow_does_not_find(device: Path) -> None:
+@pytest.mark.usefixtures("device")
+def test_a_tpu_that_tensorflow_does_not_find() -> None:
     """TensorFlow itself is asked, on a machine where it has only the CPU."""
-    installed = builds(device.parent, "tensorflow-tpu")
-    line = only_error(found(tpu.check_tpu, config_of("--tpu-name", "local"), installed))
+    line = only_error(found(machine.check_tpu, LOCAL))
     assert "--tpu-name must name a TPU that can be reached; local gave" in line
-    assert "that no other process holds it" in line
 
 
-def test_a_tpu_that_answers(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tpu, "ask_tensorflow", lambda *_: {"num_replicas": 8})
-    (one,) = found(tpu.check_tpu, config_of("--tpu-name", "local"), builds(device.parent, "tensorflow-tpu"))
+@pytest.mark.usefixtures("device")
+def test_a_tpu_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "ask_tensorflow", lambda *_: {"num_replicas": 8})
+    (one,) = found(machine.check_tpu, LOCAL)
     assert (one.status, one.text) == ("ok", "v3-8, 16 GiB per replica, 8 replicas")
 
 
-def test_a_tpu_by_name_with_a_local_folder_and_with_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tpu_by_name_with_a_local_folder() -> None:
     config = config_of("--tpu-name", "pod", "--output-dir", "here")
-    assert "--output-dir must be in Cloud Storage" in only_error(found(tpu.check_tpu, config, {}))
-    monkeypatch.setenv("TF_CONFIG", "{")
-    assert "TF_CONFIG must be like" in only_error(found(tpu.check_tpu, config, {}))
+    assert "--output-dir must be in Cloud Storage" in only_error(found(machine.check_tpu, config))

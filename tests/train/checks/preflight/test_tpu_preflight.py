@@ -21,8 +21,7 @@ from train.checks.preflight.report import (
     report_lines,
     short_name,
 )
-from train.checks.preflight.tpu_compiler import CompiledStep, DoesNotFitError
-from train.checks.preflight.tpu_slices import tpu_slice
+from train.checks.preflight.tpu_compiler import CompiledStep, DoesNotFitError, tpu_slice
 from train.config.learning import MaskingConfig
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tpu_preflight import main

@@ -9,8 +9,7 @@ import pytest
 
 from tests.fixtures.other_environments import PROJECT, installed_environment, made_environment
 from tests.fixtures.tiny_run import MODEL
-from train.checks.preflight.tpu_compiler import DoesNotFitError, compile_for_tpu
-from train.checks.preflight.tpu_slices import tpu_slice
+from train.checks.preflight.tpu_compiler import DoesNotFitError, compile_for_tpu, tpu_slice
 from train.runtime.machines import CHIPS
 from train.tpu_preflight import main
 

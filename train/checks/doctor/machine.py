@@ -1,0 +1,142 @@
+"""Checks of TensorFlow, GPUs and the TPU; what imports TensorFlow runs in a separate process."""
+
+import contextlib
+import json
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mlm_common.errors import InputError, RunFailedError
+from train.checks.doctor.findings import Finding, error, ok, warning
+from train.checks.doctor.packages import TPU_BUILD, TPU_INSTALL, installed_packages, tensorflow_builds
+from train.config.settings import TrainingConfig
+from train.runtime.machines import (
+    GIB,
+    check_tpu_devices,
+    check_tpu_use,
+    chip_of,
+    local_accelerator_type,
+    read_cluster,
+    tpu_devices,
+)
+
+PROGRAM = "train.checks.doctor.tensorflow_process"
+TIMEOUT_SECONDS = 300.0  # importing TensorFlow from a cold disk takes a minute and more
+NVIDIA_DEVICES = "nvidia[0-9]*"
+REINSTALL = "Reinstall the packages named above; if that does not help, start over with python3 install.py."
+
+
+def ask_tensorflow(task: str, config: TrainingConfig, doing: str, fix: str) -> dict[str, Any]:
+    """Run a task of `tensorflow_process.py`, and read its answer.
+
+    Raises:
+        InputError: the task was refused; says how to fix it.
+        RunFailedError: `doing` the task crashed, failed, or did not end in time; says `fix`.
+    """
+    command = [sys.executable, "-m", PROGRAM, task]
+    try:
+        done = subprocess.run(
+            command, input=pickle.dumps(config), capture_output=True, timeout=TIMEOUT_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as late:
+        raise RunFailedError(f"{doing} did not end within {TIMEOUT_SECONDS:.0f} s. {fix}") from late
+    if done.returncode == -signal.SIGILL:
+        raise RunFailedError(f"{doing} needs instructions that this CPU lacks (AVX). Use another machine.")
+    if done.returncode:
+        how = f"crashed ({signal.Signals(-done.returncode).name})" if done.returncode < 0 else "failed"
+        raise RunFailedError(f"{doing} {how}: {_last_words(done.stderr)} {fix}")
+    answer: dict[str, Any] = json.loads(done.stdout.decode().splitlines()[-1])
+    if "refused" in answer:
+        raise InputError(answer["refused"])
+    return answer
+
+
+def _last_words(stderr: bytes) -> str:
+    """Return the last line that is not of TensorFlow's log."""
+    lines = [line.strip() for line in stderr.decode(errors="replace").splitlines() if line.strip()]
+    said = [line for line in lines if not line.startswith(("2", "I0", "W0", "WARNING"))] or lines
+    return textwrap.shorten(said[-1] if said else "no message", 300)
+
+
+def check_import(config: TrainingConfig) -> Iterator[Finding]:
+    doing = "import of TensorFlow, tf-keras and transformers"
+    libraries = ask_tensorflow("import_libraries", config, doing, REINSTALL)
+    if libraries["is_seen_by_transformers"]:
+        yield ok("import", f"TensorFlow {libraries['tensorflow']}, {libraries['file']}, seen by transformers")
+    else:
+        text = f"transformers does not see TensorFlow {libraries['tensorflow']}, {libraries['file']}."
+        yield error("import", text, "Unset USE_TORCH, USE_TF and FORCE_TF_AVAILABLE.")
+
+
+def check_gpus(config: TrainingConfig, devices: Path = Path("/dev")) -> Iterator[Finding]:
+    num_gpus = len(list(devices.glob(NVIDIA_DEVICES)))
+    if not num_gpus or config.hardware.wants_tpu:
+        return
+    seen = ask_tensorflow("list_gpus", config, "looking for GPUs", REINSTALL)["gpus"]
+    if seen:
+        yield ok("GPU", f"TensorFlow sees {len(seen)}")
+    else:
+        text = f"the machine has {num_gpus}, but TensorFlow sees none, so a run would train on the CPU."
+        fix = "Run python3 install.py --extra gpu, and check with nvidia-smi that the driver works."
+        yield warning("GPU", text, fix)
+
+
+def check_tpu(config: TrainingConfig) -> Iterator[Finding]:
+    """Check that the requested TPU can be used; without a request, that no TPU is idle."""
+    name, has_tpu_build = config.hardware.tpu_name, TPU_BUILD in tensorflow_builds(installed_packages())
+    if not config.hardware.wants_tpu:
+        yield _unused_tpu(config, has_tpu_build)
+        return
+    check_tpu_use(config, read_cluster())
+    if name == "local":
+        check_tpu_devices(config.hardware)
+        if not has_tpu_build:
+            text = f"--tpu-name local needs {TPU_BUILD}; the installed TensorFlow is the one for CPUs and GPUs."
+            yield error("TPU", text, TPU_INSTALL)
+            return
+        holders = processes_that_hold(tpu_devices())
+        if holders:
+            names = ", ".join(f"{number} ({command})" for number, command in holders.items())
+            text = f"is in use by process {names}; only one process can use it."
+            yield error("TPU", text, "End that process: kill NUMBER")
+            return
+    fix = "Restart the TPU VM. If that does not help, check its runtime version: it must fit the TPU's type."
+    answer = ask_tensorflow("connect_tpu", config, f"connecting to {name}", fix)
+    yield ok("TPU", f"{describe_tpu() if name == 'local' else name}, {answer['num_replicas']} replicas")
+
+
+def _unused_tpu(config: TrainingConfig, has_tpu_build: bool) -> Finding:
+    if tpu_devices() and not config.hardware.no_tpu:
+        text = f"this machine has one ({describe_tpu()}), but without --tpu-name a run trains on the CPU."
+        return warning("TPU", text, "Pass --tpu-name local.")
+    if tpu_devices():
+        return ok("TPU", f"{describe_tpu()}; not used, because of --no-tpu")
+    if has_tpu_build:
+        text = f"{TPU_BUILD} is installed, but this machine has no TPU (no /dev/accel*, no /dev/vfio/*)."
+        fix = "On Colab, choose a TPU runtime; on a TPU VM, the runtime version for its type."
+        return warning("TPU", text, f"{fix} Otherwise train on the CPU.")
+    return ok("TPU", "none on this machine; a run trains on the GPU or CPU")
+
+
+def processes_that_hold(devices: list[Path], processes: Path = Path("/proc")) -> dict[int, str]:
+    """Find {process id: command} of the processes that have one of these files open, as far as this user may see."""
+    names = {str(device) for device in devices}
+    holders = {}
+    for folder in processes.glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+            if any(str(file.readlink()) in names for file in (folder / "fd").iterdir()):
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                holders[int(folder.name)] = command.strip()[:80]
+    return holders
+
+
+def describe_tpu() -> str:
+    """Describe type and memory of this machine's TPU, as far as they are known."""
+    kind = local_accelerator_type()
+    chip = chip_of(kind)
+    return f"{kind}, {chip.memory_bytes // GIB} GiB per replica" if chip else kind or "of unknown type"
