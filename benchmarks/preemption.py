@@ -28,7 +28,7 @@ from benchmarks.tables import median_and_range, print_machine, print_table
 from mlm_common.errors import EXIT_STOPPED
 from tests.servers.fixtures import BUCKET, cloud_environment
 from tests.servers.process import ServerProcess
-from train.runtime import heartbeat
+from train.runtime import supervisor
 
 VOCABULARY, LENGTH = 30_522, 32
 NOTICE_STEP = 4
@@ -53,9 +53,9 @@ def preempt(server: ServerProcess, flags: list[str], bytes_per_second: float) ->
         for report in reports:
             phase, step = report.split()
             now_seconds = time.perf_counter()
-            if phase == heartbeat.TRAIN and int(step) < NOTICE_STEP:
+            if phase == supervisor.TRAIN and int(step) < NOTICE_STEP:
                 step_seconds = now_seconds
-            elif phase == heartbeat.TRAIN and int(step) == NOTICE_STEP:
+            elif phase == supervisor.TRAIN and int(step) == NOTICE_STEP:
                 seconds["step"] = now_seconds - step_seconds
                 server.control("machine", preempted="TRUE")
                 noticed_seconds = time.perf_counter()

@@ -31,7 +31,7 @@ import numpy as np
 
 from benchmarks.random_inputs import write_random_shards, write_tokenizer
 from benchmarks.tables import median_and_range, print_machine, print_table
-from train.runtime import heartbeat
+from train.runtime import supervisor
 from train.runtime.run_folder import RunFolder
 
 RUN_MLM = str(Path(__file__).resolve().parent.parent / "train" / "run_mlm.py")
@@ -45,7 +45,7 @@ SAVE_HEADER = "saved by|saves|MB|stall s|(from-to)|whole s"
 def training(flags: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], Iterator[str]]]:
     """Start run-mlm and give the process and the reports of what it does, as they come; it is killed at the end."""
     reading, writing = os.pipe()
-    environment = os.environ | {heartbeat.VARIABLE: str(writing)}
+    environment = os.environ | {supervisor.PIPE_VARIABLE: str(writing)}
     process = subprocess.Popen(
         [sys.executable, RUN_MLM, *flags], env=environment, pass_fds=(writing,), stdout=subprocess.DEVNULL
     )
@@ -63,7 +63,7 @@ def seconds_to_first_step(flags: list[str], step: int) -> float:
     start_seconds = time.perf_counter()
     with training(flags) as (_, reports):
         for report in reports:
-            if report.startswith(heartbeat.TRAIN):
+            if report.startswith(supervisor.TRAIN):
                 assert report.split()[1] == str(step + 1), report
                 return time.perf_counter() - start_seconds
     sys.exit("the training process ended before its first step")
@@ -77,7 +77,7 @@ def prepare_runs(folder: Path, flags_of: Callable[[Path], list[str]], late_step:
     early, late = folder / "early", folder / "late"
     with training(flags_of(early)) as (process, reports):
         for report in reports:
-            if report.startswith(f"{heartbeat.TRAIN} {EARLY_STEP}\n"):
+            if report.startswith(f"{supervisor.TRAIN} {EARLY_STEP}\n"):
                 process.send_signal(signal.SIGTERM)
         process.wait()
     store = CheckpointStore(open_folder(str(early / "checkpoints")))
@@ -163,7 +163,7 @@ def show_saves(folder: Path, arguments: argparse.Namespace) -> None:
             stalls.append(time.perf_counter() - started_seconds)
             wait()
             wholes.append(time.perf_counter() - started_seconds)
-        checkpoints.wait_for_pending()  # older ones may still be being deleted
+        checkpoints.wait()
         num_bytes = sum(path.stat().st_size for path in saved.iterdir())
         times = [*median_and_range(stalls, ".2f"), f"{statistics.median(wholes):.2f}"]
         rows.append([name, str(len(stalls)), f"{num_bytes / 1e6:,.0f}", *times])

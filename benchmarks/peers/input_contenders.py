@@ -68,8 +68,7 @@ def our_batches(
 
     from train.config.learning import DataConfig
     from train.data.inputs import Feature
-    from train.data.pipeline import training_batches
-    from train.data.shuffle import SampleOrder
+    from train.data.pipeline import SampleOrder, training_batches
     from train.layers.random_bits import row_keys
     from train.tasks.masking import MaskedRows, MaskingRule, mask_rows
 

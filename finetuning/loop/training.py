@@ -18,8 +18,7 @@ from finetuning.loop.results import shown_score
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
 from train.loop import lifecycle
-from train.loop.run import Run
-from train.loop.run_record import print_table
+from train.loop.run import Run, print_table
 
 if TYPE_CHECKING:
     from train.loop.trainer import Trainer

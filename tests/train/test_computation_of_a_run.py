@@ -36,7 +36,7 @@ def resume_copy(run: Path, folder: Path, shards: Path, *flags: str) -> Path:
 def cpu_as_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a run take the CPU for its TPU; a step is compiled, as TPUStrategy does."""
     monkeypatch.setattr("train.loop.lifecycle.check_tpu_devices", lambda *_: None)
-    monkeypatch.setattr("train.loop.run_record.device_kind", lambda *_: "TPU v3-8")
+    monkeypatch.setattr("train.loop.run.device_kind", lambda *_: "TPU v3-8")
     monkeypatch.setattr("train.loop.trainer.device_kind", lambda *_: "TPU v3-8")
     monkeypatch.setattr("train.runtime.preemption.read_metadata", lambda *_: None)
     monkeypatch.setattr(computation, "compiles_with_xla", lambda *_: True)

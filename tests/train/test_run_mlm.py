@@ -20,7 +20,7 @@ from tests.fixtures.tiny_run import NUM_STEPS, forget_checkpoint, run_flags
 from train.metrics.log import read_metrics
 from train.model.from_pretrained import load_model
 from train.run_mlm import main
-from train.runtime import heartbeat
+from train.runtime import supervisor
 from train.runtime.run_folder import RunFolder
 
 
@@ -129,7 +129,7 @@ def test_a_stopped_deberta_with_dropout_ends_the_same(shards, tmp_path):
 
 @pytest.mark.usefixtures("one_device")
 def test_ctrl_c_in_the_last_evaluation_stops_and_resumes(shards, tmp_path, run):
-    tell, phases = heartbeat.report, []
+    tell, phases = supervisor.report, []
 
     def report(phase, step=0):
         phases.append((phase, step))
@@ -138,7 +138,7 @@ def test_ctrl_c_in_the_last_evaluation_stops_and_resumes(shards, tmp_path, run):
         tell(phase, step)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(heartbeat, "report", report)
+        patch.setattr(supervisor, "report", report)
         stopped = run(main, *run_flags(shards, tmp_path / "run", "--save-steps", "100"))
     assert stopped.status == EXIT_STOPPED
     assert phases.count(("evaluate", 0)) == 2

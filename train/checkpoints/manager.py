@@ -1,22 +1,19 @@
 """Checkpoints of a run: its variables copied off the device, then written and rotated by a thread; and restored."""
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from types import TracebackType
 from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
 
-from mlm_common.background import LatestItemWorker, seconds_to_end
 from mlm_common.errors import InputError, PermanentError, RunFailedError
 from mlm_common.retry import retry_call
 from train.checkpoints.store import Arrays, CheckpointRecord, CheckpointStore, DamagedCheckpointError
-from train.runtime import heartbeat
+from train.runtime import supervisor
 from train.runtime.run_folder import RunFolder
 from train.step.train_step import PretrainingModel
 
@@ -31,9 +28,8 @@ RETRY_SECONDS = (0.5, 2.0)
 class Checkpoints:
     """The checkpoints in `OUTPUT_DIR/checkpoints`: the newest `num_kept`, and the one of the best validation score.
 
-    Every worker restores them; one writes them, which it can alone, since each worker has all weights and moments. Old
-    ones are deleted by a thread that nothing waits for; what cannot be deleted is tried again after the next save. To
-    be used as a context around the training, whose end gives that thread a little time.
+    Every worker restores them; one writes them, which it can alone, since each worker has all weights and moments. A
+    thread writes a checkpoint and then deletes old ones; what cannot be deleted is tried again after the next save.
 
     Args:
         folder: of the run.
@@ -54,7 +50,6 @@ class Checkpoints:
         is_chief: bool = True,
         rank: Callable[[CheckpointRecord], tuple[float, float] | None] = lambda record: record.rank,
     ):
-        self.stall_seconds: list[float] = []
         self._store = CheckpointStore(folder.checkpoints)
         self._num_kept = num_kept
         self._kept_interval_steps = kept_interval_steps
@@ -64,17 +59,6 @@ class Checkpoints:
         self._records: dict[int, CheckpointRecord] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
         self._writing: Future[None] | None = None
-        self._deleting: LatestItemWorker[Callable[[int], bool]] = LatestItemWorker(self._delete)
-        self._discarded_steps: frozenset[int] = frozenset()
-
-    def __enter__(self) -> "Checkpoints":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._deleting.wait(seconds_to_end(kind))
-        self._deleting.drop_waiting()
 
     def restore_newest(
         self,
@@ -99,8 +83,7 @@ class Checkpoints:
         Raises:
             InputError: there are checkpoints, and none of them can be used.
         """
-        all_steps = self._store.steps()
-        steps = [step for step in all_steps if step >= since and (up_to is None or step <= up_to)]
+        steps = [step for step in self._store.steps() if step >= since and (up_to is None or step <= up_to)]
         steps = [step for step in steps if step % interval_steps == 0 or step == since]
         if self._is_chief:
             self._store.folder.delete_partial_files("step-")
@@ -115,7 +98,6 @@ class Checkpoints:
                 continue
             use(record, arrays)
             self._records = self._readable_records(record.step)
-            self._discarded_steps = frozenset(later for later in all_steps if later > step)
             return record
         if steps:
             raise InputError(
@@ -138,10 +120,8 @@ class Checkpoints:
         """
         if not self._is_chief:
             return
-        started_seconds = time.perf_counter()
         self.wait()
         record, arrays = copy()
-        self.stall_seconds.append(time.perf_counter() - started_seconds)
         self._writing = self._thread.submit(self._write, record, arrays)
 
     def check(self) -> None:
@@ -150,7 +130,7 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is written.
+        """Wait until the last checkpoint is written and old ones are deleted, as far as that succeeds.
 
         Raises:
             RunFailedError: it could not be written.
@@ -170,41 +150,23 @@ class Checkpoints:
                 "removed, give the same command again: it resumes from there."
             ) from error
 
-    def wait_for_pending(self) -> None:
-        """Wait until the last checkpoint is written and old ones are deleted, as far as that succeeds.
-
-        Raises:
-            RunFailedError, InputError: as `wait`.
-        """
-        self.wait()
-        self._deleting.wait()
-
     def discard_after(self, step: int) -> None:
         """Delete the checkpoints after `step`; nothing but on the chief."""
         if self._is_chief:
-            self.wait_for_pending()
+            self.wait()
             self._records = {saved: record for saved, record in self._records.items() if saved <= step}
             self._repeatedly(partial(self._store.delete, lambda saved: saved > step), "checkpoints are deleted again")
-            self._discarded_steps = frozenset()
 
     def _write(self, record: CheckpointRecord, arrays: Arrays) -> None:
-        heartbeat.report("save", record.step)
-        if record.step in self._discarded_steps:
-            self._discarded_steps = frozenset()
-            self._deleting.drop_waiting()
-            self._deleting.wait()
+        """Write a checkpoint, then delete what is not to be kept: old ones, and later ones of a way not taken."""
+        supervisor.report("save", record.step)
         self._records[record.step] = self._repeatedly(
             partial(self._store.write, record, arrays), f"the checkpoint of step {record.step} is written again"
         )
-        kept = frozenset(self._kept_steps())
-        self._records = {step: self._records[step] for step in kept}
-        abandoned = self._discarded_steps
-        # No step above that of this checkpoint, since the next may be written meanwhile.
-        self._deleting.submit(lambda step: step in abandoned or (step < record.step and step not in kept))
-
-    def _delete(self, is_obsolete: Callable[[int], bool]) -> None:
+        self._records = {step: self._records[step] for step in self._kept_steps()}
+        delete = partial(self._store.delete, lambda step: step not in self._records)
         try:
-            self._repeatedly(partial(self._store.delete, is_obsolete), "old checkpoints are deleted again")
+            self._repeatedly(delete, "old checkpoints are deleted again")
         except Exception as error:  # as in `wait`
             logger.warning(
                 "old checkpoints in %s could not be deleted, which is tried again after the next one; training goes "

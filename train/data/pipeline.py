@@ -1,11 +1,18 @@
-"""tf.data pipelines over the shards of stage 2.
+"""tf.data pipelines over the shards of stage 2, with a stateless shuffle.
+
+The order of training rows is a pure function of (seed, epoch, position), without a shuffle buffer: in each epoch the
+shards are permuted by a hash of (seed, epoch, name); consecutive shards form a window, which is permuted as a whole. So
+the row at any position is found by arithmetic, and a run resumes by opening one window.
 
 Each input pipeline (one per host) gives the batches of its replicas, cut out of the global batches: on P pipelines
 and R replicas, rows g * p / P to g * (p + 1) / P of each global batch of g rows belong to pipeline p, as R / P batches.
 So the rows of a global batch, and the place of each in it, do not depend on how many hosts and replicas there are.
 """
 
-from collections.abc import Callable, Mapping
+import hashlib
+import posixpath
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,11 +20,74 @@ import tensorflow as tf
 
 from tfrecord_prep.manifest import ShardSet
 from train.data.inputs import Feature
-from train.data.shuffle import SampleOrder
 
 # Shards read at once: enough to hide the latency of Cloud Storage.
 NUM_PARALLEL_READS = 8
 ONE_PIPELINE = tf.distribute.InputContext()
+
+
+@dataclass(frozen=True)
+class Window:
+    """Shards that are read together and permuted with `seed`; the first `num_skipped_rows` rows are left out."""
+
+    shard_indices: tuple[int, ...]
+    seed: tuple[int, int]
+    num_rows: int
+    num_skipped_rows: int = 0
+
+
+@dataclass(frozen=True)
+class SampleOrder:
+    """The order over shards given as paths and rows; `window_rows` bounds the rows in memory from below.
+
+    A window is closed as soon as it holds `window_rows`, so it has at most that many and one shard more.
+    """
+
+    shard_paths: Sequence[str]
+    num_rows_per_shard: Sequence[int]
+    seed: int
+    window_rows: int
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.num_rows_per_shard)
+
+    def windows(self, epoch: int) -> list[Window]:
+        """Make the windows of one epoch, in the order they are read."""
+        names = [posixpath.basename(path) for path in self.shard_paths]
+        order = sorted(range(len(names)), key=lambda index: self._digest(epoch, names[index]))
+        windows: list[Window] = []
+        members: list[int] = []
+        for position, index in enumerate(order):
+            members.append(index)
+            num_rows = sum(self.num_rows_per_shard[member] for member in members)
+            if num_rows >= self.window_rows or position == len(order) - 1:
+                digest = self._digest(epoch, f"window {len(windows)}")
+                seed = tuple(int.from_bytes(digest[at : at + 4], "little", signed=True) for at in (0, 4))
+                windows.append(Window(tuple(members), (seed[0], seed[1]), num_rows))
+                members = []
+        return windows
+
+    def from_row(self, start_row: int, num_rows: int) -> Iterator[Window]:
+        """Yield the windows that hold rows `start_row` to `start_row + num_rows` of the endless stream of epochs.
+
+        Rows before `start_row` are skipped in the first window; the last may hold more than is needed.
+        """
+        epoch, skip = divmod(start_row, self.num_rows)
+        while num_rows > 0:
+            for window in self.windows(epoch):
+                if skip >= window.num_rows:
+                    skip -= window.num_rows
+                    continue
+                yield Window(window.shard_indices, window.seed, window.num_rows, skip)
+                num_rows -= window.num_rows - skip
+                skip = 0
+                if num_rows <= 0:
+                    return
+            epoch += 1
+
+    def _digest(self, epoch: int, name: str) -> bytes:
+        return hashlib.sha256(f"{self.seed}/{epoch}/{name}".encode()).digest()
 
 
 def training_batches(

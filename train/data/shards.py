@@ -18,7 +18,6 @@ from tfrecord_prep.manifest import ShardSet, open_shards
 from tfrecord_prep.records import first_row_ids
 from train.config.learning import DataConfig
 from train.data.inputs import Feature, Inputs
-from train.data.shuffle import SampleOrder
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -76,7 +75,7 @@ class TrainingInputs(Inputs):
         self, features: Mapping[str, Feature], context: "tf.distribute.InputContext", *, seed: int, **steps: int
     ) -> "tf.data.Dataset":
         """Read the batches of some steps; see `train.data.pipeline.training_batches`."""
-        from train.data.pipeline import training_batches
+        from train.data.pipeline import SampleOrder, training_batches
 
         shards = self.train_shards
         order = SampleOrder(shards.paths, shards.num_rows_per_shard, seed, self.window_rows)

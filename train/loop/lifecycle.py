@@ -13,12 +13,11 @@ from mlm_common.hub.retries import HubAwayError
 from train.config.learning import MAY_CHANGE
 from train.config.settings import HubConfig, RunSettings, TrainingConfig, flags_marked
 from train.data.shards import check_phases, open_inputs
-from train.loop.run import Phase, Run
-from train.loop.run_record import print_plan
+from train.loop.run import Phase, Run, print_plan
 from train.model.config import resolve_model_config
-from train.runtime import heartbeat
+from train.runtime import supervisor
 from train.runtime.machines import Cluster, check_tpu_devices, check_tpu_use, read_cluster
-from train.runtime.phases import naming_phase, phases_of
+from train.runtime.plan import naming_phase, phases_of
 from train.runtime.preemption import StopRequest, listening
 
 if TYPE_CHECKING:
@@ -99,10 +98,14 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
     with locked_run_folder(run):
         from train.loop.fitting import fit  # TensorFlow, not for bad input
         from train.loop.trainer import restored_trainers
+        from train.runtime.strategy import check_run_agreement, connect
 
-        strategy = connect(run)
+        supervisor.report("connect")
+        strategy = connect(run.config.hardware, run.cluster)
         with failure_handling(run, strategy) as stop:
-            check_workers(run, strategy)
+            run.plans(strategy.num_replicas_in_sync)  # checks that the batch suits the devices
+            supervisor.report("build")
+            check_run_agreement(strategy, run.cluster, [phase.config for phase in run.phases], run.fingerprint)
             for trainer in restored_trainers(run, strategy):
                 publisher = build_publisher(trainer, trainer.record_run())
                 if publisher is not None:
@@ -197,44 +200,16 @@ def locked_run_folder(run: Run) -> Iterator[None]:
         yield
 
 
-def connect(run: Run) -> "tf.distribute.Strategy":
-    """Connect to the devices of the run: its TPU initialised, or all its workers present.
-
-    Raises:
-        InputError: no TPU can be used as this machine is set up.
-        RunFailedError: the TPU that is named is not ready, or the other workers are not.
-    """
-    from train.runtime import strategy
-
-    heartbeat.report("connect")
-    return strategy.connect(run.config.hardware, run.cluster)
-
-
 @contextmanager
 def failure_handling(run: Run, strategy: "tf.distribute.Strategy") -> Iterator[StopRequest]:
     """Explain TensorFlow's errors within it; yield whether the run was asked to stop."""
-    from train.runtime.failures import explained_failures
-    from train.runtime.strategy import max_over_workers
+    from train.runtime.strategy import explained_failures, max_over_workers
 
     hardware = run.config.hardware
     stop = StopRequest(functools.partial(max_over_workers, strategy) if run.cluster.num_workers > 1 else None)
     on_tpu_vm = hardware.wants_tpu and hardware.tpu_name == "local"
     with explained_failures(run.cluster, run.folder), listening(stop, on_cloud_machine=on_tpu_vm):
         yield stop
-
-
-def check_workers(run: Run, strategy: "tf.distribute.Strategy") -> None:
-    """Check that the batch suits the devices, and that all workers are those of the same run.
-
-    Raises:
-        InputError: it does not, or workers were given other flags or shards than the chief.
-    """
-    from train.runtime.strategy import check_agreement, shared_settings
-
-    run.plans(strategy.num_replicas_in_sync)
-    heartbeat.report("build")
-    settings = shared_settings([phase.config for phase in run.phases], run.fingerprint)
-    check_agreement(strategy, run.cluster, settings, rule="All workers must be given the same flags and shards.")
 
 
 def build_publisher(trainer: "Trainer", record: dict[str, Any]) -> "Publisher | None":

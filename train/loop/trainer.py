@@ -24,8 +24,7 @@ from train.checkpoints.resume import (
 from train.checkpoints.store import Arrays, CheckpointRecord, rank
 from train.data.inputs import Inputs
 from train.data.pipeline import ONE_PIPELINE
-from train.loop.run import Phase, Run
-from train.loop.run_record import computation_so_far, describe_run, device_kind, excerpt, print_result, print_table
+from train.loop.run import Phase, Run, computation_so_far, describe_run, device_kind, excerpt, print_result, print_table
 from train.metrics.log import VALIDATION, MetricsLog
 from train.metrics.plots import draw_run
 from train.metrics.run_curves import RunCurves
@@ -33,7 +32,7 @@ from train.model.computation import Computation, choose_computation, describe_co
 from train.model.flops import full_speed_step_seconds
 from train.model.from_pretrained import load_initial_weights
 from train.publishing.publisher import Publisher
-from train.runtime import heartbeat
+from train.runtime import supervisor
 from train.runtime.plan import Plan, phase_index, warn_of_other_batch
 from train.runtime.run_folder import LOSS_CURVE_NAME
 from train.runtime.strategy import check_agreement, distribute_batches, wait_for_workers
@@ -142,7 +141,7 @@ class Trainer:
     def prove_layers(self) -> None:
         """Let the first rows decide between the layers for TPUs and the reference layers, where that is open."""
         if self.computation.tpu_layers is None:
-            heartbeat.report("prove")
+            supervisor.report("prove")
             strategy = self.model.distribute_strategy
             batch = next(iter(distribute_batches(strategy, self.batches_from(self.start))))
             self.computation = replace(self.computation, tpu_layers=prove_tpu_layers(self.model, batch, strategy))
@@ -225,7 +224,7 @@ class Trainer:
         Raises:
             HubPushError: the push did not succeed; the export is complete.
         """
-        heartbeat.report("export", self.plan.num_steps)
+        supervisor.report("export", self.plan.num_steps)
         last = publisher.take(self.model.network, step or self.plan.num_steps, self.log.lines)
         where = {
             **self._describe_exported(step or self.plan.num_steps),
@@ -233,7 +232,7 @@ class Trainer:
             "plot of the loss": self.run.folder.files.path_of(LOSS_CURVE_NAME),
         }
         try:
-            with heartbeat.kept_up("publish", last.step):
+            with supervisor.keep_reporting("publish", last.step):
                 publisher.publish(last, f"{self.phase.task.card.training_verb.capitalize()} for {last.step:,} steps")
         except HubPushError:
             print_result(self.phase, figures, where)
@@ -278,7 +277,7 @@ def restored_trainers(run: Run, strategy: tf.distribute.Strategy) -> Iterator[Tr
     """
     index = run.newest_phase()
     while True:
-        heartbeat.report("build")
+        supervisor.report("build")
         trainer = build_trainer(run, index, strategy)
         trainer.load_initial_weights()
         trainer.clear_folder()

@@ -23,8 +23,7 @@ from train.model.computation import describe_computation
 from train.publishing.card_example import BUILTIN_EXAMPLE, PLACEHOLDER, example_of
 from train.publishing.publisher import Publication
 from train.publishing.pytorch_format import ModelSnapshot, num_parameters
-from train.runtime.phases import OVERRIDES_PER_PHASE, PER_PHASE
-from train.runtime.plan import batch_tokens, longest_row, tokens_after
+from train.runtime.plan import OVERRIDES_PER_PHASE, PER_PHASE, batch_tokens, longest_row, tokens_after
 from train.runtime.run_folder import CONFUSION_NAME, LOSS_CURVE_NAME, record_of_phase
 from train.tasks.task import TaskCard
 

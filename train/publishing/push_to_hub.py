@@ -12,7 +12,7 @@ from mlm_common.hub.push import HubRepository
 from mlm_common.hub.retries import Interruption
 from train.config.settings import HubConfig
 from train.publishing.publisher import Publication, Publisher
-from train.runtime import heartbeat
+from train.runtime import supervisor
 from train.runtime.plan import Plan
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class PushToHub:
     ) -> None:
         if kind is None:
             self._pushes.drop_waiting()  # the run's last state is about to follow
-            with heartbeat.kept_up("push"):
+            with supervisor.keep_reporting("push"):
                 self._pushes.wait()
         elif not self._pushes.wait(GRACE_SECONDS):
             self._pushes.drop_waiting()

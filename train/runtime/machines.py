@@ -18,7 +18,6 @@ import re
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
@@ -38,6 +37,9 @@ CLUSTER_VARIABLE = "TF_CONFIG"
 EXAMPLE = '{"cluster": {"worker": ["host1:12345", "host2:12345"]}, "task": {"type": "worker", "index": 0}}'
 # The chief is a separate task, or the first worker.
 CHIEF, WORKER = "chief", "worker"
+ADDRESS = re.compile(r".+:\d+")
+# Characters of the variable in an error.
+MAX_SHOWN = 200
 
 
 @dataclass(frozen=True)
@@ -64,60 +66,31 @@ def read_cluster() -> Cluster:
         InputError: the variable is not the JSON that TensorFlow expects, or its task is not in its cluster.
     """
     text = os.environ.get(CLUSTER_VARIABLE, "").strip()
-    if not text:
-        return Cluster()
     try:
-        settings = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise _malformed(f"received text that is not JSON ({error})") from error
-    jobs = settings.get("cluster") if isinstance(settings, dict) else None
-    if not jobs:
-        return Cluster()  # what some platforms set on a machine that trains by itself
-    addresses = _addresses(jobs)
-    if len(addresses) == 1:
-        return Cluster()
-    return Cluster(addresses, _index(settings.get("task"), jobs))
-
-
-def _addresses(jobs: Any) -> tuple[str, ...]:
-    """Check and list the address of each worker, chief first."""
-    if not isinstance(jobs, dict) or not set(jobs) <= {CHIEF, WORKER}:
-        raise _malformed(f"its cluster may have the jobs chief and worker only; received {_shown(jobs)}")
-    for job, addresses in jobs.items():
-        if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
-            raise _malformed(f"{job} must be a list of host:port; received {_shown(addresses)}")
-    if len(jobs.get(CHIEF, [])) > 1:
-        raise _malformed(f"there can be one chief; received {_shown(jobs[CHIEF])}")
-    addresses = (*jobs.get(CHIEF, ()), *jobs.get(WORKER, ()))
-    for address in addresses:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal():
-            raise _malformed(f"an address must be host:port; received {address!r}")
-    if len(set(addresses)) < len(addresses):
-        raise _malformed(f"the addresses must differ; received {_shown(addresses)}")
-    return addresses
-
-
-def _index(task: Any, jobs: dict[str, list[str]]) -> int:
-    """Find the place of this process among the workers, the chief first."""
-    job, index = (task.get("type"), task.get("index")) if isinstance(task, dict) else (None, None)
-    if job not in jobs or not str(index).isdecimal() or int(str(index)) >= len(jobs[job]):
-        raise _malformed(
-            f"its task must be one of its cluster, which has {', '.join(f'{len(jobs[job])} {job}' for job in jobs)}; "
-            f"received {_shown(task)}. The index counts from 0"
-        )
-    return int(str(index)) + (len(jobs.get(CHIEF, ())) if job == WORKER else 0)
-
-
-def _malformed(what: str) -> InputError:
-    return InputError(
-        f"{CLUSTER_VARIABLE} must be like {EXAMPLE}; {what}. Correct it, or unset it to train on one machine."
-    )
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 80 else text[:77] + "…"
+        settings = json.loads(text or "{}")
+        jobs = settings.get("cluster")
+        if not jobs:
+            return Cluster()  # some platforms set it on a machine that trains by itself
+        if not set(jobs) <= {CHIEF, WORKER} or len(jobs.get(CHIEF, ())) > 1:
+            raise ValueError("it may have the jobs chief, of one address, and worker only")
+        addresses = tuple(str(address) for job in (CHIEF, WORKER) for address in jobs.get(job, ()))
+        if len(addresses) == 1:
+            return Cluster()
+        if len(set(addresses)) < len(addresses) or not all(map(ADDRESS.fullmatch, addresses)):
+            raise ValueError("each address must be another host:port")
+        job, index = settings["task"]["type"], int(settings["task"]["index"])
+        if index not in range(len(jobs[job])):
+            raise ValueError(
+                f"its task must be one of its cluster, which has {len(jobs[job])} {job}; indices begin at 0"
+            )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        reason = str(error) if isinstance(error, ValueError) else repr(error)
+        shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+        raise InputError(
+            f"{CLUSTER_VARIABLE} must be like {EXAMPLE}; received {shown} ({reason}). Correct it, or unset it to train "
+            "on one machine."
+        ) from error
+    return Cluster(addresses, index + (len(jobs.get(CHIEF, ())) if job == WORKER else 0))
 
 
 @dataclass(frozen=True)
@@ -196,9 +169,7 @@ def check_tpu_devices(config: HardwareConfig) -> None:
     Raises:
         InputError: `--tpu-name local` on a machine without TPU devices.
     """
-    if not config.wants_tpu or config.tpu_name != "local":
-        return
-    if not tpu_devices():
+    if config.wants_tpu and config.tpu_name == "local" and not tpu_devices():
         raise InputError(
             "--tpu-name local needs a machine with a TPU; this one has no /dev/accel* and no /dev/vfio/*. Check that "
             "this is the TPU VM and that its runtime version fits the TPU; or leave --tpu-name out to train on GPU or "

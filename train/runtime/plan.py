@@ -1,17 +1,37 @@
-"""What a run will do, worked out before it starts: batches, steps, tokens, memory."""
+"""The phases of a run, and what each will do, worked out before it starts: batches, steps, tokens, memory.
+
+Phases are parts with different settings, across which weights, moments and step are kept; without `--phases` there is
+one.
+"""
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from mlm_common.cli.command_line import typed_settings
+from mlm_common.cli.settings import flag_of, require
 from mlm_common.errors import InputError
 from train.config.learning import OptimizationConfig
 from train.config.presets import about_preset, read_preset
-from train.config.settings import RunConfig, RunSettings
-from train.runtime.phases import naming_phase
+from train.config.settings import SUBJECTS, RunConfig, RunSettings, TrainingConfig, read_phases_file
 
+logger = logging.getLogger(__name__)
+
+# Settings in which phases may differ.
+SCHEDULE = frozenset(
+    {"learning_rate", "schedule", "warmup_ratio", "warmup_steps", "decay_ratio", "min_learning_rate_ratio"}
+)
+PER_PHASE = SCHEDULE | {
+    "train_dataset", "eval_dataset", "max_length", "config_overrides", "block_attention", "dropout",
+    "gradient_checkpointing", "masking", "mlm_probability", "mask_token_rate", "random_token_rate",
+    "per_replica_batch_size", "gradient_accumulation_steps", "global_batch_size", "num_epochs", "max_steps",
+    "weight_decay_rate", "max_grad_norm", "eval_steps", "save_steps",
+}  # fmt: skip
+# Of a model's configuration: what it has no weights for.
+OVERRIDES_PER_PHASE = frozenset({"rope_theta", "global_rope_theta", "local_rope_theta", "local_attention"})
 # float32 weights, gradients, and the optimizer's two moments.
 STATE_BYTES_PER_PARAMETER = 4 * 4
 # Where the intervals are left open: evaluations in a run and what fraction of its time they may take, lines of the log.
@@ -21,6 +41,81 @@ NUM_LOG_LINES = 50
 MAX_LOG_STEPS = 50
 # What evaluating a row costs of training on it: the pass forward, without the one backward, which costs twice as much.
 EVALUATION_COST = 1 / 3
+
+
+@dataclass(frozen=True)
+class PhaseSettings:
+    """The settings of a part of a run.
+
+    name: human-readable; empty in a run without `--phases`, which is one phase.
+    config: the settings of the run as they are in this phase.
+    has_separate_schedule: its learning rate begins and ends with it; else it is that of a schedule over the whole run.
+    """
+
+    name: str
+    config: TrainingConfig
+    has_separate_schedule: bool = False
+
+
+def phases_of(config: TrainingConfig) -> tuple[PhaseSettings, ...]:
+    """Read the phases of a run, in their order; one without `--phases`.
+
+    Raises:
+        InputError: a file that holds something else, an unknown setting, or one in which phases may not differ.
+    """
+    if config.run.phases is None:
+        return (PhaseSettings("", config),)
+    max_steps, num_epochs = config.optimization.max_steps, config.optimization.num_epochs
+    rule = "must be left out with --phases, of which each has its own"
+    require(max_steps is None, rule, "--max-steps", max_steps)
+    require(num_epochs == 1, rule, "--num-epochs", num_epochs)
+    _, listed = read_phases_file(config.run.phases)
+    phases = []
+    for index, settings in enumerate(listed):
+        name = settings.pop("name", f"phase {index + 1}")
+        is_text = isinstance(name, str | int | float) and not isinstance(name, bool) and str(name).strip()
+        require(bool(is_text), "must have text for the `name` of a phase", f"--phases {config.run.phases}", repr(name))
+        with naming_phase(str(name)):
+            phases.append(_phase(config, str(name), index, settings, config.run.phases))
+    return tuple(phases)
+
+
+@contextmanager
+def naming_phase(name: str) -> Iterator[None]:
+    """Name the phase in the errors within it; an empty name stays unsaid."""
+    try:
+        yield
+    except InputError as error:
+        if not name:
+            raise
+        raise type(error)(f"Phase `{name}`: {error}") from error
+
+
+def _phase(config: TrainingConfig, name: str, index: int, settings: dict[str, Any], path: str) -> PhaseSettings:
+    settings = typed_settings(SUBJECTS, settings, path)
+    for one in settings:
+        rule = f"must be the same in all phases; of these a phase may have its own: {', '.join(sorted(PER_PHASE))}"
+        require(one in PER_PHASE, rule, flag_of(one), settings[one])
+    has_length = ("max_steps" in settings) != ("num_epochs" in settings)
+    require(has_length, "or --num-epochs, one of them, is required in each phase", "--max-steps", sorted(settings))
+    has_separate_schedule = not SCHEDULE.isdisjoint(settings)
+    if index and has_separate_schedule and "warmup_ratio" not in settings:
+        settings.setdefault("warmup_steps", 0)
+    if "warmup_ratio" in settings:
+        settings.setdefault("warmup_steps", None)
+    if overrides := settings.get("config_overrides"):
+        names = {pair.partition("=")[0].strip() for pair in overrides.split(",")}
+        rule = f"of a phase may hold what needs no other weights: {', '.join(sorted(OVERRIDES_PER_PHASE))}"
+        require(names <= OVERRIDES_PER_PHASE, rule, "--config-overrides", overrides)
+        settings["config_overrides"] = ",".join(filter(None, (config.model.config_overrides, overrides)))
+    subjects = {}
+    for subject in fields(config):
+        values = getattr(config, subject.name)
+        given = {one.name: settings[one.name] for one in fields(values) if one.name in settings}
+        subjects[subject.name] = replace(values, **given)
+    changed = replace(config, **subjects)
+    require(bool(changed.data.train_dataset), "is required: a folder of shards", "--train-dataset", "nothing")
+    return PhaseSettings(name, changed, has_separate_schedule)
 
 
 @dataclass(frozen=True)
@@ -103,7 +198,8 @@ class Plan:
         return max(1, min(MAX_LOG_STEPS, self.num_phase_steps // NUM_LOG_LINES))
 
     def evaluation_cost(self, num_eval_rows: int) -> float:
-        return _evaluation_cost(num_eval_rows, self.global_batch_rows)
+        """Estimate how many steps take as long as one evaluation."""
+        return EVALUATION_COST * num_eval_rows / self.global_batch_rows
 
     def num_evaluations_after(self, step: int) -> int:
         """Count the evaluations after a step of the phase: those of `eval_steps`, and that of the last step."""
@@ -160,7 +256,7 @@ class PhaseToPlan:
 
     optimization, run: its settings.
     goes_on_in_rows: it has the shards of the phase before.
-    has_separate_schedule: see `train.runtime.phases.Phase`.
+    has_separate_schedule: see `PhaseSettings`.
     name: for errors.
     mean_length: as of a plan.
     fills_passes: the last batch of each pass over the rows is filled up with rows of padding, which count as rows.
@@ -197,24 +293,31 @@ def make_plans(phases: tuple[PhaseToPlan, ...], num_replicas: int) -> tuple[Plan
         InputError: a batch that the replicas cannot take, or larger than the data set; a warmup, decay or profile
             longer than the run.
     """
-    batches = [_batch(phase, num_replicas) for phase in phases]
-    num_steps = [_num_steps(phase, batch_rows) for phase, (_, batch_rows) in zip(phases, batches, strict=True)]
+    batches = []
+    num_steps = []
+    for phase in phases:
+        with naming_phase(phase.name):
+            num_micro_batches, batch_rows = _batch(phase, num_replicas)
+        num_rows = phase.rows_of_pass(batch_rows)
+        optimization = phase.optimization
+        num_steps.append(optimization.max_steps or max(1, optimization.num_epochs * num_rows // batch_rows))
+        batches.append((num_micro_batches, batch_rows, num_rows))
     run = phases[0].run
     if run.profiled_steps and run.profiled_steps[1] > sum(num_steps):
         raise InputError(f"--profile must end within the run's {sum(num_steps)} steps; received {run.profile}.")
     plans: list[Plan] = []
-    for index, phase in enumerate(phases):
+    for index, (phase, (num_micro_batches, batch_rows, num_rows)) in enumerate(zip(phases, batches, strict=True)):
         first_step, last_step = sum(num_steps[:index]), sum(num_steps[: index + 1])
         schedule = (first_step, last_step) if phase.has_separate_schedule else (0, sum(num_steps))
-        num_warmup_steps, num_decay_steps = _warmup_and_decay(phase, schedule[1] - schedule[0])
-        cost = _evaluation_cost(phase.num_eval_rows, batches[index][1])
-        eval_steps, save_steps = default_intervals(num_steps[index], cost)
+        with naming_phase(phase.name):
+            num_warmup_steps, num_decay_steps = _warmup_and_decay(phase.optimization, schedule[1] - schedule[0])
+        eval_steps, save_steps = _intervals(num_steps[index], EVALUATION_COST * phase.num_eval_rows / batch_rows)
         goes_on = phase.goes_on_in_rows and plans
         plans.append(
             Plan(
                 num_replicas=num_replicas,
-                global_batch_rows=batches[index][1],
-                num_rows=phase.rows_of_pass(batches[index][1]),
+                global_batch_rows=batch_rows,
+                num_rows=num_rows,
                 max_length=phase.max_length,
                 num_steps=last_step,
                 num_warmup_steps=num_warmup_steps,
@@ -222,7 +325,7 @@ def make_plans(phases: tuple[PhaseToPlan, ...], num_replicas: int) -> tuple[Plan
                 eval_steps=phase.run.eval_steps or eval_steps,
                 save_steps=phase.run.save_steps or phase.run.eval_steps or save_steps,
                 save_minutes=phase.run.save_minutes or None,
-                num_micro_batches=batches[index][0],
+                num_micro_batches=num_micro_batches,
                 first_schedule_step=schedule[0],
                 last_schedule_step=schedule[1],
                 before=tuple(PastPhase(one.num_steps, one.global_batch_rows, one.max_length) for one in plans),
@@ -235,14 +338,11 @@ def make_plans(phases: tuple[PhaseToPlan, ...], num_replicas: int) -> tuple[Plan
     return tuple(plans)
 
 
-def default_intervals(num_steps: int, evaluation_cost: float) -> tuple[int, int]:
+def _intervals(num_steps: int, evaluation_cost: float) -> tuple[int, int]:
     """Choose how many steps lie between two evaluations, and between two checkpoints, where the flags leave it open.
 
-    Ten of each, but only as many evaluations as fit into a tenth of the time, and one at least. Each is also saved.
-
-    Args:
-        num_steps: of the run or phase.
-        evaluation_cost: steps of training that take as long as one evaluation.
+    Ten of each, but only as many evaluations, each of `evaluation_cost` steps, as fit into a tenth of the time, and one
+    at least. Each is also saved.
     """
     save_steps = -(-num_steps // MAX_EVALUATIONS)
     num_affordable = MAX_EVALUATIONS
@@ -250,10 +350,6 @@ def default_intervals(num_steps: int, evaluation_cost: float) -> tuple[int, int]
         affordable = MAX_EVALUATION_SHARE / (1 - MAX_EVALUATION_SHARE) * num_steps / evaluation_cost
         num_affordable = max(1, int(min(MAX_EVALUATIONS, affordable)))
     return save_steps * -(-MAX_EVALUATIONS // num_affordable), save_steps
-
-
-def _evaluation_cost(num_eval_rows: int, batch_rows: int) -> float:
-    return EVALUATION_COST * num_eval_rows / batch_rows
 
 
 def phase_index(plan: Mapping[str, Any]) -> int:
@@ -288,22 +384,13 @@ def tokens_after(plan: Mapping[str, Any], step: int) -> int:
 
 def longest_row(plan: Mapping[str, Any]) -> int:
     """Find the most tokens of a row up to the phase of a plan as it is recorded."""
-    lengths: Sequence[int] = [phase["max_length"] for phase in (*plan.get("before", ()), plan)]
+    lengths: list[int] = [phase["max_length"] for phase in (*plan.get("before", ()), plan)]
     return max(lengths)
 
 
 def _batch(phase: PhaseToPlan, num_replicas: int) -> tuple[int, int]:
     """Count the micro-batches of a step, and its rows over all replicas."""
-    with naming_phase(phase.name):
-        return _checked_batch(phase.optimization, None if phase.fills_passes else phase.num_rows, num_replicas)
-
-
-def _num_steps(phase: PhaseToPlan, batch_rows: int) -> int:
     optimization = phase.optimization
-    return optimization.max_steps or max(1, optimization.num_epochs * phase.rows_of_pass(batch_rows) // batch_rows)
-
-
-def _checked_batch(optimization: OptimizationConfig, max_rows: int | None, num_replicas: int) -> tuple[int, int]:
     micro_batch_rows = optimization.per_replica_batch_size * num_replicas
     num_micro_batches = optimization.gradient_accumulation_steps
     if optimization.global_batch_size is not None:
@@ -315,22 +402,17 @@ def _checked_batch(optimization: OptimizationConfig, max_rows: int | None, num_r
                 f"received {optimization.global_batch_size}."
             )
     batch_rows = micro_batch_rows * num_micro_batches
-    if max_rows is not None and batch_rows > max_rows:
+    if batch_rows > phase.num_rows and not phase.fills_passes:
         raise InputError(
             f"The global batch of {batch_rows} rows (--per-replica-batch-size {optimization.per_replica_batch_size} x "
             f"--gradient-accumulation-steps {num_micro_batches} x {num_replicas} replicas) must "
-            f"not exceed the data set's {max_rows} rows; lower one of the two."
+            f"not exceed the data set's {phase.num_rows} rows; lower one of the two."
         )
     return num_micro_batches, batch_rows
 
 
-def _warmup_and_decay(phase: PhaseToPlan, num_steps: int) -> tuple[int, int]:
+def _warmup_and_decay(optimization: OptimizationConfig, num_steps: int) -> tuple[int, int]:
     """Count the first steps, over which the rate rises, and the last ones, over which `wsd` falls."""
-    with naming_phase(phase.name):
-        return _checked_warmup_and_decay(phase.optimization, num_steps)
-
-
-def _checked_warmup_and_decay(optimization: OptimizationConfig, num_steps: int) -> tuple[int, int]:
     flag, num_warmup_steps = "--warmup-steps", optimization.warmup_steps
     if num_warmup_steps is None:
         flag, num_warmup_steps = "--warmup-ratio", _share(num_steps, optimization.warmup_ratio)
@@ -349,9 +431,6 @@ def _share(num_steps: int, ratio: float) -> int:
     return int(round(num_steps * ratio, 6))  # 0.29 of 100 is a little less than 29
 
 
-logger = logging.getLogger(__name__)
-
-
 def warn_of_other_batch(config: RunSettings, plan: Plan) -> None:
     """Warn if a preset's batch flags, left as they are, give another global batch on this number of replicas."""
     preset, optimization = config.model.preset, config.optimization
@@ -363,24 +442,16 @@ def warn_of_other_batch(config: RunSettings, plan: Plan) -> None:
     if any(of_preset[name] != getattr(optimization, name) for name in names):
         return
     meant_rows = plan.global_batch_rows // plan.num_replicas * num_meant
+    # The flags that give as many rows per step; nothing where none do.
+    num_micro_batches, rest = divmod(meant_rows, optimization.per_replica_batch_size * plan.num_replicas)
+    rows_at_once, rest_at_once = divmod(meant_rows, plan.num_replicas)
+    advice = ""
+    if num_micro_batches and not rest:
+        advice = f" Pass --gradient-accumulation-steps {num_micro_batches} to keep it."
+    elif rows_at_once and not rest_at_once:
+        advice = f" Pass --per-replica-batch-size {rows_at_once} --gradient-accumulation-steps 1 to keep it."
     logger.warning(
         "%s is tuned for %d replica%s; on %d the global batch is %s rows instead of %s.%s",
-        preset,
-        num_meant,
-        "s" * (num_meant > 1),
-        plan.num_replicas,
-        f"{plan.global_batch_rows:,}",
-        f"{meant_rows:,}",
-        _how_to_keep(meant_rows, optimization.per_replica_batch_size, plan.num_replicas),
+        *(preset, num_meant, "s" * (num_meant > 1), plan.num_replicas),
+        *(f"{plan.global_batch_rows:,}", f"{meant_rows:,}", advice),
     )
-
-
-def _how_to_keep(global_batch_rows: int, rows_at_once: int, num_replicas: int) -> str:
-    """Name the flags that give as many rows per step; nothing where none do."""
-    num_micro_batches, rest = divmod(global_batch_rows, rows_at_once * num_replicas)
-    if num_micro_batches and not rest:
-        return f" Pass --gradient-accumulation-steps {num_micro_batches} to keep it."
-    rows_at_once, rest = divmod(global_batch_rows, num_replicas)
-    if rows_at_once and not rest:
-        return f" Pass --per-replica-batch-size {rows_at_once} --gradient-accumulation-steps 1 to keep it."
-    return ""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from mlm_common.errors import EXIT_STOPPED, RunFailedError
-from train.runtime import heartbeat
+from train.runtime import supervisor
 from train.runtime.machines import METADATA_HOST_VARIABLE, read_metadata
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class StopRequest:
     @property
     def is_made(self) -> bool:
         """Whether this process was asked to stop."""
-        if heartbeat.is_supervisor_lost():
+        if supervisor.is_lost():
             self.make("the supervising process ended")
         return self.reason is not None
 

@@ -1,11 +1,15 @@
-"""The tf.distribute strategy of a run: the TPU that is named, else the workers of TF_CONFIG, GPUs, or the CPU."""
+"""The tf.distribute strategy of a run: the TPU that is named, else the workers of TF_CONFIG, GPUs, or the CPU.
+
+Also how workers agree, and what TensorFlow says when a run cannot go on, told in one line.
+"""
 
 import functools
 import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import distributions
 from typing import Any
 
@@ -13,15 +17,32 @@ import numpy as np
 import tensorflow as tf
 
 from mlm_common.cli.settings import flag_of
-from mlm_common.errors import InputError, RunFailedError
+from mlm_common.errors import InputError, PermanentError, RunFailedError
 from train.config.learning import PER_WORKER
 from train.config.settings import HardwareConfig, RunSettings
 from train.runtime.machines import Cluster
+from train.runtime.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
 # Distributions of TensorFlow in which XLA compiles for TPUs alone.
 TPU_BUILDS = ("tensorflow-tpu", "tf-nightly-tpu")
+# What TensorFlow says before and after the reason why workers cannot continue together.
+ABORTED = "Collective ops is aborted by:"
+SOCKET_CLOSED = "Socket closed"
+ADVICE = "The error could be from a previous operation."
+# Of TensorFlow's client of Cloud Storage, when it gives up.
+NO_ANSWER = "retry attempts failed"
+# What else an error of the input says.
+OF_INPUT = re.compile(r"transformation with iterator|\.tfrecord\b")
+UNREADABLE_ERRORS = (
+    tf.errors.InvalidArgumentError,
+    tf.errors.NotFoundError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.UnauthenticatedError,
+)
+OUT_OF_MEMORY = re.compile(r"OOM when allocating|[Oo]ut of memory")
+PREFIX = re.compile(r"\{\{function_node .*?\}\} ")
 
 
 def connect(config: HardwareConfig, cluster: Cluster) -> tf.distribute.Strategy:
@@ -160,15 +181,21 @@ def compiles_with_xla(config: HardwareConfig) -> bool | None:
     return config.jit_compile
 
 
-def shared_settings(phases: Sequence[RunSettings], fingerprint: dict[str, Any]) -> dict[str, Any]:
-    """Collect what the workers of a run must have in common: {name: value}, of the same names for all runs.
+def check_run_agreement(
+    strategy: tf.distribute.Strategy, cluster: Cluster, phases: Sequence[RunSettings], fingerprint: dict[str, Any]
+) -> None:
+    """Check that all workers are of the same run; waits for them.
 
     The fingerprint stands in for the contents of the paths, which may differ.
+
+    Raises:
+        InputError: workers were given other flags or shards than the chief.
     """
     of_phases = [config.without(PER_WORKER) for config in phases]
     values = {name: [settings[name] for settings in of_phases] for name in of_phases[0]}
     settings = {flag_of(name.partition(".")[2]): one if len(one) > 1 else one[0] for name, one in values.items()}
-    return {**settings, "shards, tokenizer or model": fingerprint}
+    settings["shards, tokenizer or model"] = fingerprint
+    check_agreement(strategy, cluster, settings, rule="All workers must be given the same flags and shards.")
 
 
 def check_agreement(
@@ -185,7 +212,8 @@ def check_agreement(
     """
     if cluster.num_workers == 1:
         return
-    hashes = tf.constant([[_hash(value) for value in values.values()]], tf.int64)
+    digests = [hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest() for value in values.values()]
+    hashes = tf.constant([[int.from_bytes(one[:8], "little") >> 1 for one in digests]], tf.int64)
     replicas = strategy.experimental_distribute_values_from_function(lambda _: hashes)
     gathered = strategy.gather(replicas, axis=0).numpy()  # (replicas, values)
     differs = gathered != gathered[0]
@@ -212,7 +240,55 @@ def wait_for_workers(strategy: tf.distribute.Strategy, cluster: Cluster) -> None
         max_over_workers(strategy, [0.0])
 
 
-def _hash(value: Any) -> int:
-    """Hash a value of JSON types to 63 bits."""
-    digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
+@contextmanager
+def explained_failures(cluster: Cluster, folder: RunFolder) -> Iterator[None]:
+    """Explain, within it, the errors of TensorFlow that a user can fix; others stay as they are.
+
+    TensorFlow's coordination service notices a lost worker by a closed connection, or after 10 seconds without a
+    heartbeat.
+
+    Raises:
+        RunFailedError: another worker ended or cannot be reached any more, or the TPU.
+        PermanentError: shards cannot be read, or a device's memory is too small.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        explained = _explain(error, cluster, folder)
+        if explained is None:
+            raise
+        raise explained from error
+
+
+def _explain(error: tf.errors.OpError, cluster: Cluster, folder: RunFolder) -> RunFailedError | None:
+    message = PREFIX.sub("", error.message)
+    reason = " ".join(message.partition("[[{{node")[0].split())[-400:]
+    if NO_ANSWER in message:
+        return RunFailedError(
+            "Cloud Storage did not answer TensorFlow. Give the same command again: it resumes from the newest "
+            f"checkpoint in {folder}. TensorFlow says: {reason}"
+        )
+    if any(sign in message for sign in (ABORTED, SOCKET_CLOSED)) or isinstance(error, tf.errors.UnavailableError):
+        reason = " ".join(message.partition(ABORTED)[2].partition(ADVICE)[0].split()) or message
+        if cluster.num_workers == 1:
+            what, where = "The TPU was lost.", "Start the command again when it is back, or give --supervise:"
+        else:
+            what = "A worker was lost, so the others stop; see the error in its own output."
+            where = "Start the command again on all workers:"
+        return RunFailedError(
+            f"{what} {where} it resumes from the newest checkpoint in {folder}. TensorFlow says: {reason[:400]}"
+        )
+    is_unreadable = isinstance(error, UNREADABLE_ERRORS) and OF_INPUT.search(message)
+    if is_unreadable or isinstance(error, tf.errors.DataLossError):
+        return PermanentError(
+            "Shards must stay as they were prepared, and readable; TensorFlow met one that is not. Find it with "
+            "`prepare_tfrecord_shards.py --verify`, copy or prepare it again, and give the same command: it resumes "
+            f"from the newest checkpoint in {folder}. TensorFlow says: {reason}"
+        )
+    if isinstance(error, tf.errors.ResourceExhaustedError) and OUT_OF_MEMORY.search(message):
+        return PermanentError(
+            "The step must fit in a device's memory; it does not. Give half the --per-replica-batch-size with twice "
+            "the --gradient-accumulation-steps, --bfloat16, or --gradient-checkpointing; see that no other program "
+            f"holds the memory. TensorFlow says: {reason}"
+        )
+    return None

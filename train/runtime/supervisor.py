@@ -1,6 +1,7 @@
 """Restarts the training command after a crash, a lost TPU or a shutdown, while a retry can help.
 
-Nothing of TensorFlow is imported here, so what makes a training process crash or hang does not reach its supervisor.
+A training process reports to its supervisor what it starts or has done, as lines `PHASE STEP` on a pipe. Nothing of
+TensorFlow is imported here, so what makes a training process crash or hang does not reach its supervisor.
 """
 
 import logging
@@ -9,20 +10,27 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from mlm_common.errors import EXIT_FAILED, FINAL_STATUSES
 from train.config.settings import RunConfig
-from train.runtime import heartbeat
 
 logger = logging.getLogger(__name__)
 
-# In the environment of a training process: which supervision started it.
+# In the environment of a training process: which supervision started it, and the descriptor of its pipe.
 VARIABLE = "RUN_MLM_SUPERVISION"
+PIPE_VARIABLE = "RUN_MLM_HEARTBEAT_FD"
+# The phase of a report that training came to a step.
+TRAIN = "train"
+# Between two reports of `keep_reporting`, and its longest time: an upload of days is a hang.
+INTERVAL_SECONDS = 1.0
+MAX_REPORTED_SECONDS = 6 * 3600.0
 MAX_RETRY_SECONDS = 600.0
 POLL_SECONDS = 1.0
 
@@ -30,6 +38,43 @@ POLL_SECONDS = 1.0
 def supervision() -> str | None:
     """Name the supervision that started this process; None without one."""
     return os.environ.get(VARIABLE)
+
+
+_lost = threading.Event()
+
+
+def report(phase: str, step: int = 0) -> None:
+    """Tell the supervisor, if there is one, that `phase` begins, or that training came to `step`."""
+    descriptor = os.environ.get(PIPE_VARIABLE)
+    if not descriptor:
+        return
+    try:
+        os.write(int(descriptor), f"{phase} {step}\n".encode())
+    except BrokenPipeError:
+        _lost.set()
+
+
+@contextmanager
+def keep_reporting(phase: str, step: int = 0) -> Iterator[None]:
+    """Report `phase` repeatedly within it: for work that may take long and has its own time-outs."""
+    ended = threading.Event()
+    end_seconds = time.monotonic() + MAX_REPORTED_SECONDS
+
+    def keep_up() -> None:
+        while not ended.wait(INTERVAL_SECONDS) and time.monotonic() < end_seconds:
+            report(phase, step)
+
+    report(phase, step)
+    threading.Thread(target=keep_up, name="heartbeat", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def is_lost() -> bool:
+    """Return whether there was a supervisor, and it has ended."""
+    return _lost.is_set()
 
 
 def supervise_if_asked(config: RunConfig, command_file: str, argv: Sequence[str] | None) -> None:
@@ -56,7 +101,7 @@ class Supervisor:
     """Runs a command until it succeeds, fails in a way that a retry cannot fix, or fails too often without progress.
 
     Args:
-        command: the training command, whose processes report what they do; see `heartbeat`.
+        command: the training command, whose processes call `report`.
         stall_seconds: a process that reports nothing for this long is killed.
         max_retries: starts in a row that may end before a step that was not reached before.
         retry_seconds: wait before the first of them; it doubles from one to the next.
@@ -103,19 +148,16 @@ class Supervisor:
                 "%d)",
                 *(status, wait_seconds, num_failures, self._max_retries, max(0, self._furthest_step)),
             )
-            self._wait(wait_seconds)
+            end_seconds = time.monotonic() + wait_seconds
+            while not self._is_asked_to_stop and (left := end_seconds - time.monotonic()) > 0:
+                time.sleep(min(left, POLL_SECONDS))
             if self._is_asked_to_stop:
                 return exit_status
-
-    def _wait(self, seconds: float) -> None:
-        end_seconds = time.monotonic() + seconds
-        while not self._is_asked_to_stop and (left := end_seconds - time.monotonic()) > 0:
-            time.sleep(min(left, POLL_SECONDS))
 
     def _run_once(self) -> int:
         """Run one process to its end, and return its exit status: below 0 for a signal's number."""
         reading, writing = os.pipe()
-        environment = os.environ | {heartbeat.VARIABLE: str(writing), VARIABLE: self._name}
+        environment = os.environ | {PIPE_VARIABLE: str(writing), VARIABLE: self._name}
         try:
             self._process = subprocess.Popen(self._command, env=environment, pass_fds=(writing,))
         finally:
@@ -142,7 +184,8 @@ class Supervisor:
             if content:
                 reported_seconds = time.monotonic()
                 *lines, text = (text + content.decode()).split("\n")
-                self._take_note(lines)
+                steps = [int(line.removeprefix(f"{TRAIN} ")) for line in lines if line.startswith(f"{TRAIN} ")]
+                self._furthest_step = max(self._furthest_step, *steps, -1)
             elif has_ended:
                 return
             elif ready:  # the end of the pipe, a moment before that of the process
@@ -151,12 +194,6 @@ class Supervisor:
                 logger.warning("the training process has shown no progress for %.0f s: killed", self._stall_seconds)
                 process.kill()
                 process.wait()
-
-    def _take_note(self, lines: Sequence[str]) -> None:
-        for line in lines:
-            phase, _, step = line.partition(" ")
-            if phase == heartbeat.TRAIN:
-                self._furthest_step = max(self._furthest_step, int(step))
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
         """Ask the training process to stop; Ctrl-C in a terminal reaches it by itself."""

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from train.runtime import heartbeat
+from train.runtime import supervisor
 from train.runtime.preemption import InFlight, StopRequest
 from train.step.train_step import PretrainingModel, Sums
 
@@ -63,7 +63,7 @@ def build_adder(
         for rows in itertools.islice(batches, num_batches):
             if stop.is_agreed:
                 return None
-            heartbeat.report("evaluate", len(sums))
+            supervisor.report("evaluate", len(sums))
             sums.append(step(rows))
             in_flight.add(1)
         return {name: _joined([one[name].numpy() for one in sums]) for name in sums[0]}

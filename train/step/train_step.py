@@ -17,13 +17,14 @@ from train.layers.stateless_dropout import dropping_out_by, key_dropout
 from train.model import layer_check
 from train.model.build import build_network
 from train.model.computation import Computation, choose_computation
-from train.runtime.hooks import WAIT_NAME
 from train.runtime.plan import Plan
 from train.step.optimizer import build_optimizer, clipping_factor, global_norm
 from train.tasks.task import Task
 
 # Separate streams of random numbers: of the task, of dropout, and of dropout of inputs that all rows share.
 TASK_STREAM, DROPOUT_STREAM, SHARED_STREAM = 0, 1, 2
+# Under which a train function returns the seconds that it waited for input.
+WAIT_NAME = "input_wait_seconds"
 
 Sums = dict[str, tf.Tensor]
 

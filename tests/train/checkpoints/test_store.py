@@ -6,13 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mlm_common import background
 from mlm_common.errors import InputError, PermanentError, RunFailedError
 from mlm_common.storage import open_folder
 from train.checkpoints import manager
@@ -59,7 +57,7 @@ def save(checkpoints, *steps, validation_losses=()):
     losses = dict(zip(steps, validation_losses, strict=False))
     for step in steps:
         checkpoints.save(lambda step=step: (record_of(step, losses.get(step)), arrays_of(step)))
-    checkpoints.wait_for_pending()
+    checkpoints.wait()
 
 
 def restored(folder, **arguments):
@@ -308,25 +306,6 @@ def test_a_deletion_that_fails_is_a_warning_and_is_made_up_for(cloud, caplog):
     assert CheckpointStore(open_folder(f"{folder}/checkpoints")).steps() == [1, 2]
     save(checkpoints, 3)
     assert {name.rpartition("/")[2] for name in cloud.objects()} == {"step-00000003.json", "step-00000003.safetensors"}
-
-
-def test_nothing_waits_for_a_deletion_that_stalls(cloud, monkeypatch):
-    monkeypatch.setattr(background, "STOP_SECONDS", 0.1)
-    checkpoints = Checkpoints(RunFolder(f"{cloud.bucket_url}/run"), num_kept=1)
-    save(checkpoints, 1)
-    cloud.fault("step-00000001", method="DELETE", mode="hold")
-    started_seconds = time.perf_counter()
-    for step in (2, 3, 4):
-        checkpoints.save(lambda step=step: (record_of(step), arrays_of(step)))
-    checkpoints.wait()
-    with pytest.raises(InterruptedError), checkpoints:
-        raise InterruptedError
-    assert time.perf_counter() - started_seconds < 5
-    assert sum(checkpoints.stall_seconds) < 5
-    assert "run/checkpoints/step-00000004.json" in cloud.objects()
-    cloud.release()
-    save(checkpoints, 5)
-    assert {name.rpartition("/")[2] for name in cloud.objects()} == {"step-00000005.json", "step-00000005.safetensors"}
 
 
 def test_a_record_carries_the_lines_that_the_log_lacks():

@@ -5,8 +5,7 @@ import tensorflow as tf
 from tfrecord_prep.manifest import ShardSet
 from tfrecord_prep.records import encode_rows
 from train.data.inputs import Feature
-from train.data.pipeline import ONE_PIPELINE, evaluation_batches, training_batches
-from train.data.shuffle import SampleOrder
+from train.data.pipeline import ONE_PIPELINE, SampleOrder, evaluation_batches, training_batches
 from train.tasks.masking import MaskingRule, mask_row_by_content
 
 LENGTH = 8

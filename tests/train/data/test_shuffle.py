@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.data.shuffle import SampleOrder
+from train.data.pipeline import SampleOrder
 
 SHARDS = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 

@@ -17,7 +17,7 @@ from train.publishing.hub_checkpoints import published_run
 from train.publishing.model_card import check_card, model_card
 from train.publishing.publisher import Publication
 from train.publishing.pytorch_format import ModelSnapshot
-from train.runtime.phases import OVERRIDES_PER_PHASE, PER_PHASE
+from train.runtime.plan import OVERRIDES_PER_PHASE, PER_PHASE
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.task import task_record
 

@@ -25,7 +25,7 @@ from train.metrics.training_log import TrainingLog
 from train.publishing import push_to_hub as train_hub
 from train.publishing.push_to_hub import steps_of_pushes
 from train.run_mlm import main
-from train.runtime import heartbeat
+from train.runtime import supervisor
 from train.runtime.plan import PhaseToPlan, make_plan, make_plans
 
 REPO = "alice/tiny"
@@ -207,8 +207,8 @@ def test_a_slow_upload_at_the_end_is_no_stall(
 ) -> None:
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
-    monkeypatch.setenv(heartbeat.VARIABLE, str(writing))
-    monkeypatch.setattr(heartbeat, "INTERVAL_SECONDS", 0.1)
+    monkeypatch.setenv(supervisor.PIPE_VARIABLE, str(writing))
+    monkeypatch.setattr(supervisor, "INTERVAL_SECONDS", 0.1)
     hub_here.fault(UPLOAD, mode="delay", method="PUT", delay_seconds=2)
     assert train(shards, tmp_path) == 0
     assert os.read(reading, 1 << 16).decode().count(f"publish {NUM_STEPS}") >= 10

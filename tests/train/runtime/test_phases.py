@@ -13,8 +13,7 @@ from train.checkpoints.resume import check_checkpoint, fingerprint_of_phases, fi
 from train.config.settings import parse_training_config
 from train.loop.lifecycle import Pretraining
 from train.runtime.machines import Cluster
-from train.runtime.phases import PER_PHASE, PhaseSettings, phases_of
-from train.runtime.plan import PhaseToPlan, Plan, make_plans, tokens_after
+from train.runtime.plan import PER_PHASE, PhaseSettings, PhaseToPlan, Plan, make_plans, phases_of, tokens_after
 from train.runtime.run_folder import RunFolder
 from train.step.optimizer import build_schedule
 

@@ -5,11 +5,15 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mlm_common.errors import FINAL_STATUSES
+from train.publishing.push_to_hub import PushToHub
+from train.runtime import supervisor
 from train.runtime.supervisor import Supervisor
 
 PROJECT = Path(__file__).parents[3]
@@ -17,7 +21,7 @@ PROJECT = Path(__file__).parents[3]
 PROGRAM = """
 import os, signal, sys, time
 from pathlib import Path
-from train.runtime import heartbeat
+from train.runtime import supervisor
 starts = Path("starts")
 start = len(starts.read_text()) if starts.exists() else 0
 starts.write_text("x" * (start + 1))
@@ -39,25 +43,25 @@ def supervise(tmp_path, monkeypatch):
 
 
 def test_a_command_that_ends_well_runs_once(supervise):
-    assert supervise("heartbeat.report('train', 1)") == (0, 1)
+    assert supervise("supervisor.report('train', 1)") == (0, 1)
 
 
 def test_a_crash_is_followed_by_another_start(supervise):
-    assert supervise("heartbeat.report('train', start); start < 1 and os.kill(os.getpid(), signal.SIGKILL)") == (0, 2)
+    assert supervise("supervisor.report('train', start); start < 1 and os.kill(os.getpid(), signal.SIGKILL)") == (0, 2)
 
 
 def test_tries_are_bounded_where_nothing_gets_further(supervise):
-    assert supervise("heartbeat.report('train', 5); sys.exit(1)") == (1, 1 + 2)
+    assert supervise("supervisor.report('train', 5); sys.exit(1)") == (1, 1 + 2)
 
 
 def test_progress_gives_new_tries(supervise):
     """Starts 0 to 5 get further, 6 and 7 do not."""
-    assert supervise("heartbeat.report('train', min(start, 5)); sys.exit(1)") == (1, 6 + 2)
+    assert supervise("supervisor.report('train', min(start, 5)); sys.exit(1)") == (1, 6 + 2)
 
 
 @pytest.mark.parametrize("status", sorted(FINAL_STATUSES - {0}))
 def test_what_a_retry_cannot_fix_is_not_tried_again(supervise, status):
-    assert supervise(f"heartbeat.report('train', start); sys.exit({status})") == (status, 1)
+    assert supervise(f"supervisor.report('train', start); sys.exit({status})") == (status, 1)
 
 
 def test_a_process_that_hangs_is_killed(supervise, caplog):
@@ -66,11 +70,11 @@ def test_a_process_that_hangs_is_killed(supervise, caplog):
 
 
 def test_a_process_that_reports_is_not_killed(supervise):
-    assert supervise("for _ in range(9): time.sleep(0.2); heartbeat.report('evaluate')", stall_seconds=1.5) == (0, 1)
+    assert supervise("for _ in range(9): time.sleep(0.2); supervisor.report('evaluate')", stall_seconds=1.5) == (0, 1)
 
 
 def test_a_preempted_process_is_started_again(supervise):
-    assert supervise("heartbeat.report('train', start); sys.exit(0 if start else 75)") == (0, 2)
+    assert supervise("supervisor.report('train', start); sys.exit(0 if start else 75)") == (0, 2)
 
 
 SUPERVISED = """
@@ -80,50 +84,92 @@ sys.exit(Supervisor([sys.executable, "-c", sys.argv[1]], stall_seconds=60, max_r
 """
 
 
-def test_sigterm_is_passed_on_and_ends_it(tmp_path):
+@pytest.fixture
+def start(tmp_path):
+    """Start a supervisor of a program in a process of its own, whose stdout and stderr can be read."""
+
+    def run(body):
+        command = [sys.executable, "-c", SUPERVISED, PROGRAM + textwrap.dedent(body)]
+        environment = os.environ | {"PYTHONPATH": str(PROJECT)}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
+        return subprocess.Popen(command, cwd=tmp_path, env=environment, **pipes)
+
+    return run
+
+
+def test_sigterm_is_passed_on_and_ends_it(start, tmp_path):
     body = """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
     print("ready", flush=True)
     time.sleep(60)
     """
-    command = [sys.executable, "-c", SUPERVISED, PROGRAM + textwrap.dedent(body)]
-    environment = os.environ | {"PYTHONPATH": str(PROJECT)}
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, encoding="utf-8"
-    ) as supervisor:
-        assert supervisor.stdout.readline() == "ready\n"
-        supervisor.send_signal(signal.SIGTERM)
-        assert supervisor.wait(30) == 75
+    with start(body) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 75
     assert (tmp_path / "starts").read_text(encoding="utf-8") == "x"
 
 
 @pytest.mark.parametrize(("end", "status"), [("sys.exit(75)", 75), ("os.kill(os.getpid(), signal.SIGKILL)", 137)])
-def test_sigterm_between_tries_gives_the_last_status(tmp_path, end, status):
-    command = [sys.executable, "-c", SUPERVISED, PROGRAM + end]
-    environment = os.environ | {"PYTHONPATH": str(PROJECT)}
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, encoding="utf-8"
-    ) as supervisor:
-        assert "it is started again in" in supervisor.stderr.readline()
-        supervisor.send_signal(signal.SIGTERM)
-        assert supervisor.wait(30) == status
+def test_sigterm_between_tries_gives_the_last_status(start, tmp_path, end, status):
+    with start(end) as process:
+        assert "it is started again in" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == status
     assert (tmp_path / "starts").read_text(encoding="utf-8") == "x"
 
 
-def test_a_process_learns_that_its_supervisor_has_ended(tmp_path):
+def test_a_process_learns_that_its_supervisor_has_ended(start, tmp_path):
     body = """
     print("ready", flush=True)
-    while not heartbeat.is_supervisor_lost():
-        heartbeat.report("train", 1)
+    while not supervisor.is_lost():
+        supervisor.report("train", 1)
         time.sleep(0.05)
     Path("noticed").write_text("")
     """
-    command = [sys.executable, "-c", SUPERVISED, PROGRAM + textwrap.dedent(body)]
-    environment = os.environ | {"PYTHONPATH": str(PROJECT)}
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, encoding="utf-8"
-    ) as supervisor:
-        assert supervisor.stdout.readline() == "ready\n"
-        supervisor.kill()
-        assert supervisor.stdout.read() == ""  # ends when the process does
+    with start(body) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.kill()
+        assert process.stdout.read() == ""  # ends when the process does
     assert (tmp_path / "noticed").exists()
+
+
+@pytest.fixture
+def reports(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The end of the pipe that a supervisor reads; reports are repeated every 10 ms."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    monkeypatch.setenv(supervisor.PIPE_VARIABLE, str(writing))
+    monkeypatch.setattr(supervisor, "INTERVAL_SECONDS", 0.01)
+    yield reading
+    os.close(reading)
+    os.close(writing)
+
+
+def test_what_takes_long_is_reported_over_and_over_until_it_ends(reports: int) -> None:
+    with supervisor.keep_reporting("publish", 6):
+        time.sleep(0.2)
+    lines = os.read(reports, 1 << 16).decode().splitlines()
+    assert len(lines) >= 5
+    assert set(lines) == {"publish 6"}
+    time.sleep(0.05)
+    supervisor.report("train", 7)
+    assert os.read(reports, 1 << 16).decode().splitlines()[-1] == "train 7"
+
+
+def test_what_hangs_for_hours_is_not_reported_for_ever(reports: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "MAX_REPORTED_SECONDS", 0.05)
+    with supervisor.keep_reporting("publish", 6):
+        time.sleep(0.2)
+        assert os.read(reports, 1 << 16)
+        supervisor.report("train", 1)
+        assert os.read(reports, 1 << 16) == b"train 1\n"
+
+
+def test_a_push_that_is_waited_for_is_reported(reports: int) -> None:
+    pushing = PushToHub(None, (), metrics=list)
+    pushing._pushes._handle = lambda _: time.sleep(0.2)
+    with pushing:
+        pushing._pushes.submit("a publication")  # type: ignore[arg-type]
+        time.sleep(0.05)
+    assert os.read(reports, 1 << 16).decode().count("push 0") >= 5

@@ -13,7 +13,7 @@ from train.checks.doctor.machine import ask_tensorflow
 from train.config.settings import TrainingConfig
 from train.loop.lifecycle import check_can_push
 from train.runtime.machines import read_metadata
-from train.runtime.phases import phases_of
+from train.runtime.plan import phases_of
 from train.runtime.run_folder import RunFolder
 
 # A checkpoint: float32 weights and the optimizer's two moments. An export: float32 weights.

@@ -20,8 +20,7 @@ from train.config.settings import RunSettings
 from train.data.inputs import Inputs
 from train.model.config import resolve_model_config
 from train.model.flops import step_flops
-from train.runtime.phases import naming_phase
-from train.runtime.plan import Plan
+from train.runtime.plan import Plan, naming_phase
 from train.step.train_step import PretrainingModel, build_model
 from train.tasks.pair_pretraining import task_of
 from train.tasks.task import Task

@@ -1,14 +1,25 @@
+"""Hooks between the steps of `fit`, and which evaluation a run returns as its result."""
+
 import itertools
 import time
+from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import tensorflow as tf
 import tf_keras
 
+from train.checkpoints.resume import ResumePoint
+from train.config.learning import OptimizationConfig
+from train.config.settings import RunConfig
+from train.loop import fitting
+from train.loop.fitting import Hook, Profile, StepsPerExecution
+from train.metrics.log import VALIDATION, MetricsLog
 from train.runtime import preemption
-from train.runtime.hooks import Hook, Profile, StepsPerExecution
+from train.runtime.plan import make_plan
 from train.runtime.preemption import InFlight, StopRequest
+from train.runtime.run_folder import RunFolder
 from train.runtime.strategy import mirrored_strategy
 from train.step.train_step import build_train_function
 
@@ -143,3 +154,21 @@ def test_a_profile_that_cannot_be_written_is_a_warning(tmp_path, caplog):
     profile.begin_or_end(1)
     profile.begin_or_end(2)
     assert "no profile is written; training goes on" in caplog.text
+
+
+@pytest.mark.parametrize(("num_steps", "expected"), [(3, {"loss": 2.5}), (6, None)])
+def test_only_an_evaluation_after_the_last_step_is_the_result(
+    num_steps: int, expected: dict[str, float] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A phase resumes after step 3, where the phase before it was evaluated, and evaluates nothing itself."""
+    monkeypatch.setattr(fitting, "distribute_batches", MagicMock())
+    trainer = MagicMock(evaluate=None, can_roll_back=False, start=ResumePoint(step=3))
+    trainer.log = MetricsLog(RunFolder(tmp_path), lambda _: b"")
+    trainer.log.add(3, VALIDATION, {"loss": 2.5, "phase": 1})
+    run = trainer.phase.config.run = RunConfig()
+    trainer.phase.inputs.num_eval_rows = 0
+    optimization = OptimizationConfig(max_steps=num_steps)
+    trainer.plan = make_plan(optimization, run, num_rows=64, max_length=16, num_replicas=1)
+    trainer.phase.config.hardware.max_steps_per_execution = 1
+    assert fitting.fit(trainer) == expected
+    assert trainer.model.fit.called == (num_steps > 3)

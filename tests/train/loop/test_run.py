@@ -8,8 +8,7 @@ import pytest
 
 from mlm_common.cli.command_line import parse_arguments
 from train.fill_mask import FillMaskConfig
-from train.loop.run import Phase, cpu_seconds
-from train.loop.run_record import describe_baseline, excerpt, print_result
+from train.loop.run import Phase, cpu_seconds, describe_baseline, excerpt, print_result
 from train.tasks.masked_lm import MaskedLanguageModeling
 
 FIGURES = {"loss": 5.89, "perplexity": 361.0, "masked_accuracy": 0.145, "num_masked_tokens": 900}
