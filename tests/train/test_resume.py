@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from mlm_common.errors import EXIT_PERMANENT, EXIT_STOPPED
+from mlm_common.errors import EXIT_STOPPED
 from tests.fixtures.killable_runs import PROJECT, KillableRuns
 from tests.fixtures.same_run import assert_same_run, timeless_lines
-from tests.fixtures.tiny_pairs import PAIRS
 from tests.fixtures.tiny_run import MODEL, run_flags
 from tfrecord_prep.records import encode_rows
 from train.metrics.log import read_metrics
@@ -68,18 +67,6 @@ def test_sigterm_and_ctrl_c_save_and_the_run_resumes(runs, whole_run, shards, tm
     assert_same_run(tmp_path / "run", whole_run)
 
 
-@pytest.mark.slow
-def test_a_run_of_pairs_is_killed_while_saving(runs, pair_run, pair_shards, tmp_path):
-    """On one device; the run that was not killed is one of this process."""
-    flags = run_flags(pair_shards, tmp_path / "run", *PAIRS, "--save-minutes", "0.001")
-    status = runs.run_and_signal(flags, "save", 3, signal.SIGKILL, 0.001, num_devices=1)
-    assert status == -signal.SIGKILL
-    assert list((tmp_path / "run" / "checkpoints").glob("*.json"))
-    assert not (tmp_path / "run" / "export").exists()
-    assert runs.run([*flags, "--resume", "must"], num_devices=1) == 0
-    assert_same_run(tmp_path / "run", pair_run)
-
-
 def bad_rows(shards, folder, num_good=6):
     """Write shards of one repeated token, and one of many tokens after which the loss is high."""
     shutil.copytree(shards / "train" / "tokenizer", folder / "tokenizer")
@@ -119,19 +106,6 @@ def test_a_spike_leads_back_and_on_without_its_rows(runs, shards, tmp_path):
     assert runs.run_and_signal(killed, "train", rollbacks[0]["step"] + 1, signal.SIGKILL, 0.0) == -signal.SIGKILL
     assert runs.run(killed) == 0
     assert_same_run(tmp_path / "killed", tmp_path / "run")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
-def test_rollbacks_are_bounded(shards, tmp_path, run):
-    """A rate at which every run diverges."""
-    flags = ("--learning-rate", "1e38", "--max-grad-norm", "0", "--warmup-steps", "0", "--save-steps", "1")
-    more = ("--on-nonfinite", "skip", "--max-rollbacks", "2")
-    outcome = run(main, *run_flags(shards, tmp_path / "run", *flags, *more))
-    assert outcome.status == EXIT_PERMANENT
-    assert "Loss and gradients must stay finite; those of step 2 were not" in outcome.error
-    lines = read_metrics(RunFolder(tmp_path / "run"))
-    assert [(line["split"], line["reason"], line["to_step"]) for line in lines] == [("rollback", "nonfinite", 1)] * 2
 
 
 @pytest.mark.slow

@@ -74,10 +74,9 @@ class Checkpoints:
         Those that are damaged, or of another run, are warned of and passed over.
 
         Args:
-            is_of_run: tells whether a checkpoint is of this run.
+            is_of_run: returns whether a checkpoint is of this run.
             use: takes the record and the variables.
-            up_to: the last step to consider.
-            since: the first one.
+            up_to, since: the last and the first step to consider.
             interval_steps: only its multiples, and the first one, are considered.
 
         Raises:
@@ -183,6 +182,7 @@ class Checkpoints:
         )
 
     def _kept_steps(self) -> list[int]:
+        """List the newest steps, that of the best evaluation, and the newest regular one."""
         steps = sorted(self._records)
         kept = set(steps[-self._num_kept :])
         # Scores of other phases are of other rows.

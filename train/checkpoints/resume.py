@@ -55,11 +55,7 @@ def resume_point(checkpoint: CheckpointRecord | None, plan: Plan) -> ResumePoint
 
 
 def check_checkpoint(checkpoint: CheckpointRecord, plan: Plan) -> None:
-    """Check that the run can resume from a checkpoint of its fingerprint.
-
-    Args:
-        checkpoint: of the run.
-        plan: of the phase in which it was saved.
+    """Check that the run can resume from a checkpoint of its fingerprint, by the plan of its phase.
 
     Raises:
         InputError: its global batch was another one, it is past the end of the run or of its phase, or an earlier
@@ -83,12 +79,8 @@ def check_checkpoint(checkpoint: CheckpointRecord, plan: Plan) -> None:
     if checkpoint.step > plan.num_steps:
         raise InputError(
             f"The run ends after step {plan.num_steps}, before the newest checkpoint, that of step {checkpoint.step}. "
-            f"Raise --num-epochs or --max-steps{_of_phase(plan)}."
+            f"Raise --num-epochs or --max-steps{f' of phase {len(plan.before) + 1}' if plan.num_phases > 1 else ''}."
         )
-
-
-def _of_phase(plan: Plan) -> str:
-    return f" of phase {len(plan.before) + 1}" if plan.num_phases > 1 else ""
 
 
 def describe_resume_point(
@@ -101,13 +93,7 @@ def describe_resume_point(
 ) -> Iterator[str]:
     """Yield what a person should know of where training starts or resumes, in sentences.
 
-    Args:
-        point: where that is.
-        plan: of the run now, as the others.
-        config: of the run.
-        versions: of the libraries.
-        computation: how steps are computed, as a checkpoint's record says it.
-        made_by: what a checkpoint's record says by that name.
+    All but the point is of the run now; `versions`, `computation` and `made_by` are as a checkpoint's record has them.
     """
     checkpoint = point.checkpoint
     if checkpoint is None:

@@ -100,12 +100,10 @@ def training_batches(
     num_steps: int,
     num_left_out_rows: int = 0,
 ) -> tf.data.Dataset:
-    """Read the batches of `num_steps` steps from `start_step` on for the replicas of one input pipeline.
+    """Read what `Inputs.training_batches` says, in a random order.
 
-    The rows of the steps before `start_step` are skipped, and `num_left_out_rows` more. Each batch is {feature:
-    (global_batch_rows / replicas, …)}; those of a step follow each other in the order of the replicas. Batches continue
-    over the end of an epoch, so no row is dropped between epochs. A pipeline reads whole windows, since they are
-    permuted as a whole, and parses only its rows.
+    Batches continue over the end of an epoch, so no row is dropped between epochs. A pipeline reads whole windows,
+    since they are permuted as a whole, and parses only its rows.
     """
     windows = list(order.from_row(start_step * global_batch_rows + num_left_out_rows, num_steps * global_batch_rows))
     num_rows = np.array([window.num_rows for window in windows])
@@ -159,10 +157,7 @@ def evaluation_batches(
     *,
     global_batch_rows: int,
 ) -> tf.data.Dataset:
-    """Read every row once, over all pipelines, as batches for the replicas of one, each row made by `prepare_row`.
-
-    The last global batch is filled up with rows of padding. A pipeline reads all records and parses its part of them.
-    """
+    """Read what `Inputs.evaluation_batches` says; a pipeline reads all records and parses its part of them."""
     num_batches = -(-shards.num_rows // global_batch_rows)
     pipeline_rows = _pipeline_rows(context, global_batch_rows)
     padding = {

@@ -74,7 +74,6 @@ class TrainingInputs(Inputs):
     def training_batches(
         self, features: Mapping[str, Feature], context: "tf.distribute.InputContext", *, seed: int, **steps: int
     ) -> "tf.data.Dataset":
-        """Read the batches of some steps; see `train.data.pipeline.training_batches`."""
         from train.data.pipeline import SampleOrder, training_batches
 
         shards = self.train_shards
@@ -89,7 +88,6 @@ class TrainingInputs(Inputs):
         *,
         global_batch_rows: int,
     ) -> "tf.data.Dataset":
-        """Read every row to evaluate on once; see `train.data.pipeline.evaluation_batches`."""
         from train.data.pipeline import evaluation_batches
 
         assert self.eval_shards is not None
@@ -108,9 +106,18 @@ def open_inputs(config: DataConfig) -> TrainingInputs:
     """
     train_shards = open_shards(str(config.train_dataset))
     eval_shards = open_shards(config.eval_dataset) if config.eval_dataset else None
-    tokenizer_source = _tokenizer_source(config, train_shards)
+    tokenizer_source = config.tokenizer or train_shards.tokenizer_folder
+    if tokenizer_source is None:
+        raise InputError(f"--tokenizer is required for shards that came without one; {train_shards.folder} did.")
     tokenizer = load_tokenizer(tokenizer_source)
-    max_length = _row_length(config, train_shards)
+    # That of the manifest, or for shards without one of the first row.
+    manifest = train_shards.manifest
+    max_length = manifest.max_length if manifest else len(first_row_ids(train_shards.paths[0]))
+    if config.max_length not in (None, max_length):
+        raise InputError(
+            f"--max-length must be the shards' {max_length} ({train_shards.folder}); received {config.max_length}. "
+            "Leave it out, or prepare shards of that length."
+        )
     for shards in (train_shards, eval_shards):
         if shards is not None:
             _check_agreement(shards, tokenizer, max_length)
@@ -157,24 +164,6 @@ def _describe_shards(shards: ShardSet | None) -> dict[str, Any] | None:
     if shards.manifest is None:
         return {"totals": {"num_rows": shards.num_rows}}
     return {name: value for name, value in asdict(shards.manifest).items() if name != "shards"}
-
-
-def _tokenizer_source(config: DataConfig, shards: ShardSet) -> str:
-    name = config.tokenizer or shards.tokenizer_folder
-    if name is None:
-        raise InputError(f"--tokenizer is required for shards that came without one; {shards.folder} did.")
-    return name
-
-
-def _row_length(config: DataConfig, shards: ShardSet) -> int:
-    """Read the tokens of a row: the manifest's, or for shards without one those of the first row."""
-    length = shards.manifest.max_length if shards.manifest else len(first_row_ids(shards.paths[0]))
-    if config.max_length not in (None, length):
-        raise InputError(
-            f"--max-length must be the shards' {length} ({shards.folder}); received {config.max_length}. Leave it out, "
-            "or prepare shards of that length."
-        )
-    return length
 
 
 def _check_agreement(shards: ShardSet, tokenizer: PreTrainedTokenizerFast, max_length: int) -> None:

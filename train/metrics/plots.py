@@ -31,6 +31,8 @@ MAX_LABELS_WITHIN = 3
 # A line with more points has no markers.
 MAX_MARKERS = 40
 BASELINE = "frequency baseline"
+# Seconds of a unit, and its name.
+TIME_UNITS = ((3600, "hours"), (60, "minutes"))
 Points = list[tuple[float, float]]
 
 
@@ -65,17 +67,14 @@ def draw_runs(runs: Sequence[RunCurves], note: str = "", file_format: str = "png
 
     Validation is a bold line with the run's name at its end, training a faint one. The dotted line of the same color is
     the loss of a guess from the token frequencies alone.
-
-    Args:
-        runs: to compare.
-        note: for the reader, under the plot.
-        file_format: `png` or `svg`.
+    `note` is for the reader, under the plot.
     """
     if len(runs) == 1:
         return draw_run(runs[0], file_format)
     with new_figure(figsize=RUNS_INCHES) as figure:
         over_tokens, over_time = figure.subplots(1, 2, sharey=True)
-        size, unit = _time_unit(max(run.training_seconds(_last_step(run)) for run in runs))
+        longest_seconds = max(run.training_seconds(_last_step(run)) for run in runs)
+        size, unit = next((one for one in TIME_UNITS if longest_seconds >= 2 * one[0]), (1, "seconds"))
         panels: tuple[tuple[Axes, str, Callable[[RunCurves, int], float]], ...] = (
             (over_tokens, "tokens, padding included", RunCurves.tokens_after),
             (over_time, f"{unit} of training", lambda run, step: run.training_seconds(step) / size),
@@ -90,7 +89,7 @@ def draw_runs(runs: Sequence[RunCurves], note: str = "", file_format: str = "png
             labels.append([*filter(None, of_axes), *_draw_baselines(runs, axes)])
         over_tokens.set_ylabel(f"loss, {runs[0].loss_unit}")
         over_tokens.xaxis.set_major_formatter(lambda value, _: short_number(value))
-        set_titles(figure, _title_of_several(runs), f"Bold: validation. Faint: training. Dotted: {BASELINE}.", note)
+        set_titles(figure, f"Loss of {len(runs)} runs", f"Bold: validation. Faint: training. Dotted: {BASELINE}.", note)
         are_many = len(runs) > MAX_LABELS_WITHIN
         if not are_many:
             label_ends(over_tokens, labels[0])
@@ -110,16 +109,9 @@ def _draw_losses(run: RunCurves, axes: "Axes") -> list[EndLabel]:
     for before, line in itertools.pairwise(run.of_split(TRAIN)):
         if before.get("phase") != line.get("phase"):
             axes.axvline(before["step"], linewidth=0.8, color=MUTED, alpha=FAINT_ALPHA)
-            axes.annotate(
-                run.phase_name(line.get("phase", 1)),
-                (before["step"], 1),
-                (4, 0),
-                xycoords=("data", "axes fraction"),
-                textcoords="offset points",
-                va="top",
-                color=MUTED,
-                size=NOTE_POINTS,
-            )
+            name, place = run.phase_name(line.get("phase", 1)), (before["step"], 1)
+            style: dict[str, Any] = {"va": "top", "color": MUTED, "size": NOTE_POINTS}
+            axes.annotate(name, place, (4, 0), xycoords=("data", "axes fraction"), textcoords="offset points", **style)
     axes.set_ylabel(f"loss, {run.loss_unit}")
     return labels
 
@@ -212,10 +204,6 @@ def _subtitle(run: RunCurves) -> str:
     return ", ".join([steps, f"{short_number(run.tokens_after(step))} tokens", *time])
 
 
-def _title_of_several(runs: Sequence[RunCurves]) -> str:
-    return f"Loss of {len(runs)} runs"
-
-
 def _points(run: RunCurves, split: str, name: str) -> Points:
     """Collect (step, figure) from the lines of a split that have this figure as a finite number."""
     values = [(line["step"], line.get(name)) for line in run.of_split(split)]
@@ -233,12 +221,6 @@ def _best(run: RunCurves, metric: Metric) -> tuple[float, float]:
 
 def _last_step(run: RunCurves) -> int:
     return int(run.lines[-1]["step"]) if run.lines else 0
-
-
-def _time_unit(longest_seconds: float) -> tuple[int, str]:
-    """Choose seconds, minutes or hours: (seconds of the unit, its name)."""
-    units = ((3600, "hours"), (60, "minutes"))
-    return next((one for one in units if longest_seconds >= 2 * one[0]), (1, "seconds"))
 
 
 def _shown(loss: float) -> str:

@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from mlm_common.errors import InputError
@@ -43,10 +43,8 @@ RESULT_FILES = (
     r"|eval_predictions\w*\.(txt|json)"
     r"|(nbest_)?predictions\.json|null_odds\.json"
 )
-_BEGUN = " Phase {} has begun: only later phases may change."
 WHAT_MAY_CHANGE = "docs/guides/resume.md"
 PROFILES_FOLDER = f"{TENSORBOARD_FOLDER}/plugins/profile"
-_STEP_RECORD = re.compile(r"step-(\d+)\.json")
 
 
 class RunFolder:
@@ -117,7 +115,11 @@ class RunFolder:
             )
         if not names:
             return
-        if RECORD_NAME not in names or not self._has_fingerprint():
+        has_fingerprint = False
+        if RECORD_NAME in names:
+            with suppress(TypeError, ValueError):
+                has_fingerprint = "fingerprint" in self.read_record()
+        if not has_fingerprint:
             raise InputError(
                 f"--output-dir must be an empty folder or that of this run; {self} holds {sorted(names)[0]} and no "
                 f"{RECORD_NAME} of a run. Name another folder."
@@ -145,12 +147,6 @@ class RunFolder:
         self.files.delete_files([name for name in self.files.list_files() if re.fullmatch(others, name)])
         self.files.delete_files([RECORD_NAME])  # last: without it the folder is not known as that of a run
 
-    def _has_fingerprint(self) -> bool:
-        try:
-            return "fingerprint" in self.read_record()
-        except (TypeError, ValueError):
-            return False
-
     def _check_fingerprint(self, fingerprint: dict[str, Any], begun_phase: int, num_changeable_flags: int) -> None:
         theirs = self.read_record()["fingerprint"]
         # Of a record that was on the Hub, hashes are compared.
@@ -160,7 +156,9 @@ class RunFolder:
             if not is_same(_value(theirs, key), _value(fingerprint, key)) and _phase_of(key) <= begun_phase
         )
         if differing:
-            has_phases = any(map(_phase_of, fingerprint.keys() | theirs.keys()))
+            begun = ""
+            if any(map(_phase_of, fingerprint.keys() | theirs.keys())):
+                begun = f" Phase {begun_phase + 1} has begun: only later phases may change."
             shown = "; ".join(
                 f"{key}: {_short(_value(theirs, key))} there, {_short(_value(fingerprint, key))} now"
                 for key in differing[:3]
@@ -169,7 +167,7 @@ class RunFolder:
             raise InputError(
                 f"--output-dir: {self} contains a different run ({shown}{more}). Name another folder, give "
                 f"--overwrite-output-dir, or the settings of that run; {num_changeable_flags} flags may change, see "
-                f"{WHAT_MAY_CHANGE}." + (_BEGUN.format(begun_phase + 1) if has_phases else "")
+                f"{WHAT_MAY_CHANGE}.{begun}"
             )
 
 
@@ -193,7 +191,8 @@ def exported_model(path: str, flag: str = "--model") -> str:
         return path
     if folder.has_export():
         return folder.export.path
-    steps = [int(match[1]) for match in map(_STEP_RECORD.fullmatch, folder.checkpoints.list_files()) if match]
+    matches = [re.fullmatch(r"step-(\d+)\.json", name) for name in folder.checkpoints.list_files()]
+    steps = [int(match[1]) for match in matches if match]
     if not steps:
         raise InputError(
             f"{flag}: {path} has no export and no checkpoint yet. Wait for the first checkpoint of the run."

@@ -99,15 +99,12 @@ def mirrored_strategy(device_names: tuple[str, ...]) -> tf.distribute.MirroredSt
 def distribute_batches(
     strategy: tf.distribute.Strategy, batches: Callable[[tf.distribute.InputContext], tf.data.Dataset]
 ) -> Any:
-    """Distribute a data set of which each input pipeline reads the batches of its own replicas.
+    """Distribute a data set of which each input pipeline reads the batches of its replicas, made by `batches`.
 
     `experimental_distribute_dataset` would give every host the same rows, unless there were as many files as hosts.
 
-    Args:
-        batches: makes the data set of one pipeline, of static shapes; called once for each that this process places.
-
-    The data set says that it is endless, so its user counts the batches. Otherwise several workers would ask each other
-    before each batch whether there is one, and its shape would be unknown.
+    The data set, of static shapes, says that it is endless, so its user counts the batches. Otherwise several workers
+    would ask each other before each batch whether there is one, and its shape would be unknown.
     """
 
     def endless_batches(context: tf.distribute.InputContext) -> tf.data.Dataset:

@@ -1,7 +1,6 @@
 """Checkpoints on disk and in Cloud Storage: whole or passed over, rotated, and safe from kills and faults."""
 
 import dataclasses
-import json
 import os
 import signal
 import subprocess
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 
 from mlm_common.errors import InputError, PermanentError, RunFailedError
-from mlm_common.storage import open_folder
 from train.checkpoints import manager
 from train.checkpoints.manager import Checkpoints
 from train.checkpoints.store import (
@@ -68,23 +66,32 @@ def restored(folder, **arguments):
     return (record.step, used[0]) if record else None
 
 
+def steps_in(folder):
+    return CheckpointStore(RunFolder(folder).checkpoints).steps()
+
+
 def names(folder):
     return sorted(path.name for path in (Path(folder) / "checkpoints").iterdir())
 
 
 def test_a_record_comes_back_as_it_was():
-    assert parse_record(record_of(5).to_json()) == record_of(5)
+    line = {"step": 4, "split": "train", "loss": 0.1}
+    record = dataclasses.replace(RECORD, num_written_log_lines=7, unwritten_log_lines=(line,))
+    assert parse_record(record.to_json()) == record
 
 
-@pytest.mark.parametrize("change", [lambda text: text[:-20], lambda text: text.replace("400", "401"), lambda _: "[]"])
-def test_a_record_that_was_changed_is_noticed(change):
-    with pytest.raises(DamagedCheckpointError):
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda text: text[:-20], "cannot be read"),
+        (lambda text: text.replace("400", "401"), "was changed since it was written"),
+        (lambda _: "[]", "cannot be read"),
+        (lambda _: dataclasses.replace(RECORD, format_version=2).to_json(), "its format is 2"),
+    ],
+)
+def test_a_record_that_was_changed_or_is_of_another_format_is_refused(change, reason):
+    with pytest.raises(DamagedCheckpointError, match=reason):
         parse_record(change(RECORD.to_json()))
-
-
-def test_a_record_of_another_format_is_refused():
-    with pytest.raises(DamagedCheckpointError, match="its format is 2"):
-        parse_record(dataclasses.replace(RECORD, format_version=2).to_json())
 
 
 def test_the_newest_is_restored(tmp_path):
@@ -122,7 +129,7 @@ def test_a_damaged_one_is_passed_over(tmp_path, damage, suffix, caplog):
 
 def test_one_of_another_run_is_passed_over(tmp_path, caplog):
     save(Checkpoints(RunFolder(tmp_path), num_kept=2), 1)
-    store = CheckpointStore(open_folder(str(tmp_path / "checkpoints")))
+    store = CheckpointStore(RunFolder(tmp_path).checkpoints)
     store.write(dataclasses.replace(record_of(2), fingerprint_sha256="cd"), arrays_of(2))
     assert restored(tmp_path)[0] == 1
     assert "it is of another run" in caplog.text
@@ -183,12 +190,12 @@ def test_files_may_be_read_by_whom_the_umask_lets(tmp_path, umask, mode):
 def test_rotation_keeps_the_newest_and_the_best(tmp_path):
     checkpoints = Checkpoints(RunFolder(tmp_path), num_kept=2)
     save(checkpoints, 1, 2, 3, 4, 5, validation_losses=(4.0, 3.0, 3.5, 3.5, 3.2))
-    assert CheckpointStore(open_folder(str(tmp_path / "checkpoints"))).steps() == [2, 4, 5]
+    assert steps_in(tmp_path) == [2, 4, 5]
     # A process that resumes knows them.
     checkpoints = Checkpoints(RunFolder(tmp_path), num_kept=1)
     checkpoints.restore_newest(is_of_run, lambda *_: None)
     save(checkpoints, 6)
-    assert CheckpointStore(open_folder(str(tmp_path / "checkpoints"))).steps() == [2, 6]
+    assert steps_in(tmp_path) == [2, 6]
 
 
 def test_of_equal_scores_the_lower_loss_is_the_best(tmp_path):
@@ -196,22 +203,26 @@ def test_of_equal_scores_the_lower_loss_is_the_best(tmp_path):
         return {1: (0.9, -0.6), 2: (0.9, -0.2), 3: (0.9, -0.2)}.get(record.step)
 
     save(Checkpoints(RunFolder(tmp_path), num_kept=1, rank=ranked), 1, 2, 3, 4, 5)
-    assert CheckpointStore(open_folder(str(tmp_path / "checkpoints"))).steps() == [2, 5]
+    assert steps_in(tmp_path) == [2, 5]
     record = dataclasses.replace(RECORD, validation_score=0.9, validation_loss=0.2)
     assert record.rank == (0.9, -0.2)
     assert dataclasses.replace(record, validation_score=float("nan")).rank == (-float("inf"), -0.2)
     assert RECORD.rank is None
 
 
-def test_rotation_keeps_the_newest_of_the_regular_ones(tmp_path):
-    save(Checkpoints(RunFolder(tmp_path), num_kept=2, kept_interval_steps=10), 10, 20, 23, 24, 25)
-    assert CheckpointStore(open_folder(str(tmp_path / "checkpoints"))).steps() == [20, 24, 25]
-
-
-def test_the_first_checkpoint_of_a_phase_is_regular(tmp_path):
-    checkpoints = Checkpoints(RunFolder(tmp_path), num_kept=2, kept_interval_steps=50, first_step=10)
-    save(checkpoints, 5, 10, 15, 20, 25, validation_losses=(0.1, 0.2, 8.0, 8.1, 8.2))
-    assert CheckpointStore(open_folder(str(tmp_path / "checkpoints"))).steps() == [10, 15, 20, 25]
+@pytest.mark.parametrize(
+    ("steps", "losses", "interval_steps", "first_step", "kept"),
+    [
+        ((10, 20, 23, 24, 25), (), 10, 0, [20, 24, 25]),
+        ((5, 10, 15, 20, 25), (0.1, 0.2, 8.0, 8.1, 8.2), 50, 10, [10, 15, 20, 25]),
+    ],
+    ids=["a multiple of the interval", "the first of a phase, whose losses do not compare with those before"],
+)
+def test_rotation_keeps_the_newest_regular_one(tmp_path, steps, losses, interval_steps, first_step, kept):
+    folder = RunFolder(tmp_path)
+    checkpoints = Checkpoints(folder, num_kept=2, kept_interval_steps=interval_steps, first_step=first_step)
+    save(checkpoints, *steps, validation_losses=losses)
+    assert steps_in(tmp_path) == kept
 
 
 def test_checkpoints_of_a_way_not_taken_go_away(tmp_path):
@@ -220,7 +231,7 @@ def test_checkpoints_of_a_way_not_taken_go_away(tmp_path):
     checkpoints = Checkpoints(RunFolder(tmp_path), num_kept=2)
     checkpoints.restore_newest(is_of_run, lambda *_: None)
     save(checkpoints, 15)
-    assert CheckpointStore(open_folder(str(tmp_path / "checkpoints"))).steps() == [10, 15]
+    assert steps_in(tmp_path) == [10, 15]
     checkpoints.discard_after(10)
     assert names(tmp_path) == ["step-00000010.json", "step-00000010.safetensors"]
 
@@ -290,12 +301,6 @@ def test_a_damaged_object_is_passed_over(cloud):
     assert restored(folder)[0] == 1
 
 
-def test_the_record_is_json_for_people(tmp_path):
-    save(Checkpoints(RunFolder(tmp_path), num_kept=2), 1)
-    content = json.loads((tmp_path / "checkpoints" / "step-00000001.json").read_text(encoding="utf-8"))
-    assert content["num_bytes"] == (tmp_path / "checkpoints" / "step-00000001.safetensors").stat().st_size
-
-
 def test_a_deletion_that_fails_is_a_warning_and_is_made_up_for(cloud, caplog):
     folder = f"{cloud.bucket_url}/run"
     checkpoints = Checkpoints(RunFolder(folder), num_kept=1)
@@ -303,12 +308,6 @@ def test_a_deletion_that_fails_is_a_warning_and_is_made_up_for(cloud, caplog):
     cloud.fault("step-00000001", method="DELETE", status=403)
     save(checkpoints, 2)
     assert f"old checkpoints in {folder}/checkpoints could not be deleted" in caplog.text
-    assert CheckpointStore(open_folder(f"{folder}/checkpoints")).steps() == [1, 2]
+    assert steps_in(folder) == [1, 2]
     save(checkpoints, 3)
     assert {name.rpartition("/")[2] for name in cloud.objects()} == {"step-00000003.json", "step-00000003.safetensors"}
-
-
-def test_a_record_carries_the_lines_that_the_log_lacks():
-    line = {"step": 4, "split": "train", "loss": 0.1}
-    record = dataclasses.replace(RECORD, num_written_log_lines=7, unwritten_log_lines=(line,))
-    assert parse_record(record.to_json()) == record

@@ -60,7 +60,7 @@ FIRST = {"type": "worker", "index": 0}
         (tf_config({"worker": ["a:1", "a:1"]}, FIRST), "must be another host:port"),
         (
             tf_config({"worker": WORKERS}, {"type": "worker", "index": 3}),
-            "one of its cluster, which has 3 worker; indices begin at 0",
+            "which has 3 worker; indices begin at 0",
         ),
         (tf_config({"worker": WORKERS}, {"type": "worker", "index": -1}), "one of its cluster, which has 3 worker"),
         (tf_config({"worker": WORKERS}, {"type": "chief", "index": 0}), "KeyError('chief')"),
@@ -92,10 +92,11 @@ def test_what_is_wrong_with_the_variable_is_said(monkeypatch, text, message):
         (["--tpu-name", "pod", "--train-dataset", "gs://bucket/x"], "", "--output-dir must be in Cloud Storage"),
     ],
 )
-def test_the_command_refuses_before_it_looks_at_the_shards(monkeypatch, capsys, flags, text, message):
+def test_the_command_refuses_before_it_looks_at_the_shards(monkeypatch, run, flags, text, message):
     monkeypatch.setenv("TF_CONFIG", text)
-    assert main(["--train-dataset", "nowhere", "--output-dir", "out", *flags]) == 2
-    assert f"error: {message}" in capsys.readouterr().err
+    refused = run(main, "--train-dataset", "nowhere", "--output-dir", "out", *flags)
+    assert refused.status == 2
+    assert f"error: {message}" in refused.err
 
 
 # TensorCores of a replica, and multiply-add units of a core: matrix units times rows times columns.

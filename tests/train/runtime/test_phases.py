@@ -26,6 +26,11 @@ def phases_in(folder, *phases, settings=None, flags=FLAGS) -> tuple[PhaseSetting
     return phases_of(parse_training_config([*flags, "--phases", str(path)], ""))
 
 
+def phases_in_file(folder, content) -> tuple[PhaseSettings, ...]:
+    (folder / "phases.yaml").write_text(content, encoding="utf-8")
+    return phases_of(parse_training_config([*FLAGS, "--phases", str(folder / "phases.yaml")], ""))
+
+
 def plans_of(phases, num_rows=1000, num_replicas=1) -> tuple[Plan, ...]:
     numbers = [
         PhaseToPlan(
@@ -106,16 +111,10 @@ def test_what_a_phase_may_not_have(tmp_path, settings, rule):
         phases_in(tmp_path, {"max_steps": 1}, settings)
 
 
-@pytest.mark.parametrize("content", ["", "3", "phases: []", "phases: {}", "steps: [1]", "[]", "[3]"])
-def test_a_file_that_holds_no_phases(tmp_path, content):
-    (tmp_path / "phases.yaml").write_text(content, encoding="utf-8")
-    with pytest.raises(InputError, match=r"phases\.yaml"):
-        phases_of(parse_training_config([*FLAGS, "--phases", str(tmp_path / "phases.yaml")], ""))
-
-
 @pytest.mark.parametrize(
     ("content", "rule"),
     [
+        *((content, "") for content in ("", "3", "phases: []", "phases: {}", "steps: [1]", "[]", "[3]")),
         ("{scale: .inf, phases: [{max_steps: 3}]}", r"must have a `scale` above 0 and at most 1,000; received inf"),
         ("{scale: .nan, phases: [{max_steps: 3}]}", "must have a `scale` .* received nan"),
         ("{scale: true, phases: [{max_steps: 3}]}", "must have a `scale` .* received True"),
@@ -129,30 +128,25 @@ def test_a_file_that_holds_no_phases(tmp_path, content):
     ],
 )
 def test_values_in_the_file_that_cannot_be_meant(tmp_path, content, rule):
-    (tmp_path / "phases.yaml").write_text(content, encoding="utf-8")
-    with pytest.raises(InputError, match=rf"phases\.yaml.* {rule}"):
-        phases_of(parse_training_config([*FLAGS, "--phases", str(tmp_path / "phases.yaml")], ""))
+    with pytest.raises(InputError, match=rf"phases\.yaml.* {rule}" if rule else r"phases\.yaml"):
+        phases_in_file(tmp_path, content)
 
 
 @pytest.mark.parametrize(("scale", "steps", "expected"), [(0.1, 25, 2), (0.1, 1, 1), (2, "'15'", 30), (1, "'15'", 15)])
 def test_the_scale_multiplies_steps_however_they_are_written(tmp_path, scale, steps, expected):
-    content = f"{{scale: {scale}, phases: [{{name: 1, max_steps: {steps}}}]}}"
-    (tmp_path / "phases.yaml").write_text(content, encoding="utf-8")
-    (phase,) = phases_of(parse_training_config([*FLAGS, "--phases", str(tmp_path / "phases.yaml")], ""))
+    (phase,) = phases_in_file(tmp_path, f"{{scale: {scale}, phases: [{{name: 1, max_steps: {steps}}}]}}")
     assert (phase.name, phase.config.optimization.max_steps) == ("1", expected)
 
 
 def test_a_scale_of_one_leaves_epochs_as_they_are(tmp_path):
-    (tmp_path / "phases.yaml").write_text("{scale: 1.0, phases: [{num_epochs: 3}]}", encoding="utf-8")
-    (phase,) = phases_of(parse_training_config([*FLAGS, "--phases", str(tmp_path / "phases.yaml")], ""))
+    (phase,) = phases_in_file(tmp_path, "{scale: 1.0, phases: [{num_epochs: 3}]}")
     assert phase.config.optimization.num_epochs == 3
 
 
 def test_the_length_is_that_of_the_phases(tmp_path):
-    with pytest.raises(InputError, match="--max-steps must be left out with --phases"):
-        phases_in(tmp_path, {"max_steps": 1}, flags=[*FLAGS, "--max-steps", "3"])
-    with pytest.raises(InputError, match="--num-epochs must be left out with --phases"):
-        phases_in(tmp_path, {"max_steps": 1}, flags=[*FLAGS, "--num-epochs", "3"])
+    for flag in ("--max-steps", "--num-epochs"):
+        with pytest.raises(InputError, match=f"{flag} must be left out with --phases"):
+            phases_in(tmp_path, {"max_steps": 1}, flags=[*FLAGS, flag, "3"])
 
 
 def test_overrides_of_a_phase_are_added_to_those_of_the_run(tmp_path):

@@ -26,12 +26,25 @@ def test_a_plan_is_pinned():
     assert text["memory"].startswith("16.00 GiB")
 
 
-def test_max_steps_wins_over_epochs():
+def test_settings_decide_steps_and_intervals():
     assert plan_of(max_steps=7, num_epochs=100).num_steps == 7
-
-
-def test_warmup_may_be_turned_off():
     assert plan_of(warmup_steps=0).num_warmup_steps == 0
+    plan = plan_of(run=RunConfig(eval_steps=5, save_steps=9, profile="90:100"), max_steps=100)
+    assert (plan.eval_steps, plan.save_steps) == (5, 9)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"schedule": "wsd", "warmup_steps": 81}, "--warmup-steps and --decay-ratio must fit into .* 100 .* 81 and 20"),
+        ({"warmup_steps": 100}, "--warmup-steps must be below the run's 100 steps; received 100"),
+        ({"run": RunConfig(profile="90:101")}, "--profile must end within the run's 100 steps; received 90:101"),
+        ({"num_rows": 63, "num_replicas": 8}, "global batch of 64 rows .* 63 rows; lower"),
+    ],
+)
+def test_what_does_not_fit_is_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        plan_of(max_steps=100, **settings)
 
 
 @pytest.mark.parametrize(
@@ -48,17 +61,6 @@ def test_warmup_and_decay_are_shares_of_the_run(settings, steps):
     assert (plan.num_warmup_steps, plan.num_decay_steps) == steps
 
 
-def test_warmup_and_decay_must_fit_into_the_run():
-    with pytest.raises(InputError, match=r"--warmup-steps and --decay-ratio must fit into .* 100 steps; .* 81 and 20"):
-        plan_of(max_steps=100, schedule="wsd", warmup_steps=81)
-
-
-def test_a_profile_must_end_within_the_run():
-    assert plan_of(max_steps=100, run=RunConfig(profile="90:100")).num_steps == 100
-    with pytest.raises(InputError, match=r"--profile must end within the run's 99 steps; received 90:100"):
-        plan_of(max_steps=99, run=RunConfig(profile="90:100"))
-
-
 @pytest.mark.parametrize("profile", ["5", "5:", ":5", "5:5", "6:5", "-1:5", "a:b", ""])
 def test_a_profile_is_two_rising_numbers(profile):
     if profile:
@@ -66,11 +68,6 @@ def test_a_profile_is_two_rising_numbers(profile):
             RunConfig(profile=profile)
     else:
         assert RunConfig().profiled_steps is None
-
-
-def test_intervals_given_are_kept():
-    plan = plan_of(run=RunConfig(eval_steps=5, save_steps=9))
-    assert (plan.eval_steps, plan.save_steps) == (5, 9)
 
 
 @pytest.mark.parametrize(
@@ -124,16 +121,6 @@ def test_the_plan_says_when_it_evaluates_and_saves():
 @pytest.mark.parametrize(("num_steps", "log_steps"), [(3, 1), (142, 2), (1100, 22), (2500, 50), (10**6, 50)])
 def test_the_log_has_fifty_lines_or_one_each_fifty_steps(num_steps, log_steps):
     assert plan_of(max_steps=num_steps).log_steps == log_steps
-
-
-def test_a_batch_larger_than_the_data_set_is_refused():
-    with pytest.raises(InputError, match=r"global batch of 64 rows .* 63 rows; lower"):
-        plan_of(num_rows=63, num_replicas=8)
-
-
-def test_a_warmup_longer_than_the_run_is_refused():
-    with pytest.raises(InputError, match=r"--warmup-steps must be below the run's 10 steps; received 10"):
-        plan_of(max_steps=10, warmup_steps=10)
 
 
 @pytest.mark.parametrize(

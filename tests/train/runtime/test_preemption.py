@@ -51,26 +51,20 @@ def wait_until(holds, timeout_seconds=30):
     return holds()
 
 
-def test_sigterm_makes_the_request_and_its_handler_goes_away():
+@pytest.mark.parametrize(
+    ("number", "in_words"), [(signal.SIGTERM, " (received SIGTERM)"), (signal.SIGINT, "")], ids=["SIGTERM", "Ctrl-C"]
+)
+def test_a_signal_makes_the_request_and_its_handler_goes_away(number, in_words):
     request = StopRequest()
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(number)
     with listening(request, on_cloud_machine=False):
         assert not request.is_agreed
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         assert wait_until(lambda: request.is_agreed)
-    assert request.reason == "received SIGTERM"
-    assert signal.getsignal(signal.SIGTERM) == before
-
-
-def test_ctrl_c_makes_the_request_and_its_handler_goes_away():
-    request = StopRequest()
-    before = signal.getsignal(signal.SIGINT)
-    with listening(request, on_cloud_machine=False):
-        os.kill(os.getpid(), signal.SIGINT)
-        assert wait_until(lambda: request.is_agreed)
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL  # the next one kills
-    assert request.in_words == ""
-    assert signal.getsignal(signal.SIGINT) == before
+        if number == signal.SIGINT:
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL  # the next one kills
+    assert request.in_words == in_words
+    assert signal.getsignal(number) == before
 
 
 def test_ctrl_c_stays_ignored_where_it_was():
@@ -130,11 +124,13 @@ def test_the_first_ctrl_c_saves_and_the_second_ends_at_once(is_supervised, hangs
     assert errors == ("" if hangs else "Stopped at step 2 of 3, saved. Run the same command again to continue.\n")
 
 
+@pytest.mark.parametrize("before", [{}, {"instance/maintenance-event": "MIGRATE_ON_HOST_MAINTENANCE"}])
 @pytest.mark.parametrize(
     ("name", "value"),
     [("instance/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE"), ("instance/preempted", "TRUE")],
 )
-def test_a_notice_makes_the_request(metadata, name, value):
+def test_a_new_notice_makes_the_request(metadata, before, name, value):
+    metadata.update(before)
     request = StopRequest()
     with listening(request, on_cloud_machine=False):
         time.sleep(0.2)
@@ -142,16 +138,6 @@ def test_a_notice_makes_the_request(metadata, name, value):
         metadata[name] = value
         assert wait_until(lambda: request.is_made)
     assert request.reason == f"the machine's {name} is {value}"
-
-
-def test_a_notice_that_stood_before_does_not_count(metadata):
-    metadata["instance/maintenance-event"] = "MIGRATE_ON_HOST_MAINTENANCE"
-    request = StopRequest()
-    with listening(request, on_cloud_machine=False):
-        time.sleep(0.2)
-        assert not request.is_made
-        metadata["instance/preempted"] = "TRUE"
-        assert wait_until(lambda: request.is_made)
 
 
 def test_workers_stop_once_they_have_compared():
