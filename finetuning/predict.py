@@ -25,11 +25,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         kept = predictor.predict()
     if config.file is None:
         print("\n\n".join(predictor.shown(kept)))
-    elif config.output is None:
-        print(predictor.file_text(kept), end="")
+        return
+    text, number = predictor.file_text(kept)
+    if config.output is None:
+        print(text, end="")
     else:
-        folder.write_text(name, predictor.file_text(kept))
-        print(f"{predictor.num_examples:,} predictions  {config.output}")
+        folder.write_text(name, text)
+        print(f"{number:,} predictions  {config.output}")
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ from finetuning.config.settings import parse_finetuning_config
 from finetuning.data.buckets import training_batches
 from finetuning.tasks.classification import read_parts
 from finetuning.data.inputs import ExampleInputs
-from finetuning.data.rows import INPUT_IDS
-from finetuning.data.rows import encode_texts
+from finetuning.data.inputs import INPUT_IDS
+from finetuning.data.inputs import encode_texts
 from finetuning.tasks.classification import ClassificationJob
 from mlm_common.tokenizer import load_tokenizer, special_ids, vocabulary_size
 from tokenizer_training.train_unigram import main as train_unigram

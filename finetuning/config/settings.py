@@ -398,11 +398,7 @@ Settings = TypeVar("Settings", bound=FinetuningConfig)
 
 
 def parse_finetuning_config(config_class: type[Settings], argv: Sequence[str] | None, description: str) -> Settings:
-    """Read the settings of a task given on the command line, over `--config-file` and the defaults.
-
-    Raises:
-        InputError: a setting is not what it must be, or a required one is missing.
-    """
+    """Read the settings of a task given on the command line, over `--config-file` and the defaults."""
     subjects = config_class.subjects()
     source = "task" if hasattr(subjects["data"], "task") else "train_file"
     needed = ("init_from", source, "output_dir")

@@ -40,15 +40,9 @@ def bucket_of_rows(row_lengths: NDArray[np.int64], lengths: Sequence[int]) -> ND
 def training_batches(
     row_lengths: NDArray[np.int64], lengths: Sequence[int], *, batch_rows: int, seed: int, first: int, num_batches: int
 ) -> Batches:
-    """Make `num_batches` batches from number `first` on, counted over all passes.
+    """Make `num_batches` batches from number `first` on, counted over all passes, of rows with these tokens.
 
-    Args:
-        row_lengths: tokens of each row.
-        lengths: of the buckets, ascending; the last is that of the longest row at least.
-        batch_rows: rows of a batch.
-        seed: of the run.
-        first: batches before.
-        num_batches: of the result.
+    `lengths` are those of the buckets, ascending; the last is that of the longest row at least.
     """
     batches_of_pass = -(-len(row_lengths) // batch_rows)
     passes = range(first // batches_of_pass, -(-(first + num_batches) // batches_of_pass))

@@ -87,11 +87,7 @@ def num_samples(data: ExamplesConfig) -> dict[str, int | None]:
 
 
 def texts_of(table: Table, names: Sequence[str]) -> tuple[Sequence[str], ...]:
-    """Look up the columns of text.
-
-    Raises:
-        InputError: there is no such column, or a row has something else than text.
-    """
+    """Look up the columns of text."""
     columns = tuple(table.column(name, "--text-column-names") for name in names)
     for name, column in zip(names, columns, strict=True):
         for row, text in enumerate(column, start=1):

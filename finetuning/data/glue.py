@@ -93,12 +93,7 @@ HUB_SPLITS = {
 
 
 def read_glue(data: ClassificationData, task: GlueTask) -> Parts:
-    """Read a task from the download or from the Hub.
-
-    Raises:
-        InputError: a file, a column, a text or a label is missing.
-        HubAwayError: the Hub cannot be reached.
-    """
+    """Read a task from the download or from the Hub."""
 
     @functools.cache
     def hub(config: str) -> dict[str, Table]:

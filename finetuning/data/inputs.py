@@ -1,24 +1,107 @@
-"""What a run of fine-tuning trains on and is evaluated on: encoded rows in memory, and their batches as tf.data.
+"""Encoded examples in memory, rows of differing length laid end to end, and their batches as tf.data.
 
 Each input pipeline (one a host) gives the batches of its replicas, cut out of the global batches: those of a step
 follow each other in the order of the replicas. All is made by operations of TensorFlow, which any host can run.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from finetuning.data import buckets
-from finetuning.data.rows import ATTENTION_MASK, INPUT_IDS, EncodedRows
+from mlm_common.errors import InputError
 from mlm_common.tokenizer import tokenizer_sha256
 from train.data.inputs import Feature, Inputs
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+# Texts that are encoded at once; those of a batch go over all cores.
+TEXTS_AT_ONCE = 10_000
+INPUT_IDS, TOKEN_TYPES, INDEX = "input_ids", "token_type_ids", "index"
+# 1 at the tokens of a row, 0 at its padding: by its length, since the padding token may also occur in a text.
+ATTENTION_MASK = "attention_mask"
+
+
+@dataclass(frozen=True)
+class EncodedRows:
+    """Rows of token ids, and what belongs to their tokens and to them.
+
+    starts: int64 (rows + 1,), where each row begins among the tokens, and where the last ends.
+    of_tokens: {feature: int32 (tokens,)}.
+    of_rows: {feature: (rows, …)}; among them the number of the row, `INDEX`.
+    """
+
+    starts: NDArray[np.int64]
+    of_tokens: Mapping[str, NDArray[np.int32]]
+    of_rows: Mapping[str, NDArray[np.generic]]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each row, (rows,)."""
+        return np.diff(self.starts)
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        digest = hashlib.sha256(self.starts.tobytes())
+        for columns in (self.of_tokens, self.of_rows):
+            for name in sorted(columns):
+                digest.update(f"{name} {columns[name].dtype} {columns[name].shape}".encode())
+                digest.update(np.ascontiguousarray(columns[name]).tobytes())
+        return digest.hexdigest()
+
+
+def join_rows(
+    of_tokens: Mapping[str, Sequence[Sequence[int] | NDArray[np.int32]]], of_rows: Mapping[str, NDArray[np.generic]]
+) -> EncodedRows:
+    """Lay rows end to end, and number them: of tokens {feature: rows of int32}, of rows {feature: (rows, …)}."""
+    ids = of_tokens[INPUT_IDS]
+    starts = np.concatenate([[0], np.cumsum([len(row) for row in ids])]).astype(np.int64)
+    joined = {name: np.concatenate([np.asarray(row, np.int32) for row in rows]) for name, rows in of_tokens.items()}
+    return EncodedRows(starts, joined, {**of_rows, INDEX: np.arange(len(ids), dtype=np.int32)})
+
+
+def check_room(tokenizer: PreTrainedTokenizerFast, max_length: int, *, is_pair: bool = False) -> None:
+    """Check that a row has room for more than special tokens, which are never cut."""
+    num_special = tokenizer.num_special_tokens_to_add(pair=is_pair)
+    if max_length <= num_special:
+        raise InputError(
+            f"--max-seq-length must be above {num_special}, the special tokens of a row; {max_length} is not."
+        )
+
+
+def encode_texts(
+    tokenizer: PreTrainedTokenizerFast,
+    texts: Sequence[Sequence[str]],
+    *,
+    max_length: int,
+    token_types: bool,
+    labels: NDArray[np.generic],
+) -> EncodedRows:
+    """Encode one or two columns of text with special tokens, cut to `max_length`, of a pair the longer text first."""
+    check_room(tokenizer, max_length, is_pair=len(texts) == 2)
+    columns: dict[str, list[NDArray[np.int32]]] = {INPUT_IDS: [], **({TOKEN_TYPES: []} if token_types else {})}
+    for start in range(0, len(texts[0]), TEXTS_AT_ONCE):
+        encoded = tokenizer(
+            *(list(column[start : start + TEXTS_AT_ONCE]) for column in texts),
+            truncation="longest_first",
+            max_length=max_length,
+            return_token_type_ids=token_types,
+            return_attention_mask=False,
+        )
+        for name, rows in columns.items():
+            rows += [np.array(row, np.int32) for row in encoded[name]]
+    return join_rows(columns, {"label": labels})
 
 
 @dataclass(frozen=True)

@@ -62,11 +62,7 @@ class Labels:
         return dict(enumerate(self.names))
 
     def encode(self, values: Sequence[Any], where: str) -> NDArray[Any]:
-        """Make labels an array: int32 (rows,) of classes, float32 (rows, classes) of 0 and 1, or float32 (rows,).
-
-        Raises:
-            InputError: a label that is missing, unknown, or no number.
-        """
+        """Make labels an array: int32 (rows,) of classes, float32 (rows, classes) of 0 and 1, or float32 (rows,)."""
         encoded = self.nothing(len(values))
         for row, value in enumerate(values):
             encoded[row] = self._encoded(value, f"row {row + 1:,} of {where}")
@@ -198,11 +194,7 @@ def find_labels(
 
 
 def label_name(value: Any, place: str) -> str:
-    """Name a class by its value in a table; 1.0 is 1, as where a column with gaps was read as numbers.
-
-    Raises:
-        InputError: the value is neither text, nor a number, nor True or False.
-    """
+    """Name a class by its value in a table; 1.0 is 1, as where a column with gaps was read as numbers."""
     if not isinstance(value, str | numbers.Number | np.bool_) or is_missing(value):
         raise InputError(f"A label must be a text or a number; {place} has {_shown(value)}.")
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -35,16 +35,8 @@ class Table:
     name: str
     columns: Mapping[str, Sequence[Any]]
 
-    @property
-    def num_rows(self) -> int:
-        return len(next(iter(self.columns.values())))
-
     def column(self, name: str, flag: str) -> Sequence[Any]:
-        """Look up a column, which `flag` names.
-
-        Raises:
-            InputError: there is none of that name.
-        """
+        """Look up a column, which `flag` names."""
         if name not in self.columns:
             raise InputError(f"{flag} must name a column of {self.name}: {', '.join(self.columns)}; received {name}.")
         return self.columns[name]
@@ -56,11 +48,7 @@ class Table:
 
 
 def check_data_file(path: str, flag: str) -> None:
-    """Check that a file exists, local or `gs://`.
-
-    Raises:
-        InputError: it does not; names the flag, and the nearest file that exists.
-    """
+    """Check that a file exists, local or `gs://`."""
     folder, name = folder_and_name(path)
     if not folder.exists(name):
         raise missing(path, flag, "file")

@@ -13,9 +13,9 @@ from transformers import PretrainedConfig, PreTrainedTokenizerFast
 from finetuning.config.settings import ExamplesConfig, FinetuningConfig
 from finetuning.data.examples import SPLITS
 from finetuning.data.glue import HUB_NAME
-from finetuning.data.inputs import ExampleInputs
-from finetuning.data.rows import EncodedRows, encode_texts
+from finetuning.data.inputs import EncodedRows, ExampleInputs, encode_texts
 from finetuning.data.tables import check_data_file
+from finetuning.loop.task import ExampleTask, Part
 from mlm_common.cli.local_paths import check_folder_or_hub
 from mlm_common.corpus.identity import HUB_ID
 from mlm_common.errors import InputError
@@ -33,25 +33,16 @@ from train.model.config import parse_overrides, resolve_model_config
 from train.model.pretrained_files import WEIGHTS_SUFFIXES, read_config, set_labels
 from train.runtime.machines import Cluster
 from train.runtime.run_folder import exported_model
-from train.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Start:
-    """The settings of a run, and the model that it starts from.
+class ReadModel:
+    """The configuration of a model, and the tokenizer that makes its rows."""
 
-    config: of the run, `--init-from` a model.
-    model_config: of that model.
-    tokenizer: of the run.
-    tokenizer_source: where that came from.
-    """
-
-    config: FinetuningConfig
     model_config: PretrainedConfig
     tokenizer: PreTrainedTokenizerFast
-    tokenizer_source: str
 
     @property
     def token_types(self) -> bool:
@@ -63,21 +54,27 @@ class Start:
         """The arguments of an `ExampleTask` that describe its rows."""
         return {"pad_token_id": special_ids(self.tokenizer)["pad"], "token_types": self.token_types}
 
-    def encode_texts(self, texts: Sequence[Sequence[str]], labels: NDArray[np.generic]) -> EncodedRows:
-        """Encode one or two columns of text with their labels, (rows, …), as rows of the run."""
-        return encode_texts(
-            self.tokenizer,
-            texts,
-            max_length=self.config.data.max_seq_length,
-            token_types=self.token_types,
-            labels=labels,
-        )
+    def encode_texts(self, texts: Sequence[Sequence[str]], max_length: int, labels: NDArray[np.generic]) -> EncodedRows:
+        return encode_texts(self.tokenizer, texts, max_length=max_length, token_types=self.token_types, labels=labels)
+
+    def labels_of(self, kind: str) -> dict[int, str] | None:
+        """Return the labels of a model with a head of this kind, {id: name}; None where it has another head."""
+        has_head = any(f"For{kind}" in name for name in self.model_config.architectures or ())
+        return self.model_config.id2label if has_head else None
+
+
+@dataclass(frozen=True)
+class Start(ReadModel):
+    """The model that a run starts from, its settings, and where the tokenizer came from."""
+
+    config: FinetuningConfig
+    tokenizer_source: str
 
     def run(
         self,
-        task: Task,
+        task: ExampleTask,
         train_rows: EncodedRows,
-        eval_rows: EncodedRows | None,
+        validation: Part | None,
         cluster: Cluster,
         labels: Mapping[int, str] | None = None,
         identities: Mapping[str, str] | None = None,
@@ -89,23 +86,20 @@ class Start:
         Args:
             task: what is learned.
             train_rows: to train on.
-            eval_rows: to evaluate on.
+            validation: the part that decides which checkpoint is best.
             cluster: of the run.
             labels: what the head tells apart, {id: name}; by default the task makes the head.
             identities: what else makes it this run, {name: value}.
             described: what the plan says of the examples, {title: text}.
             recorded: what `run.json` says of them, for later predictions.
-
-        Raises:
-            InputError: settings of the model that do not fit it.
         """
+        task.evaluated = validation
         data = self.config.data
-        source = self.tokenizer_source
         inputs = ExampleInputs(
             train_rows,
-            eval_rows,
+            validation.rows if validation else None,
             self.tokenizer,
-            source,
+            self.tokenizer_source,
             data.lengths,
             source_of(data) | dict(recorded or {}),
             identities or {},
@@ -124,12 +118,12 @@ def open_start(config: FinetuningConfig) -> Start:
         InputError: one of them is not there, or the architecture is not supported, or its rows are shorter than
             --max-seq-length.
     """
-    data = config.data
+    data, given = config.data, str(config.model.init_from)
     for split in SPLITS:
         if (path := getattr(data, f"{split}_file")) is not None:
             check_data_file(path, f"--{split}-file")
-    check_folder_or_hub(str(config.model.init_from), "--init-from")
-    given, init_from = str(config.model.init_from), exported_model(str(config.model.init_from), "--init-from")
+    check_folder_or_hub(given, "--init-from")
+    init_from = exported_model(given, "--init-from")
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, init_from=init_from))
     try:
         with local_or_hub(init_from, without=WEIGHTS_SUFFIXES) as name:
@@ -140,14 +134,14 @@ def open_start(config: FinetuningConfig) -> Start:
     config = with_positions(config, model_config, given)
     tokenizer = load_tokenizer(init_from)
     if data.tokenizer_name is None:
-        return Start(config, model_config, tokenizer, init_from)
+        return Start(model_config, tokenizer, config, init_from)
     named = load_tokenizer(data.tokenizer_name)
     if named.get_vocab() != tokenizer.get_vocab():
         raise InputError(
             f"--tokenizer-name must have the vocabulary of {init_from}, since what was learned belongs to the ids; "
             f"{data.tokenizer_name} has another. Leave it out."
         )
-    return Start(config, model_config, named, data.tokenizer_name)
+    return Start(model_config, named, config, data.tokenizer_name)
 
 
 def with_positions(config: FinetuningConfig, model_config: PretrainedConfig, name: str) -> FinetuningConfig:

@@ -1,28 +1,33 @@
-"""What all commands of fine-tuning do beside `train`'s loop: score the best checkpoint, and repeat a run by seeds."""
+"""What all commands of fine-tuning do beside `train`'s loop: score the best checkpoint, and repeat a run by seeds.
+
+Results are files with the names that transformers' scripts give them.
+"""
 
 import dataclasses
 import json
+import logging
 import statistics
 import sys
-from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from finetuning.config.settings import Settings
-from finetuning.data.inputs import ExampleInputs
-from finetuning.data.rows import EncodedRows
-from finetuning.loop.results import shown_score
+from finetuning.data.inputs import EncodedRows, ExampleInputs
+from finetuning.loop.task import ExampleTask, Part, shown_score
 from mlm_common.errors import InputError
-from mlm_common.storage import open_folder
+from mlm_common.storage import Folder, open_folder
 from train.loop import lifecycle
 from train.loop.run import Run, print_table
+from train.metrics.log import TRAIN
 
 if TYPE_CHECKING:
     from train.loop.trainer import Trainer
     from train.runtime.preemption import StopRequest
+
+logger = logging.getLogger(__name__)
 
 # Runs the model on rows, for what the task keeps of each: `Task.figures` takes it.
 Predict = Callable[[EncodedRows], dict[str, NDArray[Any]]]
@@ -31,27 +36,16 @@ NO_SCORES = ("eval_samples", "eval_is_", "eval_num_", "eval_guess_", "epoch")
 
 
 class FinetuningJob(lifecycle.Job[Settings]):
-    """What is special about one command: which run it opens, and which results it writes.
+    """What is special about one command: which run it opens, and the parts that it predicts.
 
     needs_validation: whether a run without a validation part is an error.
+    validation: {ending of the names of the figures: part}; the first is the one that checkpoints are chosen by.
+    tests: parts to predict; set by `open_run`, like `validation`.
     """
 
     needs_validation = False
-
-    @abstractmethod
-    def write_results(self, trainer: "Trainer", step: int, predict: Predict) -> dict[str, float] | None:
-        """Write predictions of the model, and the scores that are computed from these very predictions.
-
-        All workers of a run must predict the same rows, and the chief alone writes.
-
-        Args:
-            trainer: has the model.
-            step: of the model.
-            predict: runs the model.
-
-        Returns:
-            The figures of the validation part, which the command prints; None without one.
-        """
+    validation: dict[str, Part]
+    tests: list[Part]
 
     def check(self, run: Run) -> None:
         if self.needs_validation and not run.phases[0].inputs.num_evaluation_batches(1):
@@ -61,9 +55,23 @@ class FinetuningJob(lifecycle.Job[Settings]):
             )
 
     def print_more(self, run: Run) -> None:
+        """Print what the TPU's compiler says of the step on the longest rows, if asked to.
+
+        Raises:
+            InputError: an unknown slice, or no compiler.
+            RunFailedError: the step does not fit, or does not compile.
+        """
         settings: Any = run.config.run
-        if settings.topology is not None:
-            print_compiled(run, settings.topology, settings.compiler_python or sys.executable)
+        if settings.topology is None:
+            return
+        from train.checks.preflight.preflight import build_preflight, print_step
+        from train.checks.preflight.tpu_compiler import check_compiler, tpu_slice
+
+        tpu, python = tpu_slice(settings.topology), settings.compiler_python or sys.executable
+        check_compiler(python)
+        (phase,), (plan,) = run.phases, run.plans(tpu.num_replicas)
+        print(f"\nThe step on rows of {phase.inputs.max_length} tokens, the longest; of shorter ones it is faster.")
+        print_step(build_preflight(run.config, phase.inputs, phase.task, phase.model_config, plan, tpu, python))
 
     def finish(
         self,
@@ -80,6 +88,70 @@ class FinetuningJob(lifecycle.Job[Settings]):
             wait_for_workers(trainer.model.distribute_strategy, trainer.run.cluster)
             step, _ = trainer.restore_best()
         return step, self.write_results(trainer, step, lambda rows: predict(trainer, stop, rows))
+
+    def write_results(self, trainer: "Trainer", step: int, predict: Predict) -> dict[str, float] | None:
+        """Write predictions of the model, and the scores that are computed from these very predictions.
+
+        All workers of a run predict the same rows, and the chief alone writes.
+
+        Args:
+            trainer: has the model.
+            step: of the model.
+            predict: runs the model.
+
+        Returns:
+            The figures of the validation part, which the command prints; None without one.
+        """
+        task = trainer.phase.task
+        assert isinstance(task, ExampleTask)
+        parts = [("eval", ending, part) for ending, part in self.validation.items()]
+        parts += [("predict", "", part) for part in self.tests]
+        results: dict[str, dict[str, Any]] = {"eval": {}, "predict": {}}
+        predicted, evaluated = [], None
+        for name, ending, part in parts:
+            totals = predict(part.rows)
+            predictions = task.predictions(totals, part)
+            predicted.append((predictions, part))
+            if part.is_scored:
+                figures = task.figures_of(totals, predictions, part)
+                results[name] |= {f"{figure}{ending}": value for figure, value in figures.items()}
+                evaluated = figures if part is task.evaluated else evaluated
+        if trainer.run.cluster.is_chief:
+            folder = trainer.run.folder.files
+            for predictions, part in predicted:
+                folder.write_text(part.file, task.text_of(predictions, part))
+                task.write_more(folder, predictions, part)
+            epoch = round(trainer.plan.row_after(step) / trainer.plan.num_rows, 4)
+            losses = [line["loss"] for line in trainer.log.lines if line["split"] == TRAIN and line["step"] <= step]
+            train = {"num_rows": trainer.phase.inputs.num_rows, "epoch": epoch}
+            train |= {"loss": losses[-1]} if losses else {}
+            if evaluated is not None:
+                results["eval"] |= {f"guess_{figure}": value for figure, value in task.guess.items()}
+                results["eval"]["epoch"] = epoch
+                if evaluated.get("is_degenerate"):
+                    logger.warning("All predictions of the validation part are the same: nothing was learned.")
+            write_figures(folder, {"train": train, **results})
+        return evaluated
+
+
+def write_figures(folder: Folder, parts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write `train_results.json` and `eval_results.json`, and what is in them and more as `all_results.json`.
+
+    Args:
+        folder: of the run.
+        parts: {"train", "eval" or "predict": {name: figure}}, whose names begin with the part's in the files.
+    """
+    files: dict[str, dict[str, Any]] = {"all": {}}
+    for part, figures in parts.items():
+        files[part] = {}
+        for figure, value in figures.items():
+            name = figure.replace("num_rows", "samples")
+            is_flag = name.startswith("is_degenerate")
+            files[part][name if name == "epoch" else f"{part}_{name}"] = bool(value) if is_flag else value
+        files["all"] |= files[part]
+    for part in ("train", "eval", "all"):
+        if files[part]:
+            folder.write_text(f"{part}_results.json", json.dumps(files[part], indent=4, sort_keys=True) + "\n")
 
 
 def finetune(config: Settings, new_job: Callable[[], FinetuningJob[Settings]]) -> None:
@@ -101,7 +173,7 @@ def finetune(config: Settings, new_job: Callable[[], FinetuningJob[Settings]]) -
             return
     root = open_folder(str(config.run.output_dir))
     results = {
-        seed: json.loads(root.subfolder(folder_of(seed)).read_text("eval_results.json")) for seed in config.run.seeds
+        seed: json.loads(root.subfolder(f"seed-{seed}").read_text("eval_results.json")) for seed in config.run.seeds
     }
     table = seeds_table(results)
     root.write_text("seeds_results.json", json.dumps(table, indent=4) + "\n")
@@ -116,13 +188,9 @@ def finetune(config: Settings, new_job: Callable[[], FinetuningJob[Settings]]) -
 
 def with_seed(config: Settings, seed: int) -> Settings:
     """Make the settings of the run with that seed."""
-    output_dir = open_folder(str(config.run.output_dir)).path_of(folder_of(seed))
+    output_dir = open_folder(str(config.run.output_dir)).path_of(f"seed-{seed}")
     run: Any = dataclasses.replace(config.run, seed=seed, seeds=[], output_dir=output_dir)
     return dataclasses.replace(config, run=run)
-
-
-def folder_of(seed: int) -> str:
-    return f"seed-{seed}"
 
 
 def seeds_table(results: dict[int, dict[str, Any]]) -> dict[str, Any]:
@@ -134,23 +202,6 @@ def seeds_table(results: dict[int, dict[str, Any]]) -> dict[str, Any]:
         deviation = statistics.stdev(values) if len(values) > 1 else 0.0
         scores[name] = {"values": values, "mean": statistics.mean(values), "deviation": deviation}
     return {"seeds": list(results), "scores": scores}
-
-
-def print_compiled(run: Run, topology: str, compiler_python: str) -> None:
-    """Print what the TPU's compiler says of the step on the longest rows.
-
-    Raises:
-        InputError: an unknown slice, or no compiler.
-        RunFailedError: the step does not fit, or does not compile.
-    """
-    from train.checks.preflight.preflight import build_preflight, print_step
-    from train.checks.preflight.tpu_compiler import check_compiler, tpu_slice
-
-    tpu = tpu_slice(topology)
-    check_compiler(compiler_python)
-    (phase,), (plan,) = run.phases, run.plans(tpu.num_replicas)
-    print(f"\nThe step on rows of {phase.inputs.max_length} tokens, the longest; of shorter ones it is faster.")
-    print_step(build_preflight(run.config, phase.inputs, phase.task, phase.model_config, plan, tpu, compiler_python))
 
 
 def predict(trainer: "Trainer", stop: "StopRequest", rows: EncodedRows) -> dict[str, NDArray[Any]]:

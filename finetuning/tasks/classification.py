@@ -4,20 +4,20 @@ import csv
 import io
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
-from transformers import PretrainedConfig
 
 from finetuning.config.settings import ClassificationConfig, ClassificationData
 from finetuning.data.examples import Examples, Parts, read_tables, texts_of
 from finetuning.data.glue import GLUE_TASKS, read_glue
 from finetuning.data.labels import LabelReading, Labels, find_labels, is_missing
 from finetuning.data.tables import Table, read_table
-from finetuning.loop.model import open_start
+from finetuning.loop.model import Start, open_start
+from finetuning.loop.task import COMBINED, EVAL_NAME, Part, finetuned_card
+from finetuning.loop.training import FinetuningJob
 from finetuning.tasks.metrics import (
-    COMBINED,
     DEFAULT_METRICS,
     ERRORS,
     MAX_PLOTTED_CLASSES,
@@ -30,7 +30,7 @@ from finetuning.tasks.metrics import (
     scores,
     with_mean,
 )
-from finetuning.tasks.rows import ON_ROWS, Part, RowsJob, RowTask
+from finetuning.tasks.rows import ON_ROWS, RowTask
 from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
 from mlm_common.storage import Folder
@@ -38,7 +38,7 @@ from train.data.inputs import Feature
 from train.loop.run import Run
 from train.runtime.machines import Cluster
 from train.runtime.run_folder import CONFUSION_NAME
-from train.tasks.task import CardFigure, Mean, TaskCard
+from train.tasks.task import Mean
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -79,12 +79,8 @@ class TextClassification(RowTask):
 
     Args:
         labels: the classes, or the kind of number.
-        references: labels of the rows to evaluate on, as `Labels.encode` makes them.
         metrics: names in `finetuning.tasks.metrics.METRICS`.
         metric: by which checkpoints are compared; by default the first, or of several of GLUE's their mean.
-        pad_token_id: of the tokenizer.
-        token_types: whether the rows have them.
-        guess: what a guess without the text would score, by metric.
         num_texts: of each row, 1 or 2.
 
     Raises:
@@ -97,13 +93,11 @@ class TextClassification(RowTask):
     def __init__(
         self,
         labels: Labels,
-        references: NDArray[Any] | None,
         metrics: tuple[str, ...],
         metric: str | None = None,
         *,
         pad_token_id: int,
         token_types: bool,
-        guess: Mapping[str, float] | None = None,
         num_texts: int = 1,
     ):
         super().__init__(pad_token_id=pad_token_id, token_types=token_types)
@@ -111,26 +105,20 @@ class TextClassification(RowTask):
             is_one_field = "\t" not in one and len(one.splitlines()) == 1
             require(is_one_field, "must be one line without tabs (rename it)", "Each label", repr(one))
         self.labels = labels
-        self.references = references
         self.metrics = metrics
         self.metric = chosen_metric(with_mean(metrics), metric)
-        self.guess = {} if guess is None else guess
         self.takes_pairs = num_texts == 2
         self.is_one_class = labels.problem_type == "single_label_classification"
         several = labels.problem_type == "multi_label_classification"
         self.label = Feature((len(labels.names),) if several else (), dtype="int64" if self.is_one_class else "float32")
         if self.is_one_class:
             self.means = (*self.means, Mean("accuracy", "num_correct", "num_rows"))
-        shown = [CardFigure("loss", "loss", "loss", "Loss")]
-        shown += [CardFigure(one, one.replace("_", " "), HUB_METRICS.get(one, one), one) for one in metrics]
-        self.card = TaskCard(
-            model_kind=NAMES[labels.problem_type],
-            task_name="Text classification",
-            pipeline_tag="text-classification",
-            figures=tuple(shown),
+        self.card = finetuned_card(
+            NAMES[labels.problem_type],
+            "Text classification",
+            "text-classification",
+            {one: HUB_METRICS.get(one, one) for one in metrics},
             tags=("text-classification",),
-            training_verb="fine-tuned",
-            start_words="from",
             usage=(NUMBER if labels.problem_type == "regression" else CLASSES).replace("TEXT", TEXTS[num_texts]),
             evaluation=ON_ROWS,
         )
@@ -172,74 +160,61 @@ class TextClassification(RowTask):
         csv.writer(line, lineterminator="").writerow(names)
         return line.getvalue()
 
+    def write_more(self, folder: Folder, predictions: NDArray[Any], part: Part) -> None:
+        """Draw which classes are taken for which in the validation part, where each row has one of a few."""
+        names = self.labels.names
+        if part is self.evaluated and self.is_one_class and len(names) <= MAX_PLOTTED_CLASSES:
+            counts = confusion_counts(part.examples, predictions, len(names))
+            folder.write_bytes(CONFUSION_NAME, draw_confusion(counts, names))
 
-class ClassificationJob(RowsJob[ClassificationConfig]):
+
+class ClassificationJob(FinetuningJob[ClassificationConfig]):
     """The job of `run_classification.py`."""
 
     def open_run(self, config: ClassificationConfig, cluster: Cluster) -> Run:
-        """Read and encode the examples, and make task and model configuration of them.
-
-        Raises:
-            InputError: whatever is wrong with examples, labels, tokenizer or model.
-        """
+        """Read and encode the examples, and make task and model configuration of them."""
         check_packages("sklearn", "scipy")
         start, data = open_start(config), config.data
         parts = read_parts(data)
-        labels = _labels(data, parts.train, start.model_config)
+        labels = _labels(data, parts.train, start)
 
-        def part(examples: Examples, *, is_test: bool = False) -> Part:
-            encoded, is_labelled = None, None
+        def part(examples: Examples, file: str = "", *, is_test: bool = False) -> Part:
+            encoded, is_labelled = labels.nothing(examples.num_rows), None
+            is_scored = examples.labels is not None
             if examples.labels is not None and is_test:
                 encoded, is_labelled = labels.encode_known(examples.labels, examples.name)
-                if not is_labelled.all():
+                is_scored = bool(is_labelled.any())
+                if is_labelled.all():
+                    is_labelled = None
+                else:
                     logger.warning(
                         "%s of %s rows of %s have a label that occurs in training; the others are not scored.",
-                        f"{is_labelled.sum():,}",
-                        f"{len(is_labelled):,}",
-                        examples.name,
+                        *(f"{is_labelled.sum():,}", f"{len(is_labelled):,}", examples.name),
                     )
-                    encoded = encoded if is_labelled.any() else None
             elif examples.labels is not None:
                 encoded = labels.encode(examples.labels, examples.name)
-            rows = start.encode_texts(examples.texts, labels.nothing(examples.num_rows) if encoded is None else encoded)
-            return Part(rows, encoded, is_labelled)
+            rows = start.encode_texts(examples.texts, data.max_seq_length, encoded)
+            return Part(rows, encoded, file, is_scored, is_labelled)
 
         train = part(parts.train)
-        self.validation = {ending: part(examples) for ending, examples in parts.validation.items()}
-        self.tests = {name: part(examples, is_test=True) for name, examples in parts.tests.items()}
-        first = next(iter(self.validation.values()), None)
+        self.validation = {key: part(one, f"{EVAL_NAME}{key}.txt") for key, one in parts.validation.items()}
+        self.tests = [part(one, f"predict_results_{key}.txt", is_test=True) for key, one in parts.tests.items()]
+        validation = next(iter(self.validation.values()), None)
         metrics = GLUE_TASKS[data.task_name].metrics if data.task_name else DEFAULT_METRICS[labels.problem_type]
-        guess = {}
-        if first is not None and first.labels is not None and train.labels is not None:
-            guess = scores(metrics, baseline(labels, train.labels, len(first.labels)), first.labels)
-        task = TextClassification(
-            labels,
-            first.labels if first else None,
-            metrics,
-            data.metric_name or (COMBINED if data.task_name and len(metrics) > 1 else None),
-            guess=guess,
-            num_texts=len(parts.text_columns),
-            **start.of_rows,
-        )
-        assert train.labels is not None
-        described = parts.columns | labels.describe(train.labels)
-        described["first label"] = task.shown(train.labels[0]) or "none of the classes"
-        eval_rows = first.rows if first else None
+        metric = data.metric_name or (COMBINED if data.task_name and len(metrics) > 1 else None)
+        task = TextClassification(labels, metrics, metric, num_texts=len(parts.text_columns), **start.of_rows)
+        if validation is not None:
+            guess = baseline(labels, train.examples, validation.rows.num_rows)
+            task.guess = scores(metrics, guess, validation.examples)
+        described = parts.columns | labels.describe(train.examples)
+        described["first label"] = task.shown(train.examples[0]) or "none of the classes"
         recorded = {"text_columns": list(parts.text_columns)}
-        run = start.run(task, train.rows, eval_rows, cluster, labels.by_id, described=described, recorded=recorded)
+        run = start.run(task, train.rows, validation, cluster, labels.by_id, described=described, recorded=recorded)
         run.phases[0].model_config.problem_type = labels.problem_type
         return run
 
-    def write_more(self, folder: Folder, task: TextClassification, predictions: NDArray[Any]) -> None:
-        """Draw which classes are taken for which, where each row has one of a few."""
-        names = task.labels.names
-        if not task.is_one_class or len(names) > MAX_PLOTTED_CLASSES or task.references is None:
-            return
-        counts = confusion_counts(task.references, predictions, len(names))
-        folder.write_bytes(CONFUSION_NAME, draw_confusion(counts, names))
 
-
-def _labels(data: ClassificationData, train: Examples, model_config: PretrainedConfig) -> Labels:
+def _labels(data: ClassificationData, train: Examples, start: Start) -> Labels:
     assert train.labels is not None
     reading = LabelReading(
         data.problem_type, data.label_separator, data.decimal_separator, data.label_lists, data.similar_labels
@@ -249,18 +224,11 @@ def _labels(data: ClassificationData, train: Examples, model_config: PretrainedC
         reading = LabelReading("regression" if task.is_regression else "single_label_classification")
         if task.label_names:
             return Labels("single_label_classification", task.label_names)
-    is_classifier = any("ForSequenceClassification" in name for name in model_config.architectures or ())
-    known = model_config.id2label if is_classifier else None
-    return find_labels(train.labels, train.name, reading, known)
+    return find_labels(train.labels, train.name, reading, start.labels_of("SequenceClassification"))
 
 
 def read_parts(data: ClassificationData) -> Parts:
-    """Read the examples to train on, to evaluate on and to predict.
-
-    Raises:
-        InputError: a file, a column, a text or a label is not there.
-        HubAwayError: the Hub cannot be reached.
-    """
+    """Read the examples to train on, to evaluate on and to predict."""
     if data.task_name is not None:
         return read_glue(data, GLUE_TASKS[data.task_name])
     tables = read_tables(data)
@@ -269,25 +237,14 @@ def read_parts(data: ClassificationData) -> Parts:
     note = f"; not read: {', '.join(left_out)}" if left_out else ""
     columns = {"texts": " and ".join(texts) + note, "labels": f"{data.label_column_name} of {tables['train'].name}"}
 
-    def examples(split: str) -> dict[str, Examples]:
-        return {"": _examples(tables[split], texts, data, needs_labels=split != "test")} if split in tables else {}
-
-    tests = examples("test") if data.predicts else {}
-    return Parts(
-        examples("train")[""],
-        columns,
-        texts,
-        examples("validation"),
-        {f"test{key}": one for key, one in tests.items()},
-    )
+    examples = {split: _examples(table, texts, data, needs_labels=split != "test") for split, table in tables.items()}
+    validation = {"": examples["validation"]} if "validation" in examples else {}
+    tests = {"test": examples["test"]} if "test" in examples else {}
+    return Parts(examples["train"], columns, texts, validation, tests)
 
 
 def read_examples_to_predict(path: str, data: ClassificationData) -> Examples:
-    """Read the texts of a file, which `--file` names, without their labels.
-
-    Raises:
-        InputError: there is no such file, column or text.
-    """
+    """Read the texts of a file, which `--file` names, without their labels."""
     is_cut = data.task_name is not None and GLUE_TASKS[data.task_name].skips_short_rows
     table = read_table(path, "--file", skips_short_rows=is_cut)
     return Examples(table.name, texts_of(table, data.text_column_names or _text_columns(table, data)), None)

@@ -16,17 +16,18 @@ from numpy.typing import NDArray
 
 from finetuning.config.settings import CustomConfig, CustomData, ExamplesConfig
 from finetuning.data.examples import SPLITS, Examples, num_samples
-from finetuning.data.rows import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPES
+from finetuning.data.inputs import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPES
 from finetuning.loop.model import open_start
+from finetuning.loop.task import EVAL_NAME, Part, finetuned_card
+from finetuning.loop.training import FinetuningJob
 from finetuning.tasks.metrics import chosen_metric
-from finetuning.tasks.rows import ON_ROWS, Part, RowsJob, RowTask
+from finetuning.tasks.rows import ON_ROWS, RowTask
 from mlm_common.cli.local_paths import missing
 from mlm_common.errors import InputError
 from mlm_common.hub.retries import one_line
 from train.data.inputs import Feature
 from train.loop.run import Run
 from train.runtime.machines import Cluster
-from train.tasks.task import CardFigure, TaskCard
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -95,25 +96,17 @@ class CustomTask(RowTask):
         """Learn from the labels their form, which metrics there are, and what a guess without the text would score.
 
         The guess is the most frequent label, of fractions the mean.
-
-        Raises:
-            InputError: there is no such metric.
         """
         self.label = Feature(train.shape[1:], dtype="int64" if train.dtype == np.int32 else "float32")
-        self.references = validation
         self.metrics = tuple(self.scores(train, train))
         self.metric = chosen_metric(self.metrics, metric)
-        self.guess = {}
         if validation is not None:
             self.guess = self.scores(np.repeat(_guess(train)[np.newaxis], len(validation), axis=0), validation)
-        figures = [CardFigure(one, one.replace("_", " "), one, one) for one in self.metrics]
-        self.card = TaskCard(
-            model_kind="model for a custom task",
-            task_name=type(self).__name__,
-            pipeline_tag="feature-extraction",
-            figures=(CardFigure("loss", "loss", "loss", "Loss"), *figures),
-            training_verb="fine-tuned",
-            start_words="from",
+        self.card = finetuned_card(
+            "model for a custom task",
+            type(self).__name__,
+            "feature-extraction",
+            dict(zip(self.metrics, self.metrics, strict=True)),
             usage=USAGE,
             evaluation=ON_ROWS,
             limits=LIMITS,
@@ -161,35 +154,33 @@ def load_task(task: str) -> type[CustomTask]:
     return found
 
 
-class CustomJob(RowsJob[CustomConfig]):
+class CustomJob(FinetuningJob[CustomConfig]):
     """The job of `run_task.py`."""
 
     def open_run(self, config: CustomConfig, cluster: Cluster) -> Run:
-        """Load the task, let it read its examples, and encode them.
-
-        Raises:
-            InputError: whatever is wrong with file, class, examples, tokenizer or model.
-        """
+        """Load the task, let it read its examples, and encode them."""
         task_class = load_task(str(config.data.task))
         start, data = open_start(config), config.data
         task = task_class(**start.of_rows)
         examples = read_examples(task, data)
         labels = read_labels(examples)
         task.see_labels(labels["train"], labels.get("validation"), data.metric_name)
-        parts = {}
-        for split, one in examples.items():
-            nothing = np.zeros((one.num_rows, *labels["train"].shape[1:]), labels["train"].dtype)
-            rows = start.encode_texts(one.texts, labels.get(split, nothing))
-            parts[split] = Part(rows, labels.get(split))
-        self.validation = {"": parts["validation"]} if "validation" in parts else {}
-        self.tests = {"test": parts["test"]} if "test" in parts else {}
-        eval_rows = parts["validation"].rows if "validation" in parts else None
+
+        def part(split: str, file: str = "") -> Part:
+            one = examples[split]
+            shape, dtype = labels["train"].shape[1:], labels["train"].dtype
+            of_rows = labels[split] if split in labels else np.zeros((one.num_rows, *shape), dtype)
+            rows = start.encode_texts(one.texts, data.max_seq_length, of_rows)
+            return Part(rows, of_rows, file, is_scored=split in labels)
+
+        self.validation = {"": part("validation", f"{EVAL_NAME}.txt")} if "validation" in examples else {}
+        self.tests = [part("test", "predict_results_test.txt")] if "test" in examples else []
         path, _, name = str(data.task).rpartition(":")
         # Not the path of the file but its content: the file may move.
-        code = f"{name} {hashlib.sha256(Path(path).read_bytes()).hexdigest()}"
+        identities = {"task": f"{name} {hashlib.sha256(Path(path).read_bytes()).hexdigest()}"}
         described = _describe(examples["train"], labels["train"]) | {"first label": task.shown(labels["train"][0])}
-        rows, identities = parts["train"].rows, {"task": code}
-        return start.run(task, rows, eval_rows, cluster, identities=identities, described=described)
+        rows, validation = part("train").rows, self.validation.get("")
+        return start.run(task, rows, validation, cluster, identities=identities, described=described)
 
 
 def _describe(examples: Examples, labels: NDArray[np.generic]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Metrics of classes and numbers, the score of a guess without the text, and a plot of the errors."""
 
+import functools
 import importlib.util
 import math
 import warnings
@@ -10,12 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetuning.data.labels import Labels, ProblemType
+from finetuning.loop.task import COMBINED
 from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
 from mlm_common.figures import image_of, new_figure
 
-# The mean of a task's metrics, where it has several.
-COMBINED = "combined_score"
 # Outside of GLUE; checkpoints are compared by the first one.
 DEFAULT_METRICS: dict[ProblemType, tuple[str, ...]] = {
     "single_label_classification": ("accuracy", "f1_macro"),
@@ -29,11 +29,7 @@ ERRORS = ("mse",)
 
 
 def check_packages(*modules: str) -> None:
-    """Check that the modules that compute metrics are installed.
-
-    Raises:
-        InputError: one is not.
-    """
+    """Check that the modules that compute metrics are installed."""
     for module in modules:
         if importlib.util.find_spec(module) is None:
             raise InputError(f"Metrics need {module}, which is missing: pip install -e '.[finetuning]'.")
@@ -78,7 +74,7 @@ def scores(metrics: Sequence[str], predictions: NDArray[Any], references: NDArra
     """Compute metrics in float64, and with several their mean, `combined_score`; a correlation with a constant is 0.
 
     Args:
-        metrics: names in `METRICS`.
+        metrics: names in `metric_functions`.
         predictions: of `predict`.
         references: of the same shape.
     """
@@ -86,11 +82,29 @@ def scores(metrics: Sequence[str], predictions: NDArray[Any], references: NDArra
         predictions, references = predictions.astype(np.float64), references.astype(np.float64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of constants, and of classes that are not predicted: both are 0
-        computed = {name: float(METRICS[name](references, predictions)) for name in metrics}
+        functions = metric_functions()
+        computed = {name: float(functions[name](references, predictions)) for name in metrics}
     computed = {name: 0.0 if math.isnan(value) else value for name, value in computed.items()}
     if COMBINED in with_mean(metrics):
         computed[COMBINED] = float(np.mean(list(computed.values())))
     return computed
+
+
+def metric_functions() -> dict[str, Callable[[NDArray[Any], NDArray[Any]], float]]:
+    """Return {name: function of (references, predictions)}, under the names of GLUE's."""
+    from scipy import stats
+    from sklearn import metrics
+
+    return {
+        "accuracy": metrics.accuracy_score,
+        "f1": metrics.f1_score,
+        "f1_macro": functools.partial(metrics.f1_score, average="macro", zero_division=0.0),
+        "f1_micro": functools.partial(metrics.f1_score, average="micro", zero_division=0.0),
+        "matthews_correlation": metrics.matthews_corrcoef,
+        "mse": metrics.mean_squared_error,
+        "pearson": lambda references, predictions: stats.pearsonr(predictions, references)[0],
+        "spearmanr": lambda references, predictions: stats.spearmanr(predictions, references)[0],
+    }
 
 
 def baseline(labels: Labels, train_labels: NDArray[Any], num_rows: int) -> NDArray[Any]:
@@ -107,37 +121,6 @@ def baseline(labels: Labels, train_labels: NDArray[Any], num_rows: int) -> NDArr
 def is_degenerate(predictions: NDArray[Any]) -> bool:
     """Return whether all rows have the same prediction: nothing was learned."""
     return len(predictions) > 1 and bool((predictions == predictions[0]).all())
-
-
-def _sklearn(name: str, **settings: Any) -> Callable[[NDArray[Any], NDArray[Any]], float]:
-    def compute(references: NDArray[Any], predictions: NDArray[Any]) -> float:
-        from sklearn import metrics
-
-        return getattr(metrics, name)(references, predictions, **settings)
-
-    return compute
-
-
-def _scipy(name: str) -> Callable[[NDArray[Any], NDArray[Any]], float]:
-    def compute(references: NDArray[Any], predictions: NDArray[Any]) -> float:
-        from scipy import stats
-
-        return getattr(stats, name)(predictions, references)[0]
-
-    return compute
-
-
-# {name: of (references, predictions)}, under the names of GLUE's.
-METRICS: dict[str, Callable[[NDArray[Any], NDArray[Any]], float]] = {
-    "accuracy": _sklearn("accuracy_score"),
-    "f1": _sklearn("f1_score"),
-    "f1_macro": _sklearn("f1_score", average="macro", zero_division=0.0),
-    "f1_micro": _sklearn("f1_score", average="micro", zero_division=0.0),
-    "matthews_correlation": _sklearn("matthews_corrcoef"),
-    "mse": _sklearn("mean_squared_error"),
-    "pearson": _scipy("pearsonr"),
-    "spearmanr": _scipy("spearmanr"),
-}
 
 
 def confusion_counts(

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from finetuning.config.prediction import PredictionConfig
 from finetuning.config.settings import (
@@ -28,22 +27,22 @@ from finetuning.config.settings import (
 from finetuning.data import buckets
 from finetuning.data.examples import Examples
 from finetuning.data.labels import Labels, ProblemType
-from finetuning.data.rows import EncodedRows, encode_texts
+from finetuning.loop.model import ReadModel
+from finetuning.loop.task import ExampleTask, Part
 from finetuning.tasks.classification import TextClassification, read_examples_to_predict
 from finetuning.tasks.custom import load_task
 from finetuning.tasks.metrics import DEFAULT_METRICS, probabilities
-from finetuning.tasks.questions import QuestionAnswering, answers_text
-from finetuning.tasks.rows import ExampleTask, RowTask, predictions_text
-from finetuning.tasks.sentences import Sentences, encode_sentences, read_sentences_to_predict
+from finetuning.tasks.questions import QuestionAnswering
+from finetuning.tasks.rows import RowTask
 from finetuning.tasks.squad import Question, read_questions_to_predict
-from finetuning.tasks.tagging import Tagging, of_words, tags_text
-from finetuning.tasks.windows import Windows, make_windows
+from finetuning.tasks.tagging import Sentences, Tagging, encode_sentences, of_words, read_sentences_to_predict
+from finetuning.tasks.windows import make_windows
 from mlm_common.cli.local_paths import check_folder_or_hub
 from mlm_common.errors import InputError
 from mlm_common.hub.redaction import REDACTED
 from mlm_common.storage import local_or_hub
-from mlm_common.tokenizer import load_tokenizer, special_ids
-from train.model.architectures import check_architecture, max_positions, uses_token_types
+from mlm_common.tokenizer import load_tokenizer
+from train.model.architectures import check_architecture, max_positions
 from train.model.pretrained_files import read_config
 from train.runtime.run_folder import EXPORT_FOLDER, RunFolder, exported_model
 
@@ -59,7 +58,7 @@ Kept = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class OpenedModel:
+class OpenedModel(ReadModel):
     """A fine-tuned model on this machine.
 
     name: as it was given.
@@ -69,38 +68,28 @@ class OpenedModel:
 
     name: str
     folder: str
-    config: PretrainedConfig
-    tokenizer: PreTrainedTokenizerFast
     record: Mapping[str, Any]
 
     @property
     def class_name(self) -> str:
-        return (self.config.architectures or [""])[0]
+        return (self.model_config.architectures or [""])[0]
 
     @property
-    def token_types(self) -> bool:
-        return uses_token_types(self.config)
-
-    @property
-    def of_rows(self) -> dict[str, Any]:
-        """The arguments of an `ExampleTask` that describe its rows."""
-        return {"pad_token_id": special_ids(self.tokenizer)["pad"], "token_types": self.token_types}
+    def label_names(self) -> tuple[str, ...]:
+        names = self.model_config.id2label
+        return tuple(names[index] for index in sorted(names))
 
     @property
     def recorded(self) -> Mapping[str, Any]:
         return self.record.get("train_data") or {}
 
     def settings(self, config_class: type[FinetuningConfig], **changes: Any) -> Any:
-        """Make the `data` settings of its run, with these changes; None changes nothing.
-
-        Raises:
-            InputError: rows that are longer than the model can take.
-        """
+        """Make the `data` settings of its run, with these changes; None changes nothing."""
         data_class = config_class.subjects()["data"]
         settings = self.record["settings"]["data"] if self.record else {}
         names = {one.name for one in dataclasses.fields(data_class) if one.init}
         settings = {name: value for name, value in settings.items() if name in names and value != REDACTED}
-        longest = max_positions(self.config)
+        longest = max_positions(self.model_config)
         if changes.get("max_seq_length") is not None or not settings:
             settings["length_buckets"] = []
             limits = [one for one in (longest, self.tokenizer.model_max_length) if one is not None]
@@ -118,15 +107,13 @@ class Predictor(ABC):
     """Predicts for what was given on the command line, or for a file; one subclass per kind of model.
 
     task, data: as in the training run.
-    rows: all rows to predict.
-    num_examples: of these rows; one may have several.
+    part: all rows to predict.
     """
 
     flag = "--text"
     task: ExampleTask
     data: ExamplesConfig
-    rows: EncodedRows
-    num_examples: int
+    part: Part
 
     def __init__(self, model: OpenedModel, config: PredictionConfig):
         self.model = model
@@ -144,13 +131,14 @@ class Predictor(ABC):
         from train.model.from_pretrained import load_model
 
         network = load_model(self.model.folder, self.task.model_class, adapt_network=self.task.adapt_network)
-        batch_rows = self.batch_rows if self.reads_file else min(self.batch_rows, self.rows.num_rows)
-        batches = buckets.evaluation_batches(self.rows.lengths, self.data.lengths, batch_rows=batch_rows)
+        rows = self.part.rows
+        batch_rows = self.batch_rows if self.reads_file else min(self.batch_rows, rows.num_rows)
+        batches = buckets.evaluation_batches(rows.lengths, self.data.lengths, batch_rows=batch_rows)
         features = self.task.predicted_features(self.data.max_seq_length)
         step = tf.function(functools.partial(self.task.predicted, network), autograph=False)
         kept = [
-            {name: value.numpy() for name, value in step(rows).items()}
-            for rows in batches_of_rows(self.rows, batches, features, tf.distribute.InputContext())
+            {name: value.numpy() for name, value in step(batch).items()}
+            for batch in batches_of_rows(rows, batches, features, tf.distribute.InputContext())
         ]
         return {name: np.concatenate([one[name] for one in kept]) for name in kept[0]}
 
@@ -158,28 +146,22 @@ class Predictor(ABC):
     def shown(self, kept: Kept) -> list[str]:
         """Format each text of the command line with its predictions and their probabilities."""
 
-    @abstractmethod
-    def file_text(self, kept: Kept) -> str:
-        """Format the predictions as the training command writes them to a file."""
+    def file_text(self, kept: Kept) -> tuple[str, int]:
+        """Format the predictions as the training command writes them to a file; return also how many they are."""
+        predictions = self.task.predictions(kept, self.part)
+        return self.task.text_of(predictions, self.part), len(predictions)
 
 
 class RowPredictor(Predictor):
     """Predicts one label, number or set of labels for each text or pair of texts."""
 
     task: RowTask
-    texts: tuple[Sequence[str], ...]
 
     def encode(self, config: PredictionConfig, examples: Examples | None) -> None:
         given = (config.text, config.text_pair) if config.text_pair else (config.text,)
-        self.texts = given if examples is None else examples.texts
-        self.num_examples = len(self.texts[0])
-        self.rows = encode_texts(
-            self.model.tokenizer,
-            self.texts,
-            max_length=self.data.max_seq_length,
-            token_types=self.model.token_types,
-            labels=np.zeros(self.num_examples, np.int32),
-        )
+        self.texts: tuple[Sequence[str], ...] = given if examples is None else examples.texts
+        labels = np.zeros(len(self.texts[0]), np.int32)
+        self.part = Part(self.model.encode_texts(self.texts, self.data.max_seq_length, labels), labels)
 
     def shown(self, kept: Kept) -> list[str]:
         outputs = self.task.in_order(kept, "outputs")
@@ -188,9 +170,6 @@ class RowPredictor(Predictor):
 
     def lines(self, outputs: NDArray[Any]) -> list[str]:
         return [f"    {self.task.shown(self.task.predict(outputs[np.newaxis])[0])}"]
-
-    def file_text(self, kept: Kept) -> str:
-        return predictions_text(map(self.task.shown, self.task.predictions(kept)))
 
 
 class ClassificationPredictor(RowPredictor):
@@ -210,12 +189,11 @@ class ClassificationPredictor(RowPredictor):
         if config.text and needs_pair != bool(config.text_pair):
             verb = "needs --text-pair as well: it was trained on pairs" if needs_pair else "takes single texts"
             raise InputError(f"--model: {model.name} {verb}.")
-        names = tuple(model.config.id2label[index] for index in sorted(model.config.id2label))
-        problem_type: ProblemType = model.config.problem_type or (
-            "regression" if len(names) == 1 else "single_label_classification"
+        problem_type: ProblemType = model.model_config.problem_type or (
+            "regression" if len(model.label_names) == 1 else "single_label_classification"
         )
-        labels = Labels(problem_type, names)
-        self.task = TextClassification(labels, None, DEFAULT_METRICS[problem_type], **model.of_rows)
+        labels = Labels(problem_type, model.label_names)
+        self.task = TextClassification(labels, DEFAULT_METRICS[problem_type], **model.of_rows)
         self.encode(config, read_examples_to_predict(config.file, self.data) if config.file else None)
 
     def lines(self, outputs: NDArray[Any]) -> list[str]:
@@ -259,41 +237,29 @@ class TaggingPredictor(Predictor):
 
     def __init__(self, model: OpenedModel, config: PredictionConfig):
         super().__init__(model, config)
-        columns = config.text_column_names
-        self.data = model.settings(
-            TaggingConfig, max_seq_length=config.max_seq_length, text_column_name=columns[0] if columns else None
-        )
-        names = tuple(model.config.id2label[index] for index in sorted(model.config.id2label))
-        labels = Labels("single_label_classification", names)
-        self.task = Tagging(labels, None, max_length=self.data.max_seq_length, **model.of_rows)
+        column = config.text_column_names[0] if config.text_column_names else None
+        self.data = model.settings(TaggingConfig, max_seq_length=config.max_seq_length, text_column_name=column)
+        length, labels = self.data.max_seq_length, Labels("single_label_classification", model.label_names)
+        self.task = Tagging(labels, max_length=length, **model.of_rows)
         if config.file is not None:
-            self.sentences = read_sentences_to_predict(config.file, self.data)
+            sentences = read_sentences_to_predict(config.file, self.data)
         else:
-            self.sentences = Sentences("--text", [text.split() for text in config.text], None)
-        self.num_examples = len(self.sentences.words)
-        self.rows = encode_sentences(
-            model.tokenizer,
-            self.sentences,
-            labels,
-            max_length=self.data.max_seq_length,
-            token_types=model.token_types,
-        )
+            sentences = Sentences("--text", [text.split() for text in config.text], None)
+        rows = encode_sentences(model.tokenizer, sentences, labels, max_length=length, token_types=model.token_types)
+        self.part = Part(rows, sentences)
 
     def shown(self, kept: Kept) -> list[str]:
         """Format each sentence as one line per word: probability, tag, word."""
-        tags = self.task.predictions(kept, self.sentences)
-        likely = of_words(kept, "probability", self.sentences, np.nan)
+        sentences = self.part.examples
+        tags, likely = self.task.predictions(kept, self.part), of_words(kept, "probability", sentences, np.nan)
         width = max(map(len, self.task.labels.names))
         return [
             "\n".join(
                 f"{'cut off' if np.isnan(probability) else f'{probability:.1%}':>8}  {tag:<{width}}  {word}"
                 for word, tag, probability in zip(*sentence, strict=True)
             )
-            for sentence in zip(self.sentences.words, tags, likely, strict=True)
+            for sentence in zip(sentences.words, tags, likely, strict=True)
         ]
-
-    def file_text(self, kept: Kept) -> str:
-        return tags_text(self.task.predictions(kept, self.sentences))
 
 
 class QuestionPredictor(Predictor):
@@ -313,27 +279,24 @@ class QuestionPredictor(Predictor):
             null_score_diff_threshold=threshold,
         )
         may_have_no_answer = threshold is not None or model.recorded.get("may_have_no_answer", False)
-        self.task = QuestionAnswering(None, self.data, may_have_no_answer=may_have_no_answer, **model.of_rows)
+        self.task = QuestionAnswering(self.data, may_have_no_answer=may_have_no_answer, **model.of_rows)
         if config.file is not None:
             questions = read_questions_to_predict(config.file, "--file")
         else:
             given = enumerate(config.question, start=1)
             questions = [Question(str(number), one.strip(), str(config.context), None) for number, one in given]
-        self.windows: Windows = make_windows(model.tokenizer, questions, self.data, token_types=model.token_types)
-        self.rows, self.num_examples = self.windows.rows, len(questions)
+        windows = make_windows(model.tokenizer, questions, self.data, token_types=model.token_types)
+        self.part = Part(windows.rows, windows)
 
     def shown(self, kept: Kept) -> list[str]:
         blocks = []
-        for question, answer in zip(self.windows.questions, self.task.answers(kept, self.windows), strict=True):
+        answers = self.task.predictions(kept, self.part)
+        for question, answer in zip(self.part.examples.questions, answers, strict=True):
             found = [f"{one['probability']:8.1%}  {one['text']}" for one in answer.best[:NUM_SHOWN]]
             blocks.append(
                 "\n".join([question.question, *(found if answer.text else [f"{'none':>8}  no answer found"])])
             )
         return blocks
-
-    def file_text(self, kept: Kept) -> str:
-        answers = self.task.answers(kept, self.windows)
-        return answers_text(self.windows.questions, (one.text for one in answers))
 
 
 # By how the names of the classes of transformers end.
@@ -358,7 +321,7 @@ def open_predictor(config: PredictionConfig) -> Iterator[Predictor]:
     with local_or_hub(exported_model(config.model)) as folder:
         model_config = read_config(folder)
         check_architecture(model_config)
-        model = OpenedModel(config.model, folder, model_config, load_tokenizer(folder), record)
+        model = OpenedModel(model_config, load_tokenizer(folder), config.model, folder, record)
         if model.class_name.endswith(("ForMaskedLM", "ForPreTraining")):
             raise InputError(
                 f"--model: {config.model} is a masked language model. Use python train/fill_mask.py, or fine-tune it "

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from finetuning.config.settings import QuestionConfig, QuestionData
-from finetuning.data.rows import INDEX, INPUT_IDS
+from finetuning.data.inputs import INDEX, INPUT_IDS
 from finetuning.loop.model import open_start
-from finetuning.loop.results import named, train_results, write_results
+from finetuning.loop.task import ExampleTask, Part
 from finetuning.loop.training import FinetuningJob, Predict
-from finetuning.tasks.rows import ExampleTask
 from finetuning.tasks.squad import Question, baseline, read_questions, scores
 from finetuning.tasks.windows import END, START, Answer, Windows, choose_answers, make_windows
 from mlm_common.cli.settings import flag_of
@@ -24,7 +23,7 @@ from train.data.inputs import Feature
 from train.loop.run import Run
 from train.metrics.log import VALIDATION, read_metrics
 from train.runtime.machines import Cluster
-from train.tasks.task import CardFigure, Mean, TaskCard
+from train.tasks.task import CardFigure, Mean, TaskCard, shown_loss
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -67,14 +66,12 @@ class QuestionAnswering(ExampleTask):
     """Learns where in a paragraph the answer to a question is.
 
     Args:
-        windows: to evaluate on.
         data: how answers are chosen.
         may_have_no_answer: whether questions without an answer are trained on.
-        pad_token_id: of the tokenizer.
-        token_types: whether the rows have them.
     """
 
     model_class = "TFAutoModelForQuestionAnswering"
+    metrics = METRICS
     metric = "f1"
     means = (Mean("loss", "loss", "num_rows"),)
     card = TaskCard(
@@ -94,20 +91,10 @@ class QuestionAnswering(ExampleTask):
         "match and F1 are in percent.",
     )
 
-    def __init__(
-        self,
-        windows: Windows | None,
-        data: QuestionData,
-        *,
-        may_have_no_answer: bool,
-        pad_token_id: int,
-        token_types: bool,
-    ):
+    def __init__(self, data: QuestionData, *, may_have_no_answer: bool, pad_token_id: int, token_types: bool):
         super().__init__(pad_token_id=pad_token_id, token_types=token_types)
-        self.windows = windows
         self.data = data
         self.may_have_no_answer = may_have_no_answer
-        self.guess = {} if windows is None else baseline(windows.questions, may_have_no_answer=may_have_no_answer)
 
     def features(self, length: int) -> dict[str, Feature]:
         return {**self.text_features(length), START: Feature(), END: Feature()}
@@ -151,23 +138,9 @@ class QuestionAnswering(ExampleTask):
         kept = {name: tf.pad(logits, padding, constant_values=NEVER) for name, logits in kept.items()}
         return kept | {INDEX: rows[INDEX]}
 
-    def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        assert self.windows is not None
-        return self.figures_of(sums, self.windows, self.answers(sums, self.windows))
-
-    def figures_of(self, sums: Mapping[str, Any], windows: Windows, answers: list[Answer]) -> dict[str, float]:
-        texts = [answer.text for answer in answers]
-        counts = {"num_rows": windows.rows.num_rows, "num_questions": len(windows.questions)}
-        return {"loss": super().figures(sums)["loss"]} | scores(windows.questions, texts) | counts
-
-    def can_score(self, questions: Sequence[Question]) -> bool:
-        """Return whether the answers to questions are known; if none has one, they may have been taken out."""
-        is_known = all(one.answers is not None for one in questions)
-        return is_known and (self.may_have_no_answer or any(one.answers for one in questions))
-
-    def answers(self, sums: Mapping[str, Any], windows: Windows) -> list[Answer]:
+    def predictions(self, sums: Mapping[str, Any], part: Part) -> list[Answer]:
         return choose_answers(
-            windows,
+            part.examples,
             self.in_order(sums, "start"),
             self.in_order(sums, "end"),
             num_best=self.data.n_best_size,
@@ -175,11 +148,28 @@ class QuestionAnswering(ExampleTask):
             null_threshold=self.data.null_score_diff_threshold if self.may_have_no_answer else None,
         )
 
-    def score(self, figures: Mapping[str, float]) -> float:
-        return figures["f1"]
+    def scores_of(self, sums: Mapping[str, Any], predictions: list[Answer], part: Part) -> dict[str, float]:  # noqa: ARG002
+        questions = part.examples.questions
+        counts = {"num_rows": part.rows.num_rows, "num_questions": len(questions)}
+        return scores(questions, [answer.text for answer in predictions]) | counts
+
+    def text_of(self, predictions: list[Answer], part: Part) -> str:
+        return by_id(part, (answer.text for answer in predictions))
+
+    def write_more(self, folder: Folder, predictions: list[Answer], part: Part) -> None:
+        """Write the best answers to each question, and how much likelier no answer is, where there may be none."""
+        folder.write_text("nbest_predictions.json", by_id(part, (answer.best for answer in predictions)))
+        if self.may_have_no_answer:
+            folder.write_text("null_odds.json", by_id(part, (answer.null_odds for answer in predictions)))
+
+    def can_score(self, questions: Sequence[Question]) -> bool:
+        """Return whether the answers to questions are known; if none has one, they may have been taken out."""
+        is_known = all(one.answers is not None for one in questions)
+        return is_known and (self.may_have_no_answer or any(one.answers for one in questions))
 
     def summarize(self, figures: Mapping[str, float]) -> str:
-        return f"{super().summarize(figures)}  F1 {figures['f1']:.2f} %  exact match {figures['exact_match']:.2f} %"
+        in_percent = f"F1 {figures['f1']:.2f} %  exact match {figures['exact_match']:.2f} %"
+        return f"loss {shown_loss(figures['loss'])}  {in_percent}"
 
     def next_command(self, model: str) -> str:
         return f'{super().next_command(model)} --question "…" --context "…"'
@@ -202,73 +192,44 @@ class QuestionJob(FinetuningJob[QuestionConfig]):
     """The job of `run_qa.py`."""
 
     def open_run(self, config: QuestionConfig, cluster: Cluster) -> Run:
-        """Read the questions, cut their paragraphs into windows, and make task and model configuration of them.
-
-        Raises:
-            InputError: whatever is wrong with questions, tokenizer or model; answer settings that differ from those of
-                the evaluations of an incomplete run.
-        """
+        """Read the questions, cut their paragraphs into windows, and make task and model configuration of them."""
         start, data = open_start(config), config.data
-        parts = read_questions(data)
-        if data.predicts and not {"test", "validation"} & parts.keys():
+        questions = read_questions(data)
+        if data.predicts and not {"test", "validation"} & questions.keys():
             raise InputError("--do-predict needs questions to predict; received neither --test-file nor validation.")
-        windows = {
-            split: make_windows(
-                start.tokenizer, questions, data, token_types=start.token_types, to_train=split == "train"
-            )
-            for split, questions in parts.items()
-        }
-        for split, one in windows.items():
-            _warn(split, one, data)
-        self.test, validation = windows.get("test"), windows.get("validation")
-        may_have_no_answer = any(not one.answers for one in parts["train"])
-        task = QuestionAnswering(validation, data, may_have_no_answer=may_have_no_answer, **start.of_rows)
-        eval_rows = validation.rows if validation else None
-        described = _describe(windows["train"], validation)
+        may_have_no_answer = any(not one.answers for one in questions["train"])
+        task = QuestionAnswering(data, may_have_no_answer=may_have_no_answer, **start.of_rows)
+
+        def part(split: str) -> Part:
+            is_train, some = split == "train", questions[split]
+            windows = make_windows(start.tokenizer, some, data, token_types=start.token_types, to_train=is_train)
+            _warn(split, windows, data)
+            return Part(windows.rows, windows, "predictions.json", is_scored=split != "test" or task.can_score(some))
+
+        train = part("train")
+        self.validation = {"": part("validation")} if "validation" in questions else {}
+        self.tests = [part("test")] if "test" in questions else []
+        validation = self.validation.get("")
+        if validation is not None:
+            guess = baseline(questions["validation"], may_have_no_answer=may_have_no_answer)
+            task.guess = {name: guess[name] for name in METRICS}
+        described = _describe(train.examples, validation.examples if validation else None)
         recorded = {"may_have_no_answer": may_have_no_answer}
-        train_rows = windows["train"].rows
-        run = start.run(task, train_rows, eval_rows, cluster, ENDS, described=described, recorded=recorded)
+        run = start.run(task, train.rows, validation, cluster, ENDS, described=described, recorded=recorded)
         check_answer_settings(run, data)
         return run
 
     def write_results(self, trainer: "Trainer", step: int, predict: Predict) -> dict[str, float] | None:
-        """Write the answers to the questions of the test part, or else of the validation part, and the scores of both.
-
-        Returns:
-            The figures of the validation part; None without one.
-        """
-        run, task = trainer.run, trainer.phase.task
+        """Answer the questions of the validation and test parts; say if other settings chose the checkpoint."""
+        checkpoint, task = trainer.start.checkpoint, trainer.phase.task
         assert isinstance(task, QuestionAnswering)
-        scored: dict[str, dict[str, float]] = {}
-        predicted: tuple[Windows, list[Answer]] | None = None
-        for part, windows in (("eval", task.windows), ("predict", self.test)):
-            if windows is not None:
-                totals = predict(windows.rows)
-                predicted = windows, task.answers(totals, windows)
-                if part == "eval" or task.can_score(windows.questions):
-                    scored[part] = task.figures_of(totals, *predicted)
-        if run.cluster.is_chief:
-            results = {"train": train_results(trainer, step)}
-            results |= {part: named(one) for part, one in scored.items()}
-            if "eval" in scored:
-                results["eval"] |= {f"guess_{name}": task.guess[name] for name in METRICS}
-                results["eval"]["epoch"] = results["train"]["epoch"]
-                _warn_of_other_settings(trainer.start.checkpoint, task.data)
-            write_results(run.folder.files, results)
-            if predicted is not None:
-                _write_answers(run.folder.files, *predicted, may_have_no_answer=task.may_have_no_answer)
-        return scored.get("eval")
-
-
-def _write_answers(folder: Folder, windows: Windows, answers: Sequence[Answer], *, may_have_no_answer: bool) -> None:
-    files: dict[str, list[Any]] = {
-        "predictions": [one.text for one in answers],
-        "nbest_predictions": [one.best for one in answers],
-    }
-    if may_have_no_answer:
-        files["null_odds"] = [one.null_odds for one in answers]
-    for name, values in files.items():
-        folder.write_text(f"{name}.json", answers_text(windows.questions, values))
+        changes = _changed_answer_settings(checkpoint, task.data) if checkpoint else None
+        if self.validation and trainer.run.cluster.is_chief and changes:
+            logger.warning(
+                "The checkpoint was chosen by evaluations with %s; all answers and scores written now are by %s.",
+                *changes,
+            )
+        return super().write_results(trainer, step, predict)
 
 
 def _describe(windows: Windows, validation: Windows | None) -> dict[str, str]:
@@ -314,10 +275,8 @@ def check_answer_settings(run: Run, data: QuestionData) -> None:
     record = None if run.starts_over else newest_record(run.folder)
     if record is None or run.phases[0].inputs.num_evaluation_batches(1) == 0 or _is_complete(run, record):
         return
-    changed = changed_answer_settings(record, data)
-    if changed:
-        before = ", ".join(f"{flag} {old}" for flag, (old, _) in changed.items())
-        now = ", ".join(f"{flag} {new}" for flag, (_, new) in changed.items())
+    if changes := _changed_answer_settings(record, data):
+        before, now = changes
         raise InputError(
             f"The best checkpoint of {run.folder} is chosen by evaluations with {before}, and the run is not "
             f"complete (step {record.step:,}); received {now}. Complete it with {before}, then run the command again "
@@ -336,24 +295,16 @@ def _is_complete(run: Run, record: CheckpointRecord) -> bool:
     return any(line["split"] == VALIDATION and line["step"] == record.step for line in lines)
 
 
-def changed_answer_settings(record: CheckpointRecord, data: QuestionData) -> dict[str, tuple[Any, Any]]:
-    """Collect {flag: (value then, value now)} of the answer settings that have changed since a checkpoint."""
+def _changed_answer_settings(record: CheckpointRecord, data: QuestionData) -> tuple[str, str] | None:
+    """Write the answer settings that have changed since a checkpoint, as flags: those of then, and those of now."""
     then = record.settings["data"]
     values = {name: (then.get(name, REDACTED), getattr(data, name)) for name in ANSWER_SETTINGS}
-    return {flag_of(name): (old, new) for name, (old, new) in values.items() if old not in (new, REDACTED)}
+    changed = {flag_of(name): pair for name, pair in values.items() if pair[0] not in (pair[1], REDACTED)}
+    before, now = (", ".join(f"{flag} {pair[index]}" for flag, pair in changed.items()) for index in (0, 1))
+    return (before, now) if changed else None
 
 
-def _warn_of_other_settings(record: CheckpointRecord | None, data: QuestionData) -> None:
-    changed = changed_answer_settings(record, data) if record else {}
-    if changed:
-        logger.warning(
-            "The checkpoint was chosen by evaluations with %s; all answers and scores written now are by %s.",
-            ", ".join(f"{flag} {old}" for flag, (old, _) in changed.items()),
-            ", ".join(f"{flag} {new}" for flag, (_, new) in changed.items()),
-        )
-
-
-def answers_text(questions: Iterable[Question], values: Iterable[Any]) -> str:
+def by_id(part: Part, values: Iterable[Any]) -> str:
     """Format what was found for each question as JSON, {id: value}."""
-    content = dict(zip((one.id for one in questions), values, strict=True))
-    return json.dumps(content, indent=4, ensure_ascii=False) + "\n"
+    found = dict(zip((one.id for one in part.examples.questions), values, strict=True))
+    return json.dumps(found, indent=4, ensure_ascii=False) + "\n"

@@ -70,11 +70,7 @@ def read_questions(data: QuestionData) -> dict[str, list[Question]]:
 
 
 def read_questions_to_predict(path: str, flag: str) -> list[Question]:
-    """Read the questions of a file, which `flag` names, with or without answers.
-
-    Raises:
-        InputError: as `read_questions`.
-    """
+    """Read the questions of a file, which `flag` names, with or without answers."""
     entries = _squad_entries(path, flag) if path.endswith(SQUAD_ENDINGS) else _table_entries(read_table(path, flag))
     questions = [_question(one, number, path, needs_answers=False) for number, one in enumerate(entries, start=1)]
     _check_ids(questions, path)

@@ -1,39 +1,46 @@
-"""Token classification: each word has a tag, learned and predicted at its first token."""
+"""Token classification: sentences whose words have tags, each learned and predicted at the first token of its word."""
 
-import functools
 import logging
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Encoding
+from transformers import PreTrainedTokenizerFast
 
-from finetuning.config.settings import TaggingConfig
-from finetuning.data.labels import LabelReading, Labels, find_labels
-from finetuning.data.rows import INDEX, EncodedRows
+from finetuning.config.settings import TaggingConfig, TaggingData
+from finetuning.data.examples import SPLITS, read_tables
+from finetuning.data.inputs import INDEX, INPUT_IDS, TEXTS_AT_ONCE, TOKEN_TYPES, EncodedRows, check_room, join_rows
+from finetuning.data.labels import LabelReading, Labels, find_labels, is_missing, label_name
+from finetuning.data.tables import Table, read_table
 from finetuning.loop.model import open_start
-from finetuning.loop.results import EVAL_NAME, named, shown_score, train_results, write_results
-from finetuning.loop.training import FinetuningJob, Predict
+from finetuning.loop.task import EVAL_NAME, ExampleTask, Part, finetuned_card
+from finetuning.loop.training import FinetuningJob
 from finetuning.tasks.metrics import check_packages, chosen_metric
-from finetuning.tasks.rows import ExampleTask, with_metric
-from finetuning.tasks.sentences import NO_TAG, NO_WORD, OUTSIDE, WORD, Sentences, encode_sentences, read_sentences
 from mlm_common.cli.settings import require
+from mlm_common.errors import InputError
 from train.data.inputs import Feature
 from train.loop.run import Run
 from train.runtime.machines import Cluster
-from train.tasks.task import CardFigure, Mean, TaskCard
+from train.tasks.task import Mean
 
 if TYPE_CHECKING:
     import tensorflow as tf
-    from transformers import PreTrainedTokenizerFast
-
-    from train.loop.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
+# Of tokens that no word begins with.
+NO_TAG, NO_WORD = -100, -1
+WORD = "word"
+# What a space is in the tokens of SentencePiece and of byte-level BPE.
+SPACE_MARKS = ("▁", "Ġ")
+OUTSIDE = "O"
 ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
 TAG_METRICS = ("accuracy",)
 # How the tags of entities begin, in the schemes IOB1, IOB2, IOE, IOBES and BILOU.
@@ -43,8 +50,6 @@ IOBES_PREFIXES = {"L-": "E-", "U-": "S-"}
 # The same written in other ways: as suffixes, or with an underscore.
 OTHER_ENTITY_TAG = re.compile(r"[BIESLU]_.+|.+[-_][BIESLU]")
 Tags = Sequence[Sequence[str]]
-# The file with the tags of the test part, without its ending.
-TAGS_NAME = "predictions"
 USAGE = """```python
 from transformers import pipeline
 
@@ -55,17 +60,144 @@ for found in tag(text):
 ```"""
 
 
+@dataclass(frozen=True)
+class Sentences:
+    """Words with their tags as in a table.
+
+    name: of the table.
+    words: of each sentence.
+    tags: of each sentence; None where there are none.
+    is_to_predict: whether they are of the test part.
+    """
+
+    name: str
+    words: Sequence[Sequence[str]]
+    tags: Sequence[Sequence[str]] | None
+    is_to_predict: bool = False
+
+    def with_tags_of(self, labels: Labels) -> "Sentences":
+        """Write the tags as `labels` does; without any in a test part that has others than training.
+
+        Raises:
+            InputError: a tag that is unknown, or differs from a known one in white space or case alone.
+        """
+        if self.tags is None:
+            return self
+        if self.is_to_predict:
+            flat = [tag for row in self.tags for tag in row]
+            num_unknown = int((~labels.encode_known(flat, self.name)[1]).sum())
+            if num_unknown:
+                logger.warning(
+                    "%d of %d tags of %s do not occur in training, so it is predicted but not scored.",
+                    *(num_unknown, len(flat), self.name),
+                )
+                return replace(self, tags=None)
+        encoded = (labels.encode(row, f"{self.name}, sentence {index}") for index, row in enumerate(self.tags, start=1))
+        return replace(self, tags=[[labels.names[tag] for tag in row] for row in encoded])
+
+
+def read_sentences(data: TaggingData) -> dict[str, Sentences]:
+    """Read {train, validation or test: sentences}, of those that are named."""
+    tables = read_tables(data)
+    return {split: _sentences(tables[split], data, needs_tags=split != "test") for split in SPLITS if split in tables}
+
+
+def read_sentences_to_predict(path: str, data: TaggingData) -> Sentences:
+    """Read the words of a file, which `--file` names, without their tags."""
+    return replace(_sentences(read_table(path, "--file"), data, needs_tags=False), tags=None)
+
+
+def _sentences(table: Table, data: TaggingData, *, needs_tags: bool) -> Sentences:
+    words = table.column(data.text_column_name, "--text-column-name")
+    tags = None
+    if needs_tags or data.label_column_name in table.columns:
+        tags = table.column(data.label_column_name, "--label-column-name")
+    for row, sentence in enumerate(words, start=1):
+        if not (isinstance(sentence, list) and all(isinstance(word, str) and word.strip() for word in sentence)):
+            raise InputError(
+                f"Column {data.text_column_name} of {table.name} must hold lists of words; row {row:,} has "
+                f"{sentence!r}."
+            )
+        if tags is not None and not (isinstance(tags[row - 1], list) and len(tags[row - 1]) == len(sentence)):
+            raise InputError(
+                f"Column {data.label_column_name} of {table.name} must hold a tag for each word; row {row:,} has "
+                f"{len(sentence)} words and the tags {tags[row - 1]!r}."
+            )
+    if tags is None:
+        return Sentences(table.name, words, None, is_to_predict=not needs_tags)
+    if not needs_tags and all(is_missing(tag) for row in tags for tag in row):
+        return Sentences(table.name, words, None)
+    places = (f"row {row:,} of {table.name}" for row in range(1, len(tags) + 1))
+    named = [[label_name(tag, place) for tag in row] for row, place in zip(tags, places, strict=True)]
+    return Sentences(table.name, words, named, is_to_predict=not needs_tags)
+
+
+def encode_sentences(
+    tokenizer: PreTrainedTokenizerFast,
+    sentences: Sentences,
+    labels: Labels,
+    *,
+    max_length: int,
+    token_types: bool,
+) -> EncodedRows:
+    """Encode the words of each sentence, with a space between, as text in pretraining was; cut to `max_length`.
+
+    Features of tokens are the ids, `WORD`, the number of the word that begins there or `NO_WORD`, and `label`, its tag
+    or `NO_TAG`.
+    """
+    check_room(tokenizer, max_length)
+    names = (INPUT_IDS, TOKEN_TYPES) if token_types else (INPUT_IDS,)
+    columns: dict[str, list[Any]] = {name: [] for name in (*names, WORD, "label")}
+    for start in range(0, len(sentences.words), TEXTS_AT_ONCE):
+        some = sentences.words[start : start + TEXTS_AT_ONCE]
+        encoded = tokenizer(
+            [" ".join(sentence) for sentence in some],
+            truncation=True,
+            max_length=max_length,
+            return_token_type_ids=token_types,
+            return_attention_mask=False,
+            return_offsets_mapping=True,
+        )
+        for name in names:
+            columns[name] += encoded[name]
+        columns[WORD] += [_words_of_tokens(words, one) for words, one in zip(some, encoded.encodings, strict=True)]
+    for row, words in enumerate(columns[WORD]):
+        tags: Any = np.full(len(words), NO_TAG, np.int32)
+        if sentences.tags is not None:
+            encoded_tags = labels.encode(sentences.tags[row], f"{sentences.name}, sentence {row + 1:,}")
+            tags = np.where(words == NO_WORD, NO_TAG, encoded_tags[words])
+        columns["label"].append(tags)
+    return join_rows(columns, {})
+
+
+def _words_of_tokens(words: Sequence[str], encoding: Encoding) -> NDArray[np.int32]:
+    """Find for each token the word that begins with it, or `NO_WORD`.
+
+    A token belongs to the word of its last character, since that of some tokenizers begins with the space before it.
+    """
+    ends = list(accumulate(len(word) + 1 for word in words))  # after the space that follows
+    found, last = [], NO_WORD
+    next_offsets = [*encoding.offsets[1:], (0, 0)]
+    for token, (begin, end), following in zip(encoding.tokens, encoding.offsets, next_offsets, strict=True):
+        word = int(np.searchsorted(ends, end - 1, side="right")) if end > begin else NO_WORD
+        # A lone mark of a space that the text begins with has the offsets of the character after it.
+        is_mark = token in SPACE_MARKS and following[0] == begin
+        is_space = word != NO_WORD and (end == ends[word] or is_mark)
+        if word in (NO_WORD, last) or is_space:
+            found.append(NO_WORD)
+        else:
+            found.append(word)
+            last = word
+    return np.array(found, np.int32)
+
+
 class Tagging(ExampleTask):
     """Learns the tag of each word.
 
     Args:
         labels: the tags.
-        sentences: to evaluate on.
         metric: by which checkpoints are compared; by default the first.
-        pad_token_id: of the tokenizer.
-        token_types: whether the rows have them.
         max_length: tokens of the longest row.
-        guess: what a guess without the text would score, by metric.
 
     Raises:
         InputError: a tag with white space, which divides the tags of a sentence in the predictions.
@@ -77,34 +209,25 @@ class Tagging(ExampleTask):
     def __init__(
         self,
         labels: Labels,
-        sentences: Sentences | None,
         metric: str | None = None,
         *,
         pad_token_id: int,
         token_types: bool,
         max_length: int,
-        guess: Mapping[str, float] | None = None,
     ):
         super().__init__(pad_token_id=pad_token_id, token_types=token_types)
         for one in labels.names:
             require(one.split() == [one], "must be without white space (rename it)", "Each tag", repr(one))
         self.labels = labels
-        self.sentences = sentences
         self.metrics = metrics_of(labels.names)
         self.metric = chosen_metric(self.metrics, metric)
         self.max_length = max_length
-        self.guess: Mapping[str, float] = {} if guess is None else guess
-        self.card = TaskCard(
-            model_kind="model that tags words",
-            task_name="Token classification",
-            pipeline_tag="token-classification",
-            figures=(
-                CardFigure("loss", "loss", "loss", "Loss"),
-                *(CardFigure(name, name, name, name) for name in self.metrics),
-            ),
+        self.card = finetuned_card(
+            "model that tags words",
+            "Token classification",
+            "token-classification",
+            dict(zip(self.metrics, self.metrics, strict=True)),
             tags=("token-classification",),
-            training_verb="fine-tuned",
-            start_words="from",
             usage=USAGE,
             evaluation="On the {num_words:,} words of {num_rows:,} validation sentences, which also decided which "
             "checkpoint was kept. Precision, recall and F1 count whole entities.",
@@ -157,50 +280,35 @@ class Tagging(ExampleTask):
 
         return tf.pad(values, ((0, 0), (0, self.max_length - values.shape[1])), constant_values=padding)
 
-    def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        assert self.sentences is not None
-        return self.figures_of(sums, self.sentences)
+    def predictions(self, sums: Mapping[str, Any], part: Part) -> list[list[str]]:
+        """Make the tags of all words; one that was cut off, or has no token, is outside of all entities."""
+        outside = self.labels.names.index(OUTSIDE) if OUTSIDE in self.labels.names else 0
+        tags = of_words(sums, "tag", part.examples, outside)
+        return [[self.labels.names[tag] for tag in sentence] for sentence in tags]
 
-    def figures_of(self, sums: Mapping[str, Any], sentences: Sentences) -> dict[str, float]:
-        assert sentences.tags is not None
-        predictions = self.predictions(sums, sentences)
-        figures = {"loss": super().figures(sums)["loss"]} | scores(self.metrics, predictions, sentences.tags)
-        return figures | {
+    def scores_of(self, sums: Mapping[str, Any], predictions: Tags, part: Part) -> dict[str, float]:
+        num_words = sum(map(len, part.examples.words))
+        return scores(self.metrics, predictions, part.examples.tags) | {
             "num_rows": len(predictions),
-            "num_words": sum(map(len, sentences.words)),
-            "num_words_cut_off": sum(map(len, sentences.words)) - int((sums[WORD] != NO_WORD).sum()),
+            "num_words": num_words,
+            "num_words_cut_off": num_words - int((sums[WORD] != NO_WORD).sum()),
             "is_degenerate": int(is_degenerate(predictions)),
         }
 
-    def predictions(self, sums: Mapping[str, Any], sentences: Sentences) -> list[list[str]]:
-        """Make the tags of all words; one that was cut off, or has no token, is outside of all entities."""
-        tags = of_words(sums, "tag", sentences, default_tag(self.labels.names))
-        return [[self.labels.names[tag] for tag in sentence] for sentence in tags]
-
-    def score(self, figures: Mapping[str, float]) -> float:
-        return -figures["loss"] if self.metric == "loss" else figures[self.metric]
-
-    def summarize(self, figures: Mapping[str, float]) -> str:
-        return with_metric(super().summarize(figures), figures, self.metric)
+    def text_of(self, predictions: Tags, part: Part) -> str:  # noqa: ARG002
+        """Format a line for each sentence, the tags of its words with a space between."""
+        return "".join(" ".join(one) + "\n" for one in predictions)
 
     def next_command(self, model: str) -> str:
         return f'{super().next_command(model)} --text "…"'
 
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
-        words = f"{figures['num_words']:,} words of {figures['num_rows']:,} sentences"
-        rows = {"validation loss": f"{shown_score(figures['loss'])}, of {words}"}
-        for name in self.metrics:
-            guess = f"; a guess without the text: {shown_score(self.guess[name])}" if name in self.guess else ""
-            rows[name] = f"{shown_score(figures[name])}{guess}"
-        if figures["num_words_cut_off"]:
-            rows["cut off"] = (
-                f"{figures['num_words_cut_off']:,} words beyond the longest row, which count as outside of entities"
-            )
-        if figures["is_degenerate"]:
-            rows["degenerate"] = "all words have the same tag: nothing was learned"
+        rows, cut_off = super().describe(figures), figures["num_words_cut_off"]
+        if cut_off:
+            rows["cut off"] = f"{cut_off:,} of {figures['num_words']:,} words, which count as outside of entities"
         return rows
 
-    def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
+    def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
         labels = rows["label"][0].numpy()
         tags = " ".join(self.labels.names[label] for label in labels if label != NO_TAG)
         return {"first row": self.first_text(rows, tokenizer), "its tags": tags}
@@ -265,76 +373,40 @@ def is_degenerate(predictions: Tags) -> bool:
     return len(counts) == 1 and counts.total() > 1
 
 
-def default_tag(tag_names: Sequence[str]) -> int:
-    """Choose what a word has that the model did not see, since its row was cut: `O`, or the first tag."""
-    return tag_names.index(OUTSIDE) if OUTSIDE in tag_names else 0
-
-
 class TaggingJob(FinetuningJob[TaggingConfig]):
     """The job of `run_tagging.py`."""
 
     def open_run(self, config: TaggingConfig, cluster: Cluster) -> Run:
-        """Read and encode the sentences, and make task and model configuration of them.
-
-        Raises:
-            InputError: whatever is wrong with sentences, tags, tokenizer or model.
-        """
+        """Read and encode the sentences, and make task and model configuration of them."""
         check_packages("seqeval")
         start, data = open_start(config), config.data
         parts = read_sentences(data)
         tags = parts["train"].tags
         assert tags is not None
-        is_tagger = any("ForTokenClassification" in name for name in start.model_config.architectures or ())
         flat = [tag for sentence in tags for tag in sentence]
-        known = start.model_config.id2label if is_tagger else None
+        known = start.labels_of("TokenClassification")
         reading = LabelReading("single_label_classification", similar_labels=data.similar_labels)
         labels = find_labels(flat, parts["train"].name, reading, known)
-        if not is_tagger:
-            labels = Labels(labels.problem_type, tuple(sorted(labels.names, key=lambda name: name != OUTSIDE)), reading)
+        if known is None:
+            labels = replace(labels, names=tuple(sorted(labels.names, key=lambda name: name != OUTSIDE)))
         described = labels.describe(labels.encode(flat, parts["train"].name))
         described |= {"words": f"{data.text_column_name} of {parts['train'].name}", "tags": data.label_column_name}
         described["first tags"] = " ".join(map(str, tags[0]))
-        parts = {split: sentences.with_tags_of(labels) for split, sentences in parts.items()}
         if hint := hint_of(labels.names):
             logger.warning("%s", hint)
-        encode = functools.partial(encode_sentences, max_length=data.max_seq_length, token_types=start.token_types)
-        rows = {split: encode(start.tokenizer, sentences, labels) for split, sentences in parts.items()}
-        self.validation = (parts["validation"], rows["validation"]) if "validation" in parts else None
-        self.test = (parts["test"], rows["test"]) if "test" in parts and data.predicts else None
-        validation = parts.get("validation")
-        guess = {}
-        if validation is not None and validation.tags is not None:
-            guessed = baseline(parts["train"].tags or (), validation.words)
-            guess = scores(metrics_of(labels.names), guessed, validation.tags)
-        settings = {"max_length": data.max_seq_length, "guess": guess, **start.of_rows}
-        task = Tagging(labels, validation, data.metric_name, **settings)
-        return start.run(task, rows["train"], rows.get("validation"), cluster, labels.by_id, described=described)
 
-    def write_results(self, trainer: "Trainer", step: int, predict: Predict) -> dict[str, float] | None:
-        """Tag the validation and test parts; write the tags and, where the right ones are known, their scores."""
-        run, task = trainer.run, trainer.phase.task
-        assert isinstance(task, Tagging)
-        train = train_results(trainer, step)
-        tags: dict[str, list[list[str]]] = {}
+        def part(split: str, file: str = "") -> Part:
+            sentences = parts[split].with_tags_of(labels)
+            length, token_types = data.max_seq_length, start.token_types
+            rows = encode_sentences(start.tokenizer, sentences, labels, max_length=length, token_types=token_types)
+            return Part(rows, sentences, file, is_scored=sentences.tags is not None)
 
-        def figures_of(name: str, sentences: Sentences, rows: EncodedRows) -> dict[str, float]:
-            totals = predict(rows)
-            tags[name] = task.predictions(totals, sentences)
-            return task.figures_of(totals, sentences) if sentences.tags is not None else {}
-
-        evaluated = figures_of(EVAL_NAME, *self.validation) if self.validation else None
-        predicted = figures_of(TAGS_NAME, *self.test) if self.test else {}
-        if not run.cluster.is_chief:
-            return evaluated
-        for name, of_part in tags.items():
-            run.folder.files.write_text(f"{name}.txt", tags_text(of_part))
-        eval_results = named(evaluated or {})
-        if evaluated:
-            eval_results |= {f"guess_{name}": value for name, value in task.guess.items()} | {"epoch": train["epoch"]}
-        write_results(run.folder.files, {"train": train, "eval": eval_results, "predict": named(predicted)})
-        return evaluated
-
-
-def tags_text(tags: Iterable[Iterable[str]]) -> str:
-    """Format tags: a line for each sentence, the tags of its words with a space between."""
-    return "".join(" ".join(one) + "\n" for one in tags)
+        train = part("train")
+        self.validation = {"": part("validation", f"{EVAL_NAME}.txt")} if "validation" in parts else {}
+        self.tests = [part("test", "predictions.txt")] if "test" in parts else []
+        validation = self.validation.get("")
+        task = Tagging(labels, data.metric_name, max_length=data.max_seq_length, **start.of_rows)
+        if validation is not None:
+            sentences = validation.examples
+            task.guess = scores(task.metrics, baseline(train.examples.tags, sentences.words), sentences.tags)
+        return start.run(task, train.rows, validation, cluster, labels.by_id, described=described)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from finetuning.config.settings import QuestionData
-from finetuning.data.rows import INDEX, INPUT_IDS, TOKEN_TYPES, EncodedRows
+from finetuning.data.inputs import INPUT_IDS, TOKEN_TYPES, EncodedRows, join_rows
 from finetuning.tasks.squad import Question
 from mlm_common.errors import InputError
 
@@ -51,17 +51,13 @@ def make_windows(
 ) -> Windows:
     """Make the windows of all questions: each has the question and a stretch of the paragraph.
 
-    Args:
-        tokenizer: of the model.
-        questions: with ids that need not be unique.
-        data: length and overlap of the windows.
-        token_types: keep whether a token is of the question or of the paragraph.
-        to_train: leave out the windows of questions whose answer is in none, since they would teach that there is none.
+    Windows of questions whose answer is in none are left out with `to_train`, since they would teach that there is
+    none.
 
     Raises:
         InputError: --max-seq-length leaves no room for any paragraph, or no window is left.
     """
-    columns: dict[str, list[NDArray[np.int32]]] = {name: [] for name in (INPUT_IDS, TOKEN_TYPES, "begins", "ends")}
+    columns: dict[str, list[Any]] = {name: [] for name in (INPUT_IDS, TOKEN_TYPES, "begins", "ends")}
     of_questions: list[int] = []
     positions: list[tuple[int, int]] = []
     too_long, not_found = [], []
@@ -92,24 +88,18 @@ def make_windows(
             f"{data.max_seq_length} with --doc-stride {data.stride}, and {len(not_found):,} have an answer that is in "
             "no window. Raise --max-seq-length, or lower --doc-stride."
         )
-    starts = np.concatenate([[0], np.cumsum([len(row) for row in columns[INPUT_IDS]])]).astype(np.int64)
-    joined = {name: np.concatenate(rows) for name, rows in columns.items()}
-    begins, ends = joined.pop("begins"), joined.pop("ends")
+    begins, ends = (np.concatenate(columns.pop(name)) for name in ("begins", "ends"))
     if not token_types:
-        joined.pop(TOKEN_TYPES)
+        columns.pop(TOKEN_TYPES)
     start, end = np.array(positions, np.int32).T
-    of_rows = {START: start, END: end, INDEX: np.arange(len(starts) - 1, dtype=np.int32)}
-    rows = EncodedRows(starts, joined, of_rows)
+    rows = join_rows(columns, {START: start, END: end})
     return Windows(questions, rows, np.array(of_questions, np.int32), begins, ends, too_long, not_found)
 
 
 def _encodings(backend: Any, questions: Sequence[Question], data: QuestionData) -> Iterator[list[Any]]:
     """Yield the encodings of the windows of each question; none where it leaves no room for its paragraph.
 
-    Args:
-        backend: a tokenizer of `tokenizers`; its truncation and padding are changed.
-        questions: to encode.
-        data: length and overlap of the windows.
+    Truncation and padding of the backend, a tokenizer of `tokenizers`, are changed.
 
     Raises:
         InputError: not even an empty question leaves room.
@@ -120,7 +110,12 @@ def _encodings(backend: Any, questions: Sequence[Question], data: QuestionData) 
     alone = backend.encode_batch([(one.question, "") for one in questions])
     rooms = [data.max_seq_length - len(encoding.ids) for encoding in alone]
     if data.max_seq_length - len(backend.encode("", "").ids) <= shared:
-        raise InputError(_no_room(data, min(rooms)))
+        room = min(rooms)
+        hint = "no tokens are left for the paragraph. Raise --max-seq-length."
+        if room >= 2:
+            hint = f"only {room} tokens are left for the paragraph. Try --doc-stride {max(1, room // 3)}."
+        rule = f"--doc-stride {data.stride} is too large for --max-seq-length {data.max_seq_length}"
+        raise InputError(f"{rule}: after the longest question {hint}")
     fitting = [((one.question, one.context), room) for one, room in zip(questions, rooms, strict=True) if room > shared]
     if data.doc_stride_is == "overlap":
         backend.enable_truncation(data.max_seq_length, stride=shared, strategy="only_second")
@@ -136,14 +131,6 @@ def _encodings(backend: Any, questions: Sequence[Question], data: QuestionData) 
         yield [] if encoding is None else [encoding, *encoding.overflowing]
 
 
-def _no_room(data: QuestionData, room: int) -> str:
-    """Explain that windows cannot share that many tokens, where `room` are left after the longest question."""
-    rule = f"--doc-stride {data.stride} is too large for --max-seq-length {data.max_seq_length}: after the longest"
-    if room < 2:
-        return f"{rule} question no tokens are left for the paragraph. Raise --max-seq-length."
-    return f"{rule} question only {room} tokens are left for the paragraph. Try --doc-stride {max(1, room // 3)}."
-
-
 def _paragraph_offsets(encoding: Any) -> NDArray[np.int32]:
     """Find the characters of the paragraph that each token covers, (tokens, 2); `OUTSIDE` for others."""
     is_context = np.array([one == 1 for one in encoding.sequence_ids])
@@ -151,15 +138,10 @@ def _paragraph_offsets(encoding: Any) -> NDArray[np.int32]:
 
 
 def answer_positions(question: Question, windows: Sequence[NDArray[np.int32]]) -> list[tuple[int, int]]:
-    """Find the first and the last token of the first answer in each window.
+    """Find the first and the last token of the first answer in each window; (0, 0) where it is not wholly in it.
 
-    Args:
-        question: with its answers.
-        windows: all windows of the question, (tokens, 2) each: where the tokens begin and end in the paragraph.
-
-    Returns:
-        (first, last) for each window, (0, 0) where the answer is not wholly in it. White space at both ends of the
-        answer, and characters there that no token of the paragraph covers, do not count.
+    White space at both ends of the answer, and characters there that no token of the paragraph covers, do not count.
+    Each window is (tokens, 2): where the tokens begin and end in the paragraph.
     """
     none = [(0, 0)] * len(windows)
     if not question.answers or not windows:
@@ -207,7 +189,7 @@ def choose_answers(
     max_answer_length: int,
     null_threshold: float | None,
 ) -> list[Answer]:
-    """Choose an answer for each question, of all its windows together.
+    """Choose an answer for each question, of all its windows together; the empty text for one without a window.
 
     Args:
         windows: of the questions.
@@ -215,9 +197,6 @@ def choose_answers(
         num_best: of the tokens where an answer may begin, and end, and of the answers that are kept.
         max_answer_length: in tokens.
         null_threshold: there is no answer where `null_odds` exceeds it; None where there always is one.
-
-    Returns:
-        An answer to each question, in their order; the empty text for one without a window.
     """
     of_question: list[list[int]] = [[] for _ in windows.questions]
     for row, question in enumerate(windows.question):
@@ -225,12 +204,24 @@ def choose_answers(
     answers = []
     for question, rows in zip(windows.questions, of_question, strict=True):
         null = min((float(start_logits[row, 0] + end_logits[row, 0]) for row in rows), default=0.0)
-        found: list[tuple[float, float, str]] = []
+        spans: list[tuple[float, float, str]] = []
         for row in rows:
-            found += _spans(windows, row, start_logits[row], end_logits[row], question, num_best, max_answer_length)
-        found.sort(key=lambda one: -(one[0] + one[1]))
+            tokens = slice(*windows.rows.starts[row : row + 2])
+            begins, ends = windows.begins[tokens], windows.ends[tokens]
+            of_context = np.flatnonzero(begins != OUTSIDE)
+            starts, stops = (
+                of_context[np.argsort(-logits[of_context], kind="stable")[:num_best]]
+                for logits in (start_logits[row], end_logits[row])
+            )
+            for start in starts:
+                for stop in stops[(stops >= start) & (stops < start + max_answer_length)]:
+                    # A token of some tokenizers begins at the space before it.
+                    text = question.context[begins[start] : ends[stop]].strip()
+                    if text:
+                        spans.append((float(start_logits[row, start]), float(end_logits[row, stop]), text))
+        spans.sort(key=lambda one: -(one[0] + one[1]))
         best: dict[str, tuple[float, float]] = {}
-        for start, end, text in found:
+        for start, end, text in spans:
             best.setdefault(text, (start, end))
         kept = [(text, *logits) for text, logits in best.items()][:num_best] or [("", 0.0, 0.0)]
         odds = null - kept[0][1] - kept[0][2]
@@ -243,29 +234,3 @@ def choose_answers(
         ]
         answers.append(Answer("" if has_none else kept[0][0], listed, odds))
     return answers
-
-
-def _spans(
-    windows: Windows,
-    row: int,
-    start_logits: NDArray[np.float32],
-    end_logits: NDArray[np.float32],
-    question: Question,
-    num_best: int,
-    max_answer_length: int,
-) -> list[tuple[float, float, str]]:
-    """List (start logit, end logit, text) of the likely spans of one window."""
-    tokens = slice(*windows.rows.starts[row : row + 2])
-    begins, ends = windows.begins[tokens], windows.ends[tokens]
-    of_context = np.flatnonzero(begins != OUTSIDE)
-    starts, stops = (
-        of_context[np.argsort(-logits[of_context], kind="stable")[:num_best]] for logits in (start_logits, end_logits)
-    )
-    spans = []
-    for start in starts:
-        for stop in stops[(stops >= start) & (stops < start + max_answer_length)]:
-            # A token of some tokenizers begins at the space before it.
-            text = question.context[begins[start] : ends[stop]].strip()
-            if text:
-                spans.append((float(start_logits[start]), float(end_logits[stop]), text))
-    return spans

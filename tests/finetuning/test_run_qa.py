@@ -11,20 +11,20 @@ import pytest
 import tensorflow as tf
 from transformers.data.metrics.squad_metrics import squad_evaluate
 
-from finetuning.config.settings import QuestionData
+from finetuning.config.settings import QuestionConfig, QuestionData, parse_finetuning_config
+from finetuning.predict import main as predict
 from finetuning.run_qa import main
-from finetuning.tasks.questions import QuestionAnswering
+from finetuning.tasks.questions import QuestionAnswering, QuestionJob
 from tests.fixtures.finetuned_runs import qa_flags, write_questions
 from tests.fixtures.run_command import Outcome
-from tests.fixtures.tiny_classification import write_start
 from train.model.from_pretrained import load_model
+from train.runtime.machines import Cluster
 
 
 def test_the_loss_of_both_ends() -> None:
     """Padding cannot be an answer, and rows of padding count for nothing."""
-    task = QuestionAnswering(
-        None, QuestionData(max_seq_length=6), may_have_no_answer=False, pad_token_id=1, token_types=False
-    )
+    data = QuestionData(max_seq_length=6)
+    task = QuestionAnswering(data, may_have_no_answer=False, pad_token_id=1, token_types=False)
     outputs = SimpleNamespace(
         start_logits=tf.constant([[0.0, 2.0, 0.0, 9.0], [0.0] * 4]),
         end_logits=tf.constant([[0.0, 0.0, 1.0, 9.0], [0.0] * 4]),
@@ -86,58 +86,37 @@ def test_a_run_keeps_its_settings_for_answers(answered: Path, tmp_path: Path, ru
     assert "received --n-best-size 3" in outcome.error
 
 
-@pytest.mark.usefixtures("one_device")
-def test_questions_without_answers_are_predicted_and_not_scored(answered: Path, tmp_path: Path) -> None:
-    """Where training has an answer to each question, a test part with none is one whose answers were taken out."""
-    shutil.copytree(answered / "start", tmp_path / "start")
-    write_questions(tmp_path / "train.json", 16, 1)
-    content = json.loads((tmp_path / "train.json").read_text(encoding="utf-8"))
+def test_questions_whose_answers_were_taken_out_are_not_scored(answered: Path, tmp_path: Path) -> None:
+    """They have none, where training has an answer to each question."""
+    for split in ("train", "test", "validation"):
+        write_questions(tmp_path / f"{split}.json", 8, len(split))
+    content = json.loads((tmp_path / "test.json").read_text(encoding="utf-8"))
     for paragraph in content["data"][0]["paragraphs"]:
         paragraph["qas"][0]["answers"] = []
     (tmp_path / "test.json").write_text(json.dumps(content), encoding="utf-8")
-    write_questions(tmp_path / "validation.json", 8, 2)
-    flags = qa_flags(tmp_path, "--test-file", str(tmp_path / "test.json"), "--num-epochs", "1")
-    assert main(flags) == 0
-    results = json.loads((tmp_path / "run" / "all_results.json").read_text(encoding="utf-8"))
-    assert [name for name in results if name.startswith("predict_")] == []
-    assert len(json.loads((tmp_path / "run" / "predictions.json").read_text(encoding="utf-8"))) == 16
+    for name, is_scored in (("test", False), ("validation", True)):
+        flags = qa_flags(tmp_path, "--test-file", str(tmp_path / f"{name}.json"), start=answered)
+        job = QuestionJob()
+        job.open_run(parse_finetuning_config(QuestionConfig, flags, ""), Cluster())
+        assert [part.is_scored for part in (*job.validation.values(), *job.tests)] == [True, is_scored]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-def test_scores_of_several_seeds_and_of_a_run_that_resumes(answered: Path, tmp_path: Path) -> None:
-    shutil.copytree(answered, tmp_path, dirs_exist_ok=True)
-    for path in (tmp_path / "run" / "checkpoints").glob("step-00000010.*"):
-        path.unlink()
-    assert main(qa_flags(tmp_path, "--resume", "must", start=answered)) == 0
-    assert_scored_by_its_predictions(tmp_path / "run", tmp_path / "validation.json")
-    for name in ("all_results.json", "predictions.json"):
-        assert (tmp_path / "run" / name).read_bytes() == (answered / "run" / name).read_bytes()
-    shutil.rmtree(tmp_path / "run")
-    assert main(qa_flags(tmp_path, "--seeds", "1", "2")) == 0
-    table = json.loads((tmp_path / "run" / "seeds_results.json").read_text(encoding="utf-8"))
-    for place, seed in enumerate((1, 2)):
-        folder = tmp_path / "run" / f"seed-{seed}"
-        assert_scored_by_its_predictions(folder, tmp_path / "validation.json")
-        results = json.loads((folder / "eval_results.json").read_text(encoding="utf-8"))
-        assert table["scores"]["eval_f1"]["values"][place] == results["eval_f1"]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
-def test_it_learns_fifty_questions(tmp_path: Path) -> None:
-    answers = write_questions(tmp_path / "squad.json", 50, 3)
-    flags = ["--init-from", str(write_start(tmp_path / "start")), "--output-dir", str(tmp_path / "run")]
-    flags += [f"--{name}-file={tmp_path}/squad.json" for name in ("train", "validation", "test")]
-    flags += ["--max-seq-length", "24", "--doc-stride", "6", "--length-buckets", "16", "24", "--learning-rate", "0.02"]
-    flags += ["--per-replica-batch-size", "8", "--num-epochs", "15", "--eval-steps", "1000", "--dropout", "0"]
-    assert main(flags) == 0
+def test_it_learns_fifty_questions(answered: Path, tmp_path: Path, run: Callable[..., Outcome]) -> None:
+    answers = write_questions(tmp_path / "train.json", 50, 3)
+    shutil.copy(tmp_path / "train.json", tmp_path / "validation.json")
+    more = ("--test-file", tmp_path / "train.json", "--length-buckets", "16", "24", "--learning-rate", "0.02")
+    more += ("--num-epochs", "15", "--eval-steps", "1000", "--dropout", "0")
+    assert run(main, *qa_flags(tmp_path, start=answered), *more).status == 0
     results = json.loads((tmp_path / "run" / "all_results.json").read_text(encoding="utf-8"))
     assert results["eval_exact_match"] >= 95
     assert results["eval_num_questions"] == 50
     assert results["eval_samples"] > 50  # windows
     assert results["predict_exact_match"] == results["eval_exact_match"]
-    predictions = json.loads((tmp_path / "run" / "predictions.json").read_text(encoding="utf-8"))
+    written = (tmp_path / "run" / "predictions.json").read_text(encoding="utf-8")
+    assert run(predict, "--model", tmp_path / "run", "--file", tmp_path / "train.json").out == written
+    predictions = json.loads(written)
     right = np.mean([predictions[one] == answer for one, answer in answers.items()])
     assert 100 * right == results["eval_exact_match"]
     best = json.loads((tmp_path / "run" / "nbest_predictions.json").read_text(encoding="utf-8"))

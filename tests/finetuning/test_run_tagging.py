@@ -1,7 +1,6 @@
 """A run of tagging from its files to its results."""
 
 import json
-import random
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +9,9 @@ import tensorflow as tf
 from seqeval import metrics as seqeval
 
 from finetuning.data.labels import Labels
-from finetuning.run_tagging import main
-from finetuning.tasks.sentences import Sentences
-from finetuning.tasks.tagging import Tagging
-from tests.fixtures.tiny_classification import WORDS, write_start
+from finetuning.loop.task import Part
+from finetuning.tasks.tagging import Sentences, Tagging
+from tests.fixtures.finetuned_runs import finetuned, sentences_of
 from train.model.from_pretrained import load_model
 
 
@@ -32,7 +30,8 @@ def test_words_are_scored_wherever_their_rows_stand() -> None:
     """Rows in another order, one of them cut, and one of padding; the loss is the mean over words."""
     labels = Labels("single_label_classification", ("O", "B-X"))
     sentences = Sentences("a", [["p", "q"], ["r"]], [["O", "B-X"], ["B-X"]])
-    task = Tagging(labels, sentences, pad_token_id=1, token_types=False, max_length=4)
+    task = Tagging(labels, pad_token_id=1, token_types=False, max_length=4)
+    task.evaluated = Part(None, sentences)  # type: ignore[arg-type]
     rows = {
         "input_ids": tf.constant([[0, 7, 2], [0, 8, 2], [1, 1, 1]]),
         "attention_mask": tf.constant([[1, 1, 1], [1, 1, 1], [0, 0, 0]]),
@@ -47,67 +46,28 @@ def test_words_are_scored_wherever_their_rows_stand() -> None:
     assert sums["loss"] == pytest.approx(sum(losses), rel=1e-6)
     assert (sums["num_tagged"], sums["num_correct"]) == (2, 2)
     assert sums["tag"].shape == (3, 4)
-    assert task.predictions(sums, sentences) == [["O", "O"], ["B-X"]]
+    assert task.predictions(sums, task.evaluated) == [["O", "O"], ["B-X"]]
     figures = task.figures(sums)
     assert (figures["num_words"], figures["num_words_cut_off"], figures["num_rows"]) == (3, 1, 2)
     assert figures["accuracy"] == pytest.approx(2 / 3)
     assert (figures["precision"], figures["recall"]) == (1.0, 0.5)
 
 
-def write_sentences(path: Path, num: int, seed: int) -> list[list[str]]:
-    """Write sentences in which `list` and `file` are entities, with a `name` after them where there is one."""
-    draw, written = random.Random(seed), []
-    lines = []
-    for _ in range(num):
-        words = draw.choices([*WORDS, "list", "file"], k=draw.randint(2, 12))
-        tags = []
-        for index, word in enumerate(words):
-            is_entity = word in ("list", "file")
-            goes_on = word == "name" and index > 0 and words[index - 1] in ("list", "file")
-            tags.append("B-KIND" if is_entity else "I-KIND" if goes_on else "O")
-        lines += [f"{word} {tag}\n" for word, tag in zip(words, tags, strict=True)] + ["\n"]
-        written.append(tags)
-    path.write_text("".join(lines), encoding="utf-8")
-    return written
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
-def test_it_learns_what_can_be_learned(tmp_path: Path) -> None:
-    write_start(tmp_path / "start")
-    tags = {split: write_sentences(tmp_path / f"{split}.conll", num, num) for split, num in SPLITS.items()}
-    files = [f"--{split}-file={tmp_path}/{split}.conll" for split in SPLITS]
-    more = ["--max-seq-length", "30", "--length-buckets", "16", "30", "--per-replica-batch-size", "8"]
-    more += [
-        "--learning-rate",
-        "0.02",
-        "--num-epochs",
-        "12",
-        "--eval-steps",
-        "60",
-        "--dropout",
-        "0",
-        "--metric-name",
-        "loss",
-    ]
-    start = ["--init-from", str(tmp_path / "start"), "--output-dir", str(tmp_path / "run")]
-    assert main([*start, *files, *more]) == 0
-    everything = json.loads((tmp_path / "run" / "all_results.json").read_text(encoding="utf-8"))
+def test_it_learns_what_can_be_learned(tiny_start: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    run = finetuned("tagging", tiny_start / "start", tmp_path_factory) / "run"
+    everything = json.loads((run / "all_results.json").read_text(encoding="utf-8"))
     assert everything["eval_f1"] == 1.0
     assert everything["predict_f1"] > 0.9
     assert everything["eval_guess_f1"] == 0.0
-    for split, prefix, file in (("validation", "eval", "eval_predictions"), ("test", "predict", "predictions")):
-        lines = (tmp_path / "run" / f"{file}.txt").read_text(encoding="utf-8").splitlines()
-        predicted = [line.split() for line in lines]
-        assert [len(row) for row in predicted] == [len(row) for row in tags[split]]
+    for part, prefix, file in (("validation", "eval", "eval_predictions"), ("test", "predict", "predictions")):
+        predicted = [line.split() for line in (run / f"{file}.txt").read_text(encoding="utf-8").splitlines()]
+        tags = [tags for _, tags in sentences_of(part)]
+        assert [len(row) for row in predicted] == [len(row) for row in tags]
         for name in ("f1", "precision", "recall", "accuracy"):
-            expected = getattr(seqeval, f"{name}_score")(tags[split], predicted)
+            expected = getattr(seqeval, f"{name}_score")(tags, predicted)
             assert everything[f"{prefix}_{name}"] == pytest.approx(expected, abs=1e-9)
-    export = tmp_path / "run" / "export"
-    config = json.loads((export / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((run / "export" / "config.json").read_text(encoding="utf-8"))
     assert config["architectures"] == ["RobertaForTokenClassification"]
     assert config["id2label"] == {"0": "O", "1": "B-KIND", "2": "I-KIND"}
-    assert load_model(str(export), "TFAutoModelForTokenClassification").config.num_labels == 3
-
-
-SPLITS = {"train": 80, "validation": 20, "test": 10}
+    assert load_model(str(run / "export"), "TFAutoModelForTokenClassification").config.num_labels == 3

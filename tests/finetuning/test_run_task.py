@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from finetuning.config.settings import CustomData
 from finetuning.data.examples import Examples
 from finetuning.run_task import main
-from finetuning.tasks.custom import CustomTask, load_task, read_labels
+from finetuning.tasks.custom import load_task, read_labels
 from mlm_common.errors import InputError
 from tests.fixtures.finetuned_runs import NUM_REVIEWS, RECIPE, TASK, rating_flags, reviews
 from tests.fixtures.run_command import Outcome
@@ -65,12 +65,16 @@ def test_what_are_no_stars(value: object, tmp_path: Path) -> None:
         task.read(CustomData(train_file=str(tmp_path / "train.jsonl")))
 
 
-def test_its_scores_are_those_of_its_predictions(rated: Path) -> None:
-    found = [int(one) for one in predicted(rated, "eval_predictions")]
+def assert_scored_by_its_predictions(folder: Path) -> None:
+    found = [int(one) for one in predicted(folder, "eval_predictions")]
     stars = [rating for _, rating in reviews("validation")]
     kappa = cohen_kappa_score(stars, found, weights="quadratic")
-    assert results(rated)["eval_kappa"] == pytest.approx(kappa, abs=1e-9)
-    assert results(rated)["eval_mean_absolute_error"] == pytest.approx(mean_absolute_error(stars, found), abs=1e-9)
+    assert results(folder)["eval_kappa"] == pytest.approx(kappa, abs=1e-9)
+    assert results(folder)["eval_mean_absolute_error"] == pytest.approx(mean_absolute_error(stars, found), abs=1e-9)
+
+
+def test_its_scores_are_those_of_its_predictions(rated: Path) -> None:
+    assert_scored_by_its_predictions(rated)
 
 
 def test_each_evaluation_that_is_the_best_so_far_is_saved(rated: Path) -> None:
@@ -116,7 +120,7 @@ def test_the_export_has_the_encoder_and_the_head(rated: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_it_resumes_bit_for_bit(rated: Path, tiny_start: Path, tmp_path: Path) -> None:
-    """From the checkpoint before the last; another task in the file would be another run."""
+    """From the checkpoint before the last; and again with another metric, which chooses another checkpoint."""
     shutil.copytree(rated, tmp_path / "rated")
     for path in (tmp_path / "rated" / "run" / "checkpoints").glob("step-00000020.*"):
         path.unlink()
@@ -127,6 +131,12 @@ def test_it_resumes_bit_for_bit(rated: Path, tiny_start: Path, tmp_path: Path) -
     assert newest_variables(tmp_path / "rated" / "run") == newest_variables(rated / "run")
     for name in ("export/model.safetensors", "all_results.json", "predict_results_test.txt"):
         assert (tmp_path / "rated" / "run" / name).read_bytes() == (rated / "run" / name).read_bytes()
+    for path in (tmp_path / "rated" / "run" / "checkpoints").glob("step-00000020.*"):
+        path.unlink()
+    assert main([*resuming, "--metric-name", "loss"]) == 0
+    assert_scored_by_its_predictions(tmp_path / "rated")
+    lines = evaluations(tmp_path / "rated")
+    assert results(tmp_path / "rated")["eval_loss"] == min(line["loss"] for line in lines)
 
 
 def test_another_file_is_another_run(
@@ -244,8 +254,3 @@ def test_weights_of_a_head_have_different_names(head: str, tmp_path: Path) -> No
     shapes = {name: one.shape for name, one in pytorch_weights(network, 1).items() if name.startswith("custom_head.")}
     assert shapes["custom_head.decoder.weight"] == (2, 32)
     assert shapes["custom_head.decoder.bias"] == (2,)
-
-
-def test_the_task_is_a_class_of_the_base() -> None:
-    assert issubclass(load_task(TASK), CustomTask)
-    assert len(RECIPE.read_text(encoding="utf-8").splitlines()) <= 65

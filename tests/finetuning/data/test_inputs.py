@@ -5,8 +5,7 @@ import pytest
 import tensorflow as tf
 
 from finetuning.data.buckets import Batches
-from finetuning.data.inputs import batches_of_rows
-from finetuning.data.rows import EncodedRows
+from finetuning.data.inputs import EncodedRows, batches_of_rows
 from train.data.inputs import Feature
 
 ROWS = EncodedRows(

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from finetuning.data.labels import Labels
+from finetuning.loop.task import Part
 from finetuning.tasks.classification import TextClassification
 
 PAD = 1
@@ -18,7 +19,9 @@ LOGITS = np.array([[1.0, -1.0], [0.5, 2.0], [9.0, 9.0]], np.float32)
 
 def make_task(problem_type: str, references: list, metrics: tuple[str, ...], num_labels: int = 2) -> TextClassification:
     labels = Labels(problem_type, tuple("abc"[:num_labels]))  # type: ignore[arg-type]
-    return TextClassification(labels, np.array(references), metrics, pad_token_id=PAD, token_types=False)
+    task = TextClassification(labels, metrics, pad_token_id=PAD, token_types=False)
+    task.evaluated = Part(None, np.array(references))  # type: ignore[arg-type]
+    return task
 
 
 def sums_of(task: TextClassification, logits: np.ndarray, labels: list, dtype: type, *, training: bool = False) -> dict:
@@ -43,7 +46,7 @@ def test_one_class() -> None:
     assert (sums["num_rows"], sums["num_correct"]) == (2, 1)
     figures = task.figures(sums)
     # In the order of the rows: the second is predicted as 0, the first as 1.
-    assert task.predictions(sums).tolist() == [1, 0]
+    assert task.predictions(sums, task.evaluated).tolist() == [1, 0]
     assert figures["loss"] == pytest.approx(losses.mean(), rel=1e-3)
     assert (figures["accuracy"], figures["num_rows"], figures["is_degenerate"]) == (0.5, 2, 0)
     assert task.score(figures) == figures["accuracy"]
@@ -55,7 +58,7 @@ def test_several_classes() -> None:
     sums = sums_of(task, LOGITS, [[1, 0], [1, 1], [0, 0]], np.float32)
     losses = [np.log(1 + np.exp(-1.0)), (np.log(1 + np.exp(-0.5)) + np.log(1 + np.exp(-2.0))) / 2]
     assert sums["loss"] == pytest.approx(sum(losses), rel=1e-3)
-    assert task.predictions(sums).tolist() == [[1, 1], [1, 0]]
+    assert task.predictions(sums, task.evaluated).tolist() == [[1, 1], [1, 0]]
     assert task.figures(sums)["f1_micro"] == pytest.approx(2 * 2 / (2 * 2 + 1))
 
 
@@ -75,14 +78,13 @@ def test_what_is_printed() -> None:
     assert task.describe(figures) == {
         "validation loss": "0.5000, of 2 rows",
         "accuracy": "0.2500; a guess without the text: 0.7500",
-        "degenerate": "all rows have the same prediction: nothing was learned",
+        "degenerate": "all predictions are the same: nothing was learned",
     }
 
 
 def test_only_rows_with_a_label_are_scored() -> None:
     """The loss, which the step computes over all rows, is left out."""
     task = make_task("single_label_classification", [1, 1], ("accuracy",))
-    sums = sums_of(task, LOGITS, [0, 0, 0], np.int32)
-    figures = task.figures_of(sums, np.array([1, 1]), np.array([True, False]))
+    task.evaluated = Part(None, np.array([1, 1]), is_labelled=np.array([True, False]))  # type: ignore[arg-type]
+    figures = task.figures(sums_of(task, LOGITS, [0, 0, 0], np.int32))
     assert figures == {"accuracy": 1.0, "num_rows": 1, "is_degenerate": 0}
-    assert task.figures_of(sums, np.array([1, 1]), np.array([True, True])) == task.figures_of(sums, np.array([1, 1]))

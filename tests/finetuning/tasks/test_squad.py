@@ -8,18 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.data.metrics.squad_metrics import squad_evaluate
 
-from finetuning.data.rows import EncodedRows
-from finetuning.tasks.squad import Question, exact_match, f1, normalized, scores
+from finetuning.data.inputs import EncodedRows
+from finetuning.tasks.squad import Question, scores
 from finetuning.tasks.windows import Windows, choose_answers
 
 PIECES = st.lists(st.sampled_from(["the", "A", "U.S.", "cat", "dog", "-", "1999", "é"]), max_size=4).map(" ".join)
-
-
-def test_normalization() -> None:
-    assert normalized("  The U.S.  cat,\nan old one!") == "us cat old one"
-    assert exact_match("the Cat.", "cat") == 1.0
-    assert f1("black cat", "the cat sat") == pytest.approx(2 * (1 / 2) * (1 / 2) / 1)
-    assert (f1("", ""), f1("the", ""), f1("cat", "")) == (1.0, 1.0, 0.0)
 
 
 @settings(max_examples=60)

@@ -1,11 +1,13 @@
 """Windows of paragraphs, where answers are in them, and what is wrong with questions."""
 
 import gzip
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,11 +42,17 @@ def texts_of(windows: Windows) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("kind", ["overlap", "step"])
 def test_answers_come_back(kind: str) -> None:
+    """And all of a paragraph is in its windows."""
     windows = make_windows(TOKENIZER, QUESTIONS, replace(DATA, doc_stride_is=kind), token_types=True)
     assert texts_of(windows) == {"a": {"42nd name"}, "b": {"list"}, "c": set()}
     assert windows.rows.lengths.max() == 30
     types = windows.rows.of_tokens["token_type_ids"]
     assert ((windows.begins != OUTSIDE) <= (types == 1)).all()
+    rows = np.repeat(windows.question, windows.rows.lengths)
+    spans = sorted((begin, end) for row, begin, end in zip(rows, windows.begins, windows.ends, strict=True) if not row)
+    spans = [span for span in spans if span[0] != OUTSIDE]
+    assert (spans[0][0], spans[-1][1]) == (0, len(CONTEXT))
+    assert all(CONTEXT[end:begin].strip() == "" for (_, end), (begin, _) in itertools.pairwise(spans))
 
 
 def test_windows_are_those_of_transformers() -> None:
@@ -59,20 +67,6 @@ def test_windows_are_those_of_transformers() -> None:
     )
     assert windows.rows.of_tokens["input_ids"].tolist() == [one for row in encoded["input_ids"] for one in row]
     assert windows.question.tolist() == encoded["overflow_to_sample_mapping"]
-
-
-def test_windows_overlap_or_step() -> None:
-    """Every character of a paragraph is in a window, and windows differ by the tokens that were asked for."""
-    for kind in ("overlap", "step"):
-        windows = make_windows(TOKENIZER, QUESTIONS[:1], replace(DATA, doc_stride_is=kind), token_types=False)
-        firsts, lasts = [], []
-        for row in range(windows.rows.num_rows):
-            tokens = slice(*windows.rows.starts[row : row + 2])
-            context = windows.begins[tokens] != OUTSIDE
-            firsts.append(int(windows.begins[tokens][context][0]))
-            lasts.append(int(windows.ends[tokens][context][-1]))
-        assert (firsts[0], lasts[-1]) == (0, len(CONTEXT))
-        assert all(begin < end for begin, end in zip(firsts[1:], lasts, strict=False))
 
 
 def squad(**changes: Any) -> dict[str, Any]:
@@ -143,25 +137,6 @@ def test_a_question_that_leaves_no_room() -> None:
         match=r"--doc-stride 29 is too large for --max-seq-length 30: .* only 2. tokens .* Try --doc-stride [78]\.$",
     ):
         make_windows(TOKENIZER, QUESTIONS, replace(DATA, doc_stride=29), token_types=False)
-
-
-ROW = {"id": 1, "question": "what", "context": "a list", "answers": {"text": ["list"], "answer_start": [2]}}
-
-
-@pytest.mark.parametrize("answers", [[], {"text": [], "answer_start": []}])
-def test_no_answer_in_either_form(tmp_path: Path, answers: Any) -> None:
-    rows = [ROW, {**ROW, "id": 2, "answers": answers}]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    questions = read_questions(QuestionData(train_file=str(tmp_path / "train.jsonl")))["train"]
-    assert [one.answers for one in questions] == [(("list", 2),), ()]
-    assert read(tmp_path, squad(answers=[{"text": "list", "answer_start": 2}], is_impossible=False))[0].answers
-
-
-def test_plausible_answers_of_a_table_are_no_answers(tmp_path: Path) -> None:
-    rows = [{**ROW, "is_impossible": False}, {**ROW, "id": 2, "is_impossible": True}]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    questions = read_questions(QuestionData(train_file=str(tmp_path / "train.jsonl")))["train"]
-    assert [one.answers for one in questions] == [(("list", 2),), ()]
 
 
 def test_ids_that_are_not_unique(tmp_path: Path) -> None:

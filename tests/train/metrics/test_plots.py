@@ -15,9 +15,7 @@ from train.metrics.plots import draw_run, draw_runs
 from train.metrics.run_curves import RunCurves, read_runs
 from train.tasks.task import task_record
 
-ANSWERS = task_record(
-    QuestionAnswering(None, QuestionData(), may_have_no_answer=False, pad_token_id=1, token_types=False)
-)
+ANSWERS = task_record(QuestionAnswering(QuestionData(), may_have_no_answer=False, pad_token_id=1, token_types=False))
 
 
 def texts(svg: bytes) -> list[str]:
