@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from finetuning.config.settings import ExamplesConfig, FinetuningConfig
-from finetuning.data.examples import SPLITS
 from finetuning.data.glue import HUB_NAME
 from finetuning.data.inputs import EncodedRows, ExampleInputs, encode_texts
-from finetuning.data.tables import check_data_file
 from finetuning.loop.task import ExampleTask, Part
 from mlm_common.cli.local_paths import check_folder_or_hub
 from mlm_common.corpus.identity import HUB_ID
@@ -119,9 +117,6 @@ def open_start(config: FinetuningConfig) -> Start:
             --max-seq-length.
     """
     data, given = config.data, str(config.model.init_from)
-    for split in SPLITS:
-        if (path := getattr(data, f"{split}_file")) is not None:
-            check_data_file(path, f"--{split}-file")
     check_folder_or_hub(given, "--init-from")
     init_from = exported_model(given, "--init-from")
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, init_from=init_from))

@@ -202,11 +202,6 @@ def normalized(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def exact_match(prediction: str, answer: str) -> float:
-    """Compute 1 where both are the same but for case, punctuation, articles and white space, else 0."""
-    return float(normalized(prediction) == normalized(answer))
-
-
 def f1(prediction: str, answer: str) -> float:
     """Compute the harmonic mean of precision and recall of words."""
     predicted, expected = normalized(prediction).split(), normalized(answer).split()
@@ -229,7 +224,8 @@ def scores(questions: Sequence[Question], predictions: Sequence[str]) -> dict[st
     for one, given in zip(questions, predictions, strict=True):
         # Answers that normalization empties do not count, as in SQuAD 2.0's script; without others, no answer is right.
         expected = [text for text, _ in one.answers or () if normalized(text)] or [""]
-        pairs.append((max(exact_match(given, text) for text in expected), max(f1(given, text) for text in expected)))
+        is_exact = any(normalized(given) == normalized(text) for text in expected)
+        pairs.append((float(is_exact), max(f1(given, text) for text in expected)))
     values = 100 * np.array(pairs)
     found = dict(zip(("exact_match", "f1"), values.mean(axis=0).tolist(), strict=True))
     has_answer = np.array([bool(one.answers) for one in questions])

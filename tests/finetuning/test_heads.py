@@ -1,35 +1,125 @@
-"""Every architecture takes its encoder from a pretrained model, and initializes each head randomly."""
+"""Heads on every architecture, put on a pretrained encoder: initialized randomly, exported, recomputed in PyTorch."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tf_keras
+from safetensors.numpy import load_file
 
+from finetuning.tasks.custom import load_task
 from mlm_common.tokenizer import vocabulary_size
-from tests.fixtures.tiny_models import CONFIGS, SAME_CODE, one_layer_model, tiny_config, tiny_tokenizer
+from tests.fixtures.finetuned_runs import TASK
+from tests.fixtures.made_once import made_once
+from tests.fixtures.other_environments import output_of
+from tests.fixtures.tiny_models import CONFIGS, SAME_CODE, one_layer_model, padded_batch, tiny_config, tiny_tokenizer
 from train.config.learning import ModelConfig
 from train.model.build import build_network
-from train.model.from_pretrained import load_initial_weights
+from train.model.from_pretrained import load_initial_weights, load_model
 from train.model.pretrained_files import set_labels
 from train.publishing.pytorch_format import export_model
 
 pytestmark = pytest.mark.slow
 
-HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering")
 NUM_IDS = vocabulary_size(tiny_tokenizer())
+NAMES = [name for name in CONFIGS if name not in SAME_CODE]
+
+# Computes, for each export, the outputs of the head, and prints what was not loaded and how far they are off.
+READER = """
+import json, sys
+from pathlib import Path
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModel
+
+for folder in sorted(Path(sys.argv[1]).iterdir()):
+    model, loading = AutoModel.from_pretrained(folder / "custom", output_loading_info=True)
+    model.eval()
+    arrays = np.load(folder / "tensorflow.npz")
+    weights = load_file(folder / "custom" / "model.safetensors")
+    head = {name: one for name, one in weights.items() if "custom_head" in name}
+    ids, attended = (torch.tensor(arrays[name]).long() for name in ("input_ids", "attention_mask"))
+    with torch.no_grad():
+        states = model(input_ids=ids, attention_mask=attended).last_hidden_state
+    pooled = (states * attended[..., None]).sum(1) / attended.sum(1, keepdim=True)
+    wide = torch.tanh(pooled @ head["custom_head.dense.weight"].T + head["custom_head.dense.bias"])
+    outputs = wide @ head["custom_head.dense_1.weight"].T + head["custom_head.dense_1.bias"]
+    difference = float(np.abs(outputs.numpy() - arrays["outputs"]).max())
+    print(json.dumps({
+        "name": folder.name,
+        "missing": sorted(map(str, loading["missing_keys"])),
+        "unexpected": len(loading["unexpected_keys"]),
+        "difference": difference,
+    }))
+"""
 
 
-def by_name(network: object) -> dict[str, np.ndarray]:
-    return {variable.name.partition("/")[2]: variable.numpy() for variable in network.weights}
-
-
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in SAME_CODE])
-def test_a_head_starts_randomly(name: str, tmp_path: Path) -> None:
+def write_heads(name: str, folder: Path) -> None:
+    """Write `mlm/`, a pretrained model, `custom/`, with a head on its encoder, and what that says of some rows."""
     pretrained = one_layer_model(name)
-    export_model(pretrained, tiny_tokenizer(), str(tmp_path), model_max_length=30, vocabulary_size=NUM_IDS)
-    learned = by_name(pretrained)
-    for head in HEADS:
+    export_model(pretrained, tiny_tokenizer(), str(folder / "mlm"), model_max_length=30, vocabulary_size=NUM_IDS)
+    task = load_task(TASK)(pad_token_id=pretrained.config.pad_token_id, token_types=False)
+    tf_keras.utils.set_random_seed(5)
+    network = task.adapt_network(one_layer_model(name, model_class="TFAutoModel", vocab_size=NUM_IDS))
+    load_initial_weights(network, str(folder / "mlm"), NUM_IDS, "TFAutoModel", adapt_network=task.adapt_network)
+    inputs, _ = padded_batch(network)
+    inputs["input_ids"] = np.where(inputs["input_ids"] < NUM_IDS, inputs["input_ids"], 7)
+    rows = {key: tf.constant(one) for key, one in inputs.items()}
+    outputs = task.outputs(network, rows, training=False).numpy()
+    np.savez(folder / "tensorflow.npz", outputs=outputs, **inputs)
+    export_model(network, tiny_tokenizer(), str(folder / "custom"), model_max_length=30)
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    def make(folder: Path) -> None:
+        for name in NAMES:
+            (folder / name).mkdir()
+            write_heads(name, folder / name)
+
+    return made_once(tmp_path_factory, "custom-heads", make)
+
+
+def test_the_encoder_is_the_pretrained_one(exports: Path) -> None:
+    for name in NAMES:
+        before, after = (load_file(exports / name / one / "model.safetensors") for one in ("mlm", "custom"))
+        assert {key for key in after if key.startswith("custom_head.")} == {
+            f"custom_head.{layer}.{kind}" for layer in ("dense", "dense_1") for kind in ("weight", "bias")
+        }
+        # A pooler that a masked language model has is never trained, and is in no export.
+        shared = [key for key in after if not key.startswith("custom_head.") and "pooler" not in key]
+        assert len(shared) > 10
+        for key in shared:
+            np.testing.assert_array_equal(after[key], before[key])
+
+
+def test_a_head_is_kept_by_who_starts_from_it(exports: Path) -> None:
+    for name in ("bert", "modernbert"):
+        folder = exports / name / "custom"
+        task = load_task(TASK)(pad_token_id=1, token_types=False)
+        tf_keras.utils.set_random_seed(9)
+        network = load_model(str(folder), "TFAutoModel", head_labels={}, adapt_network=task.adapt_network)
+        kept = load_file(folder / "model.safetensors")["custom_head.dense.weight"]
+        np.testing.assert_array_equal(network.custom_head.layers[0].kernel.numpy().T, kept)
+
+
+def test_pytorch_computes_the_same(exports: Path, python: Path) -> None:
+    read = [json.loads(line) for line in output_of(python, READER, str(exports)).splitlines()]
+    assert [one["name"] for one in read] == sorted(NAMES)
+    for one in read:
+        assert all("pooler" in key for key in one["missing"]), one
+        assert one["unexpected"] == 4, one
+        assert one["difference"] < 1e-4, one
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_head_starts_randomly(name: str, exports: Path) -> None:
+    """On the encoder of a masked language model."""
+    learned = by_name(one_layer_model(name))
+    for head in ("SequenceClassification", "TokenClassification", "QuestionAnswering"):
         config = tiny_config(name, **{"n_layers" if "n_layers" in CONFIGS[name] else "num_hidden_layers": 1})
         config.vocab_size = NUM_IDS
         set_labels(config, {index: f"label {index}" for index in range(2 if head == "QuestionAnswering" else 3)})
@@ -38,7 +128,8 @@ def test_a_head_starts_randomly(name: str, tmp_path: Path) -> None:
         starts = []
         for seed in (1, 2):
             tf_keras.utils.set_random_seed(seed)
-            load_initial_weights(network, str(tmp_path), NUM_IDS, model_class, adapt_network=lambda network: network)
+            mlm = str(exports / name / "mlm")
+            load_initial_weights(network, mlm, NUM_IDS, model_class, adapt_network=lambda network: network)
             starts.append(by_name(network))
         # A pooler that a masked language model has is never trained, and is in no export.
         shared = [one for one in starts[0] if one in learned and "pooler" not in one]
@@ -49,3 +140,7 @@ def test_a_head_starts_randomly(name: str, tmp_path: Path) -> None:
         differing = [one for one in starts[0] if (starts[0][one] != starts[1][one]).any()]
         assert differing
         assert not set(differing) & set(of_encoder)
+
+
+def by_name(network: object) -> dict[str, np.ndarray]:
+    return {variable.name.partition("/")[2]: variable.numpy() for variable in network.weights}

@@ -186,27 +186,29 @@ def test_what_labels_say() -> None:
         task.see_labels(np.array([1], np.int32), None, "f1")
 
 
-def test_labels_are_numbers_of_one_form() -> None:
-    def labels_of(train: list, validation: list) -> dict[str, np.ndarray]:
-        text = (["t"] * 2,)
-        return read_labels({"train": Examples("a", text, train), "validation": Examples("b", text, validation)})
+def labels_of(train: list, validation: list) -> dict[str, np.ndarray]:
+    text = (["t"] * len(train),)
+    return read_labels({"train": Examples("a", text, train), "validation": Examples("b", text, validation)})
 
-    assert {name: one.dtype for name, one in labels_of([1, 2], [1, 3]).items()} == dict.fromkeys(
-        ("train", "validation"), np.int32
-    )
-    assert {one.dtype for one in labels_of([1, 2], [1.5, 3]).values()} == {np.dtype(np.float32)}
-    for wrong in (["x", "y"], [[1], [1, 2]], [1.0, float("nan")], [None, 1]):
-        with pytest.raises(
-            InputError, match="Labels of a task must be numbers, the same number of them for each row; those of b"
-        ):
-            labels_of([1, 2], wrong)
-    with pytest.raises(InputError, match=r"must be of one form: of a each is \(\), of b \(2,\)"):
-        labels_of([1, 2], [[1, 2], [3, 4]])
+
+def test_labels_are_whole_numbers_or_rounded_fractions() -> None:
+    assert {one.dtype for one in labels_of([1, 2], [1, 3]).values()} == {np.dtype(np.int32)}
+    labels = labels_of([1, 2, 3], [0.1, 16_777_216, -2e-5])
+    assert {one.dtype for one in labels.values()} == {np.dtype(np.float32)}
+    assert labels["validation"].tolist() == np.array([0.1, 16_777_216, -2e-5], np.float32).tolist()
+
+
+NUMBERS = "Labels of a task must be numbers, the same number of them for each row; those of b"
 
 
 @pytest.mark.parametrize(
     ("train", "validation", "message"),
     [
+        ([1, 2], ["x", "y"], NUMBERS),
+        ([1, 2], [[1], [1, 2]], NUMBERS),
+        ([1, 2], [1.0, float("nan")], NUMBERS),
+        ([1, 2], [None, 1], NUMBERS),
+        ([1, 2], [[1, 2], [3, 4]], r"must be of one form: of a each is \(\), of b \(2,\)"),
         ([1, 2], [1, 3_000_000_000], r"32 bits \(int32\); row 2 of b has 3000000000, which would become -1294967296"),
         ([1.5, 16_777_217], [1, 2], r"\(float32\); row 2 of a has 16777217.0, which would become 16777216.0"),
         ([1.5, 2], [16_777_217, 1], r"\(float32\); row 1 of b has 16777217, which would become 16777216.0"),
@@ -216,15 +218,9 @@ def test_labels_are_numbers_of_one_form() -> None:
     ],
 )
 @pytest.mark.filterwarnings("error")
-def test_labels_that_do_not_fit_are_refused(train: list, validation: list, message: str) -> None:
-    text = (["t"] * 2,)
+def test_labels_that_are_no_numbers_or_do_not_fit_are_refused(train: list, validation: list, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        read_labels({"train": Examples("a", text, train), "validation": Examples("b", text, validation)})
-
-
-def test_fractions_are_rounded() -> None:
-    labels = read_labels({"train": Examples("a", (["t"] * 3,), [0.1, 16_777_216, -2e-5])})["train"]
-    assert labels.tolist() == np.array([0.1, 16_777_216, -2e-5], np.float32).tolist()
+        labels_of(train, validation)
 
 
 HEADS = {
