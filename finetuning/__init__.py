@@ -8,7 +8,8 @@
     glue_submission.py      command: the predictions of GLUE runs as the file that its site accepts
     config/                 all settings of a run: those shared with pretraining, and where the examples are
     data/                   tables of texts and labels; encoded, in buckets of a few lengths, batched
-    loop/                   open the model to start from, train with the loop of `train`, write results
+    loop/                   open the model to start from, train with the loop of `train`, predict and score, write
+                            results; what is asked of a task for that
     tasks/                  one task a file: how examples are read and encoded, heads, losses, scores; predictions
 
 What trains is the stage before, `train`: step, checkpoints, resuming, devices, export. Nothing there knows of this one.

@@ -147,7 +147,13 @@ def _answers(entry: Mapping[str, Any], place: str) -> tuple[tuple[str, int], ...
         return ()
     if answers is None:
         return None
-    pairs = _pairs(answers)
+    pairs: list[tuple[Any, Any]] | None = None
+    if isinstance(answers, Mapping):
+        texts, starts = answers.get("text"), answers.get("answer_start")
+        if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
+            pairs = list(zip(texts, starts, strict=True))
+    elif isinstance(answers, list) and all(isinstance(one, Mapping) for one in answers):
+        pairs = [(one.get("text"), one.get("answer_start")) for one in answers]
     if pairs is None or not all(isinstance(text, str) and type(start) is int for text, start in pairs):
         raise InputError(
             "answers must be a list of {text, answer_start}, or {text: [...], answer_start: [...]} with lists of equal "
@@ -155,17 +161,6 @@ def _answers(entry: Mapping[str, Any], place: str) -> tuple[tuple[str, int], ...
         )
     # An empty list means that the paragraph has no answer, unless the entry says that it has one.
     return None if not pairs and is_impossible is not None else tuple(pairs)
-
-
-def _pairs(answers: Any) -> list[tuple[Any, Any]] | None:
-    """List (text, answer_start) of answers in either form; None where they have neither form."""
-    if isinstance(answers, Mapping):
-        texts, starts = answers.get("text"), answers.get("answer_start")
-        if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
-            return list(zip(texts, starts, strict=True))
-    if isinstance(answers, list) and all(isinstance(one, Mapping) for one in answers):
-        return [(one.get("text"), one.get("answer_start")) for one in answers]
-    return None
 
 
 def _short(value: object) -> str:

@@ -77,12 +77,6 @@ def test_what_is_no_table(tmp_path, name, content, message) -> None:
         read_table(write(tmp_path / name, content), "--train-file")
 
 
-def test_a_column_that_is_not_there(tmp_path) -> None:
-    table = read_table(write(tmp_path / "a.tsv", "text\tlabel\na\tb\n"), "")
-    with pytest.raises(InputError, match=r"--label-column-name must name a column of .*: text, label; received class"):
-        table.column("class", "--label-column-name")
-
-
 def test_a_data_set_of_a_folder(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     (tmp_path / "data").mkdir()
