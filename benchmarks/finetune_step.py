@@ -12,7 +12,6 @@ has. PyTorch runs in an environment of its own, which is made in a temporary fol
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -28,11 +27,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.generated_text import write_generated_text
-from benchmarks.rounds import MeasuredProgram, Times
-from benchmarks.tables import median_and_range, print_machine, print_table
-from benchmarks.torch_environment import make_torch_environment, torch_variables
+from benchmarks.rounds import (
+    PEERS,
+    MeasuredProgram,
+    Times,
+    add_step_flags,
+    make_torch_environment,
+    measure_in_turns,
+    settings_of,
+    start_program,
+)
+from benchmarks.tables import median_and_range, print_machine, print_table, ratios_of_rounds
 
-PEERS = Path(__file__).resolve().parent / "peers"
 # What each contender is: program, and its own flags.
 OURS, TRAINER = "finetune_contenders.py", "finetune_trainer.py"
 CONTENDERS = {
@@ -81,35 +87,9 @@ def prepare(folder: Path, glue_dir: str | None, num_rows: int, settings: dict[st
 def start(name: str, folder: Path, settings: dict[str, Any], torch_python: str) -> MeasuredProgram:
     """Start a contender and return it after its warmup."""
     program, flags = CONTENDERS[name]
-    is_torch = program == TRAINER
-    command = [torch_python if is_torch else sys.executable, str(PEERS / program)]
-    command += [*flags[:1], str(folder), *flags[1:]] if not is_torch else [str(folder), *flags]
-    environment = torch_variables() if is_torch else os.environ
-    environment = {**environment, "HF_HUB_OFFLINE": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    running = MeasuredProgram(name, [*command, "--settings", json.dumps(settings)], environment)
-    running.wait()
-    return running
-
-
-def measure(
-    folder: Path, settings: dict[str, Any], torch_python: str, names: list[str], num_rounds: int
-) -> dict[str, list[Times]]:
-    """Measure {contender: times of each round}; print what they report of their start."""
-    programs = []
-    try:
-        for name in names:
-            programs.append(start(name, folder, settings, torch_python))
-            figures = ", ".join(f"{figure} {value:g}" for figure, value in programs[-1].figures.items())
-            print(f"{name} is warm{f': {figures}' if figures else ''}", flush=True)
-        times: dict[str, list[Times]] = {name: [] for name in names}
-        for number in range(num_rounds):
-            for program in programs:
-                times[program.name].append(program.run_round())
-            print(f"round {number + 1} of {num_rounds}", file=sys.stderr)
-    finally:
-        for program in programs:
-            program.end()
-    return times
+    if program == TRAINER:
+        return start_program(name, program, [str(folder), *flags], settings, torch_python)
+    return start_program(name, program, [flags[0], str(folder), *flags[1:]], settings)
 
 
 def tokens_of_rows(names: list[str], lengths: NDArray[np.int64], settings: dict[str, Any]) -> dict[str, float]:
@@ -142,12 +122,7 @@ def print_results(times: dict[str, list[Times]], num_rows: int, tokens: dict[str
         rows.append([name, *median_and_range(rates, ",.0f"), f"{milliseconds:.2f}", f"{tokens[name]:.1f}"])
     print_table("fine-tuning|examples/s|(from-to)|CPU ms an example|tokens a row", rows)
     first, *others = times
-    rows = []
-    for other in others:
-        pairs = list(zip(times[first], times[other], strict=True))
-        ratios = [theirs.seconds / ours.seconds for ours, theirs in pairs]
-        cpu_ratio = statistics.median(theirs.cpu_seconds / ours.cpu_seconds for ours, theirs in pairs)
-        rows.append([f"{first} / {other}", *median_and_range(ratios, ".2f"), f"{cpu_ratio:.2f}"])
+    rows = [[f"{first} / {other}", *ratios_of_rounds(times[first], times[other])] for other in others]
     print_table("speed|median of the rounds|(from-to)|by CPU seconds", rows)
 
 
@@ -156,40 +131,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--glue-dir", help="Folder with SST-2/, of GLUE's download; without it a stand-in.")
     parser.add_argument("--num-rows", type=int, default=NUM_ROWS, help="Rows of the stand-in.")
-    parser.add_argument("--torch-python", help="Interpreter of an environment with torch and transformers 4.57.")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=DEFAULT_CONTENDERS)
-    parser.add_argument("--num-layers", type=int, default=4)
-    parser.add_argument("--hidden-size", type=int, default=256)
-    parser.add_argument("--num-heads", type=int, default=4)
-    parser.add_argument("--vocab-size", type=int, default=8192)
-    parser.add_argument("--length", type=int, default=128, help="Tokens of the longest row.")
-    parser.add_argument("--batch-rows", type=int, default=32, help="Rows a batch.")
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--steps-per-round", type=int, default=40)
-    parser.add_argument("--warmup-steps", type=int, default=20)
+    add_step_flags(parser, vocab_size=8192, batch_rows=32, rounds=12, steps_per_round=40, warmup_steps=20)
     arguments = parser.parse_args()
-    settings = {
-        "model": {
-            "num_hidden_layers": arguments.num_layers,
-            "hidden_size": arguments.hidden_size,
-            "num_attention_heads": arguments.num_heads,
-            "intermediate_size": 4 * arguments.hidden_size,
-        },
-        "vocab_size": arguments.vocab_size,
-        "length": arguments.length,
-        "batch_rows": arguments.batch_rows,
-        "rounds": {"steps_per_round": arguments.steps_per_round, "warmup_steps": arguments.warmup_steps},
-    }
+    settings = settings_of(arguments)
     print_machine()
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
         folder = Path(name)
         lengths = prepare(folder, arguments.glue_dir, arguments.num_rows, settings)
         source = "SST-2" if arguments.glue_dir else "a stand-in for SST-2, of made-up words"
         print(f"{len(lengths):,} rows of {source}, of {lengths.mean():.1f} tokens, the longest of {lengths.max()}")
-        torch_python = arguments.torch_python or ""
+        torch_python = arguments.torch_python
         if not torch_python and any(CONTENDERS[one][0] == TRAINER for one in arguments.contenders):
             torch_python = make_torch_environment(folder / "torch")
-        times = measure(folder, settings, torch_python, arguments.contenders, arguments.rounds)
+        times = measure_in_turns(
+            lambda name: start(name, folder, settings, torch_python), arguments.contenders, arguments.rounds
+        )
     tokens = tokens_of_rows(arguments.contenders, lengths, settings)
     print_results(times, arguments.steps_per_round * arguments.batch_rows, tokens)
 

@@ -2,17 +2,23 @@
 
 The machine's other load then falls on all of them alike, so the ratios of a round's times mean something where the
 times do not. A program calls `Rounds.step_done` after each step; nothing but the standard library is imported here,
-since programs of other environments import it.
+since programs of other environments import it. Those that need PyTorch run in an environment without TensorFlow.
 """
 
+import argparse
 import json
+import os
 import subprocess
 import sys
 import time
+import venv
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
+PEERS = Path(__file__).resolve().parent / "peers"
 READY, FIGURES, GO = "ready", "figures", "go"
+TORCH_REQUIREMENTS = ("torch==2.13.0", "transformers==4.57.*", "accelerate==1.*")
 
 
 class Times(NamedTuple):
@@ -82,3 +88,71 @@ class MeasuredProgram:
         """End the program."""
         self._process.kill()
         self._process.wait()
+
+
+def start_program(
+    name: str, script: str, arguments: Sequence[str], settings: Mapping[str, Any], torch_python: str = ""
+) -> MeasuredProgram:
+    """Start a program of peers/, by the interpreter with PyTorch where one is named; return it after its warmup."""
+    environment = dict(os.environ)
+    if torch_python:  # where these would make transformers look for TensorFlow
+        environment = {
+            key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "FORCE_TF_AVAILABLE")
+        }
+    command = [torch_python or sys.executable, str(PEERS / script), *arguments, "--settings", json.dumps(settings)]
+    program = MeasuredProgram(name, command, environment | {"HF_HUB_OFFLINE": "1", "TF_CPP_MIN_LOG_LEVEL": "2"})
+    program.wait()
+    return program
+
+
+def measure_in_turns(
+    start: Callable[[str], MeasuredProgram], names: Sequence[str], num_rounds: int
+) -> dict[str, list[Times]]:
+    """Measure {name: times of each round}; print what the programs report of their start."""
+    programs = []
+    try:
+        for name in names:
+            programs.append(start(name))
+            figures = ", ".join(f"{figure} {value:g}" for figure, value in programs[-1].figures.items())
+            print(f"{name} is warm{f': {figures}' if figures else ''}", flush=True)
+        times: dict[str, list[Times]] = {name: [] for name in names}
+        for number in range(num_rounds):
+            for program in programs:
+                times[program.name].append(program.run_round())
+            print(f"round {number + 1} of {num_rounds}", file=sys.stderr)
+    finally:
+        for program in programs:
+            program.end()
+    return times
+
+
+def add_step_flags(parser: argparse.ArgumentParser, **defaults: int) -> None:
+    """Add the flags for the model's size, its batches and the rounds, with these defaults."""
+    defaults = {"num_layers": 4, "hidden_size": 256, "num_heads": 4, "length": 128, **defaults}
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
+    parser.add_argument("--torch-python", default="", help="Interpreter that has torch and transformers 4.57.")
+
+
+def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Collect the settings of a contender."""
+    return {
+        "model": {
+            "num_hidden_layers": arguments.num_layers,
+            "hidden_size": arguments.hidden_size,
+            "num_attention_heads": arguments.num_heads,
+            "intermediate_size": 4 * arguments.hidden_size,
+        },
+        "vocab_size": arguments.vocab_size,
+        "length": arguments.length,
+        "batch_rows": arguments.batch_rows,
+        "rounds": {"steps_per_round": arguments.steps_per_round, "warmup_steps": arguments.warmup_steps},
+    }
+
+
+def make_torch_environment(folder: Path) -> str:
+    """Install PyTorch and transformers in a new environment and return its interpreter."""
+    venv.create(folder, with_pip=True)
+    interpreter = str(folder / "bin" / "python")
+    subprocess.run([interpreter, "-m", "pip", "install", "--quiet", *TORCH_REQUIREMENTS], check=True)
+    return interpreter

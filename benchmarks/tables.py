@@ -5,6 +5,8 @@ import platform
 import statistics
 from collections.abc import Iterable, Sequence
 
+from benchmarks.rounds import Times
+
 
 def print_machine() -> None:
     """Print what the figures were taken on."""
@@ -23,3 +25,10 @@ def print_table(header: str, rows: Iterable[Sequence[str]]) -> None:
 def median_and_range(values: Sequence[float], form: str) -> list[str]:
     """Write two cells: the median, and the lowest and highest value, each in a format such as `.2f`."""
     return [f"{statistics.median(values):{form}}", f"({min(values):{form}}-{max(values):{form}})"]
+
+
+def ratios_of_rounds(one: Sequence[Times], other: Sequence[Times]) -> list[str]:
+    """Write three cells: how many times as fast as the other one is, and the same by CPU seconds."""
+    pairs = list(zip(one, other, strict=True))
+    cpu_ratio = statistics.median(theirs.cpu_seconds / ours.cpu_seconds for ours, theirs in pairs)
+    return [*median_and_range([theirs.seconds / ours.seconds for ours, theirs in pairs], ".2f"), f"{cpu_ratio:.2f}"]

@@ -11,7 +11,6 @@ own, which is made in a temporary folder where `--torch-python` names none.
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -25,9 +24,8 @@ from typing import Any, NamedTuple
 # Before this script's own folder, where tokenizer_training.py goes by the name of the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.rounds import MeasuredProgram
+from benchmarks.rounds import PEERS, MeasuredProgram, make_torch_environment, start_program
 from benchmarks.tables import print_machine, print_table
-from benchmarks.torch_environment import make_torch_environment, torch_variables
 from mlm_common.figures import (
     COLORS,
     MUTED,
@@ -40,7 +38,6 @@ from mlm_common.figures import (
 )
 from tfrecord_prep.manifest import open_shards
 
-PEERS = Path(__file__).resolve().parent / "peers"
 NUM_SPEED_ROUNDS, STEPS_PER_SPEED_ROUND = 5, 10
 PLANNED_STEPS = 10_000  # of which speed is measured on the first; as many as make XLA worth its while
 PICTURE_INCHES = (11, 5)
@@ -105,15 +102,10 @@ class Contest(NamedTuple):
         recipe = RECIPES[name]
         settings = {"num_steps": num_steps, "steps_per_round": steps_per_round, "evaluates": evaluates}
         if recipe.program == TRAINER:
-            command = [self.torch_python, str(PEERS / "quality_trainer.py"), str(self.folder / recipe.preset)]
-            command += ["--model", json.dumps(dict(recipe.model))]
-        else:
-            command = [sys.executable, str(PEERS / "quality_contenders.py"), recipe.program, self.shards]
-            command += ["--preset", recipe.preset]
-        environment = torch_variables() if recipe.program == TRAINER else os.environ
-        program = MeasuredProgram(name, [*command, "--settings", json.dumps(settings)], environment)
-        program.wait()
-        return program
+            arguments = [str(self.folder / recipe.preset), "--model", json.dumps(dict(recipe.model))]
+            return start_program(name, "quality_trainer.py", arguments, settings, self.torch_python)
+        arguments = [recipe.program, self.shards, "--preset", recipe.preset]
+        return start_program(name, "quality_contenders.py", arguments, settings)
 
 
 def step_seconds(contest: Contest, names: list[str]) -> dict[str, float]:

@@ -11,8 +11,6 @@ which other load disturbs least.
 """
 
 import argparse
-import json
-import os
 import statistics
 import sys
 import tempfile
@@ -25,20 +23,27 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 from benchmarks.random_inputs import write_shard, write_tokenizer
-from benchmarks.rounds import MeasuredProgram, Times
-from benchmarks.tables import median_and_range, print_machine, print_table
-from benchmarks.torch_environment import make_torch_environment, torch_variables
+from benchmarks.rounds import (
+    MeasuredProgram,
+    Times,
+    add_step_flags,
+    make_torch_environment,
+    measure_in_turns,
+    settings_of,
+    start_program,
+)
+from benchmarks.tables import median_and_range, print_machine, print_table, ratios_of_rounds
 from mlm_common.tokenizer import SPECIAL_TOKENS
 
-PEERS = Path(__file__).resolve().parent / "peers"
 NUM_ROWS, SHARD_ROWS = 8192, 1024
 # What each contender is: program, and its own flags.
+TENSORFLOW, TORCH = "train_step_contenders.py", "train_step_torch.py"
 CONTENDERS = {
-    "tutorial": ("train_step_contenders.py", ["tutorial"]),
-    "ours": ("train_step_contenders.py", ["ours", "--jit-compile=false"]),
-    "ours with XLA": ("train_step_contenders.py", ["ours", "--jit-compile=true"]),
-    "torch": ("train_step_torch.py", []),
-    "torch gathered": ("train_step_torch.py", ["--gather"]),
+    "tutorial": (TENSORFLOW, ["tutorial"]),
+    "ours": (TENSORFLOW, ["ours", "--jit-compile=false"]),
+    "ours with XLA": (TENSORFLOW, ["ours", "--jit-compile=true"]),
+    "torch": (TORCH, []),
+    "torch gathered": (TORCH, ["--gather"]),
 }
 RATIOS = [
     ("ours", "tutorial"), ("ours", "torch"), ("ours", "torch gathered"), ("ours with XLA", "ours"),
@@ -57,36 +62,9 @@ def write_inputs(folder: Path, length: int, vocab_size: int) -> None:
 def start(name: str, folder: Path, settings: dict[str, Any], torch_python: str) -> MeasuredProgram:
     """Start a contender and return it after its warmup."""
     program, flags = CONTENDERS[name]
-    is_torch = name.startswith("torch")
-    first = [torch_python if is_torch else sys.executable, str(PEERS / program)]
-    data = [str(folder / "rows.npy")] if is_torch else []
-    if not is_torch:
-        flags = [flags[0], str(folder), *flags[1:]]
-    environment = torch_variables() if is_torch else os.environ
-    command = [*first, *data, *flags, "--settings", json.dumps(settings)]
-    running = MeasuredProgram(name, command, {**environment, "HF_HUB_OFFLINE": "1", "TF_CPP_MIN_LOG_LEVEL": "2"})
-    running.wait()
-    return running
-
-
-def measure(
-    folder: Path, settings: dict[str, Any], torch_python: str, names: list[str], num_rounds: int
-) -> dict[str, list[Times]]:
-    """Measure {contender: times of each round}."""
-    programs = []
-    try:
-        for name in names:
-            print(f"{name} warms up", file=sys.stderr)
-            programs.append(start(name, folder, settings, torch_python))
-        times: dict[str, list[Times]] = {name: [] for name in names}
-        for number in range(num_rounds):
-            for program in programs:
-                times[program.name].append(program.run_round())
-            print(f"round {number + 1} of {num_rounds}", file=sys.stderr)
-    finally:
-        for program in programs:
-            program.end()
-    return times
+    if program == TORCH:
+        return start_program(name, program, [str(folder / "rows.npy"), *flags], settings, torch_python)
+    return start_program(name, program, [flags[0], str(folder), *flags[1:]], settings)
 
 
 def print_results(times: dict[str, list[Times]], num_steps: int, num_tokens: int) -> None:
@@ -97,52 +75,31 @@ def print_results(times: dict[str, list[Times]], num_steps: int, num_tokens: int
         cpu_seconds = statistics.median(one.cpu_seconds / num_steps for one in rounds)
         rows.append([name, *median_and_range(rates, ",.0f"), f"{cpu_seconds:.2f}"])
     print_table("training|tokens/s|(from-to)|CPU s a step", rows)
-    rows = []
-    for one, other in RATIOS:
-        if one in times and other in times:
-            pairs = list(zip(times[one], times[other], strict=True))
-            ratios = [theirs.seconds / mine.seconds for mine, theirs in pairs]
-            cpu_ratio = statistics.median(theirs.cpu_seconds / mine.cpu_seconds for mine, theirs in pairs)
-            rows.append([f"{one} / {other}", *median_and_range(ratios, ".2f"), f"{cpu_ratio:.2f}"])
+    rows = [
+        [f"{one} / {other}", *ratios_of_rounds(times[one], times[other])]
+        for one, other in RATIOS
+        if one in times and other in times
+    ]
     print_table("speed|median of the rounds|(from-to)|by CPU seconds", rows)
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--torch-python", help="Interpreter of an environment with torch and transformers 4.57.")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
-    parser.add_argument("--num-layers", type=int, default=4)
-    parser.add_argument("--hidden-size", type=int, default=256)
-    parser.add_argument("--num-heads", type=int, default=4)
-    parser.add_argument("--vocab-size", type=int, default=25_000)
-    parser.add_argument("--length", type=int, default=128, help="Tokens a row.")
-    parser.add_argument("--batch-rows", type=int, default=16, help="Rows a batch.")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--steps-per-round", type=int, default=5)
-    parser.add_argument("--warmup-steps", type=int, default=3)
+    add_step_flags(parser, vocab_size=25_000, batch_rows=16, rounds=15, steps_per_round=5, warmup_steps=3)
     arguments = parser.parse_args()
-    model = {
-        "vocab_size": arguments.vocab_size,
-        "num_hidden_layers": arguments.num_layers,
-        "hidden_size": arguments.hidden_size,
-        "num_attention_heads": arguments.num_heads,
-        "intermediate_size": 4 * arguments.hidden_size,
-        "max_position_embeddings": arguments.length + 2,
-    }
-    settings = {
-        "model": model,
-        "length": arguments.length,
-        "batch_rows": arguments.batch_rows,
-        "rounds": {"steps_per_round": arguments.steps_per_round, "warmup_steps": arguments.warmup_steps},
-    }
+    settings = settings_of(arguments)
+    settings["model"] |= {"vocab_size": arguments.vocab_size, "max_position_embeddings": arguments.length + 2}
     print_machine()
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         write_inputs(Path(folder), arguments.length, arguments.vocab_size)
-        torch_python = arguments.torch_python or ""
-        if not torch_python and any(name.startswith("torch") for name in arguments.contenders):
+        torch_python = arguments.torch_python
+        if not torch_python and any(CONTENDERS[name][0] == TORCH for name in arguments.contenders):
             torch_python = make_torch_environment(Path(folder, "torch"))
-        times = measure(Path(folder), settings, torch_python, arguments.contenders, arguments.rounds)
+        times = measure_in_turns(
+            lambda name: start(name, Path(folder), settings, torch_python), arguments.contenders, arguments.rounds
+        )
     print_results(times, arguments.steps_per_round, arguments.batch_rows * arguments.length)
 
 

@@ -49,10 +49,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Read the checkpoint, write the export, push it."""
     arguments = build_parser().parse_args(argv)
     log_start(__file__)
-    formats = _formats(arguments.formats)
+    formats = {name.strip() for name in arguments.formats.split(",")}
+    if "onnx" in formats:
+        raise InputError(
+            "--formats onnx is not supported. Convert the PyTorch export with Hugging Face's exporter: optimum-cli "
+            "export onnx --model OUTPUT ONNX_OUTPUT."
+        )
+    if not formats <= set(FORMATS) or "pytorch" not in formats:
+        raise InputError(f"--formats must be pytorch, or pytorch,tf; received {arguments.formats}.")
     output = open_folder(arguments.output)
     output.check_writable()
-    repository = _repository(arguments)
+    repository = None
+    if arguments.push:
+        repository = HubRepository(arguments.push, private=arguments.private, branch=arguments.revision)
+        check_hub_access(repository)
     from train.publishing.saved_model import read_saved_model, write_tf_weights  # TensorFlow, not for --help
 
     saved = read_saved_model(arguments.checkpoint, arguments.tokenizer)
@@ -65,27 +75,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             files = {name: Path(local_folder, name) for name in names}
             push_files(files, repository, commit_message="Export", kept_in=arguments.output)
     print(f"model: {arguments.output}" + (f", pushed to {repository.repo_id}" if repository else ""))
-
-
-def _formats(text: str) -> set[str]:
-    formats = {name.strip() for name in text.split(",")}
-    if "onnx" in formats:
-        raise InputError(
-            "--formats onnx is not supported. Convert the PyTorch export with Hugging Face's exporter: optimum-cli "
-            "export onnx --model OUTPUT ONNX_OUTPUT."
-        )
-    if not formats <= set(FORMATS) or "pytorch" not in formats:
-        raise InputError(f"--formats must be pytorch, or pytorch,tf; received {text}.")
-    return formats
-
-
-def _repository(arguments: argparse.Namespace) -> HubRepository | None:
-    """Return the repository of `--push`, checked to be writable; None without the flag."""
-    if not arguments.push:
-        return None
-    repository = HubRepository(arguments.push, private=arguments.private, branch=arguments.revision)
-    check_hub_access(repository)
-    return repository
 
 
 if __name__ == "__main__":

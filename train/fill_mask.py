@@ -70,13 +70,23 @@ def fill_masks(folder: str, sentences: Sequence[str], top_k: int = 5) -> list[li
             longer than the model's rows; `top_k` is larger than the vocabulary.
     """
     with _local_export(folder) as local_folder:
+        from transformers import AutoModelForMaskedLM, FillMaskPipeline
+        from transformers.utils import is_torch_available
+
         from mlm_common.tokenizer import load_tokenizer, vocabulary_size
 
         tokenizer = load_tokenizer(local_folder)
         if top_k > vocabulary_size(tokenizer):
             raise InputError(f"--top-k must be at most {vocabulary_size(tokenizer)}, the vocabulary; received {top_k}.")
         texts = [_with_mask_token(sentence, tokenizer) for sentence in sentences]
-        fill = _pipeline(local_folder, tokenizer)
+        if is_torch_available():
+            model = AutoModelForMaskedLM.from_pretrained(local_folder)
+        else:
+            from train.model.from_pretrained import load_model
+
+            model = load_model(local_folder)
+        # Not `pipeline("fill-mask", …)`: it needs torch even for a TensorFlow model.
+        fill = FillMaskPipeline(model=model, tokenizer=tokenizer)
         return [fill(text, top_k=top_k) for text in texts]
 
 
@@ -114,33 +124,16 @@ def _with_mask_token(sentence: str, tokenizer: Any) -> str:
     return text
 
 
-def _pipeline(folder: str, tokenizer: Any) -> Any:
-    from transformers import AutoModelForMaskedLM, FillMaskPipeline
-    from transformers.utils import is_torch_available
-
-    if is_torch_available():
-        model = AutoModelForMaskedLM.from_pretrained(folder)
-    else:
-        from train.model.from_pretrained import load_model
-
-        model = load_model(folder)
-    # Not `pipeline("fill-mask", …)`: it needs torch even for a TensorFlow model.
-    return FillMaskPipeline(model=model, tokenizer=tokenizer)
-
-
-def predictions_table(sentence: str, predictions: Sequence[dict[str, Any]]) -> str:
-    """Format the sentence, and one line per prediction with its probability and text."""
-    lines = [f"{prediction['score']:8.1%}  {prediction['token_str']}" for prediction in predictions]
-    return "\n".join([sentence, *lines])
-
-
 @command
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the predictions for each sentence."""
     (config,) = parse_arguments((FillMaskConfig,), argv, __doc__, needed=("model",))
     log_start(__file__)
     for sentence, predictions in zip(config.text, fill_masks(config.model, config.text, config.top_k), strict=True):
-        print(predictions_table(sentence, predictions), end="\n\n")
+        print(sentence)
+        for prediction in predictions:
+            print(f"{prediction['score']:8.1%}  {prediction['token_str']}")
+        print()
 
 
 if __name__ == "__main__":

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import train_step_tpu
 from benchmarks.generated_text import write_generated_text
 from benchmarks.measured_run import run_measured
-from mlm_common.errors import InputError
 from tests.fixtures.script_help import ask_for_help
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -59,16 +57,6 @@ def test_memory_of_a_command_and_its_children_is_measured_together():
     assert run.seconds_of_line("never written") == run.seconds
 
 
-@pytest.mark.parametrize("command", [("tokenizer_training.py", "--only", "peers"), ("prepare.py",)])
-def test_missing_files(command):
-    script, *flags = command
-    run = subprocess.run(
-        [sys.executable, BENCHMARKS / script, *flags], capture_output=True, encoding="utf-8", check=False
-    )
-    assert run.returncode == 2
-    assert "--train-file" in run.stderr
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_both_parts_print_their_tables(tmp_path):
@@ -85,15 +73,6 @@ def test_both_parts_print_their_tables(tmp_path):
         assert re.search(rf"^{name} +{num_runs} .* 1,000 +[34]\.\d{{4}} ", tables, re.MULTILINE), tables
     assert "memory of ours / UnigramTrainer" in tables
     assert re.search(r"^1 .* 1\.00 ", tables, re.MULTILINE)
-
-
-def test_the_folder_for_programs_is_made_before_anything_is_compiled(tmp_path, monkeypatch):
-    folder = tmp_path / "new" / "hlo"
-    flags = ["--keep-hlo", str(folder), "--compiler-python", str(tmp_path / "nowhere")]
-    monkeypatch.setattr(sys, "argv", ["train_step_tpu.py", *flags])
-    with pytest.raises(InputError):
-        train_step_tpu.main()
-    assert folder.is_dir()
 
 
 SCRIPTS = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.time_to_quality import LABELS, RECIPES, draw, message, seconds_to
+from benchmarks.time_to_quality import message, seconds_to
 from tests.fixtures.other_environments import TORCH_ENVIRONMENTS, made_environment, output_of
 from train.metrics.log import read_metrics
 from train.runtime.run_folder import RunFolder
@@ -29,20 +29,6 @@ print(evaluation_loss(AutoModelForMaskedLM.from_pretrained(sys.argv[2]), dict(np
 )
 def test_a_curve_reaches_a_loss_when_it_is_first_there(loss, seconds):
     assert seconds_to(loss, CURVE) == (None if seconds is None else pytest.approx(seconds))
-
-
-def test_the_plot_labels_each_recipe_and_the_baseline(tmp_path):
-    curves = dict.fromkeys(("trainer-roberta", "trainer-modernbert-sparse", "ours-modernbert"), CURVE)
-    draw(curves, 5.8, str(tmp_path / "curves.svg"))
-    drawn = (tmp_path / "curves.svg").read_text(encoding="utf-8")
-    for text in (
-        "RoBERTa, Hugging Face Trainer: 4.00 after 40 s",
-        "ModernBERT, Hugging Face Trainer, sparse_prediction: 4.00 after 40 s",
-        "ModernBERT, this project: 4.00 after 40 s",
-        "frequency baseline: 5.80",
-    ):
-        assert f"<!-- {text} -->" in drawn
-    assert set(LABELS) == set(RECIPES)
 
 
 def test_the_title_compares_ours_with_the_best_of_the_others():

@@ -46,11 +46,6 @@ def another_run(shards: Path) -> None:
     (shards / "run" / "run.json").write_text(json.dumps({"fingerprint": {"run.seed": 7}}), encoding="utf-8")
 
 
-def other_run_json(shards: Path) -> None:
-    (shards / "run").mkdir()
-    (shards / "run" / "run.json").write_text("[]", encoding="utf-8")
-
-
 def model_folder(**config):
     def write(shards: Path) -> None:
         (shards / "model").mkdir()
@@ -99,7 +94,6 @@ FLAGS_AND_SHARDS = {
     "another tokenizer": (another_tokenizer, ["--tokenizer", "{}/another"], "must be the one the shards were made"),
     "no tokenizer": (lambda _: None, ["--tokenizer", "{}/nowhere"], "There is no folder"),
     "another length": (lambda _: None, ["--max-length", "32"], "--max-length must be the shards' 16"),
-    "mlm_probability": (lambda _: None, ["--mlm_probability", "2"], "--mlm-probability must be above 0 and at most 1"),
     "mask rates": (lambda _: None, ["--random-token-rate", "0.3"], "must sum to at most 1"),
     "unknown preset": (lambda _: None, ["--preset", "huge"], "--preset: there is no preset huge; "),
     "dropout": (lambda _: None, ["--dropout", "1"], "--dropout must be at least 0 and below 1; received 1.0"),
@@ -107,7 +101,6 @@ FLAGS_AND_SHARDS = {
         lambda _: None, ["--resume", "must", "--overwrite-output-dir"], "cannot be combined with --resume must",
     ),
     "settings file": (lambda _: None, ["--config-file", "{}/nowhere.yaml"], "--config-file: there is no file "),
-    "warmup ratio": (lambda _: None, ["--warmup-ratio", "1"], "--warmup-ratio must be at least 0 and below 1"),
     "a schedule without an end": (
         lambda _: None, ["--schedule", "constant", "--min-learning-rate-ratio", "0.1"], "received 0.1 with constant",
     ),
@@ -181,12 +174,8 @@ REST = {
     "a run where none must be": (
         another_run, ["--output-dir", "{}/run", "--resume", "never"], "--resume never needs a folder without a run",
     ),
-    "settings that may change": (another_run, ["--output-dir", "{}/run"], "flags may change, see docs/guides/resume"),
     "a folder without a run to overwrite": (
         lambda _: None, ["--output-dir", "{}/train", "--overwrite-output-dir"], "and no run.json of a run.",
-    ),
-    "another program's run.json": (
-        other_run_json, ["--output-dir", "{}/run", "--overwrite-output-dir"], "and no run.json of a run. Name another",
     ),
     "a folder that cannot be written": (
         lambda _: None, ["--output-dir", "/dev/null/run"], "must be writable; /dev/null/run is",

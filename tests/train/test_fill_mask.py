@@ -1,15 +1,12 @@
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlm_common.errors import EXIT_BAD_INPUT, InputError
+from mlm_common.errors import InputError
 from tests.fixtures.tiny_models import VOCABULARY, tiny_model, tiny_tokenizer
-from train import fill_mask
 from train.fill_mask import fill_masks, main
 from train.publishing.pytorch_format import export_model
 
@@ -99,23 +96,3 @@ def test_the_command_prints_a_table(export: str, run: Any) -> None:
     assert second.splitlines()[0] == "the [MASK]"
     assert [line.split()[-1] for line in first.splitlines()[1:]] == ["list", "value"]
     assert first.splitlines()[1].split()[0].endswith("%")
-
-
-def test_the_default_sentences_have_one_mask_each(export: str) -> None:
-    filled = fill_masks(export, fill_mask.DEFAULT_SENTENCES, top_k=1)
-    assert len(filled) == len(fill_mask.DEFAULT_SENTENCES)
-
-
-def test_the_command_refuses_bad_input_in_one_line(export: str, run: Any) -> None:
-    outcome = run(main, "--model", export, "--top-k", 0)
-    assert outcome == (EXIT_BAD_INPUT, "", "error: --top-k must be at least 1; received 0.\n")
-
-
-def test_help_answers_without_tensorflow() -> None:
-    program = (
-        "import sys, train.fill_mask as command\n"
-        "try: command.main(['--help'])\n"
-        "except SystemExit: assert not {'tensorflow', 'torch'} & set(sys.modules)"
-    )
-    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8", check=True)
-    assert "--top-k" in shown.stdout

@@ -15,10 +15,11 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from mlm_common.errors import EXIT_PERMANENT, EXIT_STOPPED
 from tests.fixtures.same_run import assert_same_run, tensorboard_points
-from tests.fixtures.tiny_models import CONFIGS
+from tests.fixtures.tiny_phases import phases_flags, phases_with
 from tests.fixtures.tiny_run import NUM_STEPS, forget_checkpoint, run_flags
 from train.metrics.log import read_metrics
 from train.model.from_pretrained import load_model
+from train.publishing import model_card
 from train.run_mlm import main
 from train.runtime import supervisor
 from train.runtime.run_folder import RunFolder
@@ -93,20 +94,6 @@ def test_a_stopped_run_resumes_to_the_same_end(finished_run, shards, tmp_path):
     forget_checkpoint(tmp_path / "run", NUM_STEPS)
     assert main(run_flags(shards, tmp_path / "run")) == 0
     assert_same_run(tmp_path / "run", finished_run)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
-def test_a_stopped_deberta_with_dropout_ends_the_same(shards, tmp_path):
-    settings = {**CONFIGS["deberta-v2 as v3"], "num_hidden_layers": 1, "max_position_embeddings": 16}
-    (tmp_path / "config.json").write_text(json.dumps(settings), encoding="utf-8")
-    flags = ("--pretrained-model-config", str(tmp_path), "--config-overrides", "hidden_act=relu", "--dropout", "0.1")
-    flags += ("--position-init", "random")
-    assert main(run_flags(shards, tmp_path / "whole", *flags)) == 0
-    shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
-    forget_checkpoint(tmp_path / "stopped", NUM_STEPS)
-    assert main(run_flags(shards, tmp_path / "stopped", *flags)) == 0
-    assert_same_run(tmp_path / "stopped", tmp_path / "whole")
 
 
 @pytest.mark.usefixtures("one_device")
@@ -189,6 +176,21 @@ def test_dry_run_prints_the_plan_and_writes_nothing(shards, tmp_path, run):
     assert refused.status == 2
     assert "The global batch of 132 rows" in refused.error
     assert not (tmp_path / "run").exists()
+
+
+def test_dry_run_builds_the_card_of_each_phase(phase_shards, tmp_path, caplog, monkeypatch):
+    steps = []
+
+    def build(_record, _tokenizer, publication, _files):
+        steps.append(publication.step)
+        return str(1 // (5 - publication.step))
+
+    monkeypatch.setattr(model_card, "model_card", build)
+    first, second, _ = phases_with()
+    phases = [first | {"max_steps": 3}, second | {"max_steps": 2}]
+    assert main(phases_flags(phase_shards, tmp_path / "run", phases, "--dry-run")) == 0
+    assert steps == [3, 5]
+    assert "the model's card cannot be built, so the export would have a minimal one: ZeroDivisionError:" in caplog.text
 
 
 def test_dry_run_on_a_tpu_vm_counts_its_replicas(shards, tmp_path, run, monkeypatch):

@@ -1,16 +1,271 @@
-"""Products, normalization and activations as XLA's compiler for TPUs computes them cheapest.
+"""Attention, products, normalization and activations as XLA's compiler for TPUs computes them cheapest.
 
 It charges for each pass over a tensor, hardly for the matrix unit: so sums are products with a matrix of ones, which it
 joins to what makes their terms, and no tensor changes its layout.
+
+Attention keeps no scores in memory, as in FlashAttention (Dao et al. 2022), but without a custom kernel. The compiler
+joins a matrix product, what is done to its elements and the next product into one loop where no result in between is
+used twice. So the output is divided by the softmax's sum, not the probabilities; the backward pass recomputes the
+probabilities; dropout is made in the loop; and padding is removed from keys and values, not from scores.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla
 
-from train.layers.tpu_attention import NUM_ONES, einsum, sum_over_last, sum_over_rows
-from train.runtime.named_scopes import custom_gradient
+from train.layers.random_bits import dropout_mask, fold_in
+from train.runtime.named_scopes import RARELY, custom_gradient, named
+
+# Exponentials are taken of the scores as they are while their sums stay within these, far from the limits of float32
+# and bfloat16 (1e-38 and 3e38); else the largest score is subtracted first.
+SAFE_SUMS = (1e-25, 1e30)
+# Keeps exponentials finite, whatever the scores: sums of larger ones are not safe.
+LARGEST_EXPONENT = 80.0
+# Rows of a matrix of ones: of fewer, XLA would make a sum of its vector unit's, which is slower.
+NUM_ONES = 8
+
+
+def attend(
+    query: tf.Tensor,
+    key: tf.Tensor,
+    value: tf.Tensor,
+    attended: tf.Tensor,
+    row_keys: tf.Tensor | None,
+    rate: float,
+    documents: tuple[tf.Tensor, tf.Tensor] | None = None,
+    reach: int | None = None,
+) -> tf.Tensor:
+    """Compute softmax(keyᵀ query / √head size) applied to `value`, (batch, heads, head size, queries).
+
+    Args:
+        query: (batch, heads, head size, queries), static shape.
+        key: (batch, heads, head size, keys), the same number, or more at both ends alike; `value` has the same shape.
+        attended: (batch, 1, keys), 1 at tokens that are attended, 0 at padding. Queries there give 0.
+        row_keys: uint32 (batch, KEY_WORDS) by which probabilities are dropped; None without dropout.
+        rate: fraction of the probabilities that is dropped.
+        documents: int32 (batch, 1, queries) and (batch, 1, keys), the numbers of their documents: a query attends only
+            to keys of its document, one of which must be attended. None where it attends to all.
+        reach: the largest distance of a key that a query attends to; None for any distance.
+    """
+    num_heads, head_size = query.shape[1:3]
+    head_keys = None if row_keys is None else fold_in(row_keys[:, tf.newaxis], tf.range(num_heads))
+    attended = attended[:, :, tf.newaxis]  # (batch, 1, 1, keys)
+    blocks = () if documents is None else (documents[0][:, :, tf.newaxis], documents[1][..., tf.newaxis])
+    attention = _Attention(attended, head_keys, rate, 1 / math.sqrt(head_size), blocks, reach)
+
+    @custom_gradient
+    def apply(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        context, shift, inverse_sum = attention.forward(query, key, value)
+
+        def gradient(by_context: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            return attention.backward(query, key, value, context, shift, inverse_sum, by_context)
+
+        return context, gradient
+
+    return apply(query, key * attended, value * attended)
+
+
+class _Attention:
+    """Forward and backward pass. Letters of einsum: batch, n heads, h head size, k keys, q queries.
+
+    Keys and values are 0 at padding: results there are finite, and count nowhere.
+    """
+
+    def __init__(
+        self,
+        attended: tf.Tensor,
+        head_keys: tf.Tensor | None,
+        rate: float,
+        scale: float,
+        documents: tuple[tf.Tensor, ...],
+        reach: int | None,
+    ):
+        self.attended = attended  # (batch, 1, 1, keys)
+        self.head_keys = head_keys  # uint32 (batch, heads, KEY_WORDS) or None
+        self.rate = rate
+        self.scale = scale
+        self.documents = documents  # int32 (batch, 1, 1, queries) and (batch, 1, keys, 1), or nothing
+        self.reach = reach
+
+    def forward(self, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Compute the context, what was subtracted from the scores, and 1 / (sum * fraction that is kept).
+
+        The latter two are float32 (batch, heads, 1, queries).
+        """
+        shift, sums = self._shift_and_sums(query, key)
+        # Else the compiler makes the shift of all scores, a tensor of their size, in the conditional's branches.
+        shift, sums = optimization_barrier(shift, sums)
+        inverse_sum = tf.where(self._is_query(query), tf.math.reciprocal_no_nan(sums * (1 - self.rate)), 0.0)
+        query, key = optimization_barrier(query, key)  # else the exponentials would be kept for both products
+        weights = self._signed_weights(query, key, shift)
+        context = einsum("bnkq,bnhk->bnhq", tf.nn.relu(weights), value) * inverse_sum
+        return tf.cast(context, value.dtype), shift, inverse_sum
+
+    def backward(
+        self,
+        query: tf.Tensor,
+        key: tf.Tensor,
+        value: tf.Tensor,
+        context: tf.Tensor,
+        shift: tf.Tensor,
+        inverse_sum: tf.Tensor,
+        by_context: tf.Tensor,
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Compute the gradients by query, key and value."""
+        dtype = query.dtype
+        by_context = tf.cast(by_context, tf.float32)
+        # Σ over keys of probability times its gradient, without a tensor of all probabilities (Dao et al. 2022, eq. 4).
+        mean = _sum_over_head(tf.cast(by_context * tf.cast(context, tf.float32), dtype))
+        mean *= inverse_sum * (1 - self.rate)
+        by_context = tf.cast(by_context * inverse_sum, dtype)
+        # Else the compiler would keep the forward pass's exponentials, or make these before they are needed.
+        query, key, shift, by_context = optimization_barrier(query, key, shift, by_context)
+        weights = self._signed_weights(query, key, shift)
+
+        def by_scores(value: tf.Tensor) -> tf.Tensor:
+            by_weights = einsum("bnhk,bnhq->bnkq", value, by_context)
+            if self.head_keys is not None:
+                by_weights = tf.where(weights > 0, by_weights, 0.0)
+            return tf.cast(tf.cast(tf.abs(weights), tf.float32) * (by_weights - mean), dtype)
+
+        by_value = tf.einsum("bnkq,bnhq->bnhk", tf.nn.relu(weights), by_context)
+        by_query = einsum("bnkq,bnhk->bnhq", by_scores(value), key) * self.scale
+        # The scores' gradients are recomputed for each product, in its layout: only the sum is transposed.
+        by_key = einsum("bnkq,bnhq->bnkh", by_scores(*optimization_barrier(value)), query) * self.scale
+        (by_key,) = optimization_barrier(tf.cast(by_key, dtype))
+        return tf.cast(by_query, dtype), tf.transpose(by_key, (0, 1, 3, 2)), by_value
+
+    def _shift_and_sums(self, query: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Find what to subtract from the scores, mostly 0, and the sums of their exponentials over the keys."""
+        batch, num_heads, _, num_queries = query.shape
+        ones = tf.broadcast_to(self.attended, (batch, num_heads, NUM_ONES, key.shape[3]))
+
+        def sums_after(shift: tf.Tensor) -> tf.Tensor:
+            return einsum("bnkq,bnhk->bnhq", self._exponentials(query, key, shift), ones)[:, :, :1]
+
+        zero = tf.zeros((batch, num_heads, 1, num_queries))
+        sums = sums_after(zero)
+        is_safe = tf.reduce_all((sums > SAFE_SUMS[0]) & (sums < SAFE_SUMS[1]) | ~self._is_query(query))
+
+        def largest_of_row(row: tuple[tf.Tensor, ...]) -> tf.Tensor:
+            query, key, attended, *documents = (tensor[tf.newaxis] for tensor in row)
+            is_key = tf.transpose(attended, (0, 1, 3, 2)) > 0  # (1, 1, keys, 1)
+            scores = tf.where(is_key, self._scores(query, key), tf.float32.min)
+            scores = self._among_near(_within(documents, scores, tf.float32.min), tf.float32.min)
+            return tf.reduce_max(scores, axis=2, keepdims=True)[0]
+
+        @named(RARELY)
+        def largest_scores() -> tuple[tf.Tensor, tf.Tensor]:
+            # Row by row: memory for all scores would be set aside in every step, and crowd out what is needed.
+            rows = (query, key, self.attended, *self.documents)
+            shift = tf.map_fn(largest_of_row, rows, fn_output_signature=tf.float32)
+            return shift, sums_after(shift)
+
+        return tf.cond(is_safe, lambda: (zero, sums), largest_scores)
+
+    def _scores(self, query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        return einsum("bnhk,bnhq->bnkq", key, query) * self.scale
+
+    def _exponentials(self, query: tf.Tensor, key: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
+        """Compute exp(scores - shift), (batch, heads, keys, queries), 0 at keys that a query does not attend to."""
+        exponentials = tf.exp(tf.minimum(self._scores(query, key) - shift, LARGEST_EXPONENT))
+        return tf.cast(self._among_near(_within(self.documents, exponentials, 0.0), 0.0), query.dtype)
+
+    def _is_query(self, query: tf.Tensor) -> tf.Tensor:
+        """Return which queries are of attended tokens, so each has a key, itself: bool (batch, 1, 1, queries)."""
+        num_queries, num_keys = query.shape[3], self.attended.shape[3]
+        first = (num_keys - num_queries) // 2
+        return self.attended[..., first : first + num_queries] > 0
+
+    def _among_near(self, values: tf.Tensor, other: float) -> tf.Tensor:
+        """Replace values, (batch, heads, keys, queries), of keys that are out of reach by `other`."""
+        if self.reach is None:
+            return values
+        num_keys, num_queries = values.shape[2:]
+        # A constant of that size would be read from memory each time.
+        queries = tf.range(num_queries) + (num_keys - num_queries) // 2
+        return tf.where(tf.abs(tf.range(num_keys)[:, tf.newaxis] - queries) <= self.reach, values, other)
+
+    def _signed_weights(self, query: tf.Tensor, key: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
+        """Compute exp(scores - shift), with a minus where they are dropped: drawn once, it is read three times."""
+        weights = self._exponentials(query, key, shift)
+        if self.head_keys is None:
+            return weights
+        return tf.where(dropout_mask(self.head_keys, weights.shape[2:], self.rate), -weights, weights)
+
+
+def _within(documents: Sequence[tf.Tensor], values: tf.Tensor, other: float) -> tf.Tensor:
+    """Replace values, (batch, heads, keys, queries), of keys in other documents than the query's by `other`.
+
+    Args:
+        documents: of queries (batch, 1, 1, queries) and keys (batch, 1, keys, 1); nothing where all are of one.
+    """
+    return tf.where(documents[0] == documents[1], values, other) if documents else values
+
+
+def _sum_over_head(values: tf.Tensor) -> tf.Tensor:
+    """Sum over the head size, to float32 (batch, heads, 1, length)."""
+    if values.dtype == tf.float32:
+        return tf.reduce_sum(values, axis=2, keepdims=True)
+    return einsum("bnhq,hr->bnrq", values, tf.ones((values.shape[2], NUM_ONES), values.dtype))[:, :, :1]
+
+
+def einsum(equation: str, one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    """Multiply in float32, before any rounding; `tf.einsum` rounds it to the type of its arguments.
+
+    Args:
+        equation: as in `tf.einsum`, of two tensors: `bld,de->ble`. A letter is in two or three of the parts.
+        one: float32 or bfloat16.
+        other: of the same type.
+    """
+    arguments, result = equation.split("->")
+    first, second = arguments.split(",")
+    batch = [letter for letter in first if letter in second and letter in result]
+    summed = [letter for letter in first if letter in second and letter not in result]
+    dimensions = xla.DotDimensionNumbers(
+        lhs_batch_dimensions=[first.index(letter) for letter in batch],
+        rhs_batch_dimensions=[second.index(letter) for letter in batch],
+        lhs_contracting_dimensions=[first.index(letter) for letter in summed],
+        rhs_contracting_dimensions=[second.index(letter) for letter in summed],
+    )
+    product = xla.dot_general(one, other, dimensions, preferred_element_type=tf.float32)
+    order = [*batch, *(letter for part in (first, second) for letter in part if letter not in (*batch, *summed))]
+    return tf.transpose(product, [order.index(letter) for letter in result])
+
+
+def sum_over_last(values: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
+    """Compute Σ values (times weights) over the last axis, float32 (…, 1).
+
+    Args:
+        values: (batch, length, width).
+        weights: (width,), of the same type.
+    """
+    if values.dtype == tf.float32:
+        return tf.reduce_sum(values if weights is None else values * weights, axis=-1, keepdims=True)
+    if weights is None:
+        weights = tf.ones(values.shape[-1:], values.dtype)
+    columns = tf.broadcast_to(weights[:, tf.newaxis], (values.shape[-1], NUM_ONES))
+    return einsum("bld,dr->blr", values, columns)[..., :1]
+
+
+def sum_over_rows(values: tf.Tensor) -> tf.Tensor:
+    """Compute Σ values over all axes but the last, float32 (width,), of (batch, length, width)."""
+    if values.dtype == tf.float32:
+        return tf.reduce_sum(values, axis=(0, 1))
+    ones = tf.ones((*values.shape[:2], NUM_ONES), values.dtype)
+    return einsum("blr,bld->rd", ones, values)[0]
+
+
+def optimization_barrier(*tensors: tf.Tensor | None) -> list[Any]:
+    """Return the tensors such that XLA does not know that it has computed with them before.
+
+    What is computed from them is recomputed, instead of keeping a tensor.
+    """
+    kept = iter(xla.optimization_barrier(*[tensor for tensor in tensors if tensor is not None]))
+    return [None if tensor is None else next(kept) for tensor in tensors]
 
 
 @custom_gradient

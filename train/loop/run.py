@@ -21,7 +21,7 @@ from train.checkpoints.store import CheckpointRecord, newest_record
 from train.config.settings import HardwareConfig, RunSettings
 from train.data.inputs import Inputs
 from train.metrics.training_log import about
-from train.model.flops import planned_step_flops
+from train.model.computation import planned_step_flops
 from train.runtime.machines import Cluster, expected_num_replicas, local_accelerator_type
 from train.runtime.plan import PhaseToPlan, Plan, make_plans, phase_index, warn_of_other_batch
 from train.runtime.run_folder import RunFolder

@@ -28,8 +28,7 @@ from train.loop.run import Phase, Run, computation_so_far, describe_run, device_
 from train.metrics.log import VALIDATION, MetricsLog
 from train.metrics.plots import draw_run
 from train.metrics.run_curves import RunCurves
-from train.model.computation import Computation, choose_computation, describe_computation
-from train.model.flops import full_speed_step_seconds
+from train.model.computation import Computation, choose_computation, describe_computation, full_speed_step_seconds
 from train.model.from_pretrained import load_initial_weights
 from train.publishing.publisher import Publisher
 from train.runtime import supervisor

@@ -1,6 +1,15 @@
-"""How a run computes its step where the flags leave that open: decided once, recorded, and kept on resuming."""
+"""What a step costs, in floating-point operations, and how it is computed where the flags leave that open.
 
-from collections.abc import Mapping
+Operations are counted for the fraction of the chip's peak that is used (MFU), as Chowdhery et al. 2022 (PaLM, appendix
+B) do: matrix products, an addition and a multiplication each, forward once and backward twice; other work of the
+hardware (recomputed activations, softmax, layer norms, the optimizer) is not. Products of attention are counted whole,
+since nothing here is causal. The head works on the prediction slots only; heads of fine-tuning, which have a few
+outputs, are not counted.
+
+How a step is computed is decided once, recorded, and kept on resuming.
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,9 +17,189 @@ from transformers import PretrainedConfig
 
 from train.config.settings import RunSettings
 from train.model.architectures import architecture_of
-from train.model.flops import planned_step_flops
+from train.runtime.machines import chip_of, local_accelerator_type
 from train.runtime.plan import Plan
 from train.runtime.strategy import compiles_with_xla
+
+
+@dataclass(frozen=True)
+class Multiplications:
+    """Multiplications of the forward pass.
+
+    per_token: of the weights that every token goes through.
+    per_pair: of attention, for each pair of tokens in a row.
+    per_prediction: of the head, for each prediction slot.
+    per_pass: of what a pass does once, whatever its rows (relative positions).
+    """
+
+    per_token: float
+    per_pair: int
+    per_prediction: int
+    per_pass: int = 0
+
+
+def step_flops(
+    config: PretrainedConfig,
+    *,
+    num_rows: int,
+    length: float,
+    num_predictions: int,
+    num_micro_batches: int = 1,
+) -> int | None:
+    """Count the floating-point operations of one step; None for an architecture whose count is not known.
+
+    Args:
+        config: of a type in `train.model.architectures`.
+        num_rows: rows of the step, over all micro-batches.
+        length: tokens a row, padding included; on average where rows differ in length.
+        num_predictions: prediction slots of the step, over all micro-batches.
+        num_micro_batches: forward passes that the rows are split into.
+    """
+    formula = architecture_of(config).flops
+    if formula is None:
+        return None
+    forward = FORMULAS[formula](config, length)
+    num_tokens = num_rows * length
+    multiplications = (
+        num_tokens * (forward.per_token + length * forward.per_pair)
+        + num_predictions * forward.per_prediction
+        + num_micro_batches * forward.per_pass
+    )
+    return round(3 * 2 * multiplications)
+
+
+def planned_step_flops(model_config: PretrainedConfig, plan: Plan, num_predictions: int) -> int | None:
+    """Count the floating-point operations of a step of the plan; None for a model whose operations cannot be counted.
+
+    Args:
+        num_predictions: prediction slots of a micro-batch; 0 where the head is not a masked LM's.
+    """
+    num_micro_batches = plan.num_replicas * plan.num_micro_batches
+    return step_flops(
+        model_config,
+        num_rows=plan.global_batch_rows,
+        length=plan.mean_length or plan.max_length,
+        num_predictions=num_micro_batches * num_predictions,
+        num_micro_batches=num_micro_batches,
+    )
+
+
+def full_speed_step_seconds(
+    config: RunSettings, model_config: PretrainedConfig, plan: Plan, num_predictions: int
+) -> float | None:
+    """Compute the seconds that a step would take if all replicas computed at their peak.
+
+    None without a TPU, on a TPU that is not this machine's or not in `train.runtime.machines`, and for a model whose
+    operations cannot be counted. Further arguments are those of `planned_step_flops`.
+    """
+    if not config.hardware.wants_tpu or config.hardware.tpu_name != "local":
+        return None
+    chip = chip_of(local_accelerator_type())
+    flops = planned_step_flops(model_config, plan, num_predictions)
+    if chip is None or flops is None:
+        return None
+    return flops / (plan.num_replicas * chip.peak_flops_per_second)
+
+
+def _bert(config: PretrainedConfig, length: float) -> Multiplications:  # noqa: ARG001
+    """BERT, RoBERTa and theirs; with `embedding_size` also ALBERT, ELECTRA and RoFormer."""
+    hidden, num_layers = config.hidden_size, config.num_hidden_layers
+    embedding = getattr(config, "embedding_size", hidden)
+    # An ALBERT group may run several layers.
+    num_layers *= getattr(config, "inner_group_num", 1)
+    # ALBERT projects its embeddings even to the same width.
+    projects = embedding != hidden or config.model_type == "albert"
+    return Multiplications(
+        per_token=num_layers * (4 * hidden**2 + 2 * hidden * config.intermediate_size) + projects * embedding * hidden,
+        per_pair=num_layers * 2 * hidden,
+        per_prediction=hidden * embedding + embedding * config.vocab_size,
+    )
+
+
+def _distilbert(config: PretrainedConfig, length: float) -> Multiplications:  # noqa: ARG001
+    hidden, num_layers = config.dim, config.n_layers
+    return Multiplications(
+        per_token=num_layers * (4 * hidden**2 + 2 * hidden * config.hidden_dim),
+        per_pair=num_layers * 2 * hidden,
+        per_prediction=hidden**2 + hidden * config.vocab_size,
+    )
+
+
+def _rembert(config: PretrainedConfig, length: float) -> Multiplications:  # noqa: ARG001
+    hidden, num_layers = config.hidden_size, config.num_hidden_layers
+    return Multiplications(
+        per_token=num_layers * (4 * hidden**2 + 2 * hidden * config.intermediate_size)
+        + config.input_embedding_size * hidden,
+        per_pair=num_layers * 2 * hidden,
+        per_prediction=config.output_embedding_size * (hidden + config.vocab_size),
+    )
+
+
+def _deberta_v2(config: PretrainedConfig, length: float) -> Multiplications:
+    """Disentangled attention (He et al. 2020): each token also meets the table of relative positions, either way."""
+    plain = _bert(config, length)
+    if not config.relative_attention:
+        return plain
+    max_positions = config.max_relative_positions
+    if max_positions < 1:
+        max_positions = config.max_position_embeddings
+    buckets = getattr(config, "position_buckets", -1)
+    table = 2 * (buckets if buckets > 0 else max_positions)
+    num_ways = sum(way in (config.pos_att_type or []) for way in ("c2p", "p2c"))
+    hidden, num_layers = config.hidden_size, config.num_hidden_layers
+    return Multiplications(
+        per_token=plain.per_token + num_layers * num_ways * table * hidden,
+        per_pair=plain.per_pair,
+        per_prediction=plain.per_prediction,
+        per_pass=num_layers * num_ways * table * hidden**2,
+    )
+
+
+def _mobilebert(config: PretrainedConfig, length: float) -> Multiplications:  # noqa: ARG001
+    """MobileBERT (Sun et al. 2020) with its bottlenecks and stacked feed-forward networks."""
+    hidden, inner, num_layers = config.hidden_size, config.true_hidden_size, config.num_hidden_layers
+    value_width, num_bottlenecks = hidden, 0
+    if config.use_bottleneck:
+        num_bottlenecks = 2  # into the layer and out of it
+        if config.use_bottleneck_attention:
+            value_width = inner
+        elif config.key_query_shared_bottleneck:
+            num_bottlenecks = 3
+    layer = (
+        (3 * inner + value_width) * inner
+        + num_bottlenecks * hidden * inner
+        + config.num_feedforward_networks * 2 * inner * config.intermediate_size
+    )
+    return Multiplications(
+        per_token=num_layers * layer + config.embedding_size * (3 if config.trigram_input else 1) * hidden,
+        per_pair=num_layers * 2 * inner,
+        per_prediction=hidden * (hidden + config.vocab_size),
+    )
+
+
+def _modernbert(config: PretrainedConfig, length: float) -> Multiplications:
+    """ModernBERT (Warner et al. 2024); of a local layer the pairs of tokens within its window are counted."""
+    hidden, num_layers = config.hidden_size, config.num_hidden_layers
+    num_global = -(-num_layers // config.global_attn_every_n_layers)
+    window = min(length, config.local_attention + 1)
+    layer = 4 * hidden**2 + 3 * hidden * config.intermediate_size
+    return Multiplications(
+        per_token=num_layers * layer + (num_layers - num_global) * 2 * hidden * window,
+        per_pair=num_global * 2 * hidden,
+        per_prediction=hidden * (hidden + config.vocab_size),
+    )
+
+
+# By the keys that `train.model.architectures` names.
+FORMULAS: dict[str, Callable[[PretrainedConfig, float], Multiplications]] = {
+    "bert": _bert,
+    "deberta-v2": _deberta_v2,
+    "distilbert": _distilbert,
+    "mobilebert": _mobilebert,
+    "modernbert": _modernbert,
+    "rembert": _rembert,
+}
+
 
 # From this size on, XLA compiles the steps of a run on one CPU: about 200 CPU seconds of a small model. XLA saves at
 # least 4 % of them, and compiling step and evaluation takes up to 9.

@@ -9,8 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from train.layers.random_bits import fold_in
-from train.layers.stateless_dropout import dropout_mask
+from train.layers.random_bits import dropout_mask, fold_in
 from train.model.tpu_layers import attention_layers, use_reference_layers, use_tpu_layers
 
 logger = logging.getLogger(__name__)
@@ -112,7 +111,7 @@ def _reference_layers(network: Any) -> Iterator[None]:
 
 
 def _dropping_by_heads(layer: Any) -> Callable[..., tf.Tensor]:
-    """Make the `call` of a layer that drops probabilities as `tpu_attention` does: each head by its key."""
+    """Make the `call` of a layer that drops probabilities as `tpu_functions.attend` does: each head by its key."""
     keyed = layer.call
 
     def call(inputs: tf.Tensor, training: bool = False) -> tf.Tensor:

@@ -18,8 +18,14 @@ from mlm_common.errors import InputError
 from mlm_common.storage import Folder, folder_and_name, open_folder, read_file
 from mlm_common.tokenizer import special_ids, vocabulary_size
 from train.model.architectures import architecture_of, check_architecture
-from train.publishing.garden_checkpoint import OBJECT_GRAPH, read_object_graph
-from train.publishing.google_variables import Conversion, Variables, model_type_of, plan_conversion
+from train.publishing.google_variables import (
+    OBJECT_GRAPH,
+    Conversion,
+    Variables,
+    model_type_of,
+    plan_conversion,
+    read_object_graph,
+)
 
 logger = logging.getLogger(__name__)
 

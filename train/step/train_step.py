@@ -12,8 +12,7 @@ from transformers import PretrainedConfig
 from mlm_common.tokenizer import vocabulary_size
 from train.config.settings import RunSettings
 from train.data.inputs import Inputs
-from train.layers.random_bits import key_of, row_keys
-from train.layers.stateless_dropout import dropping_out_by, key_dropout
+from train.layers.random_bits import dropping_out_by, key_dropout, key_of, row_keys
 from train.model import layer_check
 from train.model.build import build_network
 from train.model.computation import Computation, choose_computation

@@ -19,7 +19,7 @@ from train.config.learning import EVALUATION_MLM_PROBABILITY, MaskingConfig
 from train.config.settings import MASK
 from train.data.inputs import Feature
 from train.data.shards import TrainingInputs
-from train.layers.tpu_attention import NUM_ONES
+from train.layers.tpu_functions import NUM_ONES
 from train.runtime.named_scopes import custom_gradient, named
 from train.tasks.masking import MaskedRows, MaskingRule, collect_predictions, mask_row_by_content, mask_rows
 from train.tasks.task import CardFigure, Mean, Task, TaskCard

@@ -6,8 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.tiny_models import padded_batch, tiny_model
-from train.layers.random_bits import fold_in, key_of, row_keys
-from train.layers.stateless_dropout import SHARED_LAYER, drop, dropping_out_by, key_dropout, next_keys, repeatable
+from train.layers.random_bits import (
+    SHARED_LAYER,
+    drop,
+    dropping_out_by,
+    fold_in,
+    key_dropout,
+    key_of,
+    next_keys,
+    repeatable,
+    row_keys,
+)
 from train.model.architectures import ARCHITECTURES
 
 SEED = (3, 4)

@@ -3,9 +3,8 @@ import pytest
 import tensorflow as tf
 
 from train.layers.local_attention import is_near
-from train.layers.random_bits import fold_in, row_keys
-from train.layers.stateless_dropout import dropout_mask
-from train.layers.tpu_attention import attend
+from train.layers.random_bits import dropout_mask, fold_in, row_keys
+from train.layers.tpu_functions import attend
 
 BATCH, HEADS, LENGTH, RATE = 3, 2, 16, 0.25
 KEYS = row_keys((5, 6), BATCH)

@@ -16,7 +16,7 @@ from tests.fixtures.tiny_models import tiny_config
 from train.config.learning import DataConfig, MaskingConfig, ModelConfig, OptimizationConfig
 from train.config.settings import HardwareConfig, RunConfig, TrainingConfig
 from train.metrics.training_log import Clock, TrainingBar, TrainingDivergedError, TrainingLog, about, clock_time
-from train.model.flops import full_speed_step_seconds, step_flops
+from train.model.computation import full_speed_step_seconds, step_flops
 from train.runtime.machines import ACCELERATOR_TYPE_VARIABLE, CHIPS
 from train.runtime.plan import PhaseToPlan, make_plan, make_plans
 

@@ -10,17 +10,14 @@ from tests.fixtures.tiny_models import PAD, VOCABULARY, tiny_model
 from tests.fixtures.tiny_steps import RULE, compiled_model, one_cpu, train, two_cpus, weights
 from tfrecord_prep.chunking import CHUNKINGS, Framing
 from tfrecord_prep.encoding import TokenBatch
-from train.layers.random_bits import row_keys
-from train.layers.stateless_dropout import dropping_out_by, key_dropout
+from train.layers.random_bits import dropping_out_by, key_dropout, row_keys
 from train.model import tpu_layers
 from train.model.block_attention import (
     attend_within_documents,
-    attending_within,
-    current_documents,
     number_documents,
     positions_within,
 )
-from train.model.gradient_checkpointing import enable_gradient_checkpointing
+from train.model.build import enable_gradient_checkpointing
 from train.model.tpu_layers import use_reference_layers, use_tpu_layers
 from train.step.train_step import PretrainingModel, prove_tpu_layers
 from train.tasks.masked_lm import MaskedLanguageModeling
@@ -205,14 +202,3 @@ def test_an_evaluation_is_that_of_separate_rows() -> None:
     assert float(sums[0]["num_masked"]) > 8
     for name, value in sums[0].items():
         np.testing.assert_allclose(value, sums[1][name], rtol=1e-6)
-
-
-def test_the_context_nests_and_ends_with_an_error() -> None:
-    documents = tf.zeros((1, 4), tf.int32)
-    with attending_within(documents):
-        with attending_within(None):
-            assert current_documents() is None
-        with pytest.raises(ValueError, match="wrong"), attending_within(documents + 1):
-            raise ValueError("wrong")
-        assert current_documents() is documents
-    assert current_documents() is None

@@ -7,8 +7,7 @@ import pytest
 from tests.fixtures.tiny_models import tiny_config
 from train.config.settings import TrainingConfig, parse_training_config
 from train.model import computation
-from train.model.computation import Computation, choose_computation, describe_computation
-from train.model.flops import planned_step_flops
+from train.model.computation import Computation, choose_computation, describe_computation, planned_step_flops
 from train.runtime.plan import Plan, make_plan
 
 NUM_PREDICTIONS = 10

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tests.fixtures.tiny_models import CONFIGS, MASK, PAD, SAME_CODE, VOCABULARY, tiny_config, tiny_model
 from train.layers.random_bits import KEY_WORDS
 from train.model.architectures import ARCHITECTURES
-from train.model.flops import FORMULAS, step_flops
+from train.model.computation import FORMULAS, step_flops
 from train.step.train_step import PretrainingModel
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.masking import MaskingRule

@@ -5,14 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.fixtures.tiny_models import PAD, padded_batch, tiny_model
-from tests.fixtures.tiny_steps import RULE, compiled_model, one_cpu, token_rows, train, two_cpus, weights
-from train.layers.random_bits import key_of, row_keys
-from train.layers.stateless_dropout import dropping_out_by, key_dropout
+from tests.fixtures.tiny_models import padded_batch, tiny_model
+from train.layers.random_bits import dropping_out_by, key_dropout, key_of, row_keys
 from train.model.architectures import ARCHITECTURES
-from train.model.gradient_checkpointing import enable_gradient_checkpointing, encoder_layers
-from train.step.train_step import PretrainingModel
-from train.tasks.masked_lm import MaskedLanguageModeling
+from train.model.build import enable_gradient_checkpointing, encoder_layers
 
 NAMES = [*ARCHITECTURES, "deberta-v2 as v3", "albert with two groups"]
 
@@ -69,23 +65,6 @@ def test_xla_does_not_find_that_layers_are_computed_twice() -> None:
         np.testing.assert_allclose(gradient, kept, atol=1e-6)
     # Of a layer's eight products the last is not needed again.
     assert num_more_products >= num_products + 5
-
-
-def pretraining_model(strategy: tf.distribute.Strategy, num_micro_batches: int, checkpoints: bool) -> PretrainingModel:
-    with strategy.scope():
-        masked_lm = tiny_model("roberta", num_hidden_layers=1)
-        if checkpoints:
-            enable_gradient_checkpointing(masked_lm)
-        return compiled_model(masked_lm, MaskedLanguageModeling(RULE, PAD), num_micro_batches=num_micro_batches)
-
-
-@pytest.mark.slow
-def test_replicas_and_accumulation_give_the_same_steps() -> None:
-    expected = pretraining_model(one_cpu(), 1, checkpoints=False)
-    model = pretraining_model(two_cpus(), 2, checkpoints=True)
-    figures = [train(one, token_rows(), num_steps=2) for one in (expected, model)]
-    assert figures[1] == pytest.approx(figures[0], rel=1e-4)
-    np.testing.assert_allclose(weights(model), weights(expected), atol=2e-5)
 
 
 def test_an_encoder_of_another_build_is_an_error() -> None:

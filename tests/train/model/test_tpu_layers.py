@@ -4,15 +4,13 @@ import tensorflow as tf
 import tf_keras
 
 from tests.fixtures.tiny_models import padded_batch, tiny_model
-from train.layers.random_bits import row_keys
-from train.layers.stateless_dropout import dropping_out_by, key_dropout
+from train.layers.random_bits import dropping_out_by, key_dropout, row_keys
 from train.model.tpu_layers import (
     dense,
     dense_of_heads,
     gelu,
     heads,
     layer_norm,
-    use_reference_layers,
     use_tpu_layers,
 )
 from train.publishing.pytorch_format import pytorch_weights
@@ -103,15 +101,6 @@ def test_other_layers_and_calls_compute_as_before():
     use_tpu_layers(model)
     outputs = compiled(lambda: model(inputs, output_attentions=True))()
     np.testing.assert_allclose(outputs.attentions[0], expected.attentions[0], atol=1e-5)
-
-
-def test_the_reference_layers_come_back():
-    model = tiny_model("roberta", num_hidden_layers=1)
-    inputs, _ = padded_batch(model)
-    expected = model(inputs).logits
-    use_tpu_layers(model)
-    use_reference_layers(model)
-    np.testing.assert_array_equal(model(inputs).logits, expected)
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])

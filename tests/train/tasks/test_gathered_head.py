@@ -110,16 +110,3 @@ def test_each_replica_gathers_at_its_own_positions() -> None:
 
     for replica, logits in enumerate(strategy.experimental_local_results(strategy.run(replica_logits))):
         np.testing.assert_allclose(logits, logits_at(full_logits, POSITIONS + replica), atol=1e-5)
-
-
-def test_the_context_nests_and_ends_with_an_error() -> None:
-    model = one_layer_model("bert")
-    gather_before_head(model)
-    inputs, _ = padded_batch(model)
-    with predicting_at(POSITIONS):
-        with predicting_at(POSITIONS[:2]):
-            assert model(inputs).logits.shape == (1, 2, VOCABULARY)
-        with pytest.raises(tf.errors.InvalidArgumentError), predicting_at("no positions"):
-            model(inputs)
-        assert model(inputs).logits.shape == (1, len(POSITIONS), VOCABULARY)
-    assert model(inputs).logits.shape == (3, 12, VOCABULARY)

@@ -95,12 +95,3 @@ def test_it_is_the_library_s_cross_entropy_and_argmax(dtype, seed, spread):
     is_correct = np.argmax(exact, axis=-1) == labels.numpy()
     assert float(sums["num_correct"]) == (is_correct * weights.numpy()).sum()
     assert float(sums["num_masked"]) == weights.numpy().sum()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_padding_of_the_vocabulary_is_not_predicted_or_learned(dtype):
-    logits = tf.constant([[1.0, 2.0, 900.0], [2.0, 1.0, 900.0]], dtype)
-    sums, gradient = sums_and_gradient(logits, tf.constant([1, 1]), tf.ones(2), vocabulary_size=2)
-    np.testing.assert_allclose(sums["loss"], np.log1p(np.exp(-1)) + np.log1p(np.exp(1)), rtol=1e-6)
-    assert float(sums["num_correct"]) == 1
-    np.testing.assert_array_equal(gradient[:, 2], 0)

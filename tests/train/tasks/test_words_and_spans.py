@@ -101,12 +101,3 @@ def test_lengths_of_spans_are_pinned():
         below = np.array([edge - 1], np.uint64).astype(np.uint32)
         assert span_lengths(tf.constant(below)).numpy() == [length]
     assert span_lengths(tf.constant([0, 2**32 - 1], tf.uint32)).numpy().tolist() == [10, 1]
-
-
-def test_lengths_of_a_seeded_draw():
-    rows = np.full((256, 128), 10)
-    _, spans, _ = units(rows)
-    lengths = np.concatenate([np.diff(np.flatnonzero(first == np.arange(128))) for first in spans])
-    assert (lengths.min(), lengths.max()) == (1, 10)
-    # Five standard deviations, less the little that long spans are missing at the ends of rows.
-    assert lengths.mean() == pytest.approx(3.797, abs=5 * 2.6 / np.sqrt(len(lengths)) + 0.08)

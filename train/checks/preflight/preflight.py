@@ -18,8 +18,8 @@ from train.checks.preflight.step_lowering import lower_train_step
 from train.checks.preflight.tpu_compiler import DoesNotFitError, TpuSlice, check_compiler, compile_for_tpu
 from train.config.settings import RunSettings
 from train.data.inputs import Inputs
+from train.model.computation import step_flops
 from train.model.config import resolve_model_config
-from train.model.flops import step_flops
 from train.runtime.plan import Plan, naming_phase
 from train.step.train_step import PretrainingModel, build_model
 from train.tasks.pair_pretraining import task_of

@@ -95,11 +95,6 @@ def test_operations_without_an_estimate_and_sums_are_counted():
     assert (costs.num_cycles, costs.num_not_estimated) == (0, 2)
 
 
-def test_text_without_an_entry_is_refused():
-    with pytest.raises(ValueError, match="ENTRY"):
-        step_costs("HloModule m\n")
-
-
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

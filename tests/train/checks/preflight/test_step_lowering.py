@@ -40,11 +40,6 @@ def test_values_are_freed_and_the_step_can_be_lowered_again(model):
         assert tf.size(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)) == 1
 
 
-def test_other_reductions_are_refused():
-    with pytest.raises(ValueError, match="Only sums"), ReplicaOfSlice(2):
-        tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, tf.constant(1.0))
-
-
 def test_a_structure_of_tensors_is_summed_one_by_one():
     @tf.function(jit_compile=True, autograph=False)
     def function(value):

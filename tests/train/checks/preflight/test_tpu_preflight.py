@@ -19,7 +19,6 @@ from train.checks.preflight.report import (
     print_batches,
     print_report,
     report_lines,
-    short_name,
 )
 from train.checks.preflight.tpu_compiler import CompiledStep, DoesNotFitError, tpu_slice
 from train.config.learning import MaskingConfig
@@ -279,12 +278,6 @@ def test_steps_are_compared_with_the_tutorials(capsys, baseline_rows, memory_rat
     assert ours == ["ours", "0.8", "0.5", "0.500", "0.0", "2.00", *memory_ratio, "4.50", "0.00"]
 
 
-def test_a_chip_of_v3_is_two_replicas():
-    step = report()
-    tokens_per_second = 8 * 4 * 16 * 512 / (1.5e6 / 0.94e9)
-    assert report_lines(step)["modelled tokens/s"].startswith(f"{tokens_per_second / 4:,.0f} per chip")
-
-
 def test_what_is_not_known_is_said(capsys):
     step = report(
         needed_flops=None,
@@ -298,14 +291,6 @@ def test_what_is_not_known_is_said(capsys):
         assert text in printed
 
 
-def test_tried_batches_are_listed_by_size(capsys):
-    print_batches({16: report(), 8: DoesNotFitError(20 * GIB, 15 * GIB)})
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[2].split() == ["8", "20.00", "does", "not", "fit"]
-    assert lines[3].split()[:2] == ["16", "6.50"]
-    assert len(lines) == 4
-
-
 def test_a_smaller_batch_that_is_faster_is_told(capsys):
     print_batches({16: report(), 24: report(rows=24, num_micro_batches=2)})  # of the same cycles
     assert "Of these, 16 rows are the fastest; raise --gradient-accumulation-steps" in capsys.readouterr().out
@@ -316,11 +301,6 @@ def test_operations_are_named_on_request(capsys):
     assert "attention/self/Softmax" not in capsys.readouterr().out
     print_report(report(), with_operations=True)
     assert "attention      layer_._#/attention/self/Softmax" in capsys.readouterr().out
-
-
-def test_names_are_shortened_and_gradients_told():
-    assert short_name("gradient_tape/a/b/c/d/e/MatMul;other") == "gradient of c/d/e/MatMul"
-    assert short_name("AdamW/Sub") == "AdamW/Sub"
 
 
 @pytest.mark.usefixtures("quick_lowering", "compiler")
