@@ -23,7 +23,6 @@ class MemorySample:
 
     @property
     def num_bytes(self) -> int:
-        """The memory of all processes together."""
         return sum(self.process_bytes)
 
 
@@ -43,7 +42,6 @@ class MeasuredRun:
 
     @property
     def output(self) -> str:
-        """All that the command wrote, to standard output and standard error."""
         return "\n".join(line for _, line in self.lines)
 
     def seconds_of_line(self, pattern: str) -> float:

@@ -29,7 +29,6 @@ class Times(NamedTuple):
 
     @staticmethod
     def now() -> "Times":
-        """Read the clocks of this process."""
         return Times(time.perf_counter(), time.process_time())
 
 
@@ -135,7 +134,6 @@ def add_step_flags(parser: argparse.ArgumentParser, **defaults: int) -> None:
 
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Collect the settings of a contender."""
     return {
         "model": {
             "num_hidden_layers": arguments.num_layers,

@@ -9,7 +9,6 @@ from benchmarks.rounds import Times
 
 
 def print_machine() -> None:
-    """Print what the figures were taken on."""
     print(f"{os.cpu_count()} cores, {platform.platform()}, Python {platform.python_version()}")
 
 

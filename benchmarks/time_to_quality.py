@@ -56,7 +56,6 @@ class Recipe(NamedTuple):
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is run_mlm.py."""
         return self.program == "ours"
 
 

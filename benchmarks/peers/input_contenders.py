@@ -91,7 +91,6 @@ def our_batches(
 
 
 def default_of(config: type, name: str) -> Any:
-    """Look up the default of a dataclass's field."""
     return config.__dataclass_fields__[name].default  # type: ignore[attr-defined]
 
 

@@ -63,7 +63,6 @@ class RoundsCallback(TrainerCallback):
         self.rounds = rounds
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Count a step."""
         self.rounds.step_done()
 
 

@@ -42,7 +42,6 @@ class RoundsCallback(tf_keras.callbacks.Callback):
         self.rounds = rounds
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
-        """Count a step."""
         self.rounds.step_done()
 
 

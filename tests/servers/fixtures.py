@@ -197,3 +197,13 @@ def hub_here(hub_server: HubHandle, monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.setattr(lfs, "http_backoff", functools.partial(lfs.http_backoff, base_wait_time=RETRY_SECONDS))
     yield hub_server
     configure_http_backend()
+
+
+@pytest.fixture
+def hub_of_transformers(hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> HubHandle:
+    """The stand-in, reached from this process by transformers, too, which read the environment when imported."""
+    from transformers.utils import hub
+
+    monkeypatch.setattr(hub, "_is_offline_mode", False)
+    monkeypatch.setattr(hub, "TRANSFORMERS_CACHE", str(tmp_path / "cache"))
+    return hub_here

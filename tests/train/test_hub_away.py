@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 from huggingface_hub import constants, file_download
-from transformers.utils import hub as transformers_hub
 
 from mlm_common.errors import EXIT_FAILED, FINAL_STATUSES, InputError
 from mlm_common.hub.retries import HubAwayError
@@ -43,16 +42,7 @@ NEEDS: dict[str, Callable[[], object]] = {
 
 
 @pytest.fixture
-def hub(hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> HubHandle:
-    """The stand-in, reached from this process by transformers, too."""
-    # transformers took these from the environment when it was imported.
-    monkeypatch.setattr(transformers_hub, "_is_offline_mode", False)
-    monkeypatch.setattr(transformers_hub, "TRANSFORMERS_CACHE", str(tmp_path / "cache"))
-    return hub_here
-
-
-@pytest.fixture
-def refused_connections(hub: HubHandle, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+def refused_connections(hub_of_transformers: HubHandle, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
     """The Hub's port refuses."""
     for module in (constants, file_download):
         monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/{revision}/{filename}")
@@ -68,7 +58,7 @@ def test_without_the_hub_another_try_may_help(what: str) -> None:
         NEEDS[what]()
 
 
-@pytest.mark.usefixtures("hub")
+@pytest.mark.usefixtures("hub_of_transformers")
 @pytest.mark.parametrize("what", NEEDS)
 def test_what_the_hub_does_not_have_is_bad_input(what: str) -> None:
     with pytest.raises(InputError):

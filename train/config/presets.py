@@ -44,7 +44,6 @@ def preset_names() -> list[str]:
 
 
 def presets_by_size() -> list[str]:
-    """List the presets, those with the fewest parameters first."""
     return sorted(preset_names(), key=lambda name: (about_preset(name).parameters // 10**6, name))
 
 

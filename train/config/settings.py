@@ -288,7 +288,6 @@ class RunSettings:
         return {subject.name: types[subject.name] for subject in fields(cast(Any, cls))}
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
-        """Copy the settings as plain values, subject by subject, in the order of the fields."""
         return asdict(cast(Any, self))
 
     def without(self, mark: str) -> dict[str, Any]:
@@ -335,7 +334,6 @@ def settings_marked(mark: str, config_class: type[RunSettings] = TrainingConfig)
 
 
 def flags_marked(mark: str, config_class: type[RunSettings] = TrainingConfig) -> list[str]:
-    """List the settings that bear a mark, as they are spelled on the command line, sorted."""
     return sorted(flag_of(name.partition(".")[2]) for name in settings_marked(mark, config_class))
 
 
@@ -378,7 +376,6 @@ def _scaled(settings: dict[str, Any], scale: float, path: str) -> dict[str, Any]
 
 
 def phases_settings(path: str) -> dict[str, Any]:
-    """Read the flags that a file of `--phases` sets for the whole run, {field name: value}."""
     return read_phases_file(path)[0]
 
 

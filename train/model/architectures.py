@@ -222,7 +222,6 @@ def max_positions(config: PretrainedConfig) -> int | None:
 
 
 def learns_positions(config: PretrainedConfig) -> bool:
-    """Return whether the model has a table of positions that is trained."""
     return max_positions(config) is not None and architecture_of(config).learns_positions
 
 

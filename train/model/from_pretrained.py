@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from safetensors.tensorflow import load_file
-from transformers import PretrainedConfig
 from transformers.modeling_tf_pytorch_utils import load_pytorch_state_dict_in_tf2_model
 
 from mlm_common.errors import InputError
@@ -68,7 +67,10 @@ def load_model(
         align_padding_positions(network)
         model, found = _load_pytorch(folder_or_hub_id, weights, adapt_network(network))
     else:
-        model, found = _load_tensorflow(folder_or_hub_id, config, auto_class(model_class))
+        model, found = auto_class(model_class).from_pretrained(
+            folder_or_hub_id, config=config, ignore_mismatched_sizes=True, output_loading_info=True
+        )
+        align_padding_positions(model)
         adapt_network(model)
         if hasattr(model, OWN_HEAD):
             found["missing_keys"] += [weight.name for weight in getattr(model, OWN_HEAD).weights]
@@ -110,15 +112,6 @@ def _without_heads(
         "mismatched_keys": [shapes for shapes in wrong_shape if is_of_base(shapes[0])],
         "unexpected_keys": [name for name in found["unexpected_keys"] if is_of_base(name)],
     }
-
-
-def _load_tensorflow(folder_or_hub_id: str, config: PretrainedConfig, model_class: Any) -> tuple[Any, dict[str, Any]]:
-    """Load a model, and what was found of its weights, from TensorFlow's layout."""
-    model, found = model_class.from_pretrained(
-        folder_or_hub_id, config=config, ignore_mismatched_sizes=True, output_loading_info=True
-    )
-    align_padding_positions(model)
-    return model, found
 
 
 def _load_pytorch(folder_or_hub_id: str, weights: WeightsFile, model: Any) -> tuple[Any, dict[str, Any]]:

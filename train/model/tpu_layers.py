@@ -34,7 +34,6 @@ def use_tpu_layers(model: Any) -> bool:
 
 
 def use_reference_layers(model: Any) -> None:
-    """Undo `use_tpu_layers`."""
     for layer, _ in _known_layers(model):
         if hasattr(layer.call, "reference_call"):
             layer.call = layer.call.reference_call

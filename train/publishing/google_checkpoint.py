@@ -87,9 +87,12 @@ def read_google_checkpoint(
         with folder.local_copy(files) as local, _local_file(vocabulary_path, "--vocabulary") as vocabulary_file:
             variables = _variables(Path(local, name), checkpoint)
             model_config = _read_config(config_path, model_type_of(variables.shapes, checkpoint))
-            lowers = _lowers_case(do_lower_case, (_name_of(folder), PurePosixPath(checkpoint).name), checkpoint)
+            folder_name = Path(folder.path).resolve().name if folder.is_local else PurePosixPath(folder.path).name
+            lowers = _lowers_case(do_lower_case, (folder_name, PurePosixPath(checkpoint).name), checkpoint)
             tokenizer = _read_tokenizer(vocabulary_file, vocabulary_path, model_config, lowers)
-            _set_special_ids(model_config, tokenizer)
+            ids = special_ids(tokenizer)
+            model_config.update({"pad_token_id": ids["pad"], "bos_token_id": ids["cls"], "eos_token_id": ids["sep"]})
+            model_config.update({f"{name}_token_id": ids[name] for name in ("cls", "sep", "mask")})
             check_architecture(model_config, f"Set {{name}} to {{value}} in {config_path}")
             conversion = plan_conversion(variables.shapes, model_config, checkpoint)
             weights = _read_weights(variables, conversion, model_config)
@@ -160,10 +163,6 @@ def _local_file(path: str, flag: str) -> Iterator[str]:
         yield str(Path(local, name))
 
 
-def _name_of(folder: Folder) -> str:
-    return Path(folder.path).resolve().name if folder.is_local else PurePosixPath(folder.path).name
-
-
 @contextmanager
 def _explained_damage(name: str) -> Iterator[None]:
     """Turn the errors of TensorFlow's reader into an InputError; imports TensorFlow."""
@@ -180,7 +179,6 @@ def _explained_damage(name: str) -> Iterator[None]:
 
 
 def _variables(prefix: Path, checkpoint: str) -> Variables:
-    """Open the variables of a checkpoint of TF1 or TensorFlow 2."""
     with _explained_damage(checkpoint):
         import tensorflow as tf
 
@@ -262,12 +260,6 @@ def _read_wordpieces(local_path: str, path: str) -> list[str]:
             "%s has %d lines whose token is repeated below; their ids are never used", path, len(tokens) - len(newest)
         )
     return [token if newest[token] == index else f"[duplicate{index}]" for index, token in enumerate(tokens)]
-
-
-def _set_special_ids(config: PretrainedConfig, tokenizer: PreTrainedTokenizerFast) -> None:
-    ids = special_ids(tokenizer)
-    config.update({"pad_token_id": ids["pad"], "bos_token_id": ids["cls"], "eos_token_id": ids["sep"]})
-    config.update({f"{name}_token_id": ids[name] for name in ("cls", "sep", "mask")})
 
 
 def _read_weights(variables: Variables, conversion: Conversion, config: PretrainedConfig) -> dict[str, np.ndarray]:

@@ -101,7 +101,6 @@ class MaskedLanguageModeling(Task):
         return mask_rows(batch["input_ids"], row_keys, self.rule)
 
     def prepare_row(self, row: dict[str, tf.Tensor]) -> MaskedRows:
-        """Mask a row by its content."""
         return mask_row_by_content(row["input_ids"], self.evaluation_rule)
 
     def sums(self, network: Any, rows: MaskedRows, *, training: bool) -> dict[str, tf.Tensor]:

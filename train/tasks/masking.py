@@ -152,7 +152,6 @@ def collect_predictions(rows: MaskedRows, num_predictions: int) -> Predictions:
 
 
 def is_special(input_ids: tf.Tensor, special_ids: tuple[int, ...]) -> tf.Tensor:
-    """Return whether each token is a special one: bool of the shape of `input_ids`."""
     return tf.reduce_any(input_ids[..., tf.newaxis] == tf.constant(special_ids, tf.int32), axis=-1)
 
 

@@ -5,13 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from transformers.utils import hub as transformers_hub
 
 from mlm_common.errors import InputError
 from mlm_common.hub import push as hub
 from mlm_common.tokenizer import vocabulary_size
 from tests.fixtures.tiny_models import VOCABULARY, padded_batch, tiny_config, tiny_model, tiny_tokenizer
-from tests.servers.fixtures import HubHandle
 from train.config.learning import ModelConfig
 from train.data.shards import TrainingInputs
 from train.model.build import build_network
@@ -121,16 +119,7 @@ def test_other_special_tokens_of_one_vocabulary_are_refused(export: Path, tmp_pa
         resolve_model_config(ModelConfig(init_from=str(tmp_path)), inputs())
 
 
-@pytest.fixture
-def server(hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> HubHandle:
-    """The stand-in, reached from this process by transformers, too."""
-    # transformers took these from the environment when it was imported.
-    monkeypatch.setattr(transformers_hub, "_is_offline_mode", False)
-    monkeypatch.setattr(transformers_hub, "TRANSFORMERS_CACHE", str(tmp_path / "cache"))
-    return hub_here
-
-
-@pytest.mark.usefixtures("server")
+@pytest.mark.usefixtures("hub_of_transformers")
 def test_a_checkpoint_on_the_hub(export: Path) -> None:
     files = {path.name: path for path in export.iterdir()}
     hub.push_files(files, hub.HubRepository("alice/checkpoint"), commit_message="trained", kept_in=str(export))

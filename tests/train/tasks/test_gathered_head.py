@@ -69,12 +69,9 @@ def test_the_gathered_head_trains_in_a_graph_under_xla(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in SAME_CODE])
 def test_it_trains_in_mixed_bfloat16_under_xla(name: str) -> None:
-    policy = tf_keras.mixed_precision.global_policy()
     tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    try:
-        model = one_layer_model(name)
-    finally:
-        tf_keras.mixed_precision.set_global_policy(policy)
+    model = one_layer_model(name)
+    tf_keras.mixed_precision.set_global_policy("float32")
     inputs, _ = padded_batch(model)
     gather_before_head(model)
 

@@ -46,25 +46,21 @@ def random_rows(num_rows, length, low=5, high=1000):
 ROWS = [[0, 10, 11, 2, 0, 12, 2, 1], [0, 13, 3, 14, 4, 15, 16, 2]]
 
 
+ALL_MASKED = [[0, 4, 4, 2, 0, 4, 2, 1], [0, 4, 3, 4, 4, 4, 4, 2]]
+ORDINARY = [[0, 1, 1, 0, 0, 1, 0, 0], [0, 1, 0, 1, 0, 1, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("rates", "expected", "predicted"),
+    [((1.0, 1.0, 0.0), ALL_MASKED, ORDINARY), ((1.0, 0.0, 0.0), ROWS, ORDINARY), ((0.0,), ROWS, np.zeros((2, 8)))],
+    ids=["all are masked", "all are kept", "none"],
+)
 @pytest.mark.parametrize("masking", MAX_UNIT_TOKENS)
-def test_rate_1_masks_every_ordinary_token_and_no_special_one(masking):
-    seen, is_masked = mask_all(ROWS, make_rule(1.0, mask=1.0, random=0.0, masking=masking))
-    assert seen.tolist() == [[0, 4, 4, 2, 0, 4, 2, 1], [0, 4, 3, 4, 4, 4, 4, 2]]
-    assert is_masked.astype(int).tolist() == [[0, 1, 1, 0, 0, 1, 0, 0], [0, 1, 0, 1, 0, 1, 1, 0]]
-
-
-@pytest.mark.parametrize("masking", MAX_UNIT_TOKENS)
-def test_rate_0_masks_nothing(masking):
-    seen, is_masked = mask_all(ROWS, make_rule(0.0, masking=masking))
-    assert seen.tolist() == ROWS
-    assert not is_masked.any()
-
-
-@pytest.mark.parametrize("masking", MAX_UNIT_TOKENS)
-def test_tokens_that_are_kept_are_predicted_all_the_same(masking):
-    seen, is_masked = mask_all(ROWS, make_rule(1.0, mask=0.0, random=0.0, masking=masking))
-    assert seen.tolist() == ROWS
-    assert is_masked.sum(axis=1).tolist() == [3, 4]
+def test_degenerate_rates_give_exact_arrays(masking, rates, expected, predicted):
+    """Special tokens are never among those that are predicted."""
+    seen, is_masked = mask_all(ROWS, make_rule(*rates, masking=masking))
+    assert seen.tolist() == expected
+    assert is_masked.astype(int).tolist() == np.asarray(predicted).tolist()
 
 
 def test_random_replacements_are_never_special():

@@ -85,7 +85,16 @@ def check_tensorflow_build(installed: dict[str, Distribution]) -> Iterator[Findi
         fix = TPU_INSTALL if TPU_BUILD in builds else f"pip uninstall -y {' '.join(builds)}, then {INSTALL}"
         yield error("TensorFlow", text, fix)
     else:
-        yield from _check_build(installed, builds[0])
+        build, version, extra = builds[0], installed[builds[0]].version, TENSORFLOW_BUILDS[builds[0]]
+        wanted = _requirements(installed, PROJECT, extra).get(build, "") if extra else ""
+        if extra is None:
+            text = f"{build} {version} is not a build that this project is tested with."
+            yield warning("TensorFlow", text, f"pip uninstall -y {build}, then {INSTALL}")
+        elif _fits(installed[build], wanted):
+            yield ok("TensorFlow", f"{build} {version}")
+        else:
+            text = f"{build}{wanted} is needed; {version} is installed."
+            yield error("TensorFlow", text, _pip_install(installed, f"{build}{wanted}"))
 
 
 def check_tf_keras(installed: dict[str, Distribution]) -> Iterator[Finding]:
@@ -107,20 +116,6 @@ def check_tf_keras(installed: dict[str, Distribution]) -> Iterator[Finding]:
 def _pip_install(installed: dict[str, Distribution], requirement: str) -> str:
     """Return the command that installs a package; on a TPU VM pip could replace the TPU's TensorFlow by another."""
     return TPU_INSTALL if TPU_BUILD in installed else f"pip install '{requirement}'"
-
-
-def _check_build(installed: dict[str, Distribution], build: str) -> Iterator[Finding]:
-    version, extra = installed[build].version, TENSORFLOW_BUILDS[build]
-    if extra is None:
-        text = f"{build} {version} is not a build that this project is tested with."
-        yield warning("TensorFlow", text, f"pip uninstall -y {build}, then {INSTALL}")
-        return
-    wanted = _requirements(installed, PROJECT, extra).get(build, "")
-    if _fits(installed[build], wanted):
-        yield ok("TensorFlow", f"{build} {version}")
-    else:
-        text = f"{build}{wanted} is needed; {version} is installed."
-        yield error("TensorFlow", text, _pip_install(installed, f"{build}{wanted}"))
 
 
 def _requirements(installed: dict[str, Distribution], name: str, extra: str = "") -> dict[str, str]:

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import tensorflow as tf
 from transformers import PretrainedConfig
@@ -26,8 +26,6 @@ from train.tasks.pair_pretraining import task_of
 from train.tasks.task import Task
 
 logger = logging.getLogger(__name__)
-
-Settings = TypeVar("Settings", bound=RunSettings)
 
 SAVE_MEMORY = "--gradient-checkpointing and --bfloat16 also save memory."
 
@@ -81,19 +79,15 @@ class Preflight:
             rows=rows,
             length=self.inputs.max_length,
             num_micro_batches=num_micro_batches,
-            needed_flops=self._needed_flops(rows),
+            needed_flops=step_flops(
+                self.model_config,
+                num_rows=rows * num_micro_batches,
+                length=self.inputs.max_length,
+                num_predictions=self.model.task.num_predictions(rows * self.inputs.max_length) * num_micro_batches,
+                num_micro_batches=num_micro_batches,
+            ),
             num_steps=num_steps,
             num_epochs=self.config.optimization.num_epochs if follows_from_epochs else None,
-        )
-
-    def _needed_flops(self, rows: int) -> int | None:
-        num_predictions = self.model.task.num_predictions(rows * self.inputs.max_length)
-        return step_flops(
-            self.model_config,
-            num_rows=rows * self.num_micro_batches(rows),
-            length=self.inputs.max_length,
-            num_predictions=num_predictions * self.num_micro_batches(rows),
-            num_micro_batches=self.num_micro_batches(rows),
         )
 
     def _num_steps(self, rows: int) -> int | None:
@@ -139,7 +133,8 @@ def build_preflight(
 ) -> Preflight:
     """Build the model of a run as it is on a TPU, and make its preflight."""
     tf.config.set_visible_devices([], "GPU")  # a step that is lowered on a GPU holds the GPU's operations
-    on_tpu = _on_tpu(config)
+    hardware = dataclasses.replace(config.hardware, tpu_name=config.hardware.tpu_name or "local", no_tpu=False)
+    on_tpu: RunSettings = dataclasses.replace(cast(Any, config), hardware=hardware)
     model = build_model(on_tpu, inputs, task, model_config, plan, tf.distribute.get_strategy())
     return Preflight(on_tpu, inputs, model_config, model, tpu, compiler_python)
 
@@ -207,8 +202,3 @@ def _does_not_fit(preflight: Preflight, rows: int, error: DoesNotFitError) -> st
         f"{needs}; the largest per-replica batch that fits is about {largest} rows (--find-batch-size finds it). "
         f"--per-replica-batch-size {same}{accumulation} keeps the global batch. {SAVE_MEMORY}"
     )
-
-
-def _on_tpu(config: Settings) -> Settings:
-    hardware = dataclasses.replace(config.hardware, tpu_name=config.hardware.tpu_name or "local", no_tpu=False)
-    return dataclasses.replace(cast(Any, config), hardware=hardware)
