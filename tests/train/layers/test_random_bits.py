@@ -1,10 +1,29 @@
+"""Random bits and dropout by keys: pinned, uniform, and the same however a batch is cut."""
+
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from train.layers.random_bits import KEY_WORDS, draw_bits, fall_under, fold_in, row_keys, to_integers
+from tests.fixtures.tiny_models import padded_batch, tiny_model
+from train.layers.random_bits import (
+    KEY_WORDS,
+    SHARED_LAYER,
+    draw_bits,
+    drop,
+    dropping_out_by,
+    fall_under,
+    fold_in,
+    key_dropout,
+    key_of,
+    next_keys,
+    repeatable,
+    row_keys,
+    to_integers,
+)
+from train.model.architectures import ARCHITECTURES
 
 SEED = (3, 4)
 
@@ -104,3 +123,129 @@ def test_keys_have_any_shape():
     assert keys.shape == (3, 2, KEY_WORDS)
     assert draw_bits(keys, (4, 5)).shape == (3, 2, 4, 5)
     np.testing.assert_array_equal(draw_bits(keys, (4, 5))[1, 1], draw_bits(keys[1, 1], (4, 5)))
+
+
+def two_layers(rate=0.5):
+    layers = [tf_keras.layers.Dropout(rate) for _ in range(2)]
+    model = tf_keras.Sequential(layers)
+    key_dropout(model)
+    return layers
+
+
+def kept(keys, shape=(6, 10), rate=0.5):
+    return drop(tf.ones((keys.shape[0], *shape)), keys, rate).numpy() > 0
+
+
+def test_nothing_falls_out_at_rate_0_and_all_at_rate_1():
+    keys = row_keys(SEED, 3)
+    inputs = tf.constant(np.random.default_rng(0).normal(size=(3, 4, 5)), tf.float32)
+    np.testing.assert_array_equal(drop(inputs, keys, 0.0), inputs)
+    np.testing.assert_array_equal(drop(inputs, keys, 1.0), np.zeros((3, 4, 5)))
+
+
+@settings(max_examples=30)
+@given(
+    rate=st.floats(0, 0.9),
+    seed=st.tuples(*[st.integers(-(2**31), 2**31 - 1)] * 2),
+    shape=st.tuples(*[st.integers(1, 5)] * 3),
+)
+def test_what_stays_is_scaled_and_the_same_again(rate, seed, shape):
+    keys = row_keys(seed, shape[0])
+    inputs = 1.0 + np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    outputs = drop(tf.constant(inputs), keys, rate).numpy()
+    stays = outputs != 0
+    np.testing.assert_allclose(outputs[stays], inputs[stays] / (1 - rate), rtol=1e-6)
+    np.testing.assert_array_equal(drop(tf.constant(inputs), keys, rate), outputs)
+
+
+def test_rate_and_independence():
+    num_rows, shape, rate = 64, (64, 64), 0.1
+    keys = row_keys(SEED, num_rows)
+    draws = [kept(fold_in(fold_in(keys, layer), call), shape, rate) for layer, call in ((0, 0), (1, 0), (0, 1))]
+    num_elements = draws[0].size
+    for draw in draws:
+        deviation = np.sqrt(rate * (1 - rate) / num_elements)
+        assert abs(draw.mean() - (1 - rate)) < 4 * deviation
+        assert np.abs(draw.mean(axis=(1, 2)) - (1 - rate)).max() < 5 * deviation * np.sqrt(num_rows)
+    pairs = [
+        (draws[0], draws[1]), (draws[0], draws[2]), (draws[0][1:], draws[0][:-1]),
+        (draws[0][:, 1:], draws[0][:, :-1]), (draws[0][..., 1:], draws[0][..., :-1]),
+    ]  # fmt: skip
+    for one, other in pairs:
+        correlation = np.corrcoef(one.ravel(), other.ravel())[0, 1]
+        assert abs(correlation) < 4.5 / np.sqrt(one.size)
+
+
+def test_bits_are_pinned_and_the_same_under_xla():
+    expected = "1.1..1.111.1111111111...11.1..1.111.111111111.11"
+    compiled = tf.function(lambda keys: drop(tf.ones((2, 3, 8)), keys, 0.3), jit_compile=True)
+    keys = tf.constant([[617749520, 2129028673], [3311171110, 1076764832]], tf.uint32)
+    outputs = drop(tf.ones((2, 3, 8)), keys, 0.3).numpy()
+    np.testing.assert_array_equal(compiled(keys), outputs)
+    assert "".join("1" if value else "." for value in outputs.ravel()) == expected
+
+
+def test_layers_and_calls_differ_and_repeat_with_the_context():
+    first, second = two_layers()
+    inputs = tf.ones((2, 30))
+    keys = row_keys(SEED, 2)
+
+    def draws():
+        with dropping_out_by(keys):
+            return [layer(inputs, training=True).numpy() for layer in (first, second, first)]
+
+    one = draws()
+    np.testing.assert_array_equal(one, draws())
+    assert not any(np.array_equal(one[index], one[other]) for index, other in ((0, 1), (0, 2), (1, 2)))
+
+
+def test_a_repeatable_function_drops_the_same_when_called_again():
+    first, second = two_layers()
+    inputs = tf.ones((2, 30))
+    with dropping_out_by(row_keys(SEED, 2)):
+        step = repeatable(lambda values: first(values, training=True))
+        one, between, again = step(inputs), first(inputs, training=True), step(inputs)
+        after = first(inputs, training=True)
+    np.testing.assert_array_equal(one, again)
+    assert not np.array_equal(one, between)
+    assert not np.array_equal(between, after)
+    assert second.rate == 0.5
+
+
+def test_layers_are_unchanged_outside_context_and_training():
+    layer, _ = two_layers()
+    inputs = tf.ones((2, 300))
+    assert next_keys(layer) is None
+    assert 0.3 < np.mean(layer(inputs, training=True).numpy() == 0) < 0.7
+    np.testing.assert_array_equal(layer(inputs, training=False), inputs)
+    with dropping_out_by(row_keys(SEED, 2)):
+        np.testing.assert_array_equal(layer(inputs, training=False), inputs)
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "deberta-v2 as v3"])
+def test_every_architecture_drops_by_the_keys_alone(name):
+    model = tiny_model(name, **dict.fromkeys(ARCHITECTURES[name.removesuffix(" as v3")].dropouts, 0.3))
+    key_dropout(model)
+    inputs, _ = padded_batch(model)
+
+    def logits(rows, seed=SEED):
+        with dropping_out_by(row_keys(seed, 3)[rows], key_of(seed)):
+            return model({feature: values[rows] for feature, values in inputs.items()}, training=True).logits.numpy()
+
+    whole = logits(slice(3))
+    np.testing.assert_array_equal(logits(slice(3)), whole)
+    np.testing.assert_allclose(np.concatenate([logits(slice(1)), logits(slice(1, 3))]), whole, atol=1e-5)
+    assert not np.allclose(logits(slice(3), seed=(5, 6)), whole, atol=1e-2)
+
+
+def test_what_all_rows_share_drops_by_the_shared_key():
+    layer = tf_keras.layers.Dropout(0.5, name=SHARED_LAYER)
+    key_dropout(tf_keras.Sequential([layer]))
+    shared = tf.ones((6, 10))
+
+    def dropped(seed, num_rows):
+        with dropping_out_by(row_keys((7, num_rows), num_rows), key_of(seed)):
+            return layer(shared, training=True).numpy()
+
+    np.testing.assert_array_equal(dropped(SEED, 2), dropped(SEED, 4))
+    assert not np.array_equal(dropped(SEED, 2), dropped((5, 6), 2))

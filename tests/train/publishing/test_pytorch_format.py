@@ -53,7 +53,7 @@ def changed_copy(export: Path, folder: Path, weights: dict[str, np.ndarray]) -> 
     return str(folder)
 
 
-# `test_vocabulary_padding` has one of each architecture.
+# `tests/train/model/test_build.py` has one of each architecture.
 @pytest.mark.parametrize("name", ["roberta", *(name for name in CONFIGS if name not in ARCHITECTURES)])
 def test_an_export_loads_again_with_the_same_logits(name: str, tmp_path: Path) -> None:
     model = tiny_model(name)

@@ -1,5 +1,9 @@
+"""The network as it is built: sinusoidal positions, a padded vocabulary, activations that are recomputed."""
+
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,14 +24,63 @@ from tests.fixtures.tiny_models import (
 )
 from tests.fixtures.tiny_steps import compiled_model
 from train.config.learning import ModelConfig
-from train.model.architectures import ARCHITECTURES, vocabulary_axis
-from train.model.build import build_network, clear_padding
+from train.layers.random_bits import dropping_out_by, key_dropout, key_of, row_keys
+from train.model.architectures import ARCHITECTURES, learns_positions, vocabulary_axis
+from train.model.build import (
+    build_network,
+    clear_padding,
+    enable_gradient_checkpointing,
+    encoder_layers,
+    sinusoids,
+    start_positions_as_sinusoids,
+)
 from train.model.config import padded_vocabulary_size
 from train.model.from_pretrained import load_model
 from train.publishing.pytorch_format import export_model
 from train.step.train_step import PretrainingModel
 from train.tasks.masked_lm import MaskedLanguageModeling, masked_lm_loss
 from train.tasks.masking import MaskingRule
+
+
+def position_table(model):
+    (table,) = (variable for variable in model.trainable_variables if "position_embeddings" in variable.name)
+    return table
+
+
+def test_values_are_pinned():
+    expected = [[0, 0, 1, 1], [np.sin(1), np.sin(0.01), np.cos(1), np.cos(0.01)]]
+    np.testing.assert_allclose(sinusoids(2, 4), expected, rtol=1e-6)
+    assert sinusoids(3, 5).shape == (3, 5)
+
+
+def test_the_inner_product_of_positions_depends_on_distance():
+    table = sinusoids(50, 64)
+    products = table @ table.T
+    for distance in (0, 1, 7):
+        diagonal = np.diag(products, distance)
+        np.testing.assert_allclose(diagonal, diagonal[0], rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["roberta", "bert", "electra"])
+def test_only_the_position_table_changes_and_keeps_its_size(name):
+    model, untouched = one_layer_model(name), one_layer_model(name)
+    start_positions_as_sinusoids(model)
+    table, before = position_table(model).numpy(), position_table(untouched).numpy()
+    direction = sinusoids(*table.shape)
+    scale = table[3, 0] / direction[3, 0]
+    np.testing.assert_allclose(table, direction * scale, rtol=1e-4, atol=1e-6)
+    assert np.sqrt((table**2).mean()) == pytest.approx(np.sqrt((before**2).mean()), rel=0.1)
+    for variable, other in zip(model.trainable_variables, untouched.trainable_variables, strict=True):
+        if "position_embeddings" not in variable.name:
+            np.testing.assert_array_equal(variable.numpy(), other.numpy())
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "deberta-v2 as v3"])
+def test_models_that_learn_positions_have_one_table_of_them(name):
+    model = one_layer_model(name)
+    tables = [variable for variable in model.trainable_variables if "position_embeddings" in variable.name]
+    assert len(tables) == learns_positions(model.config)
+
 
 PADDED = 256
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -137,3 +190,69 @@ def test_clearing_touches_the_padding_alone() -> None:
             kept, cleared = np.split(variable.numpy(), [150], axis)
             np.testing.assert_array_equal(kept, np.split(before.numpy(), [150], axis)[0])
             assert not cleared.any()
+
+
+NAMES = [*ARCHITECTURES, "deberta-v2 as v3", "albert with two groups"]
+
+
+def dropping_model(name: str, rate: float, **changes: Any) -> Any:
+    model = tiny_model(name, **dict.fromkeys(ARCHITECTURES[name.split()[0]].dropouts, rate), **changes)
+    key_dropout(model)
+    return model
+
+
+def gradients(model: Any) -> list[tf.Tensor]:
+    inputs, _ = padded_batch(model)
+    with dropping_out_by(row_keys((5, 6), 3), key_of((5, 6))):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.nn.log_softmax(model(inputs, training=True).logits)[..., 7])
+        found = tape.gradient(loss, model.trainable_variables, unconnected_gradients="zero")
+    return [tf.convert_to_tensor(gradient) for gradient in found]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_stay_the_same_with_what_was_dropped(name: str) -> None:
+    model = dropping_model(name, 0.3)
+    expected = gradients(model)
+    num_calls = []
+    for layer in encoder_layers(model):
+        layer.call = counted(layer.call, num_calls)
+    enable_gradient_checkpointing(model)
+    for gradient, kept in zip(gradients(model), expected, strict=True):
+        np.testing.assert_allclose(gradient, kept, atol=1e-6)
+    # Once forward and once again: ALBERT's groups are used for several layers each.
+    assert len(num_calls) == 2 * 2
+
+
+def counted(call: Any, calls: list[int]) -> Any:
+    def count(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return call(*args, **kwargs)
+
+    return count
+
+
+@pytest.mark.slow
+def test_xla_does_not_find_that_layers_are_computed_twice() -> None:
+    def compiled(model: Any) -> tuple[list[tf.Tensor], int]:
+        step = tf.function(tf.autograph.experimental.do_not_convert(lambda: gradients(model)), jit_compile=True)
+        program = step.experimental_get_compiler_ir()(stage="optimized_hlo")
+        return step(), len(re.findall(r" dot\(| custom-call\(", program))
+
+    model = dropping_model("roberta", 0.3, num_hidden_layers=1)
+    expected, num_products = compiled(model)
+    enable_gradient_checkpointing(model)
+    found, num_more_products = compiled(model)
+    for gradient, kept in zip(found, expected, strict=True):
+        np.testing.assert_allclose(gradient, kept, atol=1e-6)
+    # Of a layer's eight products the last is not needed again.
+    assert num_more_products >= num_products + 5
+
+
+def test_an_encoder_of_another_build_is_an_error() -> None:
+    model = tiny_model("roberta")
+    with pytest.raises(AttributeError):
+        encoder_layers(model.roberta)
+    model.roberta.encoder.layer = ()
+    with pytest.raises(ValueError, match="The layers of a roberta are not found"):
+        encoder_layers(model)
