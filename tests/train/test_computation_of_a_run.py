@@ -39,7 +39,7 @@ def cpu_as_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("train.loop.run.device_kind", lambda *_: "TPU v3-8")
     monkeypatch.setattr("train.loop.trainer.device_kind", lambda *_: "TPU v3-8")
     monkeypatch.setattr("train.runtime.preemption.read_metadata", lambda *_: None)
-    monkeypatch.setattr(computation, "compiles_with_xla", lambda *_: True)
+    monkeypatch.setattr("train.runtime.strategy.compiles_with_xla", lambda *_: True)
 
 
 def forbid_check(monkeypatch: pytest.MonkeyPatch) -> None:

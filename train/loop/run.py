@@ -21,7 +21,7 @@ from train.checkpoints.store import CheckpointRecord, newest_record
 from train.config.settings import HardwareConfig, RunSettings
 from train.data.inputs import Inputs
 from train.metrics.training_log import about
-from train.model.computation import planned_step_flops
+from train.model.computation import Computation, planned_step_flops
 from train.runtime.machines import Cluster, expected_num_replicas, local_accelerator_type
 from train.runtime.plan import PhaseToPlan, Plan, make_plans, phase_index, warn_of_other_batch
 from train.runtime.run_folder import RunFolder
@@ -30,8 +30,6 @@ from train.tasks.task import Task, task_record
 
 if TYPE_CHECKING:
     import tensorflow as tf
-
-    from train.model.computation import Computation
 
 # What a step of training reaches on one CPU with AVX2; of some twice that.
 CPU_FLOPS_PER_SECOND = 5e10
@@ -176,10 +174,8 @@ def cpu_seconds(flops: float) -> float:
     return flops / (CPU_FLOPS_PER_SECOND * num_cpus)
 
 
-def computation_so_far(run: Run, phase: Phase, strategy: "tf.distribute.Strategy") -> "Computation | None":
+def computation_so_far(run: Run, phase: Phase, strategy: "tf.distribute.Strategy") -> Computation | None:
     """Read how the steps of the phase were computed when it began on this hardware; None where it did not."""
-    from train.model.computation import Computation
-
     if (phase.index == 0 and run.starts_over) or not run.folder.has_run():
         return None
     record = run.folder.read_record()
@@ -195,7 +191,7 @@ def describe_run(
     phase: Phase,
     plan: Plan,
     strategy: "tf.distribute.Strategy",
-    computation: "Computation",
+    computation: Computation,
     num_parameters: int,
 ) -> dict[str, Any]:
     """Collect the content of `run.json` in a phase: settings, fingerprint, and how and of what the run is made."""
@@ -254,7 +250,6 @@ def print_plan(run: Run) -> None:
     import tensorflow as tf
 
     from train.model.build import build_network
-    from train.model.computation import Computation
     from train.publishing.model_card import check_card
     from train.runtime.strategy import local_devices
 

@@ -19,7 +19,6 @@ from train.config.settings import RunSettings
 from train.model.architectures import architecture_of
 from train.runtime.machines import chip_of, local_accelerator_type
 from train.runtime.plan import Plan
-from train.runtime.strategy import compiles_with_xla
 
 
 @dataclass(frozen=True)
@@ -231,6 +230,8 @@ def choose_computation(
         num_predictions: prediction slots of a micro-batch; 0 where the head is not a masked LM's.
         recorded: how the run was computed so far on this hardware; holds where a flag leaves it open.
     """
+    from train.runtime.strategy import compiles_with_xla  # TensorFlow, not for bad input
+
     jit_compile = compiles_with_xla(config.hardware)
     if jit_compile is None and recorded is not None:
         jit_compile = recorded.jit_compile
