@@ -5,15 +5,16 @@ written last and deleted first. Without a record there is no checkpoint.
 """
 
 import dataclasses
+import io
 import json
 import math
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import google_crc32c
 import numpy as np
@@ -177,7 +178,7 @@ class CheckpointStore:
             raise DamagedCheckpointError("its data file is missing") from error
         if len(data) != record.num_bytes:
             raise DamagedCheckpointError(f"its data file has {len(data)} bytes, and had {record.num_bytes}")
-        if _checksum(data[at : at + BLOCK_BYTES] for at in range(0, len(data), BLOCK_BYTES)) != record.crc32c:
+        if _checksum(io.BytesIO(data)) != record.crc32c:
             raise DamagedCheckpointError("its data file was changed since it was written")
         try:
             return load(data)
@@ -186,10 +187,11 @@ class CheckpointStore:
 
     def write(self, record: CheckpointRecord, arrays: Arrays) -> CheckpointRecord:
         """Write a checkpoint, replacing one of the same step; return its record with size and checksum."""
-        self._delete([(record.step, RECORD_SUFFIX)])
+        self.folder.delete_files([_name(record.step, RECORD_SUFFIX)])
         with self.folder.replacing(_name(record.step, DATA_SUFFIX)) as partial:
             write_safetensors(partial, arrays)
-            written = dataclasses.replace(record, num_bytes=partial.stat().st_size, crc32c=_checksum(_blocks(partial)))
+            with partial.open("rb") as file:
+                written = dataclasses.replace(record, num_bytes=partial.stat().st_size, crc32c=_checksum(file))
         self.folder.write_text(_name(record.step, RECORD_SUFFIX), written.to_json())
         return written
 
@@ -200,14 +202,11 @@ class CheckpointStore:
         """
         files = [file for file in self._names() if is_obsolete(file[0])]
         for file in sorted(files, key=lambda file: file[1] != RECORD_SUFFIX):
-            self._delete([file])
+            self.folder.delete_files([_name(*file)])
 
     def _names(self) -> list[tuple[int, str]]:
         matches = map(_NAME.fullmatch, self.folder.list_files())
         return [(int(match[1]), match[2]) for match in matches if match]
-
-    def _delete(self, files: Iterable[tuple[int, str]]) -> None:
-        self.folder.delete_files([_name(*file) for file in files])
 
 
 def newest_record(folder: RunFolder) -> CheckpointRecord | None:
@@ -237,15 +236,9 @@ def _name(step: int, suffix: str) -> str:
     return f"step-{step:08d}{suffix}"
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            yield block
-
-
-def _checksum(blocks: Iterable[bytes]) -> str:
-    """Checksum the blocks together (CRC32C), eight hexadecimal digits."""
+def _checksum(file: BinaryIO) -> str:
+    """Checksum what is left of a file (CRC32C), eight hexadecimal digits."""
     checksum = google_crc32c.Checksum()
-    for block in blocks:
+    while block := file.read(BLOCK_BYTES):
         checksum.update(block)
     return checksum.hexdigest().decode()

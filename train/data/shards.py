@@ -189,11 +189,7 @@ def _check_agreement(shards: ShardSet, tokenizer: PreTrainedTokenizerFast, max_l
 
 
 def check_nothing_is_shared(train_shards: ShardSet, eval_shards: ShardSet) -> None:
-    """Check that no rows to evaluate on are of text that is trained on; warn where that is unknown and may well be.
-
-    Raises:
-        InputError: the shards, or the corpora in their manifests, share text.
-    """
+    """Check that no rows to evaluate on are of text that is trained on; warn where that is unknown and may well be."""
     folders = f"{eval_shards.folder} and {train_shards.folder}"
     parts = [Part(one.manifest.corpus, one.manifest.split) for one in (train_shards, eval_shards) if one.manifest]
     shared = _describe_shared_shards(train_shards, eval_shards)

@@ -38,11 +38,7 @@ class Job(ABC, Generic[Settings]):
 
     @abstractmethod
     def open_run(self, config: Settings, cluster: Cluster) -> Run:
-        """Open the inputs of a run and resolve its task and model, before TensorFlow starts.
-
-        Raises:
-            InputError: whatever is wrong with them.
-        """
+        """Open the inputs of a run and resolve its task and model, before TensorFlow starts."""
 
     def check(self, run: Run) -> None:
         """Check what this command alone asks for."""
@@ -59,11 +55,7 @@ class Pretraining(Job[TrainingConfig]):
     """The job of `run_mlm.py`."""
 
     def open_run(self, config: TrainingConfig, cluster: Cluster) -> Run:
-        """Open the shards and resolve the model, phase by phase.
-
-        Raises:
-            InputError: whatever is wrong with phases, shards, tokenizer or model.
-        """
+        """Open the shards and resolve the model, phase by phase."""
         settings = phases_of(config)
         inputs = []
         for one in settings:
@@ -145,11 +137,7 @@ def prepare(config: Settings, job: Job[Settings]) -> Run:
 
 
 def check_output_folder(run: Run) -> None:
-    """Check that the output folder is one that the run may start in, resume from or replace.
-
-    Raises:
-        InputError: it is not.
-    """
+    """Check that the output folder is one that the run may start in, resume from or replace."""
     resume = run.config.run.resume
     if run.folder.was_started_by_current_supervisor() or not run.cluster.is_chief:
         resume = "auto"  # the first process of the supervisor, or the chief, may have begun the run a moment ago
@@ -186,11 +174,7 @@ def check_can_push(config: HubConfig) -> None:
 
 @contextmanager
 def locked_run_folder(run: Run) -> Iterator[None]:
-    """Lock the output folder within it, with a run fetched from the Hub if asked for; the chief does so for all.
-
-    Raises:
-        InputError: it belongs to another run that is alive, or contains something else than it may.
-    """
+    """Lock the output folder within it, with a run fetched from the Hub if asked for; the chief does so for all."""
     with run.folder.locked() if run.cluster.is_chief else nullcontext():
         if run.config.hub.resume_from_hub:
             from train.publishing.hub_checkpoints import resume_from_hub

@@ -123,11 +123,7 @@ class Run:
         return self.config.run.overwrite_output_dir and not self.folder.was_started_by_current_supervisor()
 
     def plans(self, num_replicas: int) -> tuple[Plan, ...]:
-        """Plan all phases on that number of replicas.
-
-        Raises:
-            InputError: a batch larger than the data set, or a warmup longer than the run.
-        """
+        """Plan all phases on that number of replicas."""
         earlier = zip(self.phases, (None, *self.phases), strict=False)
         return make_plans(tuple(phase.to_plan(before) for phase, before in earlier), num_replicas)
 
@@ -146,11 +142,7 @@ class Run:
         return index < len(self.phases) and record.fingerprint_sha256 == self.fingerprint_sha256(index)
 
     def newest_phase(self) -> int:
-        """Return the index of the phase in which the newest checkpoint was saved; 0 without one.
-
-        Raises:
-            InputError: the run has fewer phases.
-        """
+        """Return the index of the phase in which the newest checkpoint was saved; 0 without one."""
         record = None if self.starts_over else newest_record(self.folder)
         index = phase_index(record.plan) if record else 0
         if index >= len(self.phases):

@@ -78,11 +78,7 @@ class Trainer:
             wait_for_workers(self.model.distribute_strategy, self.run.cluster)
 
     def load_initial_weights(self) -> None:
-        """Load the weights of `--init-from`, if it is given and there is no checkpoint to resume from.
-
-        Raises:
-            InputError: they are not there, or do not fit.
-        """
+        """Load the weights of `--init-from`, if it is given and there is no checkpoint to resume from."""
         phase, init_from = self.phase, self.phase.config.model.init_from
         if init_from is not None and (self.starts_over or not self.run.folder.has_checkpoint()):
             num_ids = vocabulary_size(phase.inputs.tokenizer)

@@ -155,11 +155,7 @@ class RunCurves:
 
 
 def read_runs(folders: Sequence[str]) -> list[RunCurves]:
-    """Read the runs in these output folders, each named by what tells its folder from the others.
-
-    Raises:
-        InputError: there is no run with a line of metrics in one of them.
-    """
+    """Read the runs in these output folders, each named by what tells its folder from the others."""
     runs = [RunFolder(folder) for folder in folders]
     for folder in runs:
         if not folder.files.exists(METRICS_NAME) or not folder.files.read_text(METRICS_NAME).strip():

@@ -285,11 +285,7 @@ class TrainingLog:
         )
 
     def _check_rise(self, step: int, loss: float) -> None:
-        """Check that the loss of an interval is not far above those of the last ones.
-
-        Raises:
-            TrainingDivergedError: it is.
-        """
+        """Check that the loss of an interval is not far above those of the last ones."""
         first_step = self._plan.first_step  # rows and masks of another phase have another loss
         lines = (line for line in self._log.lines if line["split"] == TRAIN and line["step"] > first_step)
         losses = [line["loss"] for line in lines][-NUM_LOSSES_BEFORE:]

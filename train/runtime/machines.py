@@ -60,11 +60,7 @@ class Cluster:
 
 
 def read_cluster() -> Cluster:
-    """Read the cluster of TF_CONFIG: one worker where the variable is not set.
-
-    Raises:
-        InputError: the variable is not the JSON that TensorFlow expects, or its task is not in its cluster.
-    """
+    """Read the cluster of TF_CONFIG: one worker where the variable is not set."""
     text = os.environ.get(CLUSTER_VARIABLE, "").strip()
     try:
         settings = json.loads(text or "{}")
@@ -164,11 +160,7 @@ def tpu_devices(devices: Path = Path("/dev")) -> list[Path]:
 
 
 def check_tpu_devices(config: HardwareConfig) -> None:
-    """Check that a machine that is asked to use its own TPU has one.
-
-    Raises:
-        InputError: `--tpu-name local` on a machine without TPU devices.
-    """
+    """Check that a machine that is asked to use its own TPU has one."""
     if config.wants_tpu and config.tpu_name == "local" and not tpu_devices():
         raise InputError(
             "--tpu-name local needs a machine with a TPU; this one has no /dev/accel* and no /dev/vfio/*. Check that "

@@ -182,9 +182,6 @@ def exported_model(path: str, flag: str = "--model") -> str:
     Args:
         path: folder of a run or of a model, local or `gs://`, or a Hub id.
         flag: for errors.
-
-    Raises:
-        InputError: the run has no export yet.
     """
     folder = RunFolder(path)
     if not folder.has_run():

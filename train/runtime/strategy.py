@@ -184,9 +184,6 @@ def check_run_agreement(
     """Check that all workers are of the same run; waits for them.
 
     The fingerprint stands in for the contents of the paths, which may differ.
-
-    Raises:
-        InputError: workers were given other flags or shards than the chief.
     """
     of_phases = [config.without(PER_WORKER) for config in phases]
     values = {name: [settings[name] for settings in of_phases] for name in of_phases[0]}
