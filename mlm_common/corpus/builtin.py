@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib.metadata import distributions
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -61,17 +62,13 @@ def read_builtin_corpus() -> tuple[str, ...]:
     return documents
 
 
-def read_folders(folders: Iterable[str]) -> tuple[str, ...]:
-    """Extract the documents in the modules under the folders, as `read_builtin_corpus` does for an installation."""
-    return read_files(list(python_files(folders)))
-
-
 def read_files(files: Sequence[str]) -> tuple[str, ...]:
     """Extract the documents in Python files, behind a progress bar."""
     unique = set(_without_repeated_paragraphs(_extract_all(files)))
     # Ordered by hash: a head of it is a fair sample of all packages.
     ordered = sorted(unique, key=lambda text: hashlib.blake2b(text.encode(), digest_size=16).digest())
-    return tuple(_head(ordered, MAX_BYTES))
+    ends_bytes = accumulate(len(text.encode()) for text in ordered)
+    return tuple(text for text, end_bytes in zip(ordered, ends_bytes, strict=True) if end_bytes <= MAX_BYTES)
 
 
 def _key(files: Sequence[str]) -> str:
@@ -132,33 +129,30 @@ def _docstrings(tree: ast.Module) -> Iterator[str]:
 
 
 def _prose(docstring: str) -> str:
+    """Return the paragraphs of prose, without examples, tables, formulas and code."""
+
+    def is_prose(paragraph: str) -> bool:
+        characters = "".join(paragraph.split())
+        return ">>>" not in paragraph and sum(map(str.isalpha, characters)) >= MIN_LETTER_FRACTION * len(characters)
+
     text = docstring.encode("utf-8", "ignore").decode()  # drops lone surrogates, which no file could hold
-    return "\n\n".join(paragraph for paragraph in text.split("\n\n") if _is_prose(paragraph)).strip()
-
-
-def _is_prose(paragraph: str) -> bool:
-    characters = "".join(paragraph.split())
-    return ">>>" not in paragraph and sum(map(str.isalpha, characters)) >= MIN_LETTER_FRACTION * len(characters)
+    return "\n\n".join(filter(is_prose, text.split("\n\n"))).strip()
 
 
 def _without_repeated_paragraphs(documents: Iterable[str]) -> Iterator[str]:
     """Yield the documents less the paragraphs seen before: packages document one argument hundreds of times."""
     seen: set[bytes] = set()
     for document in documents:
-        paragraphs = [paragraph for paragraph in document.split("\n\n") if _is_new(paragraph, seen)]
-        text = "\n\n".join(paragraphs).strip()
+        new = []
+        for paragraph in document.split("\n\n"):
+            words = " ".join(paragraph.split())
+            digest = hashlib.blake2b(words.encode(), digest_size=16).digest()
+            if len(words) < MIN_UNIQUE_CHARACTERS or digest not in seen:
+                new.append(paragraph)
+            seen.add(digest)
+        text = "\n\n".join(new).strip()
         if len(text) >= MIN_DOCUMENT_CHARACTERS:
             yield text
-
-
-def _is_new(paragraph: str, seen: set[bytes]) -> bool:
-    words = " ".join(paragraph.split())
-    if len(words) < MIN_UNIQUE_CHARACTERS:
-        return True
-    digest = hashlib.blake2b(words.encode(), digest_size=16).digest()
-    is_new = digest not in seen
-    seen.add(digest)
-    return is_new
 
 
 def _extract_all(files: Sequence[str]) -> Iterator[str]:
@@ -181,15 +175,6 @@ def _extract_group(files: Sequence[str]) -> list[str]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _head(documents: Iterable[str], max_bytes: int) -> Iterator[str]:
-    num_bytes = 0
-    for text in documents:
-        num_bytes += len(text.encode())
-        if num_bytes > max_bytes:
-            return
-        yield text
 
 
 def _package_folders() -> list[str]:

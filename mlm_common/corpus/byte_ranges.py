@@ -136,19 +136,17 @@ def _draw_row_groups(
     files: Sequence[StoredFile], sample_by: str, text_column: str, num_bytes: int, seed: int
 ) -> list[ByteRange] | None:
     """Draw row groups, and blocks of files that are not Parquet, `num_bytes` of text but no fewer than 64 of them."""
-    units = [unit for file in files for unit in _sized_units(file, sample_by, text_column)]
+    units: list[tuple[ByteRange, int]] = []  # with their bytes of text
+    for file in files:
+        if _is_parquet(file):
+            # A file without rows has no sizes, but a range all the same.
+            units += zip(_row_groups(file), row_group_text_bytes(file, text_column), strict=False)
+        else:
+            units += [(block, block.num_bytes) for block in cut_file(file, sample_by, SAMPLE_BLOCK_BYTES)]
     order = random.Random(seed).sample(range(len(units)), len(units))
     sums = accumulate(units[index][1] for index in order)
     num_drawn = max(MIN_SAMPLE_BLOCKS, sum(1 for drawn_bytes in sums if drawn_bytes <= num_bytes))
     return None if num_drawn >= len(units) else [units[index][0] for index in sorted(order[:num_drawn])]
-
-
-def _sized_units(file: StoredFile, sample_by: str, text_column: str) -> list[tuple[ByteRange, int]]:
-    """List what can be drawn of a file, with its bytes of text."""
-    if _is_parquet(file):
-        sizes_bytes = row_group_text_bytes(file, text_column)  # none where there is no row, but a range all the same
-        return list(zip(_row_groups(file), sizes_bytes, strict=False))
-    return [(block, block.num_bytes) for block in cut_file(file, sample_by, SAMPLE_BLOCK_BYTES)]
 
 
 def cut_passages(documents: Iterable[str]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from mlm_common.cli.settings import PUBLIC, Bounded, flag
 from mlm_common.errors import InputError
@@ -97,10 +97,6 @@ class CorpusConfig(Bounded):
             )
         if self.dataset_name in (None, BUILTIN) and (self.dataset_config or self.dataset_revision):
             raise InputError("--dataset-config and --dataset-revision need a Hub data set in --dataset-name.")
-        if self.sample_by not in (None, *get_args(SampleBy)):
-            raise InputError(f"--sample-by is one of {', '.join(get_args(SampleBy))}; got {self.sample_by!r}.")
-        if self.on_bad_row not in get_args(OnBadRow):
-            raise InputError(f"--on-bad-row is one of {', '.join(get_args(OnBadRow))}; got {self.on_bad_row!r}.")
         flags = {"--split": self.split} | {f"--{split}-split": self.hub_split_of(split) for split in HELD_OUT_SPLITS}
         for flag_name, name in flags.items():
             if name is not None and not re.fullmatch(r"\w+([.-]\w+)*", name):

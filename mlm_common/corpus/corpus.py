@@ -1,6 +1,7 @@
 """The corpus, read the same way by every stage: a Hub data set, files, or the built-in text, in one to three splits."""
 
 import dataclasses
+import functools
 import hashlib
 import logging
 import re
@@ -47,7 +48,6 @@ MIN_WIDTH, MAX_WIDTH = 40, 100
 # The fraction of the lines to which the first word of the next line could not have been added.
 MIN_FULL_FRACTION = 0.7
 MAX_WORD_CHARACTERS = 15
-SHORT_LINE_BYTES = 80  # most sentences are longer
 
 
 @dataclass(frozen=True)
@@ -181,11 +181,32 @@ class Dataset:
         Raises:
             InputError: there is none, or it cannot be fetched at that commit.
         """
-        self._config = config
-        self._name = str(config.dataset_name)
+        from datasets import load_dataset_builder
+        from huggingface_hub import HfApi, constants
+
+        self._config, self._name = config, str(config.dataset_name)
         check_folder_or_hub(self._name, "--dataset-name")
         self.is_local = Path(self._name).is_dir()
-        self._builder = self._load_builder()
+        self.commit, revision = None, config.dataset_revision
+        try:
+            if revision and COMMIT.fullmatch(revision) and not self.is_local:
+                self.commit = revision
+            elif not self.is_local and not constants.HF_HUB_OFFLINE:
+                look_up = functools.partial(HfApi().dataset_info, self._name, revision=revision, timeout=100)
+                self.commit = str(repeat(look_up, RETRY_DELAYS_SECONDS).sha)
+            self._builder: DatasetBuilder = load_dataset_builder(
+                self._name, config.dataset_config, revision=self.commit or revision
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise self._cannot_be_loaded(error) from error
+        if not self.is_local:
+            # If the Hub does not answer, `datasets` takes whatever state of the data set is in its cache.
+            wanted, self.commit = self.commit or revision, str(self._builder.hash)
+            if not COMMIT.fullmatch(self.commit) or wanted not in (None, self.commit):
+                raise InputError(
+                    f"{self._name} must be read at --dataset-revision {wanted}; the Hub does not answer, and what was "
+                    f"fetched before is {self.commit}. Pass that, or run the command again when the Hub answers."
+                )
 
     def rows(self, split: str, flag: str) -> Any:
         """Open a split, a `datasets.Dataset` or `IterableDataset`; an InputError names `flag`."""
@@ -205,41 +226,12 @@ class Dataset:
         found = [StoredFile(path, Path(path).stat().st_size) for path in paths if Path(path).is_file()]
         return with_checksums(found)
 
-    def _load_builder(self) -> "DatasetBuilder":
-        from datasets import load_dataset_builder
-        from huggingface_hub import constants
-
-        revision = self._config.dataset_revision
-        try:
-            self.commit = None if self.is_local or constants.HF_HUB_OFFLINE else _resolve(self._name, revision)
-            builder = load_dataset_builder(self._name, self._config.dataset_config, revision=self.commit or revision)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise self._cannot_be_loaded(error) from error
-        if not self.is_local:
-            # If the Hub does not answer, `datasets` takes whatever state of the data set is in its cache.
-            wanted, self.commit = self.commit or revision, str(builder.hash)
-            if not COMMIT.fullmatch(self.commit) or wanted not in (None, self.commit):
-                raise InputError(
-                    f"{self._name} must be read at --dataset-revision {wanted}; the Hub does not answer, and what was "
-                    f"fetched before is {self.commit}. Pass that, or run the command again when the Hub answers."
-                )
-        return builder
-
     def _cannot_be_loaded(self, error: Exception, more: str = "") -> InputError | HubAwayError:
         return hub_error(
             f"--dataset-name {self._name} (--dataset-config {self._config.dataset_config}, --dataset-revision "
             f"{self._config.dataset_revision}{more}) cannot be loaded: {' '.join(str(error).split())}",
             error,
         )
-
-
-def _resolve(name: str, revision: str | None) -> str:
-    """Look up the commit that a branch or tag of a data set is at."""
-    from huggingface_hub import HfApi
-
-    if revision and COMMIT.fullmatch(revision):
-        return revision
-    return str(repeat(lambda: HfApi().dataset_info(name, revision=revision, timeout=100), RETRY_DELAYS_SECONDS).sha)
 
 
 def open_corpus(config: CorpusConfig) -> Corpus:
@@ -254,11 +246,14 @@ def open_corpus(config: CorpusConfig) -> Corpus:
     if config.trust_remote_code:
         logger.warning("--trust-remote-code has no effect: `datasets` does not run code from data sets any more.")
     is_sample_by_chosen = config.sample_by is not None
-    config = dataclasses.replace(_with_absolute_paths(config), sample_by=config.txt_unit)
+    # Absolute paths name the same files wherever the record is read.
+    patterns: dict[str, Any] = {key: [absolute_pattern(one) for one in getattr(config, key)] for key in FILES_KEYS}
+    config = dataclasses.replace(config, sample_by=config.txt_unit, **patterns)
     dataset = None
     if config.dataset_name not in (None, BUILTIN):
         dataset = Dataset(config)
-        config = dataclasses.replace(config, dataset_revision=dataset.commit)
+        name = str(Path(str(config.dataset_name)).absolute()) if dataset.is_local else config.dataset_name
+        config = dataclasses.replace(config, dataset_name=name, dataset_revision=dataset.commit)
     record: dict[str, Any] = {"settings": dataclasses.asdict(config)}
     sources = {
         split: _open_source(config, split, dataset, record)
@@ -268,17 +263,14 @@ def open_corpus(config: CorpusConfig) -> Corpus:
     corpus = Corpus(config, record, sources)
     if not is_sample_by_chosen:
         check_lines(file for source in sources.values() for file in source.files)
-    _check_splits_are_apart(corpus)
+    for names in combinations(corpus.split_names, 2):
+        parts = [Part(record, name) for name in names]
+        splits = " and ".join(f"`{name}`" for name in names)
+        if shared := describe_shared_text(*parts):
+            raise InputError(f"The splits {splits} must not share text; {shared}. Name each file for one split only.")
+        if reason := describe_possibly_shared_text(*parts):
+            logger.warning("The splits %s may share text, since %s.", splits, reason)
     return corpus
-
-
-def _with_absolute_paths(config: CorpusConfig) -> CorpusConfig:
-    """Make the paths absolute, so that they name the same files wherever the record is read."""
-    patterns = {key: [absolute_pattern(pattern) for pattern in getattr(config, key)] for key in FILES_KEYS}
-    name = config.dataset_name
-    if name not in (None, BUILTIN) and Path(str(name)).is_dir():
-        name = str(Path(str(name)).absolute())
-    return dataclasses.replace(config, dataset_name=name, **patterns)  # type: ignore[arg-type]
 
 
 def _open_source(config: CorpusConfig, split: str, dataset: Dataset | None, record: dict[str, Any]) -> Source:
@@ -322,17 +314,6 @@ def _open_files(config: CorpusConfig, key: str, record: dict[str, Any]) -> Sourc
     return Source(read, files)
 
 
-def _check_splits_are_apart(corpus: Corpus) -> None:
-    """Raise InputError if two splits share text; warn if they may."""
-    for names in combinations(corpus.split_names, 2):
-        parts = [Part(corpus.record, name) for name in names]
-        splits = " and ".join(f"`{name}`" for name in names)
-        if shared := describe_shared_text(*parts):
-            raise InputError(f"The splits {splits} must not share text; {shared}. Name each file for one split only.")
-        if reason := describe_possibly_shared_text(*parts):
-            logger.warning("The splits %s may share text, since %s.", splits, reason)
-
-
 def _check_not_blank(read: Callable[[BadRows], Iterable[str]], source: str) -> None:
     bad_rows = BadRows()
     if not any(text.strip() for text in read(bad_rows)):
@@ -343,23 +324,14 @@ def _check_not_blank(read: Callable[[BadRows], Iterable[str]], source: str) -> N
 def _documents_of_split(
     config: CorpusConfig, split_name: str, documents: Iterable[str], limit: int | None = None
 ) -> Iterator[str]:
-    """Pick the documents that belong to a split, all of them if it is not drawn.
+    """Pick the documents of the main files, or of the split's own, that belong to a split: all if it is not drawn.
 
-    Args:
-        config: the settings of the draw.
-        split_name: `config.split`, `validation` or `test`.
-        documents: of the main split before the draw, or of the split's files.
-        limit: stop after this many documents of `config.split`.
+    With a limit it stops after this many documents of `config.split`.
     """
     is_drawn = split_name == config.split or config.percent_of(split_name) > 0
-    if not is_drawn:
-        return iter(documents)
-    if not any(map(config.percent_of, HELD_OUT_SPLITS)):
-        return islice(documents, limit)
-    return _drawn(config, split_name, documents, limit)
-
-
-def _drawn(config: CorpusConfig, split_name: str, documents: Iterable[str], limit: int | None) -> Iterator[str]:
+    if not is_drawn or not any(map(config.percent_of, HELD_OUT_SPLITS)):
+        yield from islice(documents, limit)
+        return
     num_main_documents = 0
     for text in documents:
         drawn = draw_split(config, text)
@@ -391,33 +363,20 @@ def _fraction_of_split(config: CorpusConfig, split_name: str) -> float:
 
 
 def check_lines(files: Iterable[StoredFile]) -> None:
-    """Check that the lines of the first .txt files may be documents; warn if they are short.
+    """Check that the lines of the first .txt files may be documents.
 
     Raises:
         InputError: they are lines of wrapped paragraphs, as in books.
     """
-    texts = [file for file in files if file.name.removesuffix(".gz").endswith(".txt")][:NUM_FILES_CHECKED]
-    lines_of = {
-        file.name: list(islice(read_byte_range(ByteRange(file), "", "line", "skip"), NUM_LINES_CHECKED))
-        for file in texts
-    }
-    advice = "--sample-by paragraph (blank lines separate documents) or --sample-by document (one per file)"
-    for name, lines in lines_of.items():
-        if are_wrapped(lines):
+    texts = [file for file in files if file.name.removesuffix(".gz").endswith(".txt")]
+    for file in texts[:NUM_FILES_CHECKED]:
+        if are_wrapped(list(islice(read_byte_range(ByteRange(file), "", "line", "skip"), NUM_LINES_CHECKED))):
             raise InputError(
-                f"The lines of {name} are those of wrapped paragraphs, and by default each line of a .txt file is a "
-                f"document: the model would see one line at a time. Pass {advice}. If each line really is a document, "
-                "pass --sample-by line."
+                f"The lines of {file.name} are those of wrapped paragraphs, and by default each line of a .txt file is "
+                "a document: the model would see one line at a time. Pass --sample-by paragraph (blank lines separate "
+                "documents) or --sample-by document (one per file). If each line really is a document, pass "
+                "--sample-by line."
             )
-    sizes_bytes = [len(line.encode()) for line in chain.from_iterable(lines_of.values()) if line.strip()]
-    if sizes_bytes and sum(sizes_bytes) / len(sizes_bytes) < SHORT_LINE_BYTES:
-        logger.warning(
-            "The lines of %s have %.0f bytes on average, and each is a document. If they are parts of longer texts, "
-            "pass %s.",
-            texts[0].name,
-            sum(sizes_bytes) / len(sizes_bytes),
-            advice,
-        )
 
 
 def are_wrapped(lines: Sequence[str]) -> bool:

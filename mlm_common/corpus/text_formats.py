@@ -128,30 +128,25 @@ def csv_texts(file: TextIO, text_column: str, name: str, on_bad_row: BadRowHandl
 
 
 def json_texts(
-    file: TextIO, text_column: str, name: str, on_bad_row: BadRowHandler, check_column: Callable[[], None]
+    file: TextIO, text_column: str, name: str, on_bad_row: BadRowHandler, part: tuple[int, int | None] = (0, None)
 ) -> Iterator[str]:
     """Yield the text of each object, an empty one where it has none or null; a row that is a string is a text itself.
 
-    Args:
-        file: JSON Lines or, in a file named .json, also one list or object over any number of lines.
-        text_column: the key of the texts.
-        name: the file's.
-        on_bad_row: called for a line that is not JSON, a row that is not an object, a text that is not one.
-        check_column: called once, should a row come without the key before any with it; raises where it is missing.
+    The file is JSON Lines or, if it is named .json, also one list or object over any number of lines. `part` is the
+    first byte of the rows in the file, and that after them, None for the file's end.
 
     Raises:
-        InputError: a file of one list or object is not JSON.
+        InputError: a file of one list or object is not JSON, or the first rows of a file do not have the key.
     """
-    found = False
-    for number, row in json_rows(file, name, on_bad_row):
-        if isinstance(row, dict):
-            if not found:
-                found = True
-                if text_column not in row:
-                    check_column()
-            text = row.get(text_column)
-        else:
-            text = row
+    start, stop = part
+    is_found, names = start > 0, dict[str, None]()
+    for num_rows, (number, row) in enumerate(json_rows(file, name, on_bad_row), 1):
+        text = row.get(text_column) if isinstance(row, dict) else row
+        if not is_found:
+            is_found = not isinstance(row, dict) or text_column in row
+            names |= dict.fromkeys(row if isinstance(row, dict) else ())
+            if not is_found and num_rows == NUM_ROWS_CHECKED:
+                raise _no_column(names, text_column, name)
         if text is None and isinstance(row, dict):
             yield ""
         elif not isinstance(text, str):
@@ -159,6 +154,8 @@ def json_texts(
             on_bad_row(number, rule, f"{type(text).__name__} {text!r:.50}")
         elif _is_unicode(text, number, on_bad_row):
             yield text
+    if names and not is_found and stop is None:
+        raise _no_column(names, text_column, name)
 
 
 def json_rows(file: TextIO, name: str, on_bad_row: BadRowHandler) -> Iterator[tuple[int, Any]]:
@@ -197,17 +194,6 @@ def _one_json_value(content: str, first_line: int, name: str) -> Any:
             f"{name} must hold one JSON object per line, or a list of them; line {first_line + error.lineno - 1}, "
             f"column {error.colno}: {error.msg}. Fix it, or leave it out of --data-files."
         ) from error
-
-
-def check_json_column(file: TextIO, text_column: str, name: str) -> None:
-    """Raise InputError where none of the first rows of a JSON file has the column."""
-    names: dict[str, None] = {}
-    for _, row in itertools.islice(json_rows(file, name, lambda *_: None), NUM_ROWS_CHECKED):
-        if not isinstance(row, dict) or text_column in row:
-            return
-        names |= dict.fromkeys(row)
-    if names:
-        raise _no_column(names, text_column, name)
 
 
 def parquet_texts(
@@ -305,30 +291,17 @@ def _arrow_texts(
 ) -> Iterator[str]:
     num_rows = num_rows_before
     for column in columns:
-        for number, value in enumerate(_arrow_values(column), num_rows + 1):
-            if isinstance(value, UnicodeDecodeError):
-                on_bad_row(number, "UTF-8 text", f"the byte 0x{value.object[value.start]:02x} is not UTF-8")
-            elif isinstance(value, str | None):
-                yield value or ""
-            else:
+        for number, scalar in enumerate(column, num_rows + 1):
+            try:
+                value = scalar.as_py()
+            except UnicodeDecodeError as error:
+                on_bad_row(number, "UTF-8 text", f"the byte 0x{error.object[error.start]:02x} is not UTF-8")
+                continue
+            if not isinstance(value, str | None):
                 found = f"{text_column!r} of {source} has {type(value).__name__} {value!r:.50}"
                 raise InputError(f"--text-column must hold text; {found}.")
+            yield value or ""
         num_rows += len(column)
-
-
-def _arrow_values(column: Any) -> Iterable[Any]:
-    """Return the values of a column as Python objects, with an error instead of a text that is not UTF-8."""
-    try:
-        return list(column.to_pylist())
-    except UnicodeDecodeError:
-        return map(_arrow_value, column)
-
-
-def _arrow_value(scalar: Any) -> Any:
-    try:
-        return scalar.as_py()
-    except UnicodeDecodeError as error:
-        return error
 
 
 def _is_unicode(text: str, number: int, on_bad_row: BadRowHandler) -> bool:
@@ -340,9 +313,11 @@ def _is_unicode(text: str, number: int, on_bad_row: BadRowHandler) -> bool:
     except UnicodeEncodeError as error:
         surrogate = ord(text[error.start])
         byte = surrogate - FIRST_SURROGATE_OF_BYTES + 0x80
-        is_byte = 0x80 <= byte <= 0xFF
-        problem = f"the byte 0x{byte:02x} is not UTF-8" if is_byte else f"U+{surrogate:04X} is half of a surrogate pair"
-        on_bad_row(number, "valid Unicode", problem)
+        if 0x80 <= byte <= 0xFF:
+            rule = "UTF-8 text (for another encoding: `iconv -f ISO-8859-1 -t UTF-8`)"
+            on_bad_row(number, rule, f"the byte 0x{byte:02x} is not UTF-8")
+        else:
+            on_bad_row(number, "valid Unicode", f"U+{surrogate:04X} is half of a surrogate pair")
         return False
     return True
 

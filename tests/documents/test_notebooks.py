@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from nbclient import NotebookClient
 
-from mlm_common.corpus.builtin import read_folders
+from mlm_common.corpus.builtin import python_files, read_files
 from notebooks.execute import EXECUTED, cells_sha256, without_outputs
 from tests.fixtures.commands import parse
 from tests.fixtures.notebooks import COMPARISON, FINETUNING, NOTEBOOKS, WALKTHROUGH, code_cells
@@ -157,7 +157,7 @@ def test_the_walkthrough(
 
     Of the built-in corpus one package, since each of three cells would read it all.
     """
-    documents = read_folders([str(Path(np.__file__).parent)])
+    documents = read_files(list(python_files([str(Path(np.__file__).parent)])))
     (tmp_path / "docs.jsonl").write_text(
         "".join(json.dumps({"text": text}) + "\n" for text in documents), encoding="utf-8"
     )

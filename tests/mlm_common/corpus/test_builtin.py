@@ -1,8 +1,6 @@
 import asyncio
 import hashlib
 import multiprocessing
-import os
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
@@ -17,15 +15,14 @@ from mlm_common.corpus.builtin import (
     extract_documents,
     keep,
     python_files,
-    read_folders,
+    read_files,
     read_kept,
 )
-from mlm_common.corpus.identity import cache_folder
 
 PROSE = "Return the words of the sentence in the order in which they were read, and nothing else besides them, {}."
 ESCAPE = PROSE.format(r"inner function \d")
 SURROGATE = PROSE.format(r"lone \ud800 surrogate")
-ASYNCIO_FOLDER = str(Path(asyncio.__file__).parent)
+ASYNCIO_FILES = list(python_files([str(Path(asyncio.__file__).parent)]))
 
 MODULE = f'''
 """{PROSE.format("module")}
@@ -107,14 +104,14 @@ def test_repeated_documents_and_paragraphs_occur_once(tmp_path: Path) -> None:
     argument = "value: " + PROSE.format("argument")
     first = documented(PROSE.format("first") + "\n\n" + argument, PROSE.format("same"))
     second = documented(PROSE.format("second") + "\n\n" + argument, PROSE.format("same"))
-    documents = read_folders([write_package(tmp_path, {"a.py": first, "b.py": second})])
+    documents = read_files(list(python_files([write_package(tmp_path, {"a.py": first, "b.py": second})])))
     assert len(documents) == 3
     assert sum(argument in text for text in documents) == 1
     assert sum(PROSE.format("same") in text for text in documents) == 1
 
 
 def test_real_package_read_by_other_processes() -> None:
-    documents = read_folders([ASYNCIO_FOLDER])
+    documents = read_files(ASYNCIO_FILES)
     assert len(documents) > 150
     assert len(set(documents)) == len(documents)
     assert min(map(len, documents)) >= MIN_DOCUMENT_CHARACTERS
@@ -126,7 +123,7 @@ def test_real_package_read_by_other_processes() -> None:
 
 def test_daemon_reads_the_same() -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(read_folders, ([ASYNCIO_FOLDER],)) == read_folders([ASYNCIO_FOLDER])
+        assert pool.apply(read_files, (ASYNCIO_FILES,)) == read_files(ASYNCIO_FILES)
 
 
 def test_description_names_the_installation() -> None:
@@ -134,28 +131,6 @@ def test_description_names_the_installation() -> None:
     assert description["python"] == ".".join(map(str, sys.version_info[:3]))
     assert description["num_packages"] > 20
     assert description == describe_builtin_corpus()
-
-
-@pytest.mark.slow
-def test_the_standard_library_gives_the_same_text_twice() -> None:
-    """Whatever the order of its sets; the quick start's test compares how much two processes read of all packages."""
-    program = (
-        "import hashlib, sysconfig; from mlm_common.corpus.builtin import read_folders;"
-        "texts = read_folders([sysconfig.get_path('stdlib')]); print(sum(len(text.encode()) for text in texts));"
-        "print(hashlib.sha256(chr(0).join(texts).encode()).hexdigest())"
-    )
-    outputs = [
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env=os.environ | {"PYTHONHASHSEED": seed},
-            capture_output=True,
-            encoding="utf-8",
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    ]
-    assert outputs[0] == outputs[1]
-    assert int(outputs[0].split()[0]) > 500_000
 
 
 @pytest.fixture(autouse=True)
@@ -185,12 +160,6 @@ def test_a_home_that_cannot_be_written_does_no_harm(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be", encoding="utf-8")
     keep("a", DOCUMENTS)
     assert read_kept("a") is None
-
-
-def test_the_cache_is_in_the_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache" / "mlm-pretraining"
 
 
 def test_the_corpus_is_extracted_once_and_again_after_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

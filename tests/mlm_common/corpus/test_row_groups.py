@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlm_common.corpus.byte_ranges import ByteRange, cut_file, draw_byte_ranges
+from mlm_common.corpus.byte_ranges import ByteRange, cut_file
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import Corpus, open_corpus, read_partition
 from mlm_common.corpus.text_files import read_byte_range
-from mlm_common.corpus.text_formats import BadRow, BadRows, row_group_starts
+from mlm_common.corpus.text_formats import BadRow, BadRows
 from mlm_common.errors import InputError
 from mlm_common.storage.reading import find_stored_files
 from tests.fixtures.text_files import local_file, read_file, read_range
@@ -141,18 +141,6 @@ def test_a_sample_is_of_row_groups_and_as_large_as_their_text(corpus: Corpus) ->
     assert len(groups_in_sample(corpus, 1)) == 64, "it is from all over the corpus"
     assert groups_in_sample(corpus, 1_500_000) == list(range(200))
     assert corpus.num_sampled_bytes("train", 20_000, 0) is None, "compressed files do not tell"
-
-
-def test_all_row_groups_are_drawn_equally_often(corpus: Corpus) -> None:
-    files = corpus.files("train")
-    counts = dict.fromkeys(range(200), 0)
-    for seed in range(250):
-        for byte_range in draw_byte_ranges(files, "line", "text", 1, seed) or ():
-            place = row_group_starts(byte_range.file)[1:].index(byte_range.start) + 1 if byte_range.start else 0
-            counts[files.index(byte_range.file) * 50 + place] += 1
-    assert sum(counts.values()) == 250 * 64
-    # 80 expected, with a standard deviation of 7.4.
-    assert 45 < min(counts.values()) <= max(counts.values()) < 115
 
 
 def test_a_sample_beside_lines_is_of_both(corpus: Corpus, tmp_path: Path) -> None:

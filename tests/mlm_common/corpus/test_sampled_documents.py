@@ -14,7 +14,6 @@ from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import Corpus, open_corpus
 from mlm_common.corpus.text_files import read_byte_range
 from mlm_common.storage.reading import StoredFile
-from tests.servers.fixtures import CloudStorageHandle
 
 LINE_BYTES = 10
 
@@ -104,17 +103,6 @@ def test_drawn_splits_are_sampled_from_as_much_as_it_takes(corpus: Corpus, range
     main = sampled(drawn, 5_000)
     assert 900 < len(main) < 1100
     assert not set(main) & set(validation)
-
-
-def test_sample_of_objects_asks_for_its_ranges_only(cloud: CloudStorageHandle) -> None:
-    for name in ("a", "b"):
-        cloud.put(f"{name}.txt", b"000000001\n" * 1_000_000)
-    corpus = open_corpus(CorpusConfig(data_files=[f"{cloud.bucket_url}/*.txt"]))
-    num_before = len(cloud.requests())
-    assert 19_000 < len(sampled(corpus, 100_000)) < 21_000
-    asked = [entry["range"].removeprefix("bytes=").split("-") for entry in cloud.requests()[num_before:]]
-    num_bytes = sum(min(int(stop), 10_000_000) - int(start) + 1 for start, stop in asked)
-    assert num_bytes < 100_000 * 2 + len(asked) * (1 << 16)
 
 
 @given(st.lists(st.integers(0, 3000), max_size=12), st.integers(1, 4000), st.integers())

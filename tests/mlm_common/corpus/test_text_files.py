@@ -1,10 +1,11 @@
-"""Files that are not what they should be, and very long lines."""
+"""Files that are not what they should be, very long lines, and rows that cannot be read, in every format."""
 
 import codecs
 import gzip
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,9 +18,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlm_common.corpus.text_formats import parquet_texts
+from mlm_common.corpus import text_formats
+from mlm_common.corpus.byte_ranges import ByteRange
+from mlm_common.corpus.config import CorpusConfig
+from mlm_common.corpus.corpus import open_corpus
+from mlm_common.corpus.text_files import read_byte_range
+from mlm_common.corpus.text_formats import BadRow, BadRows, parquet_texts
 from mlm_common.errors import InputError
-from tests.fixtures.text_files import read_file
+from tests.fixtures.text_files import local_file, read_file
 
 GOOD = "gut genug ☃".encode()
 LATIN_1 = "gut genüg".encode("latin-1")  # "ü" is 0xfc, at its fifth place
@@ -39,40 +45,36 @@ def content_of(ending: str, texts: list[bytes]) -> bytes:
     return start + b"".join(row % text for text in texts) + end
 
 
-def write(path: Path, content: bytes) -> str:
+def write(path: Path, content: bytes) -> Path:
     path.write_bytes(gzip.compress(content, 1) if path.suffix == ".gz" else content)
-    return str(path)
+    return path
 
 
 @pytest.mark.parametrize("num_good", [0, 100_000])
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_wrong_encoding_names_file_offset_byte_and_fix(ending: str, num_good: int, tmp_path: Path) -> None:
-    content = content_of(ending, [GOOD] * num_good + [LATIN_1] + [GOOD] * 50)
-    offset = content.index(b"\xfc")
-    assert offset >= num_good * len(GOOD)
-    name = write(tmp_path / f"a.{ending}", content)
+def test_wrong_encoding_names_file_line_byte_and_fix(ending: str, num_good: int, tmp_path: Path) -> None:
+    name = write(tmp_path / f"a.{ending}", content_of(ending, [GOOD] * num_good + [LATIN_1] + [GOOD] * 50))
     with pytest.raises(InputError) as caught:
         read_file(name)
     message = str(caught.value)
-    assert message.startswith(f"{name} must be UTF-8 text; byte {offset} ")
-    assert all(part in message for part in ("0xfc", "binary file", "iconv -f ISO-8859-1 -t UTF-8", "--data-files"))
-    assert ("uncompressed" in message) == ending.endswith(".gz")
+    assert message.startswith(f"{name} must hold UTF-8 text")
+    number = 1 if ending.startswith("json") and "l" not in ending else num_good + 1 + ("csv" in ending)
+    assert f"; line {number:,}: the byte 0xfc is not UTF-8" in message
+    assert all(part in message for part in ("iconv -f ISO-8859-1 -t UTF-8", "--on-bad-row skip"))
     assert "\n" not in message
 
 
 @given(st.binary(max_size=40), st.integers(0, 4000))
 @settings(max_examples=60)
-def test_offset_of_the_first_bad_byte(tmp_path: Path, tail: bytes, num_before: int) -> None:
-    """Python's decoder, over the whole content at once, is the reference; a zero byte counts as bad."""
+def test_text_is_that_of_pythons_decoder(tmp_path: Path, tail: bytes, num_before: int) -> None:
     content = b"x" * num_before + tail
     name = write(tmp_path / "a.txt", content)
-    offsets = [content.index(0)] if 0 in content else []
     try:
         text = content.decode()
-    except UnicodeDecodeError as error:
-        offsets.append(error.start)
-    if offsets:
-        with pytest.raises(InputError, match=f"; byte {min(offsets)} is 0x{content[min(offsets)]:02x} "):
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        with pytest.raises(InputError, match=r"must (be|hold) UTF-8 text"):
             read_file(name)
     else:
         text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
@@ -83,8 +85,8 @@ def test_offset_of_the_first_bad_byte(tmp_path: Path, tail: bytes, num_before: i
 def test_character_cut_at_a_block_border_or_at_the_end(tmp_path: Path) -> None:
     whole = b"x" * ((1 << 20) - 1) + "é".encode()
     assert len(read_file(write(tmp_path / "a.txt", whole))[0]) == 1 << 20
-    for content, offset in ((whole + b"\xe9x", (1 << 20) + 1), (whole[:-1], (1 << 20) - 1)):
-        with pytest.raises(InputError, match=f"byte {offset} is 0x"):
+    for content, byte in ((whole + b"\xe9x", "e9"), (whole[:-1], "c3")):
+        with pytest.raises(InputError, match=f"byte 0x{byte} is not UTF-8"):
             read_file(write(tmp_path / "a.txt", content))
 
 
@@ -92,7 +94,7 @@ def test_character_cut_at_a_block_border_or_at_the_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32-le"])
 def test_utf16_is_not_taken_for_text(ending: str, encoding: str, tmp_path: Path) -> None:
     name = write(tmp_path / f"a.{ending}", content_of(ending, [b"plain ASCII"]).decode().encode(encoding))
-    with pytest.raises(InputError, match=r"must be UTF-8 text; byte [012] .*binary file.*iconv -f UTF-16 -t UTF-8"):
+    with pytest.raises(InputError, match=r"must be UTF-8 text; byte [0123] .*binary file.*iconv -f UTF-16 -t UTF-8"):
         read_file(name)
 
 
@@ -105,7 +107,7 @@ def test_binary_files(ending: str, tmp_path: Path) -> None:
         b"\x1f\x8b\x08",
         Path(sys.executable).read_bytes()[:9999],
     ):
-        with pytest.raises(InputError, match=rf"a\.{ending} must be"):
+        with pytest.raises(InputError, match=rf"a\.{ending} must (be|hold)"):
             read_file(write(tmp_path / f"a.{ending}", content))
 
 
@@ -122,7 +124,7 @@ def test_damaged_gzip_files(ending: str, damage: str, tmp_path: Path) -> None:
     }
     path = tmp_path / f"a.{ending}"
     path.write_bytes(damaged[damage])
-    with pytest.raises(InputError, match=r"must (be a readable gzip file|be UTF-8|hold one JSON)"):
+    with pytest.raises(InputError, match=r"must (be a readable gzip file|hold)"):
         read_file(path)
 
 
@@ -161,10 +163,7 @@ print(json.dumps([lengths, time.process_time() - started, peak_kilobytes / 1e3])
 @pytest.mark.parametrize(
     ("ending", "sample_by"),
     [
-        ("txt", "line"),
-        ("txt.gz", "line"),
         ("txt", "paragraph"),
-        ("jsonl", "line"),
         ("jsonl.gz", "line"),
         ("csv", "line"),
     ],
@@ -223,27 +222,118 @@ def test_json_without_the_text_column_is_found_out_early(tmp_path: Path) -> None
         read_file(name)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        (
-            "a.jsonl",
-            b'{"text": "a"}\n\n{"text": "b"}\n{"text": "c"\n',
-            "line 4: Expecting .* at column 13.*--on-bad-row skip",
-        ),
-        ("a.jsonl", b'{"text": "a"}\n[1]\n', r"must hold JSON objects; line 2: list \[1\]"),
-        ("a.jsonl", b'{"text": "x"}\n{"text": 17}\n', r"must hold text in 'text' \(--text-column\); line 2: int 17"),
-        ("a.jsonl", b'{"text": "half \\ud800 pair"}\n', r"valid Unicode; line 1: U\+D800 is half of a surrogate pair"),
-        ("a.jsonl", b"[" * 100_000, "recursion|Expecting"),
-        ("a.csv", b"text,n\none,1\ntwo, three,2\n", "2 fields per row.*; line 3: .* has 3"),
-        ("a.csv", b"text,n\none\nline,1\n", "2 fields per row.*; line 2: .* has 1"),
-    ],
-)
-def test_rows_that_cannot_be_read(name: str, content: bytes, message: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=message):
-        read_file(write(tmp_path / name, content))
-
-
 def test_csv_fields_may_hold_commas_quotes_and_line_ends(tmp_path: Path) -> None:
     name = write(tmp_path / "a.csv", b'n,text\r\n1,"a, ""b""\nc"\r\n\r\n2,\xc3\xa9\r\n')
     assert read_file(name) == ['a, "b"\nc', "é"]
+
+
+def read(path: Path, sample_by: str = "line") -> tuple[list[str], BadRows]:
+    bad_rows = BadRows()
+    return list(read_byte_range(ByteRange(local_file(path)), "text", sample_by, "skip", bad_rows)), bad_rows
+
+
+@pytest.mark.parametrize("value", [b"0", b"false", b"[]", b"{}", b"17", b"1.5", b"true"])
+@pytest.mark.parametrize("row", [b'{"text": %s}', b'[{"text": %s}]'])
+def test_a_json_value_that_is_not_text_is_a_bad_row(value: bytes, row: bytes, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", row % value + b"\n")
+    with pytest.raises(InputError, match=r"must hold text in 'text' .*; line 1: \w+ .*--on-bad-row skip"):
+        list(read_byte_range(ByteRange(local_file(path)), "text", "line"))
+    texts, bad_rows = read(path)
+    assert (texts, bad_rows.num_rows) == ([], 1)
+
+
+def test_null_and_a_missing_text_are_blank_documents(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", b'{"text": "a"}\n{"text": null}\n{"id": 1}\n')
+    assert read(path) == (["a", "", ""], BadRows())
+
+
+@pytest.mark.parametrize(
+    ("name", "sample_by", "content", "texts", "listed"),
+    [
+        ("a.txt", "line", b"a\n\xff\nb\n", ["a", "b"], {2: "the byte 0xff is not UTF-8"}),
+        ("a.txt.gz", "line", b"a\n\xff\nb\n", ["a", "b"], {2: "the byte 0xff is not UTF-8"}),
+        ("a.txt", "paragraph", b"a\n\nb\n\xc3(\nb\n\nc\n", ["a", "c"], {3: "the byte 0xc3 is not UTF-8"}),
+        ("a.txt", "document", b"a\n\xff", [], {1: "the byte 0xff is not UTF-8"}),
+        (
+            "a.jsonl",
+            "line",
+            b'{"text": "a"}\n{"text": "c"\n[1]\n{"text": "\\ud800"}\n{"n": "\xe9", "text": "x"}\n"b"\n'
+            + b"[" * 100_000
+            + b"\n",
+            ["a", "b"],
+            {
+                2: "Expecting ',' delimiter at column 13",
+                3: "list [1]",
+                4: "U+D800 is half of a surrogate pair",
+                5: "the byte 0xe9 is not UTF-8",
+                7: "maximum recursion",
+            },
+        ),
+        ("a.json", "line", b'[{"text": "a"},\n {"text": 1}, 2,\n "b"]', ["a", "b"], {1: "int"}),
+        ("a.csv", "line", b"n,text\n1,a\n2\n3,\xfc\n4,b,c\n5,d\n", ["a", "d"], {3: "has 1", 4: "0xfc", 5: "has 3"}),
+    ],
+)
+def test_the_other_rows_are_read(
+    name: str, sample_by: str, content: bytes, texts: list[str], listed: dict[int, str], tmp_path: Path
+) -> None:
+    found, bad_rows = read(write(tmp_path / name, content), sample_by)
+    assert found == texts
+    assert list(dict.fromkeys(row.place for row in bad_rows.listed)) == [f"line {number}" for number in listed]
+    assert all(problem in row.problem for problem, row in zip(listed.values(), bad_rows.listed, strict=False))
+    number, problem = next(iter(listed.items()))
+    with pytest.raises(
+        InputError, match=rf"{name} must hold .*; line {number}: .*{re.escape(problem)}.*--on-bad-row skip"
+    ):
+        read_file(tmp_path / name, sample_by)
+
+
+def test_a_parquet_value_that_is_not_utf_8_costs_its_row(tmp_path: Path) -> None:
+    texts = pa.array([b"text %d" % number for number in range(200)] + [b"\xff", None, b"last"])
+    pq.write_table(pa.table({"text": texts.cast(pa.string(), safe=False).view(pa.string())}), tmp_path / "a.parquet")
+    found, bad_rows = read(tmp_path / "a.parquet")
+    assert found == [*(f"text {number}" for number in range(200)), "", "last"]
+    assert bad_rows.listed == [BadRow(f"{tmp_path}/a.parquet", "row 201", "the byte 0xff is not UTF-8")]
+    with pytest.raises(InputError, match=r"a\.parquet must hold UTF-8 text; row 201"):
+        list(read_byte_range(ByteRange(local_file(tmp_path / "a.parquet")), "text", "line"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", b'text,n\n"one,1\ntwo,2\n', "readable csv file; unexpected end of data"),
+        ("a.csv", b'text,n\n"He said "no",\n1\n', "readable csv file"),
+        ("a.json", b'[\n{"text": "a"},\n{"text" "b"}]', "or a list of them; line 3, column 9"),
+        ("a.parquet", b"PAR1", "readable parquet file"),
+    ],
+)
+def test_where_rows_cannot_be_told_apart_the_file_is_refused(
+    name: str, content: bytes, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=message):
+        read(write(tmp_path / name, content))
+
+
+def test_a_missing_column_is_no_bad_row(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has title, not 'text'"):
+        read(write(tmp_path / "a.jsonl", b'{"title": "a"}\n' * 300))
+
+
+def test_all_are_counted_and_the_first_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_formats, "MAX_LISTED", 3)
+    _, bad_rows = read(write(tmp_path / "a.txt", b"\xff\n" * 50))
+    assert (bad_rows.num_rows, [row.place for row in bad_rows.listed]) == (50, ["line 1", "line 2", "line 3"])
+    bad_rows.add(2, [BadRow("b.txt", "line 1", "bad")] * 2)
+    assert (bad_rows.num_rows, len(bad_rows.listed)) == (52, 3)
+
+
+def test_a_corpus_of_bad_rows_only_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", b'{"text": 0}\n' * 4)
+    with pytest.raises(InputError, match=r"is blank \(see --text-column; .* 4 left out, such as .*line 1: int 0\)"):
+        open_corpus(CorpusConfig(data_files=[str(path)], on_bad_row="skip"))
+
+
+@pytest.mark.parametrize("on_bad_row", ["fail", "skip"])
+def test_a_zero_byte_at_the_start_cannot_be_skipped(tmp_path: Path, on_bad_row: str) -> None:
+    path = write(tmp_path / "a.txt", b"a\nb\0\n")
+    with pytest.raises(InputError, match=r"byte 3 is zero .*leave it out of --data-files"):
+        list(read_byte_range(ByteRange(local_file(path)), "text", "line", on_bad_row))
