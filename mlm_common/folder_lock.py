@@ -32,6 +32,7 @@ from typing import Any, NoReturn
 from mlm_common.errors import InputError, PermanentError, RunFailedError
 from mlm_common.storage import Folder, open_folder
 from mlm_common.storage.folder import OWNER_FOLDER, locks
+from mlm_common.storage.local import explained_refusals
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +41,6 @@ HEARTBEAT_SECONDS = 10.0
 DEAD_AFTER_SECONDS = 60.0
 POLLS_WHILE_WAITING = 60
 RELEASE_SECONDS = 5.0
-
-SUPERVISION, TOKEN = "supervision", "token"
 
 
 class FolderLostError(PermanentError):
@@ -71,9 +70,13 @@ class FolderLock:
             FolderLostError: it does not, and the process need not end.
         """
         if not self.is_held():
+            fate = f"has no {OWNER_FOLDER}/ of it any more"
+            with contextlib.suppress(OSError, RunFailedError, InputError):
+                if there := _read_owners(_owners(self.path)):
+                    fate = f"was taken over by {_describe_newest(there)}"
             error = FolderLostError(
-                f"The folder must belong to this run; {self.path} {_describe_new_owner(self.path)}. This run has "
-                "stopped, and has written nothing to it since then."
+                f"The folder must belong to this run; {self.path} {fate}. This run has stopped, and has written "
+                "nothing to it since then."
             )
             if self.ends_process:
                 _end_process(error)
@@ -88,15 +91,15 @@ class FolderLock:
 
     def guard(self) -> None:
         """Make this process, a worker of the owner, check before each write in the folder."""
-        present = locks.get(self.path)
-        if not isinstance(present, FolderLock) or present.token != self.token:
+        if self.path not in locks or locks[self.path].token != self.token:
             locks[self.path] = self
 
 
 def owner_of(path: str) -> FolderLock | None:
     """Return the lock of this process on the folder that contains `path`, for its workers, if it has one."""
+    owner: FolderLock
     for owner in locks.values():
-        if isinstance(owner, FolderLock) and f"{path}/".startswith(f"{owner.path}/"):
+        if f"{path}/".startswith(f"{owner.path}/"):
             return dataclasses.replace(owner, ends_process=False)
     return None
 
@@ -105,7 +108,6 @@ def owner_of(path: str) -> FolderLock | None:
 def locked_folder(
     path: str,
     *,
-    supervision: str | None = None,
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
     dead_after_seconds: float = DEAD_AFTER_SECONDS,
     ends_process: bool = True,
@@ -114,8 +116,6 @@ def locked_folder(
 
     Args:
         path: of the folder, which is created if it is missing.
-        supervision: name of the supervisor that restarts this process; a folder of the same supervisor is taken over
-            at once.
         heartbeat_seconds: between two heartbeats.
         dead_after_seconds: without a heartbeat, after which an owner counts as dead.
         ends_process: end the process with `FolderLostError.exit_status` when the folder is lost; else raise the error
@@ -126,8 +126,8 @@ def locked_folder(
     """
     path = path.rstrip("/")
     is_new = not open_folder(path).exists()
-    with _explained_refusals(path):
-        owner, record = _take(path, supervision, dead_after_seconds, ends_process)
+    with explained_refusals(path):
+        owner, record = _take(path, dead_after_seconds, ends_process)
     has_ended = threading.Event()
     thread = threading.Thread(
         target=_send_heartbeats, args=(owner, record, has_ended, heartbeat_seconds), name="folder-owner", daemon=True
@@ -143,49 +143,26 @@ def locked_folder(
         _release(owner, is_new)
 
 
-@contextlib.contextmanager
-def _explained_refusals(path: str) -> Iterator[None]:
-    """Explain that this user may not read or replace the record that another user's run has left.
-
-    Raises:
-        InputError: instead of the error of the file system; or the folder itself may not be written to.
-    """
-    try:
-        yield
-    except (PermissionError, InputError) as error:
-        owners = Path(_owners(path).path)
-        is_refused = any(isinstance(one, PermissionError) for one in (error, error.__cause__))
-        if not is_refused or not owners.exists():
-            raise
-        found = {}
-        with contextlib.suppress(OSError):
-            found = _read_owners(_owners(path))
-        run = _describe(_parse(found[max(found, key=_number)]) if found else {})
-        raise InputError(
-            f"{owners} belongs to user {_user(owners)} and names {run}; this user may not take over the folder. If "
-            f"that run has ended, ask for {owners} to be deleted, or name another folder."
-        ) from error
-
-
-def _user(path: Path) -> str:
-    try:
-        return path.owner()
-    except KeyError:
-        return str(path.stat().st_uid)
-
-
-def _take(
-    path: str, supervision: str | None, dead_after_seconds: float, ends_process: bool
-) -> tuple[FolderLock, dict[str, Any]]:
+def _take(path: str, dead_after_seconds: float, ends_process: bool) -> tuple[FolderLock, dict[str, Any]]:
     owners = _owners(path)
     token = secrets.token_hex(16)
     while True:
         found = _read_owners(owners)
-        if found and not _has_ended(owners, found, supervision, dead_after_seconds):
+        if found and not _has_ended(owners, found, dead_after_seconds):
             continue  # another run came, or the folder is free now
         number = max(map(_number, found), default=0) + 1
         name = f"{number:06d}.json"
-        record = _record(token, supervision)
+        record = {
+            "token": token,
+            "host": platform.node(),
+            "pid": os.getpid(),
+            "command": shlex.join(sys.argv),
+            "started": _now(),
+            "system": _system(),
+            "process_started": _process_started(os.getpid()),
+            "beat": 0,
+            "last_beat": _now(),
+        }
         try:
             owners.create_text(name, _as_text(record))
         except (FileExistsError, FileNotFoundError):  # another run was faster, or has just deleted the local folder
@@ -198,22 +175,17 @@ def _take(
         owners.delete_files([name])
 
 
-def _has_ended(owners: Folder, found: Mapping[str, str], supervision: str | None, dead_after_seconds: float) -> bool:
+def _has_ended(owners: Folder, found: Mapping[str, str], dead_after_seconds: float) -> bool:
     """Return whether the owners found are dead, which may take long; False if there are others by then.
 
     Raises:
         InputError: they are alive.
     """
-    newest = _parse(found[max(found, key=_number)])
-    if all(_is_surely_dead(_parse(text), supervision) for text in found.values()):
-        logger.info("%s: taking over from a run that has ended (%s)", owners.path, _describe(newest))
+    newest = _describe_newest(found)
+    if all(_is_surely_dead(_parse(text)) for text in found.values()):
+        logger.info("%s: taking over from a run that has ended (%s)", owners.path, newest)
         return True
-    logger.warning(
-        "%s has the record of %s; waiting up to %.0f s for a heartbeat",
-        owners,
-        _describe(newest),
-        dead_after_seconds,
-    )
+    logger.warning("%s has the record of %s; waiting up to %.0f s for a heartbeat", owners, newest, dead_after_seconds)
     waits_until_seconds = time.monotonic() + dead_after_seconds
     while time.monotonic() < waits_until_seconds:
         time.sleep(dead_after_seconds / POLLS_WHILE_WAITING)
@@ -221,10 +193,9 @@ def _has_ended(owners: Folder, found: Mapping[str, str], supervision: str | None
         if there == found:
             continue
         if any(text != there.get(name, text) for name, text in found.items()):
-            newest = _parse(there[max(there, key=_number)])
             raise InputError(
                 f"--output-dir must belong to one run at a time; {owners.path.rpartition('/')[0]} belongs to "
-                f"{_describe(newest)}. Wait for its end, stop it, or name another folder."
+                f"{_describe_newest(there)}. Wait for its end, stop it, or name another folder."
             )
         return False
     logger.warning(
@@ -297,21 +268,6 @@ def _number(name: str) -> int:
     return int(stem) if stem.isdecimal() else 0
 
 
-def _record(token: str, supervision: str | None) -> dict[str, Any]:
-    return {
-        TOKEN: token,
-        "host": platform.node(),
-        "pid": os.getpid(),
-        "command": shlex.join(sys.argv),
-        "started": _now(),
-        "system": _system(),
-        "process_started": _process_started(os.getpid()),
-        SUPERVISION: supervision,
-        "beat": 0,
-        "last_beat": _now(),
-    }
-
-
 def _now() -> str:
     """Return the time for people to read; nothing is judged by it."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
@@ -330,7 +286,9 @@ def _parse(text: str) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def _describe(record: Mapping[str, Any]) -> str:
+def _describe_newest(records: Mapping[str, str]) -> str:
+    """Describe the run of the record with the highest number, of {name: text}."""
+    record = _parse(records[max(records, key=_number)])
     if not record:
         return "an unknown run"
     return (
@@ -339,17 +297,8 @@ def _describe(record: Mapping[str, Any]) -> str:
     )
 
 
-def _describe_new_owner(path: str) -> str:
-    with contextlib.suppress(OSError, RunFailedError, InputError):
-        if there := _read_owners(_owners(path)):
-            return f"was taken over by {_describe(_parse(there[max(there, key=_number)]))}"
-    return f"has no {OWNER_FOLDER}/ of it any more"
-
-
-def _is_surely_dead(record: Mapping[str, Any], supervision: str | None) -> bool:
+def _is_surely_dead(record: Mapping[str, Any]) -> bool:
     """Return whether the process of that record has ended, as far as this machine can know."""
-    if supervision is not None and record.get(SUPERVISION) == supervision:
-        return True
     system, pid = record.get("system"), record.get("pid")
     if system is None or system != _system() or not isinstance(pid, int):
         return False

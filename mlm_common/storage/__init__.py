@@ -11,8 +11,7 @@ from contextlib import contextmanager
 
 from mlm_common.errors import InputError
 from mlm_common.storage.folder import PARTIAL_SUFFIX, PROBE_PREFIX, Folder, NewFile
-from mlm_common.storage.gcs import GcsFolder
-from mlm_common.storage.gcs_client import PREFIX, CloudStorageError
+from mlm_common.storage.gcs import PREFIX, CloudStorageError, GcsFolder
 from mlm_common.storage.local import LocalFolder
 
 __all__ = [
@@ -44,20 +43,12 @@ def is_gcs(path: str) -> bool:
 
 
 def open_folder(path: str) -> Folder:
-    """Open a folder, which need not exist.
-
-    Raises:
-        InputError: the path is neither a local one nor `gs://BUCKET/NAME`.
-    """
+    """Open a folder, which need not exist; its path is a local one or `gs://BUCKET/NAME`, else an InputError."""
     return GcsFolder(path) if is_gcs(path) else LocalFolder(path)
 
 
 def folder_and_name(path: str) -> tuple[Folder, str]:
-    """Open the folder of the file at `path`, and split off the file's name.
-
-    Raises:
-        InputError: the path is neither a local one nor `gs://BUCKET/NAME`.
-    """
+    """Open the folder of the file at `path`, and split off the file's name."""
     folder, name = os.path.split(path)
     if is_gcs(path) and (not name or len(folder) < len(PREFIX)):
         raise InputError(f"The path of a file in Cloud Storage must be gs://BUCKET/NAME; received {path!r}.")
@@ -73,9 +64,7 @@ def read_file(path: str) -> bytes:
 def local_or_hub(name_or_path: str, *, without: tuple[str, ...] = ()) -> Iterator[str]:
     """Yield what transformers can load: a local copy of a `gs://` folder; a local path or a Hub id as it is.
 
-    Args:
-        name_or_path: local path, `gs://` path or Hub id.
-        without: endings of the names of files that are not copied.
+    Files whose names have one of the endings `without` are not copied.
     """
     folder = open_folder(name_or_path)
     if folder.is_local:

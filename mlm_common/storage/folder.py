@@ -14,8 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, ClassVar, Protocol
+from typing import Any, BinaryIO, ClassVar
 
 PARTIAL_SUFFIX = ".partial"
 # Prefix of the files that `check_writable` writes.
@@ -26,22 +25,15 @@ OWNER_FOLDER = ".owner"
 NUM_TRANSFERS = 8
 
 
-class Guard(Protocol):
-    """Knows whether this process may write to a folder."""
-
-    def check(self) -> None:
-        """Raise an error if it may not."""
-
-
-# {path of a folder: its guard}.
-locks: dict[str, Guard] = {}
+# {path of a folder: its `FolderLock`, if this process has one}.
+locks: dict[str, Any] = {}
 
 
 def check_locks(path: str) -> None:
     """Check, before a write, that this process may still write to the folders that contain `path`."""
-    for folder, guard in list(locks.items()):
+    for folder, lock in list(locks.items()):
         if f"{path}/".startswith(f"{folder}/"):
-            guard.check()
+            lock.check()
 
 
 @dataclass(frozen=True)
@@ -204,7 +196,7 @@ class Folder(ABC):
         """Yield a local folder for files that `upload_folder` then copies here: itself when local."""
 
 
-class NewFile(ABC):
+class NewFile(AbstractContextManager["NewFile"]):
     """A file that is written piece by piece and gets its name last; without `finish` it is deleted."""
 
     _file: BinaryIO
@@ -220,12 +212,7 @@ class NewFile(ABC):
         """Delete the file if it has no name."""
         self._file.close()
 
-    def __enter__(self) -> "NewFile":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

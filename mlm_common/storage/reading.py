@@ -13,7 +13,7 @@ from typing import Any
 
 from mlm_common.errors import InputError
 from mlm_common.storage import is_gcs
-from mlm_common.storage.gcs_client import (
+from mlm_common.storage.gcs import (
     PREFIX,
     blob_at,
     bucket_and_name,
@@ -109,8 +109,7 @@ class StoredFile:
     """A file that was found.
 
     `generation` identifies the state of a `gs://` object; local files have none. `checksum`, of the whole content, is
-    `crc32c BASE64` for an object. A local file has a checksum, and the time of its last change, once it was hashed; a
-    local .gz file then also has the `content_checksum` of its decompressed content.
+    `crc32c BASE64` for an object. A local file has a checksum, and the time of its last change, once it was hashed.
     """
 
     name: str
@@ -118,7 +117,6 @@ class StoredFile:
     generation: int | None = None
     checksum: str | None = None
     modified_ns: int | None = None
-    content_checksum: str | None = None
 
     @property
     def is_local(self) -> bool:

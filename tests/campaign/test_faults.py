@@ -26,7 +26,6 @@ SHORT_WAITS = {
 # Of a folder's owner, in the place of ten seconds and a minute.
 SHORT_LIFE = {
     "mlm_common.folder_lock:locked_folder.__wrapped__.__kwdefaults__": {
-        "supervision": None,
         "heartbeat_seconds": 0.1,
         "dead_after_seconds": 1.5,
         "ends_process": True,

@@ -119,14 +119,12 @@ class Buckets:
         session.finished = self.put(session.bucket, session.name, bytes(session.received), session.conditions, metadata)
 
 
-def check_conditions(stored: StoredObject | None, query: Mapping[str, str], prefix: str = "if") -> None:
+def check_conditions(stored: StoredObject | None, query: Mapping[str, str]) -> None:
     """Raise HttpError 412 where a precondition of the query does not hold; 0 stands for an object not there."""
     asked = {name.lower(): value for name, value in query.items()}
     for field in ("generation", "metageneration"):
         actual = stored.metadata[field] if stored else "0"
-        wanted = asked.get(f"{prefix.lower()}{field}match")
-        unwanted = asked.get(f"{prefix.lower()}{field}notmatch")
-        if wanted not in (None, actual) or unwanted == actual:
+        if asked.get(f"if{field}match") not in (None, actual) or asked.get(f"if{field}notmatch") == actual:
             raise HttpError(412, "conditionNotMet", "At least one of the pre-conditions you specified did not hold.")
 
 

@@ -9,23 +9,37 @@ Run as `python -m tests.servers.cloud_storage FOLDER`; the folder gets `certific
 """
 
 import base64
+import datetime
 import json
 import re
 import ssl
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from tests.servers.certificate import write_certificate
-from tests.servers.cloud_objects import Buckets, StoredObject, check_conditions
-from tests.servers.loopback import Application, Handler, HttpError, LoopbackServer, Request, Response, json_response
-from tests.servers.ranges import content_response
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
+from tests.servers.cloud_objects import Buckets, StoredObject
+from tests.servers.loopback import (
+    Application,
+    Handler,
+    HttpError,
+    LoopbackServer,
+    Request,
+    Response,
+    content_response,
+    json_response,
+)
+
+CERTIFICATE_NAME = "certificate.pem"
 GOOGLE_HOSTS = ("www.googleapis.com", "storage.googleapis.com", "oauth2.googleapis.com")
 MAX_COMPOSED_OBJECTS = 32
 TOKEN = "token-of-the-stand-in"
+MACHINE = {"project-id": "stand-in", "universe-domain": "googleapis.com"}
 
 _BUCKET = r"/storage/v1/b/(?P<bucket>[^/]+)"
 _OBJECT = _BUCKET + r"/o/(?P<name>[^/]+)"
@@ -46,7 +60,6 @@ class CloudStorage(Application):
             ("GET", _BUCKET + r"/o", self.list_objects),
             ("GET", r"(?:/download)?" + _OBJECT, self.get_object),
             ("DELETE", _OBJECT, self.delete_object),
-            ("POST", _OBJECT + r"/rewriteTo/b/(?P<new_bucket>[^/]+)/o/(?P<new_name>[^/]+)", self.rewrite_object),
             ("POST", _OBJECT + r"/compose", self.compose_object),
             ("POST|PUT", "/upload" + _BUCKET + r"/o", self.upload),
             ("GET", r"/(?P<bucket>[^/]+)/(?P<name>.+)", self.get_object_xml),
@@ -57,7 +70,6 @@ class CloudStorage(Application):
         self.accepted_tokens: list[str] | None = None
         self.denied_buckets: list[str] = []
         self.denied_permissions: list[str] = []
-        self.machine = {"project-id": "stand-in", "universe-domain": "googleapis.com"}
 
     def control(self, action: str, argument: dict[str, Any]) -> Any:
         if action == "make_bucket":
@@ -70,8 +82,6 @@ class CloudStorage(Application):
         elif action == "objects":
             objects = self.buckets.objects(argument["bucket"])
             return {name: base64.b64encode(stored.content).decode() for name, stored in objects.items()}
-        elif action == "machine":
-            self.machine |= argument
         elif action == "authorize":
             self.accepted_tokens, self.denied_buckets = argument["accepted_tokens"], argument["denied_buckets"]
             self.denied_permissions = argument["denied_permissions"]
@@ -118,7 +128,7 @@ class CloudStorage(Application):
         if "/service-accounts/" in name:
             account = {"aliases": ["default"], "email": "account@stand-in.invalid", "scopes": []}
             return json_response(account, headers=flavor)
-        value = self.machine.get(name.rpartition("/")[2].replace("_", "-"))
+        value = MACHINE.get(name.rpartition("/")[2].replace("_", "-"))
         return Response(404 if value is None else 200, (value or "").encode(), flavor | {"Content-Type": "text/plain"})
 
     # Reading.
@@ -143,13 +153,6 @@ class CloudStorage(Application):
     def delete_object(self, request: Request, bucket: str, name: str) -> Response:
         self.buckets.delete(bucket, name, request.query)
         return Response(204)
-
-    def rewrite_object(self, request: Request, bucket: str, name: str, new_bucket: str, new_name: str) -> Response:
-        stored = self.buckets.get(bucket, name, {})
-        check_conditions(stored, request.query, "ifSource")
-        new = self.buckets.put(new_bucket, new_name, stored.content, request.query, stored.metadata)
-        sizes = {"objectSize": new["size"], "totalBytesRewritten": new["size"]}
-        return json_response({"kind": "storage#rewriteResponse", "done": True, "resource": new} | sizes)
 
     def compose_object(self, request: Request, bucket: str, name: str) -> Response:
         sources = [self.buckets.get(bucket, source["name"], {}) for source in request.json()["sourceObjects"]]
@@ -236,6 +239,25 @@ def hash_header(request: Request) -> dict[str, str]:
     """Read the checksums that a resumable upload announces, under the names of the object's fields."""
     pairs = (part.strip().partition("=") for part in (request.headers.get("X-Goog-Hash") or "").split(","))
     return {{"md5": "md5Hash"}.get(name, name): value for name, _, value in pairs if name}
+
+
+def write_certificate(folder: Path, hosts: Sequence[str]) -> Path:
+    """Write a key and its self-signed certificate for the hosts, valid for a day; return the file's path."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "stand-in")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    day = datetime.timedelta(days=1)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now - day, now + day)
+    host_names = x509.SubjectAlternativeName([x509.DNSName(host) for host in hosts])
+    builder = builder.add_extension(host_names, critical=False)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    certificate = builder.sign(key, hashes.SHA256())
+    encoding, key_format = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    path = folder / CERTIFICATE_NAME
+    path.write_bytes(
+        key.private_bytes(encoding, key_format, serialization.NoEncryption()) + certificate.public_bytes(encoding)
+    )
+    return path
 
 
 class ProxyHandler(Handler):

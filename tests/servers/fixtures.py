@@ -15,10 +15,9 @@ from huggingface_hub import configure_http_backend, constants, file_download, lf
 
 from mlm_common.hub import access as hub_access
 from mlm_common.hub import push as hub
-from mlm_common.storage import gcs_client as client
+from mlm_common.storage import gcs as client
 from tests.servers import cloud_storage as cloud_storage_server
 from tests.servers import hub as hub_server_module
-from tests.servers.certificate import CERTIFICATE_NAME
 from tests.servers.process import ServerHandle, ServerProcess
 
 BUCKET = "test-bucket"
@@ -73,7 +72,7 @@ def cloud_environment(port: int, folder: Path) -> dict[str, str]:
     """
     address = f"127.0.0.1:{port}"
     proxy = f"http://{address}"
-    certificate = str(folder / CERTIFICATE_NAME)
+    certificate = str(folder / cloud_storage_server.CERTIFICATE_NAME)
     return {
         "HTTPS_PROXY": proxy,
         "https_proxy": proxy,

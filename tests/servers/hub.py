@@ -25,8 +25,15 @@ from tests.servers.hub_repositories import (
     describe_folder,
     is_lfs_path,
 )
-from tests.servers.loopback import Application, HttpError, LoopbackServer, Request, Response, json_response
-from tests.servers.ranges import content_response
+from tests.servers.loopback import (
+    Application,
+    HttpError,
+    LoopbackServer,
+    Request,
+    Response,
+    content_response,
+    json_response,
+)
 
 WRITE_TOKEN = "hf_write"
 READ_TOKEN = "hf_read"

@@ -64,6 +64,22 @@ class HttpError(Exception):
         self.status, self.reason, self.message, self.headers = status, reason, message, headers or {}
 
 
+def content_response(request: Request, content: bytes, headers: dict[str, str]) -> Response:
+    """Answer with all of the content, or the bytes that the `Range` header asks for (RFC 9110, section 14).
+
+    Raises:
+        HttpError: they begin past the end.
+    """
+    match = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range") or "")
+    if not match:
+        return Response(200, content, headers)
+    start, stop = int(match[1]), min(int(match[2] or len(content)) + 1, len(content))
+    if start >= len(content):
+        raise HttpError(416, "InvalidRange", "The range is past the end.", {"Content-Range": f"bytes */{len(content)}"})
+    content_range = {"Content-Range": f"bytes {start}-{stop - 1}/{len(content)}"}
+    return Response(206, content[start:stop], headers | content_range)
+
+
 @dataclasses.dataclass
 class Fault:
     """What goes wrong with the next `times` requests whose `path?query` matches.

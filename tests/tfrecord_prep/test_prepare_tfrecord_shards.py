@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import open_corpus
-from mlm_common.storage import gcs_client as cloud_client
+from mlm_common.storage import gcs as cloud_client
 from mlm_common.tokenizer import SPECIAL_TOKENS, save_tokenizer, special_ids, tokenizer_sha256
 from tests.fixtures.run_command import Outcome
 from tests.fixtures.tiny_corpus import BLANK, DOCUMENTS, contents, flags, read_rows, wrapped, write_source

@@ -64,7 +64,7 @@ class RunFolder:
         return self.path
 
     def locked(self) -> AbstractContextManager[object]:
-        return locked_folder(self.path, supervision=supervision())
+        return locked_folder(self.path)
 
     def has_run(self) -> bool:
         return self.files.exists(RECORD_NAME)

@@ -145,7 +145,7 @@ def test_a_range_is_read_without_the_rest(
     assert sum(len(read(byte_range)) for byte_range in byte_ranges) == 10_000
 
 
-@pytest.mark.parametrize("ending", CONTENTS)
+@pytest.mark.parametrize("ending", ["txt", "json", "csv.gz", "parquet"])
 @pytest.mark.parametrize("change", ["replaced", "deleted"])
 def test_an_object_that_changes_is_an_error(cloud: CloudStorageHandle, ending: str, change: str) -> None:
     cloud.put(f"a.{ending}", CONTENTS[ending])
@@ -181,42 +181,37 @@ def test_reading_outlives_faults(cloud: CloudStorageHandle, ending: str, fault: 
     assert [entry["fault"] for entry in cloud.requests() if entry["fault"] != "none"] == [fault.get("mode", "status")]
 
 
-@pytest.mark.parametrize("ending", ["txt", "parquet"])
-def test_no_answer_is_one_line(cloud: CloudStorageHandle, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_answer_is_one_line(cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DEFAULT_RETRY, "_timeout", 0.5)
-    cloud.put(f"a.{ending}", CONTENTS[ending])
+    cloud.put("a.txt", b"text")
     cloud.fault(DOWNLOAD, times=1000)
     with pytest.raises(RunFailedError, match=r"gs://test-bucket/a.* did not answer.* Run the same command again\."):
-        read_object(f"a.{ending}")
-    cloud.fault("/o?", times=1000)
-    with pytest.raises(RunFailedError, match=r"gs://test-bucket/\*.* did not answer"):
-        find_stored_files(f"{BUCKET}/*.{ending}")
+        read_object("a.txt")
 
 
 @pytest.mark.parametrize("pattern", ["a.txt", "*.txt"])
 def test_errors_say_how_to_fix_them(cloud: CloudStorageHandle, pattern: str) -> None:
     cloud.put("a.txt", b"text")
-    with pytest.raises(InputError, match="gcloud storage buckets create gs://no-such-bucket"):
-        open_corpus(CorpusConfig(data_files=[f"gs://no-such-bucket/{pattern}"]))
-    with pytest.raises(InputError, match="gs://BUCKET/NAME"):
-        open_corpus(CorpusConfig(data_files=[f"gs://b*/{pattern}"]))
     (file,) = find_stored_files(f"{BUCKET}/a.txt")
+    with pytest.raises(InputError, match="gcloud storage buckets create gs://no-such-bucket"):
+        find_stored_files(f"gs://no-such-bucket/{pattern}")
+    with pytest.raises(InputError, match="gs://BUCKET/NAME"):
+        find_stored_files(f"gs://b*/{pattern}")
     cloud.authorize(denied_buckets=["test-bucket"])
     with pytest.raises(InputError, match=r"roles/storage\.objectViewer"):
-        open_corpus(CorpusConfig(data_files=[f"{BUCKET}/{pattern}"]))
+        find_stored_files(f"{BUCKET}/{pattern}")
     with pytest.raises(InputError, match=r"roles/storage\.objectViewer"):
         read(ByteRange(file))
-    cloud.authorize(accepted_tokens=["another"])
-    with pytest.raises(InputError, match="gcloud auth application-default login"):
-        open_corpus(CorpusConfig(data_files=[f"{BUCKET}/{pattern}"]))
 
 
 def test_errors_in_the_content_name_object_and_place(cloud: CloudStorageHandle) -> None:
     cloud.put("a.jsonl", b'{"text": "a"}\n' * 30 + b"{oops\n")
     cloud.put("b.txt", b"a\n" * 3000 + b"\xfc\n")
     with pytest.raises(
-        InputError, match=r"gs://test-bucket/a\.jsonl must hold .*; the line at byte 420: .* at column 2"
+        InputError, match=r"gs://test-bucket/a\.jsonl must hold .*; line 23 after byte 100: .* at column 2"
     ):
         read_object("a.jsonl", 100, 426)
-    with pytest.raises(InputError, match=r"gs://test-bucket/b\.txt must be UTF-8 text; byte 6000 is 0xfc"):
+    with pytest.raises(
+        InputError, match=r"gs://test-bucket/b\.txt must hold UTF-8 text .*; line 2,001 after byte 2,000: the byte 0xfc"
+    ):
         read_object("b.txt", 2000, 6002)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mlm_common.errors import InputError
-from mlm_common.storage import Folder, gcs_client, open_folder
+from mlm_common.storage import Folder, gcs, open_folder
 from train.checkpoints.store import CheckpointStore, DamagedCheckpointError, newest_record
 from train.checks.doctor.findings import Finding, error, ok, warning
 from train.checks.doctor.machine import ask_tensorflow
@@ -44,7 +44,7 @@ def check_buckets(config: TrainingConfig) -> Iterator[Finding]:
         else:
             yield ok("bucket", f"{flag} {folder} can be read, {num_files} files")
     zone = config.hardware.tpu_zone or (read_metadata("instance/zone", 2.0) or "").rpartition("/")[2]
-    for bucket in sorted({gcs_client.PREFIX + gcs_client.bucket_and_name(one.path)[0] for one in folders.values()}):
+    for bucket in sorted({gcs.PREFIX + gcs.bucket_and_name(one.path)[0] for one in folders.values()}):
         if zone:
             yield from _check_region(bucket, zone.rpartition("-")[0])
 
@@ -52,8 +52,8 @@ def check_buckets(config: TrainingConfig) -> Iterator[Finding]:
 def _check_region(bucket: str, region: str) -> Iterator[Finding]:
     """Compare the region of a bucket with the TPU's; one that is in several regions is not compared."""
     try:
-        with gcs_client.explained_errors(bucket):
-            details = gcs_client.blob_at(f"{bucket}/x").bucket
+        with gcs.explained_errors(bucket):
+            details = gcs.blob_at(f"{bucket}/x").bucket
             details.reload()
     except (InputError, FileNotFoundError):
         return  # the account may read the files, but not the bucket's own data
