@@ -64,22 +64,18 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
 
 
 def _load(name: str, shown_name: str) -> "PreTrainedTokenizerFast":
+    """Load a tokenizer; without importing all of transformers if a folder names its class."""
     try:
-        return _tokenizer_class(name).from_pretrained(name)
+        config = Path(name, "tokenizer_config.json")
+        if config.is_file() and json.loads(config.read_text("utf-8")).get("tokenizer_class") == FAST_TOKENIZER_CLASS:
+            from transformers import PreTrainedTokenizerFast
+
+            return PreTrainedTokenizerFast.from_pretrained(name)
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(name)
     except Exception as error:  # a file that is missing or malformed shows as nearly any exception
         raise hub_error(f"The tokenizer {shown_name} cannot be loaded: {one_line(error)}", error) from error
-
-
-def _tokenizer_class(name: str) -> Any:
-    """Choose the class to load a tokenizer with; without importing all of transformers if a folder names it."""
-    config = Path(name, "tokenizer_config.json")
-    if config.is_file() and json.loads(config.read_text("utf-8")).get("tokenizer_class") == FAST_TOKENIZER_CLASS:
-        from transformers import PreTrainedTokenizerFast
-
-        return PreTrainedTokenizerFast
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer
 
 
 def plain_text_tokenizer_json(tokenizer_json: str) -> str:
@@ -232,7 +228,10 @@ def _marks(settings: dict[str, Any]) -> str:
         if component["type"] == "Metaspace":
             return component["replacement"]
         if component["type"] == "ByteLevel":
-            return _byte_level_white_space()
+            from tokenizers import pre_tokenizers
+
+            byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+            return "".join(token for token, _ in byte_level.pre_tokenize_str(WHITE_SPACE))
     return ""
 
 
@@ -242,13 +241,6 @@ def _components(component: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
         yield component
         for member in component.get("pretokenizers") or component.get("decoders") or ():
             yield from _components(member)
-
-
-def _byte_level_white_space() -> str:
-    from tokenizers import pre_tokenizers
-
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return "".join(token for token, _ in byte_level.pre_tokenize_str(WHITE_SPACE))
 
 
 def _lacks_prefix(model: dict[str, Any]) -> Callable[[str], bool] | None:

@@ -129,26 +129,22 @@ def _build_parser(dataclass_types: Sequence[type], description: str | None, *mor
     return FlagParser(dataclass_types, description, *more)
 
 
-def under_current_names(settings: dict[str, Any], dataclass_types: Sequence[type]) -> dict[str, Any]:
-    """Rename settings given under an alias of their flag (`aliases` in a field's metadata) to the field's name."""
-    current = {
-        alias.removeprefix("--").replace("-", "_"): field.name
-        for dataclass_type in dataclass_types
-        for field in dataclasses.fields(dataclass_type)
-        for alias in field.metadata.get("aliases", ())
-    }
-    return {current.get(name, name): value for name, value in settings.items()}
-
-
 def _known_and_typed(
     parser: "FlagParser", settings: dict[str, Any], dataclass_types: Sequence[type], source: str
 ) -> dict[str, Any]:
-    settings = under_current_names(settings, dataclass_types)
-    names = {field.name for dataclass_type in dataclass_types for field in dataclasses.fields(dataclass_type)}
-    for name in settings:
-        if name not in names:
+    fields = {field.name: field for dataclass_type in dataclass_types for field in dataclasses.fields(dataclass_type)}
+    current_names = {
+        alias.removeprefix("--").replace("-", "_"): name
+        for name, field in fields.items()
+        for alias in field.metadata.get("aliases", ())
+    }
+    typed = {}
+    for given, value in settings.items():
+        name = current_names.get(given, given)
+        if name not in fields:
             raise InputError(f"{source}: unknown flag {name}{parser.nearest(name)} (--help lists all)")
-    return {name: _typed(parser.flags[name], value, source) for name, value in settings.items()}
+        typed[name] = _typed(parser.flags[name], value, source)
+    return typed
 
 
 def _typed(flag: argparse.Action, value: Any, source: str) -> Any:
@@ -157,27 +153,26 @@ def _typed(flag: argparse.Action, value: Any, source: str) -> Any:
     Raises:
         InputError: the flag does not take it.
     """
-    if value is None and flag.default is None:
-        return None
-    if flag.nargs == "+":
-        return [_typed_item(flag, item, source) for item in (value if isinstance(value, list) else [value])]
-    return _typed_item(flag, value, source)
-
-
-def _typed_item(flag: argparse.Action, value: Any, source: str) -> Any:
     from mlm_common.cli.flag_parser import FINITE_NUMBER, TEXT, WHOLE_NUMBER
 
     kind: Any = flag.type
-    if isinstance(value, bool) and "on|off" in str(flag.metavar):
-        value = "on" if value else "off"  # YAML reads these words as booleans
-    try:
-        if value is None or isinstance(value, list | dict):
-            raise argparse.ArgumentTypeError
-        if isinstance(value, bool) and kind in (FINITE_NUMBER, TEXT, WHOLE_NUMBER):
-            raise argparse.ArgumentTypeError
-        return kind(str(value))
-    except argparse.ArgumentTypeError as error:
-        raise InputError(f"{source}: {flag_of(flag.dest)} must be {kind.name}; received {value!r}.") from error
+
+    def convert(item: Any) -> Any:
+        if isinstance(item, bool) and "on|off" in str(flag.metavar):
+            item = "on" if item else "off"  # YAML reads these words as booleans
+        is_other_type = item is None or isinstance(item, list | dict)
+        try:
+            if is_other_type or (isinstance(item, bool) and kind in (FINITE_NUMBER, TEXT, WHOLE_NUMBER)):
+                raise argparse.ArgumentTypeError
+            return kind(str(item))
+        except argparse.ArgumentTypeError as error:
+            raise InputError(f"{source}: {flag_of(flag.dest)} must be {kind.name}; received {item!r}.") from error
+
+    if value is None and flag.default is None:
+        return None
+    if flag.nargs == "+":
+        return [convert(item) for item in (value if isinstance(value, list) else [value])]
+    return convert(value)
 
 
 def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:

@@ -28,21 +28,12 @@ NO_FLAGS = {
 
 @dataclass(frozen=True)
 class Kind:
-    """The type of a flag's value, as argparse's `type`.
-
-    name: completes "must be …".
-    read: converts the text; raises ValueError if it is not of this type.
-    """
+    """The type of a flag's value, as argparse's `type`; `name` completes "must be …", `read` converts the text."""
 
     name: str
     read: Callable[[str], Any]
 
     def __call__(self, text: str) -> Any:
-        """Convert the text on the command line.
-
-        Raises:
-            argparse.ArgumentTypeError: it is not of this type.
-        """
         try:
             return self.read(text)
         except (ValueError, argparse.ArgumentTypeError) as error:
@@ -85,14 +76,7 @@ class FlagParser(HfArgumentParser):
         needed: Sequence[str] = (),
         other_defaults: Mapping[str, str] | None = None,
     ) -> None:
-        """Build the parser.
-
-        Args:
-            dataclass_types: their fields become flags.
-            description: of the command.
-            needed: names of the fields that the usage line shows.
-            other_defaults: {field name: whose default it has ("the preset's")} where it is not the field's.
-        """
+        """Build the parser; the arguments are those of `parse_arguments`."""
         self.flags: dict[str, argparse.Action] = {}
         self._groups: dict[str, Any] = {}
         self._group_of_class = LAST_GROUP
@@ -153,11 +137,7 @@ class FlagParser(HfArgumentParser):
         return action
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does.
-
-        Raises:
-            InputError: a flag has no value, or one that it does not take.
-        """
+        """Parse as argparse does; a flag without a value, or with one that it does not take, is an InputError."""
         try:
             return super().parse_known_args(args, namespace)
         except argparse.ArgumentError as error:
@@ -171,11 +151,7 @@ class FlagParser(HfArgumentParser):
         raise InputError(f"{message}. --help lists all flags.")
 
     def check_flags(self, arguments: Sequence[str]) -> None:
-        """Check that all flags are known.
-
-        Raises:
-            InputError: names the first unknown flag, and the nearest one.
-        """
+        """Check that all flags are known; an InputError names the first unknown one, and the nearest."""
         for argument in arguments:
             name = argument.partition("=")[0].replace("_", "-")
             if name in NO_FLAGS and name not in self._option_string_actions:

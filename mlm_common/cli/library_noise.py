@@ -30,7 +30,7 @@ def hide_noise_of_tensorflow() -> None:
 
 
 class _TensorFlowFinder(importlib.abc.MetaPathFinder):
-    """Finds `tensorflow` through the other finders, and wraps its loader."""
+    """Finds `tensorflow` through the other finders, and has its loader run without noise."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -40,26 +40,14 @@ class _TensorFlowFinder(importlib.abc.MetaPathFinder):
         found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
         spec = next(filter(None, found), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _QuietLoader(spec.loader)
+            execute = spec.loader.exec_module
+
+            def execute_without_noise(module: ModuleType) -> None:
+                with contextlib.nullcontext() if os.environ.get(LOG_LEVEL_VARIABLE) == "0" else without_noise():
+                    execute(module)
+
+            spec.loader.exec_module = execute_without_noise  # type: ignore[method-assign]
         return spec
-
-
-class _QuietLoader(importlib.abc.Loader):
-    """Loads as the given loader does, and has its attributes, such as `get_data`."""
-
-    def __init__(self, loader: importlib.abc.Loader):
-        self._loader = loader
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        is_shown = os.environ.get(LOG_LEVEL_VARIABLE) == "0"
-        with contextlib.nullcontext() if is_shown else without_noise():
-            self._loader.exec_module(module)
 
 
 @contextlib.contextmanager

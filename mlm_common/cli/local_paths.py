@@ -1,15 +1,12 @@
 """Check local paths: a missing one is one line with the nearest match, and never a request to the Hub."""
 
 import difflib
-import glob
 import os
 from pathlib import Path
 from typing import Literal
 
 from mlm_common.errors import InputError
 from mlm_common.storage import is_gcs
-
-Kind = Literal["folder", "file"]
 
 
 def looks_local(name: str) -> bool:
@@ -26,79 +23,47 @@ def looks_local(name: str) -> bool:
 
 
 def check_folder_or_hub(name: str, flag: str | None = None) -> None:
-    """Check that a name that looks like a local folder is one; ids on the Hub and `gs://` paths pass.
-
-    Raises:
-        InputError: as `check_folder`.
-    """
+    """Check as `check_folder` a name that looks like a local folder; ids on the Hub and `gs://` paths pass."""
     if looks_local(name):
         check_folder(name, flag)
 
 
 def check_folder(path: str, flag: str | None = None) -> None:
-    """Check that a local folder exists; a `gs://` path passes.
-
-    Raises:
-        InputError: it does not exist, or is a file; names `flag` and the nearest folder that exists.
-    """
+    """Check that a local folder exists, or raise the error of `missing`; a `gs://` path passes."""
     if not is_gcs(path) and not Path(path).is_dir():
         raise missing(path, flag, "folder")
 
 
 def check_file(path: str, flag: str | None = None) -> None:
-    """Check that a local file exists; a `gs://` path passes.
-
-    Raises:
-        InputError: it does not exist, or is a folder; names `flag` and the nearest file that exists.
-    """
+    """Check that a local file exists, or raise the error of `missing`; a `gs://` path passes."""
     if not is_gcs(path) and not Path(path).is_file():
         raise missing(path, flag, "file")
 
 
-def missing(path: str, flag: str | None = None, kind: Kind = "folder") -> InputError:
+def missing(path: str, flag: str | None = None, kind: Literal["folder", "file"] = "folder") -> InputError:
     """Make the error for a path without such a folder or file, with the nearest one that exists."""
     start = f"{flag}: there" if flag else "There"
     if Path(path).exists():
         return InputError(f"{start} is no {kind} {path}: it is a {'file' if kind == 'folder' else 'folder'}.")
-    return InputError(f"{start} is no {kind} {path}{did_you_mean(path, kind) or '.'}")
+    return InputError(f"{start} is no {kind} {path}{did_you_mean(path) or '.'}")
 
 
-def did_you_mean(path: str, kind: Kind) -> str:
-    """Write the end of a sentence about a missing path or glob: the nearest one that exists, or nothing."""
-    nearest = nearest_path(path, kind)
-    return f"; did you mean {nearest}?" if nearest else ""
-
-
-def nearest_path(path: str, kind: Kind) -> str | None:
-    """Return the existing folder or file, or the glob with matches, whose name is nearest to that of a missing one.
+def did_you_mean(path: str) -> str:
+    """Write the end of a sentence about a missing path: the existing one with the nearest name, or nothing.
 
     Each part of the path that does not exist is replaced by the most similar name beside it.
     """
-    if is_gcs(path):
-        return None
-    parts = Path(path).parts
     found = Path()
-    for index, part in enumerate(parts):
-        if glob.has_magic(part):
-            pattern = Path(found, *parts[index:])
-            return str(pattern) if glob.glob(str(pattern)) else None  # noqa: PTH207
-        is_last = index == len(parts) - 1
-        if Path(found, part).exists():
-            found = Path(found, part)
-            continue
-        similar = difflib.get_close_matches(part, _names_in(found, kind if is_last else "folder"), n=1)
-        if not similar:
-            return None
-        found = Path(found, similar[0])
-    return str(found)
-
-
-def _names_in(folder: Path, kind: Kind) -> list[str]:
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir() == (kind == "folder"))
-    except OSError:
-        return []
+    for part in Path(path).parts:
+        if not Path(found, part).exists():
+            is_listed = found.is_dir() and os.access(found, os.R_OK)
+            names = sorted(one.name for one in found.iterdir()) if is_listed else []
+            similar = difflib.get_close_matches(part, names, n=1)
+            if not similar or is_gcs(path):
+                return ""
+            part = similar[0]
+        found = Path(found, part)
+    return f"; did you mean {found}?"
 
 
 def short_path(path: str) -> str:

