@@ -166,9 +166,6 @@ class CloudStorage(Application):
         if "upload_id" in request.query:
             return self.continue_upload(request)
         kind = request.query.get("uploadType")
-        if kind == "media":
-            name, media_type = request.query["name"], {"contentType": request.headers.get("Content-Type")}
-            return json_response(self.buckets.put(bucket, name, request.body, request.query, media_type))
         if kind == "multipart":
             metadata, content = multipart_parts(request)
             return json_response(self.buckets.put(bucket, metadata["name"], content, request.query, metadata))

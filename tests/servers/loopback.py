@@ -2,13 +2,12 @@
 
 An `Application` answers requests; `LoopbackServer` carries them. The server runs as a process of its own
 (`process.py`), since a native client may wait for an answer while it holds Python's interpreter lock. Tests steer it by
-`POST /_control/ACTION` with a JSON body: `reset`, `fault`, `heal`, `rate`, `log`, and what the application adds.
+`POST /_control/ACTION` with a JSON body: `reset`, `fault`, `heal`, `log`, and what the application adds.
 """
 
 import abc
 import dataclasses
 import json
-import math
 import re
 import socket
 import ssl
@@ -142,7 +141,6 @@ class LoopbackServer(ThreadingHTTPServer):
         self.faults: list[Fault] = []
         self.log: list[dict[str, Any]] = []
         self.released = threading.Event()
-        self.bytes_per_second = math.inf  # of the body of each request
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], ConnectionError | ssl.SSLError | TimeoutError):
@@ -174,14 +172,10 @@ class LoopbackServer(ThreadingHTTPServer):
             if action == "release":
                 return None
             self.log.clear()
-            self.bytes_per_second = math.inf
             self.application.reset()
             return None
         if action == "fault":
             self.faults.append(Fault(**argument))
-            return None
-        if action == "rate":
-            self.bytes_per_second = argument["bytes_per_second"]
             return None
         if action == "heal":
             self.faults.clear()
@@ -258,11 +252,9 @@ class Handler(BaseHTTPRequestHandler):
         return entry
 
     def read_body(self, limit: int | None = None) -> bytes:
-        body, started_seconds = bytearray(), time.perf_counter()
+        body = bytearray()
         for block in () if limit == 0 else self.body_blocks():
             body += block
-            ahead_seconds = len(body) / self.server.bytes_per_second - (time.perf_counter() - started_seconds)
-            time.sleep(max(0.0, ahead_seconds))
             if limit is not None and len(body) >= limit:
                 break
         return bytes(body if limit is None else body[:limit])
