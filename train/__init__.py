@@ -27,7 +27,7 @@ import os
 import sys
 from pathlib import Path
 
-from mlm_common.cli.library_noise import hide_noise_of_tensorflow
+from mlm_common.cli.console import hide_noise_of_tensorflow
 from mlm_common.errors import InputError
 
 IMPORT_UTILS = "transformers.utils.import_utils"

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlm_common.cli.console import STOPPING, progress_bar
-from mlm_common.cli.library_noise import without_noise
+from mlm_common.cli.console import STOPPING, progress_bar, without_noise
 
 PROJECT_FOLDER = Path(__file__).parents[3]
 
