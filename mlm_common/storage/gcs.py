@@ -12,6 +12,7 @@ import base64
 import contextlib
 import errno
 import functools
+import io
 import mimetypes
 import mmap
 import os
@@ -77,22 +78,22 @@ class GcsFolder(Folder):
             return bytes(_again_if_damaged(blob_at(path).download_as_bytes))
 
     def write_bytes(self, name: str, data: bytes) -> None:
-        _upload(self.path_of(name), [data], _sender(data))
+        self.upload_open_file(io.BytesIO(data), name)
 
     def create_text(self, name: str, text: str) -> None:
-        path, data = self.path_of(name), text.encode()
+        path, file = self.path_of(name), io.BytesIO(text.encode())
         with explained_errors(path):
-            if not _replace(path, 0, _crc32c([data]), _sender(data)):
+            if not _replace(path, 0, _crc32c(file), _sender(file)):
                 raise FileExistsError(errno.EEXIST, "the object is there", path)
 
     def replace_text(self, name: str, text: str, *, before: str) -> None:
-        path, data = self.path_of(name), text.encode()
+        path, file = self.path_of(name), io.BytesIO(text.encode())
         with explained_errors(path):
             there = find_blob(path)
             if (
                 there is None
-                or there.crc32c != _crc32c([before.encode()])
-                or not _replace(path, there.generation, _crc32c([data]), _sender(data))
+                or there.crc32c != _crc32c(io.BytesIO(before.encode()))
+                or not _replace(path, there.generation, _crc32c(file), _sender(file))
             ):
                 raise FileNotFoundError(errno.ENOENT, "the object was changed", path)
 
@@ -118,15 +119,7 @@ class GcsFolder(Folder):
 
     def upload_open_file(self, file: BinaryIO | mmap.mmap, name: str) -> None:
         """Upload an open file, all or nothing; an object with the same bytes stays."""
-        file.seek(0, os.SEEK_END)
-        size = file.tell()
-        path = self.path_of(name)
-
-        def send(blob: Any, **conditions: Any) -> None:
-            content_type = mimetypes.guess_type(path)[0]
-            blob.upload_from_file(file, size=size, content_type=content_type, rewind=True, **conditions)
-
-        _upload(path, _blocks(file), send)
+        _upload(self.path_of(name), file, _sender(file))
 
     def _upload_in_parts(self, path: Path, name: str) -> None:
         """Copy a local file here, all or nothing: its parts as temporary objects, which Cloud Storage joins."""
@@ -149,7 +142,7 @@ class GcsFolder(Folder):
         try:
             with path.open("rb") as file:
                 for_all(upload_part, range(len(starts)))
-                _upload(self.path_of(name), _blocks(file), join)
+                _upload(self.path_of(name), file, join)
         finally:
             with contextlib.suppress(InputError, CloudStorageError):  # the next run deletes what is left
                 self.delete_files(names)
@@ -240,10 +233,10 @@ class _NewObject(NewFile):
         self._folder.upload_open_file(self._file, name)
 
 
-def _upload(path: str, blocks: Iterable[bytes], send: Callable[..., None]) -> None:
-    """Upload one object: `send(blob, if_generation_match=…)` transfers the bytes in `blocks`."""
+def _upload(path: str, file: BinaryIO | mmap.mmap, send: Callable[..., None]) -> None:
+    """Upload one object: `send(blob, if_generation_match=…)` transfers the bytes of the file."""
     check_locks(path)
-    crc32c = _crc32c(blocks)
+    crc32c = _crc32c(file)
     with explained_errors(path):
         replaced = find_blob(path)
         if replaced and replaced.crc32c == crc32c:
@@ -270,9 +263,13 @@ def _replace(path: str, generation: int, crc32c: str, send: Callable[..., None])
     return True
 
 
-def _sender(data: bytes) -> Callable[..., None]:
+def _sender(file: BinaryIO | mmap.mmap) -> Callable[..., None]:
+    file.seek(0, os.SEEK_END)
+    size = file.tell()
+
     def send(blob: Any, **conditions: Any) -> None:
-        blob.upload_from_string(data, "application/octet-stream", **conditions)
+        content_type = mimetypes.guess_type(blob.name)[0]
+        blob.upload_from_file(file, size=size, content_type=content_type, rewind=True, **conditions)
 
     return send
 
@@ -289,24 +286,19 @@ def _is_damaged(error: Exception) -> bool:
     return isinstance(error, DataCorruption) or (isinstance(error, BadRequest) and "crc32c" in str(error))
 
 
-def _crc32c(blocks: Iterable[bytes]) -> str:
+def _crc32c(file: BinaryIO | mmap.mmap) -> str:
     """Compute the checksum as Cloud Storage spells it: base64 of the big-endian CRC32C."""
     import google_crc32c
 
     checksum = google_crc32c.Checksum()
-    for block in blocks:
+    file.seek(0)
+    while block := file.read(BLOCK_BYTES):
         checksum.update(block)
     return base64.b64encode(checksum.digest()).decode()
 
 
 def _is_partial(blob: Any) -> bool:
     return bool(blob.name.endswith(PARTIAL_SUFFIX))
-
-
-def _blocks(file: BinaryIO | mmap.mmap) -> Iterator[bytes]:
-    file.seek(0)
-    while block := file.read(BLOCK_BYTES):
-        yield block
 
 
 def _list_objects(folder: str, **options: Any) -> Iterator[Any]:

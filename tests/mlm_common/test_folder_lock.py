@@ -83,23 +83,14 @@ def test_a_run_that_ends_leaves_no_trace_of_its_ownership(folder: Folder) -> Non
 
 
 @gs_is_slow
-def test_a_killed_run_of_this_machine_is_followed_at_once(folder: Folder) -> None:
-    with OwnerProcess(folder.path) as killed:
-        assert killed.line() == "owned"
-        killed.signal(signal.SIGKILL)
-        killed.process.wait()
-        with locked_folder(folder.path, **FAST | {"dead_after_seconds": 3600}):
-            assert folder.subfolder(".owner").list_files().keys() == {"000002.json"}
-
-
-@gs_is_slow
-def test_a_killed_run_is_followed_before_its_parent_notices(folder: Folder) -> None:
+@pytest.mark.parametrize("options", [os.WEXITED, os.WEXITED | os.WNOWAIT], ids=["gone", "zombie"])
+def test_a_killed_run_of_this_machine_is_followed_at_once(folder: Folder, options: int) -> None:
     with OwnerProcess(folder.path) as killed:
         assert killed.line() == "owned"
         os.kill(killed.process.pid, signal.SIGKILL)
-        os.waitid(os.P_PID, killed.process.pid, os.WEXITED | os.WNOWAIT)
+        os.waitid(os.P_PID, killed.process.pid, options)
         with locked_folder(folder.path, **FAST | {"dead_after_seconds": 3600}):
-            pass
+            assert folder.subfolder(".owner").list_files().keys() == {"000002.json"}
 
 
 def test_another_process_with_the_same_id_is_not_the_owner(folder: Folder) -> None:
@@ -201,18 +192,6 @@ def test_a_stopped_run_ends_also_after_its_follower_has_ended(folder: Folder) ->
             assert stopped.end()[0] == EXIT_PERMANENT
             third.ask_to_write()
             assert third.line() == "0"
-
-
-@pytest.mark.slow
-def test_a_stopped_run_goes_on_when_nobody_followed(folder: Folder) -> None:
-    with OwnerProcess(folder.path) as stopped:
-        assert stopped.line() == "owned"
-        stopped.signal(signal.SIGSTOP)
-        time.sleep(DEAD_AFTER_SECONDS)
-        stopped.signal(signal.SIGCONT)
-        stopped.ask_to_write()
-        assert stopped.line() == "0"
-        assert stopped.end()[0] == 0
 
 
 WRITES: Mapping[str, Callable[[Folder], object]] = {
