@@ -1,7 +1,7 @@
 """Work on the partitions of a split with Apache Beam: in processes of this machine, or on Dataflow.
 
 Beam gets the list of partitions, and no text: a worker reads the byte ranges of a partition and writes its shards and
-its sidecar, which the program that started the pipeline then reads.
+its sidecar.
 """
 
 import importlib.util
@@ -12,8 +12,6 @@ import shlex
 import threading
 import traceback
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mlm_common.corpus.byte_ranges import ByteRange
@@ -21,7 +19,6 @@ from mlm_common.corpus.corpus import Corpus
 from mlm_common.errors import InputError, RunFailedError
 from tfrecord_prep.config import DATAFLOW_RUNNER, PrepareConfig
 from tfrecord_prep.partition import NumberedPartition, SplitWork, work_on_partition
-from tfrecord_prep.split_folder import PartitionResult, read_sidecar, sidecar_name
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -30,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 # Documents that workers cannot read themselves become part of the pipeline, which Dataflow limits to 10 MB.
 MAX_INLINE_BYTES = 4 << 20
-NUM_READERS = 8
 REQUIRED_BY_DATAFLOW = ("project", "region", "temp_location")
 
 # Beam may give a process several partitions at once, but its remembered words and memory are for one.
@@ -69,25 +65,21 @@ def check_beam(config: PrepareConfig, corpus: Corpus) -> "PipelineOptions":
 
 def work_with_beam(
     work: SplitWork, partitions: Iterable[NumberedPartition], options: "PipelineOptions"
-) -> Iterator[PartitionResult]:
-    """Yield the result of each numbered partition, in order, once all of them are complete.
+) -> Iterator[int]:
+    """Yield the number of each partition, in order, once all of them are complete.
 
     Raises:
         InputError: too many documents that workers cannot read by themselves, or what `work_on_partition` raises.
         RunFailedError: the pipeline failed.
     """
     numbered = list(_without_much_text(partitions))
-    if not numbered:
-        return
-    _run_pipeline(work, numbered, options)
-    read = partial(_result, work)
-    with ThreadPoolExecutor(NUM_READERS) as pool:
-        for start in range(0, len(numbered), NUM_READERS):  # few at a time, since each has the counts of all ids
-            yield from pool.map(read, numbered[start : start + NUM_READERS])
+    if numbered:
+        _run_pipeline(work, numbered, options)
+    yield from (one.index for one in numbered)
 
 
 def work_in_worker(numbered: NumberedPartition, work: SplitWork) -> None:
-    """Work on one partition in a process of Beam; the result is in its sidecar."""
+    """Work on one partition in a process of Beam."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # Beam has a process per core already
     with _one_at_a_time:
         work_on_partition(work, numbered)
@@ -130,6 +122,7 @@ def _run_pipeline(work: SplitWork, numbered: list[NumberedPartition], options: "
     pipeline = beam.Pipeline(runner=runner, options=options)
     partitions = pipeline | "partitions" >> beam.Create(numbered) | "spread" >> beam.Reshuffle()
     _ = partitions | "write shards" >> beam.Map(work_in_worker, work)
+    how_to_resume = f"The complete partitions in {work.folder} stay: run the same command again."
     try:
         state = pipeline.run().wait_until_finish()
     except Exception as error:  # the runners have no class of errors in common
@@ -139,23 +132,6 @@ def _run_pipeline(work: SplitWork, numbered: list[NumberedPartition], options: "
             raise InputError(message[1]) from error
         logger.error("%s", error)
         reason = str(error).strip().splitlines()[-1:] or [repr(error)]
-        raise RunFailedError(f"{runner_name} failed: {reason[0]} {_how_to_resume(work)}") from error
+        raise RunFailedError(f"{runner_name} failed: {reason[0]} {how_to_resume}") from error
     if state != "DONE":
-        raise RunFailedError(f"{runner_name} ended in the state {state}. {_how_to_resume(work)}")
-
-
-def _result(work: SplitWork, numbered: NumberedPartition) -> PartitionResult:
-    folder = work.settings.folder
-    try:
-        result = read_sidecar(folder, sidecar_name(numbered.index))
-    except FileNotFoundError:
-        result = None
-    if result is None or result.sha256 != numbered.sha256:
-        raise RunFailedError(
-            f"The pipeline ended, but {folder} lacks partition {numbered.index:,}. {_how_to_resume(work)}"
-        )
-    return result
-
-
-def _how_to_resume(work: SplitWork) -> str:
-    return f"The complete partitions in {work.settings.folder} stay: run the same command again."
+        raise RunFailedError(f"{runner_name} ended in the state {state}. {how_to_resume}")

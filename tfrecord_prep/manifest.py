@@ -25,8 +25,6 @@ PAIRS = "segment_pairs"
 # In these a [SEP] ends every document and every framed passage, and is nowhere else: so the ids alone say which tokens
 # of a row are of one document.
 SEPARATED_CHUNKINGS = ("concat", "full_sentences", "documents", "packed")
-# In these any row may end in padding; in the others only the last one of a partition.
-PADDING_CHUNKINGS = ("documents", "packed", PAIRS)
 # Values of `next_sentence_label`, as in google-research/bert and transformers: the second segment is of another
 # document, or follows the first.
 RANDOM_NEXT, IS_NEXT = 1, 0
@@ -186,12 +184,6 @@ def open_shards(folder: str) -> ShardSet:
     )
 
 
-def num_rows_in_name(name: str) -> int | None:
-    """Return the number of rows in the name of a shard, if it has one."""
-    match = NUM_ROWS_IN_NAME.search(name)
-    return int(match.group(1)) if match else None
-
-
 def _num_rows_in_names(folder: str, names: list[str], has_plan: bool) -> list[int]:
     if has_plan or any(MANAGED_SHARD_NAME.match(name) for name in names):
         raise InputError(
@@ -203,13 +195,13 @@ def _num_rows_in_names(folder: str, names: list[str], has_plan: bool) -> list[in
         raise InputError(
             f"{folder} contains no *.tfrecord files. Pass the folder of one split, such as work/shards/train."
         )
-    nameless = [name for name in names if num_rows_in_name(name) is None]
-    if nameless:
+    found = [NUM_ROWS_IN_NAME.search(name) for name in names]
+    if None in found:
         raise InputError(
-            f"Shards without a manifest must be named dataset-SHARD-ROWS.tfrecord; {folder} holds {nameless[0]}. "
-            "Prepare the shards again."
+            f"Shards without a manifest must be named dataset-SHARD-ROWS.tfrecord; {folder} holds "
+            f"{names[found.index(None)]}. Prepare the shards again."
         )
-    return [num_rows_in_name(name) or 0 for name in names]
+    return [int(match[1]) for match in found if match]
 
 
 def _check_against_listing(folder: Folder, manifest: Manifest, sizes_bytes: dict[str, int]) -> None:
@@ -223,17 +215,6 @@ def _check_against_listing(folder: Folder, manifest: Manifest, sizes_bytes: dict
                 f"A shard must have the size of the manifest; {path} has "
                 f"{sizes_bytes[shard.name]:,} bytes of {shard.num_bytes:,}. {hint}"
             )
-        if num_rows_in_name(shard.name) != shard.num_rows:
-            raise InputError(
-                f"A shard's name must state the rows of the manifest; {path}: "
-                f"the manifest has {shard.num_rows:,}. {hint}"
-            )
     unknown = sorted(set(sizes_bytes) - {shard.name for shard in manifest.shards})
     if unknown:
         raise InputError(f"Every shard must be in the manifest; {folder} also holds {unknown[0]}. {hint}")
-    num_rows = sum(shard.num_rows for shard in manifest.shards)
-    if num_rows != manifest.totals.num_rows or not num_rows:
-        raise InputError(
-            f"The rows of the manifest's shards must add up to its total; {folder} has {num_rows:,} "
-            f"and the total {manifest.totals.num_rows:,}. {hint}"
-        )

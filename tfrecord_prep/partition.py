@@ -1,6 +1,5 @@
 """Turn a partition of the corpus, the unit of work, into shards: a function of its documents and the settings."""
 
-import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,7 +8,6 @@ from dataclasses import dataclass
 
 import google_crc32c
 import numpy as np
-from numpy.typing import NDArray
 
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import Partition, read_partition
@@ -26,24 +24,6 @@ from tfrecord_prep.split_folder import PartitionResult, write_sidecar
 
 
 @dataclass(frozen=True)
-class PartitionSettings:
-    """What all partitions of a split share; `tokenizer_json` is what `plain_text_tokenizer_json` returned.
-
-    `sentences_by` and `random_share` are used by pairs of segments only.
-    """
-
-    folder: str
-    tokenizer_json: str
-    vocabulary_size: int
-    special_ids: dict[str, int]
-    chunking: str
-    max_length: int
-    shard_size: int
-    sentences_by: SentencesBy = "punctuation"
-    random_share: float = PairRule.random_share
-
-
-@dataclass(frozen=True)
 class NumberedPartition:
     """A partition with its number in the split and its `partition_sha256`."""
 
@@ -54,64 +34,62 @@ class NumberedPartition:
 
 @dataclass(frozen=True)
 class SplitWork:
-    """All that a process needs to work on partitions: where documents are read, and what they become."""
+    """All that a process needs to work on partitions: where documents are read, and what they become.
+
+    `tokenizer_json` is what `plain_text_tokenizer_json` returned; `sentences_by` and `random_share` are used by pairs
+    of segments only.
+    """
 
     corpus: CorpusConfig
     split_name: str
-    settings: PartitionSettings
+    folder: str
+    tokenizer_json: str
+    vocabulary_size: int
+    special_ids: dict[str, int]
+    chunking: str
+    max_length: int
+    shard_size: int
+    sentences_by: SentencesBy = "punctuation"
+    random_share: float = PairRule.random_share
     owner: FolderLock | None = None
 
 
-class TokenTally:
-    """Iterates over batches of ids once, and counts documents and ids; `id_counts` leaves out unknown tokens."""
+class _Tally:
+    """Counts documents, and the ids of their text without unknown tokens; of pairs of segments what is in the rows."""
 
-    def __init__(self, batches: Iterable[TokenBatch], settings: PartitionSettings) -> None:
-        self._batches = batches
-        self._special_ids = settings.special_ids
-        self.num_documents = 0
-        self.num_blank_documents = 0
-        self.id_counts = np.zeros(settings.vocabulary_size, np.int64)
+    def __init__(self, work: SplitWork) -> None:
+        self._work = work
+        self.num_documents = self.num_blank_documents = self.num_random_pairs = 0
+        self.id_counts = np.zeros(work.vocabulary_size, np.int64)
 
-    def __iter__(self) -> Iterator[TokenBatch]:
-        for batch in self._batches:
+    def of_batches(self, batches: Iterable[TokenBatch]) -> Iterator[TokenBatch]:
+        """Yield the batches; an InputError is raised for special tokens in the text."""
+        special_ids = self._work.special_ids
+        for batch in batches:
             self.num_documents += batch.num_documents
             self.num_blank_documents += batch.num_documents - len(batch.document_ends)
-            self.id_counts += self._count(batch.ids)
+            counts = np.bincount(batch.ids, minlength=len(self.id_counts))
+            counts[special_ids["unk"]] = 0
+            if found := [name for name, special_id in special_ids.items() if counts[special_id]]:
+                raise InputError(
+                    "A tokenizer may not turn text into special tokens; --tokenizer-name-or-path made "
+                    f"{', '.join(found)} of it. Train a tokenizer with train_unigram.py, or choose another one."
+                )
+            if self._work.chunking != PAIRS:
+                self.id_counts += counts
             yield batch
 
-    def _count(self, ids: NDArray[np.int32]) -> NDArray[np.int64]:
-        counts = np.bincount(ids, minlength=len(self.id_counts))
-        counts[self._special_ids["unk"]] = 0
-        found = [name for name, special_id in self._special_ids.items() if counts[special_id]]
-        if found:
-            raise InputError(
-                f"A tokenizer may not turn text into special tokens; --tokenizer-name-or-path made {', '.join(found)} "
-                "of it. Train a tokenizer with train_unigram.py, or choose another one."
-            )
-        return counts
-
-
-class PairTally:
-    """Iterates over rows of pairs once, and counts pairs and ids: pairs leave out some text and repeat some."""
-
-    def __init__(self, rows: Iterable[Rows], settings: PartitionSettings) -> None:
-        self._rows = rows
-        self._special_ids = list(settings.special_ids.values())
-        self.num_rows = self.num_random_pairs = 0
-        self.id_counts = np.zeros(settings.vocabulary_size, np.int64)
-
-    def __iter__(self) -> Iterator[Rows]:
-        for rows in self._rows:
-            self.num_rows += len(rows.input_ids)
-            if rows.next_sentence_labels is not None:
-                self.num_random_pairs += int(rows.next_sentence_labels.sum())
+    def of_pairs(self, all_rows: Iterable[Rows]) -> Iterator[Rows]:
+        """Yield the rows of pairs, which leave out some text and repeat some."""
+        for rows in all_rows:
+            self.num_random_pairs += 0 if rows.next_sentence_labels is None else int(rows.next_sentence_labels.sum())
             self.id_counts += np.bincount(rows.input_ids.ravel(), minlength=len(self.id_counts))
-            self.id_counts[self._special_ids] = 0
+            self.id_counts[list(self._work.special_ids.values())] = 0
             yield rows
 
 
-def work_on_partition(work: SplitWork, numbered: NumberedPartition) -> PartitionResult:
-    """Read, tokenize, cut and write one partition.
+def work_on_partition(work: SplitWork, numbered: NumberedPartition) -> int:
+    """Read, tokenize, cut and write one partition; return its number.
 
     Raises:
         InputError: its documents cannot be read, or the tokenizer turned text into a special token.
@@ -121,11 +99,11 @@ def work_on_partition(work: SplitWork, numbered: NumberedPartition) -> Partition
         work.owner.guard()
     bad_rows = BadRows()
     documents = read_partition(work.corpus, work.split_name, numbered.partition, bad_rows)
-    return build_partition(numbered, documents, work.settings, bad_rows)
+    return build_partition(numbered, documents, work, bad_rows).index
 
 
 def build_partition(
-    numbered: NumberedPartition, documents: Iterable[str], settings: PartitionSettings, bad_rows: BadRows
+    numbered: NumberedPartition, documents: Iterable[str], work: SplitWork, bad_rows: BadRows
 ) -> PartitionResult:
     """Tokenize, cut and write the documents of a partition, its sidecar last, and return what was written.
 
@@ -135,37 +113,28 @@ def build_partition(
     Raises:
         InputError: the tokenizer turned text into a special token.
     """
-    special_ids = settings.special_ids
-    framing = Framing(cls_id=special_ids["cls"], sep_id=special_ids["sep"], pad_id=special_ids["pad"])
-    has_pairs = settings.chunking == PAIRS
-    by_sentence = functools.partial(sentences_of, by=settings.sentences_by) if has_pairs else None
-    tally = TokenTally(encode_documents(settings.tokenizer_json, documents, by_sentence), settings)
-    rule = {"rule": PairRule(random_share=settings.random_share)} if has_pairs else {}
-    rows: Iterable[Rows] = CHUNKINGS[settings.chunking](tally, framing, settings.max_length, **rule)
-    pairs = PairTally(rows, settings) if has_pairs else None
-    shards = write_shards(settings.folder, numbered.index, pairs or rows, settings.shard_size)
-    totals = _totals(tally, shards, settings.max_length)
-    id_counts = tally.id_counts
-    if pairs is not None:
-        # Only a single document of one sentence can be in no pair.
-        num_without = 0 if pairs.num_rows else totals.num_documents - totals.num_blank_documents
-        counts = {"num_random_pairs": pairs.num_random_pairs, "num_documents_without_pair": num_without}
-        totals, id_counts = dataclasses.replace(totals, **counts), pairs.id_counts
-    result = PartitionResult(numbered.index, numbered.sha256, shards, totals, bad_rows, id_counts)
-    write_sidecar(settings.folder, result)
-    return result
-
-
-def _totals(tally: TokenTally, shards: tuple[ShardRecord, ...], max_length: int) -> Totals:
-    num_rows = sum(shard.num_rows for shard in shards)
-    num_tokens = sum(shard.num_tokens for shard in shards)
-    return Totals(
+    ids, has_pairs = work.special_ids, work.chunking == PAIRS
+    framing = Framing(cls_id=ids["cls"], sep_id=ids["sep"], pad_id=ids["pad"])
+    by_sentence = functools.partial(sentences_of, by=work.sentences_by) if has_pairs else None
+    tally = _Tally(work)
+    batches = tally.of_batches(encode_documents(work.tokenizer_json, documents, by_sentence))
+    rule = {"rule": PairRule(random_share=work.random_share)} if has_pairs else {}
+    rows = CHUNKINGS[work.chunking](batches, framing, work.max_length, **rule)
+    shards = write_shards(work.folder, numbered.index, tally.of_pairs(rows) if has_pairs else rows, work.shard_size)
+    num_rows, num_tokens = sum(shard.num_rows for shard in shards), sum(shard.num_tokens for shard in shards)
+    totals = Totals(
         num_documents=tally.num_documents,
         num_blank_documents=tally.num_blank_documents,
         num_tokens=num_tokens,
-        num_padding_tokens=num_rows * max_length - num_tokens,
+        num_padding_tokens=num_rows * work.max_length - num_tokens,
         num_rows=num_rows,
+        num_random_pairs=tally.num_random_pairs,
+        # Only a single document of one sentence can be in no pair.
+        num_documents_without_pair=tally.num_documents - tally.num_blank_documents if has_pairs and not num_rows else 0,
     )
+    result = PartitionResult(numbered.index, numbered.sha256, shards, totals, bad_rows, tally.id_counts)
+    write_sidecar(work.folder, result)
+    return result
 
 
 def write_shards(folder: str, partition: int, rows: Iterable[Rows], shard_size: int) -> tuple[ShardRecord, ...]:

@@ -22,16 +22,9 @@ except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.cli.console import folder_beside, next_step
 from mlm_common.cli.settings import flag_of
-from mlm_common.corpus.config import (
-    BUILTIN,
-    HELD_OUT_SPLITS,
-    VALIDATION,
-    CorpusConfig,
-    corpus_config_from_record,
-)
+from mlm_common.corpus.config import BUILTIN, VALIDATION, CorpusConfig, corpus_config_from_record
 from mlm_common.corpus.corpus import Corpus, open_corpus
 from mlm_common.corpus.identity import Record, describe_changed_sources, names_its_text
-from mlm_common.corpus.shared_text import Part, describe_shared_text
 from mlm_common.errors import EXIT_STOPPED, InputError
 from mlm_common.folder_lock import locked_folder
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
@@ -39,18 +32,15 @@ from mlm_common.storage import open_folder
 from mlm_common.tokenizer import RECORD_FILE, load_tokenizer
 from mlm_common.worker_pool import map_in_order
 from tfrecord_prep.config import DATAFLOW_RUNNER, LOCAL_RUNNER, PrepareConfig
-from tfrecord_prep.manifest import PAIRS, Manifest, Totals, read_manifest
+from tfrecord_prep.manifest import PAIRS, Manifest, read_manifest
 from tfrecord_prep.partition import NumberedPartition, SplitWork, work_on_partition
 from tfrecord_prep.push_to_hub import push_shards
-from tfrecord_prep.split import Engine, SplitPlan, describe_first_row, find_stale_parts, plan_splits, prepare_split
-from tfrecord_prep.split_folder import PartitionResult, clear_folder
+from tfrecord_prep.split import Engine, SplitPlan, describe_first_row, plan_splits, prepare_split
 from tfrecord_prep.verify import verify_folder
 
 logger = logging.getLogger(__name__)
 
 NUM_BAD_ROWS_SHOWN = 5
-# The default of run_qa.py for a question and a part of its paragraph.
-QUESTION_ANSWERING_LENGTH = 384
 
 
 @command
@@ -95,13 +85,10 @@ def prepare(corpus_config: CorpusConfig, config: PrepareConfig) -> None:
     corpus = open_recorded_corpus(corpus_config, str(config.tokenizer_name_or_path))
     engine = choose_engine(config, corpus)
     plans = plan_splits(config, tokenizer, corpus)
-    stale_parts = find_stale_parts(config, plans)
     repository = find_repository(config)
-    print(describe_plan(config, plans, stale_parts))
+    print(describe_plan(config, plans))
     if config.dry_run:
         return
-    for folder in stale_parts:
-        clear_folder(folder)
     for plan in plans:
         prepare_split(plan, corpus, tokenizer, engine)
         print(describe_split(plan.folder, read_manifest(plan.folder)))
@@ -113,68 +100,40 @@ def prepare(corpus_config: CorpusConfig, config: PrepareConfig) -> None:
 
 
 def open_recorded_corpus(given: CorpusConfig, tokenizer_folder: str) -> Corpus:
-    """Open the corpus given, else the one that the tokenizer was trained on; warn of splits that it has seen.
+    """Open the corpus given, else the one that the tokenizer was trained on, without its limit.
+
+    The other flags of a corpus that are given replace recorded settings.
 
     Raises:
-        InputError: what `choose_corpus` and `open_corpus` raise; or the tokenizer's corpus has changed.
-    """
-    record = tokenizer_corpus(tokenizer_folder)
-    corpus = open_corpus(choose_corpus(given, tokenizer_folder, record))
-    if record is None:
-        return corpus
-    if not given.is_given:
-        _check_same_text(record, corpus.record, tokenizer_folder)
-    seen = corpus_config_from_record(record)
-    is_same_text = describe_shared_text(Part(record, seen.split), Part(corpus.record, corpus.config.split))
-    for split in seen_splits(corpus.config, seen) if is_same_text or not given.is_given else []:
-        logger.warning(
-            "The tokenizer was trained on documents of the split `%s`, because train_unigram.py was not run with the "
-            "same --%s-percent and --seed: results on that split will look a little too good.",
-            split,
-            split,
-        )
-    return corpus
-
-
-def choose_corpus(given: CorpusConfig, tokenizer_folder: str, record: Record | None) -> CorpusConfig:
-    """Choose the corpus given, else that of the tokenizer's record, without its limit and with the other flags given.
-
-    Raises:
-        InputError: none was given, and none is recorded; or the recorded one has settings unknown to this version.
+        InputError: none was given, and none is recorded, or its files have changed; or what `open_corpus` raises.
     """
     if given.is_given:
-        return given
+        return open_corpus(given)
+    record = tokenizer_corpus(tokenizer_folder)
     if record is None or not names_its_text(record):
         raise InputError(
             "A corpus is needed: --dataset-name (`builtin` needs no download) or --data-files; "
             f"{tokenizer_folder} contains no {RECORD_FILE} that names one."
         )
-    chosen = dataclasses.replace(corpus_config_from_record(record), **{"limit": None} | _settings_given(given))
-    logger.info("Using the corpus that the tokenizer was trained on: %s", _as_flags(chosen))
-    return chosen
+    config = dataclasses.replace(corpus_config_from_record(record), **{"limit": None} | _settings_given(given))
+    words: list[Any] = []
+    for name, value in _settings_given(config).items():
+        words += [flag_of(name), *(value if isinstance(value, list) else [value])]
+    logger.info("Using the corpus that the tokenizer was trained on: %s", shlex.join(map(str, words)))
+    corpus = open_corpus(config)
+    if changes := describe_changed_sources(record, corpus.record):
+        raise InputError(
+            f"The corpus of {tokenizer_folder} has changed since its tokenizer was trained: {changes}. Restore it, or "
+            "name the corpus to prepare with --data-files or --dataset-name."
+        )
+    if corpus.record.get(BUILTIN) != record.get(BUILTIN):
+        logger.warning("The built-in text is not what the tokenizer was trained on: Python or packages differ.")
+    return corpus
 
 
 def _settings_given(config: CorpusConfig) -> dict[str, Any]:
     settings = {field: getattr(config, field.name) for field in dataclasses.fields(CorpusConfig)}
     return {field.name: value for field, value in settings.items() if value not in (field.default, [])}
-
-
-def _as_flags(config: CorpusConfig) -> str:
-    words = []
-    for name, value in _settings_given(config).items():
-        words += [flag_of(name), *(value if isinstance(value, list) else [value])]
-    return shlex.join(map(str, words))
-
-
-def _check_same_text(record: Record, found: Record, tokenizer_folder: str) -> None:
-    """Raise InputError if files of the tokenizer's corpus have changed."""
-    if changes := describe_changed_sources(record, found):
-        raise InputError(
-            f"The corpus of {tokenizer_folder} has changed since its tokenizer was trained: {changes}. Restore it, or "
-            "name the corpus to prepare with --data-files or --dataset-name."
-        )
-    if found.get(BUILTIN) != record.get(BUILTIN):
-        logger.warning("The built-in text is not what the tokenizer was trained on: Python or packages differ.")
 
 
 def tokenizer_corpus(tokenizer_folder: str) -> Record | None:
@@ -186,21 +145,6 @@ def tokenizer_corpus(tokenizer_folder: str) -> Record | None:
     return dict(record)
 
 
-def seen_splits(corpus: CorpusConfig, seen: CorpusConfig) -> list[str]:
-    """List the held-out splits of a corpus with documents that are in the main split that is drawn as `seen`.
-
-    The splits are drawn one after the other from the same number of each document (see `draw_split`).
-    """
-    unseen_percent = sum(map(seen.percent_of, HELD_OUT_SPLITS)) if corpus.seed == seen.seed else 0.0
-    splits: list[str] = []
-    percent = 0.0
-    for split in HELD_OUT_SPLITS:
-        percent += corpus.percent_of(split)
-        if corpus.percent_of(split) and percent > unseen_percent:
-            splits.append(split)
-    return splits
-
-
 def choose_engine(config: PrepareConfig, corpus: Corpus) -> Engine:
     if config.runner == LOCAL_RUNNER:
         return partial(work_locally, num_processes=config.num_processes)
@@ -209,10 +153,8 @@ def choose_engine(config: PrepareConfig, corpus: Corpus) -> Engine:
     return partial(work_with_beam, options=check_beam(config, corpus))
 
 
-def work_locally(
-    work: SplitWork, partitions: Iterable[NumberedPartition], num_processes: int
-) -> Iterator[PartitionResult]:
-    """Work on numbered partitions in processes of this machine, and yield their results in order.
+def work_locally(work: SplitWork, partitions: Iterable[NumberedPartition], num_processes: int) -> Iterator[int]:
+    """Work on numbered partitions in processes of this machine, and yield their numbers in order.
 
     Raises:
         InputError: what `work_on_partition` raises, or a worker was killed.
@@ -233,7 +175,7 @@ def find_repository(config: PrepareConfig) -> HubRepository | None:
     return repository
 
 
-def describe_plan(config: PrepareConfig, plans: Sequence[SplitPlan], stale_parts: Sequence[str] = ()) -> str:
+def describe_plan(config: PrepareConfig, plans: Sequence[SplitPlan]) -> str:
     fields = plans[0].fields
     workers = "on Dataflow" if config.runner == DATAFLOW_RUNNER else str(config.num_processes)
     lines = [
@@ -241,44 +183,31 @@ def describe_plan(config: PrepareConfig, plans: Sequence[SplitPlan], stale_parts
         f"rows        {config.max_length} tokens, --chunking {config.chunking}, up to {config.shard_size:,} per shard",
         f"workers     {workers}, each on {fields['partition_bytes'] / 1e6:,.1f} MB of the corpus at a time",
     ]
-    states = {True: "already complete with these settings, stays as it is", False: "to be written"}
     if config.push_to_hub:
         lines.append(f"pushed to   {config.push_to_hub}, a data set repository")
-    lines += [f"{plan.split_name:11s} {plan.folder}: {states[plan.is_complete]}" for plan in plans]
-    lines += [f"{'deleted':11s} {folder}: not of this preparation" for folder in stale_parts]
-    if config.max_length < QUESTION_ANSWERING_LENGTH:
-        lines.append(
-            f"note        Rows of {config.max_length} tokens are short for some fine-tuning: question answering needs "
-            f"--max-length {QUESTION_ANSWERING_LENGTH} or more."
-        )
-    return "\n".join(lines)
+    states = {True: "already complete with these settings, stays as it is", False: "to be written"}
+    return "\n".join([*lines, *(f"{plan.split_name:11s} {plan.folder}: {states[plan.is_complete]}" for plan in plans)])
 
 
 def describe_split(folder: str, manifest: Manifest) -> str:
-    totals = manifest.totals
-    bad_rows = manifest.bad_rows
-    padding_percent = 100 * totals.num_padding_tokens / (totals.num_rows * manifest.max_length)
-    blank = f", {totals.num_blank_documents:,} more were blank" if totals.num_blank_documents else ""
+    totals, bad_rows = manifest.totals, manifest.bad_rows
+    num_rows, num_padding, num_blank = totals.num_rows, totals.num_padding_tokens, totals.num_blank_documents
+    padding = f"{num_padding:,} tokens, {100 * num_padding / (num_rows * manifest.max_length):.2f} %"
+    pairs = f"{num_rows:,}, {100 * totals.num_random_pairs / num_rows:.1f} % of them random"
+    if totals.num_documents_without_pair:
+        pairs += f"; {totals.num_documents_without_pair:,} documents gave none"
     rows = {
-        "documents": f"{totals.num_documents - totals.num_blank_documents:,}{blank}",
+        "documents": f"{totals.num_documents - num_blank:,}"
+        + (f", {num_blank:,} more were blank" if num_blank else ""),
         "skipped": f"rows that cannot be read: {bad_rows.describe(NUM_BAD_ROWS_SHOWN)}" if bad_rows.num_rows else "",
         "tokens": f"{totals.num_tokens:,}",
-        "rows": f"{totals.num_rows:,} of {manifest.max_length} tokens",
-        "padding": f"{totals.num_padding_tokens:,} tokens, {padding_percent:.2f} %"
-        if totals.num_padding_tokens
-        else "",
-        "pairs": _describe_pairs(totals) if manifest.chunking == PAIRS else "",
+        "rows": f"{num_rows:,} of {manifest.max_length} tokens",
+        "padding": padding if num_padding else "",
+        "pairs": pairs if manifest.chunking == PAIRS else "",
         "shards": f"{len(manifest.shards):,}",
         "frequency baseline": f"{manifest.unigram_entropy_nats:.2f}, the loss of guessing by token frequencies alone",
     }
     return "\n".join([f"{manifest.split}: {folder}", *(f"  {name:18s}  {text}" for name, text in rows.items() if text)])
-
-
-def _describe_pairs(totals: Totals) -> str:
-    random_percent = 100 * totals.num_random_pairs / totals.num_rows
-    pairs = f"{totals.num_rows:,}, {random_percent:.1f} % of them random"
-    num_without = totals.num_documents_without_pair
-    return pairs + (f"; {num_without:,} documents gave none" if num_without else "")
 
 
 def describe_next(output_dir: str, plans: Sequence[SplitPlan]) -> str:

@@ -13,7 +13,7 @@ import json
 import logging
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ from mlm_common.cli.settings import describe_differences
 from mlm_common.corpus.byte_ranges import ByteRange
 from mlm_common.corpus.config import BUILTIN
 from mlm_common.corpus.corpus import Partition
-from mlm_common.corpus.identity import FILES_KEYS, Record, describe_changes, identity, record_of_split
+from mlm_common.corpus.identity import FILES_KEYS, Record, describe_changes, identity
 from mlm_common.corpus.text_formats import BadRows, bad_rows_from_record
 from mlm_common.errors import InputError
 from mlm_common.storage import PROBE_PREFIX, folder_and_name, open_folder
@@ -70,26 +70,22 @@ class PartitionResult:
 
 
 def check_folder(folder: str, plan: Plan) -> bool:
-    """Return whether the folder of a split is complete; an unfinished one must have a plan of these settings.
+    """Return whether the folder of a split is complete; existing shards must be of the settings of the plan.
 
-    A complete folder may have been made with other versions; an unfinished one with other states of the files.
+    A complete folder may have been made with other versions; an unfinished one also with other states of the files.
 
     Raises:
         InputError: it contains shards of other settings, of unknown origin, or damaged ones.
     """
     names = open_folder(folder).list_files()
     hint = "Choose another --output-dir, or pass --overwrite to replace them."
-    if MANIFEST_NAME in names:
-        manifest = read_manifest(folder)
-        found = dataclasses.asdict(manifest)
-        if not manifest.bad_rows.num_rows:
-            found, plan = _without_on_bad_row(found), _without_on_bad_row(plan)
-        if differences := describe_plan_differences(found, plan, of_manifest=True):
-            raise InputError(f"{folder} contains shards of other settings: {differences}. {hint}")
+    is_complete, found = MANIFEST_NAME in names, recorded_plan(folder)
+    if found and (differences := describe_plan_differences(found, plan, is_complete=is_complete)):
+        shards = "shards" if is_complete else "unfinished shards"
+        raise InputError(f"{folder} contains {shards} of other settings: {differences}. {hint}")
+    if is_complete:
         open_shards(folder)
         return True
-    if PLAN_NAME in names and (differences := describe_plan_differences(_read_plan(folder), plan, of_manifest=False)):
-        raise InputError(f"{folder} contains unfinished shards of other settings: {differences}. {hint}")
     foreign = [name for name in names if name.endswith(".tfrecord") and not MANAGED_SHARD_NAME.match(name)]
     if foreign:
         raise InputError(f"{folder} contains shards that this command did not write, such as {foreign[0]}. {hint}")
@@ -102,45 +98,37 @@ def recorded_plan(folder: str) -> Plan | None:
     Raises:
         InputError: manifest or plan cannot be read.
     """
-    names = open_folder(folder).list_files()
+    files = open_folder(folder)
+    names = files.list_files()
     if MANIFEST_NAME in names:
         return dataclasses.asdict(read_manifest(folder))
-    return _read_plan(folder) if PLAN_NAME in names else None
+    if PLAN_NAME not in names:
+        return None
+    try:
+        return dict(json.loads(files.read_text(PLAN_NAME)))
+    except (TypeError, ValueError) as error:
+        path = files.path_of(PLAN_NAME)
+        raise InputError(f"A plan must be a JSON object; {path}: {error}. Delete it to start again.") from error
 
 
-def plan_settings(plan: Plan) -> Plan:
-    """Reduce a plan to what all its partitions depend on.
+def describe_plan_differences(found: Plan, asked: Plan, *, is_complete: bool) -> str:
+    """Describe how a plan differs from that of existing shards in the settings; empty if it does not.
 
-    They do not depend on where the files are, nor on their states, which are hashed for each partition; and most of
-    them have no bad rows.
+    In an unfinished folder the same files may have changed. Without bad rows it makes no difference how they are
+    treated.
     """
-    plan = _without_on_bad_row(plan)
-    corpus = identity(_without_files(record_of_split(plan["corpus"], plan["split"])))
-    return plan | {"corpus": corpus, "versions": _versions(plan)}
-
-
-def describe_plan_differences(found: Plan, asked: Plan, *, of_manifest: bool) -> str:
-    """Describe how a plan differs from that of existing shards, in what these depend on; empty if it does not.
-
-    Complete shards (`of_manifest`) may have been made with other versions. For unfinished ones the files may have
-    changed, or moved unchanged, and bad rows may be treated otherwise.
-    """
-    if not of_manifest:
-        found, asked = _without_on_bad_row(found), _without_on_bad_row(asked)
-    corpora = [record_of_split(plan["corpus"], asked["split"]) for plan in (found, asked)]
+    corpora = [found["corpus"], asked["corpus"]]
+    if not is_complete or not found["bad_rows"]["num_rows"]:
+        corpora = [_without_on_bad_row(corpus) for corpus in corpora]
     places = [[corpus["settings"][name] for name in PLACES] for corpus in corpora]
-    if not of_manifest and places[0] == places[1]:
+    if not is_complete and places[0] == places[1]:
         corpora = [_without_files(corpus) for corpus in corpora]
-    compared = [key for key in asked if key not in ("corpus", "versions")]
-    there, here = ({key: plan.get(key) for key in compared} for plan in (found, asked))
-    if not of_manifest:
-        there["versions"], here["versions"] = _versions(found), _versions(asked)
-    return "; ".join(filter(None, (describe_changes(*corpora), describe_differences(there, here))))
+    settings = {key: value for key, value in asked.items() if key not in ("corpus", "versions")}
+    return "; ".join(filter(None, (describe_changes(*corpora), describe_differences(found, settings))))
 
 
-def _without_on_bad_row(plan: Plan) -> Plan:
-    corpus = plan["corpus"]
-    return plan | {"corpus": corpus | {"settings": corpus["settings"] | {"on_bad_row": "fail"}}}
+def _without_on_bad_row(corpus: Record) -> Record:
+    return corpus | {"settings": corpus["settings"] | {"on_bad_row": "fail"}}
 
 
 def _without_files(corpus: Record) -> Record:
@@ -153,8 +141,13 @@ def _versions(plan: Plan) -> dict[str, str]:
 
 
 def partition_sha256(plan: Plan, partition: Partition) -> str:
-    """Hash what a partition is made of: the settings of the plan, and the content of its byte ranges or documents."""
-    digest = hashlib.sha256(json.dumps(plan_settings(plan), sort_keys=True).encode())
+    """Hash what a partition is made of: settings, versions, and the content of its byte ranges or documents.
+
+    It does not depend on where the files are, nor on the others; and most partitions have no bad rows.
+    """
+    corpus = identity(_without_files(_without_on_bad_row(plan["corpus"])))
+    settings = plan | {"corpus": corpus, "versions": _versions(plan)}
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for item in partition:
         if isinstance(item, ByteRange):
             file = item.file
@@ -165,79 +158,46 @@ def partition_sha256(plan: Plan, partition: Partition) -> str:
     return digest.hexdigest()
 
 
-class CompletePartitions:
-    """The complete partitions of an unfinished folder."""
+def begin_folder(folder: str, plan: Plan) -> dict[int, str]:
+    """Prepare the folder for the shards of a plan, and return {number: `partition_sha256`} of complete partitions.
 
-    def __init__(self, folder: str, results: Iterable[PartitionResult]) -> None:
-        self._folder = folder
-        self._sha256 = {}
-        self._shards: dict[int, list[str]] = {}
-        for result in results:
-            self._sha256[result.index] = result.sha256
-            self._shards[result.index] = [shard.name for shard in result.shards]
-
-    def keep(self, index: int, sha256: str) -> bool:
-        """Return whether partition number `index` is complete, once; delete it if it was made of something else."""
-        found = self._sha256.pop(index, None)
-        if found not in {None, sha256}:
-            self._delete(index)
-        return found == sha256
-
-    def delete_others(self) -> None:
-        """Delete the partitions that `keep` was not called for."""
-        for index in self._sha256:
-            self._delete(index)
-        self._sha256 = {}
-
-    def _delete(self, index: int) -> None:
-        files = open_folder(self._folder)
-        files.delete_files([sidecar_name(index)])  # before the shards that it names
-        files.delete_files(self._shards[index])
-
-
-def begin_folder(folder: str, plan: Plan) -> CompletePartitions:
-    """Prepare the folder for the shards of a plan, and return the complete partitions.
-
-    The complete partitions of an unfinished folder of the same settings stay; everything else is deleted.
+    These are all that an unfinished folder has; their hashes say which are of this plan. Everything else is deleted.
     """
     files = open_folder(folder)
     sizes_bytes = files.list_files()
-    before = _read_plan(folder) if PLAN_NAME in sizes_bytes else None
-    is_same = before is not None and not describe_plan_differences(before, plan, of_manifest=False)
-    if MANIFEST_NAME in sizes_bytes or before is None or not is_same:
+    before = recorded_plan(folder)
+    if before is None or MANIFEST_NAME in sizes_bytes:
         clear_folder(folder)
         files.write_json(PLAN_NAME, plan)
-        return CompletePartitions(folder, ())
+        return {}
     may_have_bad_rows = plan["corpus"]["settings"]["on_bad_row"] == "skip"
-    numbers: set[int] = set()
+    complete: dict[int, str] = {}
     shards: set[str] = set()
-
-    def complete() -> Iterator[PartitionResult]:
-        for result in read_results(folder):
-            is_there = all(sizes_bytes.get(shard.name) == shard.num_bytes for shard in result.shards)
-            if is_there and (may_have_bad_rows or not result.bad_rows.num_rows):
-                numbers.add(result.index)
-                shards.update(shard.name for shard in result.shards)
-                yield result
-
-    partitions = CompletePartitions(folder, complete())
-    stale = [name for name in sizes_bytes if sidecar_index(name) not in {None, *numbers}]
+    for result in read_results(folder):
+        is_there = all(sizes_bytes.get(shard.name) == shard.num_bytes for shard in result.shards)
+        if is_there and (may_have_bad_rows or not result.bad_rows.num_rows):
+            complete[result.index] = result.sha256
+            shards.update(shard.name for shard in result.shards)
+    stale = [name for name in sizes_bytes if sidecar_index(name) not in {None, *complete}]
     files.delete_files(stale)  # before the shards that they name
     files.delete_files([name for name in sizes_bytes if name.endswith(".tfrecord") and name not in shards])
     _delete_partials(folder)
     files.write_json(PLAN_NAME, plan)  # files of the corpus may have changed
-    logger.info("%s is unfinished: its %d complete partitions stay", folder, len(numbers))
-    if changes := describe_changes(_without_on_bad_row(before)["corpus"], _without_on_bad_row(plan)["corpus"]):
-        logger.warning("The corpus has changed since; the partitions that this affects are rebuilt: %s", changes)
-    return partitions
+    logger.info("%s is unfinished: its %d complete partitions stay", folder, len(complete))
+    changes = describe_changes(_without_on_bad_row(before["corpus"]), _without_on_bad_row(plan["corpus"]))
+    versions = describe_differences({"versions": _versions(before)}, {"versions": _versions(plan)})
+    if changes := "; ".join(filter(None, (changes, versions))):
+        logger.warning(
+            "Corpus or versions have changed since; the partitions that this affects are rebuilt: %s", changes
+        )
+    return complete
 
 
 def finish_folder(folder: str) -> None:
     """Delete what only an unfinished folder has: the plan last, so that there are no sidecars without it."""
     files = open_folder(folder)
-    names = files.list_files()
-    files.delete_files([name for name in names if sidecar_index(name) is not None])
-    files.delete_files([name for name in names if name == PLAN_NAME])
+    files.delete_files([name for name in files.list_files() if sidecar_index(name) is not None])
+    files.delete_files([PLAN_NAME])
     _delete_partials(folder)
 
 
@@ -245,7 +205,7 @@ def clear_folder(folder: str) -> None:
     """Delete the manifest, the sidecars, then the shards, so that nothing ever looks complete, and last the plan."""
     files = open_folder(folder)
     names = files.list_files()
-    files.delete_files([name for name in names if name == MANIFEST_NAME])
+    files.delete_files([MANIFEST_NAME])
     files.delete_files([name for name in names if sidecar_index(name) is not None])
     files.delete_files([name for name in names if name.endswith(".tfrecord")])
     tokenizer_files = files.subfolder(TOKENIZER_FOLDER_NAME)
@@ -299,15 +259,6 @@ def read_sidecar(folder: str, name: str) -> PartitionResult | None:
         )
     except (KeyError, TypeError, ValueError, zlib.error):
         return None
-
-
-def _read_plan(folder: str) -> dict[str, Any]:
-    files = open_folder(folder)
-    try:
-        return dict(json.loads(files.read_text(PLAN_NAME)))
-    except (TypeError, ValueError) as error:
-        path = files.path_of(PLAN_NAME)
-        raise InputError(f"A plan must be a JSON object; {path}: {error}. Delete it to start again.") from error
 
 
 def _delete_partials(folder: str) -> None:

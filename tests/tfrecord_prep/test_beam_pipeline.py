@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,13 +12,13 @@ from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import Corpus, open_corpus
 from mlm_common.errors import InputError, RunFailedError
 from mlm_common.storage.reading import StoredFile
-from tests.fixtures.partitions import partition_settings
+from tests.fixtures.partitions import split_work
 from tests.fixtures.tiny_corpus import contents, flags, write_source
 from tests.servers.fixtures import CloudStorageHandle
 from tfrecord_prep.beam_pipeline import MAX_INLINE_BYTES, check_beam, work_with_beam
 from tfrecord_prep.config import PrepareConfig
 from tfrecord_prep.manifest import read_manifest
-from tfrecord_prep.partition import NumberedPartition, SplitWork
+from tfrecord_prep.partition import NumberedPartition
 from tfrecord_prep.prepare_tfrecord_shards import main
 from tfrecord_prep.split_folder import read_sidecar
 
@@ -32,11 +33,6 @@ TWO_PROCESSES = ["--runner", "DirectRunner", "--num-workers", "2"]
 IN_THIS_PROCESS = "--direct_running_mode=in_memory --direct_num_workers=1"
 ONE_PROCESS = ["--runner", "DirectRunner", f"--beam-options={IN_THIS_PROCESS}"]
 GOOGLE = "--project=my-project --region=europe-west4 --temp_location=gs://bucket/tmp"
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_source(tmp_path_factory.mktemp("source"))
 
 
 @pytest.fixture(autouse=True)
@@ -101,23 +97,16 @@ def test_rows_that_are_left_out_are_those_of_the_local_run(tmp_path: Path) -> No
     skip = ["--on-bad-row", "skip"]
     assert main(flags(source, tmp_path / "beam", *skip, *ONE_PROCESS)) == 0
     assert contents(tmp_path / "beam") == local_bytes(source, tmp_path / "local", *skip)
-    bad_rows = read_manifest(str(tmp_path / "beam" / "train")).bad_rows
-    assert bad_rows is not None
-    assert bad_rows.num_rows == 1
+    assert read_manifest(str(tmp_path / "beam" / "train")).bad_rows.num_rows == 1
 
 
 @needs_beam
 def test_few_documents_go_with_the_pipeline(tmp_path: Path) -> None:
-    corpus = CorpusConfig(dataset_name="builtin")
-    work = SplitWork(corpus, "train", partition_settings(tmp_path))
-    options = check_beam(in_memory_config(tmp_path), open_corpus(corpus))
-    results = list(
-        work_with_beam(work, [NumberedPartition(3, "a", ["5 6"]), NumberedPartition(1, "b", ["7"])], options)
-    )
-    assert [result.index for result in results] == [3, 1]
-    sidecar = read_sidecar(str(tmp_path), "partition-00003.json")
-    assert sidecar is not None
-    assert sidecar.shards == results[0].shards
+    work = split_work(tmp_path)
+    options = check_beam(in_memory_config(tmp_path), open_corpus(work.corpus))
+    partitions = [NumberedPartition(3, "a", ["5 6"]), NumberedPartition(1, "b", ["7"])]
+    assert list(work_with_beam(work, partitions, options)) == [3, 1]
+    assert read_sidecar(str(tmp_path), "partition-00003.json").totals.num_documents == 1
 
     too_much = (NumberedPartition(number, "a", ["x" * (MAX_INLINE_BYTES // 8)]) for number in range(100))
     with pytest.raises(InputError, match="give --data-files without --limit, or --runner local"):
@@ -127,9 +116,8 @@ def test_few_documents_go_with_the_pipeline(tmp_path: Path) -> None:
 
 @needs_beam
 def test_a_failure_that_is_no_bad_input_says_how_to_resume(tmp_path: Path) -> None:
-    corpus = CorpusConfig(dataset_name="builtin")
-    work = SplitWork(corpus, "train", partition_settings(tmp_path, chunking="none such"))
-    options = check_beam(in_memory_config(tmp_path), open_corpus(corpus))
+    work = split_work(tmp_path, chunking="none such")
+    options = check_beam(in_memory_config(tmp_path), open_corpus(work.corpus))
     with pytest.raises(RunFailedError, match=r"none such.* run the same command again"):
         list(work_with_beam(work, [NumberedPartition(0, "a", ["5 6"])], options))
 
@@ -169,20 +157,28 @@ def test_dataflow_can_be_given_the_pipeline() -> None:
     beam_options = f"{GOOGLE} --dry_run=true"
     config = PrepareConfig("tokenizer", "gs://bucket/shards", runner="DataflowRunner", beam_options=beam_options)
     options = check_beam(config, Corpus(corpus, {}, {}))
-    work = SplitWork(corpus, "train", partition_settings("gs://bucket/shards"))
+    work = split_work("gs://bucket/shards", corpus=corpus)
     docs = StoredFile("gs://bucket/docs.jsonl", 100)
     partitions = [NumberedPartition(number, "a", [ByteRange(docs, number, number + 1)]) for number in range(100)]
     with pytest.raises(RunFailedError, match="DataflowRunner ended in the state None"):
         list(work_with_beam(work, partitions, options))
 
 
-def test_settings_that_contradict_each_other() -> None:
-    with pytest.raises(InputError, match="--runner local does the work without it"):
-        PrepareConfig("tokenizer", "shards", beam_options="--project=p")
-    with pytest.raises(InputError, match="write to gs:// only; received --output-dir shards"):
-        PrepareConfig("tokenizer", "shards", runner="DataflowRunner")
-    with pytest.raises(InputError, match="for Dataflow's machines give --beam-options='--num_workers=4"):
-        PrepareConfig("tokenizer", "gs://bucket/shards", runner="DataflowRunner", num_workers=4)
+@pytest.mark.parametrize(
+    ("folder", "settings", "message"),
+    [
+        ("shards", {"beam_options": "--project=p"}, "--runner local does the work without it"),
+        ("shards", {"runner": "DataflowRunner"}, "write to gs:// only; received --output-dir shards"),
+        (
+            "gs://bucket/shards",
+            {"runner": "DataflowRunner", "num_workers": 4},
+            "for Dataflow's machines give --beam-options='--num_workers=4",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other(folder: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        PrepareConfig("tokenizer", folder, **settings)
 
 
 def test_beam_that_is_not_installed(

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from mlm_common.corpus.byte_ranges import grouped_by_size
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
-from tests.fixtures.partitions import SHA256, SPECIAL_IDS, build_partition, partition_settings
+from tests.fixtures.partitions import SHA256, SPECIAL_IDS, build_partition, split_work
 from tests.servers.fixtures import CloudStorageHandle
 from tfrecord_prep.chunking import Rows
 from tfrecord_prep.partition import write_shards
@@ -51,7 +51,7 @@ def test_tokens_in_are_tokens_written_for_any_partitions(
     chunking: str, documents: list[list[int]], max_length: int, shard_size: int, partition_bytes: int
 ) -> None:
     folder = Path(tempfile.mkdtemp())
-    asked = partition_settings(folder, chunking=chunking, max_length=max_length, shard_size=shard_size)
+    asked = split_work(folder, chunking=chunking, max_length=max_length, shard_size=shard_size)
     texts = [" ".join(map(str, document)) for document in documents]
     written: list[int] = []
     for index, group in enumerate(grouped_by_size(texts, partition_bytes)):
@@ -72,7 +72,7 @@ def test_tokens_in_are_tokens_written_for_any_partitions(
 
 
 def test_sidecar_tells_what_was_written(tmp_path: Path) -> None:
-    result = build_partition(7, ["5 6 7", "", "unheard 5"], partition_settings(tmp_path))
+    result = build_partition(7, ["5 6 7", "", "unheard 5"], split_work(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "dataset-00007-00000-1.tfrecord",
         "partition-00007.json",
@@ -82,11 +82,8 @@ def test_sidecar_tells_what_was_written(tmp_path: Path) -> None:
     assert (found.index, found.sha256, found.shards, found.totals) == (7, SHA256, result.shards, result.totals)
     assert np.flatnonzero(found.id_counts).tolist() == [5, 6, 7]  # the unknown token does not count
     assert found.id_counts.tolist() == result.id_counts.tolist()
-
-
-def test_what_is_no_sidecar_is_none(tmp_path: Path) -> None:
-    (tmp_path / "partition-00000.json").write_text("{}", encoding="utf-8")
-    assert read_sidecar(str(tmp_path), "partition-00000.json") is None
+    (tmp_path / "partition-00007.json").write_text("{}", encoding="utf-8")
+    assert read_sidecar(str(tmp_path), "partition-00007.json") is None
 
 
 def test_documents_are_taken_as_they_are_needed(tmp_path: Path) -> None:
@@ -97,18 +94,18 @@ def test_documents_are_taken_as_they_are_needed(tmp_path: Path) -> None:
             yield "5 6 7 " * 20_000
             written_before.append(len(list(tmp_path.glob("*.tfrecord"))))
 
-    build_partition(0, documents(), partition_settings(tmp_path, shard_size=1000))
+    build_partition(0, documents(), split_work(tmp_path, shard_size=1000))
     assert written_before[10] > 20
 
 
 def test_no_documents_give_no_shards(tmp_path: Path) -> None:
-    result = build_partition(0, [], partition_settings(tmp_path))
+    result = build_partition(0, [], split_work(tmp_path))
     assert (result.shards, result.totals.num_rows) == ((), 0)
     assert [path.name for path in tmp_path.iterdir()] == ["partition-00000.json"]
 
 
 def test_a_tokenizer_that_makes_special_tokens_of_text_is_refused(tmp_path: Path) -> None:
-    asked = partition_settings(tmp_path, special_ids=SPECIAL_IDS | {"mask": 5})
+    asked = split_work(tmp_path, special_ids=SPECIAL_IDS | {"mask": 5})
     with pytest.raises(InputError, match="made mask of it"):
         build_partition(0, ["6 5"], asked)
     assert not list(tmp_path.iterdir())
@@ -118,10 +115,10 @@ def test_a_tokenizer_that_makes_special_tokens_of_text_is_refused(tmp_path: Path
 @pytest.mark.parametrize("separator", [" ", ""])
 def test_memory_hardly_grows_with_a_document(tmp_path: Path, separator: str) -> None:
     """`tokenizers` alone would need half a gigabyte more for the longer document."""
-    settings = f"partition_settings({str(tmp_path)!r}, tokenizer_json=tokenizer_json, shard_size=10_000)"
+    settings = f"split_work({str(tmp_path)!r}, tokenizer_json=tokenizer_json, shard_size=10_000)"
     program = f"""
 import resource, sys
-from tests.fixtures.partitions import build_partition, partition_settings
+from tests.fixtures.partitions import build_partition, split_work
 from mlm_common.tokenizer import plain_text_tokenizer_json
 from tests.fixtures.tiny_tokenizers import byte_level
 tokenizer_json = plain_text_tokenizer_json(byte_level().to_str())
@@ -160,11 +157,6 @@ def test_rows_are_divided_wherever_they_were(folder: str) -> None:
         assert data == encode_rows(rows.input_ids[start:end], rows.num_tokens_per_row[start:end])
         assert (record.num_rows, record.num_tokens) == (end - start, 8 * (end - start))
         assert record.crc32c == f"{google_crc32c.value(data):08x}"
-
-
-def test_no_rows_no_shards(folder: str) -> None:
-    assert write_shards(folder, 0, [some_rows(0)], shard_size=4) == ()
-    assert open_folder(folder).list_files() == {}
 
 
 def test_after_an_error_nothing_is_left_of_the_shard(folder: str, tmp_path: Path) -> None:

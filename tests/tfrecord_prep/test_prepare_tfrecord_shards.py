@@ -15,23 +15,15 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from mlm_common.corpus.config import CorpusConfig
-from mlm_common.corpus.corpus import open_corpus
-from mlm_common.storage import gcs as cloud_client
 from mlm_common.tokenizer import SPECIAL_TOKENS, save_tokenizer, special_ids, tokenizer_sha256
 from tests.fixtures.run_command import Outcome
-from tests.fixtures.tiny_corpus import BLANK, DOCUMENTS, contents, flags, read_rows, wrapped, write_source
+from tests.fixtures.tiny_corpus import BLANK, DOCUMENTS, contents, flags, read_rows, wrapped
 from tests.servers.fixtures import CloudStorageHandle
 from tfrecord_prep.manifest import open_shards, read_manifest
-from tfrecord_prep.prepare_tfrecord_shards import main, seen_splits
+from tfrecord_prep.prepare_tfrecord_shards import main
 from tfrecord_prep.records import decode_feature, read_records
 
 SCRIPT = Path(__file__).parents[2] / "tfrecord_prep" / "prepare_tfrecord_shards.py"
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_source(tmp_path_factory.mktemp("source"))
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +76,9 @@ def test_names_number_partitions_and_shards(source: Path, tmp_path: Path) -> Non
     assert {shard for _, shard in partitions_and_shards} > {0, 1}
     on_disk = {path.name for path in (tmp_path / "train").iterdir()}
     assert on_disk == {*names, "manifest.json", "tokenizer"}
+    shards = open_shards(str(tmp_path / "train"))
+    copied = PreTrainedTokenizerFast.from_pretrained(shards.tokenizer_folder)
+    assert tokenizer_sha256(copied) == shards.manifest.tokenizer.sha256
 
 
 def test_two_workers_write_the_same_without_tensorflow(source: Path, tmp_path: Path) -> None:
@@ -99,13 +94,6 @@ def test_two_workers_write_the_same_without_tensorflow(source: Path, tmp_path: P
     assert {"train/manifest.json", "validation/manifest.json"} <= set(contents(tmp_path / "one"))
     assert "tfrecord_prep.partition" in done.stderr
     assert not re.search(r"\| +(tensorflow|tf_keras|torch)\b", done.stderr)
-
-
-def test_help_lists_the_tutorials_flags() -> None:
-    done = subprocess.run([sys.executable, str(SCRIPT), "--help"], capture_output=True, encoding="utf-8", check=True)
-    tutorial_flags = "dataset_name dataset_config trust_remote_code tokenizer_name_or_path shard_size split limit"
-    for flag in [*tutorial_flags.split(), "max_length", "output_dir", "num-workers", "chunking", "dry-run"]:
-        assert f"--{flag.replace('_', '-')} " in done.stdout
 
 
 def test_the_reader_of_the_tutorial_reads_the_shards(source: Path, tmp_path: Path) -> None:
@@ -158,13 +146,6 @@ def test_ids_beyond_16_bits(tmp_path: Path) -> None:
     assert manifest.unigram_entropy_nats == pytest.approx(np.log(5))  # the unknown token does not count
 
 
-def test_tokenizer_travels_with_the_shards(source: Path, tmp_path: Path) -> None:
-    main(flags(source, tmp_path))
-    shards = open_shards(str(tmp_path / "train"))
-    copied = PreTrainedTokenizerFast.from_pretrained(shards.tokenizer_folder)
-    assert tokenizer_sha256(copied) == shards.manifest.tokenizer.sha256
-
-
 def test_split_names_the_folder(source: Path, tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("one\ntwo\n", encoding="utf-8")
     files = ["--validation-files", str(tmp_path / "other.txt")]
@@ -214,70 +195,9 @@ def test_the_default_corpus_is_that_of_the_tokenizer(
     assert "A corpus is needed: --dataset-name" in run(main, *unnamed).error
 
 
-def test_cloud_storage_holds_the_same_bytes(
-    source: Path, tmp_path: Path, cloud_storage: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud_storage.url)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    cloud_client._client.cache_clear()
+def test_cloud_storage_holds_the_same_bytes(source: Path, tmp_path: Path, cloud: CloudStorageHandle) -> None:
     main(flags(source, tmp_path))
-    cloud_storage.put("run/train/dataset-00009-00000-7.tfrecord", b"of a run that was cut short")
-    try:
-        assert main(flags(source, "gs://test-bucket/run")) == 0
-        assert open_shards("gs://test-bucket/run/train").manifest == open_shards(str(tmp_path / "train")).manifest
-    finally:
-        cloud_client._client.cache_clear()
-    expected = {f"run/{name}": data for name, data in contents(tmp_path).items()}
-    assert cloud_storage.objects() == expected
-
-
-def test_no_module_of_the_script_hides_another() -> None:
-    import importlib.metadata
-
-    installed = importlib.metadata.packages_distributions()
-    names = {path.stem for path in SCRIPT.parent.glob("*.py")} - {"__init__"}
-    assert not names & (set(sys.stdlib_module_names) | set(installed))
-
-
-def drawn(validation: float = 0, test: float = 0, **more: int) -> CorpusConfig:
-    return CorpusConfig(data_files=["a.txt"], validation_percent=validation, test_percent=test, **more)
-
-
-@pytest.mark.parametrize(
-    ("corpus", "seen", "expected"),
-    [
-        (drawn(), drawn(), []),
-        (drawn(20, 20), drawn(20, 20), []),
-        (drawn(20, 20), drawn(20), ["test"]),
-        (drawn(20, 20), drawn(), ["validation", "test"]),
-        (drawn(0, 20), drawn(20), []),
-        (drawn(20, 20), drawn(40), []),
-        (drawn(20), drawn(10), ["validation"]),
-        (drawn(20, 20, seed=1), drawn(20, 20), ["validation", "test"]),
-    ],
-)
-def test_seen_splits(corpus: CorpusConfig, seen: CorpusConfig, expected: list[str], tmp_path: Path) -> None:
-    """As they are known from the settings, and as the documents show."""
-    assert seen_splits(corpus, seen) == expected
-    path = tmp_path / "a.txt"
-    path.write_text("".join(f"{number}\n" for number in range(300)), encoding="utf-8")
-    opened, opened_seen = (open_corpus(CorpusConfig(**vars(c) | {"data_files": [str(path)]})) for c in (corpus, seen))
-    trained_on = set(opened_seen.documents("train"))
-    held_out = opened.split_names[1:]
-    assert [split for split in held_out if trained_on.intersection(opened.documents(split))] == expected
-
-
-def test_warning_of_seen_splits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    source = write_source(tmp_path)
-    seen = open_corpus(CorpusConfig(data_files=[str(source / "docs.jsonl")], validation_percent=20))
-    (source / "tokenizer" / "training.json").write_text(json.dumps({"corpus": seen.record}), encoding="utf-8")
-    (tmp_path / "others.txt").write_text("".join(f"another text {number}\n" for number in range(300)), encoding="utf-8")
-    splits = ["--validation-percent", "20", "--test-percent", "20", "--dry-run"]
-    with caplog.at_level(logging.WARNING):
-        assert main(flags(source, tmp_path / "out", *splits[:2], "--dry-run")) == 0
-        assert main(flags(source, tmp_path / "out", *splits, "--data-files", str(tmp_path / "others.txt"))) == 0
-        assert "tokenizer was trained on" not in caplog.text
-        caplog.clear()
-        assert main(flags(source, tmp_path / "out", *splits)) == 0
-    (message,) = caplog.messages
-    assert "trained on documents of the split `test`" in message
+    cloud.put("run/train/dataset-00009-00000-7.tfrecord", b"of a run that was cut short")
+    assert main(flags(source, "gs://test-bucket/run")) == 0
+    assert open_shards("gs://test-bucket/run/train").manifest == open_shards(str(tmp_path / "train")).manifest
+    assert cloud.objects() == {f"run/{name}": data for name, data in contents(tmp_path).items()}

@@ -12,7 +12,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fixtures.partitions import build_partition, partition_settings
+from tests.fixtures.partitions import build_partition, split_work
 from tests.fixtures.run_command import Outcome
 from tests.fixtures.tiny_corpus import DOCUMENTS, contents, flags, write_source
 from tfrecord_prep.chunking import Framing, Rows, cut_segment_pairs
@@ -180,7 +180,7 @@ def test_sentences(text: str, sentences: list[str]) -> None:
 def test_a_partition_of_pairs(tmp_path: Path) -> None:
     """Sentences come from the text, a blank document gives none, and what is counted is what is written."""
     documents = ["10 11 12\n13 14", "  \n ", "20 21\n\n22 23 24 25"]
-    settings_of_pairs = partition_settings(tmp_path, chunking="segment_pairs", sentences_by="line", shard_size=64)
+    settings_of_pairs = split_work(tmp_path, chunking="segment_pairs", sentences_by="line", shard_size=64)
     result = build_partition(0, documents, settings_of_pairs)
     (shard,) = result.shards
     records = list(read_records((tmp_path / shard.name).read_bytes()))
@@ -221,6 +221,3 @@ def test_any_number_of_workers(tmp_path: Path, run: Callable[..., Outcome]) -> N
     in_order = read_manifest(str(tmp_path / "out-3" / "train"))
     assert in_order.random_share == 0
     assert in_order.totals.num_random_pairs < 0.8 * manifest.totals.num_random_pairs
-    for flag, value in (("--random-share", "0"), ("--sentences-by", "line")):
-        refused = run(main, *flags(source, tmp_path / "out-4"), flag, value)
-        assert f"{flag} needs --chunking segment_pairs; received it with concat" in refused.error

@@ -8,31 +8,23 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from mlm_common.corpus import identity
 from mlm_common.corpus.byte_ranges import ByteRange
 from mlm_common.corpus.config import CorpusConfig
-from mlm_common.corpus.corpus import read_partition
+from mlm_common.corpus.corpus import open_corpus, read_partition
 from mlm_common.corpus.text_formats import BadRow, BadRows
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import SPECIAL_TOKENS
 from tests.fixtures.run_command import Outcome
-from tests.fixtures.tiny_corpus import contents, flags, write_source
-from tfrecord_prep import partition
+from tests.fixtures.tiny_corpus import contents, flags
+from tfrecord_prep import partition, split
 from tfrecord_prep.manifest import read_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main
+from tfrecord_prep.split import default_partition_bytes
 
 CORPUS = b"a corpus of small words\n" * 400 + b"x\n"
+MIB = 1 << 20
 Prepare = Callable[..., Outcome]
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_source(tmp_path_factory.mktemp("source"))
-
-
-@pytest.fixture
-def prepare(source: Path, run: Callable[..., Outcome]) -> Prepare:
-    """Run the command with an output folder and more flags."""
-    return lambda output, *more: run(main, *flags(source, output), *more)
 
 
 @pytest.fixture
@@ -67,21 +59,17 @@ def assert_same_as_fresh(prepare: Prepare, folder: Path, *more: object) -> None:
     assert contents(folder / "out") == contents(folder / "fresh")
 
 
-def test_dry_run_writes_nothing(prepare: Prepare, tmp_path: Path) -> None:
-    assert f"{tmp_path}/out/train: to be written" in prepare(tmp_path / "out", "--dry-run").out
-    assert not (tmp_path / "out").exists()
-
-
 def test_complete_folder_is_left_alone_but_for_remains(prepare: Prepare, tmp_path: Path) -> None:
-    prepare(tmp_path)
-    before = times(tmp_path, "*")
-    for more in ([], ["--on-bad-row", "skip"]):  # there are no bad rows
-        assert "already complete with these settings" in prepare(tmp_path, *more).out
-        assert times(tmp_path, "*") == before
+    out = tmp_path / "out"
+    assert f"{out}/train: to be written" in prepare(out, "--dry-run").out
+    assert not out.exists()
+    prepare(out)
+    before = times(out, "*")
     for name in ("plan.json", "partition-00001.json", ".manifest.json.0a.partial"):  # of a run killed at its end
-        (tmp_path / "train" / name).write_text("{}", encoding="utf-8")
-    assert prepare(tmp_path).status == 0
-    assert times(tmp_path, "*") == before
+        (out / "train" / name).write_text("{}", encoding="utf-8")
+    for more in ([], ["--on-bad-row", "skip"]):  # there are no bad rows
+        assert "already complete with these settings" in prepare(out, *more).out
+        assert times(out, "*") == before
 
 
 def test_resumed_run_keeps_complete_partitions(prepare: Prepare, unfinished: list[str], tmp_path: Path) -> None:
@@ -131,6 +119,19 @@ def test_after_a_file_changed_only_its_partitions_are_made_again(
 def test_partitions_of_a_corpus_that_became_shorter_go(prepare: Prepare, unfinished: list[str], tmp_path: Path) -> None:
     (tmp_path / "docs.txt").write_bytes(CORPUS[:2400])
     assert_same_as_fresh(prepare, tmp_path, *unfinished)
+
+
+def test_with_another_tokenizers_library_unfinished_work_is_done_again(
+    prepare: Prepare, unfinished: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = split.version
+    before = times(tmp_path / "out")
+    for library, is_rebuilt in (("numpy", False), ("tokenizers", True)):
+        monkeypatch.setattr(split, "version", lambda name, other=library: "99" if name == other else version(name))
+        assert prepare(tmp_path / "out", *unfinished).status == 0
+        after = times(tmp_path / "out")
+        assert all((after[path] != before[path]) == is_rebuilt for path in before)
+        (tmp_path / "out" / "train" / "manifest.json").rename(tmp_path / "out" / "train" / "plan.json")
 
 
 def test_default_partition_size_stays_that_of_the_folder(
@@ -209,41 +210,33 @@ def test_overwrite_replaces_other_settings(prepare: Prepare, tmp_path: Path) -> 
     assert_same_as_fresh(prepare, tmp_path, "--max-length", 32, "--overwrite")
 
 
-def change_manifest(folder: Path) -> None:
-    text = (folder / "manifest.json").read_text(encoding="utf-8")
-    (folder / "manifest.json").write_text(text.replace('"max_length": 16', '"max_length": 24'), encoding="utf-8")
-
-
-def truncate_shard(folder: Path) -> None:
-    next(folder.glob("dataset-00001-*")).write_bytes(b"")
-
-
 def leave_foreign_shards(folder: Path) -> None:
-    for path in folder.glob("*"):
-        if path.is_file():
-            path.unlink()
+    for path in folder.glob("*.*"):
+        path.unlink()
     (folder / "dataset-0-1000.tfrecord").write_bytes(b"")
 
 
 def leave_broken_plan(folder: Path) -> None:
-    (folder / "manifest.json").rename(folder / "plan.json")
+    (folder / "manifest.json").unlink()
     (folder / "plan.json").write_text("{", encoding="utf-8")
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("spoil", "more", "message"),
     [
-        (change_manifest, r"other settings: max_length is 24 there, 16 is asked for.*--overwrite"),
-        (truncate_shard, r"has 0 bytes of .*--overwrite"),
-        (leave_foreign_shards, r"this command did not write, such as dataset-0-1000\.tfrecord.*--overwrite"),
-        (leave_broken_plan, r"A plan must be a JSON object; .*plan\.json.*Delete it to start again"),
+        (lambda _: None, ["--max-length", 24], r"other settings: max_length is 16 there, 24 is asked for.*--overwrite"),
+        (lambda folder: next(folder.glob("dataset-00001-*")).write_bytes(b""), [], r"has 0 bytes of .*--overwrite"),
+        (leave_foreign_shards, [], r"this command did not write, such as dataset-0-1000\.tfrecord.*--overwrite"),
+        (leave_broken_plan, [], r"A plan must be a JSON object; .*plan\.json.*Delete it to start again"),
     ],
 )
-def test_folder_in_the_way(prepare: Prepare, tmp_path: Path, spoil: Callable[[Path], None], message: str) -> None:
+def test_folder_in_the_way(
+    prepare: Prepare, tmp_path: Path, spoil: Callable[[Path], None], more: list[object], message: str
+) -> None:
     prepare(tmp_path)
     spoil(tmp_path / "train")
     before = contents(tmp_path)
-    refused = prepare(tmp_path)
+    refused = prepare(tmp_path, *more)
     assert refused.status == 2
     assert re.search(message, refused.error)
     assert contents(tmp_path) == before
@@ -252,35 +245,42 @@ def test_folder_in_the_way(prepare: Prepare, tmp_path: Path, spoil: Callable[[Pa
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--max-length", "7"], "--max-length must be at least 8"),
-        (["--shard-size", "0"], "--shard-size must be at least 1"),
-        (["--partition-bytes", "10"], "--partition-bytes must be at least 1,024"),
-        (["--num-workers", "0"], "--num-workers must be at least 1"),
-        (["--chunking", "sentences"], "documents"),
-        (["--tokenizer-name-or-path", ""], "--tokenizer-name-or-path is required"),
-        (["--output-dir", ""], "--output-dir is required"),
+        ("--max-length 7", "--max-length must be at least 8"),
+        ("--shard-size 0", "--shard-size must be at least 1"),
+        ("--partition-bytes 10", "--partition-bytes must be at least 1,024"),
+        ("--num-workers 0", "--num-workers must be at least 1"),
+        ("--chunking sentences", "documents"),
+        ("--random-share 0", "--random-share needs --chunking segment_pairs; received it with concat"),
+        ("--sentences-by line", "--sentences-by needs --chunking segment_pairs; received it with concat"),
+        ("--tokenizer-name-or-path=", "--tokenizer-name-or-path is required"),
+        ("--output-dir=", "--output-dir is required"),
         # The folder is tried out before anything is read.
-        (
-            ["--output-dir", __file__, "--tokenizer-name-or-path", "/nowhere"],
-            "The folder of the output must be writable",
-        ),
-        (["--tokenizer-name-or-path", "/nowhere"], "/nowhere"),
-        (["--data-files", "/nowhere.txt"], "no file matches /nowhere.txt"),
-        (["--limit", "2", "--validation-percent", "0.001"], "A split must hold text; validation has 0 documents"),
+        (f"--output-dir {__file__} --tokenizer-name-or-path /nowhere", "The folder of the output must be writable"),
+        ("--tokenizer-name-or-path /nowhere", "/nowhere"),
+        ("--data-files /nowhere.txt", "no file matches /nowhere.txt"),
+        ("--limit 2 --validation-percent 0.001", "A split must hold text; validation has 0 documents"),
+        *((f"--tokenizer-name-or-path WITHOUT/{name}", f"lacks {name}") for name in SPECIAL_TOKENS),
     ],
 )
-def test_bad_input_is_one_line(prepare: Prepare, tmp_path: Path, more: list[str], message: str) -> None:
-    refused = prepare(tmp_path, *more)
+def test_bad_input_is_one_line(prepare: Prepare, tmp_path: Path, more: str, message: str) -> None:
+    if "WITHOUT" in more:
+        backend = Tokenizer(models.WordLevel({token: index for index, token in enumerate(SPECIAL_TOKENS.values())}))
+        names = {f"{name}_token": token for name, token in SPECIAL_TOKENS.items() if not more.endswith(name)}
+        PreTrainedTokenizerFast(tokenizer_object=backend, **names).save_pretrained(tmp_path / more.rpartition("/")[2])
+    refused = prepare(tmp_path / "out", *more.replace("WITHOUT", str(tmp_path)).split())
     assert (refused.status, message in refused.error) == (2, True), refused.err
-    assert not (tmp_path / "validation" / "plan.json").exists()
-    assert not (tmp_path / "validation" / "manifest.json").exists()
+    assert not (tmp_path / "out" / "validation" / "plan.json").exists()
+    assert not (tmp_path / "out" / "validation" / "manifest.json").exists()
 
 
-@pytest.mark.parametrize("missing", SPECIAL_TOKENS)
-def test_tokenizer_without_a_special_token(prepare: Prepare, tmp_path: Path, missing: str) -> None:
-    backend = Tokenizer(models.WordLevel({token: index for index, token in enumerate(SPECIAL_TOKENS.values())}))
-    names = {f"{name}_token": token for name, token in SPECIAL_TOKENS.items() if name != missing}
-    PreTrainedTokenizerFast(tokenizer_object=backend, **names).save_pretrained(tmp_path / "tokenizer")
-    refused = prepare(tmp_path / "out", "--tokenizer-name-or-path", tmp_path / "tokenizer")
-    assert (refused.status, f"lacks {missing}" in refused.error) == (2, True)
-    assert not (tmp_path / "out").exists()
+@pytest.mark.parametrize(("num_bytes", "expected"), [(20_000, MIB), (300 * MIB, 300 * MIB // 128), (1 << 34, 64 * MIB)])
+def test_default_partition_size_follows_the_corpus(
+    tmp_path: Path, num_bytes: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identity, "_sha256", lambda _: "sha256 of much")
+    path = tmp_path / "a.txt"
+    path.write_text("text\n" * 2000, encoding="utf-8")  # the start is looked at
+    with path.open("r+b") as file:
+        file.truncate(num_bytes)  # takes no room on the disk
+    assert default_partition_bytes(open_corpus(CorpusConfig(data_files=[str(path)]))) == expected
+    assert default_partition_bytes(open_corpus(CorpusConfig(data_files=[str(path)], limit=1))) == 4 * MIB

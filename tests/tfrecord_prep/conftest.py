@@ -1,0 +1,22 @@
+"""A tiny corpus, and the command on it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.run_command import Outcome
+from tests.fixtures.tiny_corpus import flags, write_source
+from tfrecord_prep.prepare_tfrecord_shards import main
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of corpus and tokenizer, which no test changes."""
+    return write_source(tmp_path_factory.mktemp("source"))
+
+
+@pytest.fixture
+def prepare(source: Path, run: Callable[..., Outcome]) -> Callable[..., Outcome]:
+    """Run the command with an output folder and more flags."""
+    return lambda output, *more: run(main, *flags(source, output), *more)
