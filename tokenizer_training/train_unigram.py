@@ -4,13 +4,11 @@ import contextlib
 import json
 import logging
 import platform
-import re
 import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +20,7 @@ except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.cli.console import folder_beside, next_step, progress_bar
 from mlm_common.cli.local_paths import short_path
-from mlm_common.cli.settings import Bounded, describe_differences, flag, flag_of
+from mlm_common.cli.settings import Bounded, describe_differences, flag
 from mlm_common.corpus.config import VALIDATION, CorpusConfig
 from mlm_common.corpus.corpus import Corpus, open_corpus
 from mlm_common.corpus.identity import describe_changes
@@ -45,16 +43,9 @@ from mlm_common.tokenizer import (
 from mlm_common.worker_pool import num_cores
 from tokenizer_training.push_to_hub import push_tokenizer
 from tokenizer_training.unigram.config import DEFAULT_VOCABULARY_SIZE, UnigramConfig
-from tokenizer_training.unigram.corpus_sample import (
-    HELD_OUT_BYTES,
-    CorpusSample,
-    SampleLimits,
-    draw_passages,
-    sample_corpus,
-)
+from tokenizer_training.unigram.corpus_sample import HELD_OUT_BYTES, CorpusSample, draw_passages, sample_corpus
 from tokenizer_training.unigram.normalization import NormalizationConfig
-from tokenizer_training.unigram.report import build_report, measure_quality, render_report
-from tokenizer_training.unigram.report_plot import draw_report
+from tokenizer_training.unigram.report import build_report, draw_report, measure_quality, render_report
 from tokenizer_training.unigram.trainer import train_unigram
 
 if TYPE_CHECKING:
@@ -65,11 +56,6 @@ logger = logging.getLogger(__name__)
 TUTORIAL_REPOSITORY = "unigram-tokenizer-dataset"
 # Reading is one process's work, and keeps no more than these busy.
 MAX_COUNTING_PROCESSES = 8
-
-# A setting in `describe_differences`, whose name there begins with its part of the record.
-DIFFERENT_SETTING = re.compile(
-    r"(?:corpus\.settings|normalization|unigram)\.(\w+) is '?(.*?)'? there, '?(.*?)'? is asked for"
-)
 
 # Before each further try to save; Cloud Storage's client itself repeats each for two minutes.
 SAVE_RETRY_SECONDS = growing_delays(5.0, 5)
@@ -186,10 +172,7 @@ def check_output_folder(folder: str, settings: dict[str, Any]) -> bool:
             record["corpus"]["settings"]["on_bad_row"] = "fail"
     changes = describe_changes(found.pop("corpus"), asked.pop("corpus"))
     if differences := "; ".join(filter(None, [changes, describe_differences(found, asked)])):
-        shown = DIFFERENT_SETTING.sub(
-            lambda found: f"{flag_of(found[1])} {found[2]}, but you asked for {found[3]}", differences
-        )
-        raise InputError(f"The tokenizer in {folder} was trained with other settings: {shown}. {hint}")
+        raise InputError(f"The tokenizer in {folder} was trained with other settings: {differences}. {hint}")
     try:
         is_whole = tokenizer_sha256(load_tokenizer(folder)) == found["tokenizer_sha256"]
     except InputError:
@@ -263,9 +246,11 @@ def count_sample(
         sample = sample_corpus(
             documents,
             normalization,
-            SampleLimits(max_bytes, unigram.max_distinct_characters, seed),
-            output.num_workers or min(num_cores(), MAX_COUNTING_PROCESSES),
+            max_bytes=max_bytes,
+            max_distinct_characters=unigram.max_distinct_characters,
+            seed=seed,
             hold_out=VALIDATION not in corpus.split_names,
+            num_processes=output.num_workers or min(num_cores(), MAX_COUNTING_PROCESSES),
             on_bytes=bar.update,
         )
     logger.info(
@@ -296,22 +281,21 @@ def train(
 def report_on(
     tokenizer: "PreTrainedTokenizerFast", sample: CorpusSample, corpus: Corpus
 ) -> tuple[dict[str, Any], bytes]:
-    """Measure the tokenizer on held-out text, and print the report; return it, and its plot as PNG."""
-    source, texts = held_out_texts(sample, corpus)
+    """Measure the tokenizer on held-out text, and print the report; return it, and its picture as PNG.
+
+    It is measured on text that it was trained on only if the corpus is too small.
+    """
+    split, seed = corpus.config.split, corpus.config.seed
+    if VALIDATION in corpus.split_names:
+        source, texts = VALIDATION, draw_passages(corpus.sampled_documents(VALIDATION, HELD_OUT_BYTES, seed), seed)
+    elif sample.held_out:
+        source, texts = f"{split}, held out", sample.held_out
+    else:
+        source, texts = f"{split}, trained on", draw_passages(corpus.documents(split), seed)
     quality = measure_quality(tokenizer, texts)
     report = build_report(tokenizer, quality, source, texts, sample.counts.characters, sample.record)
     print(render_report(report))
     return report, draw_report(report, tokenizer, texts)
-
-
-def held_out_texts(sample: CorpusSample, corpus: Corpus) -> tuple[str, list[str]]:
-    """Choose passages to measure on, and name their source; they were trained on only if the corpus is too small."""
-    split, seed = corpus.config.split, corpus.config.seed
-    if VALIDATION in corpus.split_names:
-        return VALIDATION, draw_passages(corpus.sampled_documents(VALIDATION, HELD_OUT_BYTES, seed), seed)
-    if sample.held_out:
-        return f"{split}, held out", sample.held_out
-    return f"{split}, trained on", draw_passages(corpus.documents(split), seed)
 
 
 def save_with_record(
@@ -320,45 +304,33 @@ def save_with_record(
     """Save the tokenizer, its report and plot, and last the record: settings, its hash, versions of packages.
 
     Raises:
-        RunFailedError: it could not be saved; names the local folder that keeps it.
+        RunFailedError: it could not be saved; names the local folder that keeps it, and how to copy it by hand.
+        PermanentError: the same, where trying again is in vain.
     """
     versions = {"python": platform.python_version()} | {package: version(package) for package in RECORDED_PACKAGES}
     record = settings | {"tokenizer_sha256": tokenizer_sha256(tokenizer), "versions": versions}
-    with kept_until_saved(folder) as built:
-        save_tokenizer(tokenizer, built)
+    output, built = open_folder(folder), tempfile.mkdtemp(prefix="tokenizer-")
+    try:
         files = open_folder(built)
+        save_tokenizer(tokenizer, built)
         files.write_json(REPORT_FILE, report)
         files.write_bytes(PLOT_FILE, plot)
         files.write_json(RECORD_FILE, record)
         retry_call(
-            lambda: open_folder(folder).publish(built, last=RECORD_FILE),
+            lambda: output.publish(built, last=RECORD_FILE),
             SAVE_RETRY_SECONDS,
             lambda error: isinstance(error, OSError | RunFailedError),
             on_failure=lambda error, wait_seconds: logger.warning(
                 "%s The tokenizer is kept in %s; trying again in %.0f s.", error, built, wait_seconds
             ),
         )
-    logger.info("Saved the tokenizer in %s; %s shows how it cuts words.", folder, PLOT_FILE)
-
-
-@contextmanager
-def kept_until_saved(folder: str) -> Iterator[str]:
-    """Make a local folder for what is then saved in `folder`; it is deleted at the end, and kept after an error.
-
-    Raises:
-        RunFailedError: instead of the error; names the local folder, and how to copy it by hand.
-    """
-    built = tempfile.mkdtemp(prefix="tokenizer-")
-    try:
-        yield built
     except (InputError, OSError, RunFailedError) as error:
-        kind = PermanentError if isinstance(error, InputError) else RunFailedError
         if not Path(built, RECORD_FILE).exists():
             shutil.rmtree(built)
             message = f"The tokenizer could not be written to {built}: {error} Set TMPDIR to use another folder."
             raise RunFailedError(message) from error
-        is_local = open_folder(folder).is_local
-        copy = f"cp -r {built}/. {shlex.quote(folder)}" if is_local else f"gcloud storage cp {built}/* {folder}"
+        copy = f"cp -r {built}/. {shlex.quote(folder)}" if output.is_local else f"gcloud storage cp {built}/* {folder}"
+        kind = PermanentError if isinstance(error, InputError) else RunFailedError
         raise kind(
             f"The tokenizer is trained, but could not be saved in {folder}: {error} It is kept in {built}; copy it by "
             f"hand: {copy}"
@@ -367,6 +339,7 @@ def kept_until_saved(folder: str) -> Iterator[str]:
         logger.warning("The tokenizer is kept in %s.", built)
         raise
     shutil.rmtree(built)
+    logger.info("Saved the tokenizer in %s; %s shows how it cuts words.", folder, PLOT_FILE)
 
 
 if __name__ == "__main__":

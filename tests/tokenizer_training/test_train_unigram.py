@@ -129,15 +129,6 @@ def test_decoding_gives_the_normalized_text_back(plain_text: Tokenizer, parts: l
     assert plain_text.decode(ids) == plain_text.normalizer.normalize_str(text).removeprefix(" ")
 
 
-def test_without_byte_fallback_rare_characters_are_unknown(corpus_file: Path, tmp_path: Path) -> None:
-    assert main(arguments(corpus_file, tmp_path / "out", "--no-byte-fallback")) == 0
-    tokenizer = load_tokenizer(str(tmp_path / "out"))
-    ids = tokenizer("語 karrer語 👩", add_special_tokens=False)["input_ids"]
-    assert tokenizer.convert_ids_to_tokens(ids) == ["▁", "<unk>", "▁karrer", "<unk>", "▁", "<unk>"]
-    assert len(tokenizer) == VOCAB_SIZE
-    assert "<0x41>" not in tokenizer.get_vocab()
-
-
 def test_record(trained_folder: Path, corpus_file: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     record = json.loads((trained_folder / "training.json").read_text(encoding="utf-8"))
     assert record["tokenizer_sha256"] == tokenizer_sha256(tokenizer)
@@ -191,14 +182,16 @@ def test_corpus_too_small_to_hold_anything_out(tmp_path: Path) -> None:
 
 
 def test_runs_give_the_same_bytes(tmp_path: Path) -> None:
-    """With another hash of strings and number of workers; the corpus is more than its sample, and that many blocks."""
+    """With another hash of strings, number of workers and style; the corpus is more than its sample, and many blocks."""
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("\n".join(generated_lines(26_000, num_words=5_000)) + "\n語 ﬁ é\n", encoding="utf-8")
     extra = ["--max-bytes", "1000000", "--extra-special-tokens", "[ENT]", "[B]", "--pad-vocab-to-multiple-of", "128"]
     here, there = tmp_path / "here", tmp_path / "there"
     assert main(arguments(corpus, here, *extra)) == 0
     more = ["--num-workers", "2", "--batch_size", "7"]
-    result = run_script(arguments(corpus, there, *extra, *more), PYTHONHASHSEED="7")
+    (tmp_path / "matplotlibrc").write_text("lines.linewidth: 7\nfigure.facecolor: red\n", encoding="utf-8")
+    notebook = {"MPLBACKEND": "module://matplotlib_inline.backend_inline", "MATPLOTLIBRC": f"{tmp_path}/matplotlibrc"}
+    result = run_script(arguments(corpus, there, *extra, *more), PYTHONHASHSEED="7", **notebook)
     assert result.returncode == 0, result.stderr
     assert sorted(contents(here)) == FILES
     assert contents(here) == contents(there)
@@ -232,7 +225,8 @@ def test_tokenizer_of_other_settings_is_not_replaced(
     other = arguments(corpus_file, folder, "--character-coverage", "0.99", "--seed", "3", "--lowercase")
     refused = run(main, *other)
     assert refused.status == 2
-    assert "other settings: --seed 0, but you asked for 3; --lowercase False, but you asked for True" in refused.error
+    for setting in ("corpus.settings.seed is 0 there, 3", "normalization.lowercase is False there, True"):
+        assert f"{setting} is asked for" in refused.error
     assert "--overwrite" in refused.error
     assert contents(folder) == contents(trained_folder)
 

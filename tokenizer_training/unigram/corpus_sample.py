@@ -130,24 +130,6 @@ def _halved(counts: Counter[str], generator: random.Random) -> Counter[str]:
     return Counter({key: count for key, count in halves.items() if count})
 
 
-class DocumentTally:
-    """Iterates over documents once, and counts them and their bytes."""
-
-    def __init__(self, documents: Iterable[str], on_bytes: Callable[[int], object] = no_progress) -> None:
-        self._documents = documents
-        self._on_bytes = on_bytes
-        self.num_documents = 0
-        self.num_bytes = 0
-
-    def __iter__(self) -> Iterator[str]:
-        for text in self._documents:
-            self.num_documents += 1
-            num_bytes = num_utf8_bytes(text, self.num_documents)
-            self.num_bytes += num_bytes
-            self._on_bytes(num_bytes)
-            yield text
-
-
 class HeldOut:
     """A seeded sample of passages from all over the text, at most `max_bytes`; `rest` yields the others."""
 
@@ -178,26 +160,6 @@ class HeldOut:
                 self._num_bytes = sum(len(passage.encode()) for _, passage in self._kept)
 
 
-@dataclass(frozen=True)
-class SampleLimits:
-    """The bounds of the sample, and the seed of its draws.
-
-    `max_distinct_characters`: characters of all different segments together; the rarest segments are dropped.
-    """
-
-    max_bytes: int
-    max_distinct_characters: int
-    seed: int
-
-
-@dataclass(frozen=True)
-class Block:
-    """Passages to count; with `halve` the sample became too large with them."""
-
-    passages: list[str]
-    halve: bool
-
-
 class BlockSample:
     """Draws blocks so that what is counted stays under `max_bytes`; the rate is halved each time it would not."""
 
@@ -207,7 +169,8 @@ class BlockSample:
         self.rate = 1.0
         self.num_bytes = 0
 
-    def draw(self, groups: Iterable[list[str]]) -> Iterator[Block]:
+    def draw(self, groups: Iterable[list[str]]) -> Iterator[tuple[list[str], bool]]:
+        """Yield passages to count, and whether to halve the counts then, since the sample became too large."""
         for passages in groups:
             if self._generator.random() >= self.rate:
                 continue
@@ -216,7 +179,7 @@ class BlockSample:
             if halve:
                 self.rate /= 2
                 self.num_bytes //= 2
-            yield Block(passages, halve)
+            yield passages, halve
 
 
 @dataclass(frozen=True)
@@ -231,9 +194,12 @@ class CorpusSample:
 def sample_corpus(
     documents: Iterable[str],
     config: NormalizationConfig,
-    limits: SampleLimits,
-    num_processes: int,
+    *,
+    max_bytes: int,
+    max_distinct_characters: int,
+    seed: int,
     hold_out: bool,
+    num_processes: int,
     on_bytes: Callable[[int], object] = no_progress,
 ) -> CorpusSample:
     """Count a sample of the documents, in memory that their length and number do not change.
@@ -244,20 +210,31 @@ def sample_corpus(
     Args:
         documents: read once, in one process; the workers count.
         config: the normalization under which words are counted.
-        limits: of the sample.
-        num_processes: workers that count.
+        max_bytes: of text that is counted.
+        max_distinct_characters: of all different segments together; the rarest segments are dropped.
+        seed: of all draws.
         hold_out: whether to keep passages out of the counts, for measuring.
+        num_processes: workers that count.
         on_bytes: called with the size of each document read.
 
     Raises:
         InputError: a document is not valid Unicode, or a worker was killed.
     """
-    generator = random.Random(limits.seed)
-    tally = DocumentTally(documents, on_bytes)
+    generator = random.Random(seed)
     held_out = HeldOut(random.Random(generator.getrandbits(64)), fraction=HELD_OUT_FRACTION if hold_out else 0.0)
-    sample = BlockSample(random.Random(generator.getrandbits(64)), limits.max_bytes)
-    block_bytes = min(BLOCK_BYTES, limits.max_bytes // MIN_BLOCKS)
-    blocks = sample.draw(grouped_by_size(held_out.rest(cut_passages(tally)), block_bytes))
+    sample = BlockSample(random.Random(generator.getrandbits(64)), max_bytes)
+    record: dict[str, int | float] = {"num_documents": 0, "num_bytes": 0}
+
+    def counted_documents() -> Iterator[str]:
+        for number, text in enumerate(documents, start=1):
+            num_bytes = num_utf8_bytes(text, number)
+            record["num_documents"] = number
+            record["num_bytes"] += num_bytes
+            on_bytes(num_bytes)
+            yield text
+
+    block_bytes = min(BLOCK_BYTES, max_bytes // MIN_BLOCKS)
+    blocks = sample.draw(grouped_by_size(held_out.rest(cut_passages(counted_documents())), block_bytes))
     counts = WordCounts()
     num_dropped = 0
     count = partial(_count_block, config)
@@ -265,12 +242,10 @@ def sample_corpus(
         counts.add(block_counts)
         if halve:
             counts.halve(generator)
-        if counts.num_distinct_characters > EXCESS_BEFORE_DROPPING * limits.max_distinct_characters:
-            num_dropped += counts.keep_most_frequent(limits.max_distinct_characters)
-    num_dropped += counts.keep_most_frequent(limits.max_distinct_characters)
-    record = {
-        "num_documents": tally.num_documents,
-        "num_bytes": tally.num_bytes,
+        if counts.num_distinct_characters > EXCESS_BEFORE_DROPPING * max_distinct_characters:
+            num_dropped += counts.keep_most_frequent(max_distinct_characters)
+    num_dropped += counts.keep_most_frequent(max_distinct_characters)
+    record |= {
         "num_sampled_bytes": sample.num_bytes,
         "sampling_rate": sample.rate,
         "num_words": counts.num_words,
@@ -288,5 +263,6 @@ def draw_passages(documents: Iterable[str], seed: int, max_bytes: int = HELD_OUT
     return held_out.passages
 
 
-def _count_block(config: NormalizationConfig, block: Block) -> tuple[WordCounts, bool]:
-    return count_words(block.passages, config), block.halve
+def _count_block(config: NormalizationConfig, block: tuple[list[str], bool]) -> tuple[WordCounts, bool]:
+    passages, halve = block
+    return count_words(passages, config), halve

@@ -1,14 +1,15 @@
-"""Report on a tokenizer, so that its user can judge it: figures and examples, as JSON and as text."""
+"""Report on a tokenizer, so that its user can judge it: figures and examples, as JSON, as text and as a picture."""
 
 import json
+import re
 import textwrap
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from mlm_common.figures import image_of, new_figure
 from mlm_common.tokenizer import (
     BYTE_TOKENS,
     UNUSED_TOKEN,
@@ -16,8 +17,11 @@ from mlm_common.tokenizer import (
     special_token_ids,
     vocabulary_size,
 )
+from tokenizer_training.unigram.normalization import WORD_MARK
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.font_manager import FontProperties
     from tokenizers import Encoding, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
@@ -32,6 +36,34 @@ NUM_EXAMPLES_SHOWN = 3
 EXAMPLE_CHARACTERS = 80
 LINE_COLUMNS = 120
 LABEL_COLUMNS = 12
+
+# Of the picture.
+INCHES = (9.0, 3.6)
+MUTED, DARK = "#6b7280", "#1f2937"
+# Neighbors differ, and dark text can be read on each.
+TOKEN_COLORS = ("#bfdbfe", "#fde68a", "#bbf7d0", "#fbcfe8", "#ddd6fe")
+# A text with fewer spaces than this is of a language that does not separate words by them.
+MAX_CHARACTERS_PER_WORD = 15.0
+# So long that most sentences fit on a line, each token with a little space around it.
+SENTENCE_CHARACTERS = (30, 70)
+SENTENCE_POINTS, TOKEN_POINTS, SPACE_POINTS = 10.5, 4.5, 5.0
+NUM_CANDIDATES = 200
+
+
+class Zone(NamedTuple):
+    """A part of the scale of tokens per word: its end, its meaning, and its color."""
+
+    stop: float
+    verdict: str
+    color: str
+
+
+ZONES = (
+    Zone(1.5, "good: most words are a single token", "#86efac"),
+    Zone(2.0, "usual for a small vocabulary, or a language of long words", "#d9f99d"),
+    Zone(2.5, "high: try more text, or a larger --vocab-size", "#fde68a"),
+    Zone(3.0, "very high: is this text like the text it was trained on?", "#fca5a5"),
+)
 
 
 @dataclass(frozen=True)
@@ -51,13 +83,6 @@ class TokenizerQuality:
     byte_rate: float
     tokens_per_word: float  # also called fertility
     bytes_per_token: float
-
-    def __str__(self) -> str:
-        return (
-            f"{self.bytes_per_token:.2f} bytes per token, {self.tokens_per_word:.2f} tokens per word, "
-            f"{self.unknown_rate:.3%} of the tokens unknown, {self.byte_rate:.3%} bytes, "
-            f"on {self.num_texts:,} texts ({self.num_bytes / 1e6:.1f} MB)"
-        )
 
 
 def measure_quality(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> TokenizerQuality:
@@ -169,30 +194,20 @@ def _evenly(items: Sequence[Item], max_items: int) -> list[Item]:
 
 
 def render_report(report: Mapping[str, Any]) -> str:
-    """Render the report as some ten lines of text, without control characters of terminals."""
+    """Render the report as a few lines of text, without control characters of terminals."""
     characters, held_out = report["characters"], report["held_out"]
     fit = f"{held_out['tokens_per_word']:.2f} tokens per word, {held_out['bytes_per_token']:.2f} bytes per token"
-    text = f"{held_out['num_words']:,} words of text: {held_out['part']}"
-    dropped = [f"{character}:{count:,}" for character, count in characters["most_frequent_dropped"]]
     fate = "spelled as bytes" if report["pieces"]["num_byte"] else "that become <unk>"
-    blocks = {
-        "vocabulary": [f"{report['vocabulary_size']:,} tokens"],
-        "fit": [f"{fit} ({text})"],
-        "unknown": [f"{held_out['unknown_rate']:.4%} of the tokens"] if held_out["unknown_rate"] else [],
-        "rare": _wrapped([f"{characters['num_dropped']:,} characters {fate}:", *dropped], "  ") if dropped else [],
-        "longest": _wrapped(report["longest_pieces"], "  ")[:1],
-        "examples": [" ".join(example["tokens"]) for example in _evenly(report["examples"], NUM_EXAMPLES_SHOWN)],
-    }
-    return "\n".join(
-        f"{'' if number else label:{LABEL_COLUMNS}}{_shortened(_printable(line))}"
-        for label, lines in blocks.items()
-        for number, line in enumerate(lines)
-    )
-
-
-def _wrapped(items: Sequence[str], separator: str) -> list[str]:
-    columns = LINE_COLUMNS - LABEL_COLUMNS
-    return textwrap.wrap(separator.join(items), columns, break_on_hyphens=False, max_lines=3, placeholder=" …")
+    dropped = "  ".join(f"{character}:{count:,}" for character, count in characters["most_frequent_dropped"])
+    lines = [
+        ("vocabulary", f"{report['vocabulary_size']:,} tokens"),
+        ("fit", f"{fit} ({held_out['num_words']:,} words of text: {held_out['part']})"),
+        ("unknown", f"{held_out['unknown_rate']:.4%} of the tokens" if held_out["unknown_rate"] else ""),
+        ("rare", f"{characters['num_dropped']:,} characters {fate}:  {dropped}" if dropped else ""),
+    ]
+    examples = _evenly(report["examples"], NUM_EXAMPLES_SHOWN)
+    lines += [("" if number else "examples", " ".join(one["tokens"])) for number, one in enumerate(examples)]
+    return "\n".join(f"{label:{LABEL_COLUMNS}}{_shortened(_printable(line))}" for label, line in lines if line)
 
 
 def _printable(line: str) -> str:
@@ -202,11 +217,110 @@ def _printable(line: str) -> str:
 
 
 def _shortened(line: str) -> str:
-    """Cut the line to the width of the report; characters of East Asia are two columns wide."""
     columns = LINE_COLUMNS - LABEL_COLUMNS
-    widths = accumulate(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in line)
-    num_fitting = sum(width <= columns for width in widths)
-    return line if num_fitting == len(line) else line[: num_fitting - 1] + "…"
+    return line if len(line) <= columns else line[: columns - 1] + "…"
+
+
+def verdict(tokens_per_word: float) -> str:
+    return next((zone.verdict for zone in ZONES if tokens_per_word < zone.stop), ZONES[-1].verdict)
+
+
+def draw_report(report: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> bytes:
+    """Draw tokens per word on a scale, and a sentence of the texts cut into tokens, as a PNG image.
+
+    The bytes are the same for the same arguments, version of matplotlib and, for characters that its font lacks,
+    installed fonts.
+    """
+    held_out = report["held_out"]
+    split, _, state = held_out["part"].partition(", ")
+    source = {"held out": "held-out text", "trained on": "the text that it was trained on"}.get(state, f"{split} text")
+    with new_figure(figsize=INCHES) as figure:
+        figure.set_layout_engine("none")
+        title = f"Unigram tokenizer, {report['vocabulary_size']:,} tokens"
+        figure.text(0.03, 0.91, title, size=15, weight="bold", color=DARK)
+        figure.text(0.03, 0.83, f"measured on {held_out['num_words']:,} words of {source}", size=9.5, color=MUTED)
+        _draw_fit(figure.add_axes((0.03, 0.27, 0.55, 0.52)), held_out, sum(map(len, texts)))
+        tokens = choose_example(tokenizer, texts, held_out["tokens_per_word"])
+        _draw_example(figure.add_axes((0.03, 0.02, 0.94, 0.2)), tokens)
+        return image_of(figure)
+
+
+def _draw_fit(axes: "Axes", held_out: Mapping[str, Any], num_characters: int) -> None:
+    """Draw tokens per word as a number, on a scale, and in words; characters per token if there are no words."""
+    axes.set_axis_off()
+    axes.set(xlim=(1.0, ZONES[-1].stop), ylim=(0, 1))
+    number = held_out["tokens_per_word"]
+    if not held_out["num_words"]:
+        axes.text(1.0, 0.5, "no text to measure on", size=12, color=MUTED)
+        return
+    if num_characters / held_out["num_words"] > MAX_CHARACTERS_PER_WORD:
+        axes.text(1.0, 0.55, f"{num_characters / held_out['num_tokens']:.2f}", size=36, weight="bold", color=DARK)
+        axes.text(1.0, 0.38, "characters per token", size=12, color=DARK)
+        axes.text(1.0, 0.20, "this text has few spaces between words", size=9.5, color=MUTED)
+        return
+    shown = axes.text(1.0, 0.62, f"{number:.2f}", size=36, weight="bold", color=DARK)
+    axes.annotate("tokens per word", (1.05, 0), (0, 8), xycoords=shown, textcoords="offset points", size=13, color=DARK)
+    start = 1.0
+    for zone in ZONES:
+        axes.barh(0.36, zone.stop - start, left=start, height=0.12, color=zone.color, edgecolor="white", linewidth=1.5)
+        axes.text(start, 0.17, f"{start:.1f}", size=8, color=MUTED, ha="left" if start == 1.0 else "center")
+        start = zone.stop
+    axes.text(start, 0.17, f"{start:.1f}+", size=8, color=MUTED, ha="right")
+    axes.plot([min(max(number, 1.0), start)], [0.47], marker="v", markersize=10, color=DARK, clip_on=False)
+    axes.text(1.0, 0.0, verdict(number), size=9.5, color=DARK)
+
+
+def _draw_example(axes: "Axes", tokens: Sequence[str]) -> None:
+    """Draw a sentence on a line, its tokens in different colors, with space between words."""
+    axes.set_axis_off()
+    axes.text(0, 0.75, "A sentence, cut into tokens", size=11, color=DARK)
+    font = _font_for("".join(tokens))
+    if not tokens or font is None:
+        reason = "no font here has the characters of this text; report.json has examples" if tokens else "no text"
+        axes.text(0, 0.3, reason, size=9.5, color=MUTED)
+        return
+    before: Any = axes.transData
+    place, gap = (0.0, 0.2), TOKEN_POINTS
+    for number, token in enumerate(tokens):
+        gap += SPACE_POINTS * (token.startswith(WORD_MARK) and number > 0)
+        if text := token.removeprefix(WORD_MARK):
+            box = {
+                "boxstyle": "round,pad=0.2",
+                "facecolor": TOKEN_COLORS[number % len(TOKEN_COLORS)],
+                "edgecolor": "none",
+            }
+            style = {"textcoords": "offset points", "va": "bottom", "color": DARK, "fontproperties": font, "bbox": box}
+            before = axes.annotate(text, place, (gap, 0), xycoords=before, parse_math=False, **style)
+            place, gap = (1.0, 0.0), TOKEN_POINTS
+
+
+def choose_example(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str], ratio: float) -> list[str]:
+    """Return the tokens of the sentence whose number of tokens per word is nearest to `ratio`.
+
+    Without sentences of a usual length it is the start of the text; without text there are no tokens.
+    """
+    shortest, longest = SENTENCE_CHARACTERS
+    ends = re.compile(r"(?<=[.!?…。！？])\s+|(?<=[。！？])")  # noqa: RUF001
+    sentences = [" ".join(sentence.split()) for text in texts for sentence in ends.split(text)]
+    usual = [sentence for sentence in sentences if shortest <= len(sentence) <= longest]
+    candidates = usual[:: len(usual) // NUM_CANDIDATES + 1] or [text[:longest] for text in sentences if text][:1]
+    encodings = zip(candidates, encode_all(plain_text_backend(tokenizer), candidates), strict=True)
+    near = {abs(len(found.ids) / len(text.split()) - ratio): found for text, found in encodings}
+    return list(near[min(near)].tokens) if near else []
+
+
+def _font_for(text: str) -> "FontProperties | None":
+    """Find a font with all characters of the text: matplotlib's default or, if it lacks some, an installed one."""
+    from matplotlib.font_manager import FontProperties, fontManager, get_font
+
+    characters = {ord(character) for character in text if not character.isspace()} - {ord(WORD_MARK)}
+    usual = FontProperties(family="DejaVu Sans", size=SENTENCE_POINTS)
+    others = sorted({entry.fname for entry in fontManager.ttflist if "LastResort" not in entry.fname})
+    for font in [usual, *(FontProperties(fname=path, size=SENTENCE_POINTS) for path in others)]:
+        path = font.get_file() or fontManager.findfont(font)
+        if characters <= get_font(path).get_charmap().keys():
+            return font
+    return None
 
 
 def tokens_by_kind(tokenizer: "PreTrainedTokenizerFast") -> dict[str, list[str]]:

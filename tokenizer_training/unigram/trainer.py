@@ -96,8 +96,9 @@ def train_unigram(
             f"this corpus, {config.num_reserved} special tokens and bytes; got {size:,} (a lower --character-coverage "
             "leaves the rarest characters out)."
         )
-    with SegmentTable(_within_alphabet(counts, alphabet)) as table:
-        pieces = _train_pieces(table, size, len(alphabet), config, on_round)
+    with tempfile.TemporaryDirectory(prefix="pieces-") as folder:
+        write_table(f"{folder}/{SEGMENTS}", _within_alphabet(counts, alphabet))
+        pieces = _train_vocabulary(folder, size, len(alphabet), config, on_round)
     return _as_tokenizer(pieces, config, normalization)
 
 
@@ -184,59 +185,13 @@ class TooManyPiecesError(ValueError):
         self.largest = largest
 
 
-class SegmentTable:
-    """Counted segments in a temporary file, to train pieces on; a context manager that deletes it."""
-
-    def __init__(self, segments: Iterable[tuple[str, int]]) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="pieces-")
-        try:
-            write_table(f"{self._folder.name}/{SEGMENTS}", segments)
-        except BaseException:
-            self._folder.cleanup()
-            raise
-
-    def __enter__(self) -> "SegmentTable":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._folder.cleanup()
-
-    def train(
-        self,
-        num_pieces: int,
-        reserved: Collection[str] = (),
-        on_round: Callable[[int, int], object] = no_progress,
-    ) -> list[tuple[str, float]]:
-        """Train exactly `num_pieces` pieces, with their log probabilities: every character, and what EM finds best.
-
-        Args:
-            num_pieces: more than there are characters.
-            reserved: strings that may not become pieces, of two characters or more.
-            on_round: called with the rounds of training that are done, and the expected total.
-
-        Raises:
-            TooManyPiecesError: the segments give fewer pieces.
-            RunFailedError: the trainer was killed or failed otherwise.
-        """
-        from sentencepiece import SentencePieceProcessor
-
-        arguments = {"folder": self._folder.name, "num_pieces": num_pieces, "reserved": list(reserved)}
-        _run_trainer(arguments, int((num_pieces + 1) * FINAL_EXCESS), on_round)  # with <unk>
-        model = SentencePieceProcessor(model_file=f"{self._folder.name}/{MODEL}.model")
-        return [(model.id_to_piece(index), model.get_score(index)) for index in range(1, len(model))]
-
-
-def _train_pieces(
-    table: SegmentTable,
-    size: int,
-    num_characters: int,
-    config: UnigramConfig,
-    on_round: Callable[[int, int], object],
+def _train_vocabulary(
+    folder: str, size: int, num_characters: int, config: UnigramConfig, on_round: Callable[[int, int], object]
 ) -> list[tuple[str, float]]:
     """Train the pieces of a vocabulary of `size`; without a `vocab_size`, of the largest possible one up to it."""
     while True:
         try:
-            return table.train(size - config.num_reserved, config.extra_special_tokens, on_round)
+            return train_pieces(folder, size - config.num_reserved, config.extra_special_tokens, on_round)
         except TooManyPiecesError as error:
             largest = error.largest + config.num_reserved
             if config.vocab_size is not None:
@@ -245,6 +200,32 @@ def _train_pieces(
                 ) from error
             rounded = largest // VOCABULARY_STEP * VOCABULARY_STEP
             size = rounded if rounded > config.num_reserved + num_characters else largest
+
+
+def train_pieces(
+    folder: str,
+    num_pieces: int,
+    reserved: Collection[str] = (),
+    on_round: Callable[[int, int], object] = no_progress,
+) -> list[tuple[str, float]]:
+    """Train exactly `num_pieces` pieces, with their log probabilities: every character, and what EM finds best.
+
+    Args:
+        folder: has the table of counted segments, `SEGMENTS`; for temporary files.
+        num_pieces: more than there are characters.
+        reserved: strings that may not become pieces, of two characters or more.
+        on_round: called with the rounds of training that are done, and the expected total.
+
+    Raises:
+        TooManyPiecesError: the segments give fewer pieces.
+        RunFailedError: the trainer was killed or failed otherwise.
+    """
+    from sentencepiece import SentencePieceProcessor
+
+    arguments = {"folder": folder, "num_pieces": num_pieces, "reserved": list(reserved)}
+    _run_trainer(arguments, int((num_pieces + 1) * FINAL_EXCESS), on_round)  # with <unk>
+    model = SentencePieceProcessor(model_file=f"{folder}/{MODEL}.model")
+    return [(model.id_to_piece(index), model.get_score(index)) for index in range(1, len(model))]
 
 
 def write_table(path: str, rows: Iterable[tuple[str, int]]) -> None:
@@ -307,8 +288,15 @@ def _run_trainer(arguments: dict[str, object], last_num_pieces: int, on_round: C
     finally:
         status = process.wait()
         process.stderr.close()
+    if status and (found := re.search(r"too high \(\d+\).*<= (\d+)", "\n".join(lines))):
+        raise TooManyPiecesError(int(found[1]) - 1)
+    if status < 0:
+        raise RunFailedError(
+            f"The trainer was ended by {signal.Signals(-status).name}, most likely because memory ran out; nothing was "
+            "written. Use a smaller --max-bytes or --vocab-size."
+        )
     if status:
-        raise _explained(status, "\n".join(lines))
+        raise RunFailedError(f"SentencePiece could not train on this corpus: {lines[-1:]}")
 
 
 def _num_rounds_left(num_pieces: int, num_rounds: int, last_num_pieces: int) -> int:
@@ -318,17 +306,6 @@ def _num_rounds_left(num_pieces: int, num_rounds: int, last_num_pieces: int) -> 
     while (num_pieces := int(SHRINKING_FACTOR * num_pieces)) > last_num_pieces:
         num_left += EM_ROUNDS_PER_PRUNING
     return num_left
-
-
-def _explained(status: int, messages: str) -> Exception:
-    if found := re.search(r"too high \(\d+\).*<= (\d+)", messages):
-        return TooManyPiecesError(int(found[1]) - 1)
-    if status < 0:
-        return RunFailedError(
-            f"The trainer was ended by {signal.Signals(-status).name}, most likely because memory ran out; nothing was "
-            "written. Use a smaller --max-bytes or --vocab-size."
-        )
-    return RunFailedError(f"SentencePiece could not train on this corpus: {messages.splitlines()[-1:]}")
 
 
 def seed_pieces(segments: Sequence[str], counts: Sequence[int], max_pieces: int) -> list[tuple[str, int]]:
