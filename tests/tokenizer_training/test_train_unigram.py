@@ -182,7 +182,7 @@ def test_corpus_too_small_to_hold_anything_out(tmp_path: Path) -> None:
 
 
 def test_runs_give_the_same_bytes(tmp_path: Path) -> None:
-    """With another hash of strings, number of workers and style; the corpus is more than its sample, and many blocks."""
+    """With another hash of strings, number of workers and style; the corpus is more than its sample in many blocks."""
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("\n".join(generated_lines(26_000, num_words=5_000)) + "\n語 ﬁ é\n", encoding="utf-8")
     extra = ["--max-bytes", "1000000", "--extra-special-tokens", "[ENT]", "[B]", "--pad-vocab-to-multiple-of", "128"]

@@ -279,18 +279,17 @@ def _draw_example(axes: "Axes", tokens: Sequence[str]) -> None:
         reason = "no font here has the characters of this text; report.json has examples" if tokens else "no text"
         axes.text(0, 0.3, reason, size=9.5, color=MUTED)
         return
+    style: dict[str, Any] = {"va": "bottom", "color": DARK, "fontproperties": font, "parse_math": False}
     before: Any = axes.transData
     place, gap = (0.0, 0.2), TOKEN_POINTS
     for number, token in enumerate(tokens):
         gap += SPACE_POINTS * (token.startswith(WORD_MARK) and number > 0)
         if text := token.removeprefix(WORD_MARK):
-            box = {
-                "boxstyle": "round,pad=0.2",
-                "facecolor": TOKEN_COLORS[number % len(TOKEN_COLORS)],
-                "edgecolor": "none",
-            }
-            style = {"textcoords": "offset points", "va": "bottom", "color": DARK, "fontproperties": font, "bbox": box}
-            before = axes.annotate(text, place, (gap, 0), xycoords=before, parse_math=False, **style)
+            color = TOKEN_COLORS[number % len(TOKEN_COLORS)]
+            box = {"boxstyle": "round,pad=0.2", "facecolor": color, "edgecolor": "none"}
+            before = axes.annotate(
+                text, place, (gap, 0), xycoords=before, textcoords="offset points", bbox=box, **style
+            )
             place, gap = (1.0, 0.0), TOKEN_POINTS
 
 
