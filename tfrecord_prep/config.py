@@ -40,6 +40,7 @@ class PrepareConfig(Bounded):
         512,
         "Tokens per row, [CLS] and [SEP] included. BERT and RoBERTa used 512; question answering needs 384 or more.",
         is_usual=True,
+        at_least=MIN_LENGTH,
     )
     chunking: Literal["concat", "full_sentences", "documents", "packed", "segment_pairs"] = flag(
         "concat",
@@ -117,8 +118,6 @@ class PrepareConfig(Bounded):
             raise InputError(
                 "--tokenizer-name-or-path is required: the folder that train_unigram.py wrote, or a model on the Hub."
             )
-        if self.max_length < MIN_LENGTH:
-            raise InputError(f"--max-length must be at least {MIN_LENGTH} tokens a row; received {self.max_length}.")
         is_needed = self.sentences_by == "punctuation" or self.chunking == PAIRS
         require(is_needed, f"needs --chunking {PAIRS}", "--sentences-by", f"it with {self.chunking}")
         is_needed = self.random_share == PairRule.random_share or self.chunking == PAIRS

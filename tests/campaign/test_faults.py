@@ -188,9 +188,7 @@ def test_cloud_storage_that_is_away(campaign: Campaign, name: str, num_kills: in
         if process.wait() != 0:
             check_one_line(process, "Cloud Storage did not answer")
         campaign.cloud.heal()
-    process = campaign.start(stage, stage.flags(output))
-    assert process.wait() == 0, process.output
-    campaign.check(stage, output)
+    campaign.finish(stage, output)
     campaign.note("Cloud Storage away", name, num_tries, "one line; then the same bytes")
 
 
@@ -212,10 +210,7 @@ def test_hub_that_is_away_when_the_push_begins(campaign: Campaign, name: str, tm
 
 
 def test_clock_that_is_set_back_by_an_hour(campaign: Campaign, name: str, tmp_path: Path) -> None:
-    stage = campaign.stage(name)
-    process = campaign.start(stage, stage.flags(tmp_path / "output"), seconds_back=3600.0)
-    assert process.wait() == 0, process.output
-    campaign.check(stage, tmp_path / "output")
+    campaign.finish(campaign.stage(name), tmp_path / "output", seconds_back=3600.0)
     campaign.note("clock back by an hour", name, 1, "the same bytes")
 
 

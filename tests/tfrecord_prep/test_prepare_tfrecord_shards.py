@@ -54,19 +54,6 @@ def test_tokens_in_are_tokens_written(
     assert manifest.unigram_entropy_nats == pytest.approx(-(frequencies * np.log(frequencies)).sum())
 
 
-def test_packed_rows_have_the_same_passages_and_less_padding(source: Path, tmp_path: Path) -> None:
-    passages, num_rows = [], []
-    for chunking in ("documents", "packed"):
-        folder = tmp_path / chunking
-        assert main(flags(source, folder, "--chunking", chunking)) == 0
-        rows, cls = read_rows(folder / "train"), read_manifest(str(folder / "train")).tokenizer.special_ids["cls"]
-        tokens = np.concatenate(rows)
-        passages.append(sorted(part.tolist() for part in np.split(tokens, np.flatnonzero(tokens == cls)[1:])))
-        num_rows.append(len(rows))
-    assert passages[0] == passages[1]
-    assert num_rows[1] < num_rows[0]
-
-
 def test_names_number_partitions_and_shards(source: Path, tmp_path: Path) -> None:
     main(flags(source, tmp_path))
     names = [shard.name for shard in read_manifest(str(tmp_path / "train")).shards]

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hypothesis_numpy
 
@@ -26,36 +25,21 @@ def rows_strategy(draw: Any) -> tuple[np.ndarray, np.ndarray]:
     return input_ids, num_tokens
 
 
-@given(rows_strategy())
-def test_examples_parse_to_the_rows(rows: tuple[np.ndarray, np.ndarray]) -> None:
-    import tensorflow as tf
-
-    input_ids, num_tokens = rows
-    records = list(read_records(encode_rows(input_ids, num_tokens)))
-    assert len(records) == len(input_ids)
-    for record, row, length in zip(records, input_ids, num_tokens, strict=True):
-        mask = [1] * length + [0] * (len(row) - length)
-        features = tf.train.Example.FromString(record).features.feature
-        assert sorted(features) == ["attention_mask", "input_ids"]
-        assert list(features["input_ids"].int64_list.value) == row.tolist()
-        assert list(features["attention_mask"].int64_list.value) == mask
-        assert decode_feature(record, "input_ids").tolist() == row.tolist()
-        assert decode_feature(record, "attention_mask").tolist() == mask
-
-
-@settings(max_examples=20)
 @given(rows=rows_strategy())
-def test_tensorflow_reads_the_file(tmp_path_factory: pytest.TempPathFactory, rows: tuple[Any, Any]) -> None:
+def test_tensorflow_reads_what_we_read(tmp_path_factory: pytest.TempPathFactory, rows: tuple[Any, Any]) -> None:
     import tensorflow as tf
 
     input_ids, num_tokens = rows
     path = tmp_path_factory.getbasetemp() / "rows.tfrecord"
     path.write_bytes(encode_rows(input_ids, num_tokens))
-    feature = tf.io.FixedLenFeature((input_ids.shape[1],), tf.int64)
-    records = list(tf.data.TFRecordDataset(str(path)))  # checks every checksum
-    parsed = [tf.io.parse_single_example(r, {"input_ids": feature, "attention_mask": feature}) for r in records]
-    assert [row["input_ids"].numpy().tolist() for row in parsed] == input_ids.tolist()
-    assert [int(row["attention_mask"].numpy().sum()) for row in parsed] == num_tokens.tolist()
+    ours = list(read_records(path.read_bytes()))
+    read = list(tf.data.TFRecordDataset(str(path)).as_numpy_iterator())  # checks every checksum
+    assert read == ours
+    for record, row, length in zip(ours, input_ids, num_tokens, strict=True):
+        expected = {"input_ids": row.tolist(), "attention_mask": [1] * length + [0] * (len(row) - length)}
+        features = tf.train.Example.FromString(record).features.feature
+        assert {name: list(feature.int64_list.value) for name, feature in features.items()} == expected
+        assert {name: decode_feature(record, name).tolist() for name in expected} == expected
 
 
 def test_examples_of_tensorflow_are_read(tmp_path: Path) -> None:
@@ -86,7 +70,3 @@ def test_truncation_is_noticed() -> None:
     for end in range(1, len(data)):
         with pytest.raises(ValueError, match="at byte 0"):
             list(read_records(data[:end]))
-
-
-def test_checksum_is_crc32c() -> None:
-    assert google_crc32c.value(b"123456789") == 0xE3069283  # the check value of CRC-32C's definition
