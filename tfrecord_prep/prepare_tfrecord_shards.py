@@ -25,6 +25,7 @@ from mlm_common.cli.settings import flag_of
 from mlm_common.corpus.config import BUILTIN, VALIDATION, CorpusConfig, corpus_config_from_record
 from mlm_common.corpus.corpus import Corpus, open_corpus
 from mlm_common.corpus.identity import Record, describe_changed_sources, names_its_text
+from mlm_common.corpus.shared_text import Part, describe_shared_text
 from mlm_common.errors import EXIT_STOPPED, InputError
 from mlm_common.folder_lock import locked_folder
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
@@ -41,6 +42,8 @@ from tfrecord_prep.verify import verify_folder
 logger = logging.getLogger(__name__)
 
 NUM_BAD_ROWS_SHOWN = 5
+# The default of run_qa.py for a question and a part of its paragraph.
+QUESTION_ANSWERING_LENGTH = 384
 
 
 @command
@@ -100,16 +103,27 @@ def prepare(corpus_config: CorpusConfig, config: PrepareConfig) -> None:
 
 
 def open_recorded_corpus(given: CorpusConfig, tokenizer_folder: str) -> Corpus:
-    """Open the corpus given, else the one that the tokenizer was trained on, without its limit.
-
-    The other flags of a corpus that are given replace recorded settings.
+    """Open the corpus given, else the one that the tokenizer was trained on; warn of splits that it has seen.
 
     Raises:
         InputError: none was given, and none is recorded, or its files have changed; or what `open_corpus` raises.
     """
-    if given.is_given:
-        return open_corpus(given)
     record = tokenizer_corpus(tokenizer_folder)
+    corpus = open_corpus(given) if given.is_given else _reopen_corpus(given, tokenizer_folder, record)
+    trained_on = Part(record, record["settings"]["split"]) if record else None
+    for split in corpus.split_names[1:]:
+        if trained_on and describe_shared_text(trained_on, Part(corpus.record, split)):
+            logger.warning(
+                "The tokenizer was trained on documents of the split `%s`, because train_unigram.py was not run with "
+                "the same --%s-percent and --seed: results on that split will look a little too good.",
+                split,
+                split,
+            )
+    return corpus
+
+
+def _reopen_corpus(given: CorpusConfig, tokenizer_folder: str, record: Record | None) -> Corpus:
+    """Open the tokenizer's corpus, without its limit; other flags that are given replace recorded settings."""
     if record is None or not names_its_text(record):
         raise InputError(
             "A corpus is needed: --dataset-name (`builtin` needs no download) or --data-files; "
@@ -186,7 +200,13 @@ def describe_plan(config: PrepareConfig, plans: Sequence[SplitPlan]) -> str:
     if config.push_to_hub:
         lines.append(f"pushed to   {config.push_to_hub}, a data set repository")
     states = {True: "already complete with these settings, stays as it is", False: "to be written"}
-    return "\n".join([*lines, *(f"{plan.split_name:11s} {plan.folder}: {states[plan.is_complete]}" for plan in plans)])
+    lines += [f"{plan.split_name:11s} {plan.folder}: {states[plan.is_complete]}" for plan in plans]
+    if config.max_length < QUESTION_ANSWERING_LENGTH:
+        lines.append(
+            f"note        Rows of {config.max_length} tokens are short for some fine-tuning: question answering needs "
+            f"--max-length {QUESTION_ANSWERING_LENGTH} or more."
+        )
+    return "\n".join(lines)
 
 
 def describe_split(folder: str, manifest: Manifest) -> str:

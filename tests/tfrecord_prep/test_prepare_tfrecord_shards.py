@@ -15,9 +15,11 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from mlm_common.corpus.config import CorpusConfig
+from mlm_common.corpus.corpus import open_corpus
 from mlm_common.tokenizer import SPECIAL_TOKENS, save_tokenizer, special_ids, tokenizer_sha256
 from tests.fixtures.run_command import Outcome
-from tests.fixtures.tiny_corpus import BLANK, DOCUMENTS, contents, flags, read_rows, wrapped
+from tests.fixtures.tiny_corpus import BLANK, DOCUMENTS, contents, flags, read_rows, wrapped, write_source
 from tests.servers.fixtures import CloudStorageHandle
 from tfrecord_prep.manifest import open_shards, read_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main
@@ -188,3 +190,19 @@ def test_cloud_storage_holds_the_same_bytes(source: Path, tmp_path: Path, cloud:
     assert main(flags(source, "gs://test-bucket/run")) == 0
     assert open_shards("gs://test-bucket/run/train").manifest == open_shards(str(tmp_path / "train")).manifest
     assert cloud.objects() == {f"run/{name}": data for name, data in contents(tmp_path).items()}
+
+
+def test_warning_of_splits_that_the_tokenizer_has_seen(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = write_source(tmp_path)
+    seen = open_corpus(CorpusConfig(data_files=[str(source / "docs.jsonl")], validation_percent=20))
+    (source / "tokenizer" / "training.json").write_text(json.dumps({"corpus": seen.record}), encoding="utf-8")
+    (tmp_path / "others.txt").write_text("".join(f"another text {number}\n" for number in range(300)), encoding="utf-8")
+    splits = ["--validation-percent", "20", "--test-percent", "20", "--dry-run"]
+    with caplog.at_level(logging.WARNING):
+        assert main(flags(source, tmp_path / "out", *splits[:2], "--dry-run")) == 0
+        assert main(flags(source, tmp_path / "out", *splits, "--data-files", str(tmp_path / "others.txt"))) == 0
+        assert "tokenizer was trained on" not in caplog.text
+        caplog.clear()
+        assert main(flags(source, tmp_path / "out", *splits)) == 0
+    (message,) = caplog.messages
+    assert "trained on documents of the split `test`" in message
