@@ -51,10 +51,14 @@ def in_memory_config(folder: Path) -> PrepareConfig:
 
 
 @needs_beam
-def test_two_processes_write_the_bytes_of_the_local_run(source: Path, tmp_path: Path) -> None:
-    pairs = ["--chunking", "segment_pairs"]
-    assert main(flags(source, tmp_path / "beam", *pairs, *TWO_PROCESSES)) == 0
-    assert contents(tmp_path / "beam") == local_bytes(source, tmp_path / "local", *pairs)
+def test_two_processes_write_the_bytes_of_the_local_run(tmp_path: Path) -> None:
+    source = write_source(tmp_path)
+    with (source / "docs.jsonl").open("ab") as docs:
+        docs.write(b'{"text": 17}\n{"text": "last"}\n')
+    more = ["--chunking", "segment_pairs", "--on-bad-row", "skip"]
+    assert main(flags(source, tmp_path / "beam", *more, *TWO_PROCESSES)) == 0
+    assert contents(tmp_path / "beam") == local_bytes(source, tmp_path / "local", *more)
+    assert read_manifest(str(tmp_path / "beam" / "train")).bad_rows.num_rows == 1
 
 
 @needs_beam
@@ -87,17 +91,6 @@ def test_after_a_row_is_fixed_the_run_resumes(tmp_path: Path, capfd: pytest.Capt
     assert main(with_beam) == 0
     assert {path: path.stat().st_mtime_ns for path in shards} == shards
     assert contents(tmp_path / "beam") == local_bytes(source, tmp_path / "local", *files)
-
-
-@needs_beam
-def test_rows_that_are_left_out_are_those_of_the_local_run(tmp_path: Path) -> None:
-    source = write_source(tmp_path)
-    with (source / "docs.jsonl").open("ab") as docs:
-        docs.write(b'{"text": 17}\n{"text": "last"}\n')
-    skip = ["--on-bad-row", "skip"]
-    assert main(flags(source, tmp_path / "beam", *skip, *ONE_PROCESS)) == 0
-    assert contents(tmp_path / "beam") == local_bytes(source, tmp_path / "local", *skip)
-    assert read_manifest(str(tmp_path / "beam" / "train")).bad_rows.num_rows == 1
 
 
 @needs_beam
