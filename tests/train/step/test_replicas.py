@@ -100,7 +100,7 @@ def pair_model():
 
 def classification_model():
     labels = Labels("single_label_classification", ("a", "b"))
-    task = TextClassification(labels, None, ("accuracy",), pad_token_id=PAD, token_types=False)
+    task = TextClassification(labels, ("accuracy",), pad_token_id=PAD, token_types=False)
     network = tiny_model("distilbert", "TFAutoModelForSequenceClassification", n_layers=1)
     return compiled_model(network, task)
 
