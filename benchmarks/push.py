@@ -42,27 +42,19 @@ def reach(server: ServerProcess, folder: str) -> None:
 def build(folder: str, arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Build a trainer of the model, and the callback that pushes it after every step."""
     from benchmarks.peers.train_step_contenders import our_trainer
-    from mlm_common.hub.push import HubRepository
     from train.config.settings import parse_training_config
     from train.loop.lifecycle import Pretraining, prepare
-    from train.publishing.publisher import Publisher
-    from train.publishing.push_to_hub import PushToHub
+    from train.publishing.publisher import Publisher, PushToHub
 
     model = f"num_hidden_layers={arguments.num_layers},max_position_embeddings={LENGTH}"
     flags = ["--preset", "bert-base", "--config-overrides", model, "--max-steps", str(NUM_STEPS)]
     flags += ["--train-dataset", folder, "--tokenizer", f"{folder}/tokenizer", "--output-dir", f"{folder}/run"]
+    flags += ["--hub-model-id", "alice/big"]
     config = parse_training_config([*flags, "--per-replica-batch-size", str(arguments.batch_rows)], "")
     run = prepare(config, Pretraining())
     trainer = our_trainer(run)
-    publisher = Publisher(
-        run.folder,
-        run.folder.export.path,
-        run.phases[0].inputs.tokenizer,
-        LENGTH,
-        lambda *_: "",
-        HubRepository("alice/big"),
-    )
-    pushing = PushToHub(publisher, tuple(range(NUM_STEPS)), metrics=list)
+    publisher = Publisher(run.folder, trainer.record_run(), run.phases[0].inputs.tokenizer)
+    pushing = PushToHub(publisher, tuple(range(NUM_STEPS)), trainer.log)
     return trainer, pushing
 
 

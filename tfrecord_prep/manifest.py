@@ -4,6 +4,7 @@ import dataclasses
 import json
 import operator
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlm_common.cli.local_paths import check_folder
+from mlm_common.corpus.identity import published_bad_rows, published_corpus
 from mlm_common.corpus.text_formats import BadRows, bad_rows_from_record
 from mlm_common.errors import InputError
 from mlm_common.storage import Folder, open_folder
@@ -33,6 +35,11 @@ RANDOM_NEXT, IS_NEXT = 1, 0
 NUM_ROWS_IN_NAME = re.compile(r"-\d+-(\d+)\.tfrecord$")
 # The tutorial's names have two numbers, those of this project three: partition, shard, rows.
 MANAGED_SHARD_NAME = re.compile(r"^dataset-\d{5,}-\d{5,}-\d+\.tfrecord$")
+# Fields of the manifest that are published as they are.
+PUBLIC_FIELDS = (
+    "format_version", "split", "max_length", "chunking", "sentences_by", "random_share", "shard_size",
+    "partition_bytes", "tokenizer", "shards", "totals", "unigram_entropy_nats", "versions",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -144,6 +151,13 @@ def read_manifest(folder: str) -> Manifest:
         raise InputError(
             f"A manifest must have the fields of docs/reference/shards.md; {path}: {error}. {hint}"
         ) from error
+
+
+def published_manifest(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Summarize a `manifest.json` for publishing; counts and checksums stay, which verify the shards."""
+    published = {name: record[name] for name in PUBLIC_FIELDS if name in record}
+    published["corpus"] = published_corpus(record["corpus"])
+    return published | {"bad_rows": published_bad_rows(record.get("bad_rows"))}
 
 
 def entropy_nats(counts: NDArray[np.int64]) -> float:

@@ -28,7 +28,7 @@ from mlm_common.corpus.identity import Record, describe_changed_sources, names_i
 from mlm_common.corpus.shared_text import Part, describe_shared_text
 from mlm_common.errors import EXIT_STOPPED, InputError
 from mlm_common.folder_lock import locked_folder
-from mlm_common.hub.push import MAIN_BRANCH, HubRepository
+from mlm_common.hub.push import MAIN_BRANCH, HubRepository, check_hub_access
 from mlm_common.storage import open_folder
 from mlm_common.tokenizer import RECORD_FILE, load_tokenizer
 from mlm_common.worker_pool import map_in_order
@@ -181,8 +181,6 @@ def find_repository(config: PrepareConfig) -> HubRepository | None:
     """Find the repository on the Hub to push to, if any, and check that it can be written to."""
     if config.push_to_hub is None:
         return None
-    from mlm_common.hub.access import check_hub_access
-
     branch, private = config.hub_revision or MAIN_BRANCH, config.hub_private
     repository = HubRepository(config.push_to_hub, "dataset", private, branch)
     check_hub_access(repository)

@@ -18,6 +18,8 @@ try:
     from mlm_common.cli.command_line import command, log_start, parse_arguments
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
+import huggingface_hub
+
 from mlm_common.cli.console import folder_beside, next_step, progress_bar
 from mlm_common.cli.local_paths import short_path
 from mlm_common.cli.settings import Bounded, describe_differences, flag
@@ -27,7 +29,7 @@ from mlm_common.corpus.identity import describe_changes
 from mlm_common.corpus.text_formats import BadRows
 from mlm_common.errors import InputError, PermanentError, RunFailedError
 from mlm_common.folder_lock import locked_folder
-from mlm_common.hub.push import MAIN_BRANCH, HubRepository
+from mlm_common.hub.push import MAIN_BRANCH, HubRepository, check_hub_access
 from mlm_common.hub.retries import hub_error
 from mlm_common.retry import growing_delays, retry_call
 from mlm_common.storage import open_folder
@@ -186,12 +188,8 @@ def find_repository(output: OutputConfig) -> HubRepository | None:
     """Find the repository on the Hub to push to, if any, and check that it can be written to."""
     if not (output.push_to_hub or output.export_to_hub):
         return None
-    from huggingface_hub import whoami
-
-    from mlm_common.hub.access import check_hub_access
-
     try:
-        repo_id = output.push_to_hub or f"{whoami()['name']}/{TUTORIAL_REPOSITORY}"
+        repo_id = output.push_to_hub or f"{huggingface_hub.whoami()['name']}/{TUTORIAL_REPOSITORY}"
     except OSError as error:
         message = f"--export-to-hub needs a login (`hf auth login`): {' '.join(str(error).split())}"
         raise hub_error(message, error) from error

@@ -11,8 +11,7 @@ except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.cli.console import add_verbose_flag
 from mlm_common.errors import InputError
-from mlm_common.hub.access import check_hub_access
-from mlm_common.hub.push import MAIN_BRANCH, HubRepository, push_files
+from mlm_common.hub.push import MAIN_BRANCH, HubRepository, check_hub_access, push_files
 from mlm_common.storage import open_folder
 
 FORMATS = ("pytorch", "tf")

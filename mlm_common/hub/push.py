@@ -1,22 +1,24 @@
 """Push files to the Hugging Face Hub, into repositories that are new or were made by this project.
 
-A whole push is repeated when one of its requests fails. That is safe: one whose answer was lost finds its files
-unchanged and commits nothing.
+`check_hub_access` finds out before the expensive part of a run whether its push can succeed. A whole push is repeated
+when one of its requests fails. That is safe: one whose answer was lost finds its files unchanged and commits nothing.
 """
 
 import hashlib
 import logging
 import re
-import shlex
+import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import huggingface_hub as hf  # imports its parts when they are used
+from huggingface_hub import constants
 
 from mlm_common.errors import InputError, RunFailedError
-from mlm_common.hub.retries import Interruption, configure_sessions, one_line, repeat
+from mlm_common.hub.retries import configure_sessions, hub_error, one_line, repeat, status_of
 from mlm_common.retry import growing_delays
-from mlm_common.storage import open_folder
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitInfo, HfApi
@@ -24,8 +26,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAIN_BRANCH = "main"
-# Before each further try; together more than eight minutes.
+REPO_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+REF_NAME = re.compile(r"\w[\w./-]*", re.ASCII)
+# Before each further try of a push; together more than eight minutes.
 RETRY_DELAYS_SECONDS = growing_delays(2.0, 8)
+CHECK_RETRY_DELAYS_SECONDS = growing_delays(1.0, 2)
 
 CARD_NAME = "README.md"
 # By these a branch is known as this project's: its card, a tokenizer's record, the record of a run with checkpoints.
@@ -34,6 +39,7 @@ CHECKSUM_LINE = re.compile(rf"^{MARKS[CARD_NAME]}, checksum \w+\n", re.MULTILINE
 # What the Hub puts into a new repository: attributes, and a card of metadata alone, or of nothing.
 ATTRIBUTES_NAME = ".gitattributes"
 DEFAULT_CARD = re.compile(r"\s*(---\n((?!---).*\n)*---\s*)?")
+LICENSE_LINES = re.compile(r"^license\w*:.*\n", re.MULTILINE)
 NUM_SHOWN = 3
 
 
@@ -63,28 +69,108 @@ class HubRepository:
         """The repository, as huggingface_hub calls it."""
         return {"repo_id": self.repo_id, "repo_type": self.kind}
 
-    def command_by_hand(self, folder: str, names: list[str]) -> str:
-        """Write the shell command that pushes files of a folder, local or `gs://`."""
-        lines = []
-        if not open_folder(folder).is_local:
-            local_folder = folder.rstrip("/").rpartition("/")[2]
-            lines.append(["gcloud", "storage", "cp", "--recursive", folder, "."])
-            folder = local_folder
-        kind = ["--repo-type", self.kind] if self.kind != "model" else []
-        branch = ["--revision", self.branch] if self.branch != MAIN_BRANCH else []
-        private = ["--private"] if self.private else []
-        included = ["--include", *names]
-        lines.append(["hf", "upload", self.repo_id, folder, ".", *kind, *branch, *private, *included])
-        return " && ".join(shlex.join(line) for line in lines)
 
-
-@dataclass(frozen=True)
-class Branch:
+class Branch(NamedTuple):
     """A branch that may be pushed to: the id of its newest commit, the paths of its files, and its card."""
 
     commit: str
     paths: frozenset[str]
     card: str
+
+
+def check_hub_access(repository: HubRepository, *, card: str | None = None) -> None:
+    """Check that a later push to the repository, which need not exist, may succeed.
+
+    Args:
+        repository: where the push will go.
+        card: a README.md, whose metadata the Hub must accept.
+
+    Raises:
+        InputError: a malformed id or name; no token, or one that is not valid or may not write there; the endpoint is
+            no Hub; the repository must be private and is public; the branch is a tag; the tag exists already; the
+            branch has files of others; the Hub refuses the card's metadata.
+        HubAwayError: the Hub cannot be reached.
+    """
+    repo_id = repository.repo_id
+    if not REPO_ID.fullmatch(repo_id):
+        raise InputError(f"A Hub repository must be NAMESPACE/NAME; received {repo_id!r}.")
+    for flag, name in (("--hub-revision", repository.branch), ("--hub-tag", repository.tag)):
+        if name is not None and not REF_NAME.fullmatch(name):
+            raise InputError(f"{flag} must be a name of letters, digits, and . _ / -; received {name!r}.")
+    if constants.HF_HUB_OFFLINE:
+        raise InputError(f"Pushing to {repo_id} needs the Hub; unset HF_HUB_OFFLINE, which forbids to reach it.")
+    if not hf.get_token():
+        raise InputError(f"Pushing to {repo_id} needs a Hub token; log in with `hf auth login`, or set HF_TOKEN.")
+    configure_sessions()
+    api = hf.HfApi()
+    try:
+        _check_may_write(repeat(api.whoami, CHECK_RETRY_DELAYS_SECONDS), repo_id)
+        if card is not None:
+            _check_card(api, card, repository)
+        _check_existing(api, repository)
+    except OSError as error:
+        if status_of(error) == 401:
+            raise InputError(
+                f"Pushing to {repo_id} needs a valid Hub token; {api.endpoint} refused this one. Log in again with "
+                "`hf auth login`, or set HF_TOKEN (it wins over the login)."
+            ) from error
+        message = (
+            f"Pushing to {repo_id} needs the Hub, and {api.endpoint} does not serve it (HF_ENDPOINT names another): "
+        )
+        raise hub_error(message + one_line(error), error) from error
+
+
+def _check_may_write(account: Mapping[str, Any], repo_id: str) -> None:
+    """Raise InputError unless the account and its token may write to the repository, as far as the Hub tells."""
+    namespace = repo_id.partition("/")[0]
+    roles = {one["name"]: one.get("roleInOrg", "read") for one in account.get("orgs", ())} | {account["name"]: "admin"}
+    if roles.get(namespace, "read") == "read":
+        writable = ", ".join(sorted(name for name, role in roles.items() if role != "read"))
+        raise InputError(f"{account['name']} may not write to {namespace} on the Hub, only to {writable}.")
+    token = account.get("auth", {}).get("accessToken", {})
+    scopes = token.get("fineGrained", {}).get("scoped")
+    may_write = token.get("role") != "read"
+    if scopes is not None:
+        may_write = any(
+            scope["entity"].get("name") in (namespace, repo_id) and "repo.write" in scope["permissions"]
+            for scope in scopes
+        )
+    if not may_write:
+        raise InputError(
+            f"Pushing to {repo_id} needs a Hub token that may write there; this one's role is {token['role']!r}. Make "
+            "one with the role 'write' at https://huggingface.co/settings/tokens, and log in with `hf auth login`."
+        )
+
+
+def _check_card(api: "HfApi", card: str, repository: HubRepository) -> None:
+    """Let the Hub validate the metadata, as it does before each push: there, a refusal would come after the run."""
+    try:
+        repeat(lambda: api._validate_yaml(card, repo_type=repository.kind), CHECK_RETRY_DELAYS_SECONDS)
+    except ValueError as error:
+        if isinstance(error, OSError):  # an answer that is not the Hub's
+            raise
+        raise InputError(
+            f"The Hub must accept the card's metadata (--hub-license, --hub-language); it says: {one_line(error)}"
+        ) from error
+
+
+def _check_existing(api: "HfApi", repository: HubRepository) -> None:
+    repo_id = repository.repo_id
+    try:
+        is_private = repeat(lambda: api.repo_info(**repository.address), CHECK_RETRY_DELAYS_SECONDS).private
+    except OSError as error:
+        if status_of(error) == 404:
+            return  # the push will create it
+        raise
+    if repository.private and not is_private:
+        raise InputError(f"--hub-private needs a private repository; {repo_id} exists and is public.")
+    refs = repeat(lambda: api.list_repo_refs(**repository.address), CHECK_RETRY_DELAYS_SECONDS)
+    tags = {tag.name for tag in refs.tags}
+    if repository.branch in tags:
+        raise InputError(f"--hub-revision must be a branch; {repository.branch} is a tag of {repo_id}, which is fixed.")
+    if repository.tag in tags:
+        raise InputError(f"--hub-tag must be new; {repo_id} has {repository.tag} already, and a tag is fixed.")
+    repeat(lambda: read_branch(api, repository, _start_of_branch(api, repository)), CHECK_RETRY_DELAYS_SECONDS)
 
 
 def push_files(
@@ -94,7 +180,7 @@ def push_files(
     commit_message: str,
     kept_in: str,
     stale: str | None = None,
-    interruption: Interruption | None = None,
+    stop_retries: threading.Event | None = None,
 ) -> str:
     """Push files in one commit, and return its URL.
 
@@ -107,15 +193,13 @@ def push_files(
         commit_message: the commit's title.
         kept_in: the folder, local or `gs://`, that holds the files when the push has failed.
         stale: pattern of the paths that are deleted unless they are among the files.
-        interruption: by which another thread ends the push sooner.
+        stop_retries: set by another thread, it ends the waits between tries.
 
     Raises:
         HubPushError: it did not succeed, or the repository is not of this project.
     """
-    from huggingface_hub import HfApi
-
-    configure_sessions(interruption)
-    api = HfApi()
+    configure_sessions()
+    api = hf.HfApi()
 
     def push() -> str:
         commit = commit_to_branch(api, repository, commit_message, files=files, stale=stale)
@@ -125,10 +209,9 @@ def push_files(
         return str(commit.commit_url)
 
     try:
-        url = repeat(push, RETRY_DELAYS_SECONDS, interruption)
+        url = repeat(push, RETRY_DELAYS_SECONDS, stop_retries)
     except (OSError, RuntimeError, ValueError) as error:
-        is_as_kept = all(isinstance(content, Path) for content in files.values())
-        raise failed_push(repository, kept_in, error, sorted(files) if is_as_kept else None) from error
+        raise failed_push(repository, kept_in, error) from error
     logger.info("pushed to %s", url)
     return url
 
@@ -157,13 +240,15 @@ def commit_to_branch(
     Raises:
         InputError: the repository has files of others.
     """
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-
     files = dict(files or {})
     branch = open_branch(api, repository)
     if CARD_NAME in files:
         if DEFAULT_CARD.fullmatch(branch.card) or is_unedited(branch.card):
-            files[CARD_NAME] = mark_card(_with_license(_text(files[CARD_NAME]), branch.card)).encode()
+            content = files[CARD_NAME]
+            card = (content if isinstance(content, bytes) else content.read_bytes()).decode()
+            if not LICENSE_LINES.search(card):
+                card = card.replace("---\n", "---\n" + "".join(LICENSE_LINES.findall(branch.card)), 1)
+            files[CARD_NAME] = mark_card(card).encode()
         else:
             logger.warning("the %s on the Hub was edited there, so it stays as it is", CARD_NAME)
             del files[CARD_NAME]
@@ -171,8 +256,8 @@ def commit_to_branch(
     deleted = [path for path in others if stale and re.fullmatch(stale, path)]
     return api.create_commit(
         operations=[
-            *(CommitOperationAdd(path, content) for path, content in files.items()),
-            *map(CommitOperationDelete, deleted),
+            *(hf.CommitOperationAdd(path, content) for path, content in files.items()),
+            *map(hf.CommitOperationDelete, deleted),
         ],
         commit_message=message,
         revision=repository.branch,
@@ -182,20 +267,11 @@ def commit_to_branch(
     )
 
 
-def failed_push(
-    repository: HubRepository, kept_in: str, error: Exception, names: list[str] | None = None
-) -> HubPushError:
-    """Make the error that says what happened, where the files are kept, and how they are pushed again.
-
-    Args:
-        repository: of the push.
-        kept_in: the folder with the files.
-        error: what happened.
-        names: of the files in the folder, where these are what was pushed: a command can push them by hand.
-    """
-    hint = f"push them by hand: {repository.command_by_hand(kept_in, names)}" if names else "run the same command again"
+def failed_push(repository: HubRepository, kept_in: str, error: Exception) -> HubPushError:
+    """Make the error that says what happened, and that the files are kept."""
     return HubPushError(
-        f"The push to {repository.repo_id} failed: {one_line(error)} The files are kept in {kept_in}; {hint}"
+        f"The push to {repository.repo_id} failed: {one_line(error)} The files are kept in {kept_in}; run the same "
+        "command again to push them."
     )
 
 
@@ -206,17 +282,16 @@ def open_branch(api: "HfApi", repository: HubRepository) -> Branch:
         InputError: it has files of others.
     """
     api.create_repo(**repository.address, private=repository.private, exist_ok=True)
-    start = start_of_branch(api, repository)
+    start = _start_of_branch(api, repository)
     if start != repository.branch:
         api.create_branch(**repository.address, branch=repository.branch, revision=start, exist_ok=True)
     return read_branch(api, repository, repository.branch)
 
 
-def start_of_branch(api: "HfApi", repository: HubRepository) -> str:
+def _start_of_branch(api: "HfApi", repository: HubRepository) -> str:
     """Return the branch if it exists, else the commit that it will start with, the first of the repository."""
-    if repository.branch == MAIN_BRANCH:
-        return MAIN_BRANCH
-    if repository.branch in {branch.name for branch in api.list_repo_refs(**repository.address).branches}:
+    branches = {branch.name for branch in api.list_repo_refs(**repository.address).branches}
+    if repository.branch in {MAIN_BRANCH, *branches}:
         return repository.branch
     return api.list_repo_commits(**repository.address)[-1].commit_id
 
@@ -229,35 +304,28 @@ def read_branch(api: "HfApi", repository: HubRepository, revision: str) -> Branc
     Raises:
         InputError: it has files or a card, and no mark.
     """
-    from huggingface_hub.hf_api import RepoFile
-
     commit = str(api.repo_info(**repository.address, revision=revision).sha)
-    entries = api.list_repo_tree(**repository.address, revision=commit, recursive=True)
-    paths = frozenset(entry.path for entry in entries if isinstance(entry, RepoFile))
+    paths = frozenset(api.list_repo_files(**repository.address, revision=commit))
     marked = {path: read_file(api, repository, commit, path) for path in MARKS.keys() & paths}
     card = marked.get(CARD_NAME, "")
     if not any(MARKS[path] in text for path, text in marked.items()):
         others = sorted(paths - {ATTRIBUTES_NAME} - ({CARD_NAME} if DEFAULT_CARD.fullmatch(card) else set()))
         if others:
-            shown = ", ".join(others[:NUM_SHOWN])
-            if len(others) > NUM_SHOWN:
-                shown += f" and {len(others) - NUM_SHOWN:,} more"
+            more = f" and {len(others) - NUM_SHOWN:,} more" if len(others) > NUM_SHOWN else ""
             raise InputError(
-                f"Repository {repository.repo_id} already contains files that this tool did not create ({shown}). "
-                "Name another repository, or with --hub-revision a branch: a new one starts without files. If it is "
-                f"yours, add the line `{MARKS[CARD_NAME]}` to the metadata of its {CARD_NAME}."
+                f"Repository {repository.repo_id} already contains files that this tool did not create "
+                f"({', '.join(others[:NUM_SHOWN])}{more}). Name another repository, or with --hub-revision a branch: "
+                "a new one starts without files. If it is yours, add the line "
+                f"`{MARKS[CARD_NAME]}` to the metadata of its {CARD_NAME}."
             )
     return Branch(commit, paths, card)
 
 
 def read_file(api: "HfApi", repository: HubRepository, revision: str, path: str) -> str:
     """Download a small text file, past the cache of huggingface_hub."""
-    from huggingface_hub import hf_hub_url
-    from huggingface_hub.utils import get_session, hf_raise_for_status
-
-    url = hf_hub_url(repository.repo_id, path, repo_type=repository.kind, revision=revision, endpoint=api.endpoint)
-    answer = get_session().get(url, headers=api._build_hf_headers())
-    hf_raise_for_status(answer)
+    url = hf.hf_hub_url(repository.repo_id, path, repo_type=repository.kind, revision=revision, endpoint=api.endpoint)
+    answer = hf.get_session().get(url, headers=api._build_hf_headers())
+    answer.raise_for_status()
     return answer.content.decode("utf-8", errors="replace")
 
 
@@ -274,21 +342,3 @@ def mark_card(card: str) -> str:
 def is_unedited(card: str) -> bool:
     """Return whether a card is as `mark_card` made it."""
     return CHECKSUM_LINE.search(card) is not None and mark_card(card) == card
-
-
-def _text(file: Path | bytes) -> str:
-    return (file if isinstance(file, bytes) else file.read_bytes()).decode()
-
-
-def _with_license(card: str, existing: str) -> str:
-    """Give a card the license of the existing one, unless it names one."""
-    if not existing.strip():
-        return card
-    import yaml
-    from huggingface_hub import RepoCard
-
-    old, new = (RepoCard(text, ignore_metadata_errors=True).data.to_dict() for text in (existing, card))
-    kept = {name: value for name, value in old.items() if name.startswith("license")}
-    if not kept or "license" in new:
-        return card
-    return card.replace("---\n", "---\n" + yaml.safe_dump(kept), 1)

@@ -3,13 +3,17 @@
 huggingface_hub repeats only the upload of a large file; its other requests are neither repeated nor given a time-out.
 """
 
-import functools
 import logging
 import textwrap
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+import huggingface_hub
+import requests
+from huggingface_hub import constants
+from requests import exceptions
+from requests.adapters import HTTPAdapter
 
 from mlm_common.errors import InputError, RunFailedError
 from mlm_common.retry import retry_call
@@ -26,26 +30,21 @@ UPLOAD_READ_TIMEOUT_SECONDS = 60.0
 # The longest wait that an answer's Retry-After is granted.
 MAX_RETRY_AFTER_SECONDS = 900.0
 TRANSIENT_STATUSES = {408, 409, 412, 429, 500, 502, 503, 504}
+# Text instead of JSON is the page of a proxy that did not reach the Hub.
+TRANSIENT_ERRORS = (
+    exceptions.ConnectionError,
+    exceptions.Timeout,
+    exceptions.ChunkedEncodingError,
+    exceptions.JSONDecodeError,
+)
 
 
 class HubAwayError(RunFailedError):
     """The Hub, or the network, failed for a transient reason; the message says what it was needed for."""
 
 
-class PushCancelledError(OSError):
-    """A request that was not sent, or only in part, because its push was cancelled."""
-
-
-@dataclass(frozen=True)
-class Interruption:
-    """How another thread ends a push early: `no_retries` ends the waits between its tries, `cancel` also an upload."""
-
-    no_retries: threading.Event = field(default_factory=threading.Event)
-    cancel: threading.Event = field(default_factory=threading.Event)
-
-
 def repeat(
-    function: Callable[[], Result], delays_seconds: tuple[float, ...], interruption: Interruption | None = None
+    function: Callable[[], Result], delays_seconds: tuple[float, ...], stop_retries: threading.Event | None = None
 ) -> Result:
     """Call the function until it succeeds, with a wait after each transient error; the last error is raised."""
 
@@ -58,7 +57,7 @@ def repeat(
         _is_transient,
         on_failure=log,
         least_wait_seconds=_retry_after_seconds,
-        stop_event=(interruption or Interruption()).no_retries,
+        stop_event=stop_retries,
     )
 
 
@@ -80,55 +79,29 @@ def hub_error(message: str, error: BaseException) -> HubAwayError | InputError:
 
 def is_away(error: BaseException | None) -> bool:
     """Return whether the exception, or one that it was raised from, means that the Hub is away for a while."""
-    from huggingface_hub import constants
-
     if error is None or constants.HF_HUB_OFFLINE:
         return False
     # `datasets` says only that there was no connection.
     return isinstance(error, ConnectionError) or _is_transient(error) or is_away(error.__cause__ or error.__context__)
 
 
-def configure_sessions(interruption: Interruption | None = None) -> None:
-    """Give all requests of huggingface_hub from now on a time-out, and let `interruption.cancel` end them."""
-    import requests
-    from huggingface_hub import configure_http_backend
-    from requests.adapters import HTTPAdapter
-
-    cancel = (interruption or Interruption()).cancel
-
-    class BoundedAdapter(HTTPAdapter):
-        def send(self, request: Any, **options: Any) -> Any:  # type: ignore[override]
-            if cancel.is_set():
-                raise PushCancelledError("the push was cancelled")
-            if hasattr(request.body, "read"):
-                request.body = _CancellableBody(request.body, cancel)
-            read_seconds = UPLOAD_READ_TIMEOUT_SECONDS if request.method == "PUT" else READ_TIMEOUT_SECONDS
-            options["timeout"] = options.get("timeout") or (CONNECT_TIMEOUT_SECONDS, read_seconds)
-            return super().send(request, **options)
-
-    def make_session() -> requests.Session:
-        session = requests.Session()
-        session.mount("http://", BoundedAdapter())
-        session.mount("https://", BoundedAdapter())
-        return session
-
-    configure_http_backend(make_session)
+def configure_sessions() -> None:
+    """Give all requests of huggingface_hub from now on a time-out."""
+    huggingface_hub.configure_http_backend(_make_session)
 
 
-class _CancellableBody:
-    """The body of a request as a file that can no longer be read once its push is cancelled."""
+class _BoundedAdapter(HTTPAdapter):
+    def send(self, request: Any, **options: Any) -> Any:  # type: ignore[override]
+        read_seconds = UPLOAD_READ_TIMEOUT_SECONDS if request.method == "PUT" else READ_TIMEOUT_SECONDS
+        options["timeout"] = options.get("timeout") or (CONNECT_TIMEOUT_SECONDS, read_seconds)
+        return super().send(request, **options)
 
-    def __init__(self, body: Any, cancel: threading.Event):
-        self._body = body
-        self._cancel = cancel
 
-    def read(self, *arguments: Any) -> bytes:
-        if self._cancel.is_set():
-            raise PushCancelledError("the push was cancelled")
-        return self._body.read(*arguments)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._body, name)
+def _make_session() -> requests.Session:
+    session = requests.Session()
+    session.mount("http://", _BoundedAdapter())
+    session.mount("https://", _BoundedAdapter())
+    return session
 
 
 def _cause(error: BaseException) -> BaseException | None:
@@ -140,23 +113,10 @@ def _response(error: BaseException) -> Any:
     return getattr(_cause(error), "response", None)
 
 
-@functools.cache
-def _transient_errors() -> tuple[type[Exception], ...]:
-    from requests import exceptions
-
-    # Text instead of JSON is the page of a proxy that did not reach the Hub.
-    return (
-        exceptions.ConnectionError,
-        exceptions.Timeout,
-        exceptions.ChunkedEncodingError,
-        exceptions.JSONDecodeError,
-    )
-
-
 def _is_transient(error: BaseException) -> bool:
     if not isinstance(error, OSError | RuntimeError):
         return False
-    return isinstance(_cause(error), _transient_errors()) or status_of(error) in TRANSIENT_STATUSES
+    return isinstance(_cause(error), TRANSIENT_ERRORS) or status_of(error) in TRANSIENT_STATUSES
 
 
 def _retry_after_seconds(error: BaseException) -> float:

@@ -29,7 +29,7 @@ COMMANDS = ("tokenizer_training.train_unigram", "tfrecord_prep.prepare_tfrecord_
 LIBRARIES = (
     "train.loop.lifecycle",
     "train.loop.trainer",
-    "train.publishing.push_to_hub",
+    "train.publishing.publisher",
     "tokenizer_training.unigram.trainer",
 )
 TIMEOUT_SECONDS = 300.0

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from huggingface_hub import configure_http_backend, constants, file_download, lfs
 
-from mlm_common.hub import access as hub_access
 from mlm_common.hub import push as hub
 from mlm_common.storage import gcs as client
 from tests.servers import cloud_storage as cloud_storage_server
@@ -192,7 +191,7 @@ def hub_here(hub_server: HubHandle, monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.setattr(constants, "ENDPOINT", hub_server.endpoint)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub, "RETRY_DELAYS_SECONDS", (RETRY_SECONDS,) * 4)
-    monkeypatch.setattr(hub_access, "CHECK_RETRY_DELAYS_SECONDS", (RETRY_SECONDS,))
+    monkeypatch.setattr(hub, "CHECK_RETRY_DELAYS_SECONDS", (RETRY_SECONDS,))
     monkeypatch.setattr(lfs, "http_backoff", functools.partial(lfs.http_backoff, base_wait_time=RETRY_SECONDS))
     yield hub_server
     configure_http_backend()

@@ -14,9 +14,9 @@ from tests.fixtures.run_command import Outcome
 from tests.fixtures.tiny_corpus import contents, flags, write_source
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
 from tfrecord_prep import push_to_hub as publishing
-from tfrecord_prep.manifest import open_shards
+from tfrecord_prep.manifest import open_shards, published_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main
-from tfrecord_prep.push_to_hub import dataset_card, published_manifest
+from tfrecord_prep.push_to_hub import dataset_card
 
 REPO = "alice/rows"
 HUB = ("--push-to-hub", REPO, "--validation-percent", "20")
@@ -98,7 +98,7 @@ def test_a_failed_push_leaves_no_manifest_and_is_continued(
     hub_here.fault("commit/main", method="POST", status=403)
     failed = run(main, *flags(source, tmp_path / "out", *HUB))
     assert failed.status == 1
-    assert failed.error.endswith(f"The files are kept in {tmp_path}/out; run the same command again")
+    assert failed.error.endswith(f"The files are kept in {tmp_path}/out; run the same command again to push them.")
     assert "train/manifest.json" not in published(hub_here)
     num_commits = len(titles(hub_here))
     assert main(flags(source, tmp_path / "out", *HUB)) == 0

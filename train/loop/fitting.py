@@ -20,7 +20,7 @@ from train.checkpoints.store import Arrays, CheckpointRecord, SkippedRows
 from train.loop.trainer import Trainer
 from train.metrics.log import ROLLBACK, VALIDATION
 from train.metrics.training_log import TrainingDivergedError, TrainingLog
-from train.publishing.push_to_hub import PushToHub
+from train.publishing.publisher import PushToHub
 from train.runtime import supervisor
 from train.runtime.preemption import InFlight, RunStoppedError, StopRequest
 from train.runtime.strategy import distribute_batches

@@ -6,15 +6,18 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from mlm_common.hub.access import check_hub_access
+import huggingface_hub
+
+from mlm_common.hub.push import check_hub_access
 from mlm_common.hub.retries import HubAwayError
 from train.config.learning import MAY_CHANGE
 from train.config.settings import HubConfig, RunSettings, TrainingConfig, flags_marked
 from train.data.shards import check_phases, open_inputs
 from train.loop.run import Phase, Run, print_plan
 from train.model.config import resolve_model_config
+from train.publishing.hub_checkpoints import CHECKPOINTS_BRANCH, resume_from_hub
 from train.runtime import supervisor
 from train.runtime.machines import Cluster, check_tpu_devices, check_tpu_use, read_cluster
 from train.runtime.plan import naming_phase, phases_of
@@ -24,8 +27,6 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from train.loop.trainer import Trainer
-    from train.publishing.publisher import Publisher
-    from train.publishing.push_to_hub import PushToHub
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
     with locked_run_folder(run):
         from train.loop.fitting import fit  # TensorFlow, not for bad input
         from train.loop.trainer import restored_trainers
+        from train.publishing.publisher import Publisher, PushToHub, steps_of_pushes
         from train.runtime.strategy import check_run_agreement, connect
 
         supervisor.report("connect")
@@ -99,10 +101,14 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
             supervisor.report("build")
             check_run_agreement(strategy, run.cluster, [phase.config for phase in run.phases], run.fingerprint)
             for trainer in restored_trainers(run, strategy):
-                publisher = build_publisher(trainer, trainer.record_run())
-                if publisher is not None:
+                record = trainer.record_run()
+                publisher = None
+                if run.cluster.is_chief:
+                    publisher = Publisher(run.folder, record, trainer.phase.inputs.tokenizer)
+                    publisher.warn_of_gaps()
                     trainer.print_start()
-                with push_while_training(trainer, publisher) as pushing:
+                steps = steps_of_pushes(run.config.hub, trainer.plan)
+                with PushToHub(publisher, steps, trainer.log) as pushing:
                     figures = fit(trainer, stop, pushing)
             step, figures = job.finish(trainer, figures, stop)
         if publisher is not None:
@@ -157,18 +163,14 @@ def check_can_push(config: HubConfig) -> None:
         InputError: it may not, or the Hub does not.
         HubAwayError: the Hub cannot be reached.
     """
-    from huggingface_hub import ModelCardData
-
     repository = config.repository()
     if repository is not None:
         # The part of the card's metadata that comes from the settings, which the Hub could refuse.
-        data = ModelCardData(
+        data = huggingface_hub.ModelCardData(
             library_name="transformers", license=config.hub_license, language=config.hub_language or None
         )
         check_hub_access(repository, card=f"---\n{data.to_yaml()}\n---\n")
         if config.hub_strategy == "checkpoint":
-            from train.publishing.hub_checkpoints import CHECKPOINTS_BRANCH
-
             check_hub_access(dataclasses.replace(repository, branch=CHECKPOINTS_BRANCH, tag=None))
 
 
@@ -177,8 +179,6 @@ def locked_run_folder(run: Run) -> Iterator[None]:
     """Lock the output folder within it, with a run fetched from the Hub if asked for; the chief does so for all."""
     with run.folder.locked() if run.cluster.is_chief else nullcontext():
         if run.config.hub.resume_from_hub:
-            from train.publishing.hub_checkpoints import resume_from_hub
-
             resume_from_hub(run.folder, run.config.hub, run.cluster)
         check_output_folder(run)  # again: nobody else changes it from here on
         yield
@@ -194,33 +194,3 @@ def failure_handling(run: Run, strategy: "tf.distribute.Strategy") -> Iterator[S
     on_tpu_vm = hardware.wants_tpu and hardware.tpu_name == "local"
     with explained_failures(run.cluster, run.folder), listening(stop, on_cloud_machine=on_tpu_vm):
         yield stop
-
-
-def build_publisher(trainer: "Trainer", record: dict[str, Any]) -> "Publisher | None":
-    """Build what writes `export/` and its card, and pushes them if asked to; None on all workers but the chief."""
-    from train.publishing.model_card import check_card, model_card
-    from train.publishing.publisher import Publisher
-
-    run, phase = trainer.run, trainer.phase
-    if not run.cluster.is_chief:
-        return None
-    tokenizer = phase.inputs.tokenizer
-    check_card(record, tokenizer, phase.model_config)
-    return Publisher(
-        run_folder=run.folder,
-        export_folder=run.folder.export.path,
-        tokenizer=tokenizer,
-        model_max_length=max(one.inputs.max_length for one in run.phases[: phase.index + 1]),
-        card=functools.partial(model_card, record, tokenizer),
-        repository=run.config.hub.repository(),
-        pushes_checkpoints=run.config.hub.hub_strategy == "checkpoint",
-        publish_details=run.config.hub.publish_details,
-    )
-
-
-def push_while_training(trainer: "Trainer", publisher: "Publisher | None") -> "PushToHub":
-    """Build what pushes the model while it is trained, if asked to; of several workers the chief's does."""
-    from train.publishing.push_to_hub import PushToHub, steps_of_pushes
-
-    steps = steps_of_pushes(trainer.run.config.hub, trainer.plan)
-    return PushToHub(publisher, steps, metrics=lambda: trainer.log.lines)

@@ -31,6 +31,7 @@ from train.metrics.run_curves import RunCurves
 from train.model.computation import Computation, choose_computation, describe_computation, full_speed_step_seconds
 from train.model.from_pretrained import load_initial_weights
 from train.publishing.publisher import Publisher
+from train.publishing.pytorch_format import take_snapshot
 from train.runtime import supervisor
 from train.runtime.plan import Plan, phase_index, warn_of_other_batch
 from train.runtime.run_folder import LOSS_CURVE_NAME
@@ -220,10 +221,10 @@ class Trainer:
             HubPushError: the push did not succeed; the export is complete.
         """
         supervisor.report("export", self.plan.num_steps)
-        last = publisher.take(self.model.network, step or self.plan.num_steps, self.log.lines)
+        last = take_snapshot(self.model.network, step or self.plan.num_steps, self.log.lines)
         where = {
-            **self._describe_exported(step or self.plan.num_steps),
-            "model": publisher.export_folder,
+            **self._describe_exported(last.step),
+            "model": self.run.folder.export.path,
             "plot of the loss": self.run.folder.files.path_of(LOSS_CURVE_NAME),
         }
         try:

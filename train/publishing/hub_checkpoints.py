@@ -6,17 +6,20 @@ Its records are redacted: what a run needs to resume stays, what tells where it 
 import json
 import logging
 import tempfile
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
+
 from mlm_common.errors import InputError
 from mlm_common.hub.push import HubRepository, push_files
 from mlm_common.hub.redaction import redact, redact_except, redact_settings, redacted_hash
-from mlm_common.hub.retries import Interruption, configure_sessions, hub_error, one_line
+from mlm_common.hub.retries import configure_sessions, hub_error, one_line
 from mlm_common.storage import open_folder
-from tfrecord_prep.push_to_hub import published_manifest
+from tfrecord_prep.manifest import published_manifest
 from train.checkpoints.store import (
     DATA_SUFFIX,
     RECORD_SUFFIX,
@@ -41,8 +44,8 @@ def push_newest_checkpoint(
     run: RunFolder,
     repository: HubRepository,
     *,
-    publish_details: bool = False,
-    interruption: Interruption | None = None,
+    publish_details: bool,
+    stop_retries: threading.Event | None = None,
 ) -> None:
     """Push the run's newest checkpoint, with its record and log, in one commit that deletes the one before.
 
@@ -50,7 +53,7 @@ def push_newest_checkpoint(
         run: its folder; nothing is pushed of one without a checkpoint.
         repository: of the model.
         publish_details: do not redact the records.
-        interruption: by which another thread ends the push sooner.
+        stop_retries: as in `push_files`.
 
     Raises:
         HubPushError: it did not succeed.
@@ -84,7 +87,7 @@ def push_newest_checkpoint(
             commit_message=f"Checkpoint of step {steps[-1]:,}",
             kept_in=run.path,
             stale=f"{CHECKPOINTS_FOLDER}/({FILES_OF_A_RUN[CHECKPOINTS_FOLDER]})",
-            interruption=interruption,
+            stop_retries=stop_retries,
         )
 
 
@@ -136,27 +139,23 @@ def resume_from_hub(run: RunFolder, config: HubConfig, cluster: Cluster) -> None
         logger.info("%s has a run, so none is fetched from the Hub", run)
         return
     configure_sessions()
+    patterns = [f"{CHECKPOINTS_FOLDER}/*", METRICS_NAME, RECORD_NAME]
     with tempfile.TemporaryDirectory(prefix="checkpoint-") as copy:
-        _download(str(config.hub_model_id), copy)
+        try:
+            huggingface_hub.snapshot_download(
+                str(config.hub_model_id), revision=CHECKPOINTS_BRANCH, local_dir=copy, allow_patterns=patterns
+            )
+            if not Path(copy, RECORD_NAME).exists():
+                raise FileNotFoundError(f"it lacks {RECORD_NAME}.")
+        except (OSError, ValueError) as error:
+            raise hub_error(
+                f"--resume-from-hub needs a checkpoint on the branch {CHECKPOINTS_BRANCH} of {config.hub_model_id}, "
+                f"where --hub-strategy checkpoint puts it: {one_line(error)} Leave the flag out to start from scratch.",
+                error,
+            ) from error
         paths = [path.relative_to(copy) for path in Path(copy).rglob("*") if path.is_file()]
         wanted = [path for path in paths if not path.parts[0].startswith(".")]
         # The run's record last: without it the folder holds no run.
         for path in sorted(wanted, key=lambda path: path.name == RECORD_NAME):
             run.files.upload_file(str(Path(copy, path)), path.as_posix())
     logger.info("fetched a checkpoint from the branch %s of %s", CHECKPOINTS_BRANCH, config.hub_model_id)
-
-
-def _download(repo_id: str, folder: str) -> None:
-    from huggingface_hub import snapshot_download
-
-    patterns = [f"{CHECKPOINTS_FOLDER}/*", METRICS_NAME, RECORD_NAME]
-    try:
-        snapshot_download(repo_id, revision=CHECKPOINTS_BRANCH, local_dir=folder, allow_patterns=patterns)
-        if not Path(folder, RECORD_NAME).exists():
-            raise FileNotFoundError(f"it lacks {RECORD_NAME}.")
-    except (OSError, ValueError) as error:
-        raise hub_error(
-            f"--resume-from-hub needs a checkpoint on the branch {CHECKPOINTS_BRANCH} of {repo_id}, where "
-            f"--hub-strategy checkpoint puts it: {one_line(error)} Leave the flag out to start from scratch.",
-            error,
-        ) from error

@@ -9,22 +9,20 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from string import Formatter
 from typing import Any
 
-from transformers import PretrainedConfig, PreTrainedTokenizerFast
+import huggingface_hub
+from transformers import PreTrainedTokenizerFast
 
 from mlm_common.corpus.config import BUILTIN
 from mlm_common.corpus.identity import HUB_ID, hub_dataset
-from mlm_common.errors import error_summary
 from mlm_common.tokenizer import vocabulary_size
 from train.config.settings import MASK
 from train.model.computation import describe_computation
-from train.publishing.card_example import BUILTIN_EXAMPLE, PLACEHOLDER, example_of
-from train.publishing.publisher import Publication
+from train.publishing.card_example import PLACEHOLDER, example_of
 from train.publishing.pytorch_format import ModelSnapshot, num_parameters
 from train.runtime.plan import OVERRIDES_PER_PHASE, PER_PHASE, batch_tokens, longest_row, tokens_after
-from train.runtime.run_folder import CONFUSION_NAME, LOSS_CURVE_NAME, record_of_phase
+from train.runtime.run_folder import CONFUSION_NAME, LOSS_CURVE_NAME
 from train.tasks.task import TaskCard
 
 logger = logging.getLogger(__name__)
@@ -48,134 +46,104 @@ tokenizer = AutoTokenizer.from_pretrained({model}{revision})
 model = {auto_class}.from_pretrained({model}{revision})
 ```"""
 
-BLOCK_ATTENTION = "within each document of a row, as if it were alone in it; positions restart in each document"
-
 
 def model_card(
-    record: dict[str, Any], tokenizer: PreTrainedTokenizerFast, publication: Publication, files: Collection[str]
+    record: dict[str, Any], tokenizer: PreTrainedTokenizerFast, snapshot: ModelSnapshot, files: Collection[str]
 ) -> str:
-    """Write the README.md of a publication: metadata for the Hub, then text.
+    """Write the README.md of a model: metadata for the Hub, then text.
 
     Args:
         record: the run's `run.json`.
         tokenizer: the model's.
-        publication: the model and the figures that the card is about.
+        snapshot: the model, and the log with its figures.
         files: names of the files beside the card; plots among them are shown.
     """
-    hub, config = record["settings"]["hub"], publication.model.config
-    task = TaskCard.from_record(record["task"]["card"])
-    num_weights = num_parameters(publication.model, vocabulary_size(tokenizer))
-    step = publication.step
-    evaluations = [line for line in publication.metrics if line["split"] == "validation" and line["step"] <= step]
+    hub, task, step = record["settings"]["hub"], TaskCard.from_record(record["task"]["card"]), snapshot.step
+    name = hub["hub_model_id"].partition("/")[2] if hub["hub_model_id"] else task.model_kind.capitalize()
+    example = _example(record, task, tokenizer)
+    evaluations = [line for line in snapshot.metrics if line["split"] == "validation" and line["step"] <= step]
     result = evaluations[-1] if evaluations and evaluations[-1]["step"] == step else None
-    was_best = any(line["step"] > step for line in publication.metrics)
-    plots = "".join(f"\n\n![{title}]({name})" for name, title in PLOTS.items() if name in files)
+    was_best = any(line["step"] > step for line in snapshot.metrics)
+    plots = "".join(f"\n\n![{title}]({plot})" for plot, title in PLOTS.items() if plot in files)
     return TEMPLATE.read_text(encoding="utf-8").format(
-        metadata=metadata(record, task, tokenizer, result),
-        name=_name(hub, task),
+        metadata=_metadata(record, task, tokenizer, name, example, result),
+        name=name,
         opening=_opening(record, task, step, was_best=was_best),
-        architecture=f"{publication.model.class_name.removeprefix('TF')} (`{config.model_type}`)",
-        parameters=f"{num_weights:,}",
+        architecture=f"{snapshot.class_name.removeprefix('TF')} (`{snapshot.config.model_type}`)",
+        parameters=f"{num_parameters(snapshot, vocabulary_size(tokenizer)):,}",
         tokenizer=f"{tokenizer.backend_tokenizer.model.__class__.__name__}, {vocabulary_size(tokenizer):,} ids, "
         f"mask token `{tokenizer.mask_token}`",
         languages=", ".join(hub["hub_language"]) or "not stated",
         license=hub["hub_license"] or "not stated",
-        usage=_usage(record, task, tokenizer),
+        usage=_usage(record, task, example or PLACEHOLDER.replace(MASK, tokenizer.mask_token)),
         corpus=_corpora(record),
-        training=markdown_table(procedure_table(record, task, step)) + _phases_table(record, task),
+        training=_procedure(record, task, step) + _phases_table(record, task),
         evaluation=_evaluation(record, task, evaluations, step) + plots,
         limits=task.limits.format(max_length=longest_row(record["plan"])),
     )
 
 
-def check_card(record: dict[str, Any], tokenizer: PreTrainedTokenizerFast, config: PretrainedConfig) -> None:
-    """Build the card of each phase from placeholder figures before training, and warn if that fails.
-
-    Args:
-        record: the run's `run.json`.
-        tokenizer: the model's.
-        config: the model's.
-    """
-    hub = record["settings"]["hub"]
-    try:
-        task = TaskCard.from_record(record["task"]["card"])
-        if hub["hub_model_id"] and task.predicts_tokens and _example(record, task, tokenizer) is None:
-            logger.warning(
-                "The model card has no example sentence: text of a corpus that is not known to be public is never "
-                "published. Give one in the language of the model: --hub-example 'A sentence with one %s.'",
-                MASK,
-            )
-        if hub["hub_model_id"] and not hub["hub_language"]:
-            logger.warning("The model card does not state a language. Give it, for example: --hub-language de")
-        names = [figure.name for figure in task.figures]
-        names += [name for _, name, _, _ in Formatter().parse(task.evaluation) if name]
-        lines = []
-        for index, phase in enumerate(_phases(record)):
-            step = phase["plan"]["num_steps"]
-            if phase["eval_data"]:
-                line = {"step": step, "split": "validation", "phase": index + 1}
-                lines.append(line | dict.fromkeys(names, 1))
-            publication = Publication(step, ModelSnapshot("", config, {}), lines)
-            model_card(record_of_phase(record, index), tokenizer, publication, PLOTS)
-    except Exception as error:
-        message = "the model's card cannot be built, so the export would have a minimal one: %s"
-        logger.warning(message, error_summary(error))
+def warn_of_gaps(record: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> None:
+    """Warn, before the training, of what the card of a model that will be pushed lacks."""
+    hub, task = record["settings"]["hub"], TaskCard.from_record(record["task"]["card"])
+    if hub["hub_model_id"] and task.predicts_tokens and _example(record, task, tokenizer) is None:
+        logger.warning(
+            "The model card has no example sentence: text of a corpus that is not known to be public is never "
+            "published. Give one in the language of the model: --hub-example 'A sentence with one %s.'",
+            MASK,
+        )
+    if hub["hub_model_id"] and not hub["hub_language"]:
+        logger.warning("The model card does not state a language. Give it, for example: --hub-language de")
 
 
-def metadata(
-    record: dict[str, Any], task: TaskCard, tokenizer: PreTrainedTokenizerFast, evaluation: dict[str, Any] | None
+def _metadata(
+    record: dict[str, Any],
+    task: TaskCard,
+    tokenizer: PreTrainedTokenizerFast,
+    name: str,
+    example: str | None,
+    evaluation: dict[str, Any] | None,
 ) -> str:
     """Write the YAML metadata by which the Hub finds and shows the model.
 
-    Only a model that was fine-tuned has a `base_model`: the Hub would call any model with one a fine-tune of it.
-
-    Args:
-        record: the run's `run.json`.
-        task: of the run.
-        tokenizer: the model's.
-        evaluation: the log line that is the model's result; None if its step was not evaluated.
+    Only a model that was fine-tuned has a `base_model`: the Hub would call any model with one a fine-tune of it. The
+    evaluation is the model's result; None if its step was not evaluated.
     """
-    from huggingface_hub import ModelCardData
-
-    hub, example = record["settings"]["hub"], _example(record, task, tokenizer)
+    hub = record["settings"]["hub"]
     corpora = ((phase["train_data"] or {}).get("corpus", {}) for phase in _phases(record))
-    named = [*map(hub_dataset, corpora), hub_examples(record["train_data"])]
-    datasets = list(dict.fromkeys(filter(None, named)))
-    data = ModelCardData(
+    named = [*map(hub_dataset, corpora), _hub_examples(record["train_data"])]
+    data = huggingface_hub.ModelCardData(
         library_name="transformers",
-        base_model=base_model(record) if task.training_verb != "pretrained" else None,
+        base_model=_base_model(record) if task.training_verb != "pretrained" else None,
         pipeline_tag=task.pipeline_tag,
         language=hub["hub_language"] or None,
         license=hub["hub_license"],
-        datasets=datasets or None,
+        datasets=list(dict.fromkeys(filter(None, named))) or None,
         tags=[*task.tags, "tensorboard"],
         mask_token=tokenizer.mask_token,
         widget=[{"text": example}] if example else None,
-        model_name=_name(hub, task),
-        eval_results=_eval_results(_eval_data(record, evaluation), task, evaluation) if evaluation else None,
+        model_name=name if evaluation else None,
+        eval_results=_eval_results(record, task, evaluation) if evaluation else None,
     )
-    if not evaluation:
-        data.pop("model_name")
     return data.to_yaml()
 
 
-def base_model(record: dict[str, Any]) -> str | None:
+def _base_model(record: dict[str, Any]) -> str | None:
     """Return the model of the Hub that a run started from; None where that was a folder."""
     init_from = record["settings"]["model"]["init_from"]
     return init_from if init_from and HUB_ID.fullmatch(init_from) and not Path(init_from).exists() else None
 
 
-def hub_examples(data: Mapping[str, Any] | None) -> str | None:
+def _hub_examples(data: Mapping[str, Any] | None) -> str | None:
     """Return the data set of the Hub that examples are from, if any."""
     name = (data or {}).get("dataset_name")
     return name if name and HUB_ID.fullmatch(name) else None
 
 
-def _eval_results(eval_data: dict[str, Any], task: TaskCard, evaluation: dict[str, Any]) -> list[Any]:
-    from huggingface_hub import EvalResult
-
+def _eval_results(record: dict[str, Any], task: TaskCard, evaluation: dict[str, Any]) -> list[Any]:
+    eval_data = _eval_data(record, evaluation)
     settings = eval_data.get("corpus", {}).get("settings", {}) or eval_data
-    dataset = hub_dataset(eval_data.get("corpus", {})) or hub_examples(eval_data)
+    dataset = hub_dataset(eval_data.get("corpus", {})) or _hub_examples(eval_data)
     about: dict[str, Any] = {
         "task_type": task.pipeline_tag,
         "task_name": task.task_name,
@@ -186,7 +154,7 @@ def _eval_results(eval_data: dict[str, Any], task: TaskCard, evaluation: dict[st
         "dataset_revision": settings.get("dataset_revision") if dataset else None,
     }
     return [
-        EvalResult(
+        huggingface_hub.EvalResult(
             **about,
             metric_type=figure.metric_type,
             metric_name=figure.metric_name,
@@ -197,18 +165,14 @@ def _eval_results(eval_data: dict[str, Any], task: TaskCard, evaluation: dict[st
     ]
 
 
-def _name(hub: dict[str, Any], task: TaskCard) -> str:
-    return hub["hub_model_id"].partition("/")[2] if hub["hub_model_id"] else task.model_kind.capitalize()
-
-
 def _opening(record: dict[str, Any], task: TaskCard, step: int, *, was_best: bool) -> str:
     init_from, num_steps = record["settings"]["model"]["init_from"], _phases(record)[-1]["plan"]["num_steps"]
     start = "from scratch"
-    if init_from is not None:
-        is_on_hub = base_model(record) is not None
-        revision = f", revision `{record['hub_revision']}`" if is_on_hub and record["hub_revision"] else ""
-        # Paths are private.
-        start = f"{task.start_words} {f'`{init_from}`' if is_on_hub else 'a local checkpoint'}{revision}"
+    if base_model := _base_model(record):
+        revision = f", revision `{record['hub_revision']}`" if record["hub_revision"] else ""
+        start = f"{task.start_words} `{base_model}`{revision}"
+    elif init_from is not None:
+        start = f"{task.start_words} a local checkpoint"  # its path is private
     place = f"step {step:,} of {num_steps:,}"
     note = "" if step == num_steps else f" **Training is not finished: {place}.**"
     if was_best:
@@ -222,54 +186,54 @@ def _example(record: dict[str, Any], task: TaskCard, tokenizer: PreTrainedTokeni
     return example.replace(MASK, tokenizer.mask_token) if example else None
 
 
-def _usage(record: dict[str, Any], task: TaskCard, tokenizer: PreTrainedTokenizerFast) -> str:
+def _usage(record: dict[str, Any], task: TaskCard, sentence: str) -> str:
     """Write code that works with PyTorch, for the model on the Hub, or else for the folder of the card."""
     hub = record["settings"]["hub"]
-    example = _example(record, task, tokenizer)
-    shown = example or PLACEHOLDER.replace(MASK, tokenizer.mask_token)
-    # JSON's strings are Python's, with double quotes.
-    model, sentence = (json.dumps(text, ensure_ascii=False) for text in (hub["hub_model_id"] or ".", shown))
-    revision = f", revision={json.dumps(hub['hub_revision'])}" if hub["hub_revision"] else ""
-    if task.usage is not None:
-        length = longest_row(record["plan"])
-        usage = task.usage.format(model=model, revision=revision, sentence=sentence, max_length=f"{length:,}")
-        is_of_corpus = example and hub["hub_example"] is None and example_of(record, tokenizer) != BUILTIN_EXAMPLE
-        return usage + ("\n\nThe sentence is from the validation text." if is_of_corpus else "")
-    auto_class = record["task"]["model_class"].removeprefix("TF")
-    return LOADING.format(auto_class=auto_class, model=model, revision=revision)
-
-
-def markdown_table(rows: Mapping[str, str]) -> str:
-    """Write {title: text} as a table of two columns."""
-    return _table(("", ""), [(title, text) for title, text in rows.items()])
-
-
-def corpus_table(record: dict[str, Any]) -> dict[str, str]:
-    """Describe the text: its source, revision, license, size."""
-    data = record["train_data"]
-    corpus, totals = data.get("corpus"), data["totals"]
-    if corpus is None:
-        return {"source": data.get("source", "not recorded"), "rows": f"{totals['num_rows']:,}"}
-    settings = corpus["settings"]
-    rows = {"source": _source(corpus)}
-    if hub_dataset(corpus):
-        rows["revision"] = settings["dataset_revision"] or "not fixed: the main branch at that time"
-    return rows | {
-        "license": "not recorded; see the source of the corpus",
-        "documents": f"{totals['num_documents']:,}",
-        "tokens": f"{totals['num_tokens']:,}",
-        "rows": f"{totals['num_rows']:,} of {data['max_length']} tokens, packed with `{data['chunking']}`",
-    }
+    return (task.usage or LOADING).format(
+        # JSON's strings are Python's, with double quotes.
+        model=json.dumps(hub["hub_model_id"] or "."),
+        revision=f", revision={json.dumps(hub['hub_revision'])}" if hub["hub_revision"] else "",
+        sentence=json.dumps(sentence, ensure_ascii=False),
+        max_length=f"{longest_row(record['plan']):,}",
+        auto_class=record["task"]["model_class"].removeprefix("TF"),
+    )
 
 
 def _corpora(record: dict[str, Any]) -> str:
     """Describe the text of each phase, once for phases that share theirs."""
     phases_of: dict[str, list[str]] = {}
     for index, phase in enumerate(_phases(record), start=1):
-        phases_of.setdefault(markdown_table(corpus_table(phase)), []).append(str(index))
+        phases_of.setdefault(_corpus(phase), []).append(str(index))
     if len(phases_of) == 1:
         return next(iter(phases_of))
     return "\n\n".join(f"In phase {' and '.join(indices)}:\n\n{table}" for table, indices in phases_of.items())
+
+
+def _corpus(phase: dict[str, Any]) -> str:
+    """Describe the text: its source, revision, license, size; of files their number, since paths are private."""
+    data = phase["train_data"]
+    corpus, totals = data.get("corpus"), data["totals"]
+    if corpus is None:
+        return _properties({"source": data.get("source", "not recorded"), "rows": f"{totals['num_rows']:,}"})
+    settings, rows = corpus["settings"], {"source": "a data set of the author"}
+    if settings["dataset_name"] == BUILTIN:
+        rows["source"] = "docstrings of Python's standard library and of installed packages"
+    elif dataset := hub_dataset(corpus):
+        config = f", configuration `{settings['dataset_config']}`" if settings["dataset_config"] else ""
+        rows["source"] = f"`{dataset}`{config}, split `{settings['split']}`"
+        rows["revision"] = settings["dataset_revision"] or "not fixed: the main branch at that time"
+    elif files := corpus.get("data_files"):
+        num_megabytes = sum(file["num_bytes"] for file in files) / 1e6
+        rows["source"] = f"{len(files):,} files of the author, {num_megabytes:,.1f} MB"
+    return _properties(
+        {
+            **rows,
+            "license": "not recorded; see the source of the corpus",
+            "documents": f"{totals['num_documents']:,}",
+            "tokens": f"{totals['num_tokens']:,}",
+            "rows": f"{totals['num_rows']:,} of {data['max_length']} tokens, packed with `{data['chunking']}`",
+        }
+    )
 
 
 def _phases(record: dict[str, Any]) -> list[dict[str, Any]]:
@@ -277,88 +241,78 @@ def _phases(record: dict[str, Any]) -> list[dict[str, Any]]:
     return record.get("phases") or [record]
 
 
-def _phases_table(record: dict[str, Any], task: TaskCard) -> str:
-    """Describe what differs between the phases of a run; empty without any."""
-    varying = _varying(record, task)
-    header = ("phase", "up to step", "rows", "batch", *task.procedure, "learning rate", *map(_title, varying))
-    rows = [
-        (
-            str(index),
-            f"{(plan := phase['plan'])['num_steps']:,}",
-            f"{plan['max_length']:,} tokens",
-            f"{plan['global_batch_rows']:,} rows",
-            *(text.format(**phase["settings"]) for text in task.procedure.values()),
-            _learning_rate(phase),
-            *(_shown(name, _phase_settings(phase).get(name)) for name in varying),
-        )
-        for index, phase in enumerate(record.get("phases", ()), start=1)
-    ]
-    return f"\n\n{_table(header, rows)}" if rows else ""
-
-
-def _phase_settings(phase: dict[str, Any]) -> dict[str, Any]:
-    """Collect {name: value} of the settings of a phase, and of what it may change in the model's configuration."""
-    config = {name: phase["model_config"][name] for name in OVERRIDES_PER_PHASE if name in phase["model_config"]}
-    return config | {name: value for subject in phase["settings"].values() for name, value in subject.items()}
-
-
-def _varying(record: dict[str, Any], task: TaskCard) -> list[str]:
-    """Return the settings that differ between phases, without those that the card describes elsewhere."""
-    settings = [_phase_settings(phase) for phase in record.get("phases", ())]
-    names = (PER_PHASE | OVERRIDES_PER_PHASE) - DESCRIBED_OTHERWISE
-    procedure = "".join(task.procedure.values())
-    return [
-        name
-        for name in sorted(names)
-        if f"[{name}]" not in procedure and any(one.get(name) != settings[0].get(name) for one in settings)
-    ]
-
-
-def _title(name: str) -> str:
-    return "attention" if name == "block_attention" else name.replace("_", " ")
-
-
-def _shown(name: str, value: Any) -> str:
-    """Write the value of a setting as a cell of the table of phases."""
-    if name == "block_attention":
-        return BLOCK_ATTENTION.partition(",")[0] if value else "over the whole row"
-    if name == "max_grad_norm":
-        return str(value or "off")
-    if value is None:
-        return "default"
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
-
-
-def procedure_table(record: dict[str, Any], task: TaskCard, step: int) -> dict[str, str]:
+def _procedure(record: dict[str, Any], task: TaskCard, step: int) -> str:
     """Describe how the model was trained up to `step`, without what differs between phases."""
-    plan, settings = record["plan"], record["settings"]
-    optimization, varying = settings["optimization"], _varying(record, task)
-    decay, norm = optimization["weight_decay_rate"], optimization["max_grad_norm"]
+    plan, settings, varying = record["plan"], record["settings"], _varying(record, task)
+    optimization = settings["optimization"]
+    norm = optimization["max_grad_norm"]
     clipping = f"gradients clipped to norm {norm}" if norm else "gradients not clipped"
     optimizer = [
         optimization["optimizer"],
         *(f"{title} {optimization[f'adam_{title}']}" for title in ("beta1", "beta2", "epsilon")),
-        *([f"weight decay {decay}"] if "weight_decay_rate" not in varying else []),
+        *([f"weight decay {optimization['weight_decay_rate']}"] if "weight_decay_rate" not in varying else []),
         *([clipping] if "max_grad_norm" not in varying else []),
     ]
+    of_one_phase = {
+        "epochs": f"{step * plan['global_batch_rows'] / plan['num_rows']:.2f}",
+        "batch": f"{plan['global_batch_rows']:,} rows = {batch_tokens(plan):,} tokens per step",
+        **{title: text.format(**settings) for title, text in task.procedure.items()},
+        "learning rate": _learning_rate(record),
+    }
     rows = {
         "steps": f"{step:,}",
         "tokens seen": f"{tokens_after(plan, step):,}, padding included",
-        "epochs": f"{step * plan['global_batch_rows'] / plan['num_rows']:.2f}",
-        "batch": f"{plan['global_batch_rows']:,} rows = {batch_tokens(plan):,} tokens per step",
-        **({"attention": BLOCK_ATTENTION} if settings["model"]["block_attention"] else {}),
-        **{title: text.format(**settings) for title, text in task.procedure.items()},
+        **({} if "phases" in record else of_one_phase),
         "optimizer": ", ".join(optimizer),
-        "learning rate": _learning_rate(record),
         "precision": "bfloat16, weights in float32" if settings["hardware"]["bfloat16"] else "float32",
         "seed": str(settings["run"]["seed"]),
         "hardware": record["hardware"],
         "computation": describe_computation(record["computation"], on_tpu=record["hardware"].startswith("TPU")),
         "software": ", ".join(f"{name} {version}" for name, version in record["versions"].items()),
     }
-    of_a_phase = ("epochs", "batch", *task.procedure, "learning rate") if "phases" in record else ()
-    of_a_phase += tuple(map(_title, varying))
-    return {title: text for title, text in rows.items() if title not in of_a_phase}
+    if settings["model"]["block_attention"] and "block_attention" not in varying:
+        rows["attention"] = "within each document of a row, as if it were alone in it"
+    return _properties(rows)
+
+
+def _phases_table(record: dict[str, Any], task: TaskCard) -> str:
+    """Describe what differs between the phases of a run; empty without any."""
+    varying, rows = _varying(record, task), []
+    for index, phase in enumerate(record.get("phases", ()), start=1):
+        plan, settings = phase["plan"], _phase_settings(phase)
+        rows.append(
+            [
+                str(index),
+                f"{plan['num_steps']:,}",
+                f"{plan['max_length']:,} tokens",
+                f"{plan['global_batch_rows']:,} rows",
+                *(text.format(**phase["settings"]) for text in task.procedure.values()),
+                _learning_rate(phase),
+                *("default" if settings.get(name) is None else str(settings[name]) for name in varying),
+            ]
+        )
+    titles = (name.replace("_", " ") for name in varying)
+    header = ("phase", "up to step", "rows", "batch", *task.procedure, "learning rate", *titles)
+    return f"\n\n{_table(header, rows)}" if rows else ""
+
+
+def _varying(record: dict[str, Any], task: TaskCard) -> list[str]:
+    """Return the settings that differ between phases, without those that the card describes elsewhere."""
+    settings = [_phase_settings(phase) for phase in _phases(record)]
+    procedure = "".join(task.procedure.values())
+    return [
+        name
+        for name in sorted((PER_PHASE | OVERRIDES_PER_PHASE) - DESCRIBED_OTHERWISE)
+        if f"[{name}]" not in procedure and any(one.get(name) != settings[0].get(name) for one in settings)
+    ]
+
+
+def _phase_settings(phase: dict[str, Any]) -> dict[str, Any]:
+    """Collect {name: value} of the settings of a phase, and of the model's configuration."""
+    return {
+        **phase.get("model_config", {}),
+        **{name: value for subject in phase["settings"].values() for name, value in subject.items()},
+    }
 
 
 def _learning_rate(record: dict[str, Any]) -> str:
@@ -384,35 +338,21 @@ def _evaluation(record: dict[str, Any], task: TaskCard, evaluations: Sequence[di
         lines = list(group)
         if has_several_data:
             parts.append(f"In phase {' and '.join(dict.fromkeys(str(line.get('phase', 1)) for line in lines))}:")
-        parts.append(_evaluation_table(eval_data, task, lines))
+        text = task.evaluation.format(**lines[-1])
+        entropy = eval_data.get("unigram_entropy_nats")
+        if entropy is not None and task.predicts_tokens:
+            text += f" Guessing from token frequencies alone gives a loss of {entropy:.4f}."
+        rows = [
+            [f"{line['step']:,}", *(f"{line[figure.name]:.{figure.num_decimals}f}" for figure in task.figures)]
+            for line in lines
+        ]
+        parts += [text, _table(("step", *(figure.title for figure in task.figures)), rows)]
     return "\n\n".join(parts)
 
 
-def _evaluation_table(eval_data: dict[str, Any], task: TaskCard, lines: Sequence[dict[str, Any]]) -> str:
-    rows = [
-        (f"{line['step']:,}", *(f"{line[figure.name]:.{figure.num_decimals}f}" for figure in task.figures))
-        for line in lines
-    ]
-    table = _table(("step", *(figure.title for figure in task.figures)), rows)
-    text = task.evaluation.format(**lines[-1])
-    entropy = eval_data.get("unigram_entropy_nats")
-    if entropy is not None and task.predicts_tokens:
-        text += f" Guessing from token frequencies alone gives a loss of {entropy:.4f}."
-    return f"{text}\n\n{table}"
-
-
-def _source(corpus: dict[str, Any]) -> str:
-    """Describe where the text comes from; of files their number and size, since paths are private."""
-    settings = corpus["settings"]
-    if settings["dataset_name"] == BUILTIN:
-        return "docstrings of Python's standard library and of installed packages"
-    if hub_dataset(corpus):
-        config = f", configuration `{settings['dataset_config']}`" if settings["dataset_config"] else ""
-        return f"`{settings['dataset_name']}`{config}, split `{settings['split']}`"
-    files = corpus.get("data_files", [])
-    if not files:
-        return "a data set of the author"
-    return f"{len(files):,} files of the author, {sum(file['num_bytes'] for file in files) / 1e6:,.1f} MB"
+def _properties(rows: Mapping[str, str]) -> str:
+    """Write {title: text} as a table of two columns."""
+    return _table(("", ""), list(rows.items()))
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

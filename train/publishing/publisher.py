@@ -1,20 +1,28 @@
-"""Export a snapshot of a run, with its card, to a folder, local or `gs://`, and push it to the Hub."""
+"""Export a model with its card to a folder, local or `gs://`, and push it to the Hub, also while it trains."""
 
 import logging
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+import threading
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
+import huggingface_hub.utils
 from transformers import PreTrainedTokenizerFast
 
+from mlm_common.background import LatestItemWorker
 from mlm_common.errors import InputError, RunFailedError, error_summary
-from mlm_common.hub.push import CARD_NAME, HubRepository, mark_card, push_files
-from mlm_common.hub.retries import Interruption
+from mlm_common.hub.push import CARD_NAME, mark_card, push_files
 from mlm_common.storage import open_folder
 from mlm_common.tokenizer import vocabulary_size
+from train.config.settings import HubConfig
+from train.metrics.log import MetricsLog
 from train.publishing.hub_checkpoints import push_newest_checkpoint
+from train.publishing.model_card import model_card, warn_of_gaps
 from train.publishing.pytorch_format import ModelSnapshot, export_model, take_snapshot
+from train.runtime import supervisor
+from train.runtime.plan import Plan, longest_row
 from train.runtime.run_folder import (
     CONFUSION_NAME,
     EVENTS_FOLDER,
@@ -33,93 +41,88 @@ library_name: transformers
 
 The model's card could not be built: the log of its training or export says why.
 """
-
-
-@dataclass(frozen=True)
-class Publication:
-    """The state of a run after a step: its model, and all lines of `metrics.jsonl` so far."""
-
-    step: int
-    model: ModelSnapshot
-    metrics: Sequence[dict[str, Any]]
+# How long a run that ends early may go on pushing; a spot machine has half of it.
+GRACE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Publisher:
-    """Writes a folder, local or `gs://`, and pushes it if `repository` is given.
+    """Exports and pushes the model of a run.
 
-    run_folder: has the plot of its loss and its TensorBoard files.
-    export_folder: is written.
-    card: makes the README.md of a publication; its second argument are the names of the files beside it. If it fails,
-        a minimal README.md is written and a warning logged.
-    pushes_checkpoints: push the newest checkpoint of the run, too.
-    publish_details: do not redact its records.
+    run_folder: has the plots and TensorBoard files that go with it.
+    record: `run.json`; its settings say what is pushed, and where.
+    tokenizer: of the model.
     """
 
     run_folder: RunFolder
-    export_folder: str
+    record: dict[str, Any]
     tokenizer: PreTrainedTokenizerFast
-    model_max_length: int
-    card: Callable[[Publication, Collection[str]], str]
-    repository: HubRepository | None = None
-    pushes_checkpoints: bool = False
-    publish_details: bool = False
 
-    def take(self, network: Any, step: int, metrics: Sequence[dict[str, Any]]) -> Publication:
-        """Copy the model and the log; takes as long as copying the weights."""
-        return Publication(step, take_snapshot(network), list(metrics))
+    def warn_of_gaps(self) -> None:
+        warn_of_gaps(self.record, self.tokenizer)
 
     def publish(
-        self, publication: Publication, commit_message: str, *, interruption: Interruption | None = None
-    ) -> str | None:
-        """Export the publication, push it, and return the URL of the Hub's commit, None without a repository.
+        self,
+        snapshot: ModelSnapshot,
+        commit_message: str,
+        *,
+        is_last: bool = True,
+        stop_retries: threading.Event | None = None,
+    ) -> None:
+        """Export a model to the run's folder, and push it if the run's settings name a repository.
+
+        Args:
+            snapshot: the model.
+            commit_message: the title of the Hub's commit.
+            is_last: whether `--hub-tag` is for this one.
+            stop_retries: as in `push_files`.
 
         Raises:
             HubPushError: the push did not succeed; the export is complete.
         """
-        export = open_folder(self.export_folder)
+        export, hub = self.run_folder.export, HubConfig(**self.record["settings"]["hub"])
+        repository = hub.repository()
         with export.staging() as local_folder:
-            names = self.write(publication, local_folder)
+            names = self.write(snapshot, local_folder)
             export.upload_folder(local_folder)
-            if self.repository is None:
-                return None
-            url = push_files(
+            if repository is None:
+                return
+            push_files(
                 {name: Path(local_folder, name) for name in names},
-                self.repository,
+                repository if is_last else replace(repository, tag=None),
                 commit_message=commit_message,
-                kept_in=self.export_folder,
-                interruption=interruption,
+                kept_in=export.path,
+                stop_retries=stop_retries,
             )
-        if self.pushes_checkpoints:
+        if hub.hub_strategy == "checkpoint":
             push_newest_checkpoint(
-                self.run_folder, self.repository, publish_details=self.publish_details, interruption=interruption
+                self.run_folder, repository, publish_details=hub.publish_details, stop_retries=stop_retries
             )
-        return url
 
-    def write(self, publication: Publication, folder: str) -> list[str]:
-        """Write the publication to a local folder, and return the names of its files."""
+    def write(self, snapshot: ModelSnapshot, folder: str) -> list[str]:
+        """Write a model to a local folder, with its card and log, and return the names of the files.
+
+        A card that cannot be built costs nothing: a minimal one is written, and a warning logged.
+        """
         names = export_model(
-            publication.model,
+            snapshot,
             self.tokenizer,
             folder,
-            model_max_length=self.model_max_length,
+            model_max_length=longest_row(self.record["plan"]),
             vocabulary_size=vocabulary_size(self.tokenizer),
         )
-        export = open_folder(folder)
-        log_files = read_log_files(self.run_folder)
-        for name, content in log_files.items():
-            export.write_bytes(name, content)
-        export.write_text(CARD_NAME, mark_card(self._card_text(publication, log_files)))
-        return [*names, *log_files, CARD_NAME]
-
-    def _card_text(self, publication: Publication, files: Collection[str]) -> str:
+        files = read_log_files(self.run_folder)
         try:
-            return self.card(publication, files)
+            card = model_card(self.record, self.tokenizer, snapshot, files)
         except Exception as error:
             logger.warning(
                 "the model's card cannot be built, so %s is a minimal one: %s", CARD_NAME, error_summary(error)
             )
-            return MINIMAL_CARD
+            card = MINIMAL_CARD
+        files[CARD_NAME] = mark_card(card).encode()
+        for name, content in files.items():
+            open_folder(folder).write_bytes(name, content)
+        return [*names, *files]
 
 
 def read_log_files(run: RunFolder) -> dict[str, bytes]:
@@ -139,3 +142,73 @@ def read_log_files(run: RunFolder) -> dict[str, bytes]:
     except (InputError, RunFailedError, OSError) as error:
         logger.warning("the export is made without some files of the log: %s", error)
     return files
+
+
+def steps_of_pushes(config: HubConfig, plan: Plan) -> tuple[int, ...]:
+    """Return the steps after which a model is pushed within a phase, without its last step."""
+    if config.hub_model_id is None or config.hub_strategy == "end":
+        return ()
+    if config.hub_strategy in ("steps", "checkpoint"):
+        return tuple(range(config.push_steps or plan.save_steps, plan.num_steps, config.push_steps or plan.save_steps))
+    passes = range(plan.first_row // plan.num_rows + 1, plan.row_after(plan.num_steps) // plan.num_rows + 1)
+    ends = (-((plan.first_row - plan.num_rows * epoch) // plan.global_batch_rows) for epoch in passes)
+    return tuple(plan.first_step + steps for steps in ends if plan.first_step + steps < plan.num_steps)
+
+
+class PushToHub:
+    """Pushes the model while it is trained, without holding up or ending the training.
+
+    The weights are copied on the training thread; another thread exports and uploads. While a push runs the next one
+    waits, and of those that wait only the newest is kept. A push that fails is a warning. Use it as a context around
+    `fit`: its end waits for the running push, after an exception also for the one that waits, both together at most
+    `GRACE_SECONDS`. The last state is not pushed here.
+
+    Args:
+        publisher: exports and pushes; None on a worker that does not push.
+        steps: of the whole run, after which to push; the same on all workers.
+        log: of the run.
+    """
+
+    def __init__(self, publisher: Publisher | None, steps: tuple[int, ...], log: MetricsLog):
+        self.steps = steps
+        self._publisher = publisher
+        self._log = log
+        self._pushes: LatestItemWorker[ModelSnapshot] = LatestItemWorker(self._push)
+        self._failed_steps: list[int] = []
+
+    def __enter__(self) -> "PushToHub":
+        if self.steps:
+            huggingface_hub.utils.disable_progress_bars()  # they would disturb that of the training
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._pushes.drop_waiting()  # the run's last state is about to follow
+            with supervisor.keep_reporting("push"):
+                self._pushes.wait()
+        elif not self._pushes.wait(GRACE_SECONDS):
+            self._pushes.drop_waiting()
+            logger.warning("the last push to the Hub was given up: it did not end within %.0f s", GRACE_SECONDS)
+        if self._failed_steps:
+            steps = ", ".join(f"{step:,}" for step in self._failed_steps)
+            logger.warning("pushes to the Hub that failed while training: those of the steps %s", steps)
+
+    def push(self, model: Any, step: int) -> None:
+        """Copy the weights of a model in training, and pass them to the other thread."""
+        # After a step that was not finite no weights change any more, and the run is about to end.
+        if self._publisher is None or model.optimizer.is_stopped:
+            return
+        started_seconds = time.perf_counter()
+        self._pushes.submit(take_snapshot(model.network, step, self._log.lines))
+        logger.info("step %d goes to the Hub; copied in %.3f s", step, time.perf_counter() - started_seconds)
+
+    def _push(self, snapshot: ModelSnapshot) -> None:
+        assert self._publisher is not None
+        message = f"Step {snapshot.step:,}"
+        try:
+            self._publisher.publish(snapshot, message, is_last=False, stop_retries=self._pushes.newer_waits)
+        except Exception as error:  # of the Hub, the disk, Cloud Storage, or the network
+            self._failed_steps.append(snapshot.step)
+            logger.warning("step %d is not on the Hub; training continues. %s", snapshot.step, error)

@@ -6,6 +6,7 @@ needed. Format: https://huggingface.co/docs/safetensors.
 
 import copy
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,20 +33,24 @@ CASE_SETTINGS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
 
 @dataclass(frozen=True)
 class ModelSnapshot:
-    """A copy of a TF model, which further training does not change.
+    """A copy of a TF model, and of the log of its training, which further training does not change.
 
     class_name: of the TF class.
     config: its configuration.
     arrays: {name of a weight in TF, prefixed with the model's name: values}.
+    step: after which the model was copied.
+    metrics: all lines of `metrics.jsonl` so far.
     """
 
     class_name: str
     config: PretrainedConfig
     arrays: dict[str, np.ndarray]
+    step: int = 0
+    metrics: Sequence[dict[str, Any]] = ()
 
 
-def take_snapshot(model: Any) -> ModelSnapshot:
-    """Copy a built TF model of transformers, with its weights, to host memory.
+def take_snapshot(model: Any, step: int = 0, metrics: Sequence[dict[str, Any]] = ()) -> ModelSnapshot:
+    """Copy a built TF model of transformers, with its weights, to host memory; that takes most of the time.
 
     Raises:
         InputError: the architecture cannot be exported correctly.
@@ -58,7 +63,7 @@ def take_snapshot(model: Any) -> ModelSnapshot:
         variable.name[variable.name.index(f"{model.name}/") :]: np.asarray(variable.numpy())
         for variable in model.weights
     }
-    return ModelSnapshot(type(model).__name__, copy.deepcopy(model.config), arrays)
+    return ModelSnapshot(type(model).__name__, copy.deepcopy(model.config), arrays, step, list(metrics))
 
 
 def num_parameters(snapshot: ModelSnapshot, vocabulary_size: int) -> int:
@@ -99,7 +104,7 @@ def export_model(
     return write_model(
         folder,
         pytorch_weights(snapshot, vocabulary_size),
-        exported_config(snapshot, vocabulary_size),
+        pytorch_config(snapshot.config, snapshot.class_name.removeprefix("TF"), vocabulary_size),
         exported_tokenizer(tokenizer, snapshot.config, model_max_length),
     )
 
@@ -112,7 +117,7 @@ def write_model(
     Args:
         folder: created if missing.
         weights: {name in the PyTorch class: array in its layout}.
-        config: of `exported_config`.
+        config: of `pytorch_config`.
         tokenizer: of `exported_tokenizer`.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
@@ -155,11 +160,6 @@ def pytorch_weights(model: Any, vocabulary_size: int | None = None) -> dict[str,
     if architecture.head_bias and biases:  # none for other heads
         weights |= {name: biases[0].copy() for name in architecture.head_bias}
     return weights
-
-
-def exported_config(snapshot: ModelSnapshot, vocabulary_size: int | None = None) -> PretrainedConfig:
-    """Return the configuration of the PyTorch model, with `vocabulary_size` ids; by default all."""
-    return pytorch_config(snapshot.config, snapshot.class_name.removeprefix("TF"), vocabulary_size)
 
 
 def pytorch_config(config: PretrainedConfig, class_name: str, vocabulary_size: int | None = None) -> PretrainedConfig:

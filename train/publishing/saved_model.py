@@ -1,6 +1,5 @@
 """Read a saved model: a checkpoint of a run, or a folder in transformers' formats."""
 
-import functools
 import re
 import tempfile
 from dataclasses import dataclass
@@ -22,8 +21,7 @@ from train.model.architectures import ARCHITECTURES, max_positions
 from train.model.from_pretrained import load_model
 from train.model.modernbert import auto_class
 from train.model.pretrained_files import read_config
-from train.publishing.model_card import model_card
-from train.publishing.publisher import Publication, Publisher
+from train.publishing.publisher import Publisher
 from train.publishing.pytorch_format import ModelSnapshot, export_model, take_snapshot
 from train.runtime.plan import longest_row, phase_index
 from train.runtime.run_folder import RECORD_NAME, RunFolder, record_of_phase
@@ -43,7 +41,7 @@ class SavedModel:
     run_folder, record: the run that made it, and its `run.json`; None for a folder in transformers' formats.
     """
 
-    publication: Publication
+    snapshot: ModelSnapshot
     tokenizer: PreTrainedTokenizerFast
     model_max_length: int
     model_class: str = MaskedLanguageModeling.model_class
@@ -57,14 +55,12 @@ class SavedModel:
             repository: the one that the card names.
         """
         if self.run_folder is None or self.record is None:
-            model, length, size = self.publication.model, self.model_max_length, vocabulary_size(self.tokenizer)
-            return export_model(model, self.tokenizer, folder, model_max_length=length, vocabulary_size=size)
+            length, size = self.model_max_length, vocabulary_size(self.tokenizer)
+            return export_model(self.snapshot, self.tokenizer, folder, model_max_length=length, vocabulary_size=size)
         if repository is not None:
             branch = None if repository.branch == MAIN_BRANCH else repository.branch
             self.record["settings"]["hub"] |= {"hub_model_id": repository.repo_id, "hub_revision": branch}
-        card = functools.partial(model_card, self.record, self.tokenizer)
-        publisher = Publisher(self.run_folder, folder, self.tokenizer, self.model_max_length, card)
-        return publisher.write(self.publication, folder)
+        return Publisher(self.run_folder, self.record, self.tokenizer).write(self.snapshot, folder)
 
 
 def write_tf_weights(folder: str, model_class: str) -> str:
@@ -116,11 +112,10 @@ def _read_checkpoint(run_folder: RunFolder, step: int | None, tokenizer_name: st
     weights = {name: array for name, array in arrays.items() if name.startswith(WEIGHTS_PREFIX)}
     model_class = record["task"]["model_class"]
     class_name = auto_class(model_class)._model_mapping[type(config)].__name__
-    snapshot = ModelSnapshot(class_name, config, weights)
     lines = read_metrics(run_folder, checkpoint.num_written_log_lines, checkpoint.unwritten_log_lines)
     metrics = [line for line in lines if line["step"] <= checkpoint.step]
     return SavedModel(
-        Publication(checkpoint.step, snapshot, metrics),
+        ModelSnapshot(class_name, config, weights, checkpoint.step, metrics),
         load_tokenizer(tokenizer_name or record["tokenizer"]),
         longest_row(record["plan"]),
         model_class,
@@ -135,7 +130,7 @@ def _read_folder(path: str, tokenizer_name: str | None) -> SavedModel:
         snapshot = take_snapshot(load_model(name, model_class))
         tokenizer = load_tokenizer(tokenizer_name or name)
     max_length = min(tokenizer.model_max_length, max_positions(snapshot.config) or tokenizer.model_max_length)
-    return SavedModel(Publication(0, snapshot, []), tokenizer, max_length, model_class)
+    return SavedModel(snapshot, tokenizer, max_length, model_class)
 
 
 def _class_of(config: PretrainedConfig) -> str:

@@ -1,25 +1,27 @@
 """Pushes to repositories that are new, of this project, or of others, with and without faults."""
 
-import os
-import shlex
-import subprocess
-import sys
-from pathlib import Path
+import threading
 from typing import Any
 
 import pytest
-from huggingface_hub import RepoCard
+from huggingface_hub import RepoCard, constants
 
 from mlm_common.errors import InputError
 from mlm_common.hub import push as hub
-from mlm_common.hub.access import check_hub_access
-from mlm_common.hub.push import HubRepository, mark_card
+from mlm_common.hub.push import HubRepository, check_hub_access, mark_card
+from mlm_common.hub.retries import HubAwayError
 from tests.servers.fixtures import HubHandle
 
 REPO = "alice/model"
 REPOSITORY = HubRepository(REPO)
 PRIVATE = HubRepository(REPO, private=True)
-WEIGHTS = bytes(range(256)) * 40
+CARD = "---\ntags:\n- ours\n---\n\nmade by us\n"
+NEWER_CARD = b"---\ntags: []\n---\n\nnewer\n"
+FILES = {"README.md": mark_card(CARD).encode(), "weights/1": b"1", "model.safetensors": bytes(range(256)) * 40}
+EDITED_CARD = FILES["README.md"] + b"Cite it.\n"
+FAULTS: tuple[dict[str, Any], ...] = (
+    {"status": 503}, {"status": 429, "headers": {"Retry-After": "0"}}, {"mode": "reset"}, {"mode": "lost_answer"},
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -27,126 +29,129 @@ def server(hub_here: HubHandle) -> HubHandle:
     return hub_here
 
 
-@pytest.fixture
-def export(tmp_path: Path) -> Path:
-    folder = tmp_path / "export of a model"
-    (folder / "sub").mkdir(parents=True)
-    (folder / "README.md").write_text(mark_card("---\nlicense: apache-2.0\n---\n"), encoding="utf-8")
-    (folder / "model.safetensors").write_bytes(WEIGHTS)
-    (folder / "sub" / "config.json").write_text("{}", encoding="utf-8")
-    return folder
-
-
 def stored_files(server: HubHandle, branch: str = "main") -> dict[str, bytes]:
     files = server.files(REPO, revision=branch)
     return {path: content for path, content in files.items() if path != ".gitattributes"}
 
 
-def local_files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def push(folder: Path, repository: HubRepository, title: str, **options: Any) -> str:
-    files = {name: folder / name for name in local_files(folder)}
-    return hub.push_files(files, repository, commit_message=title, kept_in=str(folder), **options)
-
-
-def commit_titles(server: HubHandle) -> list[str]:
-    repository = server.repository(REPO)
+def titles(server: HubHandle, branch: str = "main") -> list[str]:
+    repository = server.repository(REPO, revision=branch)
     assert repository
-    return repository["commits"]
+    return repository["commits"][1:]
 
 
-def test_push_creates_the_repository(server: HubHandle, export: Path) -> None:
+def push(
+    files: dict[str, bytes] = FILES, repository: HubRepository = REPOSITORY, title: str = "trained", **options: Any
+) -> str:
+    return hub.push_files(files, repository, commit_message=title, kept_in="folder", **options)
+
+
+@pytest.mark.parametrize(
+    ("token", "repo_id", "message"),
+    [
+        ("", REPO, "needs a Hub token; log in with `hf auth login`"),
+        ("hf_unknown", REPO, "refused this one"),
+        (HubHandle.read_token, REPO, "role is 'read'"),
+        (HubHandle.fine_grained_token, REPO, "role is 'fineGrained'"),
+        (HubHandle.fine_grained_token, "alice/allowed", ""),
+        (HubHandle.write_token, REPO, ""),
+        (HubHandle.write_token, "lab/model", ""),
+        (HubHandle.write_token, "library/model", "may not write to library on the Hub, only to alice, lab"),
+        (HubHandle.write_token, "bob/model", "may not write to bob"),
+        (HubHandle.write_token, "model", "must be NAMESPACE/NAME"),
+        (HubHandle.write_token, "alice/a model", "must be NAMESPACE/NAME"),
+    ],
+)
+def test_access_check(
+    server: HubHandle, monkeypatch: pytest.MonkeyPatch, token: str, repo_id: str, message: str
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", token)
+    if message:
+        with pytest.raises(InputError, match=message):
+            check_hub_access(HubRepository(repo_id))
+    else:
+        check_hub_access(HubRepository(repo_id))
+    assert not server.requests("POST")
+
+
+@pytest.mark.usefixtures("server")
+def test_access_check_of_private_repositories_and_tags() -> None:
+    check_hub_access(PRIVATE)
+    push(repository=HubRepository(REPO, tag="v1"))
+    check_hub_access(REPOSITORY)
+    for refused, message in (
+        (PRIVATE, "exists and is public"),
+        (HubRepository(REPO, branch="v1"), "v1 is a tag of"),
+        (HubRepository(REPO, tag="v1"), "must be new"),
+    ):
+        with pytest.raises(InputError, match=message):
+            check_hub_access(refused)
+
+
+def test_access_check_without_a_hub(server: HubHandle, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.fault("whoami")
+    check_hub_access(REPOSITORY)
+    server.fault("whoami", times=2)
+    with pytest.raises(HubAwayError, match=r"does not serve it.*503"):
+        check_hub_access(REPOSITORY)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(HubAwayError, match=r"127\.0\.0\.1:9 does not serve it"):
+        check_hub_access(REPOSITORY)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError, match="HF_HUB_OFFLINE"):
+        check_hub_access(REPOSITORY)
+
+
+def test_a_push_creates_the_repository_and_the_next_sends_what_changed(server: HubHandle) -> None:
     check_hub_access(REPOSITORY)
     assert server.repository(REPO) is None
-    url = push(export, PRIVATE, "trained")
-    assert url.startswith(f"{server.endpoint}/{REPO}/commit/")
-    assert stored_files(server) == local_files(export)
-    assert commit_titles(server) == ["initial commit", "trained"]
+    first = push(repository=PRIVATE)
+    assert first.startswith(f"{server.endpoint}/{REPO}/commit/")
+    assert stored_files(server) == FILES
     assert server.repository(REPO)["private"]  # type: ignore[index]
-
-
-def test_second_push_sends_what_changed(server: HubHandle, export: Path) -> None:
-    first = push(export, REPOSITORY, "first")
-    assert push(export, REPOSITORY, "unchanged") == first
-    assert commit_titles(server) == ["initial commit", "first"]
-    (export / "sub" / "config.json").write_text('{"changed": 1}', encoding="utf-8")
-    assert push(export, REPOSITORY, "second") != first
-    assert stored_files(server) == local_files(export)
+    assert push(title="unchanged") == first
+    assert push(changed := FILES | {"weights/1": b"2"}, title="second") != first
+    assert stored_files(server) == changed
+    assert titles(server) == ["trained", "second"]
     assert len(server.requests("PUT", "/lfs/")) == 1
 
 
-@pytest.mark.parametrize("step", ["repos/create", "preupload", "lfs/objects/batch", "/lfs/[0-9a-f]{64}", "commit/main"])
 @pytest.mark.parametrize(
-    "fault",
-    [{"status": 503}, {"status": 429, "headers": {"Retry-After": "0"}}, {"mode": "reset"}, {"mode": "lost_answer"}],
-    ids=["503", "429", "reset", "lost"],
-)
-def test_push_outlives_faults(server: HubHandle, export: Path, step: str, fault: dict[str, object]) -> None:
-    server.fault(step, method="POST|PUT", times=2 if "status" in fault else 1, **fault)
-    push(export, REPOSITORY, "trained")
-    assert stored_files(server) == local_files(export)
-    assert commit_titles(server) == ["initial commit", "trained"]
+    "request_path",
+    [
+        "repos/create", "branch/trial", "validate-yaml", "preupload", "lfs/objects/batch", "/lfs/[0-9a-f]{64}[?]",
+        "/lfs/[0-9a-f]{64}/verify", "commit/trial", "tag/",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("fault", FAULTS, ids=["503", "429", "reset", "lost"])
+def test_a_push_outlives_faults(server: HubHandle, request_path: str, fault: dict[str, object]) -> None:
+    server.fault(request_path, method="POST|PUT", times=2 if "status" in fault else 1, **fault)
+    push(repository=HubRepository(REPO, branch="trial", tag="v1"))
+    assert any(entry["fault"] != "none" for entry in server.requests())
+    assert stored_files(server, "trial") == FILES
+    assert titles(server, "trial") == ["trained"]
+    assert titles(server) == []
+    assert server.repository(REPO)["tags"] == {"v1": "trained"}  # type: ignore[index]
 
 
-def test_failed_push_keeps_the_folder_and_says_how(server: HubHandle, export: Path) -> None:
+def test_a_push_that_fails_says_where_the_files_are(server: HubHandle, monkeypatch: pytest.MonkeyPatch) -> None:
     server.fault("commit/main", times=5)
-    before = local_files(export)
-    with pytest.raises(hub.HubPushError, match="503") as caught:
-        push(export, PRIVATE, "trained")
+    with pytest.raises(hub.HubPushError, match=r"503.*are kept in folder; run the same command again"):
+        push()
     assert len(server.requests("POST", "commit/main")) == 5
-    assert local_files(export) == before
-    advice = shlex.split(str(caught.value).rpartition(": ")[2])
-    assert advice == ["hf", "upload", REPO, str(export), ".", "--private", "--include", *sorted(before)]
-    subprocess.run([Path(sys.executable).with_name(advice[0]), *advice[1:]], check=True, timeout=60)
-    assert stored_files(server) == before
-    check_hub_access(REPOSITORY)
-
-
-def test_push_that_may_not_write_is_not_repeated(
-    server: HubHandle, export: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setenv("HF_TOKEN", server.read_token)
     with pytest.raises(hub.HubPushError, match="403"):
-        push(export, REPOSITORY, "trained")
-    assert len(server.requests("POST")) == 1
+        push()
+    assert len(server.requests("POST", "commit/main")) == 5
 
 
-def test_in_a_process_of_its_own(hub_server: HubHandle, export: Path) -> None:
-    """The fixture's environment is all that a command needs, and importing the module costs next to nothing."""
-    code = f"""
-import sys
-from pathlib import Path
-from mlm_common.hub import access as hub_access
-from mlm_common.hub import push as hub
-assert "huggingface_hub" not in sys.modules
-repository = hub.HubRepository({REPO!r})
-hub_access.check_hub_access(repository)
-files = {{name: Path({str(export)!r}, name) for name in {list(local_files(export))!r}}}
-print(hub.push_files(files, repository, commit_message="trained", kept_in={str(export)!r}))
-from huggingface_hub import snapshot_download
-print(snapshot_download({REPO!r}))
-"""
-    command = [sys.executable, "-c", code]
-    environment = os.environ | hub_server.environment
-    result = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=60)
-    assert result.returncode == 0, result.stderr
-    url, snapshot = result.stdout.splitlines()
-    assert url.startswith(f"{hub_server.endpoint}/{REPO}/commit/")
-    assert local_files(Path(snapshot)) == hub_server.files(REPO)
-    assert stored_files(hub_server) == local_files(export)
-
-
-# What a push makes of the content of a repository.
-
-CARD = "---\ntags:\n- ours\n---\n\nmade by us\n"
-FILES = {"README.md": mark_card(CARD).encode(), "weights/1": b"1"}
-
-
-def push_contents(repository: HubRepository = REPOSITORY, stale: str | None = None, **files: bytes) -> None:
-    named = {path.replace("_", "/"): content for path, content in files.items()} or FILES
-    hub.push_files(named, repository, commit_message="push", kept_in="folder", stale=stale)
+def test_another_thread_can_end_the_retries(server: HubHandle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "RETRY_DELAYS_SECONDS", (3600.0,))
+    server.fault("commit/main", status=503)
+    stop_retries = threading.Event()
+    stop_retries.set()
+    with pytest.raises(hub.HubPushError, match="503"):
+        push(stop_retries=stop_retries)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +171,7 @@ def test_a_repository_of_others_is_refused_and_untouched(existing: dict[str, byt
     with pytest.raises(InputError, match=r"contains files that this tool did not create.*--hub-revision"):
         check_hub_access(REPOSITORY)
     with pytest.raises(hub.HubPushError, match="contains files that this tool did not create"):
-        push_contents()
+        push()
     assert server.repository(REPO) == before
 
 
@@ -174,7 +179,7 @@ def test_a_new_branch_starts_without_the_files_of_main(server: HubHandle) -> Non
     server.put(REPO, "data.parquet", b"rows")
     on_a_branch = HubRepository(REPO, branch="ours")
     check_hub_access(on_a_branch)
-    push_contents(on_a_branch)
+    push(repository=on_a_branch)
     assert stored_files(server, "ours") == FILES
     assert stored_files(server) == {"data.parquet": b"rows"}
     check_hub_access(on_a_branch)
@@ -195,53 +200,51 @@ def test_the_card_of_a_new_repository_keeps_only_its_license(
     server.put(REPO, "README.md", card.encode())
     check_hub_access(REPOSITORY)
     for _ in range(2):
-        push_contents(**{"README.md": pushed.encode()})
+        push({"README.md": pushed.encode()})
         stored = RepoCard(stored_files(server)["README.md"].decode())
         assert (stored.data.get("license"), stored.data.tags, stored.text) == (license_name, ["ours"], "\nmade by us\n")
-    assert len(commit_titles(server)) == 3
+    assert len(titles(server)) == 2
 
 
 def test_files_and_edits_of_others_stay(server: HubHandle, caplog: pytest.LogCaptureFixture) -> None:
-    push_contents()
-    edited = FILES["README.md"] + b"Cite it.\n"
-    for path, content in {"LICENSE": b"theirs", "weights/theirs": b"theirs", "README.md": edited}.items():
+    push()
+    theirs = {"LICENSE": b"theirs", "weights/theirs": b"theirs", "README.md": EDITED_CARD}
+    for path, content in theirs.items():
         server.put(REPO, path, content)
     check_hub_access(REPOSITORY)
-    push_contents(stale=r"weights/\d", **{"README.md": b"---\ntags: []\n---\n\nnewer\n", "weights_2": b"2"})
+    push({"README.md": NEWER_CARD, "weights/2": b"2"}, stale=r"weights/\d|model\..*")
     assert "was edited there, so it stays as it is" in caplog.text
-    theirs = {"LICENSE": b"theirs", "weights/theirs": b"theirs", "README.md": edited}
     assert stored_files(server) == theirs | {"weights/2": b"2"}
 
 
 def test_an_edit_during_the_push_stays(server: HubHandle, monkeypatch: pytest.MonkeyPatch) -> None:
-    push_contents()
-    edited, open_branch = FILES["README.md"] + b"Cite it.\n", hub.open_branch
+    push()
+    open_branch = hub.open_branch
 
     def open_and_edit(*arguments: Any) -> hub.Branch:
         branch = open_branch(*arguments)
-        if len(commit_titles(server)) == 2:
-            server.put(REPO, "README.md", edited)
+        if len(titles(server)) == 1:
+            server.put(REPO, "README.md", EDITED_CARD)
         return branch
 
     monkeypatch.setattr(hub, "open_branch", open_and_edit)
-    push_contents(**{"README.md": b"---\ntags: []\n---\n\nnewer\n", "weights_2": b"2"})
-    assert stored_files(server) == {"README.md": edited, "weights/1": b"1", "weights/2": b"2"}
+    push({"README.md": NEWER_CARD, "weights/2": b"2"})
+    assert stored_files(server) == FILES | {"README.md": EDITED_CARD, "weights/2": b"2"}
 
 
 @pytest.mark.parametrize("path", ["training.json", "run.json"])
 def test_records_mark_a_repository_without_a_card(path: str, server: HubHandle) -> None:
-    files = {path: b'{"tokenizer_sha256": "0", "fingerprint": {}}', "weights": b"0"}
-    push_contents(**files)
+    push(files := {path: b'{"tokenizer_sha256": "0", "fingerprint": {}}', "weights/1": b"0"})
     check_hub_access(REPOSITORY)
-    push_contents(**FILES)
+    push()
     assert stored_files(server) == files | FILES
 
 
-@pytest.mark.parametrize("fault", [{"status": 503}, {"mode": "reset"}, {"mode": "lost_answer"}])
+@pytest.mark.parametrize("fault", FAULTS[1:], ids=["429", "reset", "lost"])
 def test_a_repository_that_cannot_be_read_is_not_empty(fault: dict[str, object], server: HubHandle) -> None:
-    push_contents()
-    server.put(REPO, "README.md", edited := FILES["README.md"] + b"Cite it.\n")
+    push()
+    server.put(REPO, "README.md", EDITED_CARD)
     for path in ("/tree/", "README.md"):
         server.fault(path, method="GET", **fault)
-    push_contents(**FILES | {"weights/2": b"2"})
-    assert stored_files(server) == FILES | {"README.md": edited, "weights/2": b"2"}
+    push({"README.md": NEWER_CARD})
+    assert stored_files(server)["README.md"] == EDITED_CARD

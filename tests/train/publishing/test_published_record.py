@@ -21,8 +21,8 @@ from mlm_common.corpus.shared_text import Part, describe_shared_text
 from mlm_common.corpus.text_formats import bad_rows_from_record
 from mlm_common.hub.redaction import REDACTED, is_same, redact_settings, redacted_hash
 from tests.fixtures.tiny_corpus import flags, write_source
+from tfrecord_prep.manifest import published_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main as prepare
-from tfrecord_prep.push_to_hub import published_manifest
 from tokenizer_training.push_to_hub import published_record, published_report
 from tokenizer_training.train_unigram import main as train_tokenizer
 from tokenizer_training.unigram.config import UnigramConfig

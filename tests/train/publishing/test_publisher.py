@@ -1,18 +1,55 @@
-from collections.abc import Collection
+"""Exports and pushes of a model, also while it trains, against a Hub with faults; the training itself is left out."""
+
+import json
+import logging
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from huggingface_hub import HfApi, ModelCard
-from transformers import PretrainedConfig
 
-from mlm_common.hub.push import HubRepository
-from tests.fixtures.tiny_models import tiny_tokenizer
+from mlm_common.hub import push as hub
+from tests.fixtures.tiny_models import tiny_model, tiny_tokenizer
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
+from train.config.learning import OptimizationConfig
+from train.config.settings import HubConfig, RunConfig
 from train.publishing import publisher as publisher_module
-from train.publishing.publisher import Publication, Publisher, read_log_files
-from train.publishing.pytorch_format import ModelSnapshot
+from train.publishing.publisher import Publisher, PushToHub, read_log_files, steps_of_pushes
+from train.publishing.pytorch_format import take_snapshot
+from train.runtime.plan import PhaseToPlan, make_plan, make_plans
 from train.runtime.run_folder import RunFolder
+
+REPO = "alice/tiny"
+UPLOAD = "/lfs/[0-9a-f]{64}[?]"
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (HubConfig(), ()),
+        (HubConfig(hub_model_id=REPO), ()),
+        (HubConfig(hub_model_id=REPO, hub_strategy="steps"), (10, 20, 30)),
+        (HubConfig(hub_model_id=REPO, hub_strategy="steps", push_steps=16), (16, 32)),
+        (HubConfig(hub_model_id=REPO, hub_strategy="epoch"), (9, 17, 25, 33)),
+    ],
+)
+def test_when_to_push(config: HubConfig, expected: tuple[int, ...]) -> None:
+    """130 rows in batches of 16, and 35 steps."""
+    optimization = OptimizationConfig(per_replica_batch_size=16, max_steps=35)
+    plan = make_plan(optimization, RunConfig(save_steps=10), num_rows=130, max_length=16, num_replicas=1)
+    assert steps_of_pushes(config, plan) == expected
+
+
+def test_a_phase_ends_a_pass_that_the_one_before_began() -> None:
+    """130 rows in batches of 16 for 12 steps, then in batches of 32 for 10."""
+    sizes = ((16, 12), (32, 10))
+    optimizations = (OptimizationConfig(per_replica_batch_size=rows, max_steps=steps) for rows, steps in sizes)
+    phases = (PhaseToPlan(one, RunConfig(), 130, 16, goes_on_in_rows=True) for one in optimizations)
+    config = HubConfig(hub_model_id=REPO, hub_strategy="epoch")
+    # 192 rows are used in the first.
+    assert [steps_of_pushes(config, plan) for plan in make_plans(tuple(phases), 1)] == [(9,), (15, 19)]
 
 
 def test_unreadable_log_files_are_left_out_of_an_export(
@@ -34,26 +71,111 @@ def test_unreadable_log_files_are_left_out_of_an_export(
     assert "the export is made without some files of the log" in caplog.text
 
 
-def test_a_card_that_fails_costs_neither_export_nor_push(
-    cloud: CloudStorageHandle, hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.fixture
+def publisher(hub_here: HubHandle, finished_run: Path, tmp_path: Path) -> Publisher:  # noqa: ARG001
+    """Of a run without log and plots."""
+    record = json.loads((finished_run / "run.json").read_text(encoding="utf-8"))
+    record["settings"]["hub"] |= {"hub_model_id": REPO, "hub_tag": "last"}
+    return Publisher(RunFolder(tmp_path / "run"), record, tiny_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """A model in training, as far as a push needs it."""
+    return SimpleNamespace(network=tiny_model("roberta"), optimizer=SimpleNamespace(is_stopped=False))
+
+
+def while_training(publisher: Publisher) -> PushToHub:
+    return PushToHub(publisher, (1,), SimpleNamespace(lines=[]))  # type: ignore[arg-type]
+
+
+def titles(server: HubHandle) -> list[str]:
+    repository = server.repository(REPO)
+    return repository["commits"][1:] if repository else []
+
+
+def test_a_slow_push_holds_up_nothing_and_the_newest_wins(
+    hub_here: HubHandle, publisher: Publisher, model: Any
 ) -> None:
-    def export(_model: Any, _tokenizer: Any, folder: str, **_: Any) -> list[str]:
-        Path(folder, "model.safetensors").write_bytes(b"weights")
-        return ["model.safetensors"]
+    hub_here.fault(UPLOAD, mode="delay", method="PUT", delay_seconds=1, times=1)
+    with while_training(publisher) as pushing:
+        started_seconds = time.monotonic()
+        for step in (1, 2, 3):
+            pushing.push(model, step)
+            time.sleep(0.1)  # the first is taken
+        assert time.monotonic() - started_seconds < 1
+        assert pushing._pushes.wait(60)
+    assert titles(hub_here) == ["Step 1", "Step 3"]
+    assert hub_here.repository(REPO)["tags"] == {}  # type: ignore[index]
+    publisher.publish(take_snapshot(model.network, 4), "The last")
+    assert hub_here.repository(REPO)["tags"] == {"last": "The last"}  # type: ignore[index]
 
-    def fail(_publication: Publication, _files: Collection[str]) -> str:
-        raise KeyError("figure")
 
-    monkeypatch.setattr(publisher_module, "export_model", export)
-    run, snapshot = f"{cloud.bucket_url}/run", ModelSnapshot("", PretrainedConfig(), {})
-    publisher = Publisher(RunFolder(run), f"{run}/export", tiny_tokenizer(), 16, fail, HubRepository("alice/tiny"))
-    publisher.publish(Publication(3, snapshot, []), "Step 3")
-    card = cloud.objects()["run/export/README.md"]
-    assert cloud.objects()["run/export/model.safetensors"] == b"weights"
-    pushed = hub_here.files("alice/tiny")
-    assert (pushed["model.safetensors"], pushed["README.md"]) == (b"weights", card)
-    HfApi()._validate_yaml(card.decode())
-    assert ModelCard(card.decode()).data.library_name == "transformers"
-    assert (
-        caplog.text.count("the model's card cannot be built, so README.md is a minimal one: KeyError: 'figure' (") == 1
-    )
+def test_a_newer_state_does_not_wait_for_the_retries_of_an_older_one(
+    hub_here: HubHandle, publisher: Publisher, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "RETRY_DELAYS_SECONDS", (3600.0,))
+    hub_here.fault("commit/", status=503)
+    with while_training(publisher) as pushing:
+        pushing.push(model, 1)
+        time.sleep(0.1)
+        pushing.push(model, 2)
+        assert pushing._pushes.wait(60)
+    assert titles(hub_here) == ["Step 2"]
+
+
+def fail_after_pushes(pushing: PushToHub, model: Any, *steps: int) -> None:
+    with pushing:
+        for step in steps:
+            pushing.push(model, step)
+            time.sleep(0.1)
+        raise ZeroDivisionError
+
+
+def test_a_run_that_fails_pushes_what_it_has(hub_here: HubHandle, publisher: Publisher, model: Any) -> None:
+    hub_here.fault(UPLOAD, mode="delay", method="PUT", delay_seconds=1)
+    with pytest.raises(ZeroDivisionError):
+        fail_after_pushes(while_training(publisher), model, 1, 3)
+    assert titles(hub_here) == ["Step 1", "Step 3"]
+    assert "Training is not finished: step 3 of 6" in hub_here.files(REPO)["README.md"].decode()
+
+
+def test_a_run_that_fails_ends_in_bounded_time(
+    hub_here: HubHandle, publisher: Publisher, model: Any, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(publisher_module, "GRACE_SECONDS", 0.1)
+    hub_here.fault(UPLOAD, mode="delay", method="PUT", delay_seconds=3)
+    pushing, started_seconds = while_training(publisher), time.monotonic()
+    with pytest.raises(ZeroDivisionError):
+        fail_after_pushes(pushing, model, 1, 2)
+    assert time.monotonic() - started_seconds < 3
+    assert "the last push to the Hub was given up" in caplog.text
+    assert pushing._pushes.wait(60)
+    assert "Step 2" not in titles(hub_here)
+
+
+def test_pushes_that_fail_are_warnings(
+    hub_here: HubHandle, publisher: Publisher, model: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub_here.fault("commit/", status=403)
+    with while_training(publisher) as pushing:
+        pushing.push(model, 1)
+        assert pushing._pushes.wait(60)
+    assert "step 1 is not on the Hub; training continues. The push to alice/tiny failed: 403" in caplog.text
+    assert "pushes to the Hub that failed while training: those of the steps 1" in caplog.text
+
+
+def test_a_card_that_fails_costs_neither_export_nor_push(
+    hub_here: HubHandle, publisher: Publisher, model: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    del publisher.record["settings"]["optimization"]["schedule"]
+    publisher.publish(take_snapshot(model.network, 3), "Step 3")
+    pushed, export = hub_here.files(REPO), publisher.run_folder.export
+    for name in ("model.safetensors", "README.md"):
+        assert pushed[name] == export.read_bytes(name)
+    HfApi()._validate_yaml(card := pushed["README.md"].decode())
+    assert ModelCard(card).data.library_name == "transformers"
+    message = "the model's card cannot be built, so README.md is a minimal one: KeyError: 'schedule' ("
+    assert caplog.text.count(message) == 1

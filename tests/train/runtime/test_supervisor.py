@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mlm_common.errors import FINAL_STATUSES
-from train.publishing.push_to_hub import PushToHub
+from train.publishing.publisher import PushToHub
 from train.runtime import supervisor
 from train.runtime.supervisor import Supervisor
 
@@ -167,9 +167,9 @@ def test_what_hangs_for_hours_is_not_reported_for_ever(reports: int, monkeypatch
 
 
 def test_a_push_that_is_waited_for_is_reported(reports: int) -> None:
-    pushing = PushToHub(None, (), metrics=list)
+    pushing = PushToHub(None, (), log=None)  # type: ignore[arg-type]
     pushing._pushes._handle = lambda _: time.sleep(0.2)
     with pushing:
-        pushing._pushes.submit("a publication")  # type: ignore[arg-type]
+        pushing._pushes.submit("a snapshot")  # type: ignore[arg-type]
         time.sleep(0.05)
     assert os.read(reports, 1 << 16).decode().count("push 0") >= 5
