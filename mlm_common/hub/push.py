@@ -311,12 +311,13 @@ def read_branch(api: "HfApi", repository: HubRepository, revision: str) -> Branc
     if not any(MARKS[path] in text for path, text in marked.items()):
         others = sorted(paths - {ATTRIBUTES_NAME} - ({CARD_NAME} if DEFAULT_CARD.fullmatch(card) else set()))
         if others:
-            more = f" and {len(others) - NUM_SHOWN:,} more" if len(others) > NUM_SHOWN else ""
+            shown = ", ".join(others[:NUM_SHOWN])
+            if len(others) > NUM_SHOWN:
+                shown += f" and {len(others) - NUM_SHOWN:,} more"
             raise InputError(
-                f"Repository {repository.repo_id} already contains files that this tool did not create "
-                f"({', '.join(others[:NUM_SHOWN])}{more}). Name another repository, or with --hub-revision a branch: "
-                "a new one starts without files. If it is yours, add the line "
-                f"`{MARKS[CARD_NAME]}` to the metadata of its {CARD_NAME}."
+                f"Repository {repository.repo_id} already contains files that this tool did not create ({shown}). "
+                "Name another repository, or with --hub-revision a branch: a new one starts without files. If it is "
+                f"yours, add the line `{MARKS[CARD_NAME]}` to the metadata of its {CARD_NAME}."
             )
     return Branch(commit, paths, card)
 
