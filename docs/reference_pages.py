@@ -33,6 +33,7 @@ SCRIPTS = {
         "finetuning/run_tagging.py",
         "finetuning/run_qa.py",
         "finetuning/run_task.py",
+        "finetuning/run_embedding.py",
         "finetuning/predict.py",
         "finetuning/glue_submission.py",
     ),

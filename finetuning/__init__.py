@@ -4,6 +4,7 @@
     run_tagging.py          command: tag words, such as names of people and places
     run_qa.py               command: find answers to questions in paragraphs, as in SQuAD
     run_task.py             command: a custom task, which is a class in a Python file
+    run_embedding.py        command: embed texts, so that those that belong together are close
     predict.py              command: predict with a model of any of these, for given texts or a file
     glue_submission.py      command: the predictions of GLUE runs as the file that its site accepts
     config/                 all settings of a run: those shared with pretraining, and where the examples are

@@ -38,15 +38,23 @@ def bucket_of_rows(row_lengths: NDArray[np.int64], lengths: Sequence[int]) -> ND
 
 
 def training_batches(
-    row_lengths: NDArray[np.int64], lengths: Sequence[int], *, batch_rows: int, seed: int, first: int, num_batches: int
+    row_lengths: NDArray[np.int64],
+    lengths: Sequence[int],
+    *,
+    batch_rows: int,
+    seed: int,
+    first: int,
+    num_batches: int,
+    groups: NDArray[np.int32] | None = None,
 ) -> Batches:
     """Make `num_batches` batches from number `first` on, counted over all passes, of rows with these tokens.
 
     `lengths` are those of the buckets, ascending; the last is that of the longest row at least.
+    No batch has two rows of one of the `groups`, where that can be avoided.
     """
     batches_of_pass = -(-len(row_lengths) // batch_rows)
     passes = range(first // batches_of_pass, -(-(first + num_batches) // batches_of_pass))
-    made = [_pass(row_lengths, lengths, batch_rows, _seed(seed, number)) for number in passes]
+    made = [_pass(row_lengths, lengths, batch_rows, _seed(seed, number), groups) for number in passes]
     begin = first - passes.start * batches_of_pass
     chosen = slice(begin, begin + num_batches)
     return Batches(
@@ -67,7 +75,13 @@ def evaluation_batches(row_lengths: NDArray[np.int64], lengths: Sequence[int], *
     return Batches(joined.astype(np.int32), np.array(of_batches, np.int32))
 
 
-def _pass(row_lengths: NDArray[np.int64], lengths: Sequence[int], batch_rows: int, seed: int) -> Batches:
+def _pass(
+    row_lengths: NDArray[np.int64],
+    lengths: Sequence[int],
+    batch_rows: int,
+    seed: int,
+    groups: NDArray[np.int32] | None,
+) -> Batches:
     random = np.random.Philox(key=seed)
     buckets = bucket_of_rows(row_lengths, lengths)
     order = np.argsort(random.random_raw(len(row_lengths)), kind="stable")
@@ -82,11 +96,30 @@ def _pass(row_lengths: NDArray[np.int64], lengths: Sequence[int], batch_rows: in
             chosen = _filled(chosen, batch_rows)
         else:
             chosen, rest = chosen[:num_full], chosen[num_full:]
-        rows.append(chosen)
+        rows.append(chosen if groups is None else _apart(chosen, groups, batch_rows))
         of_batches += [lengths[bucket]] * (len(chosen) // batch_rows)
     batch_order = np.argsort(random.random_raw(len(of_batches)), kind="stable")
     joined = np.concatenate(rows).reshape(-1, batch_rows)
     return Batches(joined[batch_order].astype(np.int32), np.array(of_batches, np.int32)[batch_order])
+
+
+def _apart(rows: NDArray[np.int64], groups: NDArray[np.int32], batch_rows: int) -> NDArray[np.int64]:
+    """Put each row into the first batch with room that has none of its group; into any, if there is none."""
+    batches: list[list[int]] = [[] for _ in range(len(rows) // batch_rows)]
+    first = 0  # the first batch with room
+    after: dict[int, int] = {}  # {group: the batch after the last that has it}
+    for row in rows[rows != PADDING].tolist():
+        group = int(groups[row])
+        place = max(first, after.get(group, 0))
+        while place < len(batches) and len(batches[place]) == batch_rows:
+            place += 1
+        if place == len(batches):
+            place = first
+        batches[place].append(row)
+        after[group] = max(place + 1, after.get(group, 0))
+        while first < len(batches) and len(batches[first]) == batch_rows:
+            first += 1
+    return np.array([one + [PADDING] * (batch_rows - len(one)) for one in batches], np.int64).reshape(-1)
 
 
 def _filled(rows: NDArray[np.int64], batch_rows: int) -> NDArray[np.int64]:

@@ -234,10 +234,16 @@ def _read_parquet(path: str, content: bytes) -> dict[str, list[Any]]:
     return {name: table.column(name).to_pylist() for name in table.column_names}
 
 
+def _read_lines(path: str, content: bytes) -> dict[str, list[Any]]:  # noqa: ARG001
+    lines = content.decode("utf-8-sig").split("\n")
+    return {"text": [line.strip() for line in lines if line.strip()]}
+
+
 READERS: dict[str, Callable[[str, bytes], dict[str, list[Any]]]] = {
     ".conll": _read_conll,
     ".csv": _read_csv,
     ".json": _read_jsonl,
     ".jsonl": _read_jsonl,
     ".parquet": _read_parquet,
+    ".txt": _read_lines,
 }

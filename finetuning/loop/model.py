@@ -78,6 +78,7 @@ class Start(ReadModel):
         identities: Mapping[str, str] | None = None,
         described: Mapping[str, str] | None = None,
         recorded: Mapping[str, Any] | None = None,
+        inputs_class: type[ExampleInputs] = ExampleInputs,
     ) -> Run:
         """Make the run of a task.
 
@@ -90,10 +91,11 @@ class Start(ReadModel):
             identities: what else makes it this run, {name: value}.
             described: what the plan says of the examples, {title: text}.
             recorded: what `run.json` says of them, for later predictions.
+            inputs_class: of the rows.
         """
         task.evaluated = validation
         data = self.config.data
-        inputs = ExampleInputs(
+        inputs = inputs_class(
             train_rows,
             validation.rows if validation else None,
             self.tokenizer,

@@ -43,7 +43,7 @@ from mlm_common.hub.redaction import REDACTED
 from mlm_common.storage import local_or_hub
 from mlm_common.tokenizer import load_tokenizer
 from train.model.architectures import check_architecture, max_positions
-from train.model.pretrained_files import read_config
+from train.model.pretrained_files import find_file, read_config
 from train.runtime.run_folder import EXPORT_FOLDER, RunFolder, exported_model
 
 # Rows that are computed at once where no run says how many.
@@ -327,6 +327,8 @@ def open_predictor(config: PredictionConfig) -> Iterator[Predictor]:
                 f"--model: {config.model} is a masked language model. Use python train/fill_mask.py, or fine-tune it "
                 "first."
             )
+        if find_file(folder, "modules.json") is not None:
+            raise InputError(f"--model: {config.model} embeds texts. Open it with SentenceTransformer.")
         kind = next((one for ending, one in PREDICTORS.items() if model.class_name.endswith(ending)), CustomPredictor)
         yield kind(model, config)
 

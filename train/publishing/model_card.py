@@ -113,7 +113,7 @@ def _metadata(
     corpora = ((phase["train_data"] or {}).get("corpus", {}) for phase in _phases(record))
     named = [*map(hub_dataset, corpora), _hub_examples(record["train_data"])]
     data = huggingface_hub.ModelCardData(
-        library_name="transformers",
+        library_name=task.library,
         base_model=_base_model(record) if task.training_verb != "pretrained" else None,
         pipeline_tag=task.pipeline_tag,
         language=hub["hub_language"] or None,

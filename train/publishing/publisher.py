@@ -9,13 +9,16 @@ from types import TracebackType
 from typing import Any
 
 import huggingface_hub.utils
+from safetensors.numpy import load_file
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from mlm_common.background import LatestItemWorker
 from mlm_common.errors import InputError, RunFailedError, error_summary
 from mlm_common.hub.push import CARD_NAME, mark_card, push_files
 from mlm_common.storage import open_folder
 from mlm_common.tokenizer import vocabulary_size
+from train.checkpoints.store import write_safetensors
 from train.config.settings import HubConfig
 from train.metrics.log import MetricsLog
 from train.publishing.hub_checkpoints import push_newest_checkpoint
@@ -30,6 +33,7 @@ from train.runtime.run_folder import (
     TENSORBOARD_SPLITS,
     RunFolder,
 )
+from train.tasks.task import TaskCard
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +115,7 @@ class Publisher:
             model_max_length=longest_row(self.record["plan"]),
             vocabulary_size=vocabulary_size(self.tokenizer),
         )
+        names += write_task_files(TaskCard.from_record(self.record["task"]["card"]), folder)
         files = read_log_files(self.run_folder)
         try:
             card = model_card(self.record, self.tokenizer, snapshot, files)
@@ -123,6 +128,17 @@ class Publisher:
         for name, content in files.items():
             open_folder(folder).write_bytes(name, content)
         return [*names, *files]
+
+
+def write_task_files(card: TaskCard, folder: str) -> list[str]:
+    """Write what else the task has in an export, beside the model in the folder; return the names of the files."""
+    for name, content in card.files.items():
+        open_folder(folder).write_text(name, content)
+    for name, weights in card.weight_files.items():
+        exported = load_file(Path(folder, SAFE_WEIGHTS_NAME))
+        arrays = {weight: exported[original] for weight, original in weights.items()}
+        write_safetensors(Path(folder, name), arrays, metadata={"format": "pt"})
+    return [*card.files, *card.weight_files]
 
 
 def read_log_files(run: RunFolder) -> dict[str, bytes]:

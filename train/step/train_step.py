@@ -113,7 +113,7 @@ class PretrainingModel(tf_keras.Model):
         sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, sums)
         # One by one: integers and floats may be on different devices.
         for name, value in of_rows.items():
-            sums[name] = replica.all_reduce(tf.distribute.ReduceOp.SUM, _scatter_to_global_batch(value))
+            sums[name] = replica.all_reduce(tf.distribute.ReduceOp.SUM, scatter_to_global_batch(value))
         return sums
 
     @tf.autograph.experimental.do_not_convert
@@ -141,6 +141,8 @@ class PretrainingModel(tf_keras.Model):
         micro_batches = tf.nest.map_structure(
             lambda tensor: tf.reshape(tensor, (self.num_micro_batches, -1, *tensor.shape[1:])), (rows, keys)
         )
+        if self.task.couples_rows:
+            return self._cached_gradients(rows, micro_batches, shared_key)
 
         def add_micro_batch(index: tf.Tensor, gradients: list[tf.Tensor], sums: Sums) -> tuple:
             rows, keys = tf.nest.map_structure(lambda tensor: tensor[index], micro_batches)
@@ -155,6 +157,53 @@ class PretrainingModel(tf_keras.Model):
             maximum_iterations=self.num_micro_batches,
         )
         return gradients, sums
+
+    def _cached_gradients(self, rows: Any, micro_batches: Any, shared_key: tf.Tensor) -> tuple[list[tf.Tensor], Sums]:
+        """Compute gradients and sums of a loss that couples rows, by GradCache (Gao et al. 2021, arXiv:2101.06983).
+
+        The outputs of all micro-batches come first, without memory for a backward pass; then the loss, and its
+        gradient by the outputs; then each micro-batch again, with that gradient. Dropout is a function of the keys, so
+        both passes drop the same.
+        """
+        variables = self.network.trainable_variables
+
+        def outputs_of(index: tf.Tensor) -> tf.Tensor:
+            rows, keys = tf.nest.map_structure(lambda tensor: tensor[index], micro_batches)
+            with dropping_out_by(keys, shared_key):
+                return self.task.outputs(self.network, rows, training=True)
+
+        first = outputs_of(tf.constant(0))
+        cached = tf.TensorArray(tf.float32, self.num_micro_batches, element_shape=first.shape).write(0, first)
+        _, cached = tf.while_loop(
+            lambda index, _: index < self.num_micro_batches,
+            lambda index, cached: (index + 1, cached.write(index, outputs_of(index))),
+            (tf.constant(1), cached),
+            maximum_iterations=self.num_micro_batches - 1,
+        )
+        outputs = tf.reshape(cached.stack(), (-1, *first.shape[1:]))
+        with tf.GradientTape() as tape:
+            tape.watch(outputs)
+            sums = self.task.sums_of_outputs(outputs, rows)
+        by_outputs = tape.gradient(sums[self.task.means[0].total], outputs)
+        by_outputs = tf.reshape(by_outputs, (self.num_micro_batches, *first.shape))
+
+        def add_micro_batch(index: tf.Tensor, gradients: list[tf.Tensor]) -> tuple:
+            with tf.GradientTape() as tape:
+                outputs = outputs_of(index)
+            more = tape.gradient(
+                outputs, variables, by_outputs[index], unconnected_gradients=tf.UnconnectedGradients.ZERO
+            )
+            return index + 1, [
+                gradient + tf.convert_to_tensor(one) for gradient, one in zip(gradients, more, strict=True)
+            ]
+
+        _, gradients = tf.while_loop(
+            lambda index, _: index < self.num_micro_batches,
+            add_micro_batch,
+            (tf.constant(0), [tf.zeros(variable.shape, tf.float32) for variable in variables]),
+            maximum_iterations=self.num_micro_batches,
+        )
+        return gradients, {name: sums[name] for name in self._sum_names}
 
     def _micro_batch_gradients(self, rows: Any, keys: tf.Tensor, shared_key: tf.Tensor) -> tuple[list[tf.Tensor], Sums]:
         with dropping_out_by(keys, shared_key):
@@ -174,7 +223,7 @@ class PretrainingModel(tf_keras.Model):
         return sorted({name for mean in self.task.means for name in (mean.total, mean.weight)})
 
 
-def _scatter_to_global_batch(value: tf.Tensor) -> tf.Tensor:
+def scatter_to_global_batch(value: tf.Tensor) -> tf.Tensor:
     """Put a replica's values, (rows, …), at the places of its rows in the global batch, with 0 elsewhere.
 
     Every kind of device can sum over replicas; not every kind can concatenate.

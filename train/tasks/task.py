@@ -64,6 +64,9 @@ class TaskCard:
     procedure: {title: text} of the training, of {the sections of the settings}.
     evaluation: what was evaluated, of {the figures}.
     limits: what the model is not for, of {max_length}.
+    library: the Hub's word for the library that opens the model.
+    files: {name: content} of further files of text in the export.
+    weight_files: {name: {name of a weight in it: that of the exported model}} of further files of weights.
     """
 
     model_kind: str
@@ -79,6 +82,9 @@ class TaskCard:
     procedure: dict[str, str] = field(default_factory=dict)
     evaluation: str = "Over rows that were not trained on."
     limits: str = "It takes texts of at most {max_length} tokens."
+    library: str = "transformers"
+    files: dict[str, str] = field(default_factory=dict)
+    weight_files: dict[str, dict[str, str]] = field(default_factory=dict)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "TaskCard":
@@ -98,12 +104,15 @@ class Task(ABC):
     errors: figures of which lower values are better.
     allows_new_head: weights of the head that the checkpoint to start from lacks, or has in another shape, are
         initialized randomly; else such a checkpoint is refused.
+    couples_rows: the loss of a row depends on the other rows. Then `sums` in training is `sums_of_outputs` of
+        `outputs`, so that a batch that is cut into micro-batches keeps its loss.
     """
 
     metric: str = "loss"
     guess: Mapping[str, float] = MappingProxyType({})
     errors: tuple[str, ...] = ()
     allows_new_head: bool = False
+    couples_rows: bool = False
     model_class: str
     means: tuple[Mean, ...]
     card: TaskCard
@@ -150,6 +159,14 @@ class Task(ABC):
         among them, as scalars. Rows of padding must count for nothing. In an evaluation there may also be values for
         each row, (rows, …), for figures that are not sums.
         """
+
+    def outputs(self, network: Any, rows: Any, *, training: bool) -> "tf.Tensor":
+        """Compute what the loss of training needs of each row, float32 (rows, …), where `couples_rows`."""
+        raise NotImplementedError
+
+    def sums_of_outputs(self, outputs: "tf.Tensor", rows: Any) -> dict[str, "tf.Tensor"]:
+        """Add up, from `outputs` of all rows of this replica, what `sums` does in training, where `couples_rows`."""
+        raise NotImplementedError
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """Compute the figures of an evaluation from what `sums` gave; `loss` is one of them.

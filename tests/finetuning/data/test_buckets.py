@@ -79,3 +79,15 @@ def test_seeds_differ(seed: int) -> None:
         training_batches(lengths, (1,), batch_rows=64, seed=one, first=0, num_batches=1).rows for one in (0, seed)
     ]
     assert (orders[0] != orders[1]).any()
+
+
+def test_rows_of_a_group_are_in_different_batches() -> None:
+    """Where that can be avoided; each row is still used once, and all that is left over is padding."""
+    lengths, groups = np.full(41, 3), np.arange(41, dtype=np.int32) // 4
+    made = training_batches(lengths, (4,), batch_rows=8, seed=1, first=0, num_batches=6, groups=groups)
+    assert sorted(made.rows[made.rows >= 0]) == list(range(41))
+    for batch in made.rows:
+        found = groups[batch[batch >= 0]]
+        assert len(set(found.tolist())) == len(found)
+    same = training_batches(lengths, (4,), batch_rows=8, seed=1, first=0, num_batches=6, groups=groups * 0)
+    assert sorted(same.rows[same.rows >= 0]) == list(range(41))

@@ -1,0 +1,124 @@
+"""Rows of several texts: a query and its passages, encoded apart, in batches of a few lengths."""
+
+import functools
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finetuning.data import buckets
+from finetuning.data.inputs import ExampleInputs, batches_of_rows
+from finetuning.data.rows import ATTENTION_MASK, INDEX, INPUT_IDS, TOKEN_TYPES, EncodedRows
+from train.data.inputs import Feature
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+# Begins the names of the passages' features; those of the query have none.
+PASSAGE = "passage_"
+# Features of a single text; an evaluation reads no others.
+OF_TEXT = (INPUT_IDS, ATTENTION_MASK, TOKEN_TYPES, INDEX)
+
+
+@dataclass(frozen=True)
+class TextRows(EncodedRows):
+    """Queries as `EncodedRows` holds them, and their passages.
+
+    passages: all different ones.
+    members: int32 (rows, passages of a row), which of them belong to each row, the positive one first.
+    """
+
+    passages: EncodedRows
+    members: NDArray[np.int32]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of the longest text of each row, (rows,)."""
+        return np.maximum(np.diff(self.starts), self.passages.lengths[self.members].max(axis=1))
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        queries = EncodedRows(self.starts, self.of_tokens, self.of_rows)
+        parts = (queries.sha256, self.passages.sha256, hashlib.sha256(self.members.tobytes()).hexdigest())
+        return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class TextInputs(ExampleInputs):
+    """Rows of several texts to train on, and single texts to evaluate on."""
+
+    train_rows: TextRows
+
+    @functools.cached_property
+    def mean_length(self) -> float:  # type: ignore[override]
+        """Tokens of all texts of a row, on average, with the padding up to the longest text."""
+        return super().mean_length * (1 + self.train_rows.members.shape[1])
+
+    def training_batches(
+        self,
+        features: Mapping[str, Feature],
+        context: "tf.distribute.InputContext",
+        *,
+        seed: int,
+        global_batch_rows: int,
+        start_step: int,
+        num_steps: int,
+        num_left_out_rows: int = 0,
+    ) -> "tf.data.Dataset":
+        """Make batches in which no two rows have the same positive, where that can be avoided.
+
+        Passages are filled up to the bucket of the longest text of the batch, queries to that of the longest query.
+        """
+        import tensorflow as tf
+
+        rows, members = self.train_rows, self.train_rows.members
+        batches = buckets.training_batches(
+            rows.lengths,
+            self.lengths,
+            batch_rows=global_batch_rows,
+            seed=seed,
+            first=start_step + num_left_out_rows // global_batch_rows,
+            num_batches=num_steps,
+            groups=members[:, 0],
+        )
+        is_padding = batches.rows < 0
+        longest = np.where(is_padding, 0, np.diff(rows.starts)[batches.rows]).max(axis=1)
+        query_lengths = np.asarray(self.lengths, np.int32)[buckets.bucket_of_rows(longest, self.lengths)]
+        chosen = np.where(is_padding[..., np.newaxis], buckets.PADDING, members[batches.rows])
+        passages = buckets.Batches(chosen.reshape(len(batches), -1).astype(np.int32), batches.lengths)
+        of_query = {name: one for name, one in features.items() if not name.startswith(PASSAGE)}
+        of_passage = {
+            name.removeprefix(PASSAGE): replace(one, shape=one.shape[1:])
+            for name, one in features.items()
+            if name not in of_query
+        }
+
+        @tf.autograph.experimental.do_not_convert
+        def join(queries: dict[str, tf.Tensor], passages: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            num_rows, num_passages = queries[INDEX].shape[0], members.shape[1]
+            joined = {}
+            for name, one in passages.items():
+                by_row = tf.reshape(
+                    one, (num_rows, num_passages, *tf.unstack(tf.shape(one)[1:], num=len(one.shape) - 1))
+                )
+                joined[f"{PASSAGE}{name}"] = tf.ensure_shape(by_row, (num_rows, num_passages, *one.shape[1:]))
+            return queries | joined
+
+        return tf.data.Dataset.zip(
+            batches_of_rows(rows, buckets.Batches(batches.rows, query_lengths), of_query, context),
+            batches_of_rows(rows.passages, passages, of_passage, context),
+        ).map(join)
+
+    def evaluation_batches(
+        self,
+        features: Mapping[str, Feature],
+        prepare_row: "Callable[[dict[str, tf.Tensor]], Any]",
+        context: "tf.distribute.InputContext",
+        *,
+        global_batch_rows: int,
+    ) -> "tf.data.Dataset":
+        of_text = {name: features[name] for name in OF_TEXT if name in features}
+        return super().evaluation_batches(of_text, prepare_row, context, global_batch_rows=global_batch_rows)

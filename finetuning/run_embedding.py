@@ -1,0 +1,14 @@
+"""Fine-tune a model that embeds texts, for search, clustering and comparison: from pairs, or from plain text."""
+
+import sys
+
+try:
+    from finetuning.loop.command import finetuning_command
+except ModuleNotFoundError:
+    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
+from finetuning.config.embedding import EmbeddingConfig
+
+main = finetuning_command(EmbeddingConfig, "finetuning.tasks.embedding:EmbeddingJob", __file__, __doc__)
+
+if __name__ == "__main__":
+    sys.exit(main())

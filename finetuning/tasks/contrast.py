@@ -1,0 +1,100 @@
+"""Losses of embeddings: contrast of a batch over all replicas (van den Oord et al. 2018), and cosines as numbers."""
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from train.runtime.named_scopes import custom_gradient, named
+from train.step.train_step import scatter_to_global_batch
+
+# Instead of the logit of a passage that is no negative: e to it is 0.
+NEVER = -1e9
+
+
+def unit(vectors: tf.Tensor) -> tf.Tensor:
+    """Scale vectors, (…, width), to length 1."""
+    return tf.math.l2_normalize(vectors, axis=-1)
+
+
+def gather_rows(rows: tf.Tensor) -> tf.Tensor:
+    """Gather the rows of all replicas, (rows, …) to (rows of the global batch, …), in the order of the replicas.
+
+    Every kind of device can sum over replicas, so each puts its rows in their places among zeros; not every kind can
+    concatenate, or derive the sum. The gradient is the sum of all replicas' gradients, of which each takes its rows.
+    """
+    replica = tf.distribute.get_replica_context()
+    if replica.num_replicas_in_sync == 1:
+        return rows
+
+    def add_up(values: tf.Tensor) -> tf.Tensor:
+        return replica.all_reduce(tf.distribute.ReduceOp.SUM, values)
+
+    @custom_gradient
+    def gather(rows: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        def gradient(by_all: tf.Tensor) -> tf.Tensor:
+            of_replicas = tf.reshape(add_up(by_all), (replica.num_replicas_in_sync, *rows.shape))
+            return tf.gather(of_replicas, tf.cast(replica.replica_id_in_sync_group, tf.int32))
+
+        return add_up(scatter_to_global_batch(rows)), gradient
+
+    return gather(rows)
+
+
+@named("contrast")
+def contrastive_losses(
+    vectors: tf.Tensor, texts: tf.Tensor, *, temperature: float, dims: Sequence[int], is_symmetric: bool
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Compute InfoNCE with the passages of the global batch as negatives, as sentence-transformers does.
+
+    No negatives of a query are passages with the text of its positive, and the positives of equal queries.
+
+    Args:
+        vectors: float32 (rows, 1 + passages, width) of this replica: query, positive, hard negatives.
+        texts: int32 (rows, 1 + passages), equal where texts are, queries and passages apart; -1 in rows of padding.
+        temperature: divides the cosines.
+        dims: the loss is the sum over the first so many numbers of each vector.
+        is_symmetric: take the mean with the loss of positives that choose among the queries.
+
+    Returns:
+        The loss of each row, and whether the largest logit of the last of `dims` is that of the positive, (rows,).
+    """
+    num_rows, num_passages = vectors.shape[0], vectors.shape[1] - 1
+    all_vectors, all_texts = gather_rows(vectors), gather_rows(texts)
+    num_all = all_vectors.shape[0]
+    first_row = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32) * num_rows
+    targets = first_row + tf.range(num_rows)
+
+    def by_passage(values: tf.Tensor) -> tf.Tensor:  # the positives of all rows first
+        return tf.concat([values[:, place] for place in range(1, num_passages + 1)], axis=0)
+
+    is_own = tf.range(num_passages * num_all) == targets[:, tf.newaxis]  # (rows, all passages)
+    has_query = all_texts[:, 0] == texts[:, :1]
+    has_query = tf.pad(has_query, ((0, 0), (0, (num_passages - 1) * num_all)))
+    of_passages = by_passage(all_texts)
+    is_left_out = ((of_passages == texts[:, 1:2]) | has_query | (of_passages < 0)) & ~is_own
+
+    def cross_entropy(chosen_by: tf.Tensor, among: tf.Tensor, is_left_out: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        logits = tf.matmul(unit(chosen_by), unit(among), transpose_b=True) / temperature
+        logits = tf.where(is_left_out, NEVER, logits)
+        is_right = tf.cast(tf.argmax(logits, axis=-1, output_type=tf.int32) == targets, tf.float32)
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits), is_right
+
+    total, is_right = tf.zeros(num_rows), tf.zeros(num_rows)
+    for dim in dims:
+        own, everyone = vectors[..., :dim], all_vectors[..., :dim]
+        losses, is_right = cross_entropy(own[:, 0], by_passage(everyone), is_left_out)
+        if is_symmetric:
+            back, _ = cross_entropy(own[:, 1], everyone[:, 0], is_left_out[:, :num_all])
+            losses = (losses + back) / 2
+        total += losses
+    return total, is_right
+
+
+@named("cosine")
+def cosine_losses(vectors: tf.Tensor, scores: tf.Tensor, dims: Sequence[int]) -> tf.Tensor:
+    """Compute the squared difference of the cosine of two vectors, (rows, 2, width), and a score, (rows,), by row."""
+    total = tf.zeros(vectors.shape[0])
+    for dim in dims:
+        units = unit(vectors[..., :dim])
+        total += tf.square(tf.reduce_sum(units[:, 0] * units[:, 1], axis=-1) - scores)
+    return total

@@ -1,0 +1,349 @@
+"""Embeddings of texts: the task, its loss in a batch, its scores, and the export that sentence-transformers opens."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from finetuning.config.embedding import EmbeddingConfig
+from finetuning.data.rows import ATTENTION_MASK, INDEX, INPUT_IDS, TOKEN_TYPES, EncodedRows
+from finetuning.data.texts import PASSAGE, TextInputs
+from finetuning.loop.model import Start, open_start
+from finetuning.loop.results import named, shown_score, train_results, write_results
+from finetuning.loop.training import FinetuningJob, Predict
+from finetuning.tasks.metrics import check_packages, chosen_metric
+from finetuning.tasks.pairs import SCORE, TEXT, encode_pairs, encode_prompted, read_pairs
+from finetuning.tasks.retrieval import METRICS, SCORED_METRICS, Judged
+from finetuning.tasks.rows import ExampleTask, with_metric
+from mlm_common.cli.settings import require
+from train.data.inputs import Feature
+from train.loop.run import Run
+from train.model.architectures import OWN_HEAD
+from train.runtime.machines import Cluster
+from train.tasks.task import CardFigure, Mean, TaskCard
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from transformers import PreTrainedTokenizerFast
+
+    from train.loop.trainer import Trainer
+
+VECTOR = "vector"
+DENSE = "dense"
+USAGE = """```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer({model}{revision})
+queries = model.encode_query(["A question."])
+passages = model.encode_document(["A text that may answer it.", "Another text."])
+print(model.similarity(queries, passages))
+```"""
+ON_PASSAGES = (
+    "{num_queries:,} validation queries, each among {num_passages:,} passages. They also decided which checkpoint was "
+    "kept."
+)
+ON_SCORES = (
+    "The cosines of {num_queries:,} validation texts with {num_passages:,} others, compared with the scores of the "
+    "pairs. They also decided which checkpoint was kept."
+)
+LIMITS = """Vectors are compared by their cosine. It takes texts of at most {max_length} tokens; longer ones are cut."""
+TITLES = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10", "spearmanr": "Spearman", "pearson": "Pearson"}
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """How texts become vectors.
+
+    prompts: put before queries and passages.
+    """
+
+    pooling: str
+    width: int
+    embedding_dim: int | None
+    prompts: tuple[str, str]
+    max_length: int
+
+    @property
+    def dim(self) -> int:
+        return self.embedding_dim or self.width
+
+    def files(self) -> dict[str, str]:
+        """Make the files by which sentence-transformers computes the same vectors, {name: content}."""
+        modules = ["Transformer", "Pooling", *(["Dense"] if self.embedding_dim else []), "Normalize"]
+        listed = [
+            {
+                "idx": index,
+                "name": str(index),
+                "path": f"{index}_{module}" if index else "",
+                "type": f"sentence_transformers.models.{module}",
+            }
+            for index, module in enumerate(modules)
+        ]
+        pooling = {f"pooling_mode_{mode}": False for mode in ("max_tokens", "mean_sqrt_len_tokens")}
+        pooling |= {"pooling_mode_cls_token": self.pooling == "cls", "pooling_mode_mean_tokens": self.pooling == "mean"}
+        contents: dict[str, Any] = {
+            "modules.json": listed,
+            "sentence_bert_config.json": {"max_seq_length": self.max_length, "do_lower_case": False},
+            "config_sentence_transformers.json": {
+                "model_type": "SentenceTransformer",
+                "prompts": dict(zip(("query", "document"), self.prompts, strict=True)),
+                "default_prompt_name": None,
+                "similarity_fn_name": "cosine",
+            },
+            "1_Pooling/config.json": {"word_embedding_dimension": self.width, **pooling, "include_prompt": True},
+        }
+        if self.embedding_dim:
+            sizes = {"in_features": self.width, "out_features": self.embedding_dim, "bias": True}
+            contents["2_Dense/config.json"] = sizes | {"activation_function": "torch.nn.modules.linear.Identity"}
+        return {name: json.dumps(content, indent=2) + "\n" for name, content in contents.items()}
+
+    def weight_files(self) -> dict[str, dict[str, str]]:
+        """Name the weights of the dense layer in its file, and in the model's."""
+        weights = {f"linear.{name}": f"{OWN_HEAD}.{DENSE}.{name}" for name in ("weight", "bias")}
+        return {"2_Dense/model.safetensors": weights} if self.embedding_dim else {}
+
+
+class Embedding(ExampleTask):
+    """Learns vectors of texts: those of a query and its passage are close, or as close as a score says.
+
+    In training a row is a query with its passages; in an evaluation it is one text.
+
+    Args:
+        encoder: how texts become vectors.
+        num_passages: of each row to train on.
+        settings: of the loss.
+        has_scores: train cosines to be the scores.
+        judged: texts to evaluate on.
+        metric: by which checkpoints are compared; by default the first.
+        pad_token_id: of the tokenizer.
+        token_types: whether the rows have them.
+    """
+
+    model_class = "TFAutoModel"
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        num_passages: int,
+        settings: Any,
+        *,
+        has_scores: bool = False,
+        judged: Judged | None = None,
+        metric: str | None = None,
+        pad_token_id: int,
+        token_types: bool,
+    ):
+        super().__init__(pad_token_id=pad_token_id, token_types=token_types)
+        self.encoder, self.num_passages, self.settings = encoder, num_passages, settings
+        self.has_scores, self.judged = has_scores, judged
+        self.couples_rows = not has_scores
+        self.dims = [*(dim for dim in settings.matryoshka_dims if dim != encoder.dim), encoder.dim]
+        self.means: tuple[Mean, ...] = (Mean("loss", "loss", "num_rows"),)
+        if not has_scores:
+            self.means = (*self.means, Mean("batch_accuracy", "num_right", "num_rows"))
+        metrics = judged.metrics if judged is not None else METRICS
+        self.metric = chosen_metric(metrics, metric) if judged is not None else "loss"
+        self.metrics = metrics
+        titled = {name: TITLES.get(name, name.replace("_at_", "@")) for name in metrics}
+        self.card = TaskCard(
+            model_kind="model for embeddings of texts",
+            task_name="Sentence similarity" if metrics == SCORED_METRICS else "Retrieval",
+            pipeline_tag="sentence-similarity",
+            figures=(
+                CardFigure("loss", "loss", "loss", "Loss"),
+                *(CardFigure(name, title, name, title) for name, title in titled.items()),
+            ),
+            tags=("sentence-transformers", "sentence-similarity", "feature-extraction"),
+            training_verb="fine-tuned",
+            start_words="from",
+            usage=USAGE,
+            evaluation=ON_SCORES if metrics == SCORED_METRICS else ON_PASSAGES,
+            limits=LIMITS,
+            library="sentence-transformers",
+            files=encoder.files(),
+            weight_files=encoder.weight_files(),
+        )
+
+    def features(self, length: int) -> dict[str, Feature]:
+        of_query = self.text_features(length) | {TEXT: Feature(padding=-1)}
+        of_passages = {
+            f"{PASSAGE}{name}": Feature((self.num_passages, *one.shape), padding=one.padding)
+            for name, one in self.text_features(length).items()
+        }
+        return of_query | ({SCORE: Feature(dtype="float32")} if self.has_scores else {}) | of_passages
+
+    def adapt_network(self, network: Any) -> Any:
+        if self.encoder.embedding_dim is None:
+            return network
+        import tensorflow as tf
+        import tf_keras
+
+        from finetuning.tasks.custom_head import put_head
+
+        ids = tf.cast(network.dummy_inputs[INPUT_IDS], tf.int32)
+        rows = {INPUT_IDS: ids, ATTENTION_MASK: tf.ones_like(ids), TOKEN_TYPES: tf.zeros_like(ids)}
+        layer = tf_keras.layers.Dense(self.encoder.embedding_dim, name=DENSE, dtype="float32")
+        return put_head(network, lambda: [layer], lambda: self.vectors(network, rows, training=False))
+
+    def vectors(self, network: Any, texts: dict[str, "tf.Tensor"], *, training: bool) -> "tf.Tensor":
+        """Compute the vector of each text, float32 (texts, width), of any length."""
+        import tensorflow as tf
+
+        inputs = self.network_inputs(texts)
+        states = network(inputs, training=training).last_hidden_state
+        if self.encoder.pooling == "cls":
+            pooled = tf.cast(states[:, 0], tf.float32)
+        else:
+            weights = tf.cast(inputs[ATTENTION_MASK], tf.float32)[..., tf.newaxis]  # (texts, length, 1)
+            totals = tf.reduce_sum(tf.cast(states, tf.float32) * weights, axis=1)
+            pooled = totals / tf.maximum(tf.reduce_sum(weights, axis=1), 1)
+        return network.custom_head(pooled, training=training) if self.encoder.embedding_dim else pooled
+
+    def outputs(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> "tf.Tensor":
+        """Compute the vectors of a row's texts, float32 (rows, 1 + passages, width).
+
+        All texts go through the network at once where the queries have the length of the passages.
+        """
+        import tensorflow as tf
+
+        from train.layers.stateless_dropout import dropping_out_texts
+
+        names = [name for name in (INPUT_IDS, ATTENTION_MASK, TOKEN_TYPES) if name in rows]
+        queries = {name: rows[name][:, tf.newaxis] for name in names}  # (rows, 1, length)
+        passages = {name: rows[f"{PASSAGE}{name}"] for name in names}  # (rows, passages, length)
+        if queries[INPUT_IDS].shape[2] == passages[INPUT_IDS].shape[2]:
+            groups = [(0, {name: tf.concat([queries[name], passages[name]], axis=1) for name in names})]
+        else:
+            groups = [(0, queries), (1, passages)]
+        found = []
+        for first, texts in groups:
+            num_rows, num_texts = texts[INPUT_IDS].shape[:2]
+            flat = {name: tf.reshape(one, (-1, one.shape[2])) for name, one in texts.items()}
+            with dropping_out_texts(range(first, first + num_texts)):
+                vectors = self.vectors(network, flat, training=training)
+            found.append(tf.reshape(vectors, (num_rows, num_texts, -1)))
+        return tf.concat(found, axis=1)
+
+    def sums_of_outputs(self, outputs: "tf.Tensor", rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
+        """Add up `loss`, `num_rows`, and of contrast `num_right`: whose positive is the nearest of all passages."""
+        import tensorflow as tf
+
+        from finetuning.tasks.contrast import contrastive_losses, cosine_losses
+
+        is_row = tf.cast(rows[INDEX] >= 0, tf.float32)  # (rows,)
+        if self.has_scores:
+            of_rows = {"loss": cosine_losses(outputs, rows[SCORE], self.dims)}
+        else:
+            texts = tf.concat([rows[TEXT][:, tf.newaxis], rows[f"{PASSAGE}{INDEX}"]], axis=1)
+            losses, is_right = contrastive_losses(
+                outputs,
+                texts,
+                temperature=self.settings.temperature,
+                dims=self.dims,
+                is_symmetric=self.settings.symmetric_loss,
+            )
+            of_rows = {"loss": losses, "num_right": is_right}
+        sums = {name: tf.reduce_sum(values * is_row) for name, values in of_rows.items()}
+        return sums | {"num_rows": tf.reduce_sum(is_row)}
+
+    def sums(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> dict[str, "tf.Tensor"]:
+        import tensorflow as tf
+
+        if training:
+            return self.sums_of_outputs(self.outputs(network, rows, training=True), rows)
+        num_rows = tf.reduce_sum(tf.cast(rows[INDEX] >= 0, tf.float32))
+        return {"num_rows": num_rows, **self.predicted(network, rows)}
+
+    def predicted(self, network: Any, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
+        from finetuning.tasks.contrast import unit
+
+        return {VECTOR: unit(self.vectors(network, rows, training=False)), INDEX: rows[INDEX]}
+
+    def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
+        assert self.judged is not None
+        return self.judged.figures(self.in_order(sums, VECTOR), self.settings.temperature)
+
+    def score(self, figures: Mapping[str, float]) -> float:
+        return -figures["loss"] if self.metric == "loss" else figures[self.metric]
+
+    def summarize(self, figures: Mapping[str, float]) -> str:
+        return with_metric(super().summarize(figures), figures, self.metric)
+
+    def next_command(self, model: str) -> str | None:  # type: ignore[override]  # noqa: ARG002
+        return None
+
+    def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
+        rows = {"validation": f"{figures['num_queries']:,} queries, {figures['num_passages']:,} passages"}
+        return rows | {TITLES.get(one, one.replace("_at_", "@")): shown_score(figures[one]) for one in self.metrics}
+
+    def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
+        passage = {name: rows[f"{PASSAGE}{name}"][:, 0] for name in (INPUT_IDS, ATTENTION_MASK)}
+        return {"first row": self.first_text(rows, tokenizer), "its passage": self.first_text(passage, tokenizer)}
+
+
+class EmbeddingJob(FinetuningJob[EmbeddingConfig]):
+    """The job of `run_embedding.py`; `open_run` sets what is evaluated at the end, {part: texts and their rows}."""
+
+    judged: dict[str, tuple[Judged, EncodedRows]]
+
+    def open_run(self, config: EmbeddingConfig, cluster: Cluster) -> Run:
+        """Read and encode the texts, and make the task of them.
+
+        Raises:
+            InputError: whatever is wrong with texts, scores, tokenizer or model.
+        """
+        check_packages("scipy")
+        data, settings = config.data, config.optimization
+        start = open_start(config)
+        width = start.model_config.hidden_size
+        prompts = (data.query_prompt, data.passage_prompt)
+        encoder = Encoder(config.model.pooling, width, config.model.embedding_dim, prompts, data.max_seq_length)
+        dims = settings.matryoshka_dims
+        require(not dims or dims[-1] <= encoder.dim, f"must be at most {encoder.dim}", "--matryoshka-dims", dims)
+        parts = read_pairs(data)
+        train = parts.pop("train")
+        has_scores = train.scores is not None
+        require(not (has_scores and settings.symmetric_loss), "needs pairs without scores", "--symmetric-loss", True)
+        self.judged = {}
+        for part, pairs in parts.items():
+            texts = Judged.of(pairs)
+            self.judged[part] = texts, encode_judged(start, texts, prompts)
+        judged, eval_rows = self.judged.get("validation", (None, None))
+        task = Embedding(
+            encoder,
+            max(1, len(train.texts) - 1),
+            settings,
+            has_scores=has_scores,
+            judged=judged,
+            metric=data.metric_name,
+            **start.of_rows,
+        )
+        rows = encode_pairs(start, train)
+        described = {"texts": f"{' and '.join(train.columns)} of {train.name}"}
+        if judged is not None:
+            counted = f"{len(judged.queries):,} queries and {len(judged.passages):,} passages to evaluate on"
+            described["rows"] = f"{train.num_rows:,} to train on, {counted}"
+        return start.run(task, rows, eval_rows, cluster, described=described, inputs_class=TextInputs)
+
+    def write_results(self, trainer: "Trainer", step: int, predict: Predict) -> dict[str, float] | None:
+        """Score the validation and test parts with the model that is exported, and write the figures."""
+        task = trainer.phase.task
+        assert isinstance(task, Embedding)
+        train = train_results(trainer, step)
+        figures = {
+            part: judged.figures(task.in_order(predict(rows), VECTOR), task.settings.temperature)
+            for part, (judged, rows) in self.judged.items()
+        }
+        first = figures.get("validation")
+        if trainer.run.cluster.is_chief:
+            evaluated = named(first) | {"epoch": train["epoch"]} if first else {}
+            parts = {"train": train, "eval": evaluated, "predict": named(figures.get("test", {}))}
+            write_results(trainer.run.folder.files, parts)
+        return first
+
+
+def encode_judged(start: Start, judged: Judged, prompts: tuple[str, str]) -> EncodedRows:
+    """Encode the queries and then the passages, each after its prompt."""
+    parts = zip(prompts, (judged.queries, judged.passages), strict=True)
+    texts = [prompt + text for prompt, part in parts for text in part]
+    return encode_prompted(start, texts, "")

@@ -1,0 +1,183 @@
+"""Vectors, losses and gradients beside those of sentence-transformers, in environments with PyTorch."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from finetuning.data import buckets
+from finetuning.data.inputs import batches_of_rows
+from finetuning.data.rows import INDEX, encode_texts
+from finetuning.data.texts import TextInputs, TextRows
+from finetuning.tasks.embedding import Embedding, Encoder
+from finetuning.tasks.pairs import SCORE, TEXT
+from tests.fixtures.other_environments import output_of
+from tests.fixtures.tiny_models import one_layer_model, tiny_tokenizer
+from train.layers.random_bits import row_keys
+from train.publishing.publisher import Publisher
+from train.publishing.pytorch_format import ModelSnapshot, export_model, pytorch_weights, take_snapshot
+from train.step.train_step import PretrainingModel
+
+pytestmark = pytest.mark.slow
+
+TEXTS = ["the name", "a function", "list of text in the model", "value"]
+PASSAGES = ["the name is in the text", "a function returns the value", "the list", "the value of a name"]
+NEGATIVES = ["a file", "text in the file is the name", "a model", "the text"]
+
+ENCODER = """
+import json, sys
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer(sys.argv[1], device="cpu")
+texts = json.loads(sys.argv[2])
+queries, passages = model.encode_query(texts[0]), model.encode_document(texts[1])
+print(json.dumps([queries.tolist(), passages.tolist(), model.similarity(queries, passages).tolist(),
+                  model.max_seq_length]))
+"""
+LOSSES = """
+import json, sys
+import numpy as np, torch
+from sentence_transformers import SentenceTransformer, losses
+
+folder, out, names = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+columns, scores, dims = json.loads(sys.argv[4]), json.loads(sys.argv[5]), json.loads(sys.argv[6])
+for name in names:
+    model = SentenceTransformer(folder, device="cpu")
+    model.eval()
+    kind, _, matryoshka = name.partition("+")
+    arguments = {"mini_batch_size": 2} if kind.startswith("Cached") else {}
+    arguments |= {} if kind.startswith("Cosine") else {"scale": 20.0}
+    loss = getattr(losses, kind)(model, **arguments)
+    if matryoshka:
+        loss = losses.MatryoshkaLoss(model, loss, dims)
+    texts = columns[: 2 if "Symmetric" in kind or "Cosine" in kind else 3]
+    features = [model.tokenize(column) for column in texts]
+    value = loss(features, torch.tensor(scores))
+    value.backward()
+    gradients = {key.removeprefix("0.auto_model."): one.grad.numpy() for key, one in model.named_parameters()
+                 if one.grad is not None}
+    np.savez(f"{out}/{name}.npz", loss=value.item(), **gradients)
+"""
+# {name in sentence-transformers: (settings, whether rows have scores, hard negatives and micro-batches)}
+CASES: dict[str, tuple[dict[str, Any], bool, bool, int]] = {
+    "MultipleNegativesRankingLoss": ({}, False, True, 1),
+    "CachedMultipleNegativesRankingLoss": ({}, False, True, 2),
+    "MultipleNegativesSymmetricRankingLoss": ({"symmetric_loss": True}, False, False, 1),
+    "CachedMultipleNegativesSymmetricRankingLoss": ({"symmetric_loss": True}, False, False, 2),
+    "MultipleNegativesRankingLoss+Matryoshka": ({"matryoshka_dims": [8, 16]}, False, True, 1),
+    "CosineSimilarityLoss": ({}, True, False, 1),
+}
+
+
+def exported(folder: Path, name: str, pooling: str, dim: int | None = None) -> tuple[Any, Embedding]:
+    """Write the export of an untrained model, and return its network and task."""
+    tokenizer = tiny_tokenizer()
+    network = one_layer_model(name, model_class="TFAutoModel")
+    encoder = Encoder(pooling, network.config.hidden_size, dim, ("name: ", "text of "), 24)
+    task = task_of(encoder, 1, name)
+    network = task.adapt_network(network)
+    export_model(network, tokenizer, str(folder / "export"), model_max_length=24, vocabulary_size=len(tokenizer))
+    files = {"files": task.card.files, "weight_files": task.card.weight_files}
+    publisher = Publisher(None, "", tokenizer, 24, None, **files)  # type: ignore[arg-type]
+    publisher._write_task_files(str(folder / "export"))
+    return network, task
+
+
+def task_of(encoder: Encoder, num_passages: int, name: str = "bert", **settings: Any) -> Embedding:
+    has_scores = settings.pop("has_scores", False)
+    given = {"temperature": 0.05, "symmetric_loss": False, "matryoshka_dims": [], **settings}
+    return Embedding(
+        encoder,
+        num_passages,
+        SimpleNamespace(**given),
+        has_scores=has_scores,
+        pad_token_id=1,
+        token_types=name == "bert",
+    )
+
+
+def encoded(texts: list[str], *, token_types: bool) -> Any:
+    return encode_texts(
+        tiny_tokenizer(), (texts,), max_length=24, token_types=token_types, labels=np.zeros(len(texts), np.int32)
+    )
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("name", ["bert", "roberta", "modernbert", "xlm-roberta"])
+def test_vectors_are_the_same(tmp_path: Path, python: Path, name: str, pooling: str) -> None:
+    network, task = exported(tmp_path, name, pooling, dim=12 if pooling == "cls" else None)
+    ours = []
+    for prompt, texts in zip(task.encoder.prompts, (TEXTS, PASSAGES), strict=True):
+        rows = encoded([prompt + text for text in texts], token_types=name == "bert")
+        batches = buckets.evaluation_batches(rows.lengths, (24,), batch_rows=3)
+        features = task.predicted_features(24)
+        kept = [
+            {key: value.numpy() for key, value in task.predicted(network, batch).items()}
+            for batch in batches_of_rows(rows, batches, features, tf.distribute.InputContext())
+        ]
+        joined = {key: np.concatenate([one[key] for one in kept]) for key in kept[0]}
+        ours.append(task.in_order(joined, "vector"))
+    read = json.loads(output_of(python, ENCODER, str(tmp_path / "export"), json.dumps([TEXTS, PASSAGES])))
+    np.testing.assert_allclose(read[0], ours[0], atol=1e-5)
+    np.testing.assert_allclose(read[1], ours[1], atol=1e-5)
+    np.testing.assert_allclose(read[2], ours[0] @ ours[1].T, atol=1e-5)
+    assert read[3] == 24
+
+
+@pytest.fixture(scope="session")
+def theirs(tmp_path_factory: pytest.TempPathFactory, python: Path) -> Path:
+    """The folder with an export, and sentence-transformers' losses and gradients of its model."""
+    folder = tmp_path_factory.mktemp("losses")
+    exported(folder, "bert", "mean")
+    columns, scores = json.dumps([TEXTS, PASSAGES, NEGATIVES]), json.dumps([0.1, 0.9, 0.5, 0.0])
+    width = one_layer_model("bert").config.hidden_size
+    output_of(python, LOSSES, str(folder / "export"), str(folder), json.dumps(list(CASES)), columns, scores,
+              json.dumps([8, 16, width]))  # fmt: skip
+    return folder
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("lengths", [(24,), (4, 24)], ids=["one pass", "two passes"])
+def test_losses_and_gradients_are_the_same(theirs: Path, case: str, lengths: tuple[int, ...]) -> None:
+    settings, has_scores, has_negatives, num_micro_batches = CASES[case]
+    from train.model.from_pretrained import load_model
+
+    network = load_model(str(theirs / "export"), "TFAutoModel")
+    encoder = Encoder("mean", network.config.hidden_size, None, ("", ""), 24)
+    num_passages = 2 if has_negatives else 1
+    task = task_of(encoder, num_passages, has_scores=has_scores, **settings)
+    queries = encoded(TEXTS, token_types=True)
+    scores = np.array([0.1, 0.9, 0.5, 0.0], np.float32)
+    of_rows = {INDEX: queries.of_rows[INDEX], TEXT: np.arange(4, dtype=np.int32), SCORE: scores}
+    passages = encoded(PASSAGES + NEGATIVES, token_types=True)
+    members = np.arange(8, dtype=np.int32).reshape(2, 4).T[:, :num_passages]
+    rows = TextRows(queries.starts, queries.of_tokens, of_rows, passages, members)
+    inputs = TextInputs(rows, None, tiny_tokenizer(), "", lengths, {})
+    batches = inputs.training_batches(
+        task.features(24), tf.distribute.InputContext(), seed=1, global_batch_rows=4, start_step=0, num_steps=1
+    )
+    batch = next(iter(batches))
+    for layer in network.submodules:
+        if isinstance(layer, tf.keras.layers.Dropout) or hasattr(layer, "rate"):
+            layer.rate = 0.0
+    model = PretrainingModel(network, task, seed=1, num_micro_batches=num_micro_batches)
+    model.compile(optimizer="sgd")
+    gradients, sums = model._gradients(batch, row_keys((1, 1, 0), 4, 0))
+    read = np.load(theirs / f"{case}.npz")
+    num_rows = float(sums["num_rows"])
+    np.testing.assert_allclose(float(sums["loss"]) / num_rows, read["loss"], atol=1e-5, rtol=1e-5)
+    snapshot = take_snapshot(network)
+    arrays = {
+        variable.name: gradient.numpy() / num_rows
+        for variable, gradient in zip(network.trainable_variables, gradients, strict=True)
+    }
+    ours = pytorch_weights(ModelSnapshot(snapshot.class_name, snapshot.config, arrays))
+    compared = [name for name in read.files if name != "loss"]
+    assert len(compared) > 10
+    for name in compared:
+        np.testing.assert_allclose(ours[name], read[name], atol=1e-5, err_msg=name)
+    assert max(np.abs(read[name]).max() for name in compared) > 1e-3

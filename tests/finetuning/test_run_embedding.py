@@ -1,0 +1,133 @@
+"""Runs of `run_embedding.py` from rows of text to an export, and the files that they write."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from finetuning import predict
+from finetuning.run_embedding import main
+from tests.fixtures.finetuned_runs import run_on_one_device
+from tests.fixtures.run_command import Outcome
+from tests.fixtures.same_run import newest_variables, timeless_lines
+from tests.fixtures.tiny_texts import embedding_flags, write_rows
+from train.metrics.log import read_metrics
+from train.runtime.run_folder import RunFolder
+
+# The flags of `embedded` beside those of `embedding_flags`.
+MORE = ("--query-prompt", "name: ", "--embedding-dim", "12")
+
+
+def losses(run: Path) -> list[float]:
+    return [line["loss"] for line in read_metrics(RunFolder(run)) if line["split"] == "train"]
+
+
+def test_a_run_learns_and_writes_its_scores(embedded: Path) -> None:
+    lines = read_metrics(RunFolder(embedded / "run"))
+    assert losses(embedded / "run")[-1] < losses(embedded / "run")[0]
+    best = max(line["ndcg_at_10"] for line in lines if line["split"] == "validation")
+    results = json.loads((embedded / "run" / "all_results.json").read_text(encoding="utf-8"))
+    assert results["eval_ndcg_at_10"] == pytest.approx(best, abs=1e-6)
+    assert results["predict_num_queries"] <= 9
+    assert {"eval_recall_at_1", "eval_mrr_at_10", "predict_ndcg_at_10", "train_loss"} <= set(results)
+
+
+def test_the_export_is_a_sentence_transformer(embedded: Path) -> None:
+    export = embedded / "run" / "export"
+    modules = json.loads((export / "modules.json").read_text(encoding="utf-8"))
+    assert [one["path"] for one in modules] == ["", "1_Pooling", "2_Dense", "3_Normalize"]
+    card = (export / "README.md").read_text(encoding="utf-8")
+    assert "library_name: sentence-transformers" in card
+    assert "model.encode_query" in card
+    assert str(embedded) not in card
+
+
+@pytest.mark.parametrize("cut", ["two replicas", "micro-batches"])
+def test_the_loss_does_not_depend_on_how_the_batch_is_cut(cut: str, tiny_start: Path, tmp_path: Path) -> None:
+    """The negatives are those of all replicas and micro-batches, and the gradients reach each of them."""
+    write_rows(tmp_path)
+    flags = embedding_flags(tiny_start / "start", tmp_path, *MORE, "--per-replica-batch-size", "4", "--max-steps", "8")
+    flags = [*flags, "--num-epochs", "2", "--schedule", "constant", "--warmup-steps", "0"]
+    whole = [*flags, "--output-dir", str(tmp_path / "whole"), "--per-replica-batch-size", "8"]
+    run_on_one_device(main, whole)
+    if cut == "two replicas":
+        assert main(flags) == 0
+    else:
+        run_on_one_device(main, [*flags, "--gradient-accumulation-steps", "2"])
+    np.testing.assert_allclose(losses(tmp_path / "run"), losses(tmp_path / "whole"), rtol=2e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
+def test_it_resumes_bit_for_bit(embedded: Path, tiny_start: Path, tmp_path: Path) -> None:
+    shutil.copytree(embedded, tmp_path / "again")
+    run = tmp_path / "again" / "run"
+    for path in (run / "checkpoints").glob("step-00000018.*"):
+        path.unlink()
+    shutil.rmtree(run / "export")
+    more = ("--test-file", str(tmp_path / "again" / "test.jsonl"), *MORE, "--resume", "must")
+    assert main(embedding_flags(tiny_start / "start", tmp_path / "again", *more)) == 0
+    assert timeless_lines(run) == timeless_lines(embedded / "run")
+    assert newest_variables(run) == newest_variables(embedded / "run")
+    for name in ("export/model.safetensors", "all_results.json"):
+        assert (run / name).read_bytes() == (embedded / "run" / name).read_bytes()
+
+
+@pytest.mark.usefixtures("one_device")
+@pytest.mark.parametrize("kind", ["single texts", "scored pairs"])
+def test_other_rows(kind: str, tiny_start: Path, tmp_path: Path) -> None:
+    """Plain text with scored pairs to evaluate on, and scored pairs to train on."""
+    lines = [f"the name {index % 7}\tthe file {index % 5}\t{index % 6}\n" for index in range(24)]
+    (tmp_path / "validation.tsv").write_text("one\tother\tscore\n" + "".join(lines), encoding="utf-8")
+    (tmp_path / "train.txt").write_text("".join(line.replace("\t", " ") for line in lines) + "\n\n", encoding="utf-8")
+    flags = embedding_flags(tiny_start / "start", tmp_path, "--max-steps", "3", "--score-column-name", "score")
+    train = ["--train-file", str(tmp_path / ("train.txt" if kind == "single texts" else "validation.tsv"))]
+    flags += ["--validation-file", str(tmp_path / "validation.tsv"), *train]
+    assert main([*flags, *(["--unsupervised"] if kind == "single texts" else [])]) == 0
+    results = json.loads((tmp_path / "run" / "eval_results.json").read_text(encoding="utf-8"))
+    assert -1 <= results["eval_spearmanr"] <= 1
+    assert results["eval_num_queries"] == 7
+
+
+TRAIN = '{"query": "a", "passage": "b"}\n'
+# name: (content of train.jsonl, flags, what the error says)
+BAD = {
+    "one text a row": ('{"text": "a"}\n', (), "With --unsupervised single texts are enough."),
+    "several texts a row": (TRAIN, ("--unsupervised",), "--unsupervised takes one text a row"),
+    "a column missing": (TRAIN, ("--text-column-names", "query", "other"), "--text-column-names must name a column of"),
+    "a score missing": (TRAIN, ("--score-column-name", "score"), "--score-column-name must name a column of"),
+    "an empty text": ('{"query": "a", "passage": " "}\n', (), "Texts must not be empty; row 1 of"),
+    "no number": (
+        '{"a": "x", "b": "y", "s": "high"}\n',
+        ("--score-column-name", "s"),
+        "Column s of {}/train.jsonl must hold numbers; row 1 has 'high'.",
+    ),
+    "a dimension too wide": (TRAIN, ("--matryoshka-dims", "4", "64"), "--matryoshka-dims must be at most 32"),
+    "unordered dimensions": (TRAIN, ("--matryoshka-dims", "4", "4"), "--matryoshka-dims must be increasing"),
+    "an unknown metric": (TRAIN, ("--metric-name", "f1"), "--metric-name must be one of ndcg_at_10"),
+    "symmetric scores": (
+        '{"a": "x", "b": "y", "s": 1}\n',
+        ("--score-column-name", "s", "--symmetric-loss"),
+        "--symmetric-loss needs pairs without scores",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line(name: str, tiny_start: Path, tmp_path: Path, run: Callable[..., Outcome]) -> None:
+    content, flags, message = BAD[name]
+    for part in ("train", "validation"):
+        (tmp_path / f"{part}.jsonl").write_text(content, encoding="utf-8")
+    outcome = run(main, *embedding_flags(tiny_start / "start", tmp_path, *flags), "--dry-run")
+    assert outcome.status == 2
+    assert message.format(tmp_path) in outcome.error
+    assert not (tmp_path / "run").exists()
+
+
+def test_predictions_are_made_elsewhere(embedded: Path, run: Callable[..., Outcome]) -> None:
+    outcome = run(predict.main, "--model", embedded / "run", "--text", "the name")
+    assert outcome.status == 2
+    assert "embeds texts. Open it with SentenceTransformer." in outcome.error

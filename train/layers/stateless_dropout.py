@@ -1,0 +1,168 @@
+"""Dropout as a pure function of keys of the rows: the same bits on every device, however the batch is cut.
+
+What is dropped follows from (key of the row, layer, which call of the layer, position), so a layer that is called again
+under gradient checkpointing drops the same.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from train.layers.random_bits import draw_bits, fall_under, fold_in
+
+
+@dataclass
+class _Scope:
+    """The keys of the rows in the model, and how often each layer was called with them."""
+
+    row_keys: tf.Tensor  # uint32 (batch, KEY_WORDS)
+    shared_key: tf.Tensor | None  # uint32 (KEY_WORDS,)
+    num_calls: dict[int, int] = field(default_factory=dict)
+
+
+# In DeBERTa, where its input is the table of relative positions.
+SHARED_LAYER = "pos_dropout"
+# One scope per thread: MirroredStrategy traces each replica in its own thread.
+_traced = threading.local()
+
+
+@contextmanager
+def dropping_out_by(row_keys: tf.Tensor, shared_key: tf.Tensor | None = None) -> Iterator[None]:
+    """Within it, the layers prepared by `key_dropout` drop by keys.
+
+    Args:
+        row_keys: uint32 (batch, KEY_WORDS), of the rows.
+        shared_key: uint32 (KEY_WORDS,), of what all rows of the global batch share: DeBERTa's relative positions.
+    """
+    previous = getattr(_traced, "scope", None)
+    _traced.scope = _Scope(row_keys, shared_key)
+    try:
+        yield
+    finally:
+        _traced.scope = previous
+
+
+@contextmanager
+def dropping_out_texts(texts: Sequence[int]) -> Iterator[None]:
+    """Within `dropping_out_by`, let each row of the batch be several rows of the model: its texts of these numbers.
+
+    The texts of a row follow each other, and drop by keys that differ.
+    """
+    scope = getattr(_traced, "scope", None)
+    if scope is None:
+        yield
+        return
+    keys = tf.stack([fold_in(scope.row_keys, text) for text in texts], axis=1)  # (batch, texts, KEY_WORDS)
+    with dropping_out_by(tf.reshape(keys, (-1, keys.shape[-1])), scope.shared_key):
+        yield
+
+
+def repeatable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let all calls of a function, which calls layers, drop what the first does.
+
+    For functions that are called a second time to save memory, as `tf.recompute_grad` does.
+    """
+    first_call: list[dict[int, int]] = []
+
+    @functools.wraps(function)
+    def repeat(*args: Any, **kwargs: Any) -> Any:
+        scope = getattr(_traced, "scope", None)
+        if scope is None:
+            return function(*args, **kwargs)
+        if not first_call:
+            first_call.append(dict(scope.num_calls))
+            return function(*args, **kwargs)
+        later, scope.num_calls = scope.num_calls, dict(first_call[0])
+        try:
+            return function(*args, **kwargs)
+        finally:
+            scope.num_calls = later
+
+    return repeat
+
+
+def key_dropout(model: tf_keras.Model) -> None:
+    """Let `dropping_out_by` decide what the model's dropout layers drop; outside that context they do as before."""
+    rates = [(layer, rate) for layer in model.submodules if (rate := _rate(layer)) is not None]
+    for index, (layer, rate) in enumerate(rates):
+        if not isinstance(layer.call, _KeyedCall):
+            layer.call = _KeyedCall(layer, rate, index)
+
+
+def _rate(layer: tf.Module) -> float | None:
+    """Look up the fraction that a dropout layer drops; None for any other layer."""
+    if isinstance(layer, tf_keras.layers.Dropout):
+        return float(layer.rate)
+    # DeBERTa's class.
+    return float(layer.drop_prob) if type(layer).__name__.endswith("StableDropout") else None
+
+
+class _KeyedCall:
+    """Replaces the `call` of a dropout layer."""
+
+    def __init__(self, layer: tf_keras.layers.Layer, rate: float, index: int):
+        self.reference_call = layer.call
+        self.rate = rate
+        self.is_of_shared = layer.name == SHARED_LAYER
+        self.index = index
+        functools.update_wrapper(self, layer.call)
+
+    def __call__(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
+        keys = self.next_keys()
+        if keys is None or not isinstance(training, bool):
+            return self.reference_call(inputs, training=training)
+        if not training or self.rate == 0:
+            return inputs
+        return drop(inputs, keys, self.rate)
+
+    def next_keys(self) -> tf.Tensor | None:
+        """Make the keys of this call's rows, uint32 (batch, KEY_WORDS); None outside `dropping_out_by`.
+
+        For inputs that all rows share it is one key, uint32 (KEY_WORDS,).
+        """
+        scope = getattr(_traced, "scope", None)
+        if scope is None:
+            return None
+        keys = scope.shared_key if self.is_of_shared else scope.row_keys
+        num_calls = scope.num_calls.get(self.index, 0)
+        scope.num_calls[self.index] = num_calls + 1
+        return fold_in(fold_in(keys, self.index), num_calls)
+
+
+def next_keys(layer: tf_keras.layers.Layer) -> tf.Tensor | None:
+    """Make the keys by which the layer would now drop its rows, uint32 (batch, KEY_WORDS), as one of its calls.
+
+    None where it would not drop by keys: outside `dropping_out_by`, or not prepared by `key_dropout`.
+    """
+    return layer.call.next_keys() if isinstance(layer.call, _KeyedCall) else None
+
+
+def drop(inputs: tf.Tensor, keys: tf.Tensor, rate: float) -> tf.Tensor:
+    """Set a fraction of `rate` of `inputs` to 0 and scale the rest up; all is 0 at rate 1.
+
+    Args:
+        inputs: (batch, …) under keys of rows; any shape under one key.
+        keys: uint32 (batch, KEY_WORDS) or (KEY_WORDS,).
+        rate: fraction that is dropped.
+    """
+    if rate >= 1:
+        return tf.zeros_like(inputs)
+    scaled = inputs * tf.cast(1 / (1 - rate), inputs.dtype)
+    return tf.where(dropout_mask(keys, inputs.shape[keys.shape.rank - 1 :], rate), tf.zeros((), inputs.dtype), scaled)
+
+
+def dropout_mask(keys: tf.Tensor, shape: tf.TensorShape | tuple[int, ...], rate: float) -> tf.Tensor:
+    """Draw which elements are dropped, bool (…, *shape).
+
+    Args:
+        keys: uint32 (…, KEY_WORDS).
+        shape: of the elements under each key.
+        rate: fraction that is dropped, exactly none at 0 and all at 1.
+    """
+    return fall_under(draw_bits(keys, shape), rate)
