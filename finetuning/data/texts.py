@@ -57,6 +57,10 @@ class TextInputs(ExampleInputs):
         """Tokens of all texts of a row, on average, with the padding up to the longest text."""
         return super().mean_length * (1 + self.train_rows.members.shape[1])
 
+    def describe_rows(self) -> dict[str, str]:
+        tokens = f"{self.mean_length:.1f} on average, of all {1 + self.train_rows.members.shape[1]} texts, with padding"
+        return super().describe_rows() | {"tokens per row": tokens}
+
     def training_batches(
         self,
         features: Mapping[str, Feature],

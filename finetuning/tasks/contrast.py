@@ -46,13 +46,13 @@ def contrastive_losses(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Compute InfoNCE with the passages of the global batch as negatives, as sentence-transformers does.
 
-    No negatives of a query are passages with the text of its positive, and the positives of equal queries.
+    Passages with the text of a query's positive, and the positives of equal queries, are not its negatives.
 
     Args:
         vectors: float32 (rows, 1 + passages, width) of this replica: query, positive, hard negatives.
         texts: int32 (rows, 1 + passages), equal where texts are, queries and passages apart; -1 in rows of padding.
         temperature: divides the cosines.
-        dims: the loss is the sum over the first so many numbers of each vector.
+        dims: the loss is the sum of those of the first N numbers of each vector, for each N of these.
         is_symmetric: take the mean with the loss of positives that choose among the queries.
 
     Returns:

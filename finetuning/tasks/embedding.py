@@ -104,7 +104,7 @@ class Encoder:
 
 
 class Embedding(ExampleTask):
-    """Learns vectors of texts: those of a query and its passage are close, or as close as a score says.
+    """Learns vectors of texts, so that a query and its passage are close, or as close as their score.
 
     In training a row is a query with its passages; in an evaluation it is one text.
 
@@ -225,7 +225,7 @@ class Embedding(ExampleTask):
         return tf.concat(found, axis=1)
 
     def sums_of_outputs(self, outputs: "tf.Tensor", rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
-        """Add up `loss`, `num_rows`, and of contrast `num_right`: whose positive is the nearest of all passages."""
+        """Add up `loss` and `num_rows`; of contrast also `num_right`, rows whose positive is the nearest passage."""
         import tensorflow as tf
 
         from finetuning.tasks.contrast import contrastive_losses, cosine_losses

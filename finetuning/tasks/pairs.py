@@ -32,7 +32,7 @@ class Pairs:
 
     name: of the table.
     columns: of the texts, by name.
-    texts: query, positive passage, hard negatives; one column where rows are single texts.
+    texts: columns of queries, positive passages and hard negatives; one column where rows are single texts.
     scores: (rows,), how alike the two texts are; None where the first passage simply belongs to the query.
     """
 
@@ -73,14 +73,10 @@ def read_pairs(data: EmbeddingData) -> dict[str, Pairs]:
 
 def _read_file(path: str, flag: str) -> Table:
     if path.endswith(SQUAD_ENDINGS) and _is_squad(path):
-        return squad_table(path, flag)
+        questions = [one for one in read_questions_to_predict(path, flag) if one.answers != ()]  # () has no answer
+        texts = [(one.question, one.context) for one in questions]
+        return Table(path, dict(zip(("question", "context"), zip(*texts, strict=True), strict=True)))
     return read_table(path, flag)
-
-
-def squad_table(path: str, flag: str) -> Table:
-    """Read questions and paragraphs of a file in SQuAD's format, those of which it is known that none answers not."""
-    questions = [one for one in read_questions_to_predict(path, flag) if one.answers != ()]
-    return Table(path, {"question": [one.question for one in questions], "context": [one.context for one in questions]})
 
 
 def _is_squad(path: str) -> bool:
@@ -93,14 +89,19 @@ def _is_squad(path: str) -> bool:
 
 
 def _pairs(table: Table, data: EmbeddingData, split: str) -> Pairs:
-    columns = [name for name in data.text_column_names if name in table.columns] or [
-        name
-        for name in table.columns
-        if name != data.score_column_name and name.lower() not in NO_TEXT and not INDEX_OF_PANDAS.fullmatch(name)
-    ]
+    columns = [name for name in data.text_column_names if name in table.columns]
+    if not columns:
+        others = (*NO_TEXT, str(data.score_column_name).lower())
+        columns = [one for one in table.columns if one.lower() not in others and not INDEX_OF_PANDAS.fullmatch(one)]
+        for name in columns:
+            if all(np.isfinite(_number(value)) for value in table.columns[name]):
+                raise InputError(
+                    f"Column {name} of {table.name} holds numbers. Use --score-column-name {name} if they are scores, "
+                    "--text-column-names to name the columns of text if not."
+                )
     is_single = data.unsupervised and split == "train"
     has_scores = data.score_column_name in table.columns and not is_single
-    rule = "two texts a row, a query and its passage" if not has_scores else "the two texts of a row"
+    rule = "the two texts of a row" if has_scores else "the texts of a row, a query and its passage"
     if is_single:
         require(len(columns) == 1, f"takes one text a row; name its column of {table.name}", "--unsupervised", columns)
     elif len(columns) < 2 or (has_scores and len(columns) > 2):
@@ -118,16 +119,18 @@ def _pairs(table: Table, data: EmbeddingData, split: str) -> Pairs:
 
 
 def _scores(table: Table, column: str | None) -> NDArray[np.float64]:
-    scores = []
-    for row, value in enumerate(table.columns[str(column)], start=1):
-        try:
-            score = float(value)
-        except (TypeError, ValueError):
-            score = float("nan")
-        if not np.isfinite(score):
-            raise InputError(f"Column {column} of {table.name} must hold numbers; row {row:,} has {value!r}.")
-        scores.append(score)
-    return np.array(scores)
+    scores = np.array([_number(value) for value in table.columns[str(column)]])
+    for row in np.flatnonzero(~np.isfinite(scores))[:1]:
+        value = table.columns[str(column)][row]
+        raise InputError(f"Column {column} of {table.name} must hold numbers; row {row + 1:,} has {value!r}.")
+    return scores
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return float("nan")
 
 
 def encode_pairs(start: Start, pairs: Pairs) -> TextRows:

@@ -105,6 +105,11 @@ BAD = {
         ("--score-column-name", "s"),
         "Column s of {}/train.jsonl must hold numbers; row 1 has 'high'.",
     ),
+    "a column of numbers": (
+        '{"a": "x", "b": "y", "s": "1"}\n',
+        (),
+        "Column s of {}/train.jsonl holds numbers. Use --score-column-name s if they are scores",
+    ),
     "a dimension too wide": (TRAIN, ("--matryoshka-dims", "4", "64"), "--matryoshka-dims must be at most 32"),
     "unordered dimensions": (TRAIN, ("--matryoshka-dims", "4", "4"), "--matryoshka-dims must be increasing"),
     "an unknown metric": (TRAIN, ("--metric-name", "f1"), "--metric-name must be one of ndcg_at_10"),
