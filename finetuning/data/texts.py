@@ -10,8 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetuning.data import buckets
-from finetuning.data.inputs import ExampleInputs, batches_of_rows
-from finetuning.data.rows import ATTENTION_MASK, INDEX, INPUT_IDS, TOKEN_TYPES, EncodedRows
+from finetuning.data.inputs import (
+    ATTENTION_MASK,
+    INDEX,
+    INPUT_IDS,
+    TOKEN_TYPES,
+    EncodedRows,
+    ExampleInputs,
+    batches_of_rows,
+)
 from train.data.inputs import Feature
 
 if TYPE_CHECKING:

@@ -5,30 +5,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from finetuning.config.embedding import EmbeddingConfig
-from finetuning.data.rows import ATTENTION_MASK, INDEX, INPUT_IDS, TOKEN_TYPES, EncodedRows
+from finetuning.data.inputs import ATTENTION_MASK, INDEX, INPUT_IDS, TOKEN_TYPES, EncodedRows
 from finetuning.data.texts import PASSAGE, TextInputs
 from finetuning.loop.model import Start, open_start
-from finetuning.loop.results import named, shown_score, train_results, write_results
-from finetuning.loop.training import FinetuningJob, Predict
+from finetuning.loop.task import EVAL_NAME, ExampleTask, Part, finetuned_card, shown_score
+from finetuning.loop.training import FinetuningJob
 from finetuning.tasks.metrics import check_packages, chosen_metric
 from finetuning.tasks.pairs import SCORE, TEXT, encode_pairs, encode_prompted, read_pairs
 from finetuning.tasks.retrieval import METRICS, SCORED_METRICS, Judged
-from finetuning.tasks.rows import ExampleTask, with_metric
 from mlm_common.cli.settings import require
 from train.data.inputs import Feature
 from train.loop.run import Run
 from train.model.architectures import OWN_HEAD
 from train.runtime.machines import Cluster
-from train.tasks.task import CardFigure, Mean, TaskCard
+from train.tasks.task import Mean
 
 if TYPE_CHECKING:
     import tensorflow as tf
     from transformers import PreTrainedTokenizerFast
 
-    from train.loop.trainer import Trainer
-
 VECTOR = "vector"
+FILES = {"validation": EVAL_NAME, "test": "predict_results_test"}
 DENSE = "dense"
 USAGE = """```python
 from sentence_transformers import SentenceTransformer
@@ -47,7 +48,6 @@ ON_SCORES = (
     "pairs. They also decided which checkpoint was kept."
 )
 LIMITS = """Vectors are compared by their cosine. It takes texts of at most {max_length} tokens; longer ones are cut."""
-TITLES = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10", "spearmanr": "Spearman", "pearson": "Pearson"}
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Embedding(ExampleTask):
         num_passages: of each row to train on.
         settings: of the loss.
         has_scores: train cosines to be the scores.
-        judged: texts to evaluate on.
+        metrics: of the texts to evaluate on.
         metric: by which checkpoints are compared; by default the first.
         pad_token_id: of the tokenizer.
         token_types: whether the rows have them.
@@ -128,34 +128,25 @@ class Embedding(ExampleTask):
         settings: Any,
         *,
         has_scores: bool = False,
-        judged: Judged | None = None,
+        metrics: tuple[str, ...] = METRICS,
         metric: str | None = None,
         pad_token_id: int,
         token_types: bool,
     ):
         super().__init__(pad_token_id=pad_token_id, token_types=token_types)
         self.encoder, self.num_passages, self.settings = encoder, num_passages, settings
-        self.has_scores, self.judged = has_scores, judged
+        self.has_scores, self.metrics, self.metric = has_scores, metrics, chosen_metric(metrics, metric)
         self.couples_rows = not has_scores
         self.dims = [*(dim for dim in settings.matryoshka_dims if dim != encoder.dim), encoder.dim]
         self.means: tuple[Mean, ...] = (Mean("loss", "loss", "num_rows"),)
         if not has_scores:
             self.means = (*self.means, Mean("batch_accuracy", "num_right", "num_rows"))
-        metrics = judged.metrics if judged is not None else METRICS
-        self.metric = chosen_metric(metrics, metric) if judged is not None else "loss"
-        self.metrics = metrics
-        titled = {name: TITLES.get(name, name.replace("_at_", "@")) for name in metrics}
-        self.card = TaskCard(
-            model_kind="model for embeddings of texts",
-            task_name="Sentence similarity" if metrics == SCORED_METRICS else "Retrieval",
-            pipeline_tag="sentence-similarity",
-            figures=(
-                CardFigure("loss", "loss", "loss", "Loss"),
-                *(CardFigure(name, title, name, title) for name, title in titled.items()),
-            ),
+        self.card = finetuned_card(
+            "model for embeddings of texts",
+            "Sentence similarity" if metrics == SCORED_METRICS else "Retrieval",
+            "sentence-similarity",
+            {name: name for name in metrics},
             tags=("sentence-transformers", "sentence-similarity", "feature-extraction"),
-            training_verb="fine-tuned",
-            start_words="from",
             usage=USAGE,
             evaluation=ON_SCORES if metrics == SCORED_METRICS else ON_PASSAGES,
             limits=LIMITS,
@@ -206,7 +197,7 @@ class Embedding(ExampleTask):
         """
         import tensorflow as tf
 
-        from train.layers.stateless_dropout import dropping_out_texts
+        from train.layers.random_bits import dropping_out_texts
 
         names = [name for name in (INPUT_IDS, ATTENTION_MASK, TOKEN_TYPES) if name in rows]
         queries = {name: rows[name][:, tf.newaxis] for name in names}  # (rows, 1, length)
@@ -259,22 +250,27 @@ class Embedding(ExampleTask):
 
         return {VECTOR: unit(self.vectors(network, rows, training=False)), INDEX: rows[INDEX]}
 
-    def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        assert self.judged is not None
-        return self.judged.figures(self.in_order(sums, VECTOR), self.settings.temperature)
+    def predictions(self, sums: Mapping[str, Any], part: Part) -> NDArray[np.float32]:  # noqa: ARG002
+        return self.in_order(sums, VECTOR)
 
-    def score(self, figures: Mapping[str, float]) -> float:
-        return -figures["loss"] if self.metric == "loss" else figures[self.metric]
+    def figures_of(self, sums: Mapping[str, Any], predictions: Any, part: Part) -> dict[str, float]:
+        return self.scores_of(sums, predictions, part)
 
-    def summarize(self, figures: Mapping[str, float]) -> str:
-        return with_metric(super().summarize(figures), figures, self.metric)
+    def scores_of(self, sums: Mapping[str, Any], predictions: Any, part: Part) -> dict[str, float]:  # noqa: ARG002
+        return part.examples.figures(predictions, self.settings.temperature)
+
+    def text_of(self, predictions: Any, part: Part) -> str:
+        """Format the numbers of the texts of each pair, and its cosine."""
+        pairs = zip(part.examples.pairs.tolist(), part.examples.cosines(predictions).tolist(), strict=True)
+        lines = (f"{query}\t{passage}\t{cosine:.6f}\n" for (query, passage), cosine in pairs)
+        return "query\tpassage\tcosine\n" + "".join(lines)
 
     def next_command(self, model: str) -> str | None:  # type: ignore[override]  # noqa: ARG002
         return None
 
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
         rows = {"validation": f"{figures['num_queries']:,} queries, {figures['num_passages']:,} passages"}
-        return rows | {TITLES.get(one, one.replace("_at_", "@")): shown_score(figures[one]) for one in self.metrics}
+        return rows | {name.replace("_", " "): shown_score(figures[name]) for name in self.metrics}
 
     def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
         passage = {name: rows[f"{PASSAGE}{name}"][:, 0] for name in (INPUT_IDS, ATTENTION_MASK)}
@@ -282,9 +278,7 @@ class Embedding(ExampleTask):
 
 
 class EmbeddingJob(FinetuningJob[EmbeddingConfig]):
-    """The job of `run_embedding.py`; `open_run` sets what is evaluated at the end, {part: texts and their rows}."""
-
-    judged: dict[str, tuple[Judged, EncodedRows]]
+    """The job of `run_embedding.py`."""
 
     def open_run(self, config: EmbeddingConfig, cluster: Cluster) -> Run:
         """Read and encode the texts, and make the task of them.
@@ -304,42 +298,29 @@ class EmbeddingJob(FinetuningJob[EmbeddingConfig]):
         train = parts.pop("train")
         has_scores = train.scores is not None
         require(not (has_scores and settings.symmetric_loss), "needs pairs without scores", "--symmetric-loss", True)
-        self.judged = {}
-        for part, pairs in parts.items():
-            texts = Judged.of(pairs)
-            self.judged[part] = texts, encode_judged(start, texts, prompts)
-        judged, eval_rows = self.judged.get("validation", (None, None))
+        made = {
+            split: Part(encode_judged(start, judged, prompts), judged, f"{FILES[split]}.txt")
+            for split, judged in ((split, Judged.of(pairs)) for split, pairs in parts.items())
+        }
+        validation = made.get("validation")
+        self.validation = {"": validation} if validation else {}
+        self.tests = [made["test"]] if "test" in made else []
         task = Embedding(
             encoder,
             max(1, len(train.texts) - 1),
             settings,
             has_scores=has_scores,
-            judged=judged,
+            metrics=validation.examples.metrics if validation else METRICS,
             metric=data.metric_name,
             **start.of_rows,
         )
         rows = encode_pairs(start, train)
         described = {"texts": f"{' and '.join(train.columns)} of {train.name}"}
-        if judged is not None:
+        if validation is not None:
+            judged = validation.examples
             counted = f"{len(judged.queries):,} queries and {len(judged.passages):,} passages to evaluate on"
             described["rows"] = f"{train.num_rows:,} to train on, {counted}"
-        return start.run(task, rows, eval_rows, cluster, described=described, inputs_class=TextInputs)
-
-    def write_results(self, trainer: "Trainer", step: int, predict: Predict) -> dict[str, float] | None:
-        """Score the validation and test parts with the model that is exported, and write the figures."""
-        task = trainer.phase.task
-        assert isinstance(task, Embedding)
-        train = train_results(trainer, step)
-        figures = {
-            part: judged.figures(task.in_order(predict(rows), VECTOR), task.settings.temperature)
-            for part, (judged, rows) in self.judged.items()
-        }
-        first = figures.get("validation")
-        if trainer.run.cluster.is_chief:
-            evaluated = named(first) | {"epoch": train["epoch"]} if first else {}
-            parts = {"train": train, "eval": evaluated, "predict": named(figures.get("test", {}))}
-            write_results(trainer.run.folder.files, parts)
-        return first
+        return start.run(task, rows, validation, cluster, described=described, inputs_class=TextInputs)
 
 
 def encode_judged(start: Start, judged: Judged, prompts: tuple[str, str]) -> EncodedRows:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from finetuning.config.embedding import EmbeddingData
 from finetuning.data.examples import SPLITS, num_samples, read_tables, texts_of
-from finetuning.data.rows import EncodedRows
+from finetuning.data.inputs import EncodedRows
 from finetuning.data.tables import Table, read_table
 from finetuning.data.texts import TextRows
 from finetuning.loop.model import Start
@@ -159,7 +159,8 @@ def encode_pairs(start: Start, pairs: Pairs) -> TextRows:
 
 def encode_prompted(start: Start, texts: Sequence[str], prompt: str) -> EncodedRows:
     """Encode single texts after a prompt."""
-    rows = start.encode_texts(([prompt + text for text in texts],), np.zeros(len(texts), np.int32))
+    data, nothing = start.config.data, np.zeros(len(texts), np.int32)
+    rows = start.encode_texts(([prompt + text for text in texts],), data.max_seq_length, nothing)
     return replace(rows, of_rows={name: one for name, one in rows.of_rows.items() if name != "label"})
 
 

@@ -57,18 +57,24 @@ class Judged:
             grades[query][passage] = grade
         return grades
 
+    def cosines(self, vectors: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Compute the cosine of each pair from vectors of length 1, of the queries and then of the passages."""
+        queries, passages = np.split(vectors, [len(self.queries)])
+        first, second = queries[self.pairs[:, 0]], passages[self.pairs[:, 1]]
+        return np.einsum("pw,pw->p", first, second, dtype=np.float64)
+
     def figures(self, vectors: NDArray[np.float32], temperature: float) -> dict[str, float]:
-        """Compute the figures of vectors of length 1, of the queries and then of the passages.
+        """Compute the figures of vectors as `cosines` takes them.
 
         The loss is that of the training with all passages as negatives, or of scored pairs.
         """
-        queries, passages = np.split(vectors, [len(self.queries)])
-        figures: dict[str, float] = {"num_queries": len(queries), "num_passages": len(passages)}
+        figures: dict[str, float] = {"num_queries": len(self.queries), "num_passages": len(self.passages)}
         if self.has_scores:
-            cosines = np.einsum("pw,pw->p", queries[self.pairs[:, 0]], passages[self.pairs[:, 1]], dtype=np.float64)
+            cosines = self.cosines(vectors)
             difference = cosines - self.grades / max(1.0, float(self.grades.max()))
             found = scores(SCORED_METRICS, cosines, self.grades)
             return figures | {"loss": float(np.mean(np.square(difference)))} | {m: found[m] for m in SCORED_METRICS}
+        queries, passages = np.split(vectors, [len(self.queries)])
         relevant = self.relevant
         ranked, losses = search(queries, passages, DEPTH, relevant, temperature)
         by_query = ranking_scores(ranked, relevant)

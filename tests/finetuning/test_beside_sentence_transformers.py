@@ -10,8 +10,7 @@ import pytest
 import tensorflow as tf
 
 from finetuning.data import buckets
-from finetuning.data.inputs import batches_of_rows
-from finetuning.data.rows import INDEX, encode_texts
+from finetuning.data.inputs import INDEX, batches_of_rows, encode_texts
 from finetuning.data.texts import TextInputs, TextRows
 from finetuning.tasks.embedding import Embedding, Encoder
 from finetuning.tasks.pairs import SCORE, TEXT

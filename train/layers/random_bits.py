@@ -11,7 +11,7 @@ again under gradient checkpointing drops the same.
 
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -135,6 +135,21 @@ def dropping_out_by(row_keys: tf.Tensor, shared_key: tf.Tensor | None = None) ->
         yield
     finally:
         _traced.scope = previous
+
+
+@contextmanager
+def dropping_out_texts(texts: Sequence[int]) -> Iterator[None]:
+    """Within `dropping_out_by`, let each row of the batch be several rows of the model: its texts of these numbers.
+
+    The texts of a row follow each other, and drop by keys that differ.
+    """
+    scope = getattr(_traced, "scope", None)
+    if scope is None:
+        yield
+        return
+    keys = tf.stack([fold_in(scope.row_keys, text) for text in texts], axis=1)  # (batch, texts, KEY_WORDS)
+    with dropping_out_by(tf.reshape(keys, (-1, keys.shape[-1])), scope.shared_key):
+        yield
 
 
 def repeatable(function: Callable[..., Any]) -> Callable[..., Any]:
