@@ -57,8 +57,8 @@ for name in names:
     features = [model.tokenize(column) for column in texts]
     value = loss(features, torch.tensor(scores))
     value.backward()
-    gradients = {key.removeprefix("0.auto_model."): one.grad.numpy() for key, one in model.named_parameters()
-                 if one.grad is not None}
+    named = ((key.removeprefix("0.auto_model.").removeprefix("0.model."), one) for key, one in model.named_parameters())
+    gradients = {key: one.grad.numpy() for key, one in named if one.grad is not None}
     np.savez(f"{out}/{name}.npz", loss=value.item(), **gradients)
 """
 # {name in sentence-transformers: (settings, whether rows have scores, hard negatives and micro-batches)}
@@ -174,7 +174,8 @@ def test_losses_and_gradients_are_the_same(theirs: Path, case: str, lengths: tup
         variable.name: gradient.numpy() / num_rows
         for variable, gradient in zip(network.trainable_variables, gradients, strict=True)
     }
-    ours = pytorch_weights(ModelSnapshot(snapshot.class_name, snapshot.config, arrays))
+    weights = pytorch_weights(ModelSnapshot(snapshot.class_name, snapshot.config, arrays))
+    ours = {name.removeprefix("bert."): array for name, array in weights.items()}
     compared = [name for name in read.files if name != "loss"]
     assert len(compared) > 10
     for name in compared:
