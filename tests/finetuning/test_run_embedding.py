@@ -45,6 +45,7 @@ def test_the_export_is_a_sentence_transformer(embedded: Path) -> None:
     assert str(embedded) not in card
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", ["two replicas", "micro-batches"])
 def test_the_loss_does_not_depend_on_how_the_batch_is_cut(cut: str, tiny_start: Path, tmp_path: Path) -> None:
     """The negatives are those of all replicas and micro-batches, and the gradients reach each of them."""

@@ -54,7 +54,7 @@ def test_lines_without_names_and_short_ones(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", "text", "--train-file takes files ending in .tsv, .conll, .csv"),
+        ("a.doc", "text", "--train-file takes files ending in .tsv, .conll, .csv"),
         ("a.tsv", None, "there is no"),
         ("a.tsv", "", "must name a file with rows"),
         ("b.tsv", "text\tlabel\n", "must name a file with rows"),
