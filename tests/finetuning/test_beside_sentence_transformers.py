@@ -17,7 +17,7 @@ from finetuning.tasks.pairs import SCORE, TEXT
 from tests.fixtures.other_environments import output_of
 from tests.fixtures.tiny_models import one_layer_model, tiny_tokenizer
 from train.layers.random_bits import row_keys
-from train.publishing.publisher import Publisher
+from train.publishing.publisher import write_task_files
 from train.publishing.pytorch_format import ModelSnapshot, export_model, pytorch_weights, take_snapshot
 from train.step.train_step import PretrainingModel
 
@@ -80,9 +80,7 @@ def exported(folder: Path, name: str, pooling: str, dim: int | None = None) -> t
     task = task_of(encoder, 1, name)
     network = task.adapt_network(network)
     export_model(network, tokenizer, str(folder / "export"), model_max_length=24, vocabulary_size=len(tokenizer))
-    files = {"files": task.card.files, "weight_files": task.card.weight_files}
-    publisher = Publisher(None, "", tokenizer, 24, None, **files)  # type: ignore[arg-type]
-    publisher._write_task_files(str(folder / "export"))
+    write_task_files(task.card, str(folder / "export"))
     return network, task
 
 
