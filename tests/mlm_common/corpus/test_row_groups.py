@@ -167,9 +167,10 @@ def test_a_range_of_an_object_is_read_without_the_rest(cloud: CloudStorageHandle
     (file,) = find_stored_files(f"{cloud.bucket_url}/a.parquet")
     byte_ranges = cut_file(file, "line", 2 << 20)
     assert len(byte_ranges) == 10, "two groups of a megabyte come together"
-    num_before = len(cloud.requests())
+    num_before = len(cloud.requests(path="a.parquet"))
     assert list(read_byte_range(byte_ranges[3], "text", "line")) == texts[6_000:8_000]
-    asked = [entry["range"].removeprefix("bytes=").split("-") for entry in cloud.requests()[num_before:]]
+    requests = cloud.requests(path="a.parquet")[num_before:]
+    asked = [request["range"].removeprefix("bytes=").split("-") for request in requests]
     num_bytes = [min(int(stop) + 1, file.num_bytes) - int(start) for start, stop in asked]
     assert len(num_bytes) == 2, "the footer and the range"
     assert sum(num_bytes) <= byte_ranges[3].num_bytes + (1 << 16)
