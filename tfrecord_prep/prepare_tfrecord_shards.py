@@ -36,7 +36,14 @@ from tfrecord_prep.config import DATAFLOW_RUNNER, LOCAL_RUNNER, PrepareConfig
 from tfrecord_prep.manifest import PAIRS, Manifest, read_manifest
 from tfrecord_prep.partition import NumberedPartition, SplitWork, work_on_partition
 from tfrecord_prep.push_to_hub import push_shards
-from tfrecord_prep.split import Engine, SplitPlan, describe_first_row, plan_splits, prepare_split
+from tfrecord_prep.split import (
+    Engine,
+    SplitPlan,
+    check_other_splits,
+    describe_first_row,
+    plan_splits,
+    prepare_split,
+)
 from tfrecord_prep.verify import verify_folder
 
 logger = logging.getLogger(__name__)
@@ -88,6 +95,7 @@ def prepare(corpus_config: CorpusConfig, config: PrepareConfig) -> None:
     corpus = open_recorded_corpus(corpus_config, str(config.tokenizer_name_or_path))
     engine = choose_engine(config, corpus)
     plans = plan_splits(config, tokenizer, corpus)
+    check_other_splits(config, plans)
     repository = find_repository(config)
     print(describe_plan(config, plans))
     if config.dry_run:

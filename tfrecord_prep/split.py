@@ -4,7 +4,7 @@ import dataclasses
 import json
 import logging
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,10 @@ import numpy as np
 
 from mlm_common.cli.console import progress_bar
 from mlm_common.corpus.byte_ranges import ByteRange
+from mlm_common.corpus.config import HELD_OUT_SPLITS, CorpusConfig
 from mlm_common.corpus.corpus import Corpus
 from mlm_common.corpus.identity import record_of_split
+from mlm_common.corpus.shared_text import Part, describe_shared_text
 from mlm_common.corpus.text_formats import BadRows
 from mlm_common.errors import InputError, RunFailedError
 from mlm_common.folder_lock import owner_of
@@ -118,6 +120,26 @@ def plan_splits(config: PrepareConfig, tokenizer: "PreTrainedTokenizerFast", cor
         is_complete = not config.overwrite and check_folder(folder, fields)
         plans.append(SplitPlan(name, folder, fields, is_complete, tokenizer_json))
     return plans
+
+
+def check_other_splits(config: PrepareConfig, plans: Sequence[SplitPlan]) -> None:
+    """Check that no other folder of a split in the output has text that is in the plans, too.
+
+    Raises:
+        InputError: one has, or was made of the same files.
+    """
+    output, planned = open_folder(str(config.output_dir)), {plan.split_name for plan in plans}
+    for name in sorted({CorpusConfig.split, *HELD_OUT_SPLITS} - planned):
+        folder = output.path_of(name)
+        if (existing := recorded_plan(folder)) is None:
+            continue
+        for plan in plans:
+            parts = Part(existing["corpus"], name), Part(plan.fields["corpus"], plan.split_name)
+            if shared := describe_shared_text(*parts):
+                raise InputError(
+                    f"Splits in one folder must not share text; {folder} is not of this preparation, and {shared}. "
+                    "Prepare all splits with one command, choose another --output-dir, or delete that folder."
+                )
 
 
 def prepare_split(plan: SplitPlan, corpus: Corpus, tokenizer: "PreTrainedTokenizerFast", engine: Engine) -> None:

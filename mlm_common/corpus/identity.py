@@ -10,12 +10,15 @@ only a new or changed file is read.
 """
 
 import dataclasses
+import gzip
 import hashlib
+import io
 import json
 import logging
 import os
 import re
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
@@ -38,7 +41,7 @@ FILES_KEYS = ("data_files", *(f"{split}_files" for split in HELD_OUT_SPLITS))
 # Where files are, and how a data set is fetched.
 SETTINGS_WITHOUT_INFLUENCE = {*FILES_KEYS, "streaming", "trust_remote_code"}
 # Fields of a file that are published as they are.
-PUBLIC_FILE_FIELDS = ("checksum",)
+PUBLIC_FILE_FIELDS = ("checksum", "content_checksum")
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 NUM_SHOWN_CHARACTERS = len("sha256 ") + 12
 
@@ -52,10 +55,15 @@ MANY_BYTES = 10 << 30  # hashing them is announced
 # Without a cache files are hashed each time: no home, a folder that cannot be written, a damaged file.
 CACHE_ERRORS = (OSError, RuntimeError, ValueError, KeyError, TypeError)
 
+# As `StoredFile` has them: `checksum`, and of a .gz file `content_checksum`.
+Checksums = dict[str, str | None]
+
 
 def file_record(file: StoredFile) -> Record:
-    """Record a file of the corpus: where it is, and the checksum of its content."""
+    """Record a file of the corpus: where it is, and checksums of its content."""
     record: Record = {"path": file.name, "num_bytes": file.num_bytes, "checksum": file.checksum}
+    if file.content_checksum:
+        record["content_checksum"] = file.content_checksum
     return record if file.is_local else record | {"generation": file.generation}
 
 
@@ -165,6 +173,8 @@ def names_its_text(record: Mapping[str, Any]) -> bool:
 def with_checksums(files: Iterable[StoredFile]) -> list[StoredFile]:
     """Add checksums, `sha256 HEX`, and the time of the last change to the local files; objects have a checksum.
 
+    A .gz file also gets the checksum of its decompressed content, which is that of the same file uncompressed.
+
     Raises:
         InputError: a file cannot be read, or changes while it is.
     """
@@ -181,18 +191,13 @@ def _with_checksum(file: StoredFile) -> StoredFile:
         return file
     try:
         before = _state(file.name)
-        is_large = before["size"] >= MIN_REMEMBERED_BYTES
-        checksum = _remembered(file.name, before) if is_large else None
-        if checksum is None:
-            checksum = _sha256(file.name)
-            age_seconds = time.time() - max(before["mtime_ns"], before["ctime_ns"]) / 1e9
-            if is_large and age_seconds >= MIN_AGE_SECONDS:
-                _remember(file.name, before, checksum)
+        checksums = _remembered(file.name, before) or _checksums(file.name)
         if _state(file.name) != before:
             raise changed_file(file.name)
+        _remember(file.name, before, checksums)
     except OSError as error:
         raise InputError(f"A file of the corpus must be readable; {file.name}: {error.strerror}.") from error
-    return dataclasses.replace(file, num_bytes=before["size"], modified_ns=before["mtime_ns"], checksum=checksum)
+    return dataclasses.replace(file, num_bytes=before["size"], modified_ns=before["mtime_ns"], **checksums)  # type: ignore[arg-type]
 
 
 def _state(path: str) -> dict[str, int]:
@@ -200,25 +205,45 @@ def _state(path: str) -> dict[str, int]:
     return {name: getattr(found, f"st_{name}") for name in ("dev", "ino", "size", "mtime_ns", "ctime_ns")}
 
 
-def _sha256(path: str) -> str:
-    digest, block = hashlib.sha256(), bytearray(BLOCK_BYTES)
+def _checksums(path: str) -> Checksums:
     with Path(path).open("rb", buffering=0) as file:
-        while num_bytes := file.readinto(block):
-            digest.update(memoryview(block)[:num_bytes])
+        checksums: Checksums = {"checksum": _sha256(file)}
+    return checksums | {"content_checksum": _content_sha256(path)} if path.endswith(".gz") else checksums
+
+
+def _content_sha256(path: str) -> str | None:
+    """Hash the decompressed content; None for a damaged file, which is refused when it is read."""
+    try:
+        with gzip.open(path) as file:
+            return _sha256(file)
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        return None
+
+
+def _sha256(file: io.RawIOBase | gzip.GzipFile) -> str:
+    digest, block = hashlib.sha256(), bytearray(BLOCK_BYTES)
+    while num_bytes := file.readinto(block):
+        digest.update(memoryview(block)[:num_bytes])
     return f"sha256 {digest.hexdigest()}"
 
 
-def _remembered(path: str, state: dict[str, int]) -> str | None:
+def _remembered(path: str, state: dict[str, int]) -> Checksums | None:
+    if state["size"] < MIN_REMEMBERED_BYTES:
+        return None
+    names = ["checksum"] + ["content_checksum"] * path.endswith(".gz")
     try:
         record = json.loads(_open_cache().read_text(_name_in_cache(path)))
-        return str(record["checksum"]) if record["state"] == state else None
+        return {name: record[name] for name in names} if record["state"] == state else None
     except CACHE_ERRORS:
         return None
 
 
-def _remember(path: str, state: dict[str, int], checksum: str) -> None:
+def _remember(path: str, state: dict[str, int], checksums: Checksums) -> None:
+    age_seconds = time.time() - max(state["mtime_ns"], state["ctime_ns"]) / 1e9
+    if state["size"] < MIN_REMEMBERED_BYTES or age_seconds < MIN_AGE_SECONDS or _remembered(path, state):
+        return
     try:
-        _open_cache().write_json(_name_in_cache(path), {"state": state, "checksum": checksum})
+        _open_cache().write_json(_name_in_cache(path), {"state": state} | checksums)
     except CACHE_ERRORS as error:
         logger.info("The hash of %s is not remembered: %s", path, error.__cause__ or error)
 

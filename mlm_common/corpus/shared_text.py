@@ -1,12 +1,15 @@
 """Find text that two splits share, of one corpus or of two: what is trained on must not be evaluated on.
 
-Files are compared by content, data sets of the Hub by commit and split.
+Files are compared by content, a .gz file also by its decompressed content; data sets of the Hub by commit and split.
 Splits that were drawn with the same seed from the same text share nothing, since the draw depends on the text alone.
 """
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import PurePosixPath
+from typing import Any
 
 from mlm_common.corpus.config import BUILTIN, HELD_OUT_SPLITS, CorpusConfig, corpus_config_from_record
 from mlm_common.corpus.identity import (
@@ -19,6 +22,8 @@ from mlm_common.corpus.identity import (
 )
 from mlm_common.hub.redaction import REDACTED
 
+# All empty files are equal.
+NO_CONTENT = f"sha256 {hashlib.sha256().hexdigest()}"
 # Settings that decide what a document is, and with the percentages which split it is drawn for.
 DRAW = ("seed", "sample_by", "text_column")
 
@@ -52,7 +57,8 @@ class Part:
     @cached_property
     def files(self) -> list[Record]:
         """The files that are not empty."""
-        return [file for key in files_keys(self.record) for file in self.record[key] if file["num_bytes"]]
+        found = [file for key in files_keys(self.record) for file in self.record[key]]
+        return [file for file in found if file["num_bytes"] and file.get("content_checksum") != NO_CONTENT]
 
 
 def describe_shared_text(one: Part, other: Part) -> str:
@@ -74,10 +80,16 @@ def describe_shared_text(one: Part, other: Part) -> str:
 
 
 def describe_possibly_shared_text(one: Part, other: Part) -> str:
-    """Describe why two splits may share text that cannot be compared; empty if nothing points to it."""
+    """Describe why it is unknown whether two splits share text; empty if nothing points to it."""
+    if _are_drawn_apart(one, other):
+        return ""
+    by_name = {_bare_name(file): file for file in other.files}
+    for file in one.files:
+        other_file = by_name.get(_bare_name(file))
+        if other_file and file["path"] != REDACTED and _may_have_equal_text(file, other_file):
+            return f"the checksums of {file['path']} and {other_file['path']} cannot be compared"
     here, there = one.settings["dataset_config"], other.settings["dataset_config"]
-    is_one_split = _are_one_dataset(one, other) and _hub_split(one) == _hub_split(other)
-    if here != there and is_one_split and not _are_drawn_apart(one, other):
+    if here != there and _are_one_dataset(one, other) and _hub_split(one) == _hub_split(other):
         return f"they are of the configurations {here} and {there} of {one.settings['dataset_name']}"
     return ""
 
@@ -101,8 +113,23 @@ def _shared_files(one: Part, other: Part, are_apart: bool) -> Iterator[tuple[Rec
             yield file, changed
 
 
-def _content(file: Record) -> tuple[int, str]:
-    return file["num_bytes"], file["checksum"]
+def _content(file: Record) -> Any:
+    """Return a key that only files of the same text share."""
+    checksum = file.get("content_checksum") or file["checksum"]
+    return checksum if checksum.startswith("sha256 ") else (file["num_bytes"], checksum)
+
+
+def _bare_name(file: Record) -> str:
+    return PurePosixPath(file["path"].removesuffix(".gz")).name
+
+
+def _may_have_equal_text(file: Record, other: Record) -> bool:
+    """Return whether files of one name may have the same text, although their checksums are of different kinds."""
+    if file["path"].endswith(".gz") == other["path"].endswith(".gz"):
+        kinds = {one["checksum"].partition(" ")[0] for one in (file, other)}
+        return len(kinds) > 1 and file["num_bytes"] == other["num_bytes"]
+    zipped, plain = (file, other) if file["path"].endswith(".gz") else (other, file)
+    return "content_checksum" not in zipped or not plain["checksum"].startswith("sha256 ")
 
 
 def _share_dataset(one: Part, other: Part, are_apart: bool) -> bool:

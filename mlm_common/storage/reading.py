@@ -109,7 +109,8 @@ class StoredFile:
     """A file that was found.
 
     `generation` identifies the state of a `gs://` object; local files have none. `checksum`, of the whole content, is
-    `crc32c BASE64` for an object. A local file has a checksum, and the time of its last change, once it was hashed.
+    `crc32c BASE64` for an object. A local file has a checksum, and the time of its last change, once it was hashed; a
+    local .gz file then also has the `content_checksum` of its decompressed content.
     """
 
     name: str
@@ -117,6 +118,7 @@ class StoredFile:
     generation: int | None = None
     checksum: str | None = None
     modified_ns: int | None = None
+    content_checksum: str | None = None
 
     @property
     def is_local(self) -> bool:

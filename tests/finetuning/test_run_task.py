@@ -101,7 +101,7 @@ def test_the_export_has_the_encoder_and_the_head(rated: Path) -> None:
         "custom_head.dense_1.bias": (4,),
     }
     saved = read_saved_model(str(rated / "run" / "checkpoints" / f"step-{best_step(rated):08d}"))
-    of_checkpoint = pytorch_weights(saved.publication.model, len(saved.tokenizer))
+    of_checkpoint = pytorch_weights(saved.snapshot, len(saved.tokenizer))
     assert of_checkpoint.keys() == weights.keys()
     assert all((of_checkpoint[name] == weights[name]).all() for name in weights)
     encoder = load_model(str(export), "TFAutoModel", head_labels=config.get("id2label", {}))

@@ -70,6 +70,31 @@ def test_a_reordered_dataset_folder_loses_and_repeats_nothing(
     )
 
 
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_a_split_of_another_preparation_must_not_share_text(
+    source: Path, tmp_path: Path, run: Callable[..., Outcome], is_finished: bool
+) -> None:
+    arguments = flags(source, tmp_path)
+    assert main([*arguments, "--validation-percent", "20"]) == 0
+    shutil.rmtree(tmp_path / "train")
+    if not is_finished:
+        (tmp_path / "validation" / "manifest.json").rename(tmp_path / "validation" / "plan.json")
+    before = contents(tmp_path)
+    status, _, line = run(main, *arguments)
+    assert status == 2
+    assert f"{tmp_path}/validation is not of this preparation, and both were made of {source}/docs.jsonl (" in line
+    assert contents(tmp_path) == before
+
+
+def test_a_split_of_other_files_stays(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "held_out.txt").write_text("another text\n" * 20, encoding="utf-8")
+    arguments = flags(source, tmp_path / "out")
+    assert main([*arguments, "--validation-files", str(tmp_path / "held_out.txt")]) == 0
+    before = contents(tmp_path / "out")
+    assert main(arguments) == 0
+    assert contents(tmp_path / "out") == before
+
+
 @pytest.mark.parametrize(
     "more", [["--trust-remote-code"], ["--seed", "3"], ["--streaming"], ["--test-files", "{}/held_out.txt"]]
 )

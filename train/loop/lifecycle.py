@@ -91,6 +91,7 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
     with locked_run_folder(run):
         from train.loop.fitting import fit  # TensorFlow, not for bad input
         from train.loop.trainer import restored_trainers
+        from train.publishing.model_card import check_card
         from train.publishing.publisher import Publisher, PushToHub, steps_of_pushes
         from train.runtime.strategy import check_run_agreement, connect
 
@@ -105,7 +106,7 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
                 publisher = None
                 if run.cluster.is_chief:
                     publisher = Publisher(run.folder, record, trainer.phase.inputs.tokenizer)
-                    publisher.warn_of_gaps()
+                    check_card(record, publisher.tokenizer, trainer.phase.model_config)
                     trainer.print_start()
                 steps = steps_of_pushes(run.config.hub, trainer.plan)
                 with PushToHub(publisher, steps, trainer.log) as pushing:

@@ -238,8 +238,11 @@ def device_kind(config: HardwareConfig) -> str:
 
 
 def print_plan(run: Run) -> None:
-    """Print what the run would do; the model is built on the CPU to count its parameters."""
+    """Print what the run would do; the model is built on the CPU to count its parameters, and its card on trial."""
+    import tensorflow as tf
+
     from train.model.build import build_network
+    from train.publishing.model_card import check_card
     from train.runtime.strategy import local_devices
 
     first, plans = (
@@ -265,6 +268,9 @@ def print_plan(run: Run) -> None:
             print()
     if run.has_named_phases:
         print_table({"all phases": f"{plans[-1].num_steps:,} steps, {sum(plan.num_tokens for plan in plans):,} tokens"})
+    computation = Computation(jit_compile=False, tpu_layers=None)
+    draft = describe_run(run, first, plans[0], tf.distribute.get_strategy(), computation, network.count_params())
+    check_card(draft, first.inputs.tokenizer, first.model_config)
 
 
 def print_result(phase: Phase, figures: dict[str, float] | None, where: dict[str, str]) -> None:

@@ -9,20 +9,22 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 import huggingface_hub
-from transformers import PreTrainedTokenizerFast
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from mlm_common.corpus.config import BUILTIN
 from mlm_common.corpus.identity import HUB_ID, hub_dataset
+from mlm_common.errors import error_summary
 from mlm_common.tokenizer import vocabulary_size
 from train.config.settings import MASK
 from train.model.computation import describe_computation
 from train.publishing.card_example import PLACEHOLDER, example_of
 from train.publishing.pytorch_format import ModelSnapshot, num_parameters
 from train.runtime.plan import OVERRIDES_PER_PHASE, PER_PHASE, batch_tokens, longest_row, tokens_after
-from train.runtime.run_folder import CONFUSION_NAME, LOSS_CURVE_NAME
+from train.runtime.run_folder import CONFUSION_NAME, LOSS_CURVE_NAME, record_of_phase
 from train.tasks.task import TaskCard
 
 logger = logging.getLogger(__name__)
@@ -83,17 +85,37 @@ def model_card(
     )
 
 
-def warn_of_gaps(record: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> None:
-    """Warn, before the training, of what the card of a model that will be pushed lacks."""
+def check_card(record: dict[str, Any], tokenizer: PreTrainedTokenizerFast, config: PretrainedConfig) -> None:
+    """Build the card of each phase from placeholder figures, and warn if that fails, or of what a pushed card lacks.
+
+    Before the training, so that nothing about the card is news at its end.
+
+    Args:
+        record: the run's `run.json`.
+        tokenizer: the model's.
+        config: the model's.
+    """
     hub, task = record["settings"]["hub"], TaskCard.from_record(record["task"]["card"])
-    if hub["hub_model_id"] and task.predicts_tokens and _example(record, task, tokenizer) is None:
-        logger.warning(
-            "The model card has no example sentence: text of a corpus that is not known to be public is never "
-            "published. Give one in the language of the model: --hub-example 'A sentence with one %s.'",
-            MASK,
-        )
-    if hub["hub_model_id"] and not hub["hub_language"]:
-        logger.warning("The model card does not state a language. Give it, for example: --hub-language de")
+    try:
+        if hub["hub_model_id"] and task.predicts_tokens and _example(record, task, tokenizer) is None:
+            logger.warning(
+                "The model card has no example sentence: text of a corpus that is not known to be public is never "
+                "published. Give one in the language of the model: --hub-example 'A sentence with one %s.'",
+                MASK,
+            )
+        if hub["hub_model_id"] and not hub["hub_language"]:
+            logger.warning("The model card does not state a language. Give it, for example: --hub-language de")
+        names = [figure.name for figure in task.figures]
+        names += [name for _, name, _, _ in Formatter().parse(task.evaluation) if name]
+        lines: list[dict[str, Any]] = []
+        for index, phase in enumerate(_phases(record)):
+            step = phase["plan"]["num_steps"]
+            if phase["eval_data"]:
+                lines.append({"step": step, "split": "validation", "phase": index + 1} | dict.fromkeys(names, 1))
+            model_card(record_of_phase(record, index), tokenizer, ModelSnapshot("", config, {}, step, lines), PLOTS)
+    except Exception as error:
+        message = "the model's card cannot be built, so the export would have a minimal one: %s"
+        logger.warning(message, error_summary(error))
 
 
 def _metadata(

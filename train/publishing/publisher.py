@@ -22,7 +22,7 @@ from train.checkpoints.store import write_safetensors
 from train.config.settings import HubConfig
 from train.metrics.log import MetricsLog
 from train.publishing.hub_checkpoints import push_newest_checkpoint
-from train.publishing.model_card import model_card, warn_of_gaps
+from train.publishing.model_card import model_card
 from train.publishing.pytorch_format import ModelSnapshot, export_model, take_snapshot
 from train.runtime import supervisor
 from train.runtime.plan import Plan, longest_row
@@ -61,9 +61,6 @@ class Publisher:
     run_folder: RunFolder
     record: dict[str, Any]
     tokenizer: PreTrainedTokenizerFast
-
-    def warn_of_gaps(self) -> None:
-        warn_of_gaps(self.record, self.tokenizer)
 
     def publish(
         self,

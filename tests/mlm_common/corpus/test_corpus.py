@@ -65,6 +65,9 @@ def test_every_format_gives_the_same_documents(ending: str, tmp_path: Path) -> N
     assert list(corpus.documents("train")) == TEXTS, "a second reading differs"
     (found,) = corpus.record["data_files"]
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else None
+    content_checksum = f"sha256 {hashlib.sha256(content).hexdigest()}" if content else None
+    assert found.pop("content_checksum", None) == content_checksum
     assert found == {"path": str(path), "num_bytes": path.stat().st_size, "checksum": f"sha256 {sha256}"}
 
 

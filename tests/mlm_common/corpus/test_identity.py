@@ -1,5 +1,8 @@
 """Records of a corpus: what tells its text from any other, and what does not."""
 
+import errno
+import gzip
+import hashlib
 import json
 import os
 import shutil
@@ -19,6 +22,7 @@ from mlm_common.corpus.identity import (
     record_of_split,
     with_checksums,
 )
+from mlm_common.corpus.shared_text import NO_CONTENT
 from mlm_common.corpus.text_files import read_byte_range
 from mlm_common.errors import InputError
 from mlm_common.storage.reading import StoredFile
@@ -121,12 +125,22 @@ def checksum_of(path: Path) -> str | None:
 def num_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """List the paths that are hashed, of a user whose cache is empty; any file of an age is remembered."""
     hashed: list[str] = []
-    hash_file = identity._sha256
+    hash_file = identity._checksums
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(identity, "MIN_REMEMBERED_BYTES", 1)
     monkeypatch.setattr(identity, "MIN_AGE_SECONDS", 0.05)
-    monkeypatch.setattr(identity, "_sha256", lambda path: hashed.append(path) or hash_file(path))
+    monkeypatch.setattr(identity, "_checksums", lambda path: hashed.append(path) or hash_file(path))
     return hashed
+
+
+def test_one_changed_byte_makes_another_file(tmp_path: Path) -> None:
+    path, middle = tmp_path / "a.txt", len(CONTENT) // 2
+    path.write_bytes(CONTENT)
+    (tmp_path / "copy.txt").write_bytes(CONTENT)
+    before = checksum_of(path)
+    assert checksum_of(tmp_path / "copy.txt") == before
+    path.write_bytes(CONTENT[:middle] + b"X" + CONTENT[middle + 1 :])
+    assert checksum_of(path) != before
 
 
 def test_a_file_is_hashed_once_for_each_of_its_states(tmp_path: Path, num_hashed: list[str]) -> None:
@@ -176,17 +190,42 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         with_checksums([StoredFile(str(tmp_path / "gone.txt"), 5)])
 
 
-def test_without_a_home_files_are_hashed_each_time(
+@pytest.mark.parametrize("damage", [b"", b"not gzip", gzip.compress(CONTENT)[:-9], gzip.compress(CONTENT) + b"garbage"])
+def test_a_damaged_gzip_file_has_no_content_checksum(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(damage)
+    (found,) = with_checksums([StoredFile(str(path), len(damage))])
+    assert found.checksum == f"sha256 {hashlib.sha256(damage).hexdigest()}"
+    assert found.content_checksum in {None, NO_CONTENT}
+
+
+def test_both_checksums_of_a_gzip_file_are_remembered(
     tmp_path: Path, num_hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(CONTENT))
+    monkeypatch.setattr(identity, "MIN_AGE_SECONDS", -60.0)
+    first, second = (with_checksums([StoredFile(str(path), 0)]) for _ in range(2))
+    assert first == second
+    assert first[0].content_checksum == f"sha256 {hashlib.sha256(CONTENT).hexdigest()}"
+    assert len(num_hashed) == 1
+
+
+@pytest.mark.parametrize("obstacle", ["no home", "a read-only home"])
+def test_without_a_home_files_are_hashed_each_time(
+    tmp_path: Path, num_hashed: list[str], monkeypatch: pytest.MonkeyPatch, obstacle: str
 ) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(CONTENT)
     monkeypatch.setattr(identity, "MIN_AGE_SECONDS", -60.0)
 
-    def refuse() -> Path:
-        raise RuntimeError("Could not determine home directory.")
+    def refuse(*_: object, **__: object) -> Path:
+        if obstacle == "no home":
+            raise RuntimeError("Could not determine home directory.")
+        raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", refuse)
+    monkeypatch.setattr(Path, "home" if obstacle == "no home" else "mkdir", refuse)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert checksum_of(path) == checksum_of(path)
     assert len(num_hashed) == 2

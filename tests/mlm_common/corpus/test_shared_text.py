@@ -1,5 +1,6 @@
 """Text that two splits share: found by content, commit and draw, whatever the names of files and folders."""
 
+import gzip
 import json
 import shutil
 from pathlib import Path
@@ -12,6 +13,7 @@ from mlm_common.corpus.corpus import open_corpus
 from mlm_common.corpus.identity import published_corpus, record_of_split
 from mlm_common.corpus.shared_text import Part, describe_possibly_shared_text, describe_shared_text
 from mlm_common.errors import InputError
+from tests.servers.fixtures import CloudStorageHandle
 
 COMMIT, OTHER_COMMIT = "a1" * 20, "b2" * 20
 
@@ -40,10 +42,19 @@ def names_a_file(shared: str) -> bool:
     return shared.startswith("both were made of /") and "bytes, sha256 " in shared
 
 
-def test_splits_of_one_draw_or_of_other_sources_share_nothing(files: list[Path]) -> None:
+@pytest.fixture
+def gz_copy(files: list[Path]) -> Path:
+    """A copy of `a.txt` under another name, in two gzip members."""
+    path, content = files[0].with_name("copy.txt.gz"), files[0].read_bytes()
+    path.write_bytes(gzip.compress(content[:7]) + gzip.compress(content[7:], 1))
+    return path
+
+
+def test_splits_of_one_draw_or_of_other_sources_share_nothing(files: list[Path], gz_copy: Path) -> None:
     drawn = {"validation_percent": 10.0}
     train = part_of(files[0], **drawn)
     assert describe_shared_text(train, part_of(files[0], split="validation", **drawn)) == ""
+    assert describe_shared_text(train, part_of(gz_copy, split="validation", **drawn)) == ""
     assert describe_shared_text(train, part_of(files[0], split="validation", validation_percent=5.0)) == ""
     assert describe_shared_text(train, part_of(files[1], split="test", test_percent=5.0)) == ""
     assert describe_shared_text(on_hub(), on_hub("test", test_split="test")) == ""
@@ -82,6 +93,18 @@ def test_draws_that_overlap_share_text(files: list[Path]) -> None:
     assert describe_shared_text(paragraphs, validation), "documents are cut otherwise, so drawn otherwise"
 
 
+def test_a_compressed_copy_is_found_by_its_content(files: list[Path], gz_copy: Path) -> None:
+    for pair in ((files[0], gz_copy), (gz_copy, files[0])):
+        one, other = map(part_of, pair)
+        assert f"or a copy of it, {pair[1]}" in describe_shared_text(one, other)
+        assert names_a_file(describe_shared_text(one, other))
+        assert describe_shared_text(published(one), published(other))
+    again = gz_copy.with_name("again.txt.gz")
+    again.write_bytes(gzip.compress(files[0].read_bytes(), 9))
+    assert describe_shared_text(part_of(gz_copy), part_of(again))
+    assert describe_shared_text(part_of(gz_copy), part_of(files[1])) == ""
+
+
 def test_data_sets_of_the_hub_are_known_by_commit_and_split() -> None:
     assert describe_shared_text(on_hub(), on_hub("validation", validation_percent=5.0)) == "both were made of a/b"
     assert describe_shared_text(on_hub(), on_hub("test", test_split="test", dataset_revision=OTHER_COMMIT))
@@ -98,9 +121,27 @@ def test_the_builtin_text_is_one_under_any_split_name() -> None:
 def test_splits_with_redacted_paths_are_compared_by_content(files: list[Path]) -> None:
     train, other = (published(part_of(file)) for file in files[:2])
     assert describe_shared_text(train, other) == ""
+    assert describe_possibly_shared_text(train, other) == ""
     assert describe_shared_text(train, published(part_of(files[0], test_percent=5.0))).startswith("both were made of (")
     folders = [{"settings": vars(CorpusConfig(dataset_name=f"/{name}")), "data_files": []} for name in "ab"]
     assert describe_shared_text(*(published(Part(folder, "train")) for folder in folders)) == ""
+
+
+def test_what_checksums_cannot_tell_is_named(files: list[Path], cloud: CloudStorageHandle) -> None:
+    local = part_of(files[0])
+    cloud.put("a.txt", files[0].read_bytes())
+    cloud.put("a.txt.gz", gzip.compress(files[0].read_bytes()))
+    cloud.put("b.txt", files[0].read_bytes())
+    cloud.put("other/a.txt", b"another size\n")
+    for name in ("a.txt", "a.txt.gz"):
+        reason = describe_possibly_shared_text(local, part_of(f"{cloud.bucket_url}/{name}"))
+        assert reason == f"the checksums of {files[0]} and {cloud.bucket_url}/{name} cannot be compared"
+    for name in ("b.txt", "other/a.txt"):
+        assert describe_possibly_shared_text(local, part_of(f"{cloud.bucket_url}/{name}")) == ""
+    drawn = {"validation_percent": 10.0}
+    held_out = part_of(f"{cloud.bucket_url}/a.txt", split="validation", **drawn)
+    assert describe_possibly_shared_text(part_of(files[0], **drawn), held_out) == ""
+    assert describe_possibly_shared_text(local, part_of(files[1])) == ""
 
 
 def test_configurations_of_a_data_set_may_share_text() -> None:
@@ -109,16 +150,17 @@ def test_configurations_of_a_data_set_may_share_text() -> None:
     assert describe_possibly_shared_text(on_hub(dataset_config="en"), on_hub("test", test_split="test")) == ""
 
 
-@pytest.mark.parametrize("copy", ["b.txt", "link.txt"])
+@pytest.mark.parametrize("copy", ["b.txt", "a.txt.gz", "link.txt"])
 def test_a_held_out_file_is_no_copy_of_one_that_is_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copy: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("a.txt").write_bytes(b"some text\n")
+    content = b"some text\n"
+    Path("a.txt").write_bytes(content)
     if copy.startswith("link"):
         Path(copy).symlink_to("a.txt")
     else:
-        shutil.copy("a.txt", copy)
+        Path(copy).write_bytes(gzip.compress(content) if copy.endswith(".gz") else content)
     for split in ("validation", "test"):
         config = CorpusConfig(data_files=["a.txt"], **{f"{split}_files": [copy]})
         with pytest.raises(InputError, match=rf"`train` and `{split}` must not share text; .*, {tmp_path}/{copy}\."):
@@ -126,7 +168,9 @@ def test_a_held_out_file_is_no_copy_of_one_that_is_trained_on(
 
 
 def test_empty_files_are_no_copies(files: list[Path]) -> None:
-    empty = files[0].with_name("1.txt")
-    empty.touch()
-    held_out = part_of(files[1], split="validation", validation_files=[str(empty), str(files[2])])
-    assert describe_shared_text(part_of(files[0], empty), held_out) == ""
+    empty = [files[0].with_name(name) for name in ("1.txt.gz", "2.txt.gz", "3.txt")]
+    for path in empty:
+        path.write_bytes(gzip.compress(b"") if path.suffix == ".gz" else b"")
+    for one, other in ((empty[0], empty[1]), (empty[0], empty[2]), (empty[2], empty[2])):
+        held_out = part_of(files[1], split="validation", validation_files=[str(other), str(files[2])])
+        assert describe_shared_text(part_of(files[0], one), held_out) == ""

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoConfig
 
-from tests.fixtures.tiny_models import tiny_tokenizer
+from tests.fixtures.tiny_models import CONFIGS, tiny_tokenizer
 from tests.train.publishing.test_model_card import card, record
 from train.config.settings import HubConfig
 from train.publishing import card_example
 from train.publishing.card_example import BUILTIN_EXAMPLE, PLACEHOLDER, example_of, find_example
-from train.publishing.model_card import warn_of_gaps
+from train.publishing.model_card import check_card
 
 CLS, SEP, UNK = 0, 2, 3
 SENTENCE = "A function returns the [MASK] of a value."
@@ -72,12 +73,13 @@ def test_text_that_is_not_known_to_be_public_stays_here(
         assert f'fill_mask("{PLACEHOLDER}")' in text
         assert "widget" not in text
     assert not with_text
-    warn_of_gaps(with_eval(pushed), tiny_tokenizer())
+    config = AutoConfig.for_model(**CONFIGS["roberta"])
+    check_card(with_eval(pushed), tiny_tokenizer(), config)
     assert "--hub-example" in caplog.text
     assert "--hub-language" in caplog.text
     caplog.clear()
     stated = HubConfig(hub_model_id="alice/tiny", hub_example=SENTENCE, hub_language=["en"])
-    warn_of_gaps(with_eval(stated), tiny_tokenizer())
+    check_card(with_eval(stated), tiny_tokenizer(), config)
     assert not caplog.records
 
 

@@ -15,7 +15,7 @@ from tests.servers.fixtures import HubHandle
 from train.config.learning import DataConfig, MaskingConfig, ModelConfig, OptimizationConfig
 from train.config.settings import HardwareConfig, HubConfig, RunConfig, TrainingConfig
 from train.publishing.hub_checkpoints import published_run
-from train.publishing.model_card import model_card
+from train.publishing.model_card import check_card, model_card
 from train.publishing.pytorch_format import ModelSnapshot
 from train.runtime.plan import OVERRIDES_PER_PHASE, PER_PHASE
 from train.tasks.masked_lm import MaskedLanguageModeling
@@ -208,6 +208,19 @@ def test_an_evaluation_of_another_step_is_not_the_result(eval_data: dict[str, An
     assert "The model of step 6 was not evaluated; the newest evaluation is of step 3." in text
     assert "| 3 | 4.5000 |" in text
     assert "model-index" not in ModelCard(text).data.to_dict()
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_card_is_checked_before_training(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    of, config = RECORDS[name], AutoConfig.for_model(**CONFIGS["roberta"])
+    check_card(of, tiny_tokenizer(), config)
+    assert "cannot be built" not in caplog.text
+    caplog.clear()
+    broken = copy.deepcopy(of)
+    del (broken.get("phases") or [broken])[-1]["settings"]["optimization"]["schedule"]
+    check_card(broken, tiny_tokenizer(), config)
+    line = caplog.messages[-1]
+    assert "card cannot be built, so the export would have a minimal one: KeyError: 'schedule' (model_card.py" in line
 
 
 @pytest.mark.parametrize("name", RECORDS)

@@ -38,10 +38,12 @@ def test_importing(
 
 
 def test_remains_of_a_tensorflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an environment without any other: a folder without `__init__.py` gives way to a whole one anywhere."""
+    """In an environment with all else: a folder without `__init__.py` gives way to a whole TensorFlow anywhere."""
     venv.create(tmp_path / "venv")
     modules(tmp_path, monkeypatch, tensorflow____init__=None, tensorflow__core="")
-    (tmp_path / "yaml").symlink_to(Path(yaml.__file__).parent)
+    for package in Path(yaml.__file__).parents[1].iterdir():
+        if not package.name.startswith("tensorflow") and not (tmp_path / package.name).exists():
+            (tmp_path / package.name).symlink_to(package)
     monkeypatch.setattr(machine.sys, "executable", str(tmp_path / "venv" / "bin" / "python"))
     line = only_error(found(machine.check_import, config_of()))
     assert "failed: ImportError: only remains of a TensorFlow that was uninstalled" in line
