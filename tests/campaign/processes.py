@@ -67,6 +67,7 @@ class Processes:
         module: str,
         flags: Sequence[str],
         *,
+        environment: Mapping[str, str] | None = None,
         constants: Mapping[str, Any] | None = None,
         seconds_back: float = 0.0,
         disk: Mapping[str, str] | None = None,
@@ -76,6 +77,7 @@ class Processes:
         Args:
             module: that has its `main`.
             flags: its arguments.
+            environment: laid over that of all processes.
             constants: {"module:name": value} that this process has in place of the project's, such as waits.
             seconds_back: its clock is set back by so much, half a second after the start.
             disk: `folder`, where it finds a small disk mounted with `options`; `copy` gets what the disk holds at the
@@ -84,7 +86,7 @@ class Processes:
         self._num_started += 1
         streams = [self._folder / f"{name}-{self._num_started:04d}.txt" for name in ("output", "errors")]
         order = {"module": module, "flags": [*flags], "streams": [*map(str, streams)], "seconds_back": seconds_back}
-        order |= {"constants": {**(constants or {})}, "disk": {**(disk or {})}}
+        order |= {"environment": {**(environment or {})}, "constants": {**(constants or {})}, "disk": {**(disk or {})}}
         self._server.stdin.write(json.dumps(order).encode() + b"\n")
         pid = None
         while pid is None:
@@ -120,18 +122,24 @@ class Process:
         self._errors = errors
 
     @property
+    def printed(self) -> str:
+        """What it has printed so far."""
+        return self._output.read_text(errors="replace", encoding="utf-8") if self._output.exists() else ""
+
+    @property
+    def errors(self) -> str:
+        """What it has said so far, on the stream for errors."""
+        return self._errors.read_text(errors="replace", encoding="utf-8") if self._errors.exists() else ""
+
+    @property
     def output(self) -> str:
-        """What it has printed and said so far."""
-        return self._text(self._output) + self._text(self._errors)
+        """Both."""
+        return self.printed + self.errors
 
     @property
     def error_lines(self) -> list[str]:
         """The lines that tell the user what went wrong."""
-        return [line for line in self._text(self._errors).splitlines() if line.startswith("error: ")]
-
-    @staticmethod
-    def _text(path: Path) -> str:
-        return path.read_text(errors="replace", encoding="utf-8") if path.exists() else ""
+        return [line for line in self.errors.splitlines() if line.startswith("error: ")]
 
     def wait(self, timeout_seconds: float = TIMEOUT_SECONDS) -> int | None:
         """Wait so long for the exit status; None while it runs."""
@@ -180,6 +188,7 @@ def become(order: dict[str, Any], main: Any) -> None:
     for number, path in enumerate(order["streams"], start=1):
         os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND), number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.environ.update(order["environment"])
     for place, value in order["constants"].items():
         module, _, name = place.partition(":")
         *parents, name = name.split(".")
