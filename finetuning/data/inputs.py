@@ -51,6 +51,11 @@ class EncodedRows:
         """Tokens of each row, (rows,)."""
         return np.diff(self.starts)
 
+    @property
+    def groups(self) -> NDArray[np.int32] | None:
+        """A number for each row, (rows,); a batch has two rows of one number only where that cannot be avoided."""
+        return None
+
     @functools.cached_property
     def sha256(self) -> str:
         digest = hashlib.sha256(self.starts.tobytes())
@@ -195,7 +200,14 @@ class ExampleInputs(Inputs):
             seed=seed,
             first=start_step + num_left_out_rows // global_batch_rows,
             num_batches=num_steps,
+            groups=self.train_rows.groups,
         )
+        return self.rows_to_train_on(batches, features, context)
+
+    def rows_to_train_on(
+        self, batches: buckets.Batches, features: Mapping[str, Feature], context: "tf.distribute.InputContext"
+    ) -> "tf.data.Dataset":
+        """Read the rows of batches; each becomes {feature: (rows of a replica, …)}."""
         return batches_of_rows(self.train_rows, batches, features, context)
 
     def evaluation_batches(

@@ -46,6 +46,10 @@ class TextRows(EncodedRows):
         """Tokens of the longest text of each row, (rows,)."""
         return np.maximum(np.diff(self.starts), self.passages.lengths[self.members].max(axis=1))
 
+    @property
+    def groups(self) -> NDArray[np.int32]:
+        return self.members[:, 0]
+
     @functools.cached_property
     def sha256(self) -> str:
         queries = EncodedRows(self.starts, self.of_tokens, self.of_rows)
@@ -68,33 +72,13 @@ class TextInputs(ExampleInputs):
         tokens = f"{self.mean_length:.1f} on average, of all {1 + self.train_rows.members.shape[1]} texts, with padding"
         return super().describe_rows() | {"tokens per row": tokens}
 
-    def training_batches(
-        self,
-        features: Mapping[str, Feature],
-        context: "tf.distribute.InputContext",
-        *,
-        seed: int,
-        global_batch_rows: int,
-        start_step: int,
-        num_steps: int,
-        num_left_out_rows: int = 0,
+    def rows_to_train_on(
+        self, batches: buckets.Batches, features: Mapping[str, Feature], context: "tf.distribute.InputContext"
     ) -> "tf.data.Dataset":
-        """Make batches in which no two rows have the same positive, where that can be avoided.
-
-        Passages are filled up to the bucket of the longest text of the batch, queries to that of the longest query.
-        """
+        """Fill passages up to the bucket of the longest text of a batch, queries to that of the longest query."""
         import tensorflow as tf
 
         rows, members = self.train_rows, self.train_rows.members
-        batches = buckets.training_batches(
-            rows.lengths,
-            self.lengths,
-            batch_rows=global_batch_rows,
-            seed=seed,
-            first=start_step + num_left_out_rows // global_batch_rows,
-            num_batches=num_steps,
-            groups=members[:, 0],
-        )
         is_padding = batches.rows < 0
         longest = np.where(is_padding, 0, np.diff(rows.starts)[batches.rows]).max(axis=1)
         query_lengths = np.asarray(self.lengths, np.int32)[buckets.bucket_of_rows(longest, self.lengths)]

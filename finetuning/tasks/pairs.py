@@ -74,8 +74,9 @@ def read_pairs(data: EmbeddingData) -> dict[str, Pairs]:
 def _read_file(path: str, flag: str) -> Table:
     if path.endswith(SQUAD_ENDINGS) and _is_squad(path):
         questions = [one for one in read_questions_to_predict(path, flag) if one.answers != ()]  # () has no answer
-        texts = [(one.question, one.context) for one in questions]
-        return Table(path, dict(zip(("question", "context"), zip(*texts, strict=True), strict=True)))
+        require(bool(questions), "must have a question with an answer", flag, path)
+        columns = {name: [getattr(one, name) for one in questions] for name in ("question", "context")}
+        return Table(path, columns)
     return read_table(path, flag)
 
 

@@ -133,6 +133,15 @@ def test_bad_input_is_one_line(name: str, tiny_start: Path, tmp_path: Path, run:
     assert not (tmp_path / "run").exists()
 
 
+def test_questions_need_answers(tiny_start: Path, tmp_path: Path, run: Callable[..., Outcome]) -> None:
+    paragraph = {"context": "the name", "qas": [{"id": "1", "question": "what", "answers": []}]}
+    (tmp_path / "train.json").write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}), encoding="utf-8")
+    flags = [f"--{part}-file={tmp_path}/train.json" for part in ("train", "validation")]
+    outcome = run(main, *embedding_flags(tiny_start / "start", tmp_path), *flags, "--dry-run")
+    assert outcome.status == 2
+    assert "--train-file must have a question with an answer" in outcome.error
+
+
 def test_predictions_are_made_elsewhere(embedded: Path, run: Callable[..., Outcome]) -> None:
     outcome = run(predict.main, "--model", embedded / "run", "--text", "the name")
     assert outcome.status == 2

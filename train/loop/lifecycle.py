@@ -13,6 +13,7 @@ import huggingface_hub
 from mlm_common.hub.push import check_hub_access
 from mlm_common.hub.retries import HubAwayError
 from train.config.learning import MAY_CHANGE
+from train.config.phases import naming_phase, phases_of
 from train.config.settings import HubConfig, RunSettings, TrainingConfig, flags_marked
 from train.data.shards import check_phases, open_inputs
 from train.loop.run import Phase, Run, print_plan
@@ -20,7 +21,6 @@ from train.model.config import resolve_model_config
 from train.publishing.hub_checkpoints import CHECKPOINTS_BRANCH, resume_from_hub
 from train.runtime import supervisor
 from train.runtime.machines import Cluster, check_tpu_devices, check_tpu_use, read_cluster
-from train.runtime.plan import naming_phase, phases_of
 from train.runtime.preemption import StopRequest, listening
 
 if TYPE_CHECKING:

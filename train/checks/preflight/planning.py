@@ -11,9 +11,10 @@ from mlm_common.tokenizer import SPECIAL_TOKENS
 from tfrecord_prep.manifest import ShardSet
 from train.checks.preflight.report import counted, step_lines
 from train.checks.preflight.tpu_compiler import TpuSlice
+from train.config.phases import PhaseSettings, phases_of
 from train.config.settings import TrainingConfig
 from train.data.shards import TrainingInputs, check_phases, open_inputs
-from train.runtime.plan import PhaseSettings, PhaseToPlan, Plan, make_plans, phases_of, warn_of_other_batch
+from train.runtime.plan import PhaseToPlan, Plan, make_plans, warn_of_other_batch
 
 # Replaces the tokenizer's folder.
 SYNTHETIC = "(synthetic)"

@@ -16,11 +16,12 @@ from train.checks.preflight.planning import PlannedPhase
 from train.checks.preflight.report import StepReport, print_batches, print_report
 from train.checks.preflight.step_lowering import lower_train_step
 from train.checks.preflight.tpu_compiler import DoesNotFitError, TpuSlice, check_compiler, compile_for_tpu
+from train.config.phases import naming_phase
 from train.config.settings import RunSettings
 from train.data.inputs import Inputs
 from train.model.computation import step_flops
 from train.model.config import resolve_model_config
-from train.runtime.plan import Plan, naming_phase
+from train.runtime.plan import Plan
 from train.step.train_step import PretrainingModel, build_model
 from train.tasks.pair_pretraining import task_of
 from train.tasks.task import Task
