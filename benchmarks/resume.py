@@ -131,7 +131,7 @@ def show_saves(folder: Path, arguments: argparse.Namespace) -> None:
     from train.step.optimizer import build_optimizer
     from train.step.train_step import PretrainingModel
     from train.tasks.masked_lm import MaskedLanguageModeling
-    from train.tasks.masking import MaskingRule
+    from train.tasks.masking_rule import MaskingRule
 
     config = AutoConfig.for_model("bert", num_hidden_layers=arguments.num_layers)
     network = build_network(config, ModelConfig(), vocabulary_size=config.vocab_size, seed=0)

@@ -47,8 +47,7 @@ def prepare_environment() -> None:
     # transformers' TF classes are Keras 2 classes.
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
     # On a machine with only a CPU, the libraries log errors about a missing GPU: `failed call to cuInit`.
-    has_accelerator = any(any(Path("/dev").glob(pattern)) for pattern in ACCELERATORS)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2" if has_accelerator else "3")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2" if has_accelerator() else "3")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     hide_noise_of_tensorflow()
     for module in LOGGING_MODULES:
@@ -63,6 +62,11 @@ def prepare_environment() -> None:
             "train must be imported before transformers; transformers was imported first and does not see "
             "the TensorFlow installed. Import train first, or set FORCE_TF_AVAILABLE=1."
         )
+
+
+def has_accelerator() -> bool:
+    """Return whether this machine has a device that could be a GPU or a TPU."""
+    return any(any(Path("/dev").glob(pattern)) for pattern in ACCELERATORS)
 
 
 def _is_informative(record: logging.LogRecord) -> bool:

@@ -70,7 +70,8 @@ def our_batches(
     from train.data.inputs import Feature
     from train.data.pipeline import SampleOrder, training_batches
     from train.layers.random_bits import row_keys
-    from train.tasks.masking import MaskedRows, MaskingRule, mask_rows
+    from train.tasks.masking import MaskedRows, mask_rows
+    from train.tasks.masking_rule import MaskingRule
 
     order = SampleOrder(shards.paths, shards.num_rows_per_shard, 0, default_of(DataConfig, "shuffle_buffer_size"))
     dataset = training_batches(

@@ -22,6 +22,7 @@ from train.publishing.hub_checkpoints import CHECKPOINTS_BRANCH, resume_from_hub
 from train.runtime import supervisor
 from train.runtime.machines import Cluster, check_tpu_devices, check_tpu_use, read_cluster
 from train.runtime.preemption import StopRequest, listening
+from train.tasks.pair_pretraining import task_of
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -63,8 +64,6 @@ class Pretraining(Job[TrainingConfig]):
             with naming_phase(one.name):
                 inputs.append(open_inputs(one.config.data))
         check_phases(inputs)
-        from train.tasks.pair_pretraining import task_of  # TensorFlow, once the shards have been checked
-
         max_length = max(one.max_length for one in inputs)
         phases = []
         for index, (one, rows) in enumerate(zip(settings, inputs, strict=True)):

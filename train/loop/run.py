@@ -22,7 +22,8 @@ from train.config.settings import HardwareConfig, RunSettings
 from train.data.inputs import Inputs
 from train.metrics.training_log import about
 from train.model.computation import Computation, planned_step_flops
-from train.runtime.machines import Cluster, expected_num_replicas, local_accelerator_type
+from train.model.parameters import count_parameters
+from train.runtime.machines import Cluster, expected_num_replicas, has_cpu_alone, local_accelerator_type
 from train.runtime.plan import PhaseToPlan, Plan, make_plans, phase_index, warn_of_other_batch
 from train.runtime.run_folder import RunFolder
 from train.runtime.supervisor import supervision
@@ -171,7 +172,7 @@ def computation_so_far(run: Run, phase: Phase, strategy: "tf.distribute.Strategy
     if (phase.index == 0 and run.starts_over) or not run.folder.has_run():
         return None
     record = run.folder.read_record()
-    if record.get("hardware") != describe_hardware(run.config.hardware, strategy):
+    if record.get("hardware") != describe_hardware(run.config.hardware, strategy.num_replicas_in_sync):
         return None
     if phase_index(record["plan"]) != phase.index:
         return None
@@ -182,7 +183,6 @@ def describe_run(
     run: Run,
     phase: Phase,
     plan: Plan,
-    strategy: "tf.distribute.Strategy",
     computation: Computation,
     num_parameters: int,
 ) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def describe_run(
     return {
         "commit": commit(),
         "versions": installed_versions(),
-        "hardware": describe_hardware(run.config.hardware, strategy),
+        "hardware": describe_hardware(run.config.hardware, plan.num_replicas),
         "computation": dataclasses.asdict(computation),
         # Of a configuration, and with --init-from of its weights, that came from the Hub.
         "hub_revision": getattr(phase.model_config, "_commit_hash", None),
@@ -216,20 +216,30 @@ def describe_phase(phase: Phase, plan: Plan) -> dict[str, Any]:
     }
 
 
-def describe_hardware(config: HardwareConfig, strategy: "tf.distribute.Strategy") -> str:
+def describe_hardware(config: HardwareConfig, num_replicas: int) -> str:
     """Name what the run computes on, as in `NVIDIA H100, 2 replica(s)`."""
-    return f"{device_kind(config)}, {strategy.num_replicas_in_sync} replica(s)"
+    return f"{device_kind(config)}, {num_replicas} replica(s)"
+
+
+def num_local_devices() -> int:
+    """Count the devices that a run without a TPU uses here."""
+    if has_cpu_alone():
+        return 1
+    from train.runtime.strategy import local_devices
+
+    return len(local_devices())
 
 
 def device_kind(config: HardwareConfig) -> str:
     """Name the kind of device that the run computes on, as in `NVIDIA H100`."""
-    import tensorflow as tf
-
     if config.wants_tpu:
         local_type = local_accelerator_type() if config.tpu_name == "local" else None
         return f"TPU {local_type or ''}".strip()
-    if gpus := tf.config.list_physical_devices("GPU"):
-        return str(tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU"))
+    if not has_cpu_alone():
+        import tensorflow as tf
+
+        if gpus := tf.config.list_physical_devices("GPU"):
+            return str(tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU"))
     cpu_info = Path("/proc/cpuinfo")
     model = re.search(
         r"^model name\s*: (.+)$", cpu_info.read_text(encoding="utf-8") if cpu_info.exists() else "", re.MULTILINE
@@ -238,30 +248,18 @@ def device_kind(config: HardwareConfig) -> str:
 
 
 def print_plan(run: Run) -> None:
-    """Print what the run would do; the model is built on the CPU to count its parameters, and its card on trial."""
-    import tensorflow as tf
-
-    from train.model.build import build_network
+    """Print what the run would do, and build its model card on trial; TensorFlow is imported where it alone knows."""
     from train.publishing.model_card import check_card
-    from train.runtime.strategy import local_devices
 
-    first, plans = (
-        run.phases[0],
-        run.plans(expected_num_replicas(run.config.hardware, run.cluster, len(local_devices()))),
-    )
-    if run.config.hardware.wants_tpu:
+    hardware, first = run.config.hardware, run.phases[0]
+    plans = run.plans(expected_num_replicas(hardware, run.cluster, 1 if hardware.wants_tpu else num_local_devices()))
+    if hardware.wants_tpu:
         print(f"Without claiming the TPU, {plans[0].num_replicas} replicas are assumed.")
-    network = build_network(
-        first.model_config,
-        run.config.model,
-        vocabulary_size=vocabulary_size(first.inputs.tokenizer),
-        seed=run.config.run.seed,
-        model_class=first.task.model_class,
-    )
+    num_parameters = num_parameters_of(first)
     for phase, plan in zip(run.phases, plans, strict=True):
         warn_of_other_batch(phase.config, plan)
-        rows = phase.describe(plan, network.count_params())
-        if device_kind(run.config.hardware).startswith("CPU"):
+        rows = phase.describe(plan, num_parameters)
+        if device_kind(hardware).startswith("CPU"):
             rows |= phase.describe_time_on_cpu(plan)
         print_table(rows)
         if run.has_named_phases:
@@ -269,8 +267,25 @@ def print_plan(run: Run) -> None:
     if run.has_named_phases:
         print_table({"all phases": f"{plans[-1].num_steps:,} steps, {sum(plan.num_tokens for plan in plans):,} tokens"})
     computation = Computation(jit_compile=False, tpu_layers=None)
-    draft = describe_run(run, first, plans[0], tf.distribute.get_strategy(), computation, network.count_params())
+    draft = describe_run(run, first, plans[0], computation, num_parameters)
     check_card(draft, first.inputs.tokenizer, first.model_config)
+
+
+def num_parameters_of(phase: Phase) -> int:
+    """Count the parameters of the network; only an architecture of which the arithmetic is not known is built."""
+    num_parameters = count_parameters(phase.model_config, phase.task.model_class)
+    if num_parameters is not None:
+        return num_parameters
+    from train.model.build import build_network
+
+    network = build_network(
+        phase.model_config,
+        phase.config.model,
+        vocabulary_size=vocabulary_size(phase.inputs.tokenizer),
+        seed=phase.config.run.seed,
+        model_class=phase.task.model_class,
+    )
+    return int(network.count_params())
 
 
 def print_result(phase: Phase, figures: dict[str, float] | None, where: dict[str, str]) -> None:

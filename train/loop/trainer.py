@@ -128,8 +128,8 @@ class Trainer:
 
     def record_run(self) -> dict[str, Any]:
         """Write `run.json`, once nothing can refuse the run any more, and return its content."""
-        network, strategy = self.model.network, self.model.distribute_strategy
-        record = describe_run(self.run, self.phase, self.plan, strategy, self.computation, network.count_params())
+        num_parameters = self.model.network.count_params()
+        record = describe_run(self.run, self.phase, self.plan, self.computation, num_parameters)
         if self.run.cluster.is_chief:
             self.run.folder.write_record(record)
         return record
@@ -299,7 +299,8 @@ def build_trainer(run: Run, index: int, strategy: tf.distribute.Strategy) -> Tra
     computation = choose_computation(config, phase.model_config, plan, num_predictions, recorded)
     model = build_model(config, inputs, phase.task, phase.model_config, plan, strategy, computation)
     is_chief = strategy.extended.should_checkpoint
-    record = describe_run(run, phase, plan, strategy, computation, model.network.count_params())
+    num_parameters = model.network.count_params()
+    record = describe_run(run, phase, plan, computation, num_parameters)
     log = MetricsLog(run.folder, lambda lines: draw_run(RunCurves(run.folder.path, record, lines)), is_chief=is_chief)
     return Trainer(
         run=run,

@@ -196,6 +196,14 @@ def check_architecture(config: PretrainedConfig, hint: str = "Give --config-over
                 f"{name} of a {model_type} must be {value}, the only value that its TensorFlow class supports; "
                 f"received {getattr(config, name)}. {fix}."
             )
+    # Rotations turn pairs of numbers of a head.
+    multiple = config.num_attention_heads * (1 if architecture.learns_positions else 2)
+    if config.hidden_size % multiple:
+        twice, value = "" if architecture.learns_positions else "twice ", -(-config.hidden_size // multiple) * multiple
+        raise InputError(
+            f"hidden_size of a {model_type} must be a multiple of {multiple}, {twice}num_attention_heads; received "
+            f"{config.hidden_size}. {hint.format(name='hidden_size', value=value)}."
+        )
     for name in architecture.activations:
         if getattr(config, name) not in ACTIVATIONS:
             raise InputError(

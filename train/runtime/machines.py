@@ -15,12 +15,14 @@ import json
 import logging
 import os
 import re
+import sys
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
+from train import has_accelerator
 from train.config.settings import HardwareConfig, RunSettings
 
 logger = logging.getLogger(__name__)
@@ -190,6 +192,14 @@ def check_tpu_use(config: RunSettings, cluster: Cluster) -> None:
                 f"{flag} must be in Cloud Storage (gs://BUCKET/NAME) for --tpu-name {config.hardware.tpu_name}, whose "
                 f"own hosts read and write it; received {folder}. On a TPU VM with its own TPU, give --tpu-name local."
             )
+
+
+def has_cpu_alone() -> bool:
+    """Return whether this machine has no device but its CPU, as far as that is known without TensorFlow.
+
+    In a process that has imported TensorFlow it is not known: it may have been told of other devices.
+    """
+    return "tensorflow" not in sys.modules and not has_accelerator()
 
 
 def expected_num_replicas(config: HardwareConfig, cluster: Cluster, num_local_devices: int) -> int:

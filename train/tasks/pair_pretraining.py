@@ -4,9 +4,8 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
 from transformers import PreTrainedTokenizerFast
 
 from mlm_common.errors import InputError
@@ -17,28 +16,19 @@ from train.config.learning import MaskingConfig
 from train.config.settings import TrainingConfig
 from train.data.inputs import Feature
 from train.data.shards import TrainingInputs
-from train.layers.random_bits import draw_bits, fall_under, fold_in
-from train.runtime.named_scopes import named
-from train.tasks.masked_lm import MaskedLanguageModeling, masking_rule
-from train.tasks.masking import MaskedRows, MaskingRule, key_of_content
+from train.tasks.masked_lm import MaskedLanguageModeling
+from train.tasks.masking_rule import MaskingRule, masking_rule
 from train.tasks.task import CardFigure, Mean, TaskCard
 
-# The random stream of a row for its order; its masks use others (`train.tasks.masking`).
-ORDER = 16
+if TYPE_CHECKING:
+    import tensorflow as tf
+
 # The label of a pair that does not count.
 NO_LABEL = -100
 EVALUATION = (
     "Over {num_masked_tokens:,} masked tokens of rows that were not trained on, 15 % of each row, always the same, and "
     "{num_pairs:,} pairs. The loss is the sum of both."
 )
-
-
-class PairRows(NamedTuple):
-    """Masked rows, each with a question about its pair of segments."""
-
-    masked: MaskedRows
-    labels: tf.Tensor  # int32 (batch,), the right answer, 0 or 1
-    weights: tf.Tensor  # float32 (batch,), of its loss relative to that of a masked token; 0 without question
 
 
 class PairPretraining(MaskedLanguageModeling):
@@ -74,29 +64,44 @@ class PairPretraining(MaskedLanguageModeling):
         return {**super().features(length), LABEL_KEY: Feature(padding=NO_LABEL)}
 
     @abstractmethod
-    def ask(self, batch: dict[str, tf.Tensor], row_keys: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def ask(self, batch: dict[str, "tf.Tensor"], row_keys: "tf.Tensor") -> tuple["tf.Tensor", ...]:
         """Return rows, int32 (batch, length), the answers, int32 (batch,), and whether these count, bool (batch,)."""
 
-    def prepare_batch(self, batch: dict[str, tf.Tensor], row_keys: tf.Tensor) -> Any:
+    def prepare_batch(self, batch: dict[str, "tf.Tensor"], row_keys: "tf.Tensor") -> Any:
         """Ask about the pairs, and mask the rows."""
+        import tensorflow as tf
+
+        from train.tasks.pair_rows import PairRows
+
         input_ids, labels, counts = self.ask(batch, row_keys)
         masked = super().prepare_batch({"input_ids": input_ids}, row_keys)
         return PairRows(masked, labels, tf.cast(counts, tf.float32))
 
-    def prepare_row(self, row: dict[str, tf.Tensor]) -> Any:
+    def prepare_row(self, row: dict[str, "tf.Tensor"]) -> Any:
         """Ask about the pair and mask the row, both by its content."""
+        import tensorflow as tf
+
+        from train.tasks.masking import key_of_content
+        from train.tasks.pair_rows import PairRows
+
         batch = {name: feature[tf.newaxis] for name, feature in row.items()}
         input_ids, labels, counts = (one[0] for one in self.ask(batch, key_of_content(row["input_ids"])))
         return PairRows(super().prepare_row({"input_ids": input_ids}), labels, tf.cast(counts, tf.float32))
 
-    def apply_global_weights(self, rows: Any, add_up: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+    def apply_global_weights(self, rows: Any, add_up: Callable[["tf.Tensor"], "tf.Tensor"]) -> Any:
         """Weigh the pairs so that, divided by the number of masked tokens, their losses add up to their mean."""
+        import tensorflow as tf
+
         num_masked = add_up(tf.reduce_sum(tf.cast(rows.masked.is_masked, tf.float32)))
         num_pairs = add_up(tf.reduce_sum(rows.weights))
         return rows._replace(weights=rows.weights * tf.math.divide_no_nan(num_masked, num_pairs))
 
-    def sums(self, network: Any, rows: Any, *, training: bool) -> dict[str, tf.Tensor]:
+    def sums(self, network: Any, rows: Any, *, training: bool) -> dict[str, "tf.Tensor"]:
         """Add up the losses, and those of both questions apart; see `masked_lm_loss` and `pair_losses`."""
+        import tensorflow as tf
+
+        from train.tasks.pair_rows import pair_losses, token_types
+
         types = token_types(rows.masked.input_ids, self.sep_token_id, self.pad_token_id)
         outputs, sums = self.outputs_and_sums(network, rows.masked, {"token_type_ids": types}, training=training)
         losses, is_right = pair_losses(outputs[1], tf.maximum(rows.labels, 0))
@@ -173,7 +178,7 @@ class NextSentencePrediction(PairPretraining):
     means = _means("nsp")
     card = _card("nsp", "next sentence", "Its head for pairs answers 1 where the second text is a random one.")
 
-    def ask(self, batch: dict[str, tf.Tensor], row_keys: tf.Tensor) -> tuple[tf.Tensor, ...]:  # noqa: ARG002
+    def ask(self, batch: dict[str, "tf.Tensor"], row_keys: "tf.Tensor") -> tuple["tf.Tensor", ...]:  # noqa: ARG002
         return batch["input_ids"], batch[LABEL_KEY], batch[LABEL_KEY] >= 0
 
 
@@ -187,7 +192,11 @@ class SentenceOrderPrediction(PairPretraining):
     means = _means("sop")
     card = _card("sop", "sentence order", "Its head for pairs answers 1 where the two texts were swapped.")
 
-    def ask(self, batch: dict[str, tf.Tensor], row_keys: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def ask(self, batch: dict[str, "tf.Tensor"], row_keys: "tf.Tensor") -> tuple["tf.Tensor", ...]:
+        import tensorflow as tf
+
+        from train.tasks.pair_rows import swap_some
+
         input_ids, is_swapped = swap_some(batch["input_ids"], row_keys, self.sep_token_id)
         has_order = batch[LABEL_KEY] == IS_NEXT
         input_ids = tf.where(has_order[:, tf.newaxis], input_ids, batch["input_ids"])
@@ -209,51 +218,3 @@ def task_of(config: TrainingConfig, inputs: TrainingInputs) -> MaskedLanguageMod
         InputError: its inputs do not suit it.
     """
     return OBJECTIVES[config.model.objective].of(inputs, config.masking)
-
-
-def token_types(input_ids: tf.Tensor, sep_id: int, pad_id: int) -> tf.Tensor:
-    """Return the segment of each token, int32 (batch, length): 1 after the first [SEP]; before, and in padding, 0."""
-    num_ended = tf.cumsum(tf.cast(input_ids == sep_id, tf.int32), axis=1, exclusive=True)
-    return tf.where(input_ids == pad_id, 0, tf.minimum(num_ended, 1))
-
-
-@named("swap")
-def swap_some(input_ids: tf.Tensor, row_keys: tf.Tensor, sep_id: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Swap the segments of half of the rows; which depends on the key of each alone.
-
-    Args:
-        input_ids: int32 (batch, length), of rows with two [SEP]; results for others must not be used.
-        row_keys: uint32 (batch, KEY_WORDS).
-        sep_id: of [SEP].
-
-    Returns:
-        The rows, int32 (batch, length), and whether they were swapped, bool (batch,).
-    """
-    is_swapped = fall_under(draw_bits(fold_in(row_keys, ORDER), ()), 0.5)  # (batch,)
-    return tf.where(is_swapped[:, tf.newaxis], swapped(input_ids, sep_id), input_ids), is_swapped
-
-
-def swapped(input_ids: tf.Tensor, sep_id: int) -> tf.Tensor:
-    """Turn `[CLS] A [SEP] B [SEP]` into `[CLS] B [SEP] A [SEP]`, whatever follows: int32 (batch, length)."""
-    places = tf.range(input_ids.shape[1])
-    is_sep = input_ids == sep_id
-    first = tf.argmax(is_sep, axis=1, output_type=tf.int32)[:, tf.newaxis]  # (batch, 1), the earliest one
-    last = tf.reduce_max(tf.where(is_sep, places, 0), axis=1, keepdims=True)
-    middle = last - first  # the new place of the [SEP] between them
-    source = tf.where(places < middle, places + first, tf.where(places == middle, first, places - middle))
-    source = tf.where((places == 0) | (places >= last), places, source)
-    return tf.gather(input_ids, source, axis=1, batch_dims=1)
-
-
-@named("pair_loss")
-def pair_losses(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Compute cross-entropy in nats, and whether the larger logit is right, both float32 (batch,).
-
-    Args:
-        logits: (batch, 2), any float type; the loss is computed in float32.
-        labels: int32 (batch,), 0 or 1.
-    """
-    logits = tf.cast(logits, tf.float32)
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-    is_right = tf.cast(logits[:, 1] > logits[:, 0], tf.int32) == labels
-    return losses, tf.cast(is_right, tf.float32)

@@ -8,7 +8,8 @@ from tfrecord_prep.manifest import ShardSet
 from tfrecord_prep.records import encode_rows
 from train.data.inputs import Feature
 from train.data.pipeline import ONE_PIPELINE, SampleOrder, evaluation_batches, training_batches
-from train.tasks.masking import MaskingRule, mask_row_by_content
+from train.tasks.masking import mask_row_by_content
+from train.tasks.masking_rule import MaskingRule
 
 LENGTH = 8
 NUM_ROWS_PER_SHARD = (5, 7, 4)

@@ -11,7 +11,7 @@ from train.model.architectures import ARCHITECTURES
 from train.model.computation import FORMULAS, step_flops
 from train.step.train_step import PretrainingModel
 from train.tasks.masked_lm import MaskedLanguageModeling
-from train.tasks.masking import MaskingRule
+from train.tasks.masking_rule import MaskingRule
 
 NUM_ROWS, LENGTH = 4, 30
 TASK = MaskedLanguageModeling(MaskingRule(MASK, (0, 1, 2, 3, 4), VOCABULARY), PAD)

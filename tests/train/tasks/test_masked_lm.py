@@ -13,8 +13,9 @@ from tests.fixtures import tiny_tokenizers
 from tests.fixtures.tiny_corpus import wrapped
 from train.config.learning import MaskingConfig
 from train.data.shards import TrainingInputs
-from train.tasks.masked_lm import MaskedLanguageModeling, masked_lm_loss
-from train.tasks.masking import MaskingRule
+from train.tasks.masked_lm import MaskedLanguageModeling
+from train.tasks.masked_lm_head import masked_lm_loss
+from train.tasks.masking_rule import MaskingRule
 
 NUM_PREDICTIONS, VOCABULARY = 12, 7
 DTYPES = (tf.float32, tf.bfloat16)

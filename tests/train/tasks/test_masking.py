@@ -8,15 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from train.layers.random_bits import row_keys
-from train.tasks.masking import (
+from train.tasks.masking import MaskedRows, collect_predictions, mask_row_by_content, mask_rows
+from train.tasks.masking_rule import (
     MAX_SPAN_TOKENS,
     MAX_UNIT_TOKENS,
     MAX_WORD_TOKENS,
-    MaskedRows,
     MaskingRule,
-    collect_predictions,
-    mask_row_by_content,
-    mask_rows,
     num_prediction_slots,
 )
 

@@ -5,15 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from train.layers.random_bits import draw_bits, row_keys
-from train.tasks.masking import (
-    MAX_SPAN_TOKENS,
-    MAX_SPAN_WORDS,
-    MAX_WORD_TOKENS,
-    first_tokens_of_spans,
-    first_tokens_of_words,
-    is_special,
-    span_lengths,
-)
+from train.tasks.masking import MAX_SPAN_WORDS, first_tokens_of_spans, first_tokens_of_words, is_special, span_lengths
+from train.tasks.masking_rule import MAX_SPAN_TOKENS, MAX_WORD_TOKENS
 
 SPECIAL_IDS = (0, 1, 2)
 SEED = (7, 118)

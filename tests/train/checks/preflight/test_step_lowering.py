@@ -7,7 +7,7 @@ from tests.fixtures.tiny_models import tiny_model
 from tests.fixtures.tiny_steps import compiled_model
 from train.checks.preflight.step_lowering import ReplicaOfSlice, lower_train_step, lowered
 from train.tasks.masked_lm import MaskedLanguageModeling
-from train.tasks.masking import MaskingRule
+from train.tasks.masking_rule import MaskingRule
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,52 @@
+"""Parameters counted by arithmetic are those that Keras counts."""
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from transformers import PretrainedConfig
+
+from tests.fixtures.tiny_models import CONFIGS, tiny_config
+from train.model.architectures import ARCHITECTURES
+from train.model.modernbert import auto_class
+from train.model.parameters import BERT_AND_ITS_KIN, count_parameters
+
+COUNTED = BERT_AND_ITS_KIN | {"modernbert"}
+# Sizes that have nothing in common, so that no mistake cancels another; three layers, of which ALBERT has two groups.
+ODD: dict[str, Any] = {
+    "vocab_size": 211, "hidden_size": 40, "embedding_size": 24, "num_attention_heads": 4, "num_hidden_layers": 3,
+    "num_hidden_groups": 2, "inner_group_num": 2, "intermediate_size": 57, "hidden_dim": 57, "type_vocab_size": 3,
+    "max_position_embeddings": 37,
+}  # fmt: skip
+HEADS = ("MaskedLM", "PreTraining", "SequenceClassification", "TokenClassification", "QuestionAnswering")
+
+
+def built(config: PretrainedConfig, model_class: str) -> int:
+    with tf.Graph().as_default():  # where weights take no memory
+        network = auto_class(model_class).from_config(config)
+        network(network.dummy_inputs, training=False)
+        return int(network.count_params())
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if CONFIGS[name]["model_type"] in COUNTED])
+def test_of_a_masked_language_model(name: str) -> None:
+    config = tiny_config(name)
+    assert count_parameters(config) == built(config, "TFAutoModelForMaskedLM")
+
+
+@pytest.mark.parametrize("name", sorted(COUNTED))
+def test_of_every_head_at_odd_sizes(name: str) -> None:
+    sizes = {key: size for key, size in ODD.items() if key in tiny_config(name).to_dict() or key in CONFIGS[name]}
+    for head in HEADS:
+        if head == "PreTraining" and not ARCHITECTURES[name].has_pair_head:
+            continue
+        config = tiny_config(name, **sizes, num_labels=5 if head.endswith("Classification") else 2)
+        model_class = f"TFAutoModelFor{head}"
+        assert (head, count_parameters(config, model_class)) == (head, built(config, model_class))
+    config = tiny_config(name, **sizes)
+    assert count_parameters(config, "TFAutoModel") == built(config, "TFAutoModel")
+
+
+def test_others_are_not_guessed() -> None:
+    assert count_parameters(tiny_config("roformer")) is None
+    assert count_parameters(tiny_config("bert"), "TFAutoModelForMultipleChoice") is None
