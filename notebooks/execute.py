@@ -52,9 +52,11 @@ def execute(name: str) -> None:
     NotebookClient(notebook, timeout=CELL_SECONDS, resources=resources, record_timing=False).execute()
     for cell in notebook.cells:
         cell.metadata = {}
+        if cell.cell_type == "code":
+            cell.outputs = joined_streams(cell.outputs)
         for output in cell.get("outputs", ()):
             if output.output_type == "stream":
-                output.text = _plain(output.text)
+                output.text = plain(output.text)
             elif "data" in output:
                 output.data.pop("text/plain", None)
                 output.metadata = {}
@@ -63,13 +65,24 @@ def execute(name: str) -> None:
     nbformat.write(notebook, path)
 
 
-def _plain(text: str) -> str:
+def joined_streams(outputs: Sequence[Any]) -> list[Any]:
+    """Join what was printed piece by piece, so that all states of a progress bar are in one line."""
+    joined: list[Any] = []
+    for output in outputs:
+        if joined and output.output_type == joined[-1].output_type == "stream" and output.name == joined[-1].name:
+            joined[-1].text += output.text
+        else:
+            joined.append(output)
+    return joined
+
+
+def plain(text: str) -> str:
     """Leave out this machine's folders, and all but the last state of progress bars."""
     environment = Path(sys.executable).parent.parent
     for folder, name in ((f"{PROJECT}/", ""), (str(environment), ".venv"), (str(Path.home()), "~")):
         text = text.replace(folder, name)
-    lines = [re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", line).rpartition("\r")[2].rstrip() for line in text.split("\n")]
-    return "\n".join(lines)
+    text = re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", text).replace("\r\n", "\n")  # as terminals end lines
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.split("\n"))
 
 
 def main(argv: Sequence[str]) -> int:

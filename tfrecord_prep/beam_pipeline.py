@@ -41,7 +41,7 @@ def check_beam(config: PrepareConfig, corpus: Corpus) -> "PipelineOptions":
     """
     needed = ["apache_beam"] + ["google.cloud.dataflow"] * (config.runner == DATAFLOW_RUNNER)
     if not all(map(importlib.util.find_spec, needed)):
-        raise InputError(f"--runner {config.runner} needs Apache Beam: pip install -e '.[beam]'.")
+        raise InputError(f"--runner {config.runner} needs Apache Beam: python3 install.py --with beam")
     from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
     from apache_beam.runners.runner import create_runner
 

@@ -82,7 +82,7 @@ class PrepareConfig(Bounded):
     runner: Literal["local", "DirectRunner", "DataflowRunner"] = flag(
         "local",
         "What does the work. local: processes on this machine. DirectRunner and DataflowRunner: Apache Beam on "
-        "this machine and on Google Cloud; install with `pip install -e '.[beam]'`. The shards are the same.",
+        "this machine and on Google Cloud; install it with `python3 install.py --with beam`. The shards are the same.",
     )
     beam_options: str = flag(
         "",

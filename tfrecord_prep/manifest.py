@@ -202,7 +202,7 @@ def _num_rows_in_names(folder: str, names: list[str], has_plan: bool) -> list[in
     if has_plan or any(MANAGED_SHARD_NAME.match(name) for name in names):
         raise InputError(
             f"Shards must come with the manifest that is written last; {folder} has none, so its preparation "
-            "did not end. Run prepare-tfrecord-shards again with the same flags: it resumes where it stopped."
+            "did not end. Run prepare_tfrecord_shards.py again with the same flags: it resumes where it stopped."
         )
     if not names:
         check_folder(folder)

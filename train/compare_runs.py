@@ -105,8 +105,8 @@ def group_comparable(runs: Sequence[RunCurves]) -> Groups | None:
     if len(groups) < 2:
         return None
     differing = {name for group in groups for name in _differing(groups[0][0], group[0])}
-    what = [name for name in COMPARED if name in differing]
-    return Groups([[run.name for run in group] for group in groups], " and ".join(what))
+    what = ", ".join(name for name in COMPARED if name in differing)
+    return Groups([[run.name for run in group] for group in groups], " and ".join(what.rsplit(", ", 1)))
 
 
 def describe_mask_rates(runs: Sequence[RunCurves]) -> str:

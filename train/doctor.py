@@ -98,7 +98,8 @@ def print_all(findings: Iterable[Finding]) -> None:
     for finding in findings:
         counts[finding.status] += 1
         print(finding, flush=True)
-    print(f"\n{counts['ok']} ok, {counts['warning']} warnings, {counts['error']} errors", flush=True)
+    numbers = [f"{counts[kind]} {kind}{'s' * (counts[kind] != 1)}" for kind in ("warning", "error")]
+    print(f"\n{counts['ok']} ok, {', '.join(numbers)}", flush=True)
     if counts["error"]:
         raise RunFailedError("Some checks failed; each error line says how to fix it.")
 

@@ -32,7 +32,7 @@ def check_packages(*modules: str) -> None:
     """Check that the modules that compute metrics are installed."""
     for module in modules:
         if importlib.util.find_spec(module) is None:
-            raise InputError(f"Metrics need {module}, which is missing: pip install -e '.[finetuning]'.")
+            raise InputError(f"Metrics need {module}, which is missing: python3 install.py --with finetuning")
 
 
 def with_mean(metrics: Sequence[str]) -> tuple[str, ...]:

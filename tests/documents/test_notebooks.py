@@ -15,7 +15,7 @@ import pytest
 from nbclient import NotebookClient
 
 from mlm_common.corpus.builtin import python_files, read_files
-from notebooks.execute import EXECUTED, cells_sha256, without_outputs
+from notebooks.execute import EXECUTED, cells_sha256, joined_streams, plain, without_outputs
 from tests.fixtures.commands import parse
 from tests.fixtures.notebooks import COMPARISON, FINETUNING, NOTEBOOKS, WALKTHROUGH, code_cells
 from tests.fixtures.recorded_runs import write_run
@@ -68,7 +68,15 @@ def test_notebooks_are_valid_and_executed(path: Path) -> None:
         if cell.cell_type == "code":
             assert cell.execution_count
             assert not [output for output in cell.outputs if output.output_type == "error"]
+            assert all(output.text.strip() for output in cell.outputs if output.output_type == "stream")
     assert any(picture.startswith(PNG) for cell in notebook.cells if "outputs" in cell for picture in pictures(cell))
+
+
+def test_committed_outputs_are_what_a_terminal_shows_at_the_end() -> None:
+    texts = ["\x1b[1mtokens  4\x1b[0m\r\n\rTraining:  10 %", "\rTraining: 100 %", "\r\n", "\r\nDone.\r\n"]
+    outputs = [nbformat.v4.new_output("stream", name="stdout", text=text) for text in texts]
+    (output,) = joined_streams(outputs)
+    assert plain(output.text) == "tokens  4\nTraining: 100 %\n\nDone.\n"
 
 
 def test_notebooks_are_small_and_name_no_folder_of_a_machine() -> None:

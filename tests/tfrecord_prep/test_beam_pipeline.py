@@ -179,5 +179,5 @@ def test_beam_that_is_not_installed(
 ) -> None:
     monkeypatch.setitem(sys.modules, "apache_beam", None)
     assert main(flags(source, tmp_path, "--runner", "DirectRunner")) == 2
-    assert "pip install -e '.[beam]'" in capfd.readouterr().err
+    assert "python3 install.py --with beam" in capfd.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -78,7 +78,7 @@ def test_shards_of_the_tutorial_need_no_manifest(tmp_path: Path) -> None:
         (lambda folder: (folder / "dataset-00002-00000-4.tfrecord").write_bytes(b"x"), "also holds dataset-00002-0"),
         (
             lambda folder: (folder / "manifest.json").unlink(),
-            r"did not end\. Run prepare-tfrecord-shards again",
+            r"did not end\. Run prepare_tfrecord_shards\.py again",
         ),
     ],
 )
@@ -91,7 +91,7 @@ def test_shards_that_differ_from_the_manifest(folder: Path, spoil: Callable[[Pat
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("plan.json", r"did not end\. Run prepare-tfrecord-shards again with the same flags"),
+        ("plan.json", r"did not end\. Run prepare_tfrecord_shards\.py again with the same flags"),
         ("rows.tfrecord", r"holds rows\.tfrecord"),
         ("notes.txt", r"empty contains no \*.tfrecord files. Pass the folder of one split"),
     ],

@@ -81,7 +81,7 @@ def truncate(shards: Path) -> None:
 CASES = {
     "no shards": (lambda _: None, ["--train-dataset", "{}/nowhere"], "There is no folder"),
     "killed preparation": (
-        lambda shards: (shards / "train" / "manifest.json").unlink(), [], "Run prepare-tfrecord-shards again",
+        lambda shards: (shards / "train" / "manifest.json").unlink(), [], "Run prepare_tfrecord_shards.py again",
     ),
     "shard missing": (lambda shards: first_shard(shards).unlink(), [], "lacks dataset-"),
     "shard truncated": (truncate, [], "must have the size of the manifest"),

@@ -200,7 +200,7 @@ def check_nothing_is_shared(train_shards: ShardSet, eval_shards: ShardSet) -> No
     if shared:
         raise InputError(
             f"--eval-dataset must hold no text of --train-dataset, in any phase; {folders}: {shared}. Evaluate on a "
-            "split that is not trained on, made by the same prepare-tfrecord-shards command (--validation-percent, "
+            "split that is not trained on, made by the same prepare_tfrecord_shards.py command (--validation-percent, "
             "--validation-files)."
         )
 

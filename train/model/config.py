@@ -142,7 +142,7 @@ def _check_block_attention(model_type: str, inputs: TrainingInputs) -> None:
             raise InputError(
                 "--block-attention needs shards in which a [SEP] ends each document: --chunking "
                 f"{', '.join(SEPARATED_CHUNKINGS)}; that of {folder} is {chunking}. Leave the flag out, or "
-                "prepare the shards with prepare-tfrecord-shards."
+                "prepare the shards with prepare_tfrecord_shards.py."
             )
 
 

@@ -85,7 +85,7 @@ def _word_starts(inputs: TrainingInputs, masking: MaskingConfig) -> NDArray[np.b
         raise InputError(
             f"--masking {masking.masking} needs a tokenizer whose tokens show where a word starts, or with a "
             f"{WORD_STARTS_FILE}; {inputs.tokenizer_source} has neither. Give --masking token, or prepare the shards "
-            "with a tokenizer of train-unigram."
+            "with a tokenizer of train_unigram.py."
         )
     num_ids = vocabulary_size(inputs.tokenizer)
     if len(starts) != num_ids:

@@ -45,7 +45,7 @@ def test_rows_that_are_trained_on_are_not_evaluated_on(prepared: Path) -> None:
     message = str(caught.value)
     assert message.startswith("--eval-dataset must hold no text of --train-dataset, in any phase; ")
     assert f"{evaluation} and {train}: both were made of {prepared}/docs.jsonl (" in message
-    assert "made by the same prepare-tfrecord-shards command" in message
+    assert "made by the same prepare_tfrecord_shards.py command" in message
 
 
 @pytest.mark.parametrize("part", ["train", "validation"])
