@@ -35,6 +35,7 @@ SCRIPTS = {
         "finetuning/run_task.py",
         "finetuning/run_embedding.py",
         "finetuning/predict.py",
+        "finetuning/search.py",
         "finetuning/glue_submission.py",
     ),
     "Before a run": ("install.py", "train/doctor.py", "train/tpu_preflight.py"),

@@ -328,7 +328,7 @@ def open_predictor(config: PredictionConfig) -> Iterator[Predictor]:
                 "first."
             )
         if find_file(folder, "modules.json") is not None:
-            raise InputError(f"--model: {config.model} embeds texts. Open it with SentenceTransformer.")
+            raise InputError(f"--model: {config.model} embeds texts. Use finetuning/search.py, or SentenceTransformer.")
         kind = next((one for ending, one in PREDICTORS.items() if model.class_name.endswith(ending)), CustomPredictor)
         yield kind(model, config)
 

@@ -170,7 +170,7 @@ def _typed(flag: argparse.Action, value: Any, source: str) -> Any:
 
     if value is None and flag.default is None:
         return None
-    if flag.nargs == "+":
+    if flag.nargs in ("+", "*"):
         return [convert(item) for item in (value if isinstance(value, list) else [value])]
     return convert(value)
 

@@ -117,10 +117,13 @@ class FlagParser(HfArgumentParser):
         bounds: Mapping[str, float] | None = None,  # noqa: ARG002
         group: str | None = None,
         is_usual: bool = False,
+        is_positional: bool = False,
         off_help: str | None = None,
         **settings: Any,
     ) -> Any:
         """Add a flag to its group, with the metadata of its field."""
+        if is_positional:
+            names, settings = (names[0].lstrip("-"),), settings | {"nargs": "*"}
         if settings.get("action") == "store_false":
             settings["help"] = off_help
         elif "action" not in settings:
@@ -186,11 +189,14 @@ def _metavar(name: str) -> str:
 
 def _shown_name(action: argparse.Action) -> str:
     """Return the spelling of a flag that is shown: with `-`, under its current name."""
-    return next(name for name in action.option_strings if name.startswith("--") and "_" not in name)
+    shown = (name for name in action.option_strings if name.startswith("--") and "_" not in name)
+    return next(shown, str(action.metavar))
 
 
 def _invocation(action: argparse.Action) -> str:
     name = _shown_name(action)
+    if action.nargs == "*":
+        return f'"{name}" …'
     if action.nargs in (0, "?"):
         return name
     return f"{name} {action.metavar}" + (" …" if action.nargs == "+" else "")

@@ -145,4 +145,4 @@ def test_questions_need_answers(tiny_start: Path, tmp_path: Path, run: Callable[
 def test_predictions_are_made_elsewhere(embedded: Path, run: Callable[..., Outcome]) -> None:
     outcome = run(predict.main, "--model", embedded / "run", "--text", "the name")
     assert outcome.status == 2
-    assert "embeds texts. Open it with SentenceTransformer." in outcome.error
+    assert "embeds texts. Use finetuning/search.py, or SentenceTransformer." in outcome.error

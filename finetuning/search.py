@@ -1,0 +1,52 @@
+"""Search texts with a model that embeds them: embed a corpus once, and answer questions with the nearest texts."""
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+try:
+    from mlm_common.cli.command_line import command, log_start, parse_arguments
+except ModuleNotFoundError:
+    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
+from finetuning.config.search import SearchConfig
+
+if TYPE_CHECKING:
+    from finetuning.tasks.vectors import TextSearch
+
+# Characters of a text that are printed.
+NUM_SHOWN = 300
+
+
+def open_search(**settings: Any) -> "TextSearch":
+    """Open a search for `find`, with the settings of the command: `model`, `corpus` and so on.
+
+    Raises:
+        InputError: there is no such model, file or column, or the folder has vectors of others.
+        HubAwayError: the Hub cannot be reached.
+    """
+    from finetuning.tasks.vectors import open_search
+
+    return open_search(SearchConfig(**settings))
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """Embed what is not embedded yet, and print the nearest texts of each question."""
+    (config,) = parse_arguments((SearchConfig,), argv, __doc__ or "", needed=("model", "corpus", "question"))
+    log_start(__file__)
+    from finetuning.tasks.vectors import open_search
+
+    search = open_search(config)
+    if not config.question:
+        print(f"{len(search.texts):,} vectors  {config.folder}")
+        return
+    found = search.find(config.question, config.top_k)
+    for question, nearest in zip(config.question, found, strict=True):
+        print(question)
+        for text, score in nearest:
+            shown = " ".join(text.split())
+            print(f"{score:8.4f}  {shown if len(shown) <= NUM_SHOWN else f'{shown[:NUM_SHOWN]}…'}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""Searches: a corpus is embedded once and resumed, answers are the nearest texts, and other vectors are refused."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from finetuning.config.search import SearchConfig
+from finetuning.search import main, open_search
+from finetuning.tasks import vectors
+from finetuning.tasks.vectors import TextEncoder
+from mlm_common.cli.command_line import parse_arguments
+from mlm_common.errors import EXIT_INTERRUPTED
+from tests.fixtures.other_environments import made_environment, output_of
+from tests.fixtures.run_command import Outcome
+from tests.fixtures.tiny_texts import rows_of
+from tests.servers.fixtures import CloudStorageHandle
+
+PROJECT = Path(__file__).parents[2]
+QUESTIONS = ("the name", "a file")
+
+
+@pytest.fixture
+def flags(embedded: Path, tmp_path: Path) -> list[str]:
+    """The flags of a search among the validation passages, without questions."""
+    rows = [json.dumps({"title": row["query"], "text": row["passage"], "id": 1}) for row in rows_of("validation")]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    model = ("--model", str(embedded / "run"), "--corpus", str(tmp_path / "corpus.jsonl"))
+    return [*model, "--shard-rows", "8", "--per-replica-batch-size", "4"]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_the_nearest_texts_answer(
+    flags: list[str], embedded: Path, tmp_path: Path, run: Callable[..., Outcome]
+) -> None:
+    """Those of all files, as float16 gives them."""
+    outcome = run(main, *flags, "--top-k", "3", *QUESTIONS)
+    assert outcome.status == 0, outcome.err
+    found = {}
+    for line in outcome.out.splitlines():
+        if not line.startswith(" "):
+            found[line] = nearest = []
+        else:
+            nearest.append(line.split("  ")[-1])
+    assert list(found) == list(QUESTIONS)
+    parts = [np.load(path) for path in sorted((tmp_path / "corpus.jsonl.vectors").glob("*.npy"))]
+    assert [(len(part), part.dtype) for part in parts] == [(8, np.float16), (8, np.float16), (5, np.float16)]
+    encoder = TextEncoder.open(str(embedded / "run" / "export"), None)
+    texts = [f"{row['query']} {row['passage']}" for row in rows_of("validation")]
+    whole = encoder.encode(texts, "", 7)
+    np.testing.assert_allclose(np.concatenate(parts), whole, atol=1e-3)
+    cosines = encoder.encode(QUESTIONS, "name: ", 2) @ np.concatenate(parts).astype(np.float32).T
+    for question, of_texts in zip(QUESTIONS, cosines, strict=True):
+        best = np.argsort(-of_texts, kind="stable")[:3]
+        assert found[question] == [texts[index].strip() for index in best]
+    search = open_search(model=str(embedded / "run"), corpus=str(tmp_path / "corpus.jsonl"), shard_rows=8)
+    ((text, score), *others), _ = search.find(QUESTIONS, top_k=99)
+    assert " ".join(text.split()) == found[QUESTIONS[0]][0]
+    assert score == pytest.approx(float(cosines[0].max()), abs=1e-5)
+    assert len(others) == 20
+
+
+@pytest.mark.parametrize("place", ["local", "Cloud Storage"])
+def test_an_interrupted_command_continues_with_the_next_file(
+    place: str,
+    flags: list[str],
+    cloud: CloudStorageHandle,
+    tmp_path: Path,
+    run: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert run(main, *flags, "--vectors-dir", tmp_path / "whole").out.startswith("21 vectors  ")
+    folder = str(tmp_path / "again") if place == "local" else f"{cloud.bucket_url}/vectors"
+    encode, calls = TextEncoder.encode, []
+
+    def counted(*arguments: object) -> object:
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return encode(*arguments)
+
+    monkeypatch.setattr(TextEncoder, "encode", counted)
+    assert run(main, *flags, "--vectors-dir", folder).status == EXIT_INTERRUPTED
+    assert run(main, *flags, "--vectors-dir", folder).status == 0
+    assert len(calls) == 4
+    if place == "local":
+        assert files_of(tmp_path / "again") == files_of(tmp_path / "whole")
+    else:
+        stored = {name.removeprefix("vectors/"): content for name, content in cloud.objects().items()}
+        assert stored == files_of(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_killed_commands_end_with_the_same_bytes(flags: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, str(PROJECT / "finetuning" / "search.py"), *flags, "--shard-rows", "2", "--vectors-dir"]
+    subprocess.run([*command, tmp_path / "whole"], check=True)
+    folder = tmp_path / "again"
+    for num_files in (1, 4):
+        with subprocess.Popen([*command, folder]) as process:
+            while len(list(folder.glob("*.npy"))) < num_files and process.poll() is None:
+                time.sleep(0.001)
+            process.send_signal(signal.SIGKILL)
+    subprocess.run([*command, folder], check=True)
+    assert files_of(folder) == files_of(tmp_path / "whole")
+
+
+# name: (content of the corpus, flags, what the error says); {} is the folder of the test.
+BAD = {
+    "no model": ("a\n", ("--model", ""), "--model is required: a model that embeds texts; received nothing."),
+    "a masked language model": ("a\n", ("--model", "{start}"), "does not embed texts. Train it with"),
+    "no corpus": (None, (), "--corpus: there is no file {}/texts.txt"),
+    "an empty corpus": ("\n \n", (), "--corpus must name a file with rows; {}/texts.txt has none."),
+    "a missing column": ("a\n", ("--text-column-names", "body"), "--text-column-names must name a column of"),
+    "two columns": (
+        "one\tother\na\tb\n",
+        ("--corpus", "{}/texts.tsv"),
+        "--text-column-names must name the text of {}/texts.tsv, which has no column text; it has one, other.",
+    ),
+    "rows too long": ("a\n", ("--max-seq-length", "99"), "--max-seq-length must be at most 30; received 99."),
+    "a glob": ("a\n", ("--corpus", "{}/*.txt"), "--vectors-dir is required where --corpus is a glob"),
+    "an empty question": ("a\n", (" ",), "A question must not be empty"),
+    "files of another program": ("a\n", ("--vectors-dir", "{}/other"), "has .npy files, but no readable vectors.json"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line(
+    name: str, embedded: Path, tiny_start: Path, tmp_path: Path, run: Callable[..., Outcome]
+) -> None:
+    content, more, message = BAD[name]
+    if content is not None:
+        for ending in ("txt", "tsv"):
+            (tmp_path / f"texts.{ending}").write_text(content, encoding="utf-8")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.npy").touch()
+    more = [one.replace("{start}", str(tiny_start / "start")).replace("{}", str(tmp_path)) for one in more]
+    outcome = run(main, "--model", embedded / "run", "--corpus", tmp_path / "texts.txt", *more)
+    assert outcome.status == 2
+    assert message.replace("{}", str(tmp_path)) in outcome.error
+    assert not (tmp_path / "texts.txt.vectors").exists()
+
+
+def test_vectors_of_another_model_or_other_texts_are_refused(
+    flags: list[str], embedded: Path, tmp_path: Path, run: Callable[..., Outcome]
+) -> None:
+    assert run(main, *flags).status == 0
+    folder = tmp_path / "corpus.jsonl.vectors"
+    before = files_of(folder)
+    shutil.copytree(embedded / "run" / "export", tmp_path / "model")
+    settings = json.loads((tmp_path / "model" / "config_sentence_transformers.json").read_text(encoding="utf-8"))
+    settings["prompts"]["document"] = "text: "
+    (tmp_path / "model" / "config_sentence_transformers.json").write_text(json.dumps(settings), encoding="utf-8")
+    another = run(main, *flags, "--model", tmp_path / "model")
+    assert another.status == 2
+    assert f"{folder} has the vectors of another model (model.prompt is '' there, 'text: ' is asked" in another.error
+    assert "another --shard-rows (shard_rows is 8 there" in run(main, *flags, "--shard-rows", "9").error
+    with (tmp_path / "corpus.jsonl").open("a", encoding="utf-8") as corpus:
+        corpus.write('\n{"title": "", "text": "more", "id": 2}\n')
+    refused = run(main, *flags)
+    assert refused.status == 2
+    assert "has the vectors of other texts (corpus.num_texts is 21 there, 22 is asked for" in refused.error
+    assert files_of(folder) == before
+    assert run(main, *flags, "--overwrite").out.startswith("22 vectors  ")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("a b", "c", "--top-k", "3"), ("--top-k", "3", "a b", "c"), ("--top_k=3", "a b", "c")]
+)
+def test_questions_are_words_of_the_command_line(arguments: tuple[str, ...]) -> None:
+    (config,) = parse_arguments((SearchConfig,), ["--model", "m", *arguments, "--corpus", "f.txt"], "")
+    assert (config.question, config.top_k, config.folder) == (["a b", "c"], 3, "f.txt.vectors")
+
+
+def test_models_of_sentence_transformers_are_read(tmp_path: Path) -> None:
+    """Also those that name their pooling as newer versions do."""
+    modules = [{"type": f"sentence_transformers.models.{name}", "path": name} for name in ("Transformer", "Pooling")]
+    (tmp_path / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    (tmp_path / "Pooling").mkdir()
+    for content, pooling in (({"pooling_mode": "cls"}, "cls"), ({"pooling_mode_mean_tokens": True}, "mean")):
+        (tmp_path / "Pooling" / "config.json").write_text(json.dumps(content), encoding="utf-8")
+        encoder = vectors.read_encoder(str(tmp_path), "m", 32, None)
+        assert (encoder.pooling, encoder.dim, encoder.prompts, encoder.max_length) == (pooling, 32, ("", ""), 512)
+    (tmp_path / "Pooling" / "config.json").write_text('{"pooling_mode_max_tokens": true}', encoding="utf-8")
+    with pytest.raises(Exception, match="mean or first-token pooling"):
+        vectors.read_encoder(str(tmp_path), "m", 32, None)
+
+
+@pytest.mark.slow
+def test_another_index_reads_the_vectors(
+    flags: list[str], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, run: Callable[..., Outcome]
+) -> None:
+    """As the guide shows it."""
+    assert run(main, *flags, "--vectors-dir", tmp_path / "vectors").status == 0
+    guide = (PROJECT / "docs" / "guides" / "embeddings.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(import faiss.*?)```", guide, flags=re.S)
+    program = program.replace("corpus.jsonl.vectors", str(tmp_path / "vectors"))
+    program += "\nprint(*index.search(vectors, 1)[1][:, 0])"
+    python = made_environment(tmp_path_factory, "faiss", "faiss-cpu", "numpy")
+    texts = [(row["query"], row["passage"]) for row in rows_of("validation")]
+    nearest = map(int, output_of(python, program).split())
+    assert [texts[index] for index in nearest] == texts
