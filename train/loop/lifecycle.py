@@ -88,7 +88,8 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
         job.print_more(run)
         return
     with locked_run_folder(run):
-        from train.loop.fitting import fit  # TensorFlow, not for bad input
+        logger.info("Loading TensorFlow …")
+        from train.loop.fitting import fit  # not for bad input
         from train.loop.trainer import restored_trainers
         from train.publishing.model_card import check_card
         from train.publishing.publisher import Publisher, PushToHub, steps_of_pushes
