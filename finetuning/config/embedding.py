@@ -15,8 +15,9 @@ class EmbeddingData(ExamplesConfig):
     train_file: str | None = changeable(
         None,
         "Training rows of a query, a passage that answers it, and optional hard negatives: .tsv, .csv, .jsonl (or "
-        ".json) or .parquet; or questions in SQuAD's format, .json or .json.gz. With --unsupervised one text a row, "
-        "also a .txt file with a text per line. Local or gs://.",
+        ".json) or .parquet; or questions in SQuAD's format, .json or .json.gz; or a folder in BeIR's form, with "
+        "corpus.jsonl, queries.jsonl and qrels/. With --unsupervised one text a row, also a .txt file with a text per "
+        "line, or the paragraphs of SQuAD or BeIR. Local or gs://.",
         PER_WORKER,
         is_usual=True,
     )
@@ -41,6 +42,11 @@ class EmbeddingData(ExamplesConfig):
     passage_prompt: str = flag("", "Text put before each passage, such as 'passage: '.", PUBLIC)
     metric_name: str | None = changeable(
         None, "Metric that decides which checkpoint is best. Default: ndcg_at_10; of scored pairs spearmanr."
+    )
+    baselines: bool = changeable(
+        True,
+        "After training, compare the search with that of a random encoder with the same tokenizer, of tf-idf and of "
+        "BM25.",
     )
 
 

@@ -91,7 +91,7 @@ def encode_texts(
     *,
     max_length: int,
     token_types: bool,
-    labels: NDArray[np.generic],
+    labels: NDArray[np.generic] | None = None,
 ) -> EncodedRows:
     """Encode one or two columns of text with special tokens, cut to `max_length`, of a pair the longer text first."""
     check_room(tokenizer, max_length, is_pair=len(texts) == 2)
@@ -106,7 +106,7 @@ def encode_texts(
         )
         for name, rows in columns.items():
             rows += [np.array(row, np.int32) for row in encoded[name]]
-    return join_rows(columns, {"label": labels})
+    return join_rows(columns, {} if labels is None else {"label": labels})
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ def batches_of_rows(
     of_rows = {
         name: with_padding(encoded.of_rows[name], feature)
         for name, feature in features.items()
-        if name not in (*of_tokens, ATTENTION_MASK)
+        if name in encoded.of_rows
     }
     starts = tf.constant(np.append(encoded.starts, encoded.starts[-1]))  # after the last row one of no tokens: padding
 
@@ -282,7 +282,7 @@ def batches_of_rows(
                 padding = tf.constant(feature.padding, feature.batch_dtype)
                 values = tf.where(is_token, tf.gather(of_tokens[name], places), padding)
                 batch[name] = tf.ensure_shape(values, (replica_rows, None))
-            else:
+            elif name in of_rows:
                 batch[name] = tf.ensure_shape(tf.gather(of_rows[name], rows), (replica_rows, *feature.shape))
         return batch
 

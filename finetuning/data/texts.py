@@ -2,23 +2,15 @@
 
 import functools
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from finetuning.data import buckets
-from finetuning.data.inputs import (
-    ATTENTION_MASK,
-    INDEX,
-    INPUT_IDS,
-    TOKEN_TYPES,
-    EncodedRows,
-    ExampleInputs,
-    batches_of_rows,
-)
+from finetuning.data.inputs import INDEX, EncodedRows, ExampleInputs, batches_of_rows
 from train.data.inputs import Feature
 
 if TYPE_CHECKING:
@@ -26,8 +18,6 @@ if TYPE_CHECKING:
 
 # Begins the names of the passages' features; those of the query have none.
 PASSAGE = "passage_"
-# Features of a single text; an evaluation reads no others.
-OF_TEXT = (INPUT_IDS, ATTENTION_MASK, TOKEN_TYPES, INDEX)
 
 
 @dataclass(frozen=True)
@@ -93,27 +83,13 @@ class TextInputs(ExampleInputs):
 
         @tf.autograph.experimental.do_not_convert
         def join(queries: dict[str, tf.Tensor], passages: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-            num_rows, num_passages = queries[INDEX].shape[0], members.shape[1]
-            joined = {}
-            for name, one in passages.items():
-                by_row = tf.reshape(
-                    one, (num_rows, num_passages, *tf.unstack(tf.shape(one)[1:], num=len(one.shape) - 1))
-                )
-                joined[f"{PASSAGE}{name}"] = tf.ensure_shape(by_row, (num_rows, num_passages, *one.shape[1:]))
-            return queries | joined
+            shape = (queries[INDEX].shape[0], members.shape[1])
+            return queries | {
+                f"{PASSAGE}{name}": tf.reshape(one, (*shape, *[-1] * (one.shape.rank - 1)))  # (rows, passages, length)
+                for name, one in passages.items()
+            }
 
         return tf.data.Dataset.zip(
             batches_of_rows(rows, buckets.Batches(batches.rows, query_lengths), of_query, context),
             batches_of_rows(rows.passages, passages, of_passage, context),
         ).map(join)
-
-    def evaluation_batches(
-        self,
-        features: Mapping[str, Feature],
-        prepare_row: "Callable[[dict[str, tf.Tensor]], Any]",
-        context: "tf.distribute.InputContext",
-        *,
-        global_batch_rows: int,
-    ) -> "tf.data.Dataset":
-        of_text = {name: features[name] for name in OF_TEXT if name in features}
-        return super().evaluation_batches(of_text, prepare_row, context, global_batch_rows=global_batch_rows)

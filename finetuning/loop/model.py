@@ -52,7 +52,9 @@ class ReadModel:
         """The arguments of an `ExampleTask` that describe its rows."""
         return {"pad_token_id": special_ids(self.tokenizer)["pad"], "token_types": self.token_types}
 
-    def encode_texts(self, texts: Sequence[Sequence[str]], max_length: int, labels: NDArray[np.generic]) -> EncodedRows:
+    def encode_texts(
+        self, texts: Sequence[Sequence[str]], max_length: int, labels: NDArray[np.generic] | None = None
+    ) -> EncodedRows:
         return encode_texts(self.tokenizer, texts, max_length=max_length, token_types=self.token_types, labels=labels)
 
     def labels_of(self, kind: str) -> dict[int, str] | None:

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 # Runs the model on rows, for what the task keeps of each: `Task.figures` takes it.
 Predict = Callable[[EncodedRows], dict[str, NDArray[Any]]]
 # How the names of the figures of `eval_results.json` begin that are no scores, or do not depend on the seed.
-NO_SCORES = ("eval_samples", "eval_is_", "eval_num_", "eval_guess_", "epoch")
+NO_SCORES = ("eval_samples", "eval_is_", "eval_num_", "eval_guess_", "eval_above_", "epoch")
 
 
 class FinetuningJob(lifecycle.Job[Settings]):

@@ -1,7 +1,8 @@
 """Embeddings of texts: the task, its loss in a batch, its scores, and the export that sentence-transformers opens."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,15 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetuning.config.embedding import EmbeddingConfig
-from finetuning.data.inputs import ATTENTION_MASK, INDEX, INPUT_IDS, TOKEN_TYPES, EncodedRows
+from finetuning.data.inputs import ATTENTION_MASK, INDEX, INPUT_IDS, TOKEN_TYPES
 from finetuning.data.texts import PASSAGE, TextInputs
-from finetuning.loop.model import Start, open_start
+from finetuning.loop.model import open_start
 from finetuning.loop.task import EVAL_NAME, ExampleTask, Part, finetuned_card, shown_score
-from finetuning.loop.training import FinetuningJob
+from finetuning.loop.training import FinetuningJob, Predict
+from finetuning.tasks.judged import OTHERS, SCORED_METRICS, read_parts
 from finetuning.tasks.metrics import check_packages, chosen_metric
-from finetuning.tasks.pairs import SCORE, TEXT, encode_pairs, encode_prompted, read_pairs
-from finetuning.tasks.retrieval import METRICS, SCORED_METRICS, Judged
+from finetuning.tasks.pairs import SCORE, TEXT, encode_pairs, encode_prompted
+from finetuning.tasks.retrieval import METRICS
 from mlm_common.cli.settings import require
+from mlm_common.tokenizer import vocabulary_size
 from train.data.inputs import Feature
 from train.loop.run import Run
 from train.model.architectures import OWN_HEAD
@@ -27,6 +30,8 @@ from train.tasks.task import Mean
 if TYPE_CHECKING:
     import tensorflow as tf
     from transformers import PreTrainedTokenizerFast
+
+    from train.loop.trainer import Trainer
 
 VECTOR = "vector"
 FILES = {"validation": EVAL_NAME, "test": "predict_results_test"}
@@ -260,7 +265,11 @@ class Embedding(ExampleTask):
         return part.examples.figures(predictions, self.settings.temperature)
 
     def text_of(self, predictions: Any, part: Part) -> str:
-        """Format the numbers of the texts of each pair, and its cosine."""
+        """Format the scores of each query; of scored pairs the numbers of their texts, and their cosines."""
+        if not part.examples.has_scores:
+            by_query, _ = part.examples.searched(predictions)
+            lines = ("\t".join(f"{value:.6f}" for value in row) + "\n" for row in zip(*by_query.values(), strict=True))
+            return "\t".join(by_query) + "\n" + "".join(lines)
         pairs = zip(part.examples.pairs.tolist(), part.examples.cosines(predictions).tolist(), strict=True)
         lines = (f"{query}\t{passage}\t{cosine:.6f}\n" for (query, passage), cosine in pairs)
         return "query\tpassage\tcosine\n" + "".join(lines)
@@ -270,7 +279,14 @@ class Embedding(ExampleTask):
 
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
         rows = {"validation": f"{figures['num_queries']:,} queries, {figures['num_passages']:,} passages"}
-        return rows | {name.replace("_", " "): shown_score(figures[name]) for name in self.metrics}
+        rows |= {name.replace("_", " "): shown_score(figures[name]) for name in self.metrics}
+        first = self.metrics[0]
+        for other, words in OTHERS.items():
+            if f"{other}_{first}" in figures:
+                value = shown_score(figures[f"{other}_{first}"])
+                low, high = (figures[f"above_{other}_{first}_{end}"] for end in ("low", "high"))
+                rows[words] = f"{first.replace('_', ' ')} {value}; this model {low:+.4f} to {high:+.4f} (95 %)"
+        return rows
 
     def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
         passage = {name: rows[f"{PASSAGE}{name}"][:, 0] for name in (INPUT_IDS, ATTENTION_MASK)}
@@ -286,7 +302,7 @@ class EmbeddingJob(FinetuningJob[EmbeddingConfig]):
         Raises:
             InputError: whatever is wrong with texts, scores, tokenizer or model.
         """
-        check_packages("scipy")
+        check_packages("scipy", "sklearn")
         data, settings = config.data, config.optimization
         start = open_start(config)
         width = start.model_config.hidden_size
@@ -294,17 +310,17 @@ class EmbeddingJob(FinetuningJob[EmbeddingConfig]):
         encoder = Encoder(config.model.pooling, width, config.model.embedding_dim, prompts, data.max_seq_length)
         dims = settings.matryoshka_dims
         require(not dims or dims[-1] <= encoder.dim, f"must be at most {encoder.dim}", "--matryoshka-dims", dims)
-        parts = read_pairs(data)
-        train = parts.pop("train")
+        train, judged = read_parts(data)
         has_scores = train.scores is not None
         require(not (has_scores and settings.symmetric_loss), "needs pairs without scores", "--symmetric-loss", True)
-        made = {
-            split: Part(encode_judged(start, judged, prompts), judged, f"{FILES[split]}.txt")
-            for split, judged in ((split, Judged.of(pairs)) for split, pairs in parts.items())
-        }
-        validation = made.get("validation")
+        parts = {}
+        for split, one in judged.items():
+            given = zip(prompts, (one.queries, one.passages), strict=True)
+            texts = [prompt + text for prompt, some in given for text in some]
+            parts[split] = Part(encode_prompted(start, texts, ""), one, f"{FILES[split]}.txt")
+        validation = parts.get("validation")
         self.validation = {"": validation} if validation else {}
-        self.tests = [made["test"]] if "test" in made else []
+        self.tests = [parts["test"]] if "test" in parts else []
         task = Embedding(
             encoder,
             max(1, len(train.texts) - 1),
@@ -317,14 +333,48 @@ class EmbeddingJob(FinetuningJob[EmbeddingConfig]):
         rows = encode_pairs(start, train)
         described = {"texts": f"{' and '.join(train.columns)} of {train.name}"}
         if validation is not None:
-            judged = validation.examples
-            counted = f"{len(judged.queries):,} queries and {len(judged.passages):,} passages to evaluate on"
-            described["rows"] = f"{train.num_rows:,} to train on, {counted}"
+            one = judged["validation"]
+            counted = f"{len(one.queries):,} queries and {len(one.passages):,} passages"
+            described["rows"] = f"{train.num_rows:,} to train on, {counted} to evaluate on"
         return start.run(task, rows, validation, cluster, described=described, inputs_class=TextInputs)
 
+    def write_results(self, trainer: "Trainer", step: int, predict: Predict) -> dict[str, float] | None:
+        task, config = trainer.phase.task, trainer.run.config
+        assert isinstance(task, Embedding)
+        assert isinstance(config, EmbeddingConfig)
+        parts = [part for part in (*self.validation.values(), *self.tests) if not part.examples.has_scores]
+        if parts and config.data.baselines:
+            with random_weights(trainer):
+                for part in parts:
+                    part.examples.compare_with(task.predictions(predict(part.rows), part))
+        return super().write_results(trainer, step, predict)
 
-def encode_judged(start: Start, judged: Judged, prompts: tuple[str, str]) -> EncodedRows:
-    """Encode the queries and then the passages, each after its prompt."""
-    parts = zip(prompts, (judged.queries, judged.passages), strict=True)
-    texts = [prompt + text for prompt, part in parts for text in part]
-    return encode_prompted(start, texts, "")
+
+@contextmanager
+def random_weights(trainer: "Trainer") -> Iterator[None]:
+    """Give a network fresh weights for a while."""
+    from train.model.build import build_network
+
+    phase, model = trainer.phase, trainer.model
+    fresh = phase.task.adapt_network(
+        build_network(
+            phase.model_config,
+            trainer.run.config.model,
+            vocabulary_size=vocabulary_size(phase.inputs.tokenizer),
+            seed=trainer.run.config.run.seed,
+            model_class=phase.task.model_class,
+        )
+    )
+    variables = model.network.variables
+    kept = [variable.numpy() for variable in variables]
+
+    def assign(values: list[Any]) -> None:
+        with model.distribute_strategy.scope():
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+
+    assign([variable.numpy() for variable in fresh.variables])
+    try:
+        yield
+    finally:
+        assign(kept)

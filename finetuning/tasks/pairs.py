@@ -4,7 +4,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -46,8 +46,12 @@ class Pairs:
         return len(self.texts[0])
 
 
-def read_pairs(data: EmbeddingData) -> dict[str, Pairs]:
+def read_pairs(data: EmbeddingData, without: Sequence[str] = ()) -> dict[str, Pairs]:
     """Read {train, validation or test: rows of texts} of the parts that are given.
+
+    Args:
+        data: names the files.
+        without: parts that are read elsewhere.
 
     Raises:
         InputError: a file or a column is missing, a text is empty, or a row has too few or too many texts.
@@ -56,28 +60,36 @@ def read_pairs(data: EmbeddingData) -> dict[str, Pairs]:
     if data.dataset_name is not None:
         tables = read_tables(data)
     else:
-        files = {split: getattr(data, f"{split}_file") for split in SPLITS}
-        tables = {split: _read_file(path, f"--{split}-file") for split, path in files.items() if path is not None}
-    require("train" in tables, "or a --dataset-name with a split train is required", "--train-file", "nothing")
-    if data.predicts and "test" not in tables:
-        raise InputError(f"--do-predict needs --test-file, or a split test; received {', '.join(tables)}.")
+        files = {split: getattr(data, f"{split}_file") for split in SPLITS if split not in without}
+        tables = {
+            split: _read_file(path, f"--{split}-file", is_single=data.unsupervised and split == "train")
+            for split, path in files.items()
+            if path is not None
+        }
+    parts = (*tables, *without)
+    require("train" in parts, "or a --dataset-name with a split train is required", "--train-file", "nothing")
+    if data.predicts and "test" not in parts:
+        raise InputError(f"--do-predict needs --test-file, or a split test; received {', '.join(parts)}.")
     if not data.predicts:
         tables.pop("test", None)
     for name in (*data.text_column_names, *filter(None, [data.score_column_name])):
         flag = "--score-column-name" if name == data.score_column_name else "--text-column-names"
-        if not any(name in table.columns for table in tables.values()):
-            tables["train"].column(name, flag)  # says which columns there are
+        if tables and not any(name in table.columns for table in tables.values()):
+            next(iter(tables.values())).column(name, flag)  # says which columns there are
     limits = num_samples(data)
     return {split: _pairs(table.first(limits[split]), data, split) for split, table in tables.items()}
 
 
-def _read_file(path: str, flag: str) -> Table:
-    if path.endswith(SQUAD_ENDINGS) and _is_squad(path):
-        questions = [one for one in read_questions_to_predict(path, flag) if one.answers != ()]  # () has no answer
-        require(bool(questions), "must have a question with an answer", flag, path)
-        columns = {name: [getattr(one, name) for one in questions] for name in ("question", "context")}
-        return Table(path, columns)
-    return read_table(path, flag)
+def _read_file(path: str, flag: str, *, is_single: bool) -> Table:
+    """Read a table; of a file in SQuAD's format the questions with their paragraphs, or each paragraph once."""
+    if not (path.endswith(SQUAD_ENDINGS) and _is_squad(path)):
+        return read_table(path, flag)
+    questions = [one for one in read_questions_to_predict(path, flag) if one.answers != ()]  # () has no answer
+    require(bool(questions), "must have a question with an answer", flag, path)
+    contexts = [one.context for one in questions]
+    if is_single:
+        return Table(path, {"text": list(dict.fromkeys(contexts))})
+    return Table(path, {"question": [one.question for one in questions], "context": contexts})
 
 
 def _is_squad(path: str) -> bool:
@@ -95,17 +107,17 @@ def _pairs(table: Table, data: EmbeddingData, split: str) -> Pairs:
         others = (*NO_TEXT, str(data.score_column_name).lower())
         columns = [one for one in table.columns if one.lower() not in others and not INDEX_OF_PANDAS.fullmatch(one)]
         for name in columns:
-            if all(np.isfinite(_number(value)) for value in table.columns[name]):
+            if all(np.isfinite(number(value)) for value in table.columns[name]):
                 raise InputError(
                     f"Column {name} of {table.name} holds numbers. Use --score-column-name {name} if they are scores, "
                     "--text-column-names to name the columns of text if not."
                 )
     is_single = data.unsupervised and split == "train"
     has_scores = data.score_column_name in table.columns and not is_single
-    rule = "the two texts of a row" if has_scores else "the texts of a row, a query and its passage"
     if is_single:
         require(len(columns) == 1, f"takes one text a row; name its column of {table.name}", "--unsupervised", columns)
     elif len(columns) < 2 or (has_scores and len(columns) > 2):
+        rule = "the two texts of a row" if has_scores else "the texts of a row, a query and its passage"
         hint = " With --unsupervised single texts are enough." if split == "train" and not has_scores else ""
         raise InputError(
             f"--text-column-names must name {rule}; {table.name} has the texts {', '.join(columns)}.{hint}"
@@ -115,19 +127,19 @@ def _pairs(table: Table, data: EmbeddingData, split: str) -> Pairs:
         for row, text in enumerate(column, start=1):
             if not text.strip():
                 raise InputError(f"Texts must not be empty; row {row:,} of {table.name} has none in column {name}.")
-    scores = _scores(table, data.score_column_name) if has_scores else None
+    if not has_scores:
+        return Pairs(table.name, tuple(columns), texts, None)
+    values = table.columns[str(data.score_column_name)]
+    scores = np.array([number(value) for value in values])
+    for row in np.flatnonzero(~np.isfinite(scores))[:1]:
+        raise InputError(
+            f"Column {data.score_column_name} of {table.name} must hold numbers; row {row + 1:,} has {values[row]!r}."
+        )
     return Pairs(table.name, tuple(columns), texts, scores)
 
 
-def _scores(table: Table, column: str | None) -> NDArray[np.float64]:
-    scores = np.array([_number(value) for value in table.columns[str(column)]])
-    for row in np.flatnonzero(~np.isfinite(scores))[:1]:
-        value = table.columns[str(column)][row]
-        raise InputError(f"Column {column} of {table.name} must hold numbers; row {row + 1:,} has {value!r}.")
-    return scores
-
-
-def _number(value: Any) -> float:
+def number(value: Any) -> float:
+    """Read a number; what is none becomes NaN."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -160,9 +172,7 @@ def encode_pairs(start: Start, pairs: Pairs) -> TextRows:
 
 def encode_prompted(start: Start, texts: Sequence[str], prompt: str) -> EncodedRows:
     """Encode single texts after a prompt."""
-    data, nothing = start.config.data, np.zeros(len(texts), np.int32)
-    rows = start.encode_texts(([prompt + text for text in texts],), data.max_seq_length, nothing)
-    return replace(rows, of_rows={name: one for name, one in rows.of_rows.items() if name != "label"})
+    return start.encode_texts(([prompt + text for text in texts],), start.config.data.max_seq_length)
 
 
 def numbered(texts: Sequence[str]) -> NDArray[np.int32]:

@@ -1,122 +1,104 @@
-"""Scores of embeddings: how well queries find their passages, and how cosines rank pairs."""
+"""Exact search by cosine, tf-idf or BM25, metrics of its rankings, and how certain a difference is."""
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finetuning.tasks.metrics import scores
-from finetuning.tasks.pairs import Pairs, numbered
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 # Ranks that are looked at; recall counts among the first of these, the others among the first ten.
 DEPTH, NUM_FIRST, RECALL_AT = 100, 10, (1, 10, 100)
 METRICS = ("ndcg_at_10", "mrr_at_10", *(f"recall_at_{rank}" for rank in RECALL_AT))
-SCORED_METRICS = ("spearmanr", "pearson")
-# Queries that are compared with all passages at once.
-QUERIES_AT_ONCE = 256
+# Queries and passages that are compared at once.
+QUERIES_AT_ONCE, PASSAGES_AT_ONCE = 256, 65_536
+# Of BM25 (Robertson and Zaragoza 2009), as Lucene computes it.
+K1, B = 1.5, 0.75
+# Samples of the queries, drawn with replacement, from which an interval is read.
+NUM_SAMPLES = 1_000
 
-
-@dataclass(frozen=True)
-class Judged:
-    """Queries and passages of which it is known which belong together.
-
-    queries, passages: different texts.
-    pairs: int (pairs, 2), a query and a passage.
-    grades: (pairs,), how relevant the passage is, 0 if it is not; of scored pairs how alike the two are.
-    has_scores: pairs are scored, and passages are not searched.
-    """
-
-    queries: Sequence[str]
-    passages: Sequence[str]
-    pairs: NDArray[np.int32]
-    grades: NDArray[np.float64]
-    has_scores: bool = False
-
-    @classmethod
-    def of(cls, pairs: Pairs) -> "Judged":
-        """Let the first passage of each row be relevant, among all passages of all rows."""
-        joined = [text for column in pairs.texts[1:] for text in column]
-        numbers = np.stack([numbered(pairs.texts[0]), numbered(joined)[: pairs.num_rows]], axis=1)
-        queries, passages = (list(dict.fromkeys(texts)) for texts in (pairs.texts[0], joined))
-        if pairs.scores is not None:
-            return cls(queries, passages, numbers, pairs.scores, has_scores=True)
-        different = np.unique(numbers, axis=0)
-        return cls(queries, passages, different, np.ones(len(different)))
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return SCORED_METRICS if self.has_scores else METRICS
-
-    @property
-    def relevant(self) -> list[dict[int, float]]:
-        """{passage: grade} of each query."""
-        grades: list[dict[int, float]] = [{} for _ in self.queries]
-        for (query, passage), grade in zip(self.pairs.tolist(), self.grades.tolist(), strict=True):
-            grades[query][passage] = grade
-        return grades
-
-    def cosines(self, vectors: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Compute the cosine of each pair from vectors of length 1, of the queries and then of the passages."""
-        queries, passages = np.split(vectors, [len(self.queries)])
-        first, second = queries[self.pairs[:, 0]], passages[self.pairs[:, 1]]
-        return np.einsum("pw,pw->p", first, second, dtype=np.float64)
-
-    def figures(self, vectors: NDArray[np.float32], temperature: float) -> dict[str, float]:
-        """Compute the figures of vectors as `cosines` takes them.
-
-        The loss is that of the training with all passages as negatives, or of scored pairs.
-        """
-        figures: dict[str, float] = {"num_queries": len(self.queries), "num_passages": len(self.passages)}
-        if self.has_scores:
-            cosines = self.cosines(vectors)
-            difference = cosines - self.grades / max(1.0, float(self.grades.max()))
-            found = scores(SCORED_METRICS, cosines, self.grades)
-            return figures | {"loss": float(np.mean(np.square(difference)))} | {m: found[m] for m in SCORED_METRICS}
-        queries, passages = np.split(vectors, [len(self.queries)])
-        relevant = self.relevant
-        ranked, losses = search(queries, passages, DEPTH, relevant, temperature)
-        by_query = ranking_scores(ranked, relevant)
-        means = {name: float(values.mean()) for name, values in by_query.items()}
-        return figures | {"loss": float(losses.mean()) if len(losses) else 0.0} | means
+# {metric: (queries,)}
+Scores = dict[str, NDArray[np.float64]]
+# Of a block of passages, to the similarities of a block of queries with it, (queries, passages).
+Compare = Callable[[slice], Callable[[slice], "tf.Tensor"]]
 
 
 def search(
-    queries: NDArray[np.float32],
-    passages: NDArray[np.float32],
-    depth: int,
-    relevant: Sequence[Mapping[int, float]] = (),
-    temperature: float = 1.0,
-) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    """Compare each query with all passages, on the device.
+    queries: NDArray[np.float32], passages: NDArray[np.float32], depth: int, temperature: float = 1.0
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Compare each query with all passages by the cosine, on the device; see `rank`."""
+    import tensorflow as tf
+
+    def compare(block: slice) -> Callable[[slice], "tf.Tensor"]:
+        among = tf.constant(passages[block])
+        return lambda rows: tf.matmul(queries[rows], among, transpose_b=True)
+
+    return rank(compare, len(queries), len(passages), depth, temperature)
+
+
+def rank(
+    compare: Compare, num_queries: int, num_passages: int, depth: int, temperature: float = 1.0
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Find the most similar passages of each query, in blocks.
 
     Returns:
-        The passages with the highest cosines, the earlier of equal ones first, int32 (queries, depth or all passages);
-        and the contrastive loss of each relevant passage, without the others that are relevant.
+        The passages, the best first and the earlier of equal ones first, int32 (queries, depth or all passages); and
+        the logarithm of the sum of e to all similarities, divided by the temperature, (queries,).
     """
     import tensorflow as tf
 
-    among, ranked, losses = tf.constant(passages), [], []
-    for start in range(0, len(queries), QUERIES_AT_ONCE):
-        cosines = tf.matmul(queries[start : start + QUERIES_AT_ONCE], among, transpose_b=True)
-        ranked.append(tf.math.top_k(cosines, min(depth, len(passages))).indices.numpy())
-        if not relevant:
-            continue
-        logits = cosines.numpy().astype(np.float64) / temperature
-        for row, grades in zip(logits, relevant[start : start + QUERIES_AT_ONCE], strict=True):
-            found = [passage for passage, grade in grades.items() if grade > 0]
-            highest = row.max()
-            exponentials = np.exp(row - highest)
-            others = exponentials.sum() - exponentials[found].sum()
-            losses += [math.log(max(others, 0) + exponentials[one]) + highest - row[one] for one in found]
-    return np.concatenate(ranked), np.array(losses)
+    starts = range(0, num_queries, QUERIES_AT_ONCE)
+    found: list[list[tuple[tf.Tensor, ...]]] = [[] for _ in starts]
+    for first in range(0, num_passages, PASSAGES_AT_ONCE):
+        similar = compare(slice(first, first + PASSAGES_AT_ONCE))
+        for of_queries, start in zip(found, starts, strict=True):
+            values = tf.cast(similar(slice(start, start + QUERIES_AT_ONCE)), tf.float32)
+            best = tf.math.top_k(values, min(depth, values.shape[1]))
+            total = tf.reduce_logsumexp(values / temperature, axis=1, keepdims=True)
+            of_queries.append((best.values, best.indices + first, total))
+    ranked, totals = [], []
+    for of_queries in found:
+        values, passages, sums = (tf.concat(parts, axis=1) for parts in zip(*of_queries, strict=True))
+        order = tf.math.top_k(values, min(depth, num_passages)).indices
+        ranked.append(tf.gather(passages, order, batch_dims=1))
+        totals.append(tf.reduce_logsumexp(sums, axis=1))
+    return tf.concat(ranked, axis=0).numpy(), tf.concat(totals, axis=0).numpy()
 
 
-def ranking_scores(
-    ranked: NDArray[np.int32], relevant: Sequence[Mapping[int, float]]
-) -> dict[str, NDArray[np.float64]]:
-    """Compute each metric for each query with a judged passage, {metric: (queries,)}, as trec_eval defines them.
+def lexical_rankings(queries: Sequence[str], passages: Sequence[str]) -> dict[str, NDArray[np.int32]]:
+    """Rank by the words that texts share, as a search without a model does, {tfidf or bm25: as of `rank`}."""
+    from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
+
+    words = CountVectorizer(dtype=np.float32)
+    try:
+        of_passages = words.fit_transform(passages)
+    except ValueError:  # no passage has a word of two letters
+        return {}
+    of_queries = words.transform(queries)
+    weighted = TfidfTransformer().fit(of_passages)
+    lengths = np.asarray(of_passages.sum(axis=1)).ravel()
+    num_with_word = of_passages.getnnz(axis=0)
+    bm25 = of_passages.tocoo()
+    bm25.data = bm25.data / (bm25.data + K1 * (1 - B + B * lengths[bm25.row] / lengths.mean()))
+    bm25.data *= np.log1p((len(passages) - num_with_word + 0.5) / (num_with_word + 0.5))[bm25.col]
+
+    def ranking(of_queries: Any, of_passages: Any) -> NDArray[np.int32]:
+        def compare(block: slice) -> Callable[[slice], Any]:
+            among = of_passages[block].T
+            return lambda rows: (of_queries[rows] @ among).toarray()
+
+        return rank(compare, len(queries), len(passages), DEPTH)[0]
+
+    return {
+        "tfidf": ranking(weighted.transform(of_queries), weighted.transform(of_passages)),
+        "bm25": ranking(of_queries, bm25.tocsr()),
+    }
+
+
+def ranking_scores(ranked: NDArray[np.int32], relevant: Sequence[Mapping[int, float]]) -> Scores:
+    """Compute each metric for each query with a judged passage, as trec_eval defines them.
 
     Gains are the grades, discounted by the logarithm of the rank; passages of grade 0, and those not judged, are not
     relevant.
@@ -137,6 +119,19 @@ def ranking_scores(
         num_relevant = np.count_nonzero(best)
         by_query["ndcg_at_10"].append(float(gains[:NUM_FIRST] @ discounts[: len(gains[:NUM_FIRST])]) / (ideal or 1))
         by_query["mrr_at_10"].append(1 / (first[0] + 1) if len(first) else 0.0)
-        for rank in RECALL_AT:
-            by_query[f"recall_at_{rank}"].append(np.count_nonzero(gains[:rank]) / (num_relevant or 1))
+        for last in RECALL_AT:
+            by_query[f"recall_at_{last}"].append(np.count_nonzero(gains[:last]) / (num_relevant or 1))
     return {name: np.array(values) for name, values in by_query.items()}
+
+
+def interval(differences: NDArray[np.float64], seed: int = 0) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Compute the ends of the 95 % interval of a mean difference, by a paired bootstrap over queries.
+
+    Args:
+        differences: of two systems for each query, (queries,) or (queries, metrics).
+        seed: of the samples.
+    """
+    random, size = np.random.default_rng(seed), len(differences)
+    means = [differences[random.integers(size, size=size)].mean(axis=0) for _ in range(NUM_SAMPLES)]
+    low, high = np.quantile(means, (0.025, 0.975), axis=0)
+    return low, high

@@ -33,6 +33,12 @@ def test_a_run_learns_and_writes_its_scores(embedded: Path) -> None:
     assert results["eval_ndcg_at_10"] == pytest.approx(best, abs=1e-6)
     assert results["predict_num_queries"] <= 9
     assert {"eval_recall_at_1", "eval_mrr_at_10", "predict_ndcg_at_10", "train_loss"} <= set(results)
+    for other in ("random", "tfidf", "bm25"):
+        low, high = (results[f"eval_above_{other}_ndcg_at_10_{end}"] for end in ("low", "high"))
+        assert low <= results["eval_ndcg_at_10"] - results[f"eval_{other}_ndcg_at_10"] <= high
+    assert results["eval_random_ndcg_at_10"] < results["eval_tfidf_ndcg_at_10"]
+    by_query = np.loadtxt(embedded / "run" / "eval_predictions.txt", skiprows=1)
+    np.testing.assert_allclose(by_query.mean(axis=0)[0], best, atol=1e-6)
 
 
 def test_the_export_is_a_sentence_transformer(embedded: Path) -> None:

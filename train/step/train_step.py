@@ -144,16 +144,21 @@ class PretrainingModel(tf_keras.Model):
         if self.task.couples_rows:
             return self._cached_gradients(rows, micro_batches, shared_key)
 
-        def add_micro_batch(index: tf.Tensor, gradients: list[tf.Tensor], sums: Sums) -> tuple:
+        def of_micro_batch(index: tf.Tensor) -> tuple[list[tf.Tensor], Sums]:
             rows, keys = tf.nest.map_structure(lambda tensor: tensor[index], micro_batches)
-            more = self._micro_batch_gradients(rows, keys, shared_key)
-            return index + 1, *tf.nest.map_structure(tf.add, (gradients, sums), more)
+            return self._micro_batch_gradients(rows, keys, shared_key)
 
+        return self._added_up(of_micro_batch, dict.fromkeys(self._sum_names, tf.constant(0.0)))
+
+    def _added_up(
+        self, of_micro_batch: Callable[[tf.Tensor], tuple[list[tf.Tensor], Sums]], no_sums: Sums
+    ) -> tuple[list[tf.Tensor], Sums]:
+        """Add up the gradients and sums of all micro-batches."""
         zeros = [tf.zeros(variable.shape, tf.float32) for variable in self.network.trainable_variables]
         _, gradients, sums = tf.while_loop(
             lambda index, *_: index < self.num_micro_batches,
-            add_micro_batch,
-            (tf.constant(0), zeros, dict.fromkeys(self._sum_names, tf.constant(0.0))),
+            lambda index, *added: (index + 1, *tf.nest.map_structure(tf.add, added, of_micro_batch(index))),
+            (tf.constant(0), zeros, no_sums),
             maximum_iterations=self.num_micro_batches,
         )
         return gradients, sums
@@ -187,22 +192,15 @@ class PretrainingModel(tf_keras.Model):
         by_outputs = tape.gradient(sums[self.task.means[0].total], outputs)
         by_outputs = tf.reshape(by_outputs, (self.num_micro_batches, *first.shape))
 
-        def add_micro_batch(index: tf.Tensor, gradients: list[tf.Tensor]) -> tuple:
+        def of_micro_batch(index: tf.Tensor) -> tuple[list[tf.Tensor], Sums]:
             with tf.GradientTape() as tape:
                 outputs = outputs_of(index)
-            more = tape.gradient(
+            gradients = tape.gradient(
                 outputs, variables, by_outputs[index], unconnected_gradients=tf.UnconnectedGradients.ZERO
             )
-            return index + 1, [
-                gradient + tf.convert_to_tensor(one) for gradient, one in zip(gradients, more, strict=True)
-            ]
+            return [tf.convert_to_tensor(gradient) for gradient in gradients], {}
 
-        _, gradients = tf.while_loop(
-            lambda index, _: index < self.num_micro_batches,
-            add_micro_batch,
-            (tf.constant(0), [tf.zeros(variable.shape, tf.float32) for variable in variables]),
-            maximum_iterations=self.num_micro_batches,
-        )
+        gradients, _ = self._added_up(of_micro_batch, {})
         return gradients, {name: sums[name] for name in self._sum_names}
 
     def _micro_batch_gradients(self, rows: Any, keys: tf.Tensor, shared_key: tf.Tensor) -> tuple[list[tf.Tensor], Sums]:

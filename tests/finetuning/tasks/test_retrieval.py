@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+from finetuning.tasks import retrieval
+from finetuning.tasks.judged import Judged
 from finetuning.tasks.pairs import Pairs
-from finetuning.tasks.retrieval import Judged, ranking_scores, search
+from finetuning.tasks.retrieval import interval, lexical_rankings, ranking_scores, search
 
 
 def test_metrics_worked_out_by_hand() -> None:
@@ -24,6 +26,39 @@ def test_the_earlier_of_equal_passages_comes_first() -> None:
     assert ranked.tolist() == [[0, 2, 1]]
 
 
+def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = np.random.default_rng(1).integers(-2, 3, (50, 4)).astype(np.float32)  # many equal products
+    whole = search(vectors, vectors, 9, 0.5)
+    monkeypatch.setattr(retrieval, "QUERIES_AT_ONCE", 7)
+    monkeypatch.setattr(retrieval, "PASSAGES_AT_ONCE", 6)
+    ranked, totals = search(vectors, vectors, 9, 0.5)
+    expected = np.argsort(-(vectors @ vectors.T), axis=1, kind="stable")[:, :9]
+    np.testing.assert_array_equal(ranked, expected)
+    np.testing.assert_array_equal(whole[0], expected)
+    np.testing.assert_allclose(totals, whole[1], rtol=1e-6)
+
+
+def test_searches_for_words() -> None:
+    """A rare word counts more than a frequent one, and a short text more than a long one; no word is no error."""
+    passages = ["the cat sat", "the dog", "the the dog ran far away home", "a bird"]
+    rankings = lexical_rankings(["the bird", "dog", "unknown"], passages)
+    assert set(rankings) == {"tfidf", "bm25"}
+    for ranked in rankings.values():
+        assert ranked[0, 0] == 3
+        assert ranked[1, :2].tolist() == [1, 2]
+        assert ranked[2].tolist() == [0, 1, 2, 3]
+    assert lexical_rankings(["a"], ["b", "c"]) == {}
+
+
+def test_the_interval_of_a_difference() -> None:
+    differences = np.random.default_rng(3).normal(0.5, 1.0, (400, 1))
+    low, high = interval(differences)
+    assert low < differences.mean() < high
+    np.testing.assert_allclose(high - low, 2 * 1.96 * differences.std() / 20, rtol=0.1)
+    assert interval(differences) == (low, high)
+    assert interval(np.full(5, 0.25)) == (0.25, 0.25)
+
+
 def test_equal_texts_are_one_text() -> None:
     """The positive of any row with the same query is relevant; hard negatives are passages that are not."""
     judged = Judged.of(Pairs("t", ("q", "p", "n"), (["a", "b", "a"], ["x", "y", "z"], ["y", "w", "w"]), None))
@@ -36,6 +71,16 @@ def test_equal_texts_are_one_text() -> None:
     assert figures["loss"] == pytest.approx(np.mean(losses))
     assert figures["recall_at_1"] == pytest.approx((0.5 + 1) / 2)
     assert (figures["num_queries"], figures["num_passages"]) == (2, 4)
+
+
+def test_figures_beside_others() -> None:
+    judged = Judged.of(Pairs("t", ("q", "p"), (["a cat", "a dog"], ["cat food", "dog food"]), None))
+    perfect = np.eye(2, dtype=np.float32)[[0, 1, 0, 1]]
+    assert "random_ndcg_at_10" not in judged.figures(perfect, 1.0)
+    judged.compare_with(perfect[[1, 0, 2, 3]])
+    figures = judged.figures(perfect, 1.0)
+    assert (figures["tfidf_recall_at_1"], figures["bm25_recall_at_1"], figures["random_recall_at_1"]) == (1, 1, 0)
+    assert (figures["above_random_recall_at_1_low"], figures["above_tfidf_recall_at_1_high"]) == (1, 0)
 
 
 def test_scored_pairs() -> None:

@@ -1,0 +1,69 @@
+"""Folders in BeIR's form: what is read, and that bad ones are refused in one line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from finetuning.tasks.judged import is_beir, read_beir
+from mlm_common.errors import InputError
+
+CORPUS = [{"_id": "d2", "title": "A", "text": "cat"}, {"_id": "d1", "title": "", "text": "dog"}]
+QUERIES = [{"_id": "7", "text": "bird"}, {"_id": "q", "text": "pet"}]
+QRELS = [("q", "d1", "2"), ("q", "d2", "0")]
+
+
+def write_beir(folder: Path, corpus: list, queries: list, qrels: list, split: str = "test") -> Path:
+    (folder / "qrels").mkdir(parents=True)
+    for name, rows in (("corpus", corpus), ("queries", queries)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    lines = [("query-id", "corpus-id", "score"), *qrels]
+    (folder / "qrels" / f"{split}.tsv").write_text("".join("\t".join(line) + "\n" for line in lines), encoding="utf-8")
+    return folder
+
+
+def test_judged_queries_and_all_passages_are_read(tmp_path: Path) -> None:
+    folder = write_beir(tmp_path / "data", CORPUS, QUERIES, QRELS)
+    assert is_beir(str(folder))
+    assert not is_beir(str(folder / "corpus.jsonl"))
+    judged = read_beir(str(folder), "validation", "--validation-file")
+    assert (judged.queries, judged.passages) == (["pet"], ["A cat", "dog"])
+    assert judged.relevant == [{1: 2.0, 0: 0.0}]
+
+
+def test_the_first_queries_are_kept(tmp_path: Path) -> None:
+    folder = write_beir(tmp_path / "data", CORPUS, QUERIES, [("7", "d1", "1"), *QRELS])
+    judged = read_beir(str(folder), "test", "--test-file").first(1)
+    assert (judged.queries, judged.relevant) == (["bird"], [{1: 1.0}])
+    np.testing.assert_array_equal(judged.pairs, [[0, 1]])
+
+
+BAD = {
+    "an id twice": ([*CORPUS, CORPUS[0]], QUERIES, QRELS, "corpus.jsonl must be unique; row 3 repeats d2."),
+    "a query twice": (CORPUS, [*QUERIES, QUERIES[0]], QRELS, "queries.jsonl must be unique; row 3 repeats 7."),
+    "an unknown document": (CORPUS, QUERIES, [("q", "d9", "1")], "test.tsv grades the document d9, which is unknown."),
+    "an unknown query": (CORPUS, QUERIES, [("x", "d1", "1")], "test.tsv grades the query x, which is unknown."),
+    "a grade twice": (CORPUS, QUERIES, [*QRELS, QRELS[0]], "grades document d1 for query q again."),
+    "no number": (CORPUS, QUERIES, [("q", "d1", "good")], "must have a number as score; it has 'good'."),
+    "an empty corpus": ([], QUERIES, QRELS, "must name a file with rows"),
+    "an empty text": ([*CORPUS, {"_id": "d3", "title": "", "text": ""}], QUERIES, QRELS, "row 3 of"),
+    "no ids": ([{"text": "cat"}], QUERIES, QRELS, "The id must name a column of"),
+    "no grades": (CORPUS, QUERIES, [], "must name a file with rows"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_folders_are_refused(name: str, tmp_path: Path) -> None:
+    corpus, queries, qrels, message = BAD[name]
+    folder = write_beir(tmp_path / "data", corpus, queries, qrels)
+    with pytest.raises(InputError) as error:
+        read_beir(str(folder), "test", "--test-file")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_part_without_grades_is_refused(tmp_path: Path) -> None:
+    folder = write_beir(tmp_path / "data", CORPUS, QUERIES, QRELS)
+    with pytest.raises(InputError, match=r"has no qrels/train\.tsv"):
+        read_beir(str(folder), "train", "--train-file")
