@@ -11,7 +11,6 @@ import pytest
 from benchmarks.finetune_step import tokens_of_rows, write_stand_in
 from finetuning.config.settings import ClassificationData
 from finetuning.tasks.classification import read_parts
-from tests.fixtures.other_environments import TORCH_ENVIRONMENTS, made_environment
 
 PROJECT = Path(__file__).parents[2]
 # One of each program.
@@ -42,8 +41,7 @@ def test_tokens_of_a_row_are_those_that_it_is_filled_up_to() -> None:
 
 
 @pytest.mark.slow
-def test_contenders_of_both_sides_print_their_lines(tmp_path_factory: pytest.TempPathFactory) -> None:
-    torch_python = made_environment(tmp_path_factory, "transformers-4", *TORCH_ENVIRONMENTS["transformers-4"])
+def test_contenders_of_both_sides_print_their_lines(torch_python: Path) -> None:
     flags = ["--torch-python", torch_python, "--num-rows=700", "--num-layers=1", "--hidden-size=32", "--vocab-size=600"]
     flags += ["--length=32", "--rounds=2", "--steps-per-round=2", "--warmup-steps=2", "--contenders", *MEASURED]
     command = [sys.executable, PROJECT / "benchmarks" / "finetune_step.py", *flags]

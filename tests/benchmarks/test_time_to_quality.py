@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.time_to_quality import message, seconds_to
-from tests.fixtures.other_environments import TORCH_ENVIRONMENTS, made_environment, output_of
+from tests.fixtures.other_environments import output_of
 from train.metrics.log import read_metrics
 from train.runtime.run_folder import RunFolder
 
@@ -40,11 +40,6 @@ def test_the_title_compares_ours_with_the_best_of_the_others():
     )
     assert message({"trainer-modernbert": slower, "ours-modernbert": faster})[0].endswith("in 9 s instead of 80 s")
     assert message({"trainer-roberta": CURVE, "ours-modernbert": CURVE}) == ("Validation loss over training time", "")
-
-
-@pytest.fixture(scope="session")
-def torch_python(tmp_path_factory):
-    return made_environment(tmp_path_factory, "transformers-4", *TORCH_ENVIRONMENTS["transformers-4"])
 
 
 @pytest.mark.slow

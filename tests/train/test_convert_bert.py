@@ -20,7 +20,7 @@ from tests.fixtures.google_checkpoints import (
     write_google_checkpoint,
     write_variables,
 )
-from tests.fixtures.other_environments import TORCH_ENVIRONMENTS, made_environment, output_of
+from tests.fixtures.other_environments import output_of
 from tests.fixtures.tiny_models import padded_batch, tiny_model
 from tests.servers.fixtures import CloudStorageHandle
 from tfrecord_prep.prepare_tfrecord_shards import main as prepare
@@ -302,9 +302,7 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
 
 
 @pytest.mark.slow
-def test_it_equals_transformers_own_conversion(
-    bert: Any, albert: Any, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_it_equals_transformers_own_conversion(bert: Any, albert: Any, torch_python: Path, tmp_path: Path) -> None:
     """Which needs torch; transformers 5 has dropped it."""
     import tensorflow as tf
 
@@ -315,8 +313,7 @@ def test_it_equals_transformers_own_conversion(
         assert convert(source, folder / "out", "--no-do-lower-case") == 0
         reader = tf.train.load_checkpoint(str(source / "bert_model.ckpt"))
         np.savez(folder / "variables.npz", **{key: reader.get_tensor(key) for key in variables})
-    python = made_environment(tmp_path_factory, "transformers-4", *TORCH_ENVIRONMENTS["transformers-4"])
-    printed = output_of(python, READER, str(tmp_path / "read"))
+    printed = output_of(torch_python, READER, str(tmp_path / "read"))
     results = [json.loads(line.removeprefix("RESULT ")) for line in printed.splitlines() if line.startswith("RESULT ")]
     assert [result["class"] for result in results] == ["AlbertForPreTraining", "BertForPreTraining"]
     for result in results:
