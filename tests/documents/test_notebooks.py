@@ -120,10 +120,11 @@ def test_commands_of_the_finetuning(glue_task: str, monkeypatch: pytest.MonkeyPa
     cells, commands = code_cells(FINETUNING), []
     variables: dict[str, Any] = {"PYTHON": "python", "find_extra": lambda: "tpu"}
     variables["watch"] = lambda _, command, *__, **___: commands.append(command)
-    for name in ("settings", "plan", "train", "own-train"):
+    for name in ("settings", "plan", "train", "own-train", "embed", "search"):
         exec("\n".join(line for line in cells[name].splitlines() if not line.startswith("!")), variables)
     assert "!{PYTHON} {TRAIN} --dry-run" in cells["plan"]
-    for command, script in zip(commands, ("run_classification", "run_task"), strict=True):
+    commands.append(variables["SEARCH"])
+    for command, script in zip(commands, ("run_classification", "run_task", "run_embedding", "search"), strict=True):
         path, *flags = shlex.split(command)
         assert path == f"finetuning/{script}.py"
         assert parse(path, flags)
@@ -205,9 +206,12 @@ def test_the_finetuning(tiny_start: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert {"eval_accuracy", "eval_guess_accuracy", "predict_accuracy"} <= set(figures)
     assert re.search(r"^(datasets|huggingface_hub|matplotlib|numpy): \w", printed(cells["scores"]), flags=re.M)
     assert [picture.startswith(PNG) for picture in pictures(cells["matrix"])] == [True]
-    for name in ("train", "own-train"):
+    for name in ("train", "own-train", "embed"):
         assert [picture.startswith(PNG) for picture in pictures(cells[name])] == [True], name
     assert "kappa" in printed(cells["own-train"])
+    found = re.findall(r"^ +-?\d\.\d{4}  \S", printed(cells["search"]), flags=re.M)
+    assert len(found) == 6
+    assert re.fullmatch(r"(-?\d\.\d{3}  \S.*\n){3}", printed(cells["search-again"]))
     assert (tmp_path / "stars" / "export" / "model.safetensors").is_file()
 
 

@@ -28,6 +28,7 @@ EXPECTED = {
     "bert-base-2018": (1_000_000, 42.6),
     "domain-adaptation": (12_500 + 468_750, 74.5),
     "modernbert-base": (891_368, 2019),
+    "retriever": (50_000, 26.2),
     "roberta-base": (500_000, 2097),
     "small-language": (234_375 + 187_500, 13.8),
 }
