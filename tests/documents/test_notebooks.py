@@ -74,7 +74,7 @@ def test_notebooks_are_valid_and_executed(path: Path) -> None:
 
 def test_committed_outputs_are_what_a_terminal_shows_at_the_end() -> None:
     texts = ["\x1b[1mtokens  4\x1b[0m\r\n\rTraining:  10 %", "\rTraining: 100 %", "\r\n", "\r\nDone.\r\n"]
-    outputs = [nbformat.v4.new_output("stream", name="stdout", text=text) for text in texts]
+    outputs = [nbformat.from_dict({"output_type": "stream", "name": "stdout", "text": text}) for text in texts]
     (output,) = joined_streams(outputs)
     assert plain(output.text) == "tokens  4\nTraining: 100 %\n\nDone.\n"
 
