@@ -6,6 +6,7 @@
     run_task.py             command: a custom task, which is a class in a Python file
     run_embedding.py        command: embed texts, so that those that belong together are close
     predict.py              command: predict with a model of any of these, for given texts or a file
+    search.py               command: embed a corpus once, and find the texts that answer a question
     glue_submission.py      command: the predictions of GLUE runs as the file that its site accepts
     config/                 all settings of a run: those shared with pretraining, and where the examples are
     data/                   tables of texts and labels; encoded, in buckets of a few lengths, batched
