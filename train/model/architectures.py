@@ -32,7 +32,7 @@ class Architecture:
     Its layers:
     layer_list: what the TF encoder calls the list of its layers.
     has_tpu_layers: `train.model.tpu_layers` knows its layers: they are ModernBERT's, or in transformers BERT's code.
-    block_attention: how `train.model.block_attention` keeps the documents of a row apart: by the mask and positions
+    block_attention: how `train.model.attention` keeps the documents of a row apart: by the mask and positions
         that it gives to transformers' layers, or by layers that ask for the documents; None where that is not proven.
     flops: how its operations are counted, a key of `train.model.computation.FORMULAS`; None where that is not known.
     transposed_vocabulary: pattern of the weight whose second axis, not its first, runs over the ids.

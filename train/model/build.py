@@ -20,7 +20,7 @@ from transformers import PretrainedConfig
 from train.config.learning import ModelConfig
 from train.layers.random_bits import repeatable
 from train.model.architectures import align_padding_positions, architecture_of, vocabulary_axis
-from train.model.block_attention import attend_within_documents, attending_within, current_documents
+from train.model.attention import attend_within_documents, attending_within, current_documents
 from train.model.modernbert import auto_class
 from train.model.tpu_layers import use_tpu_layers
 

@@ -22,8 +22,7 @@ from transformers.modeling_tf_outputs import (
 )
 from transformers.modeling_tf_utils import unpack_inputs
 
-from train.layers.local_attention import can_use_blocks, in_blocks, is_near, with_halo
-from train.model.block_attention import current_documents
+from train.model.attention import can_use_blocks, current_documents, in_blocks, is_near, with_halo
 
 # Replaces a score that does not count: far below any, and finite, so a query without keys gives no NaN.
 NEVER = -1e30

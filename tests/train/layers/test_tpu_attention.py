@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from train.layers.local_attention import is_near
 from train.layers.random_bits import dropout_mask, fold_in, row_keys
 from train.layers.tpu_functions import attend
+from train.model.attention import is_near
 
 BATCH, HEADS, LENGTH, RATE = 3, 2, 16, 0.25
 KEYS = row_keys((5, 6), BATCH)

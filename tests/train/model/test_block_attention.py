@@ -12,7 +12,7 @@ from tfrecord_prep.chunking import CHUNKINGS, Framing
 from tfrecord_prep.encoding import TokenBatch
 from train.layers.random_bits import dropping_out_by, key_dropout, row_keys
 from train.model import tpu_layers
-from train.model.block_attention import (
+from train.model.attention import (
     attend_within_documents,
     number_documents,
     positions_within,

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.tiny_models import VOCABULARY, tiny_model
-from train.layers.local_attention import can_use_blocks, in_blocks, is_near, with_halo
 from train.model import modernbert
+from train.model.attention import can_use_blocks, in_blocks, is_near, with_halo
 from train.model.modernbert import rotary_tables, rotated
 from train.model.tpu_layers import use_tpu_layers
 

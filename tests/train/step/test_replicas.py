@@ -12,7 +12,7 @@ from tests.fixtures.replicas import Case, Result, execute, lower, values_of, var
 from tests.fixtures.tiny_models import PAD, VOCABULARY, tiny_model
 from tests.fixtures.tiny_steps import RULE, batch_of, compiled_model, token_rows
 from train.checks.preflight.step_lowering import ReplicaOfSlice
-from train.model.block_attention import attend_within_documents
+from train.model.attention import attend_within_documents
 from train.model.tpu_layers import use_tpu_layers
 from train.step.train_step import PretrainingModel
 from train.tasks.masked_lm import MaskedLanguageModeling
