@@ -295,7 +295,7 @@ def _is_of_one_shape(iterator: Any) -> bool:
 
 
 def prove_tpu_layers(model: PretrainingModel, batch: Any, strategy: tf.distribute.Strategy) -> bool:
-    """Compare the TPU-optimized layers with the reference layers; see `train.model.layer_check`.
+    """Compare the TPU-optimized layers with the reference layers; see `train.model.tpu_layers`.
 
     Args:
         model: its network keeps the layers that pass.

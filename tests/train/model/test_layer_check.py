@@ -11,8 +11,7 @@ from tests.fixtures.tiny_models import PAD, tiny_model
 from tests.fixtures.tiny_steps import RULE, batch_of, compiled_model, one_cpu, token_rows, two_cpus
 from train.model import layer_check, tpu_layers
 from train.model.architectures import ARCHITECTURES
-from train.model.layer_check import GRADIENT_TOLERANCE, LOSS_TOLERANCE, Figures, agree
-from train.model.tpu_layers import attention_layers
+from train.model.tpu_layers import GRADIENT_TOLERANCE, LOSS_TOLERANCE, Figures, agree, attention_layers
 from train.step.train_step import prove_tpu_layers
 from train.tasks.masked_lm import MaskedLanguageModeling
 
