@@ -16,8 +16,7 @@ from mlm_common.errors import InputError
 from mlm_common.hub.redaction import is_same
 from mlm_common.storage import folder_and_name
 from train.metrics.log import TRAIN, VALIDATION
-from train.metrics.plots import draw_runs
-from train.metrics.run_curves import ACCURACY, RunCurves, percentage, read_runs, short_name, short_number
+from train.metrics.run_curves import ACCURACY, RunCurves, draw_runs, percentage, read_runs, short_name, short_number
 
 logger = logging.getLogger(__name__)
 

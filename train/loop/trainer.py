@@ -26,8 +26,7 @@ from train.data.inputs import Inputs
 from train.data.pipeline import ONE_PIPELINE
 from train.loop.run import Phase, Run, computation_so_far, describe_run, device_kind, excerpt, print_result, print_table
 from train.metrics.log import VALIDATION, MetricsLog
-from train.metrics.plots import draw_run
-from train.metrics.run_curves import RunCurves
+from train.metrics.run_curves import RunCurves, draw_run
 from train.model.computation import Computation, choose_computation, describe_computation, full_speed_step_seconds
 from train.model.from_pretrained import load_initial_weights
 from train.publishing.publisher import Publisher

@@ -1,19 +1,37 @@
-"""Runs as curves: what each has recorded of its loss, its time and its tokens, and what its model is."""
+"""Curves of runs: what each has recorded of its loss, its time and its tokens, and the plots of it."""
 
 import functools
+import itertools
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from mlm_common.errors import InputError
+from mlm_common.figures import (
+    COLORS,
+    FAINT_ALPHA,
+    MUTED,
+    NOTE_POINTS,
+    EndLabel,
+    image_of,
+    label_ends,
+    new_figure,
+    set_titles,
+    without_box,
+)
 from train.config.learning import EVALUATION_MLM_PROBABILITY
-from train.metrics.log import TRAIN, read_metrics
+from train.metrics.log import TRAIN, VALIDATION, read_metrics
 from train.runtime.plan import tokens_after
 from train.runtime.run_folder import METRICS_NAME, RunFolder
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 MAX_NAME = 30
 
@@ -206,3 +224,210 @@ def _short_names(folders: Sequence[str]) -> list[str]:
     while all(len(path) > num_shared + 1 and path[num_shared] == paths[0][num_shared] for path in paths):
         num_shared += 1
     return ["/".join(path[num_shared:]) for path in paths]
+
+
+RUN_INCHES, SCORED_RUN_INCHES, RUNS_INCHES = (8, 4.5), (10, 4.5), (12, 5)
+# Labels of more runs are beside the plot.
+MAX_LABELS_WITHIN = 3
+# A line with more points has no markers.
+MAX_MARKERS = 40
+BASELINE = "frequency baseline"
+# Seconds of a unit, and its name.
+TIME_UNITS = ((3600, "hours"), (60, "minutes"))
+Points = list[tuple[float, float]]
+
+
+def draw_run(run: RunCurves, file_format: str = "png") -> bytes:
+    """Draw the loss in training and validation over the steps, and the metric beside it if the run fine-tunes a model.
+
+    Dotted lines are the loss of a guess from the token frequencies alone, and the metric of a guess without the text.
+
+    Returns:
+        The file, `png` or `svg`.
+    """
+    is_scored = run.is_finetuned and bool(_points(run, VALIDATION, run.metric.name))
+    with new_figure(figsize=SCORED_RUN_INCHES if is_scored else RUN_INCHES) as figure:
+        panels = figure.subplots(1, 2 if is_scored else 1, squeeze=False)[0]
+        labels = [_draw_losses(run, panels[0]), *([_draw_metric(run, panels[1])] if is_scored else [])]
+        for axes in panels:
+            without_box(axes)
+            axes.set_xlim(0, max(1, _last_step(run)))
+            axes.xaxis.set_major_formatter("{x:,.0f}")
+            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.set_xlabel("step")
+        if not is_scored:
+            _put_tokens_on_top(run, panels[0])
+        set_titles(figure, _title(run), _subtitle(run), run.mask_note if run.of_split(VALIDATION) else "")
+        for axes, of_axes in zip(panels, labels, strict=True):
+            label_ends(axes, of_axes)
+        return image_of(figure, file_format)
+
+
+def draw_runs(runs: Sequence[RunCurves], note: str = "", file_format: str = "png") -> bytes:
+    """Draw the losses of several runs over tokens and over time, each run in a color; of one run as `draw_run` does.
+
+    Validation is a bold line with the run's name at its end, training a faint one. The dotted line of the same color is
+    the loss of a guess from the token frequencies alone.
+    `note` is for the reader, under the plot.
+    """
+    if len(runs) == 1:
+        return draw_run(runs[0], file_format)
+    with new_figure(figsize=RUNS_INCHES) as figure:
+        over_tokens, over_time = figure.subplots(1, 2, sharey=True)
+        longest_seconds = max(run.training_seconds(_last_step(run)) for run in runs)
+        size, unit = next((one for one in TIME_UNITS if longest_seconds >= 2 * one[0]), (1, "seconds"))
+        panels: tuple[tuple[Axes, str, Callable[[RunCurves, int], float]], ...] = (
+            (over_tokens, "tokens, padding included", RunCurves.tokens_after),
+            (over_time, f"{unit} of training", lambda run, step: run.training_seconds(step) / size),
+        )
+        labels = []
+        for axes, what, place in panels:
+            without_box(axes)
+            axes.set_xlabel(what)
+            colors = itertools.cycle(COLORS)
+            of_axes = [_draw_one_of_several(run, axes, next(colors), place) for run in runs]
+            axes.set_xlim(left=0)
+            labels.append([*filter(None, of_axes), *_draw_baselines(runs, axes)])
+        over_tokens.set_ylabel(f"loss, {runs[0].loss_unit}")
+        over_tokens.xaxis.set_major_formatter(lambda value, _: short_number(value))
+        set_titles(figure, f"Loss of {len(runs)} runs", f"Bold: validation. Faint: training. Dotted: {BASELINE}.", note)
+        are_many = len(runs) > MAX_LABELS_WITHIN
+        if not are_many:
+            label_ends(over_tokens, labels[0])
+        label_ends(over_time, labels[1], in_column=are_many)
+        return image_of(figure, file_format)
+
+
+def _draw_losses(run: RunCurves, axes: "Axes") -> list[EndLabel]:
+    labels = []
+    for split, title, color in ((TRAIN, "training", MUTED), (VALIDATION, "validation", COLORS[0])):
+        if points := _points(run, split, "loss"):
+            _draw_line(axes, points, color, is_main=split == VALIDATION)
+            labels.append(EndLabel(*points[-1], f"{title} {_shown(points[-1][1])}", color))
+    if entropy := run.unigram_entropy_nats:
+        axes.axhline(entropy, linestyle=":", color=COLORS[1])
+        labels.append(EndLabel(max(1, _last_step(run)), entropy, f"{BASELINE} {entropy:.2f}", COLORS[1]))
+    for before, line in itertools.pairwise(run.of_split(TRAIN)):
+        if before.get("phase") != line.get("phase"):
+            axes.axvline(before["step"], linewidth=0.8, color=MUTED, alpha=FAINT_ALPHA)
+            name, place = run.phase_name(line.get("phase", 1)), (before["step"], 1)
+            style: dict[str, Any] = {"va": "top", "color": MUTED, "size": NOTE_POINTS}
+            axes.annotate(name, place, (4, 0), xycoords=("data", "axes fraction"), textcoords="offset points", **style)
+    axes.set_ylabel(f"loss, {run.loss_unit}")
+    return labels
+
+
+def _draw_metric(run: RunCurves, axes: "Axes") -> list[EndLabel]:
+    metric, color = run.metric, COLORS[2]
+    points = _points(run, VALIDATION, metric.name)
+    _draw_line(axes, points, color, is_main=True)
+    best = _best(run, metric)
+    labels = [EndLabel(*points[-1], f"{metric.title} {_shown_score(points[-1][1])}", color)]
+    if best != points[-1]:
+        axes.plot(*best, marker="o", color=color, markersize=8)
+        text = f"best {_shown_score(best[1])}"
+        axes.annotate(text, best, (0, 9), textcoords="offset points", ha="center", color=color, weight="bold")
+    axes.margins(y=0.12)
+    if metric.guess is not None:
+        axes.axhline(metric.guess, linestyle=":", color=COLORS[1])
+        text = f"guess {_shown_score(metric.guess)}"
+        labels.append(EndLabel(max(1, _last_step(run)), metric.guess, text, COLORS[1]))
+    axes.set_ylabel(f"validation {metric.title}")
+    return labels
+
+
+def _draw_one_of_several(
+    run: RunCurves, axes: "Axes", color: str, place: Callable[[RunCurves, int], float]
+) -> EndLabel | None:
+    """Draw one run, and return the label of its validation, else of its training; None for a run without a loss."""
+    label = None
+    for split in (TRAIN, VALIDATION):
+        if points := [(place(run, int(step)), loss) for step, loss in _points(run, split, "loss")]:
+            _draw_line(axes, points, color, is_main=split == VALIDATION)
+            label = EndLabel(*points[-1], f"{short_name(run.name)} {_shown(points[-1][1])}", color)
+    return label
+
+
+def _draw_baselines(runs: Sequence[RunCurves], axes: "Axes") -> list[EndLabel]:
+    """Draw the frequency baseline of each run in its color; where all have the same, one with a label."""
+    entropies = [run.unigram_entropy_nats for run in runs]
+    if len({*entropies}) == 1 and (entropy := entropies[0]) is not None:
+        axes.axhline(entropy, linestyle=":", color=MUTED)
+        return [EndLabel(axes.get_xlim()[1], entropy, f"{BASELINE} {entropy:.2f}", MUTED)]
+    for entropy, color in zip(entropies, itertools.cycle(COLORS), strict=False):
+        if entropy is not None:
+            axes.axhline(entropy, linestyle=":", color=color)
+    return []
+
+
+def _draw_line(axes: "Axes", points: Points, color: str, *, is_main: bool) -> None:
+    marker = "o" if len(points) == 1 or (is_main and len(points) <= MAX_MARKERS) else ""
+    style: dict[str, Any] = {"linewidth": 2, "markersize": 4.5} if is_main else {"linewidth": 1.2, "alpha": 0.45}
+    axes.plot(
+        *zip(*points, strict=True), marker=marker, color=color, clip_on=False, zorder=3 if is_main else 2, **style
+    )
+
+
+def _put_tokens_on_top(run: RunCurves, axes: "Axes") -> None:
+    """Add a second axis with the tokens after each step, which need not be in proportion: phases differ."""
+    from matplotlib.ticker import MaxNLocator
+
+    ends = [phase["num_steps"] for phase in run.record["plan"].get("before", ())]
+    steps = [0, *(end for end in ends if end < _last_step(run)), max(1, _last_step(run))]
+    tokens = [run.tokens_after(step) for step in steps]
+    ticks = [tick for tick in MaxNLocator(6).tick_values(0, tokens[-1]) if tick <= tokens[-1]]
+    top = axes.twiny()
+    without_box(top)
+    top.spines["bottom"].set_visible(False)
+    top.tick_params(length=0)
+    top.set_xlim(axes.get_xlim())
+    top.set_xticks(np.interp(ticks, tokens, steps), [short_number(tick) for tick in ticks])
+    top.set_xlabel("tokens, padding included", color=MUTED)
+
+
+def _title(run: RunCurves) -> str:
+    if run.is_finetuned and _points(run, VALIDATION, run.metric.name):
+        best = _best(run, run.metric)
+        is_last = best == _points(run, VALIDATION, run.metric.name)[-1]
+        return f"{run.task_name}, {run.model}: {'' if is_last else 'best '}{run.metric.title} {_shown_score(best[1])}"
+    for split, title in ((VALIDATION, "validation loss"), (TRAIN, "training loss")):
+        if points := _points(run, split, "loss"):
+            return f"{run.model}: {title} {_shown(points[-1][1])}"
+    return run.model
+
+
+def _subtitle(run: RunCurves) -> str:
+    """Write how far the run has come: steps, tokens, time."""
+    step, num_steps = _last_step(run), run.num_steps
+    steps = f"{step:,} steps" if num_steps in (None, step) else f"{step:,} of {num_steps:,} steps"
+    seconds = run.training_seconds(step)
+    time = [f"{duration(seconds)} of training"] if seconds else []
+    return ", ".join([steps, f"{short_number(run.tokens_after(step))} tokens", *time])
+
+
+def _points(run: RunCurves, split: str, name: str) -> Points:
+    """Collect (step, figure) from the lines of a split that have this figure as a finite number."""
+    values = [(line["step"], line.get(name)) for line in run.of_split(split)]
+    return [(step, value) for step, value in values if value is not None and math.isfinite(value)]
+
+
+def _best(run: RunCurves, metric: Metric) -> tuple[float, float]:
+    """Find the step and metric of the best evaluation; of equal ones that with the lower loss, then the earlier one."""
+    sign = -1 if metric.lower_is_better else 1
+    losses = dict(_points(run, VALIDATION, "loss"))
+    return max(
+        _points(run, VALIDATION, metric.name), key=lambda point: (sign * point[1], -losses.get(point[0], math.inf))
+    )
+
+
+def _last_step(run: RunCurves) -> int:
+    return int(run.lines[-1]["step"]) if run.lines else 0
+
+
+def _shown(loss: float) -> str:
+    return f"{loss:.2f}" if abs(loss) >= 0.095 else f"{loss:.2g}"
+
+
+def _shown_score(score: float) -> str:
+    """Write a score: fractions with three decimals, percentages with one."""
+    return f"{score:.3f}" if abs(score) <= 1 else f"{score:.1f}"

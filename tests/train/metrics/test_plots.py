@@ -11,8 +11,7 @@ from matplotlib.image import imread
 from finetuning.config.settings import QuestionData
 from finetuning.tasks.questions import QuestionAnswering
 from tests.fixtures.recorded_runs import train_line, validation_line, write_run
-from train.metrics.plots import draw_run, draw_runs
-from train.metrics.run_curves import RunCurves, read_runs
+from train.metrics.run_curves import RunCurves, draw_run, draw_runs, read_runs
 from train.tasks.task import task_record
 
 ANSWERS = task_record(QuestionAnswering(QuestionData(), may_have_no_answer=False, pad_token_id=1, token_types=False))

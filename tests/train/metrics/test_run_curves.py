@@ -8,8 +8,7 @@ from mlm_common.hub.redaction import redacted_hash
 from tests.fixtures.recorded_runs import LENGTH, train_line, validation_line, write_run
 from tests.servers.fixtures import CloudStorageHandle
 from train.compare_runs import comparison_table, describe_mask_rates, group_comparable, main
-from train.metrics.plots import draw_runs
-from train.metrics.run_curves import duration, read_runs, short_number
+from train.metrics.run_curves import draw_runs, duration, read_runs, short_number
 
 
 def test_the_table_is_right_and_fits_100_columns(tmp_path: Path) -> None:
