@@ -11,7 +11,7 @@ from tests.fixtures.tiny_run import NUM_STEPS
 from tests.servers.fixtures import HubHandle
 from train.export import main
 from train.model.from_pretrained import load_model
-from train.publishing.hub_checkpoints import published_run
+from train.publishing.publisher import published_run
 
 REPO = "alice/exported"
 

@@ -18,7 +18,7 @@ from tests.servers.fixtures import HubHandle
 from train.config.settings import parse_training_config
 from train.loop.lifecycle import Pretraining, prepare
 from train.model.pretrained_files import find_weights, read_config
-from train.publishing.hub_checkpoints import resume_from_hub
+from train.publishing.publisher import resume_from_hub
 from train.run_mlm import main
 from train.runtime.machines import Cluster
 from train.runtime.run_folder import RunFolder

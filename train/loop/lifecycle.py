@@ -18,7 +18,8 @@ from train.config.settings import HubConfig, RunSettings, TrainingConfig, flags_
 from train.data.shards import check_phases, open_inputs
 from train.loop.run import Phase, Run, print_plan
 from train.model.config import resolve_model_config
-from train.publishing.hub_checkpoints import CHECKPOINTS_BRANCH, resume_from_hub
+from train.publishing.model_card import check_card
+from train.publishing.publisher import CHECKPOINTS_BRANCH, Publisher, PushToHub, resume_from_hub, steps_of_pushes
 from train.runtime import supervisor
 from train.runtime.machines import Cluster, check_tpu_devices, check_tpu_use, read_cluster
 from train.runtime.preemption import StopRequest, listening
@@ -91,8 +92,6 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
         logger.info("Loading TensorFlow …")
         from train.loop.fitting import fit  # not for bad input
         from train.loop.trainer import restored_trainers
-        from train.publishing.model_card import check_card
-        from train.publishing.publisher import Publisher, PushToHub, steps_of_pushes
         from train.runtime.strategy import check_run_agreement, connect
 
         supervisor.report("connect")

@@ -23,6 +23,7 @@ from train.data.inputs import Inputs
 from train.metrics.training_log import about
 from train.model.computation import Computation, planned_step_flops
 from train.model.parameters import count_parameters
+from train.publishing.model_card import check_card
 from train.runtime.machines import Cluster, expected_num_replicas, has_cpu_alone, local_accelerator_type
 from train.runtime.plan import PhaseToPlan, Plan, make_plans, phase_index, warn_of_other_batch
 from train.runtime.run_folder import RunFolder
@@ -249,8 +250,6 @@ def device_kind(config: HardwareConfig) -> str:
 
 def print_plan(run: Run) -> None:
     """Print what the run would do, and build its model card on trial; TensorFlow is imported where it alone knows."""
-    from train.publishing.model_card import check_card
-
     hardware, first = run.config.hardware, run.phases[0]
     plans = run.plans(expected_num_replicas(hardware, run.cluster, 1 if hardware.wants_tpu else num_local_devices()))
     if hardware.wants_tpu:

@@ -15,8 +15,8 @@ from tests.servers.fixtures import HubHandle
 from train.config.learning import DataConfig, MaskingConfig, ModelConfig, OptimizationConfig
 from train.config.phases import OVERRIDES_PER_PHASE, PER_PHASE
 from train.config.settings import HardwareConfig, HubConfig, RunConfig, TrainingConfig
-from train.publishing.hub_checkpoints import published_run
 from train.publishing.model_card import check_card, model_card
+from train.publishing.publisher import published_run
 from train.publishing.pytorch_format import ModelSnapshot
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.task import task_record

@@ -29,7 +29,7 @@ from tokenizer_training.unigram.config import UnigramConfig
 from tokenizer_training.unigram.normalization import NormalizationConfig
 from train.checkpoints.store import parse_record
 from train.config.settings import SUBJECTS
-from train.publishing.hub_checkpoints import published_checkpoint, published_run
+from train.publishing.publisher import published_checkpoint, published_run
 
 SECRET = "a secret"
 BAD_ROWS = {"num_rows": 1, "listed": [{"source": SECRET, "place": SECRET, "problem": SECRET}]}
