@@ -13,7 +13,7 @@ from mlm_common.tokenizer import vocabulary_size
 from train.config.settings import RunSettings
 from train.data.inputs import Inputs
 from train.layers.random_bits import dropping_out_by, key_dropout, key_of, row_keys
-from train.model import layer_check
+from train.model import tpu_layers
 from train.model.build import build_network
 from train.model.computation import Computation, choose_computation
 from train.runtime.plan import Plan
@@ -124,7 +124,7 @@ class PretrainingModel(tf_keras.Model):
         """
         replica = tf.distribute.get_replica_context()
         step = tf.cast(self.optimizer.iterations, tf.int32)
-        batch = {name: feature[: layer_check.NUM_ROWS] for name, feature in batch.items()}
+        batch = {name: feature[: tpu_layers.NUM_ROWS] for name, feature in batch.items()}
         num_rows = _num_rows(batch)
         first_row = tf.cast(replica.replica_id_in_sync_group, tf.int32) * num_rows
         keys = row_keys((self.seed, DROPOUT_STREAM, step), num_rows, first_row)
@@ -302,7 +302,7 @@ def prove_tpu_layers(model: PretrainingModel, batch: Any, strategy: tf.distribut
         batch: one global batch, distributed over the replicas.
     """
 
-    def figures() -> layer_check.Figures:
+    def figures() -> tpu_layers.Figures:
         gradient_sums = model.gradient_sums
         if model.jit_compile:
             gradient_sums = tf.function(gradient_sums, jit_compile=True)
@@ -311,9 +311,9 @@ def prove_tpu_layers(model: PretrainingModel, batch: Any, strategy: tf.distribut
         sums, squares = tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], results)
         loss, names = model.task.means[0], [variable.name for variable in model.network.trainable_variables]
         norms = dict(zip(names, np.sqrt(squares.numpy()).tolist(), strict=True))
-        return layer_check.Figures(float(sums[loss.total] / sums[loss.weight]), norms)
+        return tpu_layers.Figures(float(sums[loss.total] / sums[loss.weight]), norms)
 
-    return layer_check.prove_tpu_layers(model.network, figures)
+    return tpu_layers.prove_tpu_layers(model.network, figures)
 
 
 def build_model(

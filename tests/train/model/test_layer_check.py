@@ -9,7 +9,7 @@ import tf_keras
 
 from tests.fixtures.tiny_models import PAD, tiny_model
 from tests.fixtures.tiny_steps import RULE, batch_of, compiled_model, one_cpu, token_rows, two_cpus
-from train.model import layer_check, tpu_layers
+from train.model import tpu_layers
 from train.model.architectures import ARCHITECTURES
 from train.model.tpu_layers import GRADIENT_TOLERANCE, LOSS_TOLERANCE, Figures, agree, attention_layers
 from train.step.train_step import prove_tpu_layers
@@ -68,7 +68,7 @@ def check_fallback(model, caplog):
     with caplog.at_level(logging.INFO):
         assert not is_proven(model)
     assert not has_tpu_layers(model)
-    (text,) = (record.getMessage() for record in caplog.records if record.name == layer_check.__name__)
+    (text,) = (record.getMessage() for record in caplog.records if record.name == tpu_layers.__name__)
     assert "WARNING" in caplog.text
     assert text.startswith("The run trains with the REFERENCE LAYERS: the TPU-optimized ones ")
     assert "--tpu-layers off trains with the reference layers, --tpu-layers on" in text
