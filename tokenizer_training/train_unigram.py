@@ -27,11 +27,10 @@ from mlm_common.corpus.config import VALIDATION, CorpusConfig
 from mlm_common.corpus.corpus import Corpus, open_corpus
 from mlm_common.corpus.identity import describe_changes
 from mlm_common.corpus.text_formats import BadRows
-from mlm_common.errors import InputError, PermanentError, RunFailedError
+from mlm_common.errors import InputError, PermanentError, RunFailedError, growing_delays, retry_call
 from mlm_common.folder_lock import locked_folder
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository, check_hub_access
 from mlm_common.hub.retries import hub_error
-from mlm_common.retry import growing_delays, retry_call
 from mlm_common.storage import open_folder
 from mlm_common.tokenizer import (
     PLOT_FILE,

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import huggingface_hub as hf  # imports its parts when they are used
 from huggingface_hub import constants
 
-from mlm_common.errors import InputError, RunFailedError
+from mlm_common.errors import InputError, RunFailedError, growing_delays
 from mlm_common.hub.retries import configure_sessions, hub_error, one_line, repeat, status_of
-from mlm_common.retry import growing_delays
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitInfo, HfApi

@@ -15,8 +15,7 @@ from huggingface_hub import constants
 from requests import exceptions
 from requests.adapters import HTTPAdapter
 
-from mlm_common.errors import InputError, RunFailedError
-from mlm_common.retry import retry_call
+from mlm_common.errors import InputError, RunFailedError, retry_call
 
 logger = logging.getLogger(__name__)
 

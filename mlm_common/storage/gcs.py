@@ -26,8 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlm_common.errors import InputError, RunFailedError
-from mlm_common.retry import retry_call
+from mlm_common.errors import InputError, RunFailedError, retry_call
 from mlm_common.storage.folder import (
     NUM_TRANSFERS,
     OWNER_FOLDER,

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from mlm_common.retry import growing_delays, retry_call
+from mlm_common.errors import growing_delays, retry_call
 
 
 class Failing:

@@ -10,8 +10,7 @@ from typing import TypeVar
 import numpy as np
 import tensorflow as tf
 
-from mlm_common.errors import InputError, PermanentError, RunFailedError
-from mlm_common.retry import retry_call
+from mlm_common.errors import InputError, PermanentError, RunFailedError, retry_call
 from train.checkpoints.store import Arrays, CheckpointRecord, CheckpointStore, DamagedCheckpointError
 from train.runtime import supervisor
 from train.runtime.run_folder import RunFolder
