@@ -6,7 +6,7 @@ from typing import Literal
 from mlm_common.cli.settings import Bounded, flag, require
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
-from mlm_common.worker_pool import num_cores
+from mlm_common.workers import num_cores
 from tfrecord_prep.manifest import PAIRS
 from tfrecord_prep.segment_pairs import PairRule
 

@@ -31,7 +31,7 @@ from mlm_common.folder_lock import locked_folder
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository, check_hub_access
 from mlm_common.storage import open_folder
 from mlm_common.tokenizer import RECORD_FILE, load_tokenizer
-from mlm_common.worker_pool import map_in_order
+from mlm_common.workers import map_in_order
 from tfrecord_prep.config import DATAFLOW_RUNNER, LOCAL_RUNNER, PrepareConfig
 from tfrecord_prep.manifest import PAIRS, Manifest, read_manifest
 from tfrecord_prep.partition import NumberedPartition, SplitWork, work_on_partition

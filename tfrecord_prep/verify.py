@@ -13,7 +13,7 @@ from mlm_common.errors import InputError, RunFailedError
 from mlm_common.storage import open_folder
 from mlm_common.storage.reading import find_stored_files
 from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256
-from mlm_common.worker_pool import map_in_order
+from mlm_common.workers import map_in_order
 from tfrecord_prep.manifest import (
     MANIFEST_NAME,
     PAIRS,

@@ -41,7 +41,7 @@ from mlm_common.tokenizer import (
     save_tokenizer,
     tokenizer_sha256,
 )
-from mlm_common.worker_pool import num_cores
+from mlm_common.workers import num_cores
 from tokenizer_training.push_to_hub import push_tokenizer
 from tokenizer_training.unigram.config import DEFAULT_VOCABULARY_SIZE, UnigramConfig
 from tokenizer_training.unigram.corpus_sample import HELD_OUT_BYTES, CorpusSample, draw_passages, sample_corpus

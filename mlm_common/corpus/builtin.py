@@ -28,7 +28,7 @@ from mlm_common.cli.console import progress_bar
 from mlm_common.corpus.identity import cache_folder
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
-from mlm_common.worker_pool import map_in_order, num_cores
+from mlm_common.workers import map_in_order, num_cores
 
 logger = logging.getLogger(__name__)
 

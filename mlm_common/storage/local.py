@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mlm_common.errors import InputError
 from mlm_common.storage.folder import PARTIAL_SUFFIX, PROBE_PREFIX, Folder, NewFile, check_locks, finished_files
-from mlm_common.worker_pool import interrupts_put_off
+from mlm_common.workers import interrupts_put_off
 
 REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS)
 

@@ -1,6 +1,6 @@
 import threading
 
-from mlm_common.background import LatestItemWorker
+from mlm_common.workers import LatestItemWorker
 
 
 class Handler:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mlm_common.errors import InputError
-from mlm_common.worker_pool import ITEMS_PER_WORKER
+from mlm_common.workers import ITEMS_PER_WORKER
 from tests.fixtures.partitions import split_work
 from tfrecord_prep.partition import NumberedPartition
 from tfrecord_prep.prepare_tfrecord_shards import work_locally
@@ -71,7 +71,7 @@ def note_process_and_wait(folder: str) -> None:
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     program = (
         "from tests.mlm_common.test_worker_pool import note_process_and_wait as work\n"
-        "from mlm_common.worker_pool import map_in_order\n"
+        "from mlm_common.workers import map_in_order\n"
         f"if __name__ == '__main__': list(map_in_order(work, [{str(tmp_path)!r}] * 2, 2, ''))"
     )
     script = tmp_path / "program.py"

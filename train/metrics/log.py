@@ -17,10 +17,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mlm_common.background import LatestItemWorker, seconds_to_end
 from mlm_common.errors import InputError, RunFailedError, error_summary
 from mlm_common.storage import Folder
 from mlm_common.storage.folder import finished_files
+from mlm_common.workers import LatestItemWorker, seconds_to_end
 from train.runtime.run_folder import DAMAGED_METRICS_NAME, LOSS_CURVE_NAME, METRICS_NAME, TENSORBOARD_SPLITS, RunFolder
 
 logger = logging.getLogger(__name__)

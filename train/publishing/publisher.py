@@ -21,13 +21,13 @@ from safetensors.numpy import load_file
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from mlm_common.background import LatestItemWorker
 from mlm_common.errors import InputError, RunFailedError, error_summary
 from mlm_common.hub.push import CARD_NAME, HubRepository, mark_card, push_files
 from mlm_common.hub.redaction import redact, redact_except, redact_settings, redacted_hash
 from mlm_common.hub.retries import configure_sessions, hub_error, one_line
 from mlm_common.storage import open_folder
 from mlm_common.tokenizer import vocabulary_size
+from mlm_common.workers import LatestItemWorker
 from tfrecord_prep.manifest import published_manifest
 from train.checkpoints.store import (
     DATA_SUFFIX,

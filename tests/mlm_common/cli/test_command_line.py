@@ -37,7 +37,7 @@ if __name__ == "__main__":
 WORKERS = """
 import itertools, os, sys, time
 from mlm_common.cli.command_line import command
-from mlm_common.worker_pool import map_in_order
+from mlm_common.workers import map_in_order
 
 def work(_):
     time.sleep(0.05)
