@@ -14,6 +14,8 @@ from typing import Generic, TypeVar
 
 from mlm_common.errors import InputError
 
+logger = logging.getLogger(__name__)
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -134,14 +136,10 @@ def interrupts_put_off() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-logger = logging.getLogger(__name__)
-
 # How long a command waits for its threads at its end: longer than one try of Cloud Storage's client.
 END_SECONDS = 150.0
 # After a stop or an error: whoever stopped the command may be about to kill it.
 STOP_SECONDS = 5.0
-
-Item = TypeVar("Item")
 
 
 def seconds_to_end(error_type: type[BaseException] | None) -> float:

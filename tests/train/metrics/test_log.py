@@ -12,7 +12,7 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 from tensorboard.summary.writer import event_file_writer
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from mlm_common import background
+from mlm_common import workers
 from mlm_common.storage import local
 from tests.fixtures.same_run import tensorboard_points
 from tests.servers.fixtures import CloudStorageHandle
@@ -107,7 +107,7 @@ def test_a_stalled_bucket_costs_no_time_and_no_line(
 def test_a_stopped_run_does_not_wait_for_a_stalled_bucket(
     cloud: CloudStorageHandle, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background, "STOP_SECONDS", 0.3)
+    monkeypatch.setattr(workers, "STOP_SECONDS", 0.3)
     folder = f"{cloud.bucket_url}/run"
     log = started_log(folder)
     log._worker.wait()
