@@ -8,7 +8,7 @@ import functools
 import hashlib
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from finetuning.data.inputs import batches_of_rows
 from finetuning.data.tables import read_table
 from finetuning.loop.model import ReadModel
 from finetuning.tasks.embedding import VECTOR, Embedding, Encoder
-from finetuning.tasks.retrieval import search
+from finetuning.tasks.retrieval import rank
 from mlm_common.cli.console import progress_bar
 from mlm_common.cli.local_paths import check_folder_or_hub
 from mlm_common.cli.settings import describe_differences, require
@@ -162,31 +162,30 @@ def read_corpus(pattern: str, columns: Sequence[str]) -> list[str]:
 class TextSearch:
     """Texts, their vectors, and the model that made them.
 
-    vectors: float16, in files of some texts each.
+    vectors: float16 (texts, width), of length 1.
     """
 
     encoder: TextEncoder
     texts: Sequence[str]
-    vectors: Sequence[NDArray[np.float16]]
+    vectors: NDArray[np.float16]
     batch_rows: int
 
     def find(self, questions: Sequence[str], top_k: int = 10) -> list[list[tuple[str, float]]]:
         """Find the texts with the highest cosines for each question, with these, the best first."""
+        import tensorflow as tf
+
         prompt = self.encoder.task.encoder.prompts[0]
         queries = self.encoder.encode(questions, prompt, min(self.batch_rows, len(questions)))
-        best, scores = np.zeros((len(questions), 0), np.int64), np.zeros((len(questions), 0), np.float32)
-        first = 0
-        for block in self.vectors:
-            among = block.astype(np.float32)
-            found = search(queries, among, top_k)[0]
-            cosines = np.einsum("qw,qkw->qk", queries, among[found])
-            best, scores = np.hstack([best, first + found]), np.hstack([scores, cosines])
-            order = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
-            best, scores = np.take_along_axis(best, order, axis=1), np.take_along_axis(scores, order, axis=1)
-            first += len(block)
+
+        def compare(block: slice) -> Callable[[slice], tf.Tensor]:
+            among = tf.cast(self.vectors[block], tf.float32)
+            return lambda rows: tf.matmul(queries[rows], among, transpose_b=True)
+
+        best, _ = rank(compare, len(queries), len(self.texts), top_k)
+        cosines = np.einsum("qw,qkw->qk", queries, self.vectors[best].astype(np.float32))
         return [
-            [(self.texts[text], score) for text, score in zip(*row, strict=True)]
-            for row in zip(best.tolist(), scores.tolist(), strict=True)
+            [(self.texts[text], cosine) for text, cosine in zip(*row, strict=True)]
+            for row in zip(best.tolist(), cosines.tolist(), strict=True)
         ]
 
 
@@ -231,18 +230,23 @@ def check_identity(folder: Folder, record: dict[str, Any], config: SearchConfig)
     folder.write_json(RECORD, record)
 
 
-def embed(
-    folder: Folder, encoder: TextEncoder, texts: Sequence[str], config: SearchConfig
-) -> list[NDArray[np.float16]]:
+def embed(folder: Folder, encoder: TextEncoder, texts: Sequence[str], config: SearchConfig) -> NDArray[np.float16]:
     """Read the vectors of all texts; compute and write the files that are missing."""
     starts, there = range(0, len(texts), config.shard_rows), folder.list_files()
-    missing = [number for number in range(len(starts)) if SHARD.format(number) not in there]
-    with progress_bar("Embedding the texts", "text", len(texts)) as bar:
-        for number in missing:
-            part = texts[starts[number] : starts[number] + config.shard_rows]
-            vectors = encoder.encode(part, encoder.task.encoder.prompts[1], config.per_replica_batch_size)
-            content = io.BytesIO()
-            np.save(content, vectors.astype(np.float16))
-            folder.write_bytes(SHARD.format(number), content.getvalue())
-            bar.update(len(part))
-    return [np.load(io.BytesIO(folder.read_bytes(SHARD.format(number)))) for number in range(len(starts))]
+    parts = {SHARD.format(number): texts[start : start + config.shard_rows] for number, start in enumerate(starts)}
+    missing = {name: part for name, part in parts.items() if name not in there}
+    if missing:
+        with progress_bar("Embedding the texts", "text", sum(map(len, missing.values()))) as bar:
+            for name, part in missing.items():
+                vectors = encoder.encode(part, encoder.task.encoder.prompts[1], config.per_replica_batch_size)
+                content = io.BytesIO()
+                np.save(content, vectors.astype(np.float16))
+                folder.write_bytes(name, content.getvalue())
+                bar.update(len(part))
+    read = []
+    for name, part in parts.items():
+        try:
+            read.append(np.load(io.BytesIO(folder.read_bytes(name))).reshape(len(part), -1))
+        except (ValueError, EOFError) as error:
+            raise InputError(f"{folder.path_of(name)} is damaged. Delete it, and run the command again.") from error
+    return np.concatenate(read)

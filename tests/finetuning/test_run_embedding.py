@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest
 from finetuning import predict
 from finetuning.run_embedding import main
 from tests.fixtures.finetuned_runs import run_on_one_device
+from tests.fixtures.killable_runs import KillableRuns
 from tests.fixtures.run_command import Outcome
-from tests.fixtures.same_run import newest_variables, timeless_lines
+from tests.fixtures.same_run import assert_same_run, newest_variables, timeless_lines
 from tests.fixtures.tiny_texts import embedding_flags, write_rows
 from train.metrics.log import read_metrics
 from train.runtime.run_folder import RunFolder
@@ -81,6 +83,20 @@ def test_it_resumes_bit_for_bit(embedded: Path, tiny_start: Path, tmp_path: Path
     assert newest_variables(run) == newest_variables(embedded / "run")
     for name in ("export/model.safetensors", "all_results.json"):
         assert (run / name).read_bytes() == (embedded / "run" / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_killed_equals_unkilled(tiny_start: Path, tmp_path: Path) -> None:
+    """On two devices, in micro-batches, killed while it saves and while it evaluates."""
+    more = ("--per-replica-batch-size", "2", "--gradient-accumulation-steps", "2", *MORE)
+    flags = {name: embedding_flags(tiny_start / "start", write_rows(tmp_path / name), *more) for name in ("a", "b")}
+    with KillableRuns(command="finetuning.run_embedding") as runs:
+        assert runs.run(flags["a"]) == 0
+        killed = [*flags["b"], "--save-minutes", "0.001"]
+        for phase, num_reports in (("save", 3), ("evaluate", 2)):
+            assert runs.run_and_signal(killed, phase, num_reports, signal.SIGKILL, 0.001) == -signal.SIGKILL
+        assert runs.run(killed) == 0
+    assert_same_run(tmp_path / "b" / "run", tmp_path / "a" / "run")
 
 
 @pytest.mark.usefixtures("one_device")

@@ -151,7 +151,7 @@ def test_bad_input_is_one_line(
     assert not (tmp_path / "texts.txt.vectors").exists()
 
 
-def test_vectors_of_another_model_or_other_texts_are_refused(
+def test_vectors_that_are_damaged_or_of_another_model_or_other_texts_are_refused(
     flags: list[str], embedded: Path, tmp_path: Path, run: Callable[..., Outcome]
 ) -> None:
     assert run(main, *flags).status == 0
@@ -161,6 +161,9 @@ def test_vectors_of_another_model_or_other_texts_are_refused(
     settings = json.loads((tmp_path / "model" / "config_sentence_transformers.json").read_text(encoding="utf-8"))
     settings["prompts"]["document"] = "text: "
     (tmp_path / "model" / "config_sentence_transformers.json").write_text(json.dumps(settings), encoding="utf-8")
+    (folder / "vectors-00001.npy").write_bytes(before["vectors-00001.npy"][:200])
+    assert f"{folder}/vectors-00001.npy is damaged. Delete it" in run(main, *flags).error
+    (folder / "vectors-00001.npy").unlink()
     another = run(main, *flags, "--model", tmp_path / "model")
     assert another.status == 2
     assert f"{folder} has the vectors of another model (model.prompt is '' there, 'text: ' is asked" in another.error
@@ -170,7 +173,7 @@ def test_vectors_of_another_model_or_other_texts_are_refused(
     refused = run(main, *flags)
     assert refused.status == 2
     assert "has the vectors of other texts (corpus.num_texts is 21 there, 22 is asked for" in refused.error
-    assert files_of(folder) == before
+    assert files_of(folder) == {name: content for name, content in before.items() if "00001" not in name}
     assert run(main, *flags, "--overwrite").out.startswith("22 vectors  ")
 
 
