@@ -36,15 +36,18 @@ settings.register_profile(
 settings.register_profile("explore", settings.get_profile("repeatable"), derandomize=False, print_blob=True)
 settings.load_profile("repeatable")
 
-# Files that take longest, of which a process that begins one at the end keeps all others waiting.
-FIRST = ("test_resume.py", "test_run_mlm.py", "test_train_step.py")
+# Files that take longest, the longest first: a process that begins one at the end keeps all others waiting.
+FIRST = (
+    *("test_two_workers.py", "test_tpu_preflight_compiler.py", "test_phases.py", "test_notebooks.py", "test_kills.py"),
+    *("test_resume.py", "test_tpu_vm_environment.py", "test_run_mlm.py", "test_train_step.py"),
+)
 
 # What a shell starts in the background ignores Ctrl-C, and hands that on to all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--num-kills", type=int, default=10, help="kills of each stage, a third of a run of phases")
+    parser.addoption("--num-kills", type=int, default=6, help="kills of each stage, a third of a run of phases")
     parser.addoption("--write-golden", action="store_true", help="write tests/golden/golden.json again")
     parser.addoption("--campaign-report", help="file that gets what the campaign has seen, as lines of JSON")
 
@@ -63,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in FIRST)
+    items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
 
 
 def pytest_collection_finish() -> None:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def runs():
-    with KillableRuns() as runs:
+    with KillableRuns(num_devices=1) as runs:
         yield runs
 
 

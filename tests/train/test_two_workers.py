@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from mlm_common.errors import EXIT_STOPPED
 from tests.campaign.processes import Processes
-from tests.fixtures.tiny_phases import phases_flags
+from tests.fixtures.tiny_phases import phases_flags, phases_with
 from tests.fixtures.tiny_run import MODEL, NUM_STEPS, forget_checkpoint, run_flags
 from tests.fixtures.two_workers import finish, start_workers
 from tests.servers.fixtures import HubHandle
@@ -79,10 +79,11 @@ def test_two_workers_train_the_model_of_one_process(folder_of_two, folder_of_one
 
 
 def test_two_workers_go_from_phase_to_phase(processes, phase_shards, tmp_path, one_device):  # noqa: ARG001
-    flags = phases_flags(phase_shards, tmp_path / "two")
+    phases = phases_with()[1:]
+    flags = phases_flags(phase_shards, tmp_path / "two", phases)
     ended = finish(start_workers(processes, flags, flags))
     assert [status for status, _, _ in ended] == [0, 0], ended[0][2][-3000:] + ended[1][2][-3000:]
-    assert main(phases_flags(phase_shards, tmp_path / "one")) == 0
+    assert main(phases_flags(phase_shards, tmp_path / "one", phases)) == 0
     np.testing.assert_allclose(weights(tmp_path / "two"), weights(tmp_path / "one"), atol=2e-5)
 
 
