@@ -55,7 +55,7 @@ def test_right_layers_are_used_on_a_tpu_from_start_to_end(shards, tmp_path, monk
         assert main(run_flags(shards, tmp_path / "run", *TPU)) == 0
     assert "TPU-optimized layers are used; on the first rows they give loss 4." in caplog.text
     assert "computation            compiled with XLA, TPU-optimized layers" in capsys.readouterr().out
-    assert computed(tmp_path / "run") == {"jit_compile": True, "tpu_layers": True}
+    assert computed(tmp_path / "run") == {"jit_compile": True, "tpu_layers": True, "shard_optimizer": False}
     card = (tmp_path / "run" / "export" / "README.md").read_text(encoding="utf-8")
     assert "compiled with XLA, TPU-optimized layers" in card
 
@@ -70,7 +70,7 @@ def test_wrong_layers_are_not_used_on_a_tpu(shards, tmp_path, monkeypatch, caplo
         patch.setattr("train.model.tpu_layers.attend", lambda query, *_, **__: 1.1 * query)
         assert main(run_flags(shards, tmp_path / "run", *TPU)) == 0
     assert "The run trains with the REFERENCE LAYERS: the TPU-optimized ones give loss " in caplog.text
-    assert computed(tmp_path / "run") == {"jit_compile": True, "tpu_layers": False}
+    assert computed(tmp_path / "run") == {"jit_compile": True, "tpu_layers": False, "shard_optimizer": False}
 
     forbid_check(monkeypatch)
     assert_same_run(resume_copy(tmp_path / "run", tmp_path / "resumed", shards, *TPU), tmp_path / "run")
@@ -86,6 +86,6 @@ def test_a_run_that_was_compiled_stays_compiled(shards, tmp_path, monkeypatch, c
     with monkeypatch.context() as patch:
         patch.setattr(computation, "MIN_COMPILED_FLOPS", 1)
         assert main(run_flags(shards, tmp_path / "run")) == 0
-    assert computed(tmp_path / "run") == {"jit_compile": True, "tpu_layers": False}
+    assert computed(tmp_path / "run") == {"jit_compile": True, "tpu_layers": False, "shard_optimizer": False}
     assert_same_run(resume_copy(tmp_path / "run", tmp_path / "resumed", shards), tmp_path / "run")
     assert "because of --" not in capsys.readouterr().out

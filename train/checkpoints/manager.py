@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -218,8 +218,8 @@ class TrainingState:
         variables = model.network.variables
         weights = dict(zip(_names(variables, model.network.name), variables, strict=True))
         names = {variable.ref(): name for name, variable in weights.items()}
-        trained = [names[variable.ref()] for variable in model.network.trainable_variables]
-        self._variables = {f"model/{name}": variable for name, variable in weights.items()}
+        trained = {names[variable.ref()]: variable for variable in model.network.trainable_variables}
+        self._variables: dict[str, Any] = {f"model/{name}": variable for name, variable in weights.items()}
         for name, variable in model.optimizer.state_of(trained).items():
             self._variables[f"optimizer/{name}"] = variable
         self._means: dict[str, tf.Variable] = {}

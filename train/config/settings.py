@@ -62,6 +62,13 @@ class HardwareConfig(Bounded):
         "rows match those of the reference layers. on: without that check. off: the reference layers.",
         ROUNDING,
     )
+    shard_optimizer: bool = changeable(
+        False,
+        "Divide the optimizer's moments and the update of the weights among the replicas (ZeRO-1): less memory, fewer "
+        "cycles. Checkpoints stay the same. On a TPU, the first rows are used to compare a step with it to one without "
+        "it; if they differ, the run trains without it.",
+        ROUNDING,
+    )
     steps_per_execution: int | None = changeable(
         None,
         "Steps per call from Python, at most; a call also ends where something is logged, evaluated or saved, and "

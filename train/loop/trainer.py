@@ -36,7 +36,8 @@ from train.runtime.plan import Plan, phase_index, warn_of_other_batch
 from train.runtime.run_folder import LOSS_CURVE_NAME
 from train.runtime.strategy import check_agreement, distribute_batches, wait_for_workers
 from train.step.evaluation import Adder, Evaluator, build_adder, build_evaluator
-from train.step.train_step import PretrainingModel, build_model, prove_tpu_layers
+from train.step.sharding_check import prove_sharding
+from train.step.train_step import PretrainingModel, build_model, compile_model, prove_tpu_layers
 from train.tasks.task import Task
 
 logger = logging.getLogger(__name__)
@@ -133,13 +134,28 @@ class Trainer:
             self.run.folder.write_record(record)
         return record
 
-    def prove_layers(self) -> None:
-        """Let the first rows decide between the layers for TPUs and the reference layers, where that is open."""
+    def prove_computation(self) -> None:
+        """Let the first rows decide how a step is computed, where that is open."""
+        if None not in (self.computation.tpu_layers, self.computation.shard_optimizer):
+            return
+        supervisor.report("prove")
+        strategy = self.model.distribute_strategy
+        batch = next(iter(distribute_batches(strategy, self.batches_from(self.start))))
         if self.computation.tpu_layers is None:
-            supervisor.report("prove")
-            strategy = self.model.distribute_strategy
-            batch = next(iter(distribute_batches(strategy, self.batches_from(self.start))))
             self.computation = replace(self.computation, tpu_layers=prove_tpu_layers(self.model, batch, strategy))
+        if self.computation.shard_optimizer is None:
+            is_proven = prove_sharding(self.model, batch, strategy)
+            self.computation = replace(self.computation, shard_optimizer=is_proven)
+            if not is_proven:
+                self._replace_optimizer()
+
+    def _replace_optimizer(self) -> None:
+        """Give the model the optimizer that the computation has now, in the same state."""
+        arrays = self.state.read()
+        with self.model.distribute_strategy.scope():
+            compile_model(self.model, self.phase.config, self.plan, self.computation)
+        self.state = TrainingState(self.model)
+        self.state.write(arrays)
 
     @property
     def is_on_cpu(self) -> bool:
@@ -281,7 +297,7 @@ def restored_trainers(run: Run, strategy: tf.distribute.Strategy) -> Iterator[Tr
         if (
             index == trainer.phase.index
         ):  # else the newest checkpoint of this phase is damaged, and one before it is whole
-            trainer.prove_layers()
+            trainer.prove_computation()
             yield trainer
             index += 1
             if index == len(run.phases):

@@ -9,6 +9,7 @@ outputs, are not counted.
 How a step is computed is decided once, recorded, and kept on resuming.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +18,10 @@ from transformers import PretrainedConfig
 
 from train.config.settings import RunSettings
 from train.model.architectures import architecture_of
-from train.runtime.machines import chip_of, local_accelerator_type
+from train.runtime.machines import chip_of, local_accelerator_type, read_cluster
 from train.runtime.plan import Plan
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -211,10 +214,12 @@ class Computation:
 
     jit_compile: it is wrapped in `jit_compile`; a TPU compiles by itself.
     tpu_layers: its layers are those of `train.model.tpu_layers`; None where the first rows decide.
+    shard_optimizer: moments and updates are divided among the replicas; None where the first rows decide.
     """
 
     jit_compile: bool
     tpu_layers: bool | None
+    shard_optimizer: bool | None = False
 
 
 def choose_computation(
@@ -240,7 +245,9 @@ def choose_computation(
         # XLA adds up nothing over several CPUs, and compiles a program for each length of rows.
         is_one_program = plan.num_replicas == 1 and plan.mean_length is None
         jit_compile = is_one_program and flops is not None and plan.num_phase_steps * flops >= MIN_COMPILED_FLOPS
-    return Computation(jit_compile, _tpu_layers(config, model_config, jit_compile, recorded))
+    return Computation(
+        jit_compile, _tpu_layers(config, model_config, jit_compile, recorded), _shard_optimizer(config, plan, recorded)
+    )
 
 
 def _tpu_layers(
@@ -255,7 +262,20 @@ def _tpu_layers(
     return None if hardware.wants_tpu else False
 
 
+def _shard_optimizer(config: RunSettings, plan: Plan, recorded: Computation | None) -> bool | None:
+    if not config.hardware.shard_optimizer or plan.num_replicas == 1:
+        return False
+    if read_cluster().num_workers > 1:
+        logger.warning(
+            "--shard-optimizer has no effect with several workers: each needs the whole optimizer to save it."
+        )
+        return False
+    was_proven = recorded is not None and recorded.shard_optimizer is True
+    return True if was_proven or not config.hardware.wants_tpu else None
+
+
 def describe_computation(computation: Mapping[str, Any], *, on_tpu: bool) -> str:
     """Describe how a step is computed, from a `Computation` as it is recorded."""
     layers = "TPU-optimized layers" if computation["tpu_layers"] else "reference layers"
-    return f"{'compiled with XLA' if on_tpu or computation['jit_compile'] else 'without XLA'}, {layers}"
+    sharded = ", sharded optimizer" if computation.get("shard_optimizer") else ""
+    return f"{'compiled with XLA' if on_tpu or computation['jit_compile'] else 'without XLA'}, {layers}{sharded}"

@@ -274,7 +274,7 @@ def prove_tpu_layers(network: Any, figures: Callable[[], Figures]) -> bool:
     except LOST_ERRORS:
         raise
     except Exception as error:  # of TensorFlow's tracing, or of the device's compiler, whatever that raises
-        reason = f"do not compile here: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        reason = f"do not compile here: {describe_failure(error)}"
     else:
         if agree(found, expected):
             logger.info(
@@ -286,6 +286,11 @@ def prove_tpu_layers(network: Any, figures: Callable[[], Figures]) -> bool:
     use_reference_layers(network)
     logger.warning("The run trains with the REFERENCE LAYERS: the TPU-optimized ones %s. %s", reason, HINT)
     return False
+
+
+def describe_failure(error: Exception) -> str:
+    """Describe in one line, not too long, why something does not compile."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def agree(found: Figures, expected: Figures) -> bool:

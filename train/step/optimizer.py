@@ -1,14 +1,18 @@
 """Learning-rate schedules; AdamW and LAMB, which stop at the first gradient that is not finite."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
 from train.config.learning import OptimizationConfig
 from train.runtime.named_scopes import named
+from train.step.sharding import ShardedVariable, Sharding
+
+Stepped = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
 
 
 @dataclass(frozen=True)
@@ -99,10 +103,14 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
     From the first step that is not finite on, the gradients are taken as 0 and so are the rates by which moments,
     weights and step move, so all keep their exact values. It costs no pass over the weights, no branch in the compiled
     program, which would keep XLA from joining the updates with what is around them, and no wait for the device.
+
+    Args:
+        sharding: how moments and updates are divided among the replicas; None for an optimizer that is whole on each.
     """
 
-    def __init__(self, **arguments: object):
+    def __init__(self, *, sharding: Sharding | None = None, **arguments: object):
         super().__init__(**arguments)
+        self.sharding = sharding
         # 1 until the first bad step, then 0. Of each replica, so that none waits for another; not in checkpoints.
         self._going = self._no_dependency(
             tf.Variable(
@@ -119,16 +127,39 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         """Whether a step was not finite: it would have been number `iterations` + 1. Waits for the device."""
         return not float(self._going.read_value())
 
-    def state_of(self, names: list[str]) -> dict[str, tf.Variable]:
-        """Collect the optimizer's state by name: the step, and two moments of each trained variable.
+    def state_of(self, trained: Mapping[str, tf.Variable]) -> dict[str, Any]:
+        """Collect the optimizer's state by name: the step, and two moments of each trained variable, whole.
 
         Args:
-            names: of the variables that it was built for, in their order.
+            trained: the variables that it was built for, in their order, by name.
         """
-        state = {"iterations": self.iterations}
+        state: dict[str, Any] = {"iterations": self.iterations}
         for kind, moments in (("first_moment", self._momentums), ("second_moment", self._velocities)):
-            state |= {f"{kind}/{name}": moment for name, moment in zip(names, moments, strict=True)}
+            for (name, variable), moment in zip(trained.items(), moments, strict=True):
+                axis = self.sharded_axis(variable)
+                parts = self._distribution_strategy.experimental_local_results(moment)
+                state[f"{kind}/{name}"] = moment if axis is None else ShardedVariable(parts, axis)
         return state
+
+    def sharded_axis(self, variable: tf.Variable) -> int | None:
+        """Find the axis along which the variable's moments are divided; None where they are whole on each replica."""
+        return self.sharding.axis(variable.shape) if self.sharding else None
+
+    def add_variable_from_reference(
+        self, model_variable: Any, variable_name: str, shape: Any = None, initial_value: Any = None
+    ) -> tf.Variable:
+        """Make a moment of a variable, or this replica's shard of it."""
+        if self.sharding is None or self.sharded_axis(model_variable) is None:
+            return super().add_variable_from_reference(model_variable, variable_name, shape, initial_value)
+        shard = tf.Variable(
+            tf.zeros(self.sharding.shard_shape(model_variable.shape)),
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.NONE,
+            name=f"{variable_name}/{model_variable._shared_name}",
+        )
+        self._variables.append(shard)
+        return shard
 
     def resume(self) -> None:
         """Make steps again after one that was not finite, once the state before it is restored."""
@@ -141,7 +172,7 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         """Make one step with `gradients` times `factor`, the same on all replicas, unless there was a bad one.
 
         Args:
-            gradients: dense, summed over the replicas.
+            gradients: dense, summed over the replicas; with sharding as `Sharding.sum_gradient` gives them.
             variables: one for each gradient.
             factor: float32 scalar, for the scale of the loss and for clipping.
             is_finite: bool scalar; false stops this step and all further ones.
@@ -150,30 +181,74 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         factor = tf.where(going > 0, factor, 0.0)
         # 0 where the factor is 0, whatever the gradient.
         gradients = [tf.math.multiply_no_nan(gradient, factor) for gradient in gradients]
+        if self.sharding:
+            self._compute_current_learning_rate()
+            gradients = list(map(self._update_shard, gradients, variables))
         self.apply_gradients(zip(gradients, variables, strict=True), skip_gradients_aggregation=True)
         self.iterations.assign_add(tf.cast(going, tf.int64) - 1)  # takes back what was counted
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
         """Update the moments and then the variable; called by `apply_gradients` for each of them."""
+        if self.sharded_axis(variable) is None:
+            gradient = self._update(variable, tf.convert_to_tensor(variable), gradient)
+        variable.assign(gradient)  # the new value, as `_update_shard` has returned it
+
+    def _update_shard(self, gradient: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
+        """Update this replica's shard of the moments and return the new values of the whole variable.
+
+        Of a variable that is not divided, the gradient is returned.
+        """
+        sharding = self.sharding
+        if sharding is None or self.sharded_axis(variable) is None:
+            return gradient
+        shard = sharding.shard_of(tf.convert_to_tensor(variable))
+        return sharding.gather(self._update(variable, shard, gradient, sharding.total), variable.shape)
+
+    def _update(self, variable: tf.Variable, value: tf.Tensor, *gradient_and_total: Any) -> tf.Tensor:
+        """Update the moments as `stepped`, whose arguments these are, computes them; return the value."""
+        moments = self.moments_of(variable)
+        value, *stepped = self.stepped(variable, value, moments, *gradient_and_total)
+        for moment, new in zip(moments, stepped, strict=True):
+            moment.assign(new)
+        return value
+
+    def stepped(
+        self,
+        variable: tf.Variable,
+        value: tf.Tensor,
+        moments: Sequence[tf.Tensor],
+        gradient: tf.Tensor,
+        total: Callable[[tf.Tensor], tf.Tensor] = tf.identity,  # noqa: ARG002
+    ) -> Stepped:
+        """Compute the value and the moments of a variable after a step, or of a shard of it; change nothing.
+
+        Args:
+            variable: the variable in question.
+            value, moments, gradient: of what is updated, in one shape.
+            total: adds up over the shards of a variable.
+        """
         rate = self.learning_rate * self._going
-        first, second = self._update_moments(gradient, variable)
+        first, second = self._stepped_moments(gradient, *moments)
         first_correction, second_correction = self._bias_corrections()
         if self.decays(variable):
-            variable.assign_sub(variable * self.weight_decay * rate)
+            value -= value * self.weight_decay * rate
         alpha = rate * tf.sqrt(second_correction) / first_correction
-        variable.assign_sub(first * alpha / (tf.sqrt(second) + self.epsilon))
+        return value - first * alpha / (tf.sqrt(second) + self.epsilon), first, second
 
     def decays(self, variable: tf.Variable) -> bool:
         """Return whether weight decay applies to the variable, whatever its rate."""
         return bool(self._use_weight_decay(variable))
 
-    def _update_moments(self, gradient: tf.Tensor, variable: tf.Variable) -> tuple[tf.Tensor, tf.Tensor]:
-        """Update the first and the second moment with this gradient in them."""
+    def moments_of(self, variable: tf.Variable) -> tuple[tf.Variable, tf.Variable]:
         index = self._index_dict[self._var_key(variable)]
-        first, second = self._momentums[index], self._velocities[index]
-        first.assign_add((gradient - first) * ((1 - self.beta_1) * self._going))
-        second.assign_add((tf.square(gradient) - second) * ((1 - self.beta_2) * self._going))
-        return first, second
+        return self._momentums[index], self._velocities[index]
+
+    def _stepped_moments(self, gradient: tf.Tensor, first: tf.Tensor, second: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Compute the first and the second moment with this gradient in them."""
+        return (
+            first + (gradient - first) * ((1 - self.beta_1) * self._going),
+            second + (tf.square(gradient) - second) * ((1 - self.beta_2) * self._going),
+        )
 
     def _bias_corrections(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Compute the factors by which the moments, which start at 0, are too small."""
@@ -181,7 +256,7 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         return 1 - tf.pow(self.beta_1, num_steps), 1 - tf.pow(self.beta_2, num_steps)
 
     def _apply_weight_decay(self, variables: list[tf.Variable]) -> None:
-        """Do nothing: decay is a part of `update_step`."""
+        """Do nothing: decay is a part of `stepped`."""
 
 
 class GuardedLamb(GuardedAdamW):
@@ -190,17 +265,25 @@ class GuardedLamb(GuardedAdamW):
     It keeps large batches (thousands of rows) stable. As in the authors' code, variables without decay are not scaled.
     """
 
-    def update_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
-        """Update the moments and then the variable; called by `apply_gradients` for each of them."""
+    def stepped(
+        self,
+        variable: tf.Variable,
+        value: tf.Tensor,
+        moments: Sequence[tf.Tensor],
+        gradient: tf.Tensor,
+        total: Callable[[tf.Tensor], tf.Tensor] = tf.identity,
+    ) -> Stepped:
+        """Compute the value and the moments of a variable after a step; see `GuardedAdamW.stepped`."""
         rate = self.learning_rate * self._going
-        first, second = self._update_moments(gradient, variable)
+        first, second = self._stepped_moments(gradient, *moments)
         first_correction, second_correction = self._bias_corrections()
         change = (first / first_correction) / (tf.sqrt(second / second_correction) + self.epsilon)
         if self.decays(variable):
-            change += self.weight_decay * variable
-            norm, change_norm = tf.norm(variable), tf.norm(change)
+            change += self.weight_decay * value
+            squares = total(tf.stack([tf.reduce_sum(tf.square(value)), tf.reduce_sum(tf.square(change))]))
+            norm, change_norm = tf.unstack(tf.sqrt(squares))
             rate *= tf.where((norm > 0) & (change_norm > 0), norm / change_norm, 1.0)
-        variable.assign_sub(rate * change)
+        return value - rate * change, first, second
 
 
 @named("global_norm")
@@ -210,10 +293,25 @@ def global_norm(gradients: list[tf.Tensor]) -> tf.Tensor:
     Squares of one shape are added up before their sum is taken: a TPU reads many arrays at a time at nearly twice the
     speed of one after the other, and each sum of a short one costs as much as that of a thousand rows.
     """
+    return tf.sqrt(_squared_norm(gradients))
+
+
+@named("global_norm")
+def global_norm_by_shards(gradients: list[tf.Tensor], variables: list[tf.Variable], sharding: Sharding) -> tf.Tensor:
+    """Compute what `global_norm` does, of gradients that `Sharding.sum_gradient` has summed."""
+    shards: list[tf.Tensor] = []
+    others: list[tf.Tensor] = []
+    for gradient, variable in zip(gradients, variables, strict=True):
+        (others if sharding.axis(variable.shape) is None else shards).append(gradient)
+    squares = [sharding.total(_squared_norm(shards))] if shards else []
+    return tf.sqrt(tf.add_n([*squares, *([_squared_norm(others)] if others else [])]))
+
+
+def _squared_norm(gradients: list[tf.Tensor]) -> tf.Tensor:
     squares: dict[tuple[int, ...], list[tf.Tensor]] = {}
     for gradient in gradients:
         squares.setdefault(tuple(gradient.shape), []).append(tf.square(gradient))
-    return tf.sqrt(tf.add_n([tf.reduce_sum(tf.add_n(group)) for group in squares.values()]))
+    return tf.add_n([tf.reduce_sum(tf.add_n(group)) for group in squares.values()])
 
 
 def clipping_factor(norm: tf.Tensor, max_norm: float) -> tf.Tensor:
@@ -244,11 +342,12 @@ def build_schedule(
     )
 
 
-def build_optimizer(config: OptimizationConfig, **numbers: int) -> GuardedAdamW:
+def build_optimizer(config: OptimizationConfig, sharding: Sharding | None = None, **numbers: int) -> GuardedAdamW:
     """Build the optimizer of a run; clipping is the train step's, over the gradients of all replicas.
 
     Args:
         config: of the run.
+        sharding: see `GuardedAdamW`.
         numbers: of steps, as `build_schedule` takes them.
     """
     optimizer = OPTIMIZERS[config.optimizer](
@@ -257,6 +356,7 @@ def build_optimizer(config: OptimizationConfig, **numbers: int) -> GuardedAdamW:
         beta_1=config.adam_beta1,
         beta_2=config.adam_beta2,
         epsilon=config.adam_epsilon,
+        sharding=sharding,
         jit_compile=False,  # the whole step is compiled, or nothing is
     )
     optimizer.exclude_from_weight_decay(var_names=[NO_WEIGHT_DECAY])

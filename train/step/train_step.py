@@ -17,7 +17,8 @@ from train.model import tpu_layers
 from train.model.build import build_network
 from train.model.computation import Computation, choose_computation
 from train.runtime.plan import Plan
-from train.step.optimizer import build_optimizer, clipping_factor, global_norm
+from train.step.optimizer import build_optimizer, clipping_factor, global_norm, global_norm_by_shards
+from train.step.sharding import Sharding
 from train.tasks.task import Task
 
 # Separate streams of random numbers: of the task, of dropout, and of dropout of inputs that all rows share.
@@ -69,16 +70,23 @@ class PretrainingModel(tf_keras.Model):
         first_row = tf.cast(replica.replica_id_in_sync_group, tf.int32) * num_rows
         rows = self._weighed(self.prepare_batch(batch, step, first_row=first_row))
         gradients, sums = self._gradients(rows, row_keys((self.seed, DROPOUT_STREAM, step), num_rows, first_row))
-        gradients, sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, (gradients, sums))
+        variables, sharding = self.network.trainable_variables, self.optimizer.sharding
+        if sharding is None:
+            gradients, sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, (gradients, sums))
+            norm = global_norm(gradients)
+        else:
+            sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, sums)
+            gradients = [sharding.sum_gradient(gradient) for gradient in gradients]
+            norm = global_norm_by_shards(gradients, variables, sharding)
 
         # Where nothing counts the means are 0, not NaN.
         weights = dict.fromkeys(mean.weight for mean in means)
         scales = {weight: tf.math.reciprocal_no_nan(sums[weight]) for weight in weights}
         loss, scale = sums[means[0].total], scales[means[0].weight]
-        grad_norm = global_norm(gradients) * scale
+        grad_norm = norm * scale
         self.optimizer.apply_scaled(
             gradients,
-            self.network.trainable_variables,
+            variables,
             factor=scale * clipping_factor(grad_norm, self.max_grad_norm),
             is_finite=tf.math.is_finite(loss) & tf.math.is_finite(grad_norm),
         )
@@ -122,6 +130,41 @@ class PretrainingModel(tf_keras.Model):
 
         It computes as the next step would on the first rows of the batch, and changes nothing.
         """
+        gradients, sums = self._first_gradients(batch)
+        squares = tf.stack([tf.reduce_sum(tf.square(gradient)) for gradient in gradients])
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, (sums, squares))
+
+    @tf.autograph.experimental.do_not_convert
+    def sharded_squares(self, batch: dict[str, tf.Tensor]) -> tf.Tensor:
+        """Make the next step on the first rows, sharded and whole; change nothing but the rate, which each step sets.
+
+        Returns:
+            For each variable that is divided, the squared norms of its gradient summed by shards and as a whole, of the
+            variable, of the whole step, and of the difference between the steps, (5, variables). The first is the same
+            on all replicas; the others are of what this replica has after each step.
+        """
+        replica, optimizer = tf.distribute.get_replica_context(), self.optimizer
+        gradients, sums = self._first_gradients(batch)
+        weight = replica.all_reduce(tf.distribute.ReduceOp.SUM, sums[self.task.means[0].weight])
+        scale, sharding = tf.math.reciprocal_no_nan(weight), optimizer.sharding
+        optimizer._compute_current_learning_rate()
+        squares = []
+        for gradient, variable in zip(gradients, self.network.trainable_variables, strict=True):
+            if optimizer.sharded_axis(variable) is None:
+                continue
+            value, moments = tf.convert_to_tensor(variable), optimizer.moments_of(variable)
+            shard, whole = sharding.sum_gradient(gradient) * scale, sharding.total(gradient) * scale
+            gathered = [sharding.gather(tf.convert_to_tensor(moment), variable.shape) for moment in moments]
+            expected = optimizer.stepped(variable, value, gathered, whole)[0]
+            stepped = optimizer.stepped(variable, sharding.shard_of(value), moments, shard, sharding.total)[0]
+            found = sharding.gather(stepped, variable.shape)
+            of_shards = sharding.total(tf.reduce_sum(tf.square(shard)))
+            others = (whole, value, expected - value, found - expected)
+            squares.append(tf.stack([of_shards, *(tf.reduce_sum(tf.square(one)) for one in others)]))
+        return tf.stack(squares, axis=1) if squares else tf.zeros((5, 0))
+
+    def _first_gradients(self, batch: dict[str, tf.Tensor]) -> tuple[list[tf.Tensor], Sums]:
+        """Compute the gradients and the sums of the next step over this replica's first rows."""
         replica = tf.distribute.get_replica_context()
         step = tf.cast(self.optimizer.iterations, tf.int32)
         batch = {name: feature[: tpu_layers.NUM_ROWS] for name, feature in batch.items()}
@@ -129,9 +172,7 @@ class PretrainingModel(tf_keras.Model):
         first_row = tf.cast(replica.replica_id_in_sync_group, tf.int32) * num_rows
         keys = row_keys((self.seed, DROPOUT_STREAM, step), num_rows, first_row)
         rows = self._weighed(self.prepare_batch(batch, step, first_row=first_row))
-        gradients, sums = self._micro_batch_gradients(rows, keys, key_of((self.seed, SHARED_STREAM, step)))
-        squares = tf.stack([tf.reduce_sum(tf.square(gradient)) for gradient in gradients])
-        return replica.all_reduce(tf.distribute.ReduceOp.SUM, (sums, squares))
+        return self._micro_batch_gradients(rows, keys, key_of((self.seed, SHARED_STREAM, step)))
 
     def _gradients(self, rows: Any, keys: tf.Tensor) -> tuple[list[tf.Tensor], Sums]:
         """Compute the gradients of the summed loss, dense float32, and the sums, over this replica's rows."""
@@ -328,8 +369,8 @@ def build_model(
     """Build the model of a run with its optimizer, compiled, with fresh weights.
 
     Args:
-        computation: how its step is computed; by default as in a new run. TPU-optimized layers that have not been
-            compared yet are used.
+        computation: how its step is computed; by default as in a new run. What has not been compared yet, TPU-optimized
+            layers and a sharded optimizer, is used.
     """
     tf_keras.mixed_precision.set_global_policy("mixed_bfloat16" if config.hardware.bfloat16 else "float32")
     if computation is None:
@@ -350,11 +391,18 @@ def build_model(
             num_micro_batches=plan.num_micro_batches,
             max_grad_norm=config.optimization.max_grad_norm,
         )
-        optimizer = build_optimizer(config.optimization, **plan.schedule_steps)
-        optimizer.build(model.network.trainable_variables)
-        model.compile(
-            optimizer=optimizer,
-            jit_compile=computation.jit_compile,
-            steps_per_execution=config.hardware.max_steps_per_execution,
-        )
+        compile_model(model, config, plan, computation)
     return model
+
+
+def compile_model(model: PretrainingModel, config: RunSettings, plan: Plan, computation: Computation) -> None:
+    """Give the model a new optimizer; to be called in the scope of its strategy."""
+    is_sharded = computation.shard_optimizer is not False
+    sharding = Sharding(plan.num_replicas, by_xla=config.hardware.wants_tpu) if is_sharded else None
+    optimizer = build_optimizer(config.optimization, sharding, **plan.schedule_steps)
+    optimizer.build(model.network.trainable_variables)
+    model.compile(
+        optimizer=optimizer,
+        jit_compile=computation.jit_compile,
+        steps_per_execution=config.hardware.max_steps_per_execution,
+    )

@@ -103,3 +103,17 @@ def test_it_is_described_in_words() -> None:
     assert text == "compiled with XLA, TPU-optimized layers"
     text = describe_computation({"jit_compile": False, "tpu_layers": False}, on_tpu=False)
     assert text == "without XLA, reference layers"
+
+
+def test_a_sharded_optimizer_is_compared_on_a_tpu_until_it_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen("--tpu-name", "local", num_replicas=8).shard_optimizer is False
+    flags = ("--tpu-name", "local", "--shard-optimizer")
+    assert chosen(*flags, num_replicas=8).shard_optimizer is None
+    assert chosen(*flags, num_replicas=1).shard_optimizer is False
+    for was_proven in (False, True):
+        recorded = Computation(jit_compile=False, tpu_layers=False, shard_optimizer=was_proven)
+        assert chosen(*flags, num_replicas=8, recorded=recorded).shard_optimizer is (was_proven or None)
+    assert chosen("--shard-optimizer", num_replicas=2).shard_optimizer is True
+    cluster = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
+    monkeypatch.setenv("TF_CONFIG", cluster)
+    assert chosen("--shard-optimizer", num_replicas=2).shard_optimizer is False

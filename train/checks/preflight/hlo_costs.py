@@ -2,11 +2,10 @@
 
 libtpu writes beside each operation the `estimated_cycles` of its cost model, and the name of the TensorFlow operation
 that it comes from. Operations that are fused count for the one whose result is written. Not estimated are copies that
-run during the computation, lookups and sums in tables (gather, scatter), and sums over replicas. Not counted are
-branches named as hardly ever taken.
+run during the computation, lookups and sums in tables (gather, scatter), and what goes between replicas, which
+`collectives` counts. Not counted are branches named as hardly ever taken.
 """
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -28,8 +27,7 @@ KINDS = {
 OTHER = "other"
 # Names for parts of memory, and a 64-bit integer taken apart.
 FREE_CALLS = re.compile(r'custom_call_target="(ConcatBitcast|AllocateBuffer|Sharding|X64\w*)"')
-NOT_ESTIMATED = ("fusion", "all-reduce", "all-reduce-start", "gather", "scatter", "custom-call", "sort", "rng")
-ELEMENT_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8}
+NOT_ESTIMATED = ("fusion", "gather", "scatter", "custom-call", "sort", "rng")
 
 COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.-]+) \(.*\{$")
 INSTRUCTION = re.compile(r"^  (?:ROOT )?%?(?P<name>[\w.-]+) = (?P<shape>.*?) ?\b(?P<opcode>[a-z][a-z0-9-]*)\(")
@@ -42,7 +40,6 @@ NUM_TURNS = re.compile(r" = s32\[\]\S* constant\((\d+)\)")
 CALLED = re.compile(r"\b(?:body|to_apply|calls|true_computation|false_computation)=%?([\w.-]+)")
 RARELY_TAKEN = re.compile(r'op_name="[^"]*/rarely/')  # the scope `RARELY`
 FUSED = re.compile(r"\bcalls=%?([\w.-]+)")
-ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 
 
 @dataclass(frozen=True)
@@ -61,13 +58,11 @@ class StepCosts:
     operations: most expensive first.
     num_not_estimated: operations that take time and have no estimate.
     num_loops_of_unknown_length: loops whose turns cannot be told from the text; they count as one.
-    summed_bytes: of the tensors that are summed over replicas.
     """
 
     operations: tuple[Operation, ...]
     num_not_estimated: int
     num_loops_of_unknown_length: int
-    summed_bytes: int
 
     @property
     def num_cycles(self) -> int:
@@ -90,7 +85,7 @@ def step_costs(hlo: str) -> StepCosts:
     """
     computations, entry = _computations(hlo)
     cycles: Counter[str] = Counter()
-    num_not_estimated = num_unknown = summed_bytes = 0
+    num_not_estimated = num_unknown = 0
     for line, num_times in _lines_run(computations, entry, 1):
         instruction = INSTRUCTION.match(line)
         if instruction is None:
@@ -98,14 +93,12 @@ def step_costs(hlo: str) -> StepCosts:
         opcode, estimate = instruction["opcode"], CYCLES.search(line)
         if opcode == "while" and _num_turns(line, computations) is None:
             num_unknown += 1
-        if opcode in ("all-reduce", "all-reduce-start"):
-            summed_bytes += num_times * _num_bytes(instruction["shape"])
         if estimate:
             cycles[_name(line, instruction["name"], computations)] += num_times * int(estimate[1])
         elif opcode in NOT_ESTIMATED and not FREE_CALLS.search(line):
             num_not_estimated += 1
     operations = (Operation(name, kind_of(name), num_cycles) for name, num_cycles in cycles.most_common())
-    return StepCosts(tuple(operations), num_not_estimated, num_unknown, summed_bytes)
+    return StepCosts(tuple(operations), num_not_estimated, num_unknown)
 
 
 def kind_of(name: str) -> str:
@@ -164,10 +157,3 @@ def _name(line: str, own_name: str, computations: dict[str, list[str]]) -> str:
         names = [OP_NAME.search(inner) for inner in computations.get(fused[1], ())]
         found = next((name for name in reversed(names) if name), None)
     return re.sub(r"\d+", "#", found[1] if found else own_name.rstrip("0123456789."))
-
-
-def _num_bytes(shape: str) -> int:
-    return sum(
-        ELEMENT_BYTES.get(element_type, 0) * math.prod(int(size) for size in sizes.split(",") if size)
-        for element_type, sizes in ARRAY.findall(shape)
-    )

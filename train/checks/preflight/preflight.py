@@ -11,9 +11,10 @@ from transformers import PretrainedConfig
 
 from mlm_common.errors import RunFailedError
 from train.checks.preflight.batch_search import ROWS_UNIT, MemoryUse, largest_fitting
+from train.checks.preflight.collectives import collective_bytes
 from train.checks.preflight.hlo_costs import step_costs
 from train.checks.preflight.planning import PlannedPhase
-from train.checks.preflight.report import StepReport, print_batches, print_report
+from train.checks.preflight.report import StepReport, print_batches, print_report, print_without_sharding
 from train.checks.preflight.step_lowering import lower_train_step
 from train.checks.preflight.tpu_compiler import DoesNotFitError, TpuSlice, check_compiler, compile_for_tpu
 from train.config.phases import naming_phase
@@ -28,7 +29,7 @@ from train.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 
-SAVE_MEMORY = "--gradient-checkpointing and --bfloat16 also save memory."
+SAVE_MEMORY = "--gradient-checkpointing, --bfloat16 and, on several replicas, --shard-optimizer also save memory."
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Preflight:
     config: RunSettings
     inputs: Inputs
     model_config: PretrainedConfig
+    plan: Plan
     model: PretrainingModel
     tpu: TpuSlice
     compiler_python: str
@@ -88,6 +90,7 @@ class Preflight:
                 num_micro_batches=num_micro_batches,
             ),
             num_steps=num_steps,
+            collectives=collective_bytes(stablehlo),
             num_epochs=self.config.optimization.num_epochs if follows_from_epochs else None,
         )
 
@@ -137,11 +140,13 @@ def build_preflight(
     hardware = dataclasses.replace(config.hardware, tpu_name=config.hardware.tpu_name or "local", no_tpu=False)
     on_tpu: RunSettings = dataclasses.replace(cast(Any, config), hardware=hardware)
     model = build_model(on_tpu, inputs, task, model_config, plan, tf.distribute.get_strategy())
-    return Preflight(on_tpu, inputs, model_config, model, tpu, compiler_python)
+    return Preflight(on_tpu, inputs, model_config, plan, model, tpu, compiler_python)
 
 
 def print_step(preflight: Preflight, *, with_operations: bool = False) -> None:
     """Print what the compiler says of the step as configured; `with_operations` as of `print_report`.
+
+    With a sharded optimizer, the step without one is compiled after it, for comparison.
 
     Raises:
         RunFailedError: it does not fit, with what would help, or does not compile.
@@ -152,6 +157,21 @@ def print_step(preflight: Preflight, *, with_operations: bool = False) -> None:
     except DoesNotFitError as error:
         raise RunFailedError(_does_not_fit(preflight, rows, error)) from error
     print_report(report, with_operations=with_operations)
+    if preflight.model.optimizer.sharding:
+        print_without_sharding(_step_without_sharding(preflight, rows))
+
+
+def _step_without_sharding(preflight: Preflight, rows: int) -> StepReport | DoesNotFitError:
+    hardware = dataclasses.replace(preflight.config.hardware, shard_optimizer=False)
+    config: RunSettings = dataclasses.replace(cast(Any, preflight.config), hardware=hardware)
+    whole = build_preflight(
+        *(config, preflight.inputs, preflight.model.task, preflight.model_config),
+        *(preflight.plan, preflight.tpu, preflight.compiler_python),
+    )
+    try:
+        return whole.step_report(rows)
+    except DoesNotFitError as error:
+        return error
 
 
 def print_largest_batch(preflight: Preflight, *, with_operations: bool = False) -> None:

@@ -1,8 +1,9 @@
 """The preflight's report on a step compiled for a TPU; every time in it is modelled by the compiler."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from train.checks.preflight.collectives import INTERCONNECT_BYTES_PER_SECOND, sending_seconds, sent_bytes
 from train.checks.preflight.hlo_costs import StepCosts
 from train.checks.preflight.tpu_compiler import CompiledStep, DoesNotFitError, TpuSlice
 
@@ -16,6 +17,7 @@ class StepReport:
 
     needed_flops: operations that the model needs on one replica; None if not known.
     num_steps: of the planned run; None if not known.
+    collectives: of `collective_bytes`.
     num_epochs: of the planned run, where its steps follow from them.
     """
 
@@ -27,6 +29,7 @@ class StepReport:
     num_micro_batches: int
     needed_flops: int | None
     num_steps: int | None
+    collectives: dict[str, int] = field(default_factory=dict)
     num_epochs: int | None = None
 
     @property
@@ -137,8 +140,9 @@ def report_lines(report: StepReport) -> dict[str, str]:
         "operations": f"{report.num_flops / 1e12:.3g} TFLOP per replica and step as compiled{needed}",
         "modelled step time": f"{report.seconds * 1e3:.2f} ms: {costs.num_cycles / 1e6:.1f} million cycles at "
         f"{tpu.chip.clock_hertz / 1e9:.2f} GHz",
-        "  not in it": (f"summing {costs.summed_bytes / 1e9:.2f} GB over the replicas, " if costs.summed_bytes else "")
-        + f"waiting for input, {costs.num_not_estimated} operations without an estimate (mostly table lookups)",
+        "  not in it": "what goes between chips, waiting for input, "
+        f"{costs.num_not_estimated} operations without an estimate (mostly table lookups)",
+        "between chips": between_chips(report),
         "modelled tokens/s": f"{report.slice_tokens_per_second / tpu.num_chips:,.0f} per chip, "
         f"{report.slice_tokens_per_second:,.0f} for the slice",
         "modelled MFU": "not known for this architecture"
@@ -148,6 +152,29 @@ def report_lines(report: StepReport) -> dict[str, str]:
     if costs.num_loops_of_unknown_length:
         lines["loops"] = f"{costs.num_loops_of_unknown_length} of unknown length count as one turn: the time is too low"
     return lines
+
+
+def between_chips(report: StepReport) -> str:
+    """Say what each chip sends in a step, and what that takes at least."""
+    sizes = ", ".join(f"{name.replace('_', '-')} of {size / 1e9:.2f} GB" for name, size in report.collectives.items())
+    if report.tpu.num_chips == 1 or not sizes:
+        return "nothing"
+    return (
+        f"{sent_bytes(report.collectives, report.tpu) / 1e9:.2f} GB sent by each ({sizes}): at least "
+        f"{sending_seconds(report.collectives, report.tpu) * 1e3:.2f} ms by the published "
+        f"{INTERCONNECT_BYTES_PER_SECOND[report.tpu.chip.generation] / 1e9:.0f} GB/s, modelled"
+    )
+
+
+def print_without_sharding(whole: StepReport | DoesNotFitError) -> None:
+    """Print, below the report of a step with `--shard-optimizer`, the figures that it changes, of the step without."""
+    print("\nthe same step without --shard-optimizer")
+    if isinstance(whole, DoesNotFitError):
+        print(whole)
+        return
+    lines = report_lines(whole)
+    for title in list(lines)[list(lines).index("step") + 1 :]:
+        print(f"{title:<20} {lines[title]}")
 
 
 def print_batches(tried: Mapping[int, StepReport | DoesNotFitError]) -> None:

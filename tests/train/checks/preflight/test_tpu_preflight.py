@@ -9,6 +9,7 @@ from benchmarks.train_step_tpu import print_steps
 from mlm_common.errors import InputError
 from tests.fixtures.tiny_run import MODEL, write_shards
 from train.checks.preflight import preflight
+from train.checks.preflight.collectives import INTERCONNECT_BYTES_PER_SECOND
 from train.checks.preflight.hlo_costs import Operation, StepCosts
 from train.checks.preflight.planning import synthetic_inputs
 from train.checks.preflight.report import (
@@ -22,6 +23,8 @@ from train.checks.preflight.report import (
 )
 from train.checks.preflight.tpu_compiler import CompiledStep, DoesNotFitError, tpu_slice
 from train.config.learning import MaskingConfig
+from train.runtime.machines import CHIPS
+from train.step import sharding
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tpu_preflight import main
 
@@ -233,7 +236,7 @@ def test_synthetic_inputs_have_the_projects_special_ids():
 
 def report(**changes):
     operations = (Operation("m/layer_._#/attention/self/Softmax", "attention", 1_500_000), Operation("x", "other", 0))
-    costs = StepCosts(operations, num_not_estimated=3, num_loops_of_unknown_length=0, summed_bytes=5 * 10**8)
+    costs = StepCosts(operations, num_not_estimated=3, num_loops_of_unknown_length=0)
     fields = {"rows": 16, "length": 512, "num_micro_batches": 4, "needed_flops": 10**11, "num_steps": 86_400_000}
     return StepReport(**{"tpu": tpu_slice("v3-8"), "compiled": compiled_step(16), "costs": costs, **fields, **changes})
 
@@ -250,8 +253,48 @@ def test_figures_of_a_step_are_pinned():
     assert fits(step) == "It fits: 6.5 of 15.8 GiB per chip."
     assert planned_time(step) == "86,400,000 steps would take about 24.0 hours (modelled)."
     assert lines["modelled tokens/s"] == "32,768,000 per chip, 262,144,000 for the slice"
-    assert "0.50 GB" in lines["  not in it"]
+    assert lines["between chips"] == "nothing"
     assert "loops" not in lines
+
+
+def test_what_goes_between_chips_is_modelled():
+    def line(topology, **collectives):
+        return report_lines(report(tpu=tpu_slice(topology), collectives=collectives))["between chips"]
+
+    gigabyte = 10**9
+    assert line("v5e-8", all_reduce=gigabyte) == (
+        "1.75 GB sent by each (all-reduce of 1.00 GB): at least 8.75 ms by the published 200 GB/s, modelled"
+    )
+    both = line("v3-8", all_reduce=gigabyte // 10, reduce_scatter=gigabyte, all_gather=gigabyte)  # of 4 chips
+    assert both.startswith("1.65 GB sent by each (all-reduce of 0.10 GB, reduce-scatter of 1.00 GB, all-gather of")
+    assert line("v5e-1", all_reduce=gigabyte) == "nothing"
+    assert INTERCONNECT_BYTES_PER_SECOND.keys() == CHIPS.keys()
+
+
+def test_a_step_with_a_sharded_optimizer_is_compared_with_one_without(run, monkeypatch):
+    compiled = []
+
+    def compile_for_tpu(stablehlo, *_, **__):
+        compiled.append("stablehlo.reduce_scatter" in stablehlo)
+        if limit_bytes and not compiled[-1]:
+            raise DoesNotFitError(20 * GIB, limit_bytes)
+        return compiled_step()
+
+    monkeypatch.setattr(preflight, "compile_for_tpu", compile_for_tpu)
+    monkeypatch.setattr(preflight, "check_compiler", lambda _: None)
+    monkeypatch.setattr(sharding, "MIN_SHARDED_SIZE", 512)
+    for limit_bytes in (0, 15 * GIB):
+        outcome = run(main, *flags(*ASSUMED, "--max-steps", "10", "--shard-optimizer"))
+        assert outcome.status == 0
+        sharded, whole = outcome.out.split("\nthe same step without --shard-optimizer\n")
+        assert "reduce-scatter of" in sharded
+        if limit_bytes:
+            assert whole.startswith("It does not fit: the step needs 20.00 GiB")
+        else:
+            assert whole.startswith("memory per chip      4.50 of 15.75 GiB")
+            assert "reduce-scatter" not in whole
+            assert re.search(r"between chips +0.00 GB sent by each \(all-reduce of 0.00 GB\)", whole)
+    assert compiled == [True, False] * 2
 
 
 def test_a_step_accepted_just_about_has_no_head_room():
@@ -271,7 +314,7 @@ def test_a_time_is_written_in_the_unit_that_suits_it(seconds, written):
 
 @pytest.mark.parametrize(("baseline_rows", "memory_ratio"), [(16, ["0.500"]), (0, [])])
 def test_steps_are_compared_with_the_tutorials(capsys, baseline_rows, memory_ratio):
-    half = StepCosts((Operation("x", "other", 750_000),), 0, num_loops_of_unknown_length=0, summed_bytes=0)
+    half = StepCosts((Operation("x", "other", 750_000),), 0, num_loops_of_unknown_length=0)
     steps = {"tutorial-bf16": (compiled_step(baseline_rows), report().costs), "ours": (compiled_step(8), half)}
     print_steps(steps, tpu_slice("v5e-8"))
     ours = capsys.readouterr().out.splitlines()[-1].split()
@@ -282,7 +325,7 @@ def test_what_is_not_known_is_said(capsys):
     step = report(
         needed_flops=None,
         num_steps=None,
-        costs=StepCosts((Operation("copy", "copies", 1000),), 0, num_loops_of_unknown_length=1, summed_bytes=0),
+        costs=StepCosts((Operation("copy", "copies", 1000),), 0, num_loops_of_unknown_length=1),
     )
     assert step.peak_fraction is None
     print_report(step)

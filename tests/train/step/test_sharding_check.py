@@ -1,0 +1,102 @@
+"""What stands between a run on a TPU and a sharded optimizer that makes another step there: each failure, and none."""
+
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.fixtures.replicas import Case, execute, lower, values_of
+from tests.fixtures.tiny_steps import batch_of, build, token_rows, two_cpus
+from train.step import sharding
+from train.step.sharding import Sharding
+from train.step.sharding_check import STEP_TOLERANCE, agree, prove_sharding
+
+
+@pytest.fixture(autouse=True)
+def _small_variables_are_divided(monkeypatch):
+    monkeypatch.setattr(sharding, "MIN_SHARDED_SIZE", 512)
+
+
+def is_proven(optimizer="adamw"):
+    """Compare the steps on two devices; check that it leaves everything as it was."""
+    strategy = two_cpus()
+    model = build(strategy, optimizer=optimizer, sharding=Sharding(2, by_xla=False))
+    rows = token_rows(num_rows=32)
+    batches = tf.data.Dataset.from_tensors(batch_of(rows))
+    before = [variable.numpy() for variable in model.network.variables]
+    proven = prove_sharding(model, next(iter(strategy.experimental_distribute_dataset(batches))), strategy)
+    assert all(np.array_equal(one.numpy(), old) for one, old in zip(model.network.variables, before, strict=True))
+    assert not model.optimizer.iterations.numpy()
+    return proven
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_the_same_step_is_proven(optimizer, caplog):
+    with caplog.at_level(logging.INFO):
+        assert is_proven(optimizer)
+    assert "The optimizer is sharded; on the first rows it makes the same step: gradient norm " in caplog.text
+    assert "WARNING" not in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_the_replicas_of_a_slice_find_the_same_step(optimizer, one_cpu_model):
+    model = one_cpu_model(optimizer)
+    rows = batch_of(token_rows(num_rows=16))
+    program = lower(model, model.sharded_squares, rows, 8)
+    ((result,),) = execute([Case([program], values_of(model), [(0, rows)])])
+    assert len(result.outputs[0]) == 8
+    assert all(map(agree, result.outputs[0]))
+
+
+@pytest.fixture
+def one_cpu_model():
+    def make(optimizer):
+        return build(tf.distribute.get_strategy(), optimizer=optimizer, sharding=Sharding(8, by_xla=True))
+
+    return make
+
+
+def shifted(function):
+    """Make replicas get each other's shards."""
+    return lambda self, *arguments: tf.roll(function(self, *arguments), 1, axis=0)
+
+
+def fail(error):
+    def raise_error(*_):
+        raise error
+
+    return raise_error
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "reason"),
+    [
+        ("sum_gradient", shifted, "is another one on the first rows: gradient norm "),
+        pytest.param("gather", shifted, "is another one on the first rows: gradient norm ", marks=pytest.mark.slow),
+        pytest.param("shard_of", shifted, "is another one on the first rows: gradient norm ", marks=pytest.mark.slow),
+        ("gather", lambda _: fail(ValueError("no all-gather")), "does not compile here: ValueError: no all-gather"),
+    ],
+)
+def test_another_step_or_none_is_not_used(method, change, reason, caplog, monkeypatch):
+    monkeypatch.setattr(Sharding, method, change(getattr(Sharding, method)))
+    assert not is_proven()
+    assert f"The run trains WITHOUT --shard-optimizer: a sharded step {reason}" in caplog.text
+
+
+def test_a_lost_device_says_nothing_about_the_optimizer(monkeypatch):
+    lost = tf.errors.UnavailableError(None, None, "Socket closed")
+    monkeypatch.setattr(Sharding, "gather", fail(lost))
+    with pytest.raises(tf.errors.UnavailableError):
+        is_proven()
+
+
+def test_steps_agree_within_rounding_alone():
+    squares = np.array([[4.0, 9.0], [4.0, 9.0], [100.0, 1.0], [1e-4, 1e-4], [0.0, 1e-9]])
+    assert agree(squares)
+    for index, value in ((0, 5.0), (0, np.nan), (4, 1.1 * 1e-4 * STEP_TOLERANCE**2), (4, np.nan)):
+        changed = squares.copy()
+        changed[index, 1] = value
+        assert not agree(changed), (index, value)

@@ -1,0 +1,94 @@
+"""Runs whose optimizer is divided among two devices: killed, and resumed with and without, and on one device."""
+
+import json
+import logging
+import signal
+
+import pytest
+
+from mlm_common.errors import EXIT_STOPPED
+from tests.fixtures.killable_runs import KillableRuns
+from tests.fixtures.same_run import assert_same_run, timeless_lines
+from tests.fixtures.tiny_run import forget_checkpoint, run_flags
+from tests.fixtures.tiny_steps import two_cpus
+from train.run_mlm import main
+
+# Two kernels just large enough to be divided.
+MODEL = "num_hidden_layers=1,hidden_size=128,num_attention_heads=2,intermediate_size=512,hidden_dropout_prob=0.1"
+FLAGS = [
+    *("--config-overrides", MODEL, "--per-replica-batch-size", "2", "--global-batch-size", "8", "--max-steps", "12"),
+    *("--log-steps", "3", "--eval-steps", "6", "--save-steps", "2"),
+]
+SHARDED = "--shard-optimizer"
+pytestmark = pytest.mark.slow
+# Where a TPU would be, of which the CPU has no sum over replicas.
+CPU_AS_TPU = {
+    "train.loop.lifecycle.check_tpu_devices": None,
+    "train.loop.run.device_kind": "TPU v3-8",
+    "train.loop.trainer.device_kind": "TPU v3-8",
+    "train.runtime.preemption.read_metadata": None,
+    "train.runtime.strategy.compiles_with_xla": False,
+}
+
+
+@pytest.fixture(scope="module")
+def runs():
+    with KillableRuns() as runs:
+        yield runs
+
+
+@pytest.fixture(scope="module")
+def whole_run(runs, shards, tmp_path_factory):
+    """The folder of a run that nothing happened to."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert runs.run(run_flags(shards, folder, *FLAGS, SHARDED)) == 0
+    return folder
+
+
+def test_killed_and_resumed_it_ends_the_same(runs, whole_run, shards, tmp_path):
+    flags = run_flags(shards, tmp_path / "run", *FLAGS, SHARDED)
+    assert runs.run_and_signal(flags, "save", 2, signal.SIGKILL, 0.001) == -signal.SIGKILL
+    assert runs.run(flags) == 0
+    assert_same_run(tmp_path / "run", whole_run)
+
+
+@pytest.mark.parametrize("devices", [(2, 2), (2, 1)], ids=str)
+def test_off_on_and_off_again(runs, whole_run, shards, tmp_path, devices):
+    flags = run_flags(shards, tmp_path / "run", *FLAGS)
+    assert runs.run_and_signal(flags, "train", 3, signal.SIGTERM, 0.0) == EXIT_STOPPED
+    assert runs.run_and_signal([*flags, SHARDED], "train", 3, signal.SIGTERM, 0.0) == EXIT_STOPPED
+    assert runs.run(flags, num_devices=devices[1]) == 0
+    for line, expected in zip(timeless_lines(tmp_path / "run"), timeless_lines(whole_run), strict=True):
+        assert line.pop("split") == expected.pop("split")
+        assert line == pytest.approx(expected, rel=1e-3)
+
+
+def test_another_number_of_replicas_with_it(runs, whole_run, shards, tmp_path):
+    flags = run_flags(shards, tmp_path / "run", *FLAGS, SHARDED)
+    assert runs.run_and_signal(flags, "train", 3, signal.SIGTERM, 0.0) == EXIT_STOPPED
+    assert runs.run_and_signal(flags, "train", 3, signal.SIGTERM, 0.0, num_devices=1) == EXIT_STOPPED
+    assert runs.run(flags) == 0
+    for line, expected in zip(timeless_lines(tmp_path / "run"), timeless_lines(whole_run), strict=True):
+        assert line.pop("split") == expected.pop("split")
+        assert line == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_run_on_devices_that_cannot_do_it_trains_without(shards, tmp_path, monkeypatch, caplog, capsys):
+    """A resumed one tries again, and says nothing of a change."""
+    strategy = two_cpus()
+    monkeypatch.setattr("train.runtime.strategy.connect", lambda *_: strategy)
+    assert main(run_flags(shards, tmp_path / "whole", *FLAGS)) == 0
+    for name, value in CPU_AS_TPU.items():
+        monkeypatch.setattr(name, lambda *_, value=value: value)
+    on_tpu = (*FLAGS, SHARDED, "--tpu-name", "local", "--tpu-layers", "off", "--steps-per-execution", "1")
+    with caplog.at_level(logging.INFO):
+        assert main(run_flags(shards, tmp_path / "run", *on_tpu)) == 0
+    assert "The run trains WITHOUT --shard-optimizer: a sharded step does not compile here: " in caplog.text
+    record = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
+    assert record["computation"]["shard_optimizer"] is False
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+    forget_checkpoint(tmp_path / "run", 12)
+    capsys.readouterr()
+    assert main(run_flags(shards, tmp_path / "run", *on_tpu)) == 0
+    assert "results may differ" not in capsys.readouterr().out
+    assert_same_run(tmp_path / "run", tmp_path / "whole")

@@ -1,0 +1,123 @@
+"""Weight-update sharding: each replica keeps a shard of the moments, and updates that shard of the weights.
+
+ZeRO's first stage (Rajbhandari et al. 2019), as Xu et al. 2020 have it for TPUs: gradients are summed so that each
+replica gets its shard of the sum, and the updated shards of the weights are gathered. Weights, activations and
+gradients stay whole on each replica.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+
+# Elements below which a variable is updated as a whole: gathering it would take longer than it saves.
+MIN_SHARDED_SIZE = 2**16
+# TensorFlow has no operation for it.
+ALL_GATHER = """module @gather {{
+  func.func public @main(%shard: tensor<{shard}xf32>) -> tensor<{whole}xf32> {{
+    %whole = "stablehlo.all_gather"(%shard) {{all_gather_dim = {axis} : i64,
+      replica_groups = dense<[{replicas}]> : tensor<1x{num_replicas}xi64>
+    }} : (tensor<{shard}xf32>) -> tensor<{whole}xf32>
+    return %whole : tensor<{whole}xf32>
+  }}
+}}"""
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How variables are divided among replicas. What computes with tensors is to be called in a replica's context.
+
+    by_xla: with the operations that XLA has for it, as on a TPU; otherwise sums over the replicas do their work.
+    """
+
+    num_replicas: int
+    by_xla: bool
+
+    def axis(self, shape: Sequence[int]) -> int | None:
+        """Find the first axis that the replicas share evenly; None for a variable that is updated as a whole."""
+        if self.num_replicas == 1 or math.prod(shape) < MIN_SHARDED_SIZE:
+            return None
+        return next((axis for axis, size in enumerate(shape) if size % self.num_replicas == 0), None)
+
+    def shard_shape(self, shape: Sequence[int]) -> list[int]:
+        axis = self.axis(shape)
+        return [size // self.num_replicas if index == axis else size for index, size in enumerate(shape)]
+
+    def total(self, value: tf.Tensor) -> tf.Tensor:
+        """Sum over the replicas."""
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
+
+    def sum_gradient(self, gradient: tf.Tensor) -> tf.Tensor:
+        """Sum a gradient over the replicas, for this replica's shard of it if the variable is divided."""
+        axis = self.axis(gradient.shape)
+        if axis is None or not self.by_xla:
+            return self.shard_of(self.total(gradient))
+        everyone = tf.constant([list(range(self.num_replicas))])
+        return gen_xla_ops.xla_reduce_scatter(gradient, everyone, tf.constant(axis), reduce_op="Add")
+
+    def shard_of(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Cut this replica's shard out of what all replicas have; all of it if it is not divided."""
+        axis, shape = self.axis(tensor.shape), self.shard_shape(tensor.shape)
+        if axis is None:
+            return tensor
+        start = [_replica_index() * shape[axis] if index == axis else 0 for index in range(len(shape))]
+        return tf.ensure_shape(tf.slice(tensor, tf.stack(start), shape), shape)
+
+    def gather(self, shard: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+        """Put the shards of all replicas together to a float32 tensor of that shape, which is divided."""
+        axis = self.axis(shape)
+        assert axis is not None
+        if not self.by_xla:
+            ones = [1] * (len(shape) + 1)
+            ones[axis] = self.num_replicas
+            is_mine = tf.reshape(tf.range(self.num_replicas) == _replica_index(), ones)
+            placed = tf.where(is_mine, tf.expand_dims(shard, axis), 0.0)  # (…, replicas, shard, …)
+            return self.total(tf.reshape(placed, shape))
+        module = ALL_GATHER.format(
+            shard="x".join(map(str, shard.shape)),
+            whole="x".join(map(str, shape)),
+            axis=axis,
+            replicas=list(range(self.num_replicas)),
+            num_replicas=self.num_replicas,
+        )
+        (whole,) = gen_xla_ops.xla_call_module(
+            [shard],
+            version=9,
+            module=module,
+            Sout=[list(shape)],
+            Tout=[tf.float32],
+            dim_args_spec=[],
+            platforms=["TPU"],
+            function_list=[],
+            has_token_input_output=False,
+            disabled_checks=["platform"],
+        )
+        return tf.ensure_shape(whole, shape)
+
+
+class ShardedVariable:
+    """A variable of which each replica has a shard, as a checkpoint reads and sets it: as one array.
+
+    Args:
+        shards: those of all replicas, in their order.
+        axis: along which they were divided.
+    """
+
+    def __init__(self, shards: Sequence[tf.Variable], axis: int):
+        self._shards, self._axis = shards, axis
+        self.dtype = shards[0].dtype
+        self.shape = tuple(size * (len(shards) if index == axis else 1) for index, size in enumerate(shards[0].shape))
+
+    def numpy(self) -> np.ndarray:
+        return np.concatenate([shard.numpy() for shard in self._shards], self._axis)
+
+    def assign(self, array: np.ndarray) -> None:
+        for shard, values in zip(self._shards, np.split(array, len(self._shards), self._axis), strict=True):
+            shard.assign(values)
+
+
+def _replica_index() -> tf.Tensor:
+    return tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32)
