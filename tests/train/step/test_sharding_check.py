@@ -74,7 +74,9 @@ def fail(error):
 @pytest.mark.parametrize(
     ("method", "change", "reason"),
     [
-        ("sum_gradient", shifted, "is another one on the first rows: gradient norm "),
+        pytest.param(
+            "sum_gradient", shifted, "is another one on the first rows: gradient norm ", marks=pytest.mark.slow
+        ),
         pytest.param("gather", shifted, "is another one on the first rows: gradient norm ", marks=pytest.mark.slow),
         pytest.param("shard_of", shifted, "is another one on the first rows: gradient norm ", marks=pytest.mark.slow),
         ("gather", lambda _: fail(ValueError("no all-gather")), "does not compile here: ValueError: no all-gather"),
@@ -86,6 +88,7 @@ def test_another_step_or_none_is_not_used(method, change, reason, caplog, monkey
     assert f"The run trains WITHOUT --shard-optimizer: a sharded step {reason}" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_lost_device_says_nothing_about_the_optimizer(monkeypatch):
     lost = tf.errors.UnavailableError(None, None, "Socket closed")
     monkeypatch.setattr(Sharding, "gather", fail(lost))

@@ -271,6 +271,7 @@ def test_what_goes_between_chips_is_modelled():
     assert INTERCONNECT_BYTES_PER_SECOND.keys() == CHIPS.keys()
 
 
+@pytest.mark.slow
 def test_a_step_with_a_sharded_optimizer_is_compared_with_one_without(run, monkeypatch):
     compiled = []
 
