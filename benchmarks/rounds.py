@@ -148,9 +148,9 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def make_torch_environment(folder: Path) -> str:
-    """Install PyTorch and transformers in a new environment and return its interpreter."""
+def make_torch_environment(folder: Path, *more: str) -> str:
+    """Install PyTorch, transformers and more packages in a new environment and return its interpreter."""
     venv.create(folder, with_pip=True)
     interpreter = str(folder / "bin" / "python")
-    subprocess.run([interpreter, "-m", "pip", "install", "--quiet", *TORCH_REQUIREMENTS], check=True)
+    subprocess.run([interpreter, "-m", "pip", "install", "--quiet", *TORCH_REQUIREMENTS, *more], check=True)
     return interpreter

@@ -13,6 +13,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import train  # noqa: F401, I001  (before TensorFlow)
 import numpy as np
+from transformers import PreTrainedTokenizerFast
 
 from benchmarks.peers.train_step_contenders import RoundsCallback, fit_in_rounds, our_trainer
 from benchmarks.rounds import Rounds
@@ -49,13 +51,11 @@ NUM_LABELS = 2
 LEARNING_RATE, NUM_EPOCHS, WARMUP_RATIO = 2e-5, 3, 0.1
 
 
-def prepare(folder: Path, settings: dict[str, Any]) -> None:
-    """Write what all contenders start from."""
+def write_start(folder: Path, texts: Sequence[str], settings: dict[str, Any]) -> PreTrainedTokenizerFast:
+    """Write FOLDER/tokenizer, trained on the texts, and FOLDER/start, a RoBERTa with random weights."""
     from transformers import RobertaConfig
 
-    parts = read_parts(ClassificationData(task_name="sst2", glue_dir=str(folder / "glue")))
-    (sentences,) = parts.train.texts
-    (folder / "sentences.txt").write_text("\n".join(sentences), encoding="utf-8")
+    (folder / "sentences.txt").write_text("\n".join(texts), encoding="utf-8")
     flags = ["--data-files", str(folder / "sentences.txt"), "--output-dir", str(folder / "tokenizer")]
     if train_unigram([*flags, "--vocab-size", str(settings["vocab_size"])]):
         sys.exit(1)
@@ -67,6 +67,14 @@ def prepare(folder: Path, settings: dict[str, Any]) -> None:
     )  # fmt: skip
     network = build_network(config, ModelConfig(), vocabulary_size=num_ids, seed=0)
     export_model(network, tokenizer, str(folder / "start"), model_max_length=settings["length"])
+    return tokenizer
+
+
+def prepare(folder: Path, settings: dict[str, Any]) -> None:
+    """Write what all contenders start from."""
+    parts = read_parts(ClassificationData(task_name="sst2", glue_dir=str(folder / "glue")))
+    (sentences,) = parts.train.texts
+    tokenizer = write_start(folder, sentences, settings)
     labels = np.array([name in ("1", "positive") for name in parts.train.labels or ()], np.int64)
     rows = encode_texts(tokenizer, parts.train.texts, max_length=settings["length"], token_types=False, labels=labels)
     np.savez(folder / "rows.npz", ids=rows.of_tokens[INPUT_IDS], starts=rows.starts, labels=labels)

@@ -1,0 +1,127 @@
+"""Training embeddings on the CPU: pairs a second of run-embedding, and of sentence-transformers' trainer on PyTorch.
+
+    python benchmarks/embedding_step.py --squad-file squad/train-v1.1.json.gz
+
+Both train the same model on the same questions and paragraphs in batches of as many, in float32 on all cores, with
+the same loss. They are processes that run rounds of steps in turns, so that the machine's other load falls on both;
+tracing, compiling and the first steps are not counted. Without `--squad-file` the pairs are a stand-in: made-up words,
+as many as in SQuAD. PyTorch runs in an environment of its own, which is made in a temporary folder where
+`--torch-python` names none.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+
+from benchmarks.generated_text import write_generated_text
+from benchmarks.rounds import (
+    PEERS,
+    MeasuredProgram,
+    Times,
+    add_step_flags,
+    make_torch_environment,
+    measure_in_turns,
+    settings_of,
+    start_program,
+)
+from benchmarks.tables import median_and_range, print_machine, print_table, ratios_of_rounds
+
+OURS, TRAINER = "embedding_contenders.py", "embedding_trainer.py"
+# What each contender is: program, and its own flags.
+CONTENDERS = {
+    "ours": (OURS, []),
+    "ours with XLA": (OURS, ["--jit-compile=true"]),
+    "ours without XLA": (OURS, ["--jit-compile=false"]),
+    "sentence-transformers": (TRAINER, []),
+}
+REQUIREMENTS = ("sentence-transformers[train]>=5,<6",)
+# Medians of the words of SQuAD's questions and paragraphs, and the spread of their logarithms.
+WORDS = {"query": (10, 0.35), "passage": (110, 0.41)}
+BYTES_PER_PAIR = 1_200
+
+
+def write_stand_in(path: Path, num_rows: int) -> None:
+    """Write pairs of made-up words, with SQuAD's lengths."""
+    generator = np.random.default_rng(0)
+    write_generated_text(path.with_suffix(".txt"), num_rows * BYTES_PER_PAIR)
+    words = path.with_suffix(".txt").read_text(encoding="ascii").split()
+    with path.open("w", encoding="utf-8") as file:
+        for _ in range(num_rows):
+            lengths = {
+                name: int(median * np.exp(spread * generator.normal())) for name, (median, spread) in WORDS.items()
+            }
+            row = {name: " ".join(words.pop() for _ in range(max(1, length))) for name, length in lengths.items()}
+            file.write(json.dumps(row) + "\n")
+
+
+def write_squad(path: Path, squad_file: str, num_rows: int) -> None:
+    """Write questions of SQuAD, drawn from all of its file, with their paragraphs."""
+    from finetuning.tasks.squad import read_questions_to_predict
+
+    questions = read_questions_to_predict(squad_file, "--squad-file")
+    chosen = np.random.default_rng(0).permutation(len(questions))[:num_rows]
+    rows = [{"query": questions[index].question, "passage": questions[index].context} for index in chosen]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def start(name: str, folder: Path, settings: dict[str, Any], torch_python: str) -> MeasuredProgram:
+    """Start a contender and return it after its warmup."""
+    program, flags = CONTENDERS[name]
+    if program == TRAINER:
+        return start_program(name, program, [str(folder)], settings, torch_python)
+    return start_program(name, program, ["ours", str(folder), *flags], settings)
+
+
+def print_results(times: dict[str, list[Times]], num_pairs: int) -> None:
+    """Print pairs a second of each, and the medians of the rounds' ratios of the first to the others."""
+    rows = []
+    for name, rounds in times.items():
+        milliseconds = statistics.median(1000 * one.cpu_seconds / num_pairs for one in rounds)
+        rates = median_and_range([num_pairs / one.seconds for one in rounds], ",.1f")
+        rows.append([name, *rates, f"{milliseconds:.1f}"])
+    print_table("embeddings|pairs/s|(from-to)|CPU ms a pair", rows)
+    first, *others = times
+    rows = [[f"{first} / {other}", *ratios_of_rounds(times[first], times[other])] for other in others]
+    print_table("speed|median of the rounds|(from-to)|by CPU seconds", rows)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--squad-file", help="Questions in SQuAD's format; without it a stand-in.")
+    parser.add_argument("--num-rows", type=int, default=20_000, help="Pairs to train on.")
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=["ours", "sentence-transformers"])
+    add_step_flags(parser, vocab_size=8192, batch_rows=32, length=256, rounds=8, steps_per_round=10, warmup_steps=5)
+    arguments = parser.parse_args()
+    settings = settings_of(arguments)
+    print_machine()
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
+        folder = Path(name)
+        if arguments.squad_file:
+            write_squad(folder / "pairs.jsonl", arguments.squad_file, arguments.num_rows)
+        else:
+            write_stand_in(folder / "pairs.jsonl", arguments.num_rows)
+        command = [sys.executable, str(PEERS / OURS), "prepare", str(folder), "--settings", json.dumps(settings)]
+        subprocess.run(command, check=True, stdout=sys.stderr)
+        print(f"{arguments.num_rows:,} pairs of {'SQuAD' if arguments.squad_file else 'a stand-in for SQuAD'}")
+        torch_python = arguments.torch_python
+        if not torch_python and any(CONTENDERS[one][0] == TRAINER for one in arguments.contenders):
+            torch_python = make_torch_environment(folder / "torch", *REQUIREMENTS)
+        times = measure_in_turns(
+            lambda name: start(name, folder, settings, torch_python), arguments.contenders, arguments.rounds
+        )
+    print_results(times, arguments.steps_per_round * arguments.batch_rows)
+
+
+if __name__ == "__main__":
+    main()
