@@ -1,4 +1,4 @@
-"""Vectors and losses beside those of sentence-transformers, in environments with PyTorch."""
+"""Vectors, losses and gradients beside those of sentence-transformers, in environments with PyTorch."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.fixtures.other_environments import output_of
 from tests.fixtures.tiny_models import one_layer_model, tiny_tokenizer
 from train.layers.random_bits import row_keys
 from train.publishing.publisher import write_task_files
-from train.publishing.pytorch_format import export_model
+from train.publishing.pytorch_format import ModelSnapshot, export_model, pytorch_weights, take_snapshot
 from train.step.train_step import PretrainingModel
 
 pytestmark = pytest.mark.slow
@@ -56,7 +56,10 @@ for name in names:
     texts = columns[: 2 if "Symmetric" in kind or "Cosine" in kind else 3]
     features = [model.tokenize(column) for column in texts]
     value = loss(features, torch.tensor(scores))
-    np.savez(f"{out}/{name}.npz", loss=value.item())
+    value.backward()
+    named = ((key.removeprefix("0.auto_model.").removeprefix("0.model."), one) for key, one in model.named_parameters())
+    gradients = {key: one.grad.numpy() for key, one in named if one.grad is not None}
+    np.savez(f"{out}/{name}.npz", loss=value.item(), **gradients)
 """
 # {name in sentence-transformers: (settings, whether rows have scores, hard negatives and micro-batches)}
 CASES: dict[str, tuple[dict[str, Any], bool, bool, int]] = {
@@ -124,7 +127,7 @@ def test_vectors_are_the_same(tmp_path: Path, python: Path, name: str, pooling: 
 
 @pytest.fixture(scope="session")
 def theirs(tmp_path_factory: pytest.TempPathFactory, python: Path) -> Path:
-    """The folder with an export, and sentence-transformers' losses of its model."""
+    """The folder with an export, and sentence-transformers' losses and gradients of its model."""
     folder = tmp_path_factory.mktemp("losses")
     exported(folder, "bert", "mean")
     columns, scores = json.dumps([TEXTS, PASSAGES, NEGATIVES]), json.dumps([0.1, 0.9, 0.5, 0.0])
@@ -136,7 +139,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory, python: Path) -> Path:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("lengths", [(24,), (4, 24)], ids=["one pass", "two passes"])
-def test_losses_are_the_same(theirs: Path, case: str, lengths: tuple[int, ...]) -> None:
+def test_losses_and_gradients_are_the_same(theirs: Path, case: str, lengths: tuple[int, ...]) -> None:
     settings, has_scores, has_negatives, num_micro_batches = CASES[case]
     from train.model.from_pretrained import load_model
 
@@ -160,7 +163,19 @@ def test_losses_are_the_same(theirs: Path, case: str, lengths: tuple[int, ...]) 
             layer.rate = 0.0
     model = PretrainingModel(network, task, seed=1, num_micro_batches=num_micro_batches)
     model.compile(optimizer="sgd")
-    _, sums = model._gradients(batch, row_keys((1, 1, 0), 4, 0))
+    gradients, sums = model._gradients(batch, row_keys((1, 1, 0), 4, 0))
     read = np.load(theirs / f"{case}.npz")
     num_rows = float(sums["num_rows"])
     np.testing.assert_allclose(float(sums["loss"]) / num_rows, read["loss"], atol=1e-5, rtol=1e-5)
+    snapshot = take_snapshot(network)
+    arrays = {
+        variable.name: gradient.numpy() / num_rows
+        for variable, gradient in zip(network.trainable_variables, gradients, strict=True)
+    }
+    weights = pytorch_weights(ModelSnapshot(snapshot.class_name, snapshot.config, arrays))
+    ours = {name.removeprefix("bert."): array for name, array in weights.items()}
+    compared = [name for name in read.files if name != "loss"]
+    assert len(compared) > 10
+    for name in compared:
+        np.testing.assert_allclose(ours[name], read[name], atol=1e-5, err_msg=name)
+    assert max(np.abs(read[name]).max() for name in compared) > 1e-3
