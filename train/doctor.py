@@ -15,7 +15,7 @@ try:
     from mlm_common.cli.command_line import command
     from mlm_common.errors import RunFailedError
     from train.checks.doctor import packages
-    from train.checks.doctor.findings import Finding, findings_of
+    from train.checks.doctor.packages import Finding, findings_of
     from train.config.settings import TrainingConfig, parse_run_flags
 except ModuleNotFoundError as missing:
     print(

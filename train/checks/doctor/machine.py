@@ -12,8 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from mlm_common.errors import InputError, RunFailedError
-from train.checks.doctor.findings import Finding, error, ok, warning
-from train.checks.doctor.packages import TPU_BUILD, TPU_INSTALL, installed_packages, tensorflow_builds
+from train.checks.doctor.packages import (
+    TPU_BUILD,
+    TPU_INSTALL,
+    Finding,
+    error,
+    installed_packages,
+    ok,
+    tensorflow_builds,
+    warning,
+)
 from train.config.settings import TrainingConfig
 from train.runtime.machines import (
     GIB,
