@@ -27,8 +27,8 @@ from benchmarks.tables import median_and_range, print_machine, print_table
 from mlm_common.corpus.byte_ranges import ByteRange
 from mlm_common.corpus.text_files import find_files, read_byte_range
 from mlm_common.tokenizer import load_tokenizer
+from tokenizer_training.unigram.config import NormalizationConfig, make_normalizer, make_pre_tokenizer
 from tokenizer_training.unigram.corpus_sample import draw_passages
-from tokenizer_training.unigram.normalization import NormalizationConfig, make_normalizer, make_pre_tokenizer
 from tokenizer_training.unigram.report import TokenizerQuality, measure_quality
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from mlm_common.cli.console import folder_beside, next_step
 from mlm_common.cli.settings import flag_of
 from mlm_common.corpus.config import BUILTIN, VALIDATION, CorpusConfig, corpus_config_from_record
 from mlm_common.corpus.corpus import Corpus, open_corpus
-from mlm_common.corpus.identity import Record, describe_changed_sources, names_its_text
-from mlm_common.corpus.shared_text import Part, describe_shared_text
+from mlm_common.corpus.identity import Part, Record, describe_changed_sources, describe_shared_text, names_its_text
 from mlm_common.errors import EXIT_STOPPED, InputError
 from mlm_common.folder_lock import locked_folder
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository, check_hub_access

@@ -15,8 +15,7 @@ from mlm_common.cli.console import progress_bar
 from mlm_common.corpus.byte_ranges import ByteRange
 from mlm_common.corpus.config import HELD_OUT_SPLITS, CorpusConfig
 from mlm_common.corpus.corpus import Corpus
-from mlm_common.corpus.identity import record_of_split
-from mlm_common.corpus.shared_text import Part, describe_shared_text
+from mlm_common.corpus.identity import Part, describe_shared_text, record_of_split
 from mlm_common.corpus.text_formats import BadRows
 from mlm_common.errors import InputError, RunFailedError
 from mlm_common.folder_lock import owner_of

@@ -10,8 +10,7 @@ from mlm_common.hub.push import HubRepository, push_files
 from mlm_common.hub.redaction import redact_settings
 from mlm_common.storage import open_folder
 from mlm_common.tokenizer import PLOT_FILE, RECORD_FILE, REPORT_FILE, TOKENIZER_FILES
-from tokenizer_training.unigram.config import UnigramConfig
-from tokenizer_training.unigram.normalization import NormalizationConfig
+from tokenizer_training.unigram.config import NormalizationConfig, UnigramConfig
 
 # Of `report.json`; its examples are excerpts of the text.
 PUBLIC_FIGURES = ("vocabulary_size", "pieces", "input", "characters", "held_out", "longest_pieces")

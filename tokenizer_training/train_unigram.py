@@ -43,9 +43,8 @@ from mlm_common.tokenizer import (
 )
 from mlm_common.workers import num_cores
 from tokenizer_training.push_to_hub import push_tokenizer
-from tokenizer_training.unigram.config import DEFAULT_VOCABULARY_SIZE, UnigramConfig
+from tokenizer_training.unigram.config import DEFAULT_VOCABULARY_SIZE, NormalizationConfig, UnigramConfig
 from tokenizer_training.unigram.corpus_sample import HELD_OUT_BYTES, CorpusSample, draw_passages, sample_corpus
-from tokenizer_training.unigram.normalization import NormalizationConfig
 from tokenizer_training.unigram.report import build_report, draw_report, measure_quality, render_report
 from tokenizer_training.unigram.trainer import train_unigram
 

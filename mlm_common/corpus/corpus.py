@@ -21,8 +21,14 @@ from mlm_common.corpus.byte_ranges import (
     is_for_few_workers,
 )
 from mlm_common.corpus.config import BUILTIN, HELD_OUT_SPLITS, CorpusConfig
-from mlm_common.corpus.identity import FILES_KEYS, file_record, with_checksums
-from mlm_common.corpus.shared_text import Part, describe_possibly_shared_text, describe_shared_text
+from mlm_common.corpus.identity import (
+    FILES_KEYS,
+    Part,
+    describe_possibly_shared_text,
+    describe_shared_text,
+    file_record,
+    with_checksums,
+)
 from mlm_common.corpus.text_files import absolute_pattern, find_files, read_byte_range
 from mlm_common.corpus.text_formats import BadRows, dataset_texts
 from mlm_common.errors import InputError

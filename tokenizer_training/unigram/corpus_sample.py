@@ -18,7 +18,7 @@ import numpy as np
 from mlm_common.cli.console import no_progress
 from mlm_common.corpus.byte_ranges import cut_passages, grouped_by_size, num_utf8_bytes
 from mlm_common.workers import map_in_order
-from tokenizer_training.unigram.normalization import WORD_MARK, NormalizationConfig, make_normalizer
+from tokenizer_training.unigram.config import WORD_MARK, NormalizationConfig, make_normalizer
 
 # What is drawn, skipped or counted at a time: less than a second of a worker's time, and little memory to send.
 BLOCK_BYTES = 4 << 20

@@ -17,7 +17,7 @@ from mlm_common.tokenizer import (
     special_token_ids,
     vocabulary_size,
 )
-from tokenizer_training.unigram.normalization import WORD_MARK
+from tokenizer_training.unigram.config import WORD_MARK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

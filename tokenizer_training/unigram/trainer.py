@@ -24,9 +24,15 @@ from numpy.typing import NDArray
 from mlm_common.cli.console import no_progress
 from mlm_common.errors import InputError, RunFailedError
 from mlm_common.tokenizer import SPECIAL_TOKENS
-from tokenizer_training.unigram.config import DEFAULT_VOCABULARY_SIZE, UnigramConfig
+from tokenizer_training.unigram.config import (
+    DEFAULT_VOCABULARY_SIZE,
+    WORD_MARK,
+    NormalizationConfig,
+    UnigramConfig,
+    make_normalizer,
+    make_pre_tokenizer,
+)
 from tokenizer_training.unigram.corpus_sample import WordCounts
-from tokenizer_training.unigram.normalization import WORD_MARK, NormalizationConfig, make_normalizer, make_pre_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from mlm_common.corpus.shared_text import Part, describe_possibly_shared_text, describe_shared_text
+from mlm_common.corpus.identity import Part, describe_possibly_shared_text, describe_shared_text
 from mlm_common.errors import InputError
 from mlm_common.storage import is_gcs
 from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256, vocabulary_size

@@ -17,12 +17,12 @@ from mlm_common.corpus.byte_ranges import ByteRange
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import open_corpus
 from mlm_common.corpus.identity import (
+    NO_CONTENT,
     describe_changed_sources,
     describe_changes,
     record_of_split,
     with_checksums,
 )
-from mlm_common.corpus.shared_text import NO_CONTENT
 from mlm_common.corpus.text_files import read_byte_range
 from mlm_common.errors import InputError
 from mlm_common.storage.reading import StoredFile

@@ -10,8 +10,13 @@ import pytest
 
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import open_corpus
-from mlm_common.corpus.identity import published_corpus, record_of_split
-from mlm_common.corpus.shared_text import Part, describe_possibly_shared_text, describe_shared_text
+from mlm_common.corpus.identity import (
+    Part,
+    describe_possibly_shared_text,
+    describe_shared_text,
+    published_corpus,
+    record_of_split,
+)
 from mlm_common.errors import InputError
 from tests.servers.fixtures import CloudStorageHandle
 

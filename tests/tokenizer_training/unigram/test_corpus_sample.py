@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from mlm_common.corpus.byte_ranges import cut_passages
 from mlm_common.errors import InputError
+from tokenizer_training.unigram.config import WORD_MARK, NormalizationConfig, make_normalizer, make_pre_tokenizer
 from tokenizer_training.unigram.corpus_sample import (
     BlockSample,
     CorpusSample,
@@ -27,7 +28,6 @@ from tokenizer_training.unigram.corpus_sample import (
     sample_corpus,
     segment_cutter,
 )
-from tokenizer_training.unigram.normalization import WORD_MARK, NormalizationConfig, make_normalizer, make_pre_tokenizer
 
 CONFIG = NormalizationConfig()
 PASSAGES = st.lists(st.text(st.sampled_from("aä語 \n"), max_size=12), max_size=30)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlm_common.errors import InputError
-from tokenizer_training.unigram.normalization import NormalizationConfig, make_normalizer, make_pre_tokenizer
+from tokenizer_training.unigram.config import NormalizationConfig, make_normalizer, make_pre_tokenizer
 
 # What the steps act on, so many that they meet: separators, quotes, marks, and letters that marks join or leave.
 TRICKY = (

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from mlm_common.errors import RunFailedError
 from tests.fixtures.generated_text import generated_lines
+from tokenizer_training.unigram.config import NormalizationConfig
 from tokenizer_training.unigram.corpus_sample import count_words
-from tokenizer_training.unigram.normalization import NormalizationConfig
 from tokenizer_training.unigram.trainer import (
     MAX_PIECE_CHARACTERS,
     SEGMENTS,

@@ -12,9 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import BYTE_TOKENS, SPECIAL_TOKENS, special_ids
 from tests.fixtures.generated_text import generated_lines
-from tokenizer_training.unigram.config import MIN_BYTES, UnigramConfig
+from tokenizer_training.unigram.config import MIN_BYTES, NormalizationConfig, UnigramConfig
 from tokenizer_training.unigram.corpus_sample import count_words
-from tokenizer_training.unigram.normalization import NormalizationConfig
 from tokenizer_training.unigram.report import measure_quality, plain_text_backend
 from tokenizer_training.unigram.trainer import _default_vocabulary_size, choose_alphabet, train_unigram
 

@@ -11,13 +11,14 @@ import pytest
 
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.identity import (
+    Part,
     describe_changes,
+    describe_shared_text,
     identity,
     names_its_text,
     published_corpus,
     record_of_split,
 )
-from mlm_common.corpus.shared_text import Part, describe_shared_text
 from mlm_common.corpus.text_formats import bad_rows_from_record
 from mlm_common.hub.redaction import REDACTED, is_same, redact_settings, redacted_hash
 from tests.fixtures.tiny_corpus import flags, write_source
@@ -25,8 +26,7 @@ from tfrecord_prep.manifest import published_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main as prepare
 from tokenizer_training.push_to_hub import published_record, published_report
 from tokenizer_training.train_unigram import main as train_tokenizer
-from tokenizer_training.unigram.config import UnigramConfig
-from tokenizer_training.unigram.normalization import NormalizationConfig
+from tokenizer_training.unigram.config import NormalizationConfig, UnigramConfig
 from train.checkpoints.store import parse_record
 from train.config.settings import SUBJECTS
 from train.publishing.publisher import published_checkpoint, published_run
