@@ -10,7 +10,7 @@ only a new or changed file is read.
 
 Two splits, of one corpus or of two, share text where files have equal content, a .gz file also its decompressed
 content, or where both are of one commit and split of a data set of the Hub: what is trained on must not be evaluated
-on. Splits that were drawn with the same seed from the same text share nothing, since the draw depends on the text alone.
+on. Splits drawn with the same seed from the same text share nothing, since the draw depends on the text alone.
 """
 
 import dataclasses
