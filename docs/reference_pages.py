@@ -24,6 +24,7 @@ SCRIPTS = {
         "tfrecord_prep/prepare_tfrecord_shards.py",
         "train/run_mlm.py",
         "train/fill_mask.py",
+        "train/score_mlm.py",
         "train/compare_runs.py",
         "train/export.py",
         "train/convert_bert.py",

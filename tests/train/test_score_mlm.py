@@ -1,0 +1,124 @@
+"""The command on made-up languages, whose answers are known, and beside a direct computation."""
+
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.fixtures.run_command import Outcome
+from tests.fixtures.tiny_models import tiny_model, tiny_tokenizer
+from train.publishing.pytorch_format import export_model
+from train.score_mlm import main
+from train.scoring.answers import Model
+from train.scoring.queries import Asker
+
+WORDS = ("the", "of", "a", "function", "list", "value", "returns", "file", "model", "name", "is", "in", "text")
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model that knows nothing but how frequent the words are: the later in `WORDS`, the rarer."""
+    tokenizer = tiny_tokenizer()
+    model = tiny_model("roberta", max_position_embeddings=62)
+    bias = model.lm_head.bias.numpy()
+    bias[tokenizer.convert_tokens_to_ids([f"▁{word}" for word in WORDS])] = 1000 - 50 * np.arange(len(WORDS))
+    model.lm_head.bias.assign(bias)
+    folder = str(tmp_path_factory.mktemp("counted"))
+    export_model(model, tokenizer, folder, model_max_length=60)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Pairs of sentences of equal length; the words of the good one are the more frequent."""
+    draw = random.Random(3)
+    path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    with path.open("w", encoding="utf-8") as file:
+        for number in range(200):
+            better, worse = sorted((draw.choices(range(len(WORDS)), k=4) for _ in range(2)), key=sum)
+            if sum(better) < sum(worse):
+                sentences = [" ".join(WORDS[one] for one in chosen) for chosen in (better, worse)]
+                row = dict(zip(("sentence_good", "sentence_bad"), sentences, strict=True))
+                file.write(json.dumps(row | {"field": "frequency", "linguistics_term": f"term {number % 2}"}) + "\n")
+    return str(path)
+
+
+def test_a_language_of_frequencies(counted: str, pairs: str, run: Command, tmp_path: Path) -> None:
+    outcome = run(main, "--model", counted, "--minimal-pairs", pairs, "--output", tmp_path / "scores.json")
+    assert outcome.status == 0, outcome.err
+    scores = json.loads((tmp_path / "scores.json").read_text(encoding="utf-8"))
+    of_model, of_random, of_none = (
+        scores["scores"][f"{counted}{kind}"] for kind in ("", ", random weights", ", no context")
+    )
+    assert of_model["pairs"]["value"] == 1
+    assert of_none["pairs"]["value"] == 0.5  # no sentence has fewer tokens
+    assert abs(of_random["pairs"]["value"] - 0.5) < 3 * of_random["pairs"]["standard_error"]
+    assert set(of_model["pairs, by term"]) == {"term 0", "term 1"}
+    assert [one["differs"] for one in scores["differences"]] == [True, True]
+    assert f"| {counted} | 1.000 ± 0.000 |" in outcome.out
+
+
+def test_bits_and_words_of_a_text(counted: str, run: Command, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the of\nthe list the\n", encoding="utf-8")
+    outcome = run(main, "--model", counted, "--text", text, "--output", tmp_path / "scores.json")
+    assert outcome.status == 0, outcome.err
+    scores = json.loads((tmp_path / "scores.json").read_text(encoding="utf-8"))["scores"]
+    of_model, of_none = scores[counted], scores[f"{counted}, no context"]
+    # Each word less than the first costs 50 nats; there are 3 + 2 + 3 + 4 + 3 bytes.
+    assert of_model["bits per byte"]["value"] == pytest.approx((50 + 200) / math.log(2) / 15, rel=0.02)
+    assert of_model["words, 1st guess"]["value"] == 0.6
+    assert of_model["words, 5 guesses"]["value"] == 1.0
+    frequencies = -(3 * math.log2(3 / 5) + 2 * math.log2(1 / 5)) / 15
+    assert of_none["bits per byte"]["value"] == pytest.approx(frequencies)
+    assert of_none["bits per byte, by place in the row"]["quarter 1"]["items"] == 5
+
+
+def test_answers_are_those_of_the_network_for_any_batch(counted: str) -> None:
+    tokenizer = tiny_tokenizer()
+    sentences = ["the function returns a list of text", "a zq file", "model " * 20, "of"]
+    queries = list(Asker(tokenizer, 60, left_to_right=False).about_sentences(sentences))
+    model = Model(
+        counted,
+        tf.distribute.get_strategy(),
+        num_ids := max(tokenizer.get_vocab().values()) + 1,
+        1,
+        random_weights=True,
+    )
+    answers = model.answer(queries, 60)
+    for query, nats, rank in zip(queries, *answers, strict=True):
+        logits = model.network({"input_ids": tf.constant([query.ids])}).logits.numpy()[0, query.positions[0], :num_ids]
+        assert nats == pytest.approx(np.log(np.exp(logits).sum()) - logits[query.targets[0]], abs=1e-5)
+        assert rank == (logits > logits[query.targets[0]]).sum()
+    for tokens_per_batch in (1, 100, 512):
+        again = model.answer(queries, 60, tokens_per_batch)
+        np.testing.assert_allclose(again.nats, answers.nats, atol=1e-5)
+        np.testing.assert_array_equal(again.ranks, answers.ranks)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "--text is required, or --minimal-pairs; received neither"),
+        (["--minimal-pairs", "pears.jsonl"], "--minimal-pairs: there is no file pears.jsonl"),
+        (["--text", "missing.txt"], "no file matches missing.txt"),
+        (["--text", "empty.txt"], "empty.txt"),
+        (["--text", "dots.txt"], "--text must have words; none was found"),
+        (["--text", "dots.txt", "--output", "scores.csv"], "--output must end in .json; received scores.csv"),
+    ],
+)
+def test_bad_input_is_one_line(
+    flags: list[str], message: str, counted: str, run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty.txt").touch()
+    Path("dots.txt").write_text("… --- .\n", encoding="utf-8")
+    outcome = run(main, "--model", counted, *flags)
+    assert outcome.status == 2
+    assert message in outcome.error
