@@ -1,6 +1,5 @@
 """Show what a masked language model predicts at the [MASK] of each sentence, using transformers' fill-mask pipeline."""
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,8 +24,6 @@ DEFAULT_SENTENCES = (
     "The first [MASK] is the name of the file.",
 )
 NEEDED_FILES = ("config.json", "model.safetensors", "tokenizer.json")
-# How the names of classes with a head for masked tokens end.
-MASKED_LM_CLASSES = ("ForMaskedLM", "ForPreTraining")
 
 
 @dataclass(frozen=True)
@@ -102,11 +99,9 @@ def _local_export(folder: str) -> Iterator[str]:
             "its export/."
         )
     with export.local_copy() as local_folder:
-        names = json.loads(Path(local_folder, "config.json").read_text(encoding="utf-8")).get("architectures") or [""]
-        if not names[0].endswith(MASKED_LM_CLASSES):
-            raise InputError(
-                f"--model: {folder} is not a masked language model but a {names[0]}. Use python finetuning/predict.py."
-            )
+        from train.model.pretrained_files import read_masked_lm_config
+
+        read_masked_lm_config(local_folder, folder)
         yield str(Path(local_folder).resolve())
 
 

@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from train.scoring.scores import as_json, as_text, score_model
 
     strategy = connect(HardwareConfig(tpu_name=config.tpu_name), Cluster())
-    scored = [one for of_model in questions for one in score_model(of_model, material, strategy)]
+    scored = [score_model(of_model, material, strategy) for of_model in questions]
     print(as_text(scored))
     if config.output is not None:
         folder.write_json(name, as_json(scored))

@@ -9,9 +9,7 @@
 import argparse
 import json
 import sys
-import tempfile
-import time
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +19,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import train  # noqa: F401, I001  (before TensorFlow)
 import numpy as np
 
-from benchmarks.peers.finetune_contenders import LEARNING_RATE, NUM_EPOCHS, write_start
-from benchmarks.peers.train_step_contenders import fit_in_rounds, our_trainer
-from benchmarks.rounds import Rounds
+from benchmarks.peers.finetune_contenders import LEARNING_RATE, train_in_rounds, write_start
 from finetuning.config.embedding import EmbeddingConfig
-from finetuning.config.settings import parse_finetuning_config
 from finetuning.data.buckets import bucket_of_rows, training_batches
 from finetuning.data.texts import TextInputs
 from finetuning.tasks.embedding import EmbeddingJob
-from train.checkpoints.resume import ResumePoint
-from train.loop import lifecycle
 from train.loop.trainer import Trainer
-from train.runtime.strategy import distribute_batches
 
 
 def prepare(folder: Path, settings: dict[str, Any]) -> None:
@@ -43,26 +35,12 @@ def prepare(folder: Path, settings: dict[str, Any]) -> None:
 
 def ours(folder: Path, settings: dict[str, Any], flags: list[str]) -> None:
     """Train as run_embedding.py does, with its log, and without validation."""
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as output_dir:
-        config = parse_finetuning_config(
-            EmbeddingConfig,
-            [
-                *("--train-file", str(folder / "pairs.jsonl"), "--init-from", str(folder / "start")),
-                *("--output-dir", f"{output_dir}/run", "--max-seq-length", str(settings["length"])),
-                *("--per-replica-batch-size", str(settings["batch_rows"]), "--num-epochs", str(NUM_EPOCHS)),
-                *("--learning-rate", str(LEARNING_RATE), *flags),
-            ],
-            "",
-        )
-        trainer = replace(our_trainer(lifecycle.prepare(config, EmbeddingJob())), evaluate=None)
-        trainer.load_initial_weights()
-        started_seconds = time.perf_counter()
-        figures = {"programs": float(compile_all(trainer)), "seconds to compile": time.perf_counter() - started_seconds}
-        fit_in_rounds(trainer, Rounds(**settings["rounds"], figures=lambda: figures))
+    of_rows = ["--train-file", str(folder / "pairs.jsonl"), "--learning-rate", str(LEARNING_RATE)]
+    train_in_rounds(EmbeddingConfig, EmbeddingJob(), folder, settings, [*of_rows, *flags], new_pairs_of_lengths)
 
 
-def compile_all(trainer: Trainer) -> int:
-    """Make a step with each pair of lengths, so that no program is compiled later; return how many there are."""
+def new_pairs_of_lengths(trainer: Trainer) -> Sequence[int]:
+    """Find the first step with each pair of lengths, of queries and passages."""
     inputs, plan = trainer.phase.inputs, trainer.plan
     assert isinstance(inputs, TextInputs)
     rows = inputs.train_rows
@@ -77,12 +55,7 @@ def compile_all(trainer: Trainer) -> int:
     )
     longest = np.where(batches.rows < 0, 0, np.diff(rows.starts)[batches.rows]).max(axis=1)
     shapes = np.stack([batches.lengths, bucket_of_rows(longest, inputs.lengths)])
-    _, first_steps = np.unique(shapes, axis=1, return_index=True)
-    train_function = trainer.model.make_train_function()
-    for step in first_steps:
-        make_batches = trainer.batches_from(ResumePoint(int(step)))
-        train_function(iter(distribute_batches(trainer.model.distribute_strategy, make_batches)))
-    return len(first_steps)
+    return np.unique(shapes, axis=1, return_index=True)[1].tolist()
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from sentence_transformers import (
 )
 from sentence_transformers.training_args import BatchSamplers
 
-from benchmarks.peers.quality_trainer import RoundsCallback
+from benchmarks.peers.quality_trainer import TRAINING, RoundsCallback
 from benchmarks.rounds import Rounds
 
 
@@ -45,16 +45,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="benchmark-") as output_dir:
         training = SentenceTransformerTrainingArguments(
             output_dir=output_dir,
-            num_train_epochs=3,
             per_device_train_batch_size=settings["batch_rows"],
-            learning_rate=2e-5,
-            warmup_ratio=0.1,
-            weight_decay=0.01,
             batch_sampler=BatchSamplers.NO_DUPLICATES,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            use_cpu=True,
+            **TRAINING,
         )
         SentenceTransformerTrainer(
             model=model,

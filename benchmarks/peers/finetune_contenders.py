@@ -13,7 +13,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,25 +82,47 @@ def prepare(folder: Path, settings: dict[str, Any]) -> None:
 
 def ours(folder: Path, settings: dict[str, Any], flags: list[str]) -> None:
     """Train as run_classification.py does, with its log, and without validation."""
+    of_rows = ["--task-name", "sst2", "--glue-dir", str(folder / "glue")]
+    train_in_rounds(ClassificationConfig, ClassificationJob(), folder, settings, [*of_rows, *flags], new_lengths)
+
+
+def train_in_rounds(
+    config_class: Any,
+    job: lifecycle.Job,
+    folder: Path,
+    settings: dict[str, Any],
+    flags: list[str],
+    new_shapes: Callable[[Trainer], Sequence[int]],
+) -> None:
+    """Train as the command of a job does, with its log, and without validation.
+
+    `new_shapes` returns the steps whose shapes no step before has: they are made first, so that nothing is compiled in
+    a round.
+    """
     with tempfile.TemporaryDirectory(prefix="benchmark-") as output_dir:
         config = parse_finetuning_config(
-            ClassificationConfig,
+            config_class,
             [
-                *("--task-name", "sst2", "--glue-dir", str(folder / "glue"), "--init-from", str(folder / "start")),
-                *("--output-dir", f"{output_dir}/run", "--max-seq-length", str(settings["length"])),
-                *("--per-replica-batch-size", str(settings["batch_rows"]), "--num-epochs", str(NUM_EPOCHS), *flags),
+                *("--init-from", str(folder / "start"), "--output-dir", f"{output_dir}/run"),
+                *("--max-seq-length", str(settings["length"]), "--num-epochs", str(NUM_EPOCHS)),
+                *("--per-replica-batch-size", str(settings["batch_rows"]), *flags),
             ],
             "",
         )
-        trainer = replace(our_trainer(lifecycle.prepare(config, ClassificationJob())), evaluate=None)
+        trainer = replace(our_trainer(lifecycle.prepare(config, job)), evaluate=None)
         trainer.load_initial_weights()
         started_seconds = time.perf_counter()
-        figures = {"programs": float(compile_all(trainer)), "seconds to compile": time.perf_counter() - started_seconds}
+        train_function = trainer.model.make_train_function()
+        steps = new_shapes(trainer)
+        for step in steps:
+            make_batches = trainer.batches_from(ResumePoint(int(step)))
+            train_function(iter(distribute_batches(trainer.model.distribute_strategy, make_batches)))
+        figures = {"programs": float(len(steps)), "seconds to compile": time.perf_counter() - started_seconds}
         fit_in_rounds(trainer, Rounds(**settings["rounds"], figures=lambda: figures))
 
 
-def compile_all(trainer: Trainer) -> int:
-    """Make a step with a batch of each length, so that no program is compiled later; return how many there are."""
+def new_lengths(trainer: Trainer) -> Sequence[int]:
+    """Find the first step with each length of rows."""
     inputs, plan = trainer.phase.inputs, trainer.plan
     assert isinstance(inputs, ExampleInputs)
     batches = training_batches(
@@ -111,12 +133,7 @@ def compile_all(trainer: Trainer) -> int:
         first=0,
         num_batches=plan.num_steps,
     )
-    _, first_steps = np.unique(batches.lengths, return_index=True)
-    train_function = trainer.model.make_train_function()
-    for step in first_steps:
-        make_batches = trainer.batches_from(ResumePoint(int(step)))
-        train_function(iter(distribute_batches(trainer.model.distribute_strategy, make_batches)))
-    return len(first_steps)
+    return np.unique(batches.lengths, return_index=True)[1].tolist()
 
 
 def script(folder: Path, settings: dict[str, Any], flags: list[str]) -> None:

@@ -27,7 +27,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from benchmarks.peers.quality_trainer import RoundsCallback
+from benchmarks.peers.quality_trainer import TRAINING, RoundsCallback
 from benchmarks.rounds import Rounds
 
 
@@ -59,16 +59,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="benchmark-") as output_dir:
         training = TrainingArguments(
             output_dir=output_dir,
-            num_train_epochs=3,
             per_device_train_batch_size=settings["batch_rows"],
-            learning_rate=2e-5,
-            warmup_ratio=0.1,
-            weight_decay=0.01,
             group_by_length=arguments.group,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            use_cpu=True,
+            **TRAINING,
         )
         Trainer(
             model=AutoModelForSequenceClassification.from_pretrained(folder / "start", num_labels=2),

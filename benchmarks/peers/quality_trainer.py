@@ -56,6 +56,13 @@ class Rows(torch.utils.data.Dataset):
         return {name: column[index].tolist() for name, column in columns.items()}
 
 
+# Of fine-tuning, as the examples of both libraries train.
+TRAINING: dict[str, Any] = {
+    "num_train_epochs": 3, "learning_rate": 2e-5, "warmup_ratio": 0.1, "weight_decay": 0.01, "save_strategy": "no",
+    "report_to": "none", "disable_tqdm": True, "use_cpu": True,
+}  # fmt: skip
+
+
 class RoundsCallback(TrainerCallback):
     """Counts the steps of the Trainer."""
 

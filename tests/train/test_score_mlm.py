@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from mlm_common.storage import open_folder
 from tests.fixtures.run_command import Outcome
 from tests.fixtures.tiny_models import tiny_model, tiny_tokenizer
+from tests.servers.fixtures import CloudStorageHandle
 from train.publishing.pytorch_format import export_model
 from train.score_mlm import main
 from train.scoring.answers import Model
@@ -64,13 +67,15 @@ def test_a_language_of_frequencies(counted: str, pairs: str, run: Command, tmp_p
     assert f"| {counted} | 1.000 ± 0.000 |" in outcome.out
 
 
-def test_bits_and_words_of_a_text(counted: str, run: Command, tmp_path: Path) -> None:
+def test_bits_and_words_of_a_text(counted: str, run: Command, cloud: CloudStorageHandle, tmp_path: Path) -> None:
+    bucket = f"{cloud.bucket_url}/counted"
+    open_folder(bucket).upload_folder(counted)
     text = tmp_path / "text.txt"
     text.write_text("the of\nthe list the\n", encoding="utf-8")
-    outcome = run(main, "--model", counted, "--text", text, "--output", tmp_path / "scores.json")
+    outcome = run(main, "--model", bucket, "--text", text, "--output", f"{cloud.bucket_url}/scores.json")
     assert outcome.status == 0, outcome.err
-    scores = json.loads((tmp_path / "scores.json").read_text(encoding="utf-8"))["scores"]
-    of_model, of_none = scores[counted], scores[f"{counted}, no context"]
+    scores = json.loads(open_folder(cloud.bucket_url).read_text("scores.json"))["scores"]
+    of_model, of_none = scores[bucket], scores[f"{bucket}, no context"]
     # Each word less than the first costs 50 nats; there are 3 + 2 + 3 + 4 + 3 bytes.
     assert of_model["bits per byte"]["value"] == pytest.approx((50 + 200) / math.log(2) / 15, rel=0.02)
     assert of_model["words, 1st guess"]["value"] == 0.6
@@ -122,3 +127,13 @@ def test_bad_input_is_one_line(
     outcome = run(main, "--model", counted, *flags)
     assert outcome.status == 2
     assert message in outcome.error
+
+
+def test_a_model_of_another_kind_is_one_line(counted: str, run: Command, pairs: str, tmp_path: Path) -> None:
+    shutil.copytree(counted, tmp_path / "tagger")
+    config = json.loads((tmp_path / "tagger/config.json").read_text(encoding="utf-8"))
+    config["architectures"] = ["RobertaForTokenClassification"]
+    (tmp_path / "tagger/config.json").write_text(json.dumps(config), encoding="utf-8")
+    outcome = run(main, "--model", tmp_path / "tagger", "--minimal-pairs", pairs)
+    assert outcome.status == 2
+    assert "is not a masked language model but a RobertaForTokenClassification" in outcome.error

@@ -25,6 +25,8 @@ from train.runtime.run_folder import exported_model
 
 WEIGHTS_NAMES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, TF2_WEIGHTS_NAME, TF2_WEIGHTS_INDEX_NAME)
 WEIGHTS_SUFFIXES = (".safetensors", ".h5", ".bin")
+# How the names of classes with a head for masked tokens end.
+MASKED_LM_CLASSES = ("ForMaskedLM", "ForPreTraining")
 
 
 def read_config(folder_or_hub_id: str) -> PretrainedConfig:
@@ -40,6 +42,23 @@ def read_config(folder_or_hub_id: str) -> PretrainedConfig:
         rule = "A model is a folder with config.json, or a model on the Hub"
         reason = " ".join(str(error).split())[:300]
         raise hub_error(f"{rule}; {folder_or_hub_id} cannot be read: {reason}", error) from error
+
+
+def read_masked_lm_config(folder_or_hub_id: str, shown_name: str) -> PretrainedConfig:
+    """Read the configuration of a masked language model, which `--model` named as `shown_name`.
+
+    Raises:
+        InputError: as `read_config`, or the model has another head.
+        HubAwayError: the Hub cannot be reached.
+    """
+    config = read_config(folder_or_hub_id)
+    (class_name, *_) = config.architectures or ("",)
+    if not class_name.endswith(MASKED_LM_CLASSES):
+        raise InputError(
+            f"--model: {shown_name} is not a masked language model but a {class_name or config.model_type}. Use python "
+            "finetuning/predict.py."
+        )
+    return config
 
 
 def set_labels(config: PretrainedConfig, labels: Mapping[int, str]) -> None:

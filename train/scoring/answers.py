@@ -5,12 +5,13 @@ from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
-import tf_keras
 from numpy.typing import NDArray
 
-from train.model.architectures import align_padding_positions
+from mlm_common.storage import local_or_hub
+from train.config.learning import ModelConfig
+from train.model.build import build_network
 from train.model.from_pretrained import load_model
-from train.model.modernbert import auto_class
+from train.model.pretrained_files import read_config
 from train.scoring.queries import Query
 from train.tasks.masked_lm_head import gather_before_head, predicting_at
 
@@ -65,13 +66,12 @@ class Model:
         random_weights: bool = False,
     ) -> None:
         self.strategy, self.num_ids, self.pad_token_id = strategy, num_ids, pad_token_id
-        with strategy.scope():
-            self.network = load_model(folder)
+        with strategy.scope(), local_or_hub(folder) as local_folder:
             if random_weights:
-                tf_keras.utils.set_random_seed(RANDOM_SEED)
-                self.network = auto_class("TFAutoModelForMaskedLM").from_config(self.network.config)
-                self.network(self.network.dummy_inputs, training=False)
-                align_padding_positions(self.network)
+                config = read_config(local_folder)
+                self.network = build_network(config, ModelConfig(), vocabulary_size=num_ids, seed=RANDOM_SEED)
+            else:
+                self.network = load_model(local_folder)
         gather_before_head(self.network)
 
     def answer(self, queries: Sequence[Query], max_length: int, tokens_per_batch: int = TOKENS_PER_BATCH) -> Answers:

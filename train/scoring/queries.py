@@ -18,12 +18,9 @@ from mlm_common.errors import InputError
 from mlm_common.storage import local_or_hub
 from mlm_common.tokenizer import load_tokenizer, special_ids, vocabulary_size, word_starts
 from train.model.architectures import check_architecture, max_positions
-from train.model.pretrained_files import WEIGHTS_SUFFIXES, read_config
+from train.model.pretrained_files import WEIGHTS_SUFFIXES, read_masked_lm_config
 from train.runtime.run_folder import exported_model
 from train.scoring.material import Material, Word
-
-# How the names of classes with a head for masked tokens end.
-MASKED_LM_CLASSES = ("ForMaskedLM", "ForPreTraining")
 
 
 class Query(NamedTuple):
@@ -70,11 +67,8 @@ def ask(name: str, material: Material, max_length: int, *, left_to_right: bool) 
     """
     folder = exported_model(name)
     with local_or_hub(folder, without=WEIGHTS_SUFFIXES) as local_folder:
-        config = read_config(local_folder)
+        config = read_masked_lm_config(local_folder, name)
     check_architecture(config)
-    class_name = (config.architectures or [""])[0]
-    if not class_name.endswith(MASKED_LM_CLASSES):
-        raise InputError(f"--model: {name} is not a masked language model but a {class_name or config.model_type}.")
     tokenizer = load_tokenizer(folder)
     longest = min(max_length, tokenizer.model_max_length, max_positions(config) or max_length)
     asker = Asker(tokenizer, longest, left_to_right=left_to_right)

@@ -73,7 +73,7 @@ def quotient_of(numerators: Values, denominators: Values) -> Score:
 
 
 def score_model(questions: Questions, material: Material, strategy: tf.distribute.Strategy) -> list[Scored]:
-    """Score a model, the same network with random weights, and guesses without any network."""
+    """Score a model, then its controls: the same network with random weights, and guesses without any network."""
     num_ids = len(questions.frequencies)
     scored = []
     for name, is_random in ((questions.name, False), (f"{questions.name}, random weights", True)):
@@ -150,34 +150,32 @@ def total_by_item(queries: Sequence[Query], nats: Values, num_items: int) -> Val
     return totals
 
 
-def as_text(scored: Sequence[Scored]) -> str:
-    """Write tables in Markdown: the scores with their standard errors, those of parts, and what differs from what."""
+def as_text(models: Sequence[Sequence[Scored]]) -> str:
+    """Write tables in Markdown, of what `score_model` returned: scores, those of parts, and what differs from what."""
+    scored = [one for of_model in models for one in of_model]
     tables = [_table("model", list(scored[0].scores), [(one.name, one.scores) for one in scored])]
     for title in scored[0].parts:
         columns = list(dict.fromkeys(part for one in scored for part in one.parts[title]))
         tables.append(_table(title, columns, [(one.name, one.parts[title]) for one in scored]))
     verdicts = [
-        f"{measure}: {one} {difference.value:+.4f} ± {difference.standard_error:.4f} beside {other}: "
+        f"- {measure}: {one} {difference.value:+.4f} ± {difference.standard_error:.4f} beside {other}: "
         + ("does not differ" if difference.is_chance else "differs")
-        for measure, one, other, difference in comparisons(scored)
+        for measure, one, other, difference in comparisons(models)
     ]
-    return "\n\n".join([*tables, "\n".join(f"- {verdict}" for verdict in verdicts)])
+    return "\n\n".join([*tables, "\n".join(verdicts)])
 
 
-def comparisons(scored: Sequence[Scored]) -> list[tuple[str, str, str, Score]]:
-    """Compare each model with its two controls, and with the models before it, in each measure."""
-    compared = []
-    models = range(0, len(scored), 3)
-    for index in models:
-        others = [index + 1, index + 2, *(before for before in models if before < index)]
-        for measure in scored[index].scores:
-            for other in others:
-                difference = scored[index].scores[measure].minus(scored[other].scores[measure])
-                compared.append((measure, scored[index].name, scored[other].name, difference))
-    return compared
+def comparisons(models: Sequence[Sequence[Scored]]) -> list[tuple[str, str, str, Score]]:
+    """Compare each model with its controls and with the models before it, in each measure."""
+    return [
+        (measure, model.name, other.name, score.minus(other.scores[measure]))
+        for index, (model, *controls) in enumerate(models)
+        for measure, score in model.scores.items()
+        for other in (*controls, *(before[0] for before in models[:index]))
+    ]
 
 
-def as_json(scored: Sequence[Scored]) -> dict[str, Any]:
+def as_json(models: Sequence[Sequence[Scored]]) -> dict[str, Any]:
     """Collect scores, errors and comparisons for a file."""
 
     def record(score: Score) -> dict[str, float]:
@@ -187,11 +185,12 @@ def as_json(scored: Sequence[Scored]) -> dict[str, Any]:
         "scores": {
             one.name: {measure: record(score) for measure, score in one.scores.items()}
             | {title: {part: record(score) for part, score in parts.items()} for title, parts in one.parts.items()}
-            for one in scored
+            for of_model in models
+            for one in of_model
         },
         "differences": [
             {"measure": measure, "of": one, "from": other, **record(score), "differs": not score.is_chance}
-            for measure, one, other, score in comparisons(scored)
+            for measure, one, other, score in comparisons(models)
         ],
     }
 

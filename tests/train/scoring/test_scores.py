@@ -52,14 +52,15 @@ def test_frequencies_answer_with_the_commonest_first() -> None:
 
 
 def test_each_model_is_compared_with_its_controls_and_those_before_it() -> None:
-    scored = [
-        Scored(name, {"pairs": Score(value, np.array([0.1, -0.1, 0.0, 0.0]) * factor)}, {})
-        for name, value, factor in (
-            ("a", 0.9, 1), ("a, random weights", 0.5, 2), ("a, no context", 0.5, 3),
-            ("b", 0.9, 1), ("b, random weights", 0.5, 2), ("b, no context", 0.9, 2),
+    errors = np.array([0.1, -0.1, 0.0, 0.0])
+    models = [
+        [Scored(name, {"pairs": Score(value, errors * factor)}) for name, value, factor in of_model]
+        for of_model in (
+            (("a", 0.9, 1), ("a, random weights", 0.5, 2), ("a, no context", 0.5, 3)),
+            (("b", 0.9, 1), ("b, random weights", 0.5, 2), ("b, no context", 0.9, 2)),
         )
-    ]  # fmt: skip
-    text = as_text(scored)
+    ]
+    text = as_text(models)
     assert "| a | 0.900 ± 0.041 |" in text
     assert "pairs: a +0.4000 ± 0.0408 beside a, random weights: differs" in text
     assert "pairs: b +0.0000 ± 0.0000 beside a: does not differ" in text

@@ -10,7 +10,7 @@ from finetuning.data.labels import Labels
 from finetuning.tasks.classification import TextClassification
 from tests.fixtures.replicas import Case, Result, execute, lower, values_of, variables_of
 from tests.fixtures.tiny_models import PAD, VOCABULARY, tiny_model
-from tests.fixtures.tiny_steps import RULE, batch_of, compiled_model, token_rows
+from tests.fixtures.tiny_steps import BAD_STEP, RULE, BadOnOneReplica, batch_of, compiled_model, token_rows
 from train.checks.preflight.step_lowering import ReplicaOfSlice
 from train.model.attention import attend_within_documents
 from train.model.tpu_layers import use_tpu_layers
@@ -19,7 +19,7 @@ from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.pair_pretraining import NO_LABEL, SentenceOrderPrediction
 
 SEP = 2
-NUM_ROWS, NUM_STEPS, BAD_STEP = 16, 5, 3
+NUM_ROWS, NUM_STEPS = 16, 5
 DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 
 
@@ -28,16 +28,6 @@ class Run(NamedTuple):
 
     expected: list[Result]
     results: dict[int, list[Result]]
-
-
-class BadOnOneReplica(PretrainingModel):
-    """The gradient of one variable is not a number at one step, on the second replica alone."""
-
-    def _gradients(self, rows, keys):
-        gradients, sums = super()._gradients(rows, keys)
-        is_second = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 1)
-        bad = tf.where(is_second & (self.optimizer.iterations == BAD_STEP), np.nan, 0.0)
-        return [gradients[0] + bad, *gradients[1:]], sums
 
 
 class AloneOf(ReplicaOfSlice):

@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests.fixtures.replicas import Case, execute, lower, values_of
 from tests.fixtures.tiny_models import PAD, tiny_model
 from tests.fixtures.tiny_steps import (
+    BAD_STEP,
     MAX_GRAD_NORM,
     RULE,
+    BadOnOneReplica,
     build,
     compiled_model,
     one_cpu,
@@ -20,23 +21,11 @@ from train.checkpoints.manager import TrainingState
 from train.checks.preflight.collectives import collective_bytes
 from train.step import sharding
 from train.step.sharding import Sharding
-from train.step.train_step import PretrainingModel
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.pair_pretraining import NextSentencePrediction
 
 SEP = 2
-BAD_STEP = 2
 DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "num_hidden_layers": 1}
-
-
-class BadOnOneReplica(PretrainingModel):
-    """The gradient of one variable is not a number at one step, on the second replica alone."""
-
-    def _gradients(self, rows, keys):
-        gradients, sums = super()._gradients(rows, keys)
-        is_second = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 1)
-        bad = tf.where(is_second & (self.optimizer.iterations == BAD_STEP), np.nan, 0.0)
-        return [gradients[0] + bad, *gradients[1:]], sums
 
 
 @pytest.fixture(autouse=True)
@@ -135,7 +124,7 @@ def test_eight_replicas_of_a_slice_train_the_same_until_one_is_bad():
 @pytest.mark.parametrize("name", ["roberta", "bert", "modernbert"])
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_eight_replicas_of_a_slice_train_the_same(name, optimizer, monkeypatch):
-    monkeypatch.setitem(globals(), "BAD_STEP", -1)
+    monkeypatch.setattr(BadOnOneReplica, "bad_step", -1)
     check_eight_replicas(name, optimizer, num_steps=20)
 
 
