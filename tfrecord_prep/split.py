@@ -187,7 +187,7 @@ def prepare_split(plan: SplitPlan, corpus: Corpus, tokenizer: "PreTrainedTokeniz
 
         is_size_known = corpus.has_byte_ranges(plan.split_name, fields["partition_bytes"])
         num_bytes = sum(file.num_bytes for file in corpus.files(plan.split_name)) if is_size_known else None
-        with progress_bar(plan.split_name, "B", num_bytes) as bar:
+        with progress_bar(f"Writing {plan.split_name}", "B", num_bytes) as bar:
             for index in engine(work, missing()):
                 bar.update(sizes_bytes.pop(index))
         manifest = _sum_up(plan, sha256, bad_rows)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -112,9 +112,10 @@ def second_interrupt_ends() -> Iterator[None]:
 class LoggedProgress:
     """Counts `n` of `total` units, and logs the progress every ten seconds; has the interface of a tqdm bar."""
 
-    def __init__(self, phase: str, unit: str, total: int | None) -> None:
+    def __init__(self, phase: str, unit: str, total: int | None, shorten: Callable[[float], str]) -> None:
         self._phase = phase
         self._unit = unit
+        self._shorten = shorten  # 8373348 -> "8.37M"
         self._started_seconds = self._line_seconds = time.monotonic()
         self.total = total
         self.n: float = 0
@@ -126,7 +127,7 @@ class LoggedProgress:
             return
         self._line_seconds = now
         if not self.total or not self.n:
-            logger.info("%s: %s%s so far.", self._phase, f"{self.n:,.0f}", self._unit)
+            logger.info("%s: %s%s so far.", self._phase, self._shorten(self.n), self._unit)
             return
         seconds_left = (now - self._started_seconds) / self.n * (self.total - self.n)
         logger.info("%s: %.0f %%, %.0f s left.", self._phase, 100 * self.n / self.total, max(seconds_left, 0))
@@ -142,7 +143,7 @@ def progress_bar(phase: str, unit: str, total: int | None = None) -> Iterator["t
             yield bar
             return
     logger.info("%s.", phase)
-    yield LoggedProgress(phase, unit, total)
+    yield LoggedProgress(phase, unit, total, tqdm.format_sizeof)
 
 
 def no_progress(*_: int) -> None:

@@ -154,5 +154,5 @@ def test_lines_every_ten_seconds_where_there_is_no_terminal(
         "Reading: 40 %, 30 s left.",
         "Reading: 60 %, 20 s left.",
         "Counting.",
-        "Counting: 1,234 words so far.",
+        "Counting: 1.23k words so far.",
     ]
