@@ -34,9 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Embed what is not embedded yet, and print the nearest texts of each question."""
     (config,) = parse_arguments((SearchConfig,), argv, __doc__ or "", needed=("model", "corpus", "question"))
     log_start(__file__)
-    from finetuning.tasks.vectors import open_search
-
-    search = open_search(config)
+    search = open_search(**vars(config))
     if not config.question:
         print(f"{len(search.texts):,} vectors  {config.folder}")
         return

@@ -98,9 +98,3 @@ class EmbeddingConfig(FinetuningConfig):
     data: EmbeddingData
     model: EmbeddingModel
     optimization: EmbeddingOptimization
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        data = self.data
-        is_one = not (data.unsupervised and len(data.text_column_names) > 1 and data.validation_file is None)
-        require(is_one, "takes one column of text", "--unsupervised", data.text_column_names)

@@ -1,6 +1,6 @@
 """Examples: texts, or pairs of texts, and the values of their labels in a table."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,8 +51,12 @@ class Parts:
     tests: dict[str, Examples] = field(default_factory=dict)
 
 
-def read_tables(data: ExamplesConfig) -> dict[str, Table]:
+def read_tables(data: ExamplesConfig, read: Callable[[str, str], Table] = read_table) -> dict[str, Table]:
     """Read the files or splits that the flags name, {train, validation or test: table}, cut to --max-train-samples etc.
+
+    Args:
+        data: names them.
+        read: reads a file, which a flag names.
 
     Raises:
         InputError: there is nothing to train on, or to predict with --do-predict.
@@ -63,10 +67,11 @@ def read_tables(data: ExamplesConfig) -> dict[str, Table]:
         tables = {split: tables[split] for split in SPLITS if split in tables}
     else:
         files = {split: getattr(data, f"{split}_file") for split in SPLITS}
-        tables = {split: read_table(path, f"--{split}-file") for split, path in files.items() if path is not None}
+        tables = {split: read(path, f"--{split}-file") for split, path in files.items() if path is not None}
     if "train" not in tables:
-        rule = "--train-file is required, or a --dataset-name with a split train, or --task-name for a task of GLUE"
-        raise InputError(f"{rule}; received {data.dataset_name or 'nothing'}.")
+        rule = "--train-file is required, or a --dataset-name with a split train"
+        of_glue = ", or --task-name for a task of GLUE" if hasattr(data, "task_name") else ""
+        raise InputError(f"{rule}{of_glue}; received {data.dataset_name or 'nothing'}.")
     if data.predicts and "test" not in tables:
         raise InputError(
             f"--do-predict needs a part to predict: --test-file, or a split test; received {', '.join(tables)}."

@@ -299,3 +299,18 @@ def batches_of_rows(
     options = tf.data.Options()
     options.deterministic = True
     return dataset.prefetch(tf.data.AUTOTUNE).with_options(options)
+
+
+def run_on_rows(
+    step: "Callable[[dict[str, tf.Tensor]], dict[str, tf.Tensor]]",
+    encoded: EncodedRows,
+    features: Mapping[str, Feature],
+    lengths: Sequence[int],
+    batch_rows: int,
+) -> dict[str, NDArray[Any]]:
+    """Call `step` on all rows in the batches of an evaluation, and join what it returns, also of rows of padding."""
+    import tensorflow as tf
+
+    batches = buckets.evaluation_batches(encoded.lengths, lengths, batch_rows=batch_rows)
+    kept = [step(batch) for batch in batches_of_rows(encoded, batches, features, tf.distribute.InputContext())]
+    return {name: np.concatenate([one[name].numpy() for one in kept]) for name in kept[0]}

@@ -1,8 +1,8 @@
 """Embeddings of texts: the task, its loss in a batch, its scores, and the export that sentence-transformers opens."""
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +15,13 @@ from finetuning.data.texts import PASSAGE, TextInputs
 from finetuning.loop.model import open_start
 from finetuning.loop.task import EVAL_NAME, ExampleTask, Part, finetuned_card, shown_score
 from finetuning.loop.training import FinetuningJob, Predict
-from finetuning.tasks.judged import OTHERS, SCORED_METRICS, read_parts
+from finetuning.tasks.judged import OTHERS, SCORED_METRICS
 from finetuning.tasks.metrics import check_packages, chosen_metric
-from finetuning.tasks.pairs import SCORE, TEXT, encode_pairs, encode_prompted
+from finetuning.tasks.pairs import SCORE, TEXT, encode_pairs, read_parts
 from finetuning.tasks.retrieval import METRICS
 from mlm_common.cli.settings import require
-from mlm_common.tokenizer import vocabulary_size
 from train.data.inputs import Feature
-from train.loop.run import Run
+from train.loop.run import Run, new_network
 from train.model.architectures import OWN_HEAD
 from train.runtime.machines import Cluster
 from train.tasks.task import Mean
@@ -75,27 +74,19 @@ class Encoder:
     def files(self) -> dict[str, str]:
         """Make the files by which sentence-transformers computes the same vectors, {name: content}."""
         modules = ["Transformer", "Pooling", *(["Dense"] if self.embedding_dim else []), "Normalize"]
-        listed = [
-            {
-                "idx": index,
-                "name": str(index),
-                "path": f"{index}_{module}" if index else "",
-                "type": f"sentence_transformers.models.{module}",
-            }
-            for index, module in enumerate(modules)
-        ]
-        pooling = {f"pooling_mode_{mode}": False for mode in ("max_tokens", "mean_sqrt_len_tokens")}
-        pooling |= {"pooling_mode_cls_token": self.pooling == "cls", "pooling_mode_mean_tokens": self.pooling == "mean"}
+        kind = "sentence_transformers.models."
+        pooling = {f"pooling_mode_{mode}": mode.startswith(self.pooling) for mode in ("cls_token", "mean_tokens")}
         contents: dict[str, Any] = {
-            "modules.json": listed,
+            "modules.json": [
+                {"idx": index, "name": str(index), "path": f"{index}_{one}" if index else "", "type": kind + one}
+                for index, one in enumerate(modules)
+            ],
             "sentence_bert_config.json": {"max_seq_length": self.max_length, "do_lower_case": False},
             "config_sentence_transformers.json": {
-                "model_type": "SentenceTransformer",
                 "prompts": dict(zip(("query", "document"), self.prompts, strict=True)),
-                "default_prompt_name": None,
                 "similarity_fn_name": "cosine",
             },
-            "1_Pooling/config.json": {"word_embedding_dimension": self.width, **pooling, "include_prompt": True},
+            "1_Pooling/config.json": {"word_embedding_dimension": self.width, **pooling},
         }
         if self.embedding_dim:
             sizes = {"in_features": self.width, "out_features": self.embedding_dim, "bias": True}
@@ -265,17 +256,14 @@ class Embedding(ExampleTask):
         return part.examples.figures(predictions, self.settings.temperature)
 
     def text_of(self, predictions: Any, part: Part) -> str:
-        """Format the scores of each query; of scored pairs the numbers of their texts, and their cosines."""
-        if not part.examples.has_scores:
-            by_query, _ = part.examples.searched(predictions)
-            lines = ("\t".join(f"{value:.6f}" for value in row) + "\n" for row in zip(*by_query.values(), strict=True))
-            return "\t".join(by_query) + "\n" + "".join(lines)
-        pairs = zip(part.examples.pairs.tolist(), part.examples.cosines(predictions).tolist(), strict=True)
-        lines = (f"{query}\t{passage}\t{cosine:.6f}\n" for (query, passage), cosine in pairs)
-        return "query\tpassage\tcosine\n" + "".join(lines)
+        """Format the scores of each query; of scored pairs their cosines."""
+        judged = part.examples
+        columns = {"cosine": judged.cosines(predictions)} if judged.has_scores else judged.searched(predictions)[0]
+        lines = ("\t".join(f"{value:.6f}" for value in row) for row in zip(*columns.values(), strict=True))
+        return "\n".join(["\t".join(columns), *lines, ""])
 
-    def next_command(self, model: str) -> str | None:  # type: ignore[override]  # noqa: ARG002
-        return None
+    def next_command(self, model: str) -> str:
+        return f'python finetuning/search.py --model {shlex.quote(model)} --corpus FILE "…"'
 
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
         rows = {"validation": f"{figures['num_queries']:,} queries, {figures['num_passages']:,} passages"}
@@ -311,13 +299,13 @@ class EmbeddingJob(FinetuningJob[EmbeddingConfig]):
         dims = settings.matryoshka_dims
         require(not dims or dims[-1] <= encoder.dim, f"must be at most {encoder.dim}", "--matryoshka-dims", dims)
         train, judged = read_parts(data)
-        has_scores = train.scores is not None
+        has_scores = train.labels is not None
         require(not (has_scores and settings.symmetric_loss), "needs pairs without scores", "--symmetric-loss", True)
         parts = {}
         for split, one in judged.items():
             given = zip(prompts, (one.queries, one.passages), strict=True)
             texts = [prompt + text for prompt, some in given for text in some]
-            parts[split] = Part(encode_prompted(start, texts, ""), one, f"{FILES[split]}.txt")
+            parts[split] = Part(start.encode_texts((texts,), data.max_seq_length), one, f"{FILES[split]}.txt")
         validation = parts.get("validation")
         self.validation = {"": validation} if validation else {}
         self.tests = [parts["test"]] if "test" in parts else []
@@ -331,7 +319,7 @@ class EmbeddingJob(FinetuningJob[EmbeddingConfig]):
             **start.of_rows,
         )
         rows = encode_pairs(start, train)
-        described = {"texts": f"{' and '.join(train.columns)} of {train.name}"}
+        described = {"texts": train.name}
         if validation is not None:
             one = judged["validation"]
             counted = f"{len(one.queries):,} queries and {len(one.passages):,} passages"
@@ -344,37 +332,12 @@ class EmbeddingJob(FinetuningJob[EmbeddingConfig]):
         assert isinstance(config, EmbeddingConfig)
         parts = [part for part in (*self.validation.values(), *self.tests) if not part.examples.has_scores]
         if parts and config.data.baselines:
-            with random_weights(trainer):
-                for part in parts:
-                    part.examples.compare_with(task.predictions(predict(part.rows), part))
+            network, strategy = trainer.model.network, trainer.model.distribute_strategy
+            trained, fresh = network.get_weights(), task.adapt_network(new_network(trainer.phase)).get_weights()
+            with strategy.scope():
+                network.set_weights(fresh)
+            for part in parts:
+                part.examples.compare_with(task.predictions(predict(part.rows), part))
+            with strategy.scope():
+                network.set_weights(trained)
         return super().write_results(trainer, step, predict)
-
-
-@contextmanager
-def random_weights(trainer: "Trainer") -> Iterator[None]:
-    """Give a network fresh weights for a while."""
-    from train.model.build import build_network
-
-    phase, model = trainer.phase, trainer.model
-    fresh = phase.task.adapt_network(
-        build_network(
-            phase.model_config,
-            trainer.run.config.model,
-            vocabulary_size=vocabulary_size(phase.inputs.tokenizer),
-            seed=trainer.run.config.run.seed,
-            model_class=phase.task.model_class,
-        )
-    )
-    variables = model.network.variables
-    kept = [variable.numpy() for variable in variables]
-
-    def assign(values: list[Any]) -> None:
-        with model.distribute_strategy.scope():
-            for variable, value in zip(variables, values, strict=True):
-                variable.assign(value)
-
-    assign([variable.numpy() for variable in fresh.variables])
-    try:
-        yield
-    finally:
-        assign(kept)

@@ -1,107 +1,144 @@
-"""Texts that belong together: rows of a query, its passage and hard negatives, pairs with a score, or single texts."""
+"""Texts that belong together: rows of a query, its passage and hard negatives, pairs with a score, or single texts.
 
-import gzip
-import json
-import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+They are read from tables, from files in SQuAD's format, and from folders in BeIR's form (Thakur et al. 2021).
+"""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from finetuning.config.embedding import EmbeddingData
-from finetuning.data.examples import SPLITS, num_samples, read_tables, texts_of
-from finetuning.data.inputs import EncodedRows
+from finetuning.data.examples import Examples, num_samples, read_tables, texts_of
 from finetuning.data.tables import Table, read_table
 from finetuning.data.texts import TextRows
 from finetuning.loop.model import Start
 from finetuning.tasks.classification import INDEX_OF_PANDAS, NO_TEXT
-from finetuning.tasks.squad import SQUAD_ENDINGS, read_questions_to_predict
+from finetuning.tasks.judged import Judged, numbered
+from finetuning.tasks.squad import SQUAD_ENDINGS, NotSquadError, read_questions_to_predict
 from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
-from mlm_common.storage import read_file
+from mlm_common.storage import open_folder
 
 # The features of a row beside its tokens: the number of its query among all different ones, and its score.
 TEXT, SCORE = "text", "score"
+# Of a folder in BeIR's form, and the files of its grades, the first that exists for each part.
+CORPUS, QUERIES = "corpus.jsonl", "queries.jsonl"
+GRADES = {"train": ("train",), "validation": ("dev", "validation"), "test": ("test",)}
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """Rows of texts.
+def read_parts(data: EmbeddingData) -> tuple[Examples, dict[str, Judged]]:
+    """Read what to train on, and {validation or test: what to evaluate on}, of the parts that are given.
 
-    name: of the table.
-    columns: of the texts, by name.
-    texts: columns of queries, positive passages and hard negatives; one column where rows are single texts.
-    scores: (rows,), how alike the two texts are; None where the first passage simply belongs to the query.
-    """
-
-    name: str
-    columns: tuple[str, ...]
-    texts: tuple[Sequence[str], ...]
-    scores: NDArray[np.float64] | None
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.texts[0])
-
-
-def read_pairs(data: EmbeddingData, without: Sequence[str] = ()) -> dict[str, Pairs]:
-    """Read {train, validation or test: rows of texts} of the parts that are given.
-
-    Args:
-        data: names the files.
-        without: parts that are read elsewhere.
+    Rows to train on have columns of queries, positive passages and hard negatives, or one column of single texts; their
+    labels are scores, None where the first passage simply belongs to the query.
 
     Raises:
-        InputError: a file or a column is missing, a text is empty, or a row has too few or too many texts.
+        InputError: a file or a column is missing, a text is empty, or a row has too few or too many texts; and as
+            `read_beir` says.
         HubAwayError: the Hub cannot be reached.
     """
-    if data.dataset_name is not None:
-        tables = read_tables(data)
-    else:
-        files = {split: getattr(data, f"{split}_file") for split in SPLITS if split not in without}
-        tables = {
-            split: _read_file(path, f"--{split}-file", is_single=data.unsupervised and split == "train")
-            for split, path in files.items()
-            if path is not None
-        }
-    parts = (*tables, *without)
-    require("train" in parts, "or a --dataset-name with a split train is required", "--train-file", "nothing")
-    if data.predicts and "test" not in parts:
-        raise InputError(f"--do-predict needs --test-file, or a split test; received {', '.join(parts)}.")
-    if not data.predicts:
-        tables.pop("test", None)
+    files = {split: getattr(data, f"{split}_file") for split in ("validation", "test")}
+    folders = {split: path for split, path in files.items() if path is not None and is_beir(path)}
+    others: dict[str, Any] = {f"{split}_file": None for split in folders}
+    others["do_predict"] = data.do_predict and "test" not in folders
+    tables = read_tables(replace(data, **others), functools.partial(_read_file, is_single=data.unsupervised))
     for name in (*data.text_column_names, *filter(None, [data.score_column_name])):
-        flag = "--score-column-name" if name == data.score_column_name else "--text-column-names"
-        if tables and not any(name in table.columns for table in tables.values()):
-            next(iter(tables.values())).column(name, flag)  # says which columns there are
+        if not any(name in table.columns for table in tables.values()):
+            flag = "--score-column-name" if name == data.score_column_name else "--text-column-names"
+            tables["train"].column(name, flag)  # says which columns there are
+    pairs = {split: _pairs(table, data, split) for split, table in tables.items()}
+    judged = {split: Judged.of(part.texts, part.labels) for split, part in pairs.items() if split != "train"}
     limits = num_samples(data)
-    return {split: _pairs(table.first(limits[split]), data, split) for split, table in tables.items()}
+    judged |= {split: read_beir(path, split).first(limits[split]) for split, path in folders.items()}
+    return pairs["train"], judged
 
 
 def _read_file(path: str, flag: str, *, is_single: bool) -> Table:
-    """Read a table; of a file in SQuAD's format the questions with their paragraphs, or each paragraph once."""
-    if not (path.endswith(SQUAD_ENDINGS) and _is_squad(path)):
+    """Read the pairs of a file or a folder; of SQuAD and BeIR to train on single texts, each paragraph once."""
+    is_single = is_single and flag == "--train-file"
+    if is_beir(path):
+        if is_single:
+            return Table(path, {TEXT: list(_beir_texts(path, CORPUS, flag).values())})
+        judged = read_beir(path, "train")
+        queries, passages = judged.pairs[judged.grades > 0].T.tolist()
+        return Table(
+            path,
+            {"query": [judged.queries[one] for one in queries], "passage": [judged.passages[one] for one in passages]},
+        )
+    if not path.endswith(SQUAD_ENDINGS):
         return read_table(path, flag)
-    questions = [one for one in read_questions_to_predict(path, flag) if one.answers != ()]  # () has no answer
+    try:
+        questions = read_questions_to_predict(path, flag)
+    except NotSquadError:
+        return read_table(path, flag)
+    questions = [one for one in questions if one.answers != ()]  # () has no answer
     require(bool(questions), "must have a question with an answer", flag, path)
     contexts = [one.context for one in questions]
     if is_single:
-        return Table(path, {"text": list(dict.fromkeys(contexts))})
+        return Table(path, {TEXT: list(dict.fromkeys(contexts))})
     return Table(path, {"question": [one.question for one in questions], "context": contexts})
 
 
-def _is_squad(path: str) -> bool:
-    try:
-        content = read_file(path)
-        content = json.loads(gzip.decompress(content) if path.endswith(".gz") else content)
-    except (ValueError, OSError, EOFError, zlib.error):
-        return False
-    return isinstance(content, dict) and "data" in content
+def is_beir(path: str) -> bool:
+    """Return whether a path is of a folder in BeIR's form, and not of a file."""
+    return open_folder(path).exists(CORPUS)
 
 
-def _pairs(table: Table, data: EmbeddingData, split: str) -> Pairs:
+def read_beir(path: str, split: str) -> Judged:
+    """Read the passages of a folder, those queries that are judged, and their grades.
+
+    Raises:
+        InputError: a file or a column is missing, an id occurs twice, or a grade is of an unknown query or passage.
+    """
+    folder, flag = open_folder(path), f"--{split}-file"
+    names = [f"qrels/{name}.tsv" for name in GRADES[split]]
+    qrels = next((name for name in names if folder.exists(name)), names[0])
+    for name in (QUERIES, qrels):
+        if not folder.exists(name):
+            of_test = split == "validation" and folder.exists("qrels/test.tsv")
+            hint = " The grades of the test must not choose a checkpoint: use --test-file for them." if of_test else ""
+            raise InputError(
+                f"{flag} must be a folder with {CORPUS}, {QUERIES} and {qrels}; {path} has no {name}.{hint}"
+            )
+    passages, queries = (_beir_texts(path, name, flag) for name in (CORPUS, QUERIES))
+    table = read_table(folder.path_of(qrels), flag)
+    if len(table.columns) != 3:
+        raise InputError(
+            f"{table.name} must have the columns query-id, corpus-id and score; it has {', '.join(table.columns)}."
+        )
+    grades: dict[tuple[str, str], float] = {}
+    for row, (query, passage, grade) in enumerate(zip(*table.columns.values(), strict=True), start=1):
+        is_known = query in queries and passage in passages and np.isfinite(number(grade))
+        if not is_known or (query, passage) in grades:
+            raise InputError(
+                f"Each row of {table.name} must grade a document of the folder for a query by a number, and no two rows "
+                f"the same; row {row:,} has {query}, {passage}, {grade}."
+            )
+        grades[query, passage] = number(grade)
+    judged = list(dict.fromkeys(query for query, _ in grades))
+    rows, columns = ({name: place for place, name in enumerate(names)} for names in (judged, passages))
+    pairs = np.array([(rows[query], columns[passage]) for query, passage in grades], np.int32)
+    return Judged([queries[one] for one in judged], list(passages.values()), pairs, np.array(list(grades.values())))
+
+
+def _beir_texts(path: str, file: str, flag: str) -> Mapping[str, str]:
+    """Return {id: title and text}, in the order of the file."""
+    table, texts = read_table(open_folder(path).path_of(file), flag), {}
+    titles = table.columns.get("title") or [""] * len(table.column("_id", "The id"))
+    rows = zip(table.columns["_id"], titles, table.column("text", "The text"), strict=True)
+    for row, (name, title, text) in enumerate(rows, start=1):
+        if str(name) in texts:
+            raise InputError(f"Each _id of {table.name} must be unique; row {row:,} repeats {name}.")
+        texts[str(name)] = f"{title or ''} {text}".strip()
+        if not isinstance(text, str) or not texts[str(name)]:
+            raise InputError(f"Texts must not be empty; row {row:,} of {table.name} has none.")
+    return texts
+
+
+def _pairs(table: Table, data: EmbeddingData, split: str) -> Examples:
     columns = [name for name in data.text_column_names if name in table.columns]
     if not columns:
         others = (*NO_TEXT, str(data.score_column_name).lower())
@@ -122,20 +159,20 @@ def _pairs(table: Table, data: EmbeddingData, split: str) -> Pairs:
         raise InputError(
             f"--text-column-names must name {rule}; {table.name} has the texts {', '.join(columns)}.{hint}"
         )
-    texts = texts_of(table, columns)
+    texts, described = texts_of(table, columns), f"{' and '.join(columns)} of {table.name}"
     for name, column in zip(columns, texts, strict=True):
         for row, text in enumerate(column, start=1):
             if not text.strip():
                 raise InputError(f"Texts must not be empty; row {row:,} of {table.name} has none in column {name}.")
     if not has_scores:
-        return Pairs(table.name, tuple(columns), texts, None)
+        return Examples(described, texts, None)
     values = table.columns[str(data.score_column_name)]
     scores = np.array([number(value) for value in values])
     for row in np.flatnonzero(~np.isfinite(scores))[:1]:
         raise InputError(
             f"Column {data.score_column_name} of {table.name} must hold numbers; row {row + 1:,} has {values[row]!r}."
         )
-    return Pairs(table.name, tuple(columns), texts, scores)
+    return Examples(described, texts, scores)
 
 
 def number(value: Any) -> float:
@@ -146,7 +183,7 @@ def number(value: Any) -> float:
         return float("nan")
 
 
-def encode_pairs(start: Start, pairs: Pairs) -> TextRows:
+def encode_pairs(start: Start, pairs: Examples) -> TextRows:
     """Encode rows to train on; scores become cosines.
 
     Raises:
@@ -156,26 +193,15 @@ def encode_pairs(start: Start, pairs: Pairs) -> TextRows:
     queries, *passages = pairs.texts if len(pairs.texts) > 1 else pairs.texts * 2
     joined = [text for column in passages for text in column]
     scores = np.zeros(pairs.num_rows, np.float32)
-    if pairs.scores is not None:
-        require(pairs.scores.min() >= -1, "must be from -1 on, as cosines are", "Each score", pairs.scores.min())
-        scores = (pairs.scores / max(1.0, pairs.scores.max())).astype(np.float32)
-    rows = encode_prompted(start, queries, data.query_prompt)
-    of_rows = dict(rows.of_rows) | {TEXT: numbered(queries), SCORE: scores}
-    return TextRows(
-        rows.starts,
-        rows.of_tokens,
-        of_rows,
-        encode_prompted(start, list(dict.fromkeys(joined)), data.passage_prompt),
-        numbered(joined).reshape(len(passages), -1).T,
+    if pairs.labels is not None:
+        given = np.asarray(pairs.labels)
+        require(given.min() >= -1, "must be from -1 on, as cosines are", "Each score", given.min())
+        scores = (given / max(1.0, given.max())).astype(np.float32)
+    different = list(dict.fromkeys(joined))
+    rows, passage_rows = (
+        start.encode_texts(([prompt + text for text in texts],), data.max_seq_length)
+        for prompt, texts in ((data.query_prompt, queries), (data.passage_prompt, different))
     )
-
-
-def encode_prompted(start: Start, texts: Sequence[str], prompt: str) -> EncodedRows:
-    """Encode single texts after a prompt."""
-    return start.encode_texts(([prompt + text for text in texts],), start.config.data.max_seq_length)
-
-
-def numbered(texts: Sequence[str]) -> NDArray[np.int32]:
-    """Number texts by their first appearance, equal ones alike."""
-    numbers: dict[str, int] = {}
-    return np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int32)
+    of_rows = dict(rows.of_rows) | {TEXT: numbered(queries), SCORE: scores}
+    members = numbered(joined).reshape(len(passages), -1).T
+    return TextRows(rows.starts, rows.of_tokens, of_rows, passage_rows, members)

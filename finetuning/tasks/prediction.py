@@ -24,8 +24,8 @@ from finetuning.config.settings import (
     TaggingConfig,
     TaggingData,
 )
-from finetuning.data import buckets
 from finetuning.data.examples import Examples
+from finetuning.data.inputs import run_on_rows
 from finetuning.data.labels import Labels, ProblemType
 from finetuning.loop.model import ReadModel
 from finetuning.loop.task import ExampleTask, Part
@@ -127,20 +127,14 @@ class Predictor(ABC):
         """Run the model on all rows, in batches of a few static lengths, as in the evaluations of training."""
         import tensorflow as tf
 
-        from finetuning.data.inputs import batches_of_rows
         from train.model.from_pretrained import load_model
 
         network = load_model(self.model.folder, self.task.model_class, adapt_network=self.task.adapt_network)
         rows = self.part.rows
         batch_rows = self.batch_rows if self.reads_file else min(self.batch_rows, rows.num_rows)
-        batches = buckets.evaluation_batches(rows.lengths, self.data.lengths, batch_rows=batch_rows)
-        features = self.task.predicted_features(self.data.max_seq_length)
         step = tf.function(functools.partial(self.task.predicted, network), autograph=False)
-        kept = [
-            {name: value.numpy() for name, value in step(batch).items()}
-            for batch in batches_of_rows(rows, batches, features, tf.distribute.InputContext())
-        ]
-        return {name: np.concatenate([one[name] for one in kept]) for name in kept[0]}
+        features = self.task.predicted_features(self.data.max_seq_length)
+        return run_on_rows(step, rows, features, self.data.lengths, batch_rows)
 
     @abstractmethod
     def shown(self, kept: Kept) -> list[str]:

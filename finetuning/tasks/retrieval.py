@@ -1,13 +1,10 @@
 """Exact search by cosine, tf-idf or BM25, metrics of its rankings, and how certain a difference is."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 # Ranks that are looked at; recall counts among the first of these, the others among the first ten.
 DEPTH, NUM_FIRST, RECALL_AT = 100, 10, (1, 10, 100)
@@ -21,54 +18,48 @@ NUM_SAMPLES = 1_000
 
 # {metric: (queries,)}
 Scores = dict[str, NDArray[np.float64]]
-# Of a block of passages, to the similarities of a block of queries with it, (queries, passages).
-Compare = Callable[[slice], Callable[[slice], "tf.Tensor"]]
 
 
 def search(
-    queries: NDArray[np.float32], passages: NDArray[np.float32], depth: int, temperature: float = 1.0
+    queries: Any, passages: Any, depth: int, temperature: float = 1.0
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Compare each query with all passages by the cosine, on the device; see `rank`."""
-    import tensorflow as tf
+    """Find the passages of each query with the largest products, on the device, in blocks.
 
-    def compare(block: slice) -> Callable[[slice], "tf.Tensor"]:
-        among = tf.constant(passages[block])
-        return lambda rows: tf.matmul(queries[rows], among, transpose_b=True)
-
-    return rank(compare, len(queries), len(passages), depth, temperature)
-
-
-def rank(
-    compare: Compare, num_queries: int, num_passages: int, depth: int, temperature: float = 1.0
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Find the most similar passages of each query, in blocks.
+    Args:
+        queries: (queries, width), an array, or a sparse matrix of scipy.
+        passages: (passages, width), of the same kind.
+        depth: passages to find.
+        temperature: divides the products in the sum.
 
     Returns:
         The passages, the best first and the earlier of equal ones first, int32 (queries, depth or all passages); and
-        the logarithm of the sum of e to all similarities, divided by the temperature, (queries,).
+        the logarithm of the sum of e to all products, divided by the temperature, (queries,).
     """
     import tensorflow as tf
+    from scipy.sparse import issparse
 
-    starts = range(0, num_queries, QUERIES_AT_ONCE)
+    starts = range(0, queries.shape[0], QUERIES_AT_ONCE)
     found: list[list[tuple[tf.Tensor, ...]]] = [[] for _ in starts]
-    for first in range(0, num_passages, PASSAGES_AT_ONCE):
-        similar = compare(slice(first, first + PASSAGES_AT_ONCE))
+    for first in range(0, passages.shape[0], PASSAGES_AT_ONCE):
+        block = passages[first : first + PASSAGES_AT_ONCE]
+        among = block.T if issparse(block) else tf.transpose(tf.cast(block, tf.float32))
         for of_queries, start in zip(found, starts, strict=True):
-            values = tf.cast(similar(slice(start, start + QUERIES_AT_ONCE)), tf.float32)
+            products = queries[start : start + QUERIES_AT_ONCE] @ among
+            values = tf.cast(products.toarray() if issparse(products) else products, tf.float32)
             best = tf.math.top_k(values, min(depth, values.shape[1]))
             total = tf.reduce_logsumexp(values / temperature, axis=1, keepdims=True)
             of_queries.append((best.values, best.indices + first, total))
     ranked, totals = [], []
     for of_queries in found:
-        values, passages, sums = (tf.concat(parts, axis=1) for parts in zip(*of_queries, strict=True))
-        order = tf.math.top_k(values, min(depth, num_passages)).indices
-        ranked.append(tf.gather(passages, order, batch_dims=1))
+        values, indices, sums = (tf.concat(parts, axis=1) for parts in zip(*of_queries, strict=True))
+        order = tf.math.top_k(values, min(depth, passages.shape[0])).indices
+        ranked.append(tf.gather(indices, order, batch_dims=1))
         totals.append(tf.reduce_logsumexp(sums, axis=1))
     return tf.concat(ranked, axis=0).numpy(), tf.concat(totals, axis=0).numpy()
 
 
 def lexical_rankings(queries: Sequence[str], passages: Sequence[str]) -> dict[str, NDArray[np.int32]]:
-    """Rank by the words that texts share, as a search without a model does, {tfidf or bm25: as of `rank`}."""
+    """Rank by the words that texts share, as a search without a model does, {tfidf or bm25: as of `search`}."""
     from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
 
     words = CountVectorizer(dtype=np.float32)
@@ -84,16 +75,9 @@ def lexical_rankings(queries: Sequence[str], passages: Sequence[str]) -> dict[st
     bm25.data = bm25.data / (bm25.data + K1 * (1 - B + B * lengths[bm25.row] / lengths.mean()))
     bm25.data *= np.log1p((len(passages) - num_with_word + 0.5) / (num_with_word + 0.5))[bm25.col]
 
-    def ranking(of_queries: Any, of_passages: Any) -> NDArray[np.int32]:
-        def compare(block: slice) -> Callable[[slice], Any]:
-            among = of_passages[block].T
-            return lambda rows: (of_queries[rows] @ among).toarray()
-
-        return rank(compare, len(queries), len(passages), DEPTH)[0]
-
     return {
-        "tfidf": ranking(weighted.transform(of_queries), weighted.transform(of_passages)),
-        "bm25": ranking(of_queries, bm25.tocsr()),
+        "tfidf": search(weighted.transform(of_queries), weighted.transform(of_passages), DEPTH)[0],
+        "bm25": search(of_queries, bm25.tocsr(), DEPTH)[0],
     }
 
 

@@ -29,6 +29,10 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
+class NotSquadError(InputError):
+    """A file is not of SQuAD's form."""
+
+
 @dataclass(frozen=True)
 class Question:
     """A question about a paragraph.
@@ -70,7 +74,12 @@ def read_questions(data: QuestionData) -> dict[str, list[Question]]:
 
 
 def read_questions_to_predict(path: str, flag: str) -> list[Question]:
-    """Read the questions of a file, which `flag` names, with or without answers."""
+    """Read the questions of a file, which `flag` names, with or without answers.
+
+    Raises:
+        NotSquadError: a .json file is not of SQuAD's form.
+        InputError: a question is malformed, or an id occurs twice.
+    """
     entries = _squad_entries(path, flag) if path.endswith(SQUAD_ENDINGS) else _table_entries(read_table(path, flag))
     questions = [_question(one, number, path, needs_answers=False) for number, one in enumerate(entries, start=1)]
     _check_ids(questions, path)
@@ -93,7 +102,7 @@ def _squad_entries(path: str, flag: str) -> list[Mapping[str, Any]]:
             for one in paragraph["qas"]
         ]
     except (ValueError, KeyError, TypeError, OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{flag} must be of SQuAD's form, data, paragraphs, qas; {path}: {error!r}.") from error
+        raise NotSquadError(f"{flag} must be of SQuAD's form, data, paragraphs, qas; {path}: {error!r}.") from error
     if not entries:
         raise InputError(f"{flag} must name a file with questions; {path} has none.")
     return entries

@@ -8,7 +8,7 @@ import functools
 import hashlib
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,15 @@ from numpy.typing import NDArray
 from finetuning.config.embedding import EmbeddingOptimization
 from finetuning.config.search import SearchConfig
 from finetuning.config.settings import ExamplesConfig
-from finetuning.data import buckets
 from finetuning.data.examples import texts_of
-from finetuning.data.inputs import batches_of_rows
+from finetuning.data.inputs import run_on_rows
 from finetuning.data.tables import read_table
 from finetuning.loop.model import ReadModel
 from finetuning.tasks.embedding import VECTOR, Embedding, Encoder
-from finetuning.tasks.retrieval import rank
+from finetuning.tasks.retrieval import search
 from mlm_common.cli.console import progress_bar
 from mlm_common.cli.local_paths import check_folder_or_hub
-from mlm_common.cli.settings import describe_differences, require
+from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
 from mlm_common.storage import Folder, local_or_hub, open_folder
 from mlm_common.storage.reading import find_stored_files
@@ -37,21 +36,22 @@ from train.model.architectures import check_architecture, max_positions
 from train.model.pretrained_files import find_file, find_weights, read_config
 from train.runtime.run_folder import exported_model
 
-RECORD, SHARD = "vectors.json", "vectors-{:05d}.npy"
+RECORD, VECTORS = "vectors.json", "vectors-"
 TITLE, TEXT = "title", "text"
 MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
+POOLINGS = {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean"}
 
 
 @dataclass(frozen=True)
 class TextEncoder(ReadModel):
     """A model that embeds texts, opened.
 
-    identity: of the weights, the tokenizer and the settings that decide what a vector is.
+    sha256: of all that decides what the vector of a passage is.
     """
 
     task: Embedding
     network: Any
-    identity: dict[str, Any]
+    sha256: str
 
     @classmethod
     def open(cls, name: str, max_seq_length: int | None) -> "TextEncoder":
@@ -65,24 +65,17 @@ class TextEncoder(ReadModel):
 
         check_folder_or_hub(name, "--model")
         with local_or_hub(exported_model(name)) as folder:
-            model_config = read_config(folder)
-            check_architecture(model_config)
-            tokenizer = load_tokenizer(folder)
-            encoder = read_encoder(folder, name, model_config.hidden_size, max_seq_length)
-            longest = max_positions(model_config) or encoder.max_length
+            model = ReadModel(read_config(folder), load_tokenizer(folder))
+            check_architecture(model.model_config)
+            encoder = read_encoder(folder, name, model.model_config.hidden_size, max_seq_length)
+            longest = max_positions(model.model_config) or encoder.max_length
             require(encoder.max_length <= longest, f"must be at most {longest}", "--max-seq-length", encoder.max_length)
-            model = ReadModel(model_config, tokenizer)
             task = Embedding(encoder, 1, EmbeddingOptimization(), **model.of_rows)
             network = load_model(folder, task.model_class, adapt_network=task.adapt_network)
-            sha256 = hashlib.sha256(Path(find_weights(folder).path).read_bytes()).hexdigest()
-        identity = {
-            "weights_sha256": sha256,
-            "tokenizer_sha256": tokenizer_sha256(tokenizer),
-            "pooling": encoder.pooling,
-            "prompt": encoder.prompts[1],
-            "max_seq_length": encoder.max_length,
-        }
-        return cls(model_config, tokenizer, task, network, identity)
+            digest = hashlib.sha256(Path(find_weights(folder).path).read_bytes())
+        more = (tokenizer_sha256(model.tokenizer), encoder.pooling, encoder.prompts[1], encoder.max_length)
+        digest.update(json.dumps(more).encode())
+        return cls(model.model_config, model.tokenizer, task, network, digest.hexdigest())
 
     @functools.cached_property
     def _step(self) -> Any:
@@ -92,16 +85,11 @@ class TextEncoder(ReadModel):
 
     def encode(self, texts: Sequence[str], prompt: str, batch_rows: int) -> NDArray[np.float32]:
         """Compute the vectors of texts after a prompt, of length 1, (texts, width)."""
-        import tensorflow as tf
-
-        length, nothing = self.task.encoder.max_length, np.zeros(len(texts), np.int32)
-        rows = self.encode_texts(([prompt + text for text in texts],), length, nothing)
+        length = self.task.encoder.max_length
+        rows = self.encode_texts(([prompt + text for text in texts],), length)
         lengths = ExamplesConfig(max_seq_length=length).lengths
-        batches = buckets.evaluation_batches(rows.lengths, lengths, batch_rows=batch_rows)
-        features = self.task.predicted_features(length)
-        kept = [self._step(batch) for batch in batches_of_rows(rows, batches, features, tf.distribute.InputContext())]
-        joined = {name: np.concatenate([one[name].numpy() for one in kept]) for name in kept[0]}
-        vectors: NDArray[np.float32] = self.task.in_order(joined, VECTOR)
+        kept = run_on_rows(self._step, rows, self.task.predicted_features(length), lengths, batch_rows)
+        vectors: NDArray[np.float32] = self.task.in_order(kept, VECTOR)
         return vectors
 
 
@@ -112,28 +100,23 @@ def read_encoder(folder: str, name: str, width: int, max_seq_length: int | None)
         path = find_file(folder, file)
         return {} if path is None else json.loads(Path(path).read_text(encoding="utf-8"))
 
-    listed = [(one["type"].rpartition(".")[2], one["path"]) for one in read("modules.json")]
-    if not listed:
+    modules = [one["type"].rpartition(".")[2] for one in read("modules.json")]
+    if not modules:
         raise InputError(f"--model: {name} does not embed texts. Train it with finetuning/run_embedding.py first.")
-    paths = dict(listed)
-    pooling, dense = (read(f"{paths[kind]}/config.json") if kind in paths else {} for kind in ("Pooling", "Dense"))
+    pooling, dense = read("1_Pooling/config.json"), read("2_Dense/config.json") if "Dense" in modules else {}
     modes = {key.removeprefix("pooling_mode_") for key, value in pooling.items() if value is True and "mode" in key}
     modes |= {pooling["pooling_mode"]} if "pooling_mode" in pooling else set()
-    is_known = [kind for kind in MODULES if kind in paths] == [kind for kind, _ in listed]
-    is_linear = dense.get("activation_function", "Identity").endswith("Identity")
-    if not is_known or not modes <= {"cls", "cls_token", "mean", "mean_tokens"} or len(modes) != 1 or not is_linear:
+    is_known = [kind for kind in MODULES if kind in modules] == modules and len(modes) == 1 and modes <= set(POOLINGS)
+    if not is_known or not dense.get("activation_function", "Identity").endswith("Identity"):
         raise InputError(
             f"--model: {name} must have mean or first-token pooling, then at most a linear layer; it has "
-            f"{', '.join(kind for kind, _ in listed)} with {', '.join(sorted(modes)) or 'no'} pooling."
+            f"{', '.join(modules)} with {', '.join(sorted(modes)) or 'no'} pooling."
         )
     prompts = read("config_sentence_transformers.json").get("prompts") or {}
-    passage = next((prompts[key] for key in ("document", "passage") if prompts.get(key)), "")
+    passage = prompts.get("document") or prompts.get("passage") or ""
+    length = max_seq_length or read("sentence_bert_config.json").get("max_seq_length") or 512
     return Encoder(
-        modes.pop().removesuffix("_token").removesuffix("_tokens"),
-        width,
-        dense.get("out_features"),
-        (prompts.get("query") or "", passage),
-        max_seq_length or read("sentence_bert_config.json").get("max_seq_length") or 512,
+        POOLINGS[modes.pop()], width, dense.get("out_features"), (prompts.get("query") or "", passage), length
     )
 
 
@@ -172,16 +155,9 @@ class TextSearch:
 
     def find(self, questions: Sequence[str], top_k: int = 10) -> list[list[tuple[str, float]]]:
         """Find the texts with the highest cosines for each question, with these, the best first."""
-        import tensorflow as tf
-
         prompt = self.encoder.task.encoder.prompts[0]
         queries = self.encoder.encode(questions, prompt, min(self.batch_rows, len(questions)))
-
-        def compare(block: slice) -> Callable[[slice], tf.Tensor]:
-            among = tf.cast(self.vectors[block], tf.float32)
-            return lambda rows: tf.matmul(queries[rows], among, transpose_b=True)
-
-        best, _ = rank(compare, len(queries), len(self.texts), top_k)
+        best, _ = search(queries, self.vectors, top_k)
         cosines = np.einsum("qw,qkw->qk", queries, self.vectors[best].astype(np.float32))
         return [
             [(self.texts[text], cosine) for text, cosine in zip(*row, strict=True)]
@@ -197,56 +173,37 @@ def open_search(config: SearchConfig) -> TextSearch:
         HubAwayError: the Hub cannot be reached.
     """
     texts = read_corpus(config.corpus, config.text_column_names)
-    folder = open_folder(config.folder)
     encoder = TextEncoder.open(config.model, config.max_seq_length)
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(hashlib.sha256(text.encode()).digest())
-    corpus = {"texts_sha256": digest.hexdigest(), "num_texts": len(texts)}
-    check_identity(folder, {"model": encoder.identity, "corpus": corpus, "shard_rows": config.shard_rows}, config)
-    return TextSearch(encoder, texts, embed(folder, encoder, texts, config), config.per_replica_batch_size)
-
-
-def check_identity(folder: Folder, record: dict[str, Any], config: SearchConfig) -> None:
-    """Check that the folder has vectors of this model and these texts, or write that it will have."""
-    try:
-        found = json.loads(folder.read_text(RECORD))
-    except (FileNotFoundError, ValueError) as error:
-        if any(name.endswith(".npy") for name in folder.list_files()):
-            rule = f"{folder} has .npy files, but no readable {RECORD}"
-            raise InputError(f"{rule}. Delete them, or name another --vectors-dir.") from error
-        found = {}
-    if found == record:
-        return
-    if found and not config.overwrite:
-        parts = {"model": "another model", "corpus": "other texts", "shard_rows": "another --shard-rows"}
-        others = " and ".join(words for name, words in parts.items() if found.get(name) != record[name])
+    corpus = hashlib.sha256(b"".join(hashlib.sha256(text.encode()).digest() for text in texts)).hexdigest()
+    folder = open_folder(config.folder)
+    record = {"model": encoder.sha256, "corpus": corpus, "--shard-rows": config.shard_rows}
+    found = json.loads(folder.read_text(RECORD)) if folder.exists(RECORD) else {}
+    if found and found != record and not config.overwrite:
+        others = " and another ".join(name for name in record if found.get(name) != record[name])
         raise InputError(
-            f"{folder} has the vectors of {others} ({describe_differences(found, record)}). Name another "
-            "--vectors-dir, or replace them with --overwrite."
+            f"{folder} has the vectors of another {others}. Use another --vectors-dir, or replace them by --overwrite."
         )
-    folder.delete_files([name for name in folder.list_files() if name.endswith(".npy")])
-    folder.check_writable()
-    folder.write_json(RECORD, record)
+    if found != record:
+        folder.check_writable()
+        folder.delete_files([name for name in folder.list_files() if name.startswith(VECTORS)])
+        folder.write_json(RECORD, record)
+    return TextSearch(encoder, texts, embed(folder, encoder, texts, config), config.per_replica_batch_size)
 
 
 def embed(folder: Folder, encoder: TextEncoder, texts: Sequence[str], config: SearchConfig) -> NDArray[np.float16]:
     """Read the vectors of all texts; compute and write the files that are missing."""
-    starts, there = range(0, len(texts), config.shard_rows), folder.list_files()
-    parts = {SHARD.format(number): texts[start : start + config.shard_rows] for number, start in enumerate(starts)}
-    missing = {name: part for name, part in parts.items() if name not in there}
-    if missing:
-        with progress_bar("Embedding the texts", "text", sum(map(len, missing.values()))) as bar:
-            for name, part in missing.items():
+    there, read = folder.list_files(), []
+    with progress_bar("Embedding the texts", "text", len(texts)) as bar:
+        for number, start in enumerate(range(0, len(texts), config.shard_rows)):
+            name, part = f"{VECTORS}{number:05d}.npy", texts[start : start + config.shard_rows]
+            if name not in there:
                 vectors = encoder.encode(part, encoder.task.encoder.prompts[1], config.per_replica_batch_size)
                 content = io.BytesIO()
                 np.save(content, vectors.astype(np.float16))
                 folder.write_bytes(name, content.getvalue())
-                bar.update(len(part))
-    read = []
-    for name, part in parts.items():
-        try:
-            read.append(np.load(io.BytesIO(folder.read_bytes(name))).reshape(len(part), -1))
-        except (ValueError, EOFError) as error:
-            raise InputError(f"{folder.path_of(name)} is damaged. Delete it, and run the command again.") from error
+            try:
+                read.append(np.load(io.BytesIO(folder.read_bytes(name))).reshape(len(part), -1))
+            except (ValueError, EOFError) as error:
+                raise InputError(f"{folder.path_of(name)} is damaged. Delete it, and run the command again.") from error
+            bar.update(len(part))
     return np.concatenate(read)

@@ -1,6 +1,7 @@
 """Vectors, losses and gradients beside those of sentence-transformers, in environments with PyTorch."""
 
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,8 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from finetuning.data import buckets
-from finetuning.data.inputs import INDEX, batches_of_rows, encode_texts
+from finetuning.data.inputs import INDEX, encode_texts, run_on_rows
 from finetuning.data.texts import TextInputs, TextRows
 from finetuning.tasks.embedding import Embedding, Encoder
 from finetuning.tasks.pairs import SCORE, TEXT
@@ -110,14 +110,8 @@ def test_vectors_are_the_same(tmp_path: Path, python: Path, name: str, pooling: 
     ours = []
     for prompt, texts in zip(task.encoder.prompts, (TEXTS, PASSAGES), strict=True):
         rows = encoded([prompt + text for text in texts], token_types=name == "bert")
-        batches = buckets.evaluation_batches(rows.lengths, (24,), batch_rows=3)
-        features = task.predicted_features(24)
-        kept = [
-            {key: value.numpy() for key, value in task.predicted(network, batch).items()}
-            for batch in batches_of_rows(rows, batches, features, tf.distribute.InputContext())
-        ]
-        joined = {key: np.concatenate([one[key] for one in kept]) for key in kept[0]}
-        ours.append(task.in_order(joined, "vector"))
+        kept = run_on_rows(partial(task.predicted, network), rows, task.predicted_features(24), (24,), 3)
+        ours.append(task.in_order(kept, "vector"))
     read = json.loads(output_of(python, ENCODER, str(tmp_path / "export"), json.dumps([TEXTS, PASSAGES])))
     np.testing.assert_allclose(read[0], ours[0], atol=1e-5)
     np.testing.assert_allclose(read[1], ours[1], atol=1e-5)

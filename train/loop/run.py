@@ -273,18 +273,20 @@ def print_plan(run: Run) -> None:
 def num_parameters_of(phase: Phase) -> int:
     """Count the parameters of the network; only an architecture of which the arithmetic is not known is built."""
     num_parameters = count_parameters(phase.model_config, phase.task.model_class)
-    if num_parameters is not None:
-        return num_parameters
+    return int(new_network(phase).count_params()) if num_parameters is None else num_parameters
+
+
+def new_network(phase: Phase) -> Any:
+    """Build the network with fresh weights."""
     from train.model.build import build_network
 
-    network = build_network(
+    return build_network(
         phase.model_config,
         phase.config.model,
         vocabulary_size=vocabulary_size(phase.inputs.tokenizer),
         seed=phase.config.run.seed,
         model_class=phase.task.model_class,
     )
-    return int(network.count_params())
 
 
 def print_result(phase: Phase, figures: dict[str, float] | None, where: dict[str, str]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from finetuning.tasks.judged import is_beir, read_beir
+from finetuning.tasks.pairs import is_beir, read_beir
 from mlm_common.errors import InputError
 
 CORPUS = [{"_id": "d2", "title": "A", "text": "cat"}, {"_id": "d1", "title": "", "text": "dog"}]
@@ -27,14 +27,14 @@ def test_judged_queries_and_all_passages_are_read(tmp_path: Path) -> None:
     folder = write_beir(tmp_path / "data", CORPUS, QUERIES, QRELS)
     assert is_beir(str(folder))
     assert not is_beir(str(folder / "corpus.jsonl"))
-    judged = read_beir(str(folder), "validation", "--validation-file")
+    judged = read_beir(str(folder), "test")
     assert (judged.queries, judged.passages) == (["pet"], ["A cat", "dog"])
     assert judged.relevant == [{1: 2.0, 0: 0.0}]
 
 
 def test_the_first_queries_are_kept(tmp_path: Path) -> None:
     folder = write_beir(tmp_path / "data", CORPUS, QUERIES, [("7", "d1", "1"), *QRELS])
-    judged = read_beir(str(folder), "test", "--test-file").first(1)
+    judged = read_beir(str(folder), "test").first(1)
     assert (judged.queries, judged.relevant) == (["bird"], [{1: 1.0}])
     np.testing.assert_array_equal(judged.pairs, [[0, 1]])
 
@@ -42,10 +42,15 @@ def test_the_first_queries_are_kept(tmp_path: Path) -> None:
 BAD = {
     "an id twice": ([*CORPUS, CORPUS[0]], QUERIES, QRELS, "corpus.jsonl must be unique; row 3 repeats d2."),
     "a query twice": (CORPUS, [*QUERIES, QUERIES[0]], QRELS, "queries.jsonl must be unique; row 3 repeats 7."),
-    "an unknown document": (CORPUS, QUERIES, [("q", "d9", "1")], "test.tsv grades the document d9, which is unknown."),
-    "an unknown query": (CORPUS, QUERIES, [("x", "d1", "1")], "test.tsv grades the query x, which is unknown."),
-    "a grade twice": (CORPUS, QUERIES, [*QRELS, QRELS[0]], "grades document d1 for query q again."),
-    "no number": (CORPUS, QUERIES, [("q", "d1", "good")], "must have a number as score; it has 'good'."),
+    "an unknown document": (
+        CORPUS,
+        QUERIES,
+        [("q", "d9", "1")],
+        "test.tsv must grade a document of the folder for a query by a number",
+    ),
+    "an unknown query": (CORPUS, QUERIES, [("x", "d1", "1")], "row 1 has x, d1, 1."),
+    "a grade twice": (CORPUS, QUERIES, [*QRELS, QRELS[0]], "row 3 has q, d1, 2."),
+    "no number": (CORPUS, QUERIES, [("q", "d1", "good")], "row 1 has q, d1, good."),
     "an empty corpus": ([], QUERIES, QRELS, "must name a file with rows"),
     "an empty text": ([*CORPUS, {"_id": "d3", "title": "", "text": ""}], QUERIES, QRELS, "row 3 of"),
     "no ids": ([{"text": "cat"}], QUERIES, QRELS, "The id must name a column of"),
@@ -58,7 +63,7 @@ def test_bad_folders_are_refused(name: str, tmp_path: Path) -> None:
     corpus, queries, qrels, message = BAD[name]
     folder = write_beir(tmp_path / "data", corpus, queries, qrels)
     with pytest.raises(InputError) as error:
-        read_beir(str(folder), "test", "--test-file")
+        read_beir(str(folder), "test")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -66,4 +71,12 @@ def test_bad_folders_are_refused(name: str, tmp_path: Path) -> None:
 def test_a_part_without_grades_is_refused(tmp_path: Path) -> None:
     folder = write_beir(tmp_path / "data", CORPUS, QUERIES, QRELS)
     with pytest.raises(InputError, match=r"has no qrels/train\.tsv"):
-        read_beir(str(folder), "train", "--train-file")
+        read_beir(str(folder), "train")
+
+
+def test_grades_of_the_test_do_not_choose_a_checkpoint(tmp_path: Path) -> None:
+    folder = write_beir(tmp_path / "data", CORPUS, QUERIES, QRELS)
+    with pytest.raises(InputError, match=r"has no qrels/dev\.tsv\. The grades of the test .*: use --test-file"):
+        read_beir(str(folder), "validation")
+    (folder / "qrels" / "test.tsv").rename(folder / "qrels" / "validation.tsv")
+    assert read_beir(str(folder), "validation").relevant == [{1: 2.0, 0: 0.0}]

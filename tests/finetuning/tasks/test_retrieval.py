@@ -5,7 +5,6 @@ import pytest
 
 from finetuning.tasks import retrieval
 from finetuning.tasks.judged import Judged
-from finetuning.tasks.pairs import Pairs
 from finetuning.tasks.retrieval import interval, lexical_rankings, ranking_scores, search
 
 
@@ -61,7 +60,7 @@ def test_the_interval_of_a_difference() -> None:
 
 def test_equal_texts_are_one_text() -> None:
     """The positive of any row with the same query is relevant; hard negatives are passages that are not."""
-    judged = Judged.of(Pairs("t", ("q", "p", "n"), (["a", "b", "a"], ["x", "y", "z"], ["y", "w", "w"]), None))
+    judged = Judged.of((["a", "b", "a"], ["x", "y", "z"], ["y", "w", "w"]), None)
     assert (list(judged.queries), list(judged.passages)) == (["a", "b"], ["x", "y", "z", "w"])
     assert judged.relevant == [{0: 1.0, 2: 1.0}, {1: 1.0}]
     units = np.eye(6, dtype=np.float32)[[0, 1, 0, 1, 2, 3]]
@@ -74,7 +73,7 @@ def test_equal_texts_are_one_text() -> None:
 
 
 def test_figures_beside_others() -> None:
-    judged = Judged.of(Pairs("t", ("q", "p"), (["a cat", "a dog"], ["cat food", "dog food"]), None))
+    judged = Judged.of((["a cat", "a dog"], ["cat food", "dog food"]), None)
     perfect = np.eye(2, dtype=np.float32)[[0, 1, 0, 1]]
     assert "random_ndcg_at_10" not in judged.figures(perfect, 1.0)
     judged.compare_with(perfect[[1, 0, 2, 3]])
@@ -84,8 +83,8 @@ def test_figures_beside_others() -> None:
 
 
 def test_scored_pairs() -> None:
-    pairs = Pairs("t", ("a", "b"), (["a", "b", "c"], ["x", "y", "x"]), np.array([0.0, 5.0, 2.0]))
+    judged = Judged.of((["a", "b", "c"], ["x", "y", "x"]), np.array([0.0, 5.0, 2.0]))
     vectors = np.array([[1, 0], [0, 1], [0.6, 0.8], [0, 1], [0, 1]], np.float32)
-    figures = Judged.of(pairs).figures(vectors, temperature=1.0)
+    figures = judged.figures(vectors, temperature=1.0)
     assert figures["spearmanr"] == pytest.approx(1.0)
     assert figures["loss"] == pytest.approx((0.8 - 0.4) ** 2 / 3, abs=1e-6)
