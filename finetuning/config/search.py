@@ -39,14 +39,12 @@ class SearchConfig(Bounded):
     )
     shard_rows: int = flag(10_000, "Vectors in a file. A file is what an interrupted command loses.", at_least=1)
     overwrite: bool = flag(False, "Replace the vectors of another model or other texts in the folder.")
-    max_seq_length: int | None = flag(None, "Tokens of the longest text. Default: that of the model.", at_least=1)
     per_replica_batch_size: int = flag(64, "Texts that are embedded at once. Lower it if memory runs out.", at_least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(bool(self.model), "is required: a model that embeds texts", "--model", "nothing")
         require(bool(self.corpus), "is required: a file with the texts to search", "--corpus", "nothing")
-        require(all(one.strip() for one in self.question), "must not be empty", "A question", repr(""))
         is_named = self.vectors_dir is not None or not any(sign in self.corpus for sign in "*?[")
         require(is_named, "is required where --corpus is a glob", "--vectors-dir", "nothing")
 

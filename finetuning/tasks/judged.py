@@ -34,7 +34,7 @@ class Judged:
     others: dict[str, Scores] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, texts: Sequence[Sequence[str]], of_rows: NDArray[np.float64] | None) -> "Judged":
+    def of(cls, texts: Sequence[Sequence[str]], of_rows: Sequence[float] | None) -> "Judged":
         """Let the first passage of each row be relevant, among all passages of all rows; or score the two texts.
 
         Args:
@@ -45,7 +45,7 @@ class Judged:
         pairs = np.stack([numbered(texts[0]), numbered(joined)[: len(texts[0])]], axis=1)
         queries, passages = (list(dict.fromkeys(column)) for column in (texts[0], joined))
         if of_rows is not None:
-            return cls(queries, passages, pairs, of_rows, has_scores=True)
+            return cls(queries, passages, pairs, np.asarray(of_rows, np.float64), has_scores=True)
         pairs = np.unique(pairs, axis=0)
         return cls(queries, passages, pairs, np.ones(len(pairs)))
 

@@ -114,7 +114,7 @@ def read_beir(path: str, split: str) -> Judged:
         is_known = query in queries and passage in passages and np.isfinite(number(grade))
         if not is_known or (query, passage) in grades:
             raise InputError(
-                f"Each row of {table.name} must grade a document of the folder for a query by a number, and no two rows "
+                f"Each row of {table.name} must grade a document of the folder for a query by a number, no two rows "
                 f"the same; row {row:,} has {query}, {passage}, {grade}."
             )
         grades[query, passage] = number(grade)
@@ -167,7 +167,7 @@ def _pairs(table: Table, data: EmbeddingData, split: str) -> Examples:
     if not has_scores:
         return Examples(described, texts, None)
     values = table.columns[str(data.score_column_name)]
-    scores = np.array([number(value) for value in values])
+    scores = [number(value) for value in values]
     for row in np.flatnonzero(~np.isfinite(scores))[:1]:
         raise InputError(
             f"Column {data.score_column_name} of {table.name} must hold numbers; row {row + 1:,} has {values[row]!r}."

@@ -27,12 +27,11 @@ from finetuning.tasks.embedding import VECTOR, Embedding, Encoder
 from finetuning.tasks.retrieval import search
 from mlm_common.cli.console import progress_bar
 from mlm_common.cli.local_paths import check_folder_or_hub
-from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
 from mlm_common.storage import Folder, local_or_hub, open_folder
 from mlm_common.storage.reading import find_stored_files
 from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256
-from train.model.architectures import check_architecture, max_positions
+from train.model.architectures import check_architecture
 from train.model.pretrained_files import find_file, find_weights, read_config
 from train.runtime.run_folder import exported_model
 
@@ -54,7 +53,7 @@ class TextEncoder(ReadModel):
     sha256: str
 
     @classmethod
-    def open(cls, name: str, max_seq_length: int | None) -> "TextEncoder":
+    def open(cls, name: str) -> "TextEncoder":
         """Open the export of a run, or a model of sentence-transformers with mean or first-token pooling.
 
         Raises:
@@ -67,9 +66,7 @@ class TextEncoder(ReadModel):
         with local_or_hub(exported_model(name)) as folder:
             model = ReadModel(read_config(folder), load_tokenizer(folder))
             check_architecture(model.model_config)
-            encoder = read_encoder(folder, name, model.model_config.hidden_size, max_seq_length)
-            longest = max_positions(model.model_config) or encoder.max_length
-            require(encoder.max_length <= longest, f"must be at most {longest}", "--max-seq-length", encoder.max_length)
+            encoder = read_encoder(folder, name, model.model_config.hidden_size)
             task = Embedding(encoder, 1, EmbeddingOptimization(), **model.of_rows)
             network = load_model(folder, task.model_class, adapt_network=task.adapt_network)
             digest = hashlib.sha256(Path(find_weights(folder).path).read_bytes())
@@ -93,7 +90,7 @@ class TextEncoder(ReadModel):
         return vectors
 
 
-def read_encoder(folder: str, name: str, width: int, max_seq_length: int | None) -> Encoder:
+def read_encoder(folder: str, name: str, width: int) -> Encoder:
     """Read how texts become vectors from the files that sentence-transformers reads; `name` is for errors."""
 
     def read(file: str) -> Any:
@@ -114,7 +111,7 @@ def read_encoder(folder: str, name: str, width: int, max_seq_length: int | None)
         )
     prompts = read("config_sentence_transformers.json").get("prompts") or {}
     passage = prompts.get("document") or prompts.get("passage") or ""
-    length = max_seq_length or read("sentence_bert_config.json").get("max_seq_length") or 512
+    length = read("sentence_bert_config.json").get("max_seq_length") or 512
     return Encoder(
         POOLINGS[modes.pop()], width, dense.get("out_features"), (prompts.get("query") or "", passage), length
     )
@@ -173,7 +170,7 @@ def open_search(config: SearchConfig) -> TextSearch:
         HubAwayError: the Hub cannot be reached.
     """
     texts = read_corpus(config.corpus, config.text_column_names)
-    encoder = TextEncoder.open(config.model, config.max_seq_length)
+    encoder = TextEncoder.open(config.model)
     corpus = hashlib.sha256(b"".join(hashlib.sha256(text.encode()).digest() for text in texts)).hexdigest()
     folder = open_folder(config.folder)
     record = {"model": encoder.sha256, "corpus": corpus, "--shard-rows": config.shard_rows}

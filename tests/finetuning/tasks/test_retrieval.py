@@ -83,7 +83,7 @@ def test_figures_beside_others() -> None:
 
 
 def test_scored_pairs() -> None:
-    judged = Judged.of((["a", "b", "c"], ["x", "y", "x"]), np.array([0.0, 5.0, 2.0]))
+    judged = Judged.of((["a", "b", "c"], ["x", "y", "x"]), [0.0, 5.0, 2.0])
     vectors = np.array([[1, 0], [0, 1], [0.6, 0.8], [0, 1], [0, 1]], np.float32)
     figures = judged.figures(vectors, temperature=1.0)
     assert figures["spearmanr"] == pytest.approx(1.0)
