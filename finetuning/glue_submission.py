@@ -31,7 +31,6 @@ class SubmissionConfig:
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Read the predictions of each run, write them as GLUE wants them, and say which tasks are missing."""
     (config,) = parse_arguments((SubmissionConfig,), argv, __doc__)
     files: dict[str, str] = {}
     for run in config.runs:

@@ -13,7 +13,6 @@ from mlm_common.storage import folder_and_name
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Open the model, read what is to be predicted, predict it; print or write the predictions."""
     (config,) = parse_arguments((PredictionConfig,), argv, __doc__ or "")
     log_start(__file__)
     from finetuning.tasks.prediction import open_predictor

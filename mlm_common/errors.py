@@ -57,7 +57,6 @@ Result = TypeVar("Result")
 
 
 def growing_delays(first_seconds: float, num_delays: int) -> tuple[float, ...]:
-    """Return waits, each twice the one before."""
     return tuple(first_seconds * 2.0**number for number in range(num_delays))
 
 

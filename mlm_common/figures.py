@@ -93,8 +93,6 @@ def label_ends(axes: "Axes", labels: Sequence[EndLabel], *, in_column: bool = Fa
     Call it after everything else is drawn and the limits of the axes are set.
 
     Args:
-        axes: that the lines are in.
-        labels: of the lines.
         in_column: write all labels to the right of the axes, with faint lines to them, so that they cover no data.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -83,7 +83,6 @@ class FolderLock:
             raise error
 
     def is_held(self) -> bool:
-        """Return whether the file still has the token."""
         try:
             return self.token in _owners(self.path).read_text(self.name)
         except (FileNotFoundError, NotADirectoryError):
@@ -255,7 +254,6 @@ def _owners(path: str) -> Folder:
 
 
 def _read_owners(owners: Folder) -> dict[str, str]:
-    """Read the existing records: {name: text}."""
     texts = {}
     for name in owners.list_files():
         with contextlib.suppress(FileNotFoundError):

@@ -182,7 +182,6 @@ class LatestItemWorker(Generic[Item]):
             self._changed.notify_all()
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until everything is handled, and return whether it is."""
         with self._changed:
             return self._changed.wait_for(lambda: self._waiting is None and not self._is_busy, timeout_seconds)
 

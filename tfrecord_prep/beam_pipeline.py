@@ -79,7 +79,6 @@ def work_with_beam(
 
 
 def work_in_worker(numbered: NumberedPartition, work: SplitWork) -> None:
-    """Work on one partition in a process of Beam."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # Beam has a process per core already
     with _one_at_a_time:
         work_on_partition(work, numbered)

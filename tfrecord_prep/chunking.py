@@ -46,8 +46,6 @@ def cut_concat(batches: Iterable[TokenBatch], framing: Framing, max_length: int)
 
     Args:
         batches: the documents' ids; a document ends at the end of the last batch.
-        framing: the special ids.
-        max_length: ids per row.
     """
     return _cut(_framed(batches, [framing.cls_id], [framing.sep_id]), max_length, framing.pad_id)
 
@@ -242,7 +240,6 @@ def _rows_of_passages(
 
 
 def _gathered(ids: NDArray[np.int32], begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Concatenate ranges of the ids."""
     ends = np.cumsum(lengths)
     return ids[np.arange(ends[-1]) + np.repeat(begins - (ends - lengths), lengths)]
 

@@ -64,12 +64,6 @@ def push_shards(
 ) -> None:
     """Push complete splits, `OUTPUT_DIR/SPLIT`, local or `gs://`, and a card.
 
-    Args:
-        output_dir: folder of the splits.
-        split_names: which ones are pushed.
-        repository: where they go.
-        publish_details: push the manifests as they are.
-
     Raises:
         HubPushError: it did not succeed; splits without a manifest on the Hub are not complete there.
     """
@@ -134,7 +128,6 @@ def _repeat(function: Callable[[], Result]) -> Result:
 
 
 def dataset_card(repo_id: str, manifests: Sequence[Manifest]) -> str:
-    """Write the README.md of a repository with these splits."""
     first, name = manifests[0], repo_id.partition("/")[2]
     settings = first.corpus["settings"]
     source = "Its text is not named here: it came from files."

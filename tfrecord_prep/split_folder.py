@@ -214,7 +214,6 @@ def clear_folder(folder: str) -> None:
 
 
 def read_results(folder: str) -> Iterator[PartitionResult]:
-    """Yield what is in the sidecars, in the order of the partitions."""
     names = [name for name in open_folder(folder).list_files() if sidecar_index(name) is not None]
     names.sort(key=lambda name: sidecar_index(name) or 0)
     with ThreadPoolExecutor(NUM_READERS) as pool:

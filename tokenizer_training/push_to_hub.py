@@ -20,8 +20,6 @@ def push_tokenizer(folder: str, repository: HubRepository, *, publish_details: b
     """Push the files that stage 1 wrote to its folder, local or `gs://`, and no others.
 
     Args:
-        folder: of the tokenizer.
-        repository: where it goes.
         publish_details: push `training.json` and `report.json` as they are.
 
     Raises:
@@ -40,7 +38,6 @@ def push_tokenizer(folder: str, repository: HubRepository, *, publish_details: b
 
 
 def published_record(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Summarize a `training.json` for publishing."""
     return {
         "tokenizer_sha256": record["tokenizer_sha256"],
         "corpus": published_corpus(record["corpus"]),
@@ -52,5 +49,4 @@ def published_record(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def published_report(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Summarize a `report.json` for publishing."""
     return {name: report[name] for name in PUBLIC_FIGURES} | {"examples": []}

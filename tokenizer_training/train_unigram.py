@@ -113,7 +113,6 @@ class OutputConfig(Bounded):
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train a unigram tokenizer and save it in `--output-dir`."""
     corpus_config, normalization, unigram, output = parse_arguments(
         [CorpusConfig, NormalizationConfig, UnigramConfig, OutputConfig],
         argv,

@@ -49,7 +49,6 @@ class CompareConfig:
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the table, warn of what does not compare, and draw the plot if asked to."""
     (config,) = parse_arguments((CompareConfig,), argv, __doc__, needed=("runs",))
     log_start(__file__)
     runs = read_runs(config.runs)
@@ -133,7 +132,6 @@ def _eval_rows(run: RunCurves) -> Any:
 
 
 def _tokenizer(run: RunCurves) -> Any:
-    """Look up the hash of the tokenizer, where the loss depends on it."""
     return None if run.is_finetuned else ((run.record["eval_data"] or {}).get("tokenizer") or {}).get("sha256")
 
 

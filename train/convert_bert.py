@@ -35,7 +35,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Read the checkpoint, check that its files agree, write the model."""
     arguments = build_parser().parse_args(argv)
     log_start(__file__)
     output = open_folder(arguments.output)

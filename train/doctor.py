@@ -43,7 +43,6 @@ MACHINE_AND_INPUTS = (
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print what each check finds, and fail where one found an error."""
     try:
         config, _ = parse_run_flags(argv, __doc__)
     except ImportError as broken:  # of transformers, which reads the flags

@@ -45,7 +45,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Read the checkpoint, write the export, push it."""
     arguments = build_parser().parse_args(argv)
     log_start(__file__)
     formats = {name.strip() for name in arguments.formats.split(",")}

@@ -121,7 +121,6 @@ def _with_mask_token(sentence: str, tokenizer: Any) -> str:
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the predictions for each sentence."""
     (config,) = parse_arguments((FillMaskConfig,), argv, __doc__, needed=("model",))
     log_start(__file__)
     for sentence, predictions in zip(config.text, fill_masks(config.model, config.text, config.top_k), strict=True):

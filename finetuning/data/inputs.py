@@ -242,10 +242,7 @@ def batches_of_rows(
     `ATTENTION_MASK` follows from the lengths of the rows.
 
     Args:
-        encoded: the rows.
-        batches: which of them make the global batches.
         features: that are read; those of rows of padding are their `padding`.
-        context: of the pipeline.
         prepare_row: makes each row what the task wants it to be.
     """
     import tensorflow as tf

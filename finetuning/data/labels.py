@@ -87,7 +87,6 @@ class Labels:
         return encoded, is_known
 
     def nothing(self, num_rows: int) -> NDArray[Any]:
-        """Make an array of the form of `encode` for rows without labels."""
         if self.problem_type == "multi_label_classification":
             return np.zeros((num_rows, len(self.names)), np.float32)
         return np.zeros(num_rows, np.int32 if self.problem_type == "single_label_classification" else np.float32)
@@ -159,8 +158,6 @@ def find_labels(
     """Find what the labels to train on mean.
 
     Args:
-        values: of the rows to train on.
-        where: they are stored, for errors.
         reading: of labels that have two readings.
         known: {id: name} of the model to start from; its order is kept if it has the same names.
 

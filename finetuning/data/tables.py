@@ -36,7 +36,6 @@ class Table:
     columns: Mapping[str, Sequence[Any]]
 
     def column(self, name: str, flag: str) -> Sequence[Any]:
-        """Look up a column, which `flag` names."""
         if name not in self.columns:
             raise InputError(f"{flag} must name a column of {self.name}: {', '.join(self.columns)}; received {name}.")
         return self.columns[name]
@@ -48,7 +47,6 @@ class Table:
 
 
 def check_data_file(path: str, flag: str) -> None:
-    """Check that a file exists, local or `gs://`."""
     folder, name = folder_and_name(path)
     if not folder.exists(name):
         raise missing(path, flag, "file")

@@ -14,10 +14,7 @@ def finetuning_command(
     """Make the `main` of a command, which returns the exit status.
 
     Args:
-        config_class: its settings.
         job: MODULE:CLASS of its job, imported only once the settings are read: `--help` needs no transformers.
-        file: of the command.
-        description: for `--help`.
     """
 
     @command

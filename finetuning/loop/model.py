@@ -85,15 +85,11 @@ class Start(ReadModel):
         """Make the run of a task.
 
         Args:
-            task: what is learned.
-            train_rows: to train on.
             validation: the part that decides which checkpoint is best.
-            cluster: of the run.
             labels: what the head tells apart, {id: name}; by default the task makes the head.
             identities: what else makes it this run, {name: value}.
             described: what the plan says of the examples, {title: text}.
             recorded: what `run.json` says of them, for later predictions.
-            inputs_class: of the rows.
         """
         task.evaluated = validation
         data = self.config.data
@@ -148,11 +144,6 @@ def with_positions(config: FinetuningConfig, model_config: PretrainedConfig, nam
 
     Rotary positions, which are computed, extend to longer rows. Tables of positions do not, unless `--config-overrides`
     says so.
-
-    Args:
-        config: of the run.
-        model_config: of the model to start from.
-        name: of that model, as it was given.
 
     Raises:
         InputError: the rows are longer than a table of positions.

@@ -94,11 +94,6 @@ class FinetuningJob(lifecycle.Job[Settings]):
 
         All workers of a run predict the same rows, and the chief alone writes.
 
-        Args:
-            trainer: has the model.
-            step: of the model.
-            predict: runs the model.
-
         Returns:
             The figures of the validation part, which the command prints; None without one.
         """
@@ -138,7 +133,6 @@ def write_figures(folder: Folder, parts: Mapping[str, Mapping[str, Any]]) -> Non
     """Write `train_results.json` and `eval_results.json`, and what is in them and more as `all_results.json`.
 
     Args:
-        folder: of the run.
         parts: {"train", "eval" or "predict": {name: figure}}, whose names begin with the part's in the files.
     """
     files: dict[str, dict[str, Any]] = {"all": {}}
@@ -187,7 +181,6 @@ def finetune(config: Settings, new_job: Callable[[], FinetuningJob[Settings]]) -
 
 
 def with_seed(config: Settings, seed: int) -> Settings:
-    """Make the settings of the run with that seed."""
     output_dir = open_folder(str(config.run.output_dir)).path_of(f"seed-{seed}")
     run: Any = dataclasses.replace(config.run, seed=seed, seeds=[], output_dir=output_dir)
     return dataclasses.replace(config, run=run)

@@ -172,7 +172,6 @@ class ClassificationJob(FinetuningJob[ClassificationConfig]):
     """The job of `run_classification.py`."""
 
     def open_run(self, config: ClassificationConfig, cluster: Cluster) -> Run:
-        """Read and encode the examples, and make task and model configuration of them."""
         check_packages("sklearn", "scipy")
         start, data = open_start(config), config.data
         parts = read_parts(data)
@@ -228,7 +227,6 @@ def _labels(data: ClassificationData, train: Examples, start: Start) -> Labels:
 
 
 def read_parts(data: ClassificationData) -> Parts:
-    """Read the examples to train on, to evaluate on and to predict."""
     if data.task_name is not None:
         return read_glue(data, GLUE_TASKS[data.task_name])
     tables = read_tables(data)

@@ -158,7 +158,6 @@ class CustomJob(FinetuningJob[CustomConfig]):
     """The job of `run_task.py`."""
 
     def open_run(self, config: CustomConfig, cluster: Cluster) -> Run:
-        """Load the task, let it read its examples, and encode them."""
         task_class = load_task(str(config.data.task))
         start, data = open_start(config), config.data
         task = task_class(**start.of_rows)

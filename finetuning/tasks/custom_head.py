@@ -18,7 +18,6 @@ class CustomHead(tf_keras.layers.Layer):
         self.layers = list(layers)
 
     def call(self, states: tf.Tensor, training: bool = False) -> tf.Tensor:  # noqa: ARG002  (Keras hands it on)
-        """Compute the outputs of what the first layer takes."""
         for layer in self.layers:
             states = layer(states)
         return states
@@ -28,8 +27,6 @@ def put_head(network: Any, make_layers: Callable[[], Sequence[tf_keras.layers.La
     """Put a head on a network, as a part of it that is trained, saved and exported with it; return the network.
 
     Args:
-        network: a TF model of transformers.
-        make_layers: makes the layers.
         run: calls the network with its head on any rows, which makes the head's weights.
 
     Raises:

@@ -66,7 +66,6 @@ class QuestionAnswering(ExampleTask):
     """Learns where in a paragraph the answer to a question is.
 
     Args:
-        data: how answers are chosen.
         may_have_no_answer: whether questions without an answer are trained on.
     """
 
@@ -192,7 +191,6 @@ class QuestionJob(FinetuningJob[QuestionConfig]):
     """The job of `run_qa.py`."""
 
     def open_run(self, config: QuestionConfig, cluster: Cluster) -> Run:
-        """Read the questions, cut their paragraphs into windows, and make task and model configuration of them."""
         start, data = open_start(config), config.data
         questions = read_questions(data)
         if data.predicts and not {"test", "validation"} & questions.keys():

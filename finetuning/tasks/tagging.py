@@ -377,7 +377,6 @@ class TaggingJob(FinetuningJob[TaggingConfig]):
     """The job of `run_tagging.py`."""
 
     def open_run(self, config: TaggingConfig, cluster: Cluster) -> Run:
-        """Read and encode the sentences, and make task and model configuration of them."""
         check_packages("seqeval")
         start, data = open_start(config), config.data
         parts = read_sentences(data)

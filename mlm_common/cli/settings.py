@@ -115,7 +115,6 @@ def describe_differences(found: dict[str, Any], asked: dict[str, Any]) -> str:
 
 
 def _leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of nested mappings and lists by their dotted names."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             yield from _leaves(value, f"{name}.{key}".lstrip("."))

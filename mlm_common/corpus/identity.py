@@ -114,7 +114,6 @@ def describe_changed_sources(found: Record, asked: Record) -> str:
 
 
 def describe_file(file: Record) -> str:
-    """Name a recorded file with its size and checksum."""
     return f"{file['path']} ({file['num_bytes']:,} bytes, {file['checksum'][:NUM_SHOWN_CHARACTERS]})"
 
 
@@ -137,7 +136,6 @@ def _may_be_same(one: Record | None, other: Record | None) -> bool:
 
 
 def files_keys(record: Record) -> list[str]:
-    """List the keys under which the record has files."""
     return [key for key in FILES_KEYS if key in record]
 
 
@@ -291,17 +289,14 @@ class Part:
 
     @property
     def settings(self) -> Record:
-        """The settings in `record`."""
         return dict(self.record["settings"])
 
     @cached_property
     def config(self) -> CorpusConfig:
-        """The same as a `CorpusConfig`."""
         return corpus_config_from_record(self.record)
 
     @cached_property
     def files(self) -> list[Record]:
-        """The files that are not empty."""
         found = [file for key in files_keys(self.record) for file in self.record[key]]
         return [file for file in found if file["num_bytes"] and file.get("content_checksum") != NO_CONTENT]
 

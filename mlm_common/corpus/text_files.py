@@ -35,7 +35,6 @@ _ROW_END = re.compile(rb"\r\n|\r(?!\Z)|\n")
 
 
 def absolute_pattern(pattern: str) -> str:
-    """Make a name or glob absolute."""
     if is_gcs(pattern) or Path(pattern).is_absolute():
         return pattern
     folder = str(Path.cwd())

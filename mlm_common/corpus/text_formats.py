@@ -79,7 +79,6 @@ def bad_rows_from_record(record: dict[str, Any]) -> BadRows:
 
 
 def txt_texts(file: TextIO, sample_by: str, on_bad_row: BadRowHandler) -> Iterator[str]:
-    """Yield the lines, paragraphs or the one document of a text file."""
     if sample_by == "document":
         rows: Iterable[tuple[int, str]] = [(1, file.read())]
     elif sample_by == "line":

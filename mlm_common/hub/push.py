@@ -81,7 +81,6 @@ def check_hub_access(repository: HubRepository, *, card: str | None = None) -> N
     """Check that a later push to the repository, which need not exist, may succeed.
 
     Args:
-        repository: where the push will go.
         card: a README.md, whose metadata the Hub must accept.
 
     Raises:
@@ -188,8 +187,6 @@ def push_files(
 
     Args:
         files: {path in the repository: local file, or content}.
-        repository: where they go.
-        commit_message: the commit's title.
         kept_in: the folder, local or `gs://`, that holds the files when the push has failed.
         stale: pattern of the paths that are deleted unless they are among the files.
         stop_retries: set by another thread, it ends the waits between tries.
@@ -229,12 +226,8 @@ def commit_to_branch(
     A card that was edited on the Hub stays as it is; a license that it names is kept where the new one names none.
 
     Args:
-        api: of the Hub.
-        repository: where the commit goes.
-        message: its title.
         files: {path in the repository: local file, or content} to add or replace.
         stale: pattern of the paths that are deleted unless they are among `files` or `kept`.
-        kept: paths that stay.
 
     Raises:
         InputError: the repository has files of others.
@@ -267,7 +260,6 @@ def commit_to_branch(
 
 
 def failed_push(repository: HubRepository, kept_in: str, error: Exception) -> HubPushError:
-    """Make the error that says what happened, and that the files are kept."""
     return HubPushError(
         f"The push to {repository.repo_id} failed: {one_line(error)} The files are kept in {kept_in}; run the same "
         "command again to push them."
@@ -340,5 +332,4 @@ def mark_card(card: str) -> str:
 
 
 def is_unedited(card: str) -> bool:
-    """Return whether a card is as `mark_card` made it."""
     return CHECKSUM_LINE.search(card) is not None and mark_card(card) == card

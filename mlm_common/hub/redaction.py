@@ -22,17 +22,11 @@ def redact(value: Any) -> Any:
 
 
 def redact_except(record: Mapping[str, Any], public: Collection[str]) -> dict[str, Any]:
-    """Redact all fields of a record but the public ones."""
     return {name: value if name in public else redact(value) for name, value in record.items()}
 
 
 def redact_settings(settings: Mapping[str, Any], config_classes: Iterable[type]) -> dict[str, Any]:
-    """Redact the settings that are free text and not marked `PUBLIC`.
-
-    Args:
-        settings: {name: value}, as recorded.
-        config_classes: dataclasses with their fields.
-    """
+    """Redact the settings that are free text and not marked `PUBLIC`."""
     public: set[str] = set()
     for config_class in config_classes:
         types = get_type_hints(config_class)

@@ -82,7 +82,6 @@ class Folder(ABC):
         self.write_bytes(name, text.encode("utf-8"))
 
     def write_json(self, name: str, record: Any) -> None:
-        """Write a file of indented JSON."""
         text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
         # File names that are not UTF-8 have surrogates in Python; Python escapes them as JSON does.
         self.write_bytes(name, text.encode("utf-8", "backslashreplace"))

@@ -355,7 +355,6 @@ def list_blobs(bucket: str, prefix: str, **options: Any) -> Iterator[Any]:
 
 
 def is_missing_bucket(error: Exception) -> bool:
-    """Return whether an answer of "not found" is about the bucket."""
     return "bucket does not exist" in str(error)
 
 

@@ -149,7 +149,6 @@ class StoredFile:
 
 
 def changed_file(path: str) -> InputError:
-    """Make the error for a file that changed between two reads."""
     return InputError(f"{path} changed while it was being read. Run the command again.")
 
 

@@ -169,5 +169,4 @@ class UnigramConfig(Bounded):
 
     @property
     def num_reserved(self) -> int:
-        """The number of tokens that are not trained."""
         return len(self.reserved_tokens)

@@ -353,7 +353,6 @@ def count_ids(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> Cou
 
 
 def encode_all(backend: "Tokenizer", texts: Sequence[str]) -> Iterator["Encoding"]:
-    """Yield the encoding of each text, without special tokens."""
     for start in range(0, len(texts), TEXTS_AT_ONCE):
         yield from backend.encode_batch(texts[start : start + TEXTS_AT_ONCE], add_special_tokens=False)
 

@@ -105,7 +105,6 @@ class Checkpoints:
         return None
 
     def steps(self) -> list[int]:
-        """List the steps of the existing checkpoints, in ascending order."""
         return self._store.steps()
 
     def save(self, copy: Callable[[], tuple[CheckpointRecord, Arrays]]) -> None:

@@ -149,7 +149,6 @@ def _changed_length(step: int, before: dict[str, Any], plan: Plan, config: RunSe
 
 
 def _changes(before: dict[str, dict[str, Any]], config: RunSettings) -> Iterator[tuple[str, str]]:
-    """Yield (subject.name, text) of the settings that differ."""
     now = json.loads(json.dumps(config.as_dict()))
     for subject, values in now.items():
         for name, value in values.items():
@@ -159,7 +158,6 @@ def _changes(before: dict[str, dict[str, Any]], config: RunSettings) -> Iterator
 
 
 def installed_versions() -> dict[str, str]:
-    """Look up {library: version} of those that are installed."""
     versions = {}
     for name in LIBRARIES:
         try:

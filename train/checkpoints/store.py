@@ -102,7 +102,6 @@ class CheckpointRecord:
         return rank(-self.validation_loss if score is None else score, self.validation_loss)
 
     def to_json(self) -> str:
-        """Write the record as text, with its checksum."""
         content = dataclasses.asdict(self)
         return json.dumps({**content, CHECKSUM_FIELD: _content_checksum(content)}, indent=2) + "\n"
 

@@ -89,7 +89,6 @@ def preset_rows() -> list[tuple[str, ...]]:
 
 
 def preset_table() -> str:
-    """Render the table for a terminal."""
     rows = [HEADER, *preset_rows()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
@@ -97,7 +96,6 @@ def preset_table() -> str:
 
 
 def preset_markdown() -> str:
-    """Render the table as Markdown."""
     rows = [HEADER, ("---",) * len(HEADER), *((f"`{name}`", *more) for name, *more in preset_rows())]
     return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", FOOTNOTE])
 

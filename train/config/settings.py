@@ -328,13 +328,11 @@ SUBJECTS = tuple(TrainingConfig.subjects().values())
 
 
 def default_of(name: str, config_class: type[RunSettings] = TrainingConfig) -> Any:
-    """Look up the default of a setting, by `subject.name`."""
     subject, _, own_name = name.partition(".")
     return next(one.default for one in fields(config_class.subjects()[subject]) if one.name == own_name)
 
 
 def settings_marked(mark: str, config_class: type[RunSettings] = TrainingConfig) -> frozenset[str]:
-    """List the settings that bear a mark, as `subject.name`."""
     subjects = config_class.subjects().items()
     settings = {f"{subject}.{one.name}": one for subject, config in subjects for one in fields(config)}
     return frozenset(name for name, one in settings.items() if mark in one.metadata["marks"])
@@ -412,10 +410,7 @@ def parse_run_flags(
     """Read the flags of a run of pretraining, all optional, over `--config-file`, `--phases`, the preset, the defaults.
 
     Args:
-        argv: the words of the command line; those of the process by default.
-        description: of the command.
         more_types: at most one dataclass of more flags.
-        needed: names of the fields that the usage line shows.
 
     Returns:
         The settings, and an instance of the dataclass of more flags; None without one.

@@ -45,7 +45,6 @@ def row_keys(numbers: Iterable[int | tf.Tensor], num_rows: int, first_row: int |
 
     Args:
         numbers: as of `key_of`.
-        num_rows: rows of the batch.
         first_row: where it begins in the global batch; a row's key does not depend on how that is cut.
     """
     return fold_in(key_of(numbers), tf.cast(first_row, tf.int32) + tf.range(num_rows))
@@ -251,7 +250,6 @@ def dropout_mask(keys: tf.Tensor, shape: tf.TensorShape | tuple[int, ...], rate:
 
     Args:
         keys: uint32 (…, KEY_WORDS).
-        shape: of the elements under each key.
         rate: fraction that is dropped, exactly none at 0 and all at 1.
     """
     return fall_under(draw_bits(keys, shape), rate)

@@ -114,7 +114,6 @@ class _Attention:
         inverse_sum: tf.Tensor,
         by_context: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Compute the gradients by query, key and value."""
         dtype = query.dtype
         by_context = tf.cast(by_context, tf.float32)
         # Σ over keys of probability times its gradient, without a tensor of all probabilities (Dao et al. 2022, eq. 4).

@@ -130,11 +130,9 @@ class TrainingHooks:
         self._profile.begin_or_end(step)
 
     def figures_of(self, step: int) -> dict[str, float] | None:
-        """Return the figures of the evaluation after `step`; None if the newest one is of another step."""
         return self._figures if self._evaluated_step == step else None
 
     def close(self) -> None:
-        """End the profile and the progress bar."""
         self._profile.close()
         self._log.close()
 
@@ -206,8 +204,6 @@ def roll_back(trainer: Trainer, error: TrainingDivergedError, stop: StopRequest)
     Which checkpoint that is follows from steps alone: a run that was killed meanwhile comes to the same rows.
 
     Args:
-        trainer: whose state and log are set back.
-        error: the divergence.
         stop: by which several workers wait for each other.
 
     Raises:
@@ -297,7 +293,6 @@ class StepsPerExecution(tf_keras.callbacks.Callback):
         self._set_length()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Act where an execution ended, and set the length of the next."""
         before, self._step = self._step, self._start_step + batch + 1
         self._waits.append(logs[WAIT_NAME])
         has_waited = self._in_flight.add(self._step - before)

@@ -125,7 +125,6 @@ class Run:
         return self.config.run.overwrite_output_dir and not self.folder.was_started_by_current_supervisor()
 
     def plans(self, num_replicas: int) -> tuple[Plan, ...]:
-        """Plan all phases on that number of replicas."""
         earlier = zip(self.phases, (None, *self.phases), strict=False)
         return make_plans(tuple(phase.to_plan(before) for phase, before in earlier), num_replicas)
 
@@ -218,7 +217,6 @@ def describe_phase(phase: Phase, plan: Plan) -> dict[str, Any]:
 
 
 def describe_hardware(config: HardwareConfig, num_replicas: int) -> str:
-    """Name what the run computes on, as in `NVIDIA H100, 2 replica(s)`."""
     return f"{device_kind(config)}, {num_replicas} replica(s)"
 
 

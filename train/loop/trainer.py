@@ -227,11 +227,6 @@ class Trainer:
     def publish(self, publisher: Publisher, figures: dict[str, float] | None, step: int | None = None) -> None:
         """Export the model, push it if asked to, and print where all is, with the figures of an evaluation.
 
-        Args:
-            publisher: exports and pushes.
-            figures: of the model.
-            step: after which the model is as it is; by default the last.
-
         Raises:
             HubPushError: the push did not succeed; the export is complete.
         """

@@ -55,7 +55,6 @@ class MetricsLog:
     training, whose end waits for the thread and sums up what failed. Only the chief of several workers writes.
 
     Args:
-        folder: of the run.
         draw_lines: makes the plot of the loss, a PNG file.
         is_chief: whether this worker writes.
     """
@@ -132,7 +131,6 @@ class MetricsLog:
         ]
 
     def find(self, step: int, split: str) -> dict[str, Any] | None:
-        """Find the line of that step and split, None without one."""
         return next((line for line in self.lines if (line["step"], line["split"]) == (step, split)), None)
 
     def add(self, step: int, split: str, figures: dict[str, Any]) -> None:
@@ -387,7 +385,6 @@ def _of_split(lines: Lines, split: str) -> Lines:
 
 
 def as_text(lines: Lines) -> str:
-    """Write the lines as they are in the file."""
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 

@@ -135,17 +135,14 @@ class RunCurves:
 
     @property
     def num_steps(self) -> int | None:
-        """Steps that the run will have at its end; None where that is not recorded."""
         last = (self.record.get("phases") or [self.record])[-1]
         return last["plan"].get("num_steps")
 
     def phase_name(self, number: int) -> str:
-        """Look up the name of a phase, counted from 1."""
         phases = self.record.get("phases") or []
         return str(phases[number - 1]["name"]) if number <= len(phases) else f"phase {number}"
 
     def tokens_after(self, step: int) -> int:
-        """Count the tokens of the steps up to `step`, padding included."""
         return tokens_after(self.record["plan"], step)
 
     def of_split(self, split: str) -> list[dict[str, Any]]:
@@ -188,7 +185,6 @@ def read_runs(folders: Sequence[str]) -> list[RunCurves]:
 
 
 def short_name(name: str, max_length: int = MAX_NAME) -> str:
-    """Leave out the middle of a name that is too long."""
     end = (max_length - 1) // 2
     return name if len(name) <= max_length else f"{name[: max_length - 1 - end]}…{name[-end:]}"
 

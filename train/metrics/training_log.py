@@ -33,7 +33,6 @@ class TrainingDivergedError(PermanentError):
     """Loss or gradients are not finite, or the loss has risen too far.
 
     Args:
-        message: human-readable.
         reason: `nonfinite` or `spike`.
         step: the last step to blame.
         good_step: the last one that is above suspicion.
@@ -48,9 +47,6 @@ class Clock:
     """Times the training of this process: each interval of the log, and all steps after the first, which compiles.
 
     Args:
-        plan: of the run or phase.
-        start_step: step that this process starts after.
-        num_eval_rows: rows to evaluate on.
         full_speed_step_seconds: what a step would take if all replicas computed at their peak; None where that is
             not known.
     """
@@ -139,10 +135,6 @@ class TrainingBar:
     """Shows step, loss, tokens per second and time left; never waits for the device.
 
     Args:
-        plan: of the run or phase.
-        clock: of this process.
-        start_step: step that this process starts after.
-        is_chief: whether this worker shows anything.
         advice: follows the first estimate of a run that takes hours.
     """
 
@@ -162,7 +154,6 @@ class TrainingBar:
                 logger.info("Compiling the first step …")
 
     def show(self, doing: str) -> None:
-        """Show what takes long instead of a step."""
         self._bar.state = doing
         self._bar.refresh()
 
@@ -185,7 +176,6 @@ class TrainingBar:
             logger.info("step %s of %s  %s", f"{step:,}", f"{self._plan.num_steps:,}", self._state())
 
     def write_evaluation(self, step: int, summary: str) -> None:
-        """Write the figures of an evaluation above the bar."""
         seconds = self._clock.seconds_left if step < self._plan.num_steps else None
         left = f"  ({clock_time(seconds)} left)" if seconds is not None else ""
         self._write(f"step {step:,}  validation {summary}{left}")

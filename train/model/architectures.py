@@ -172,7 +172,6 @@ def check_architecture(config: PretrainedConfig, hint: str = "Give --config-over
     """Check that a model of this configuration can be trained here and exported right.
 
     Args:
-        config: of the model.
         hint: how to change a setting, for errors.
 
     Raises:

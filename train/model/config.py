@@ -31,8 +31,6 @@ def resolve_model_config(config: ModelConfig, inputs: Inputs, max_length: int | 
     A configuration that names a number of positions keeps it; a preset takes the rows' length.
 
     Args:
-        config: of the run, or of one of its phases.
-        inputs: of the run, or of one of its phases.
         max_length: of the rows of all phases, where there are several.
 
     Raises:
@@ -82,7 +80,6 @@ def resolve_model_config(config: ModelConfig, inputs: Inputs, max_length: int | 
 
 
 def _read(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
-    """Read the configuration that the settings name."""
     if config.init_from is not None:
         if config.pretrained_model_config is not None:
             raise InputError(
@@ -119,7 +116,6 @@ def parse_overrides(text: str | None) -> dict[str, str]:
 
 
 def _override(model_config: PretrainedConfig, overrides: dict[str, str], text: str | None) -> None:
-    """Set the overrides, each converted to the type of the value that it replaces."""
     if not overrides:
         return
     try:

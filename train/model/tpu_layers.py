@@ -289,7 +289,6 @@ def prove_tpu_layers(network: Any, figures: Callable[[], Figures]) -> bool:
 
 
 def describe_failure(error: Exception) -> str:
-    """Describe in one line, not too long, why something does not compile."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 

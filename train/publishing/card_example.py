@@ -38,12 +38,7 @@ TIMEOUT_SECONDS = 10
 
 
 def example_of(record: Mapping[str, Any], tokenizer: PreTrainedTokenizerFast) -> str | None:
-    """Return a sentence with one mask for the card of a run; None if the user gave none and none may be shown.
-
-    Args:
-        record: `run.json`.
-        tokenizer: of the model.
-    """
+    """Return a sentence with one mask for the card of a run; None if the user gave none and none may be shown."""
     hub = record["settings"]["hub"]
     if hub["hub_example"] is not None:
         return hub["hub_example"]

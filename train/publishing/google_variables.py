@@ -91,8 +91,6 @@ def plan_conversion(shapes: Mapping[str, tuple[int, ...]], config: PretrainedCon
 
     Args:
         shapes: {name of a variable: shape}.
-        config: determines the expected variables.
-        checkpoint: named in errors.
 
     Raises:
         InputError: names the variables that are missing, unknown, or of another shape than the configuration says.
@@ -127,7 +125,6 @@ def _name_in_tf1(variable: str) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Join the first names, and count the rest."""
     more = f" and {len(names) - NUM_SHOWN:,} more" if len(names) > NUM_SHOWN else ""
     return ", ".join(names[:NUM_SHOWN]) + more
 
@@ -286,10 +283,6 @@ class ObjectGraph:
 
 def read_object_graph(reader: Any, checkpoint: str) -> Variables:
     """Name the variables of an object checkpoint as google-research/bert does; variables unknown there keep their keys.
-
-    Args:
-        reader: from `tf.train.load_checkpoint`.
-        checkpoint: named in errors.
 
     Raises:
         InputError: it has no encoder like Model Garden's.

@@ -56,9 +56,6 @@ def model_card(
     """Write the README.md of a model: metadata for the Hub, then text.
 
     Args:
-        record: the run's `run.json`.
-        tokenizer: the model's.
-        snapshot: the model, and the log with its figures.
         files: names of the files beside the card; plots among them are shown.
     """
     hub, task, step = record["settings"]["hub"], TaskCard.from_record(record["task"]["card"]), snapshot.step
@@ -90,11 +87,6 @@ def check_card(record: dict[str, Any], tokenizer: PreTrainedTokenizerFast, confi
     """Build the card of each phase from placeholder figures, and warn if that fails, or of what a pushed card lacks.
 
     Before the training, so that nothing about the card is news at its end.
-
-    Args:
-        record: the run's `run.json`.
-        tokenizer: the model's.
-        config: the model's.
     """
     hub, task = record["settings"]["hub"], TaskCard.from_record(record["task"]["card"])
     try:
@@ -158,7 +150,6 @@ def _base_model(record: dict[str, Any]) -> str | None:
 
 
 def _hub_examples(data: Mapping[str, Any] | None) -> str | None:
-    """Return the data set of the Hub that examples are from, if any."""
     name = (data or {}).get("dataset_name")
     return name if name and HUB_ID.fullmatch(name) else None
 
@@ -260,7 +251,6 @@ def _corpus(phase: dict[str, Any]) -> str:
 
 
 def _phases(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the record of each phase; a run without phases is one."""
     return record.get("phases") or [record]
 
 
@@ -345,7 +335,6 @@ def _learning_rate(record: dict[str, Any]) -> str:
 
 
 def _eval_data(record: dict[str, Any], line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data that an evaluation was made on, that of its phase."""
     return _phases(record)[line.get("phase", 1) - 1]["eval_data"] or {}
 
 
@@ -374,7 +363,6 @@ def _evaluation(record: dict[str, Any], task: TaskCard, evaluations: Sequence[di
 
 
 def _properties(rows: Mapping[str, str]) -> str:
-    """Write {title: text} as a table of two columns."""
     return _table(("", ""), list(rows.items()))
 
 

@@ -77,9 +77,6 @@ def push_newest_checkpoint(
 
     Args:
         run: its folder; nothing is pushed of one without a checkpoint.
-        repository: of the model.
-        publish_details: do not redact the records.
-        stop_retries: as in `push_files`.
 
     Raises:
         HubPushError: it did not succeed.
@@ -223,10 +220,7 @@ class Publisher:
         """Export a model to the run's folder, and push it if the run's settings name a repository.
 
         Args:
-            snapshot: the model.
-            commit_message: the title of the Hub's commit.
             is_last: whether `--hub-tag` is for this one.
-            stop_retries: as in `push_files`.
 
         Raises:
             HubPushError: the push did not succeed; the export is complete.
@@ -329,7 +323,6 @@ class PushToHub:
     Args:
         publisher: exports and pushes; None on a worker that does not push.
         steps: of the whole run, after which to push; the same on all workers.
-        log: of the run.
     """
 
     def __init__(self, publisher: Publisher | None, steps: tuple[int, ...], log: MetricsLog):

@@ -67,7 +67,6 @@ def take_snapshot(model: Any, step: int = 0, metrics: Sequence[dict[str, Any]] =
 
 
 def num_parameters(snapshot: ModelSnapshot, vocabulary_size: int) -> int:
-    """Count the weights of the model with this vocabulary size."""
     number = 0
     for name, array in snapshot.arrays.items():
         axis = vocabulary_axis(name, snapshot.config.model_type)

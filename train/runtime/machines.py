@@ -157,12 +157,10 @@ def local_accelerator_type(timeout_seconds: float = 2.0) -> str | None:
 
 
 def tpu_devices(devices: Path = Path("/dev")) -> list[Path]:
-    """List the device files of this machine's TPU, none on a machine without one."""
     return sorted(path for pattern in TPU_DEVICE_PATTERNS for path in devices.glob(pattern))
 
 
 def check_tpu_devices(config: HardwareConfig) -> None:
-    """Check that a machine that is asked to use its own TPU has one."""
     if config.wants_tpu and config.tpu_name == "local" and not tpu_devices():
         raise InputError(
             "--tpu-name local needs a machine with a TPU; this one has no /dev/accel* and no /dev/vfio/*. Check that "
@@ -206,7 +204,6 @@ def expected_num_replicas(config: HardwareConfig, cluster: Cluster, num_local_de
     """Estimate on how many replicas a run will be, without claiming its TPU, which may be in use.
 
     Args:
-        config: of the run.
         cluster: whose workers are taken to be machines like this one.
         num_local_devices: that a run without a TPU uses here.
     """

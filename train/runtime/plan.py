@@ -82,7 +82,6 @@ class Plan:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens the phase goes through, padding included."""
         return self.num_phase_steps * self.batch_tokens
 
     @property
@@ -182,7 +181,6 @@ class PhaseToPlan:
     num_eval_rows: int = 0
 
     def rows_of_pass(self, batch_rows: int) -> int:
-        """Count the rows of a pass, those of padding included."""
         return -(-self.num_rows // batch_rows) * batch_rows if self.fills_passes else self.num_rows
 
 

@@ -58,7 +58,6 @@ class StopRequest:
 
     @property
     def is_made(self) -> bool:
-        """Whether this process was asked to stop."""
         if supervisor.is_lost():
             self.make("the supervising process ended")
         return self.reason is not None
@@ -124,7 +123,6 @@ def listening(request: StopRequest, *, on_cloud_machine: bool) -> Iterator[None]
     A second Ctrl-C kills the process, even within a call that compiles for minutes.
 
     Args:
-        request: that is made.
         on_cloud_machine: whether the metadata server is there to be asked. It is asked, too, where the environment
             names its address.
     """

@@ -97,9 +97,6 @@ class RunFolder:
         """Check that the folder is empty or contains this very run, as `--resume` asks for.
 
         Args:
-            fingerprint: of the run, with all its phases.
-            resume: as the flag.
-            overwrite: whether the existing run is to be deleted.
             begun_phase: the last of the run's phases that was begun, counted from 0; later ones may differ.
             changeable_flags: those that may have other values when a run resumes; by default run_mlm's.
 
@@ -181,7 +178,6 @@ def exported_model(path: str, flag: str = "--model") -> str:
 
     Args:
         path: folder of a run or of a model, local or `gs://`, or a Hub id.
-        flag: for errors.
     """
     folder = RunFolder(path)
     if not folder.has_run():

@@ -78,13 +78,7 @@ def is_lost() -> bool:
 
 
 def supervise_if_asked(config: RunConfig, command_file: str, argv: Sequence[str] | None) -> None:
-    """With `--supervise`, run the command in child processes to its end, and exit with its status.
-
-    Args:
-        config: of the run.
-        command_file: that is run.
-        argv: its arguments; by default those of this process.
-    """
+    """With `--supervise`, run the command in child processes to its end, and exit with its status."""
     if not config.supervise or config.dry_run or supervision() is not None:
         return
     arguments = sys.argv[1:] if argv is None else argv

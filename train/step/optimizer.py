@@ -223,7 +223,6 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         """Compute the value and the moments of a variable after a step, or of a shard of it; change nothing.
 
         Args:
-            variable: the variable in question.
             value, moments, gradient: of what is updated, in one shape.
             total: adds up over the shards of a variable.
         """
@@ -346,7 +345,6 @@ def build_optimizer(config: OptimizationConfig, sharding: Sharding | None = None
     """Build the optimizer of a run; clipping is the train step's, over the gradients of all replicas.
 
     Args:
-        config: of the run.
         sharding: see `GuardedAdamW`.
         numbers: of steps, as `build_schedule` takes them.
     """

@@ -45,7 +45,6 @@ def mask_rows(input_ids: tf.Tensor, row_keys: tf.Tensor, rule: MaskingRule) -> M
     Args:
         input_ids: int32 (batch, length), static shape.
         row_keys: uint32 (batch, KEY_WORDS).
-        rule: what is masked, rates and special ids.
     """
     length = input_ids.shape[1:]
     num_ordinary = rule.vocabulary_size - len(rule.special_ids)

@@ -18,7 +18,7 @@ from tests.fixtures.tiny_steps import (
     two_cpus,
 )
 from train.checkpoints.manager import TrainingState
-from train.checks.preflight.collectives import collective_bytes
+from train.checks.preflight.hlo_costs import collective_bytes
 from train.step import sharding
 from train.step.sharding import Sharding
 from train.tasks.masked_lm import MaskedLanguageModeling

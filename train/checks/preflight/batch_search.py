@@ -28,7 +28,6 @@ def largest_fitting(measure: Callable[[int], MemoryUse], first_rows: int, unit: 
 
     Args:
         measure: compiles the step of a number of rows; called once for each number.
-        first_rows: the first number.
         unit: rows between two candidates.
     """
     fitting: dict[int, MemoryUse] = {}

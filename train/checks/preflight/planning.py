@@ -35,8 +35,6 @@ def plan_phases(config: TrainingConfig, tpu: TpuSlice, vocab_size: int | None) -
     """Plan the phases of a run on a slice.
 
     Args:
-        config: the settings of the run.
-        tpu: the slice.
         vocab_size: ids of the vocabulary, if there are no shards.
 
     Raises:

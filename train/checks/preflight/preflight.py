@@ -11,8 +11,7 @@ from transformers import PretrainedConfig
 
 from mlm_common.errors import RunFailedError
 from train.checks.preflight.batch_search import ROWS_UNIT, MemoryUse, largest_fitting
-from train.checks.preflight.collectives import collective_bytes
-from train.checks.preflight.hlo_costs import step_costs
+from train.checks.preflight.hlo_costs import collective_bytes, step_costs
 from train.checks.preflight.planning import PlannedPhase
 from train.checks.preflight.report import StepReport, print_batches, print_report, print_without_sharding
 from train.checks.preflight.step_lowering import lower_train_step
@@ -53,7 +52,6 @@ class Preflight:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of weights and optimizer."""
         variables = [*self.model.variables, *self.model.optimizer.variables]
         return sum(variable.dtype.size * variable.shape.num_elements() for variable in variables)
 

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from train.checks.preflight.collectives import INTERCONNECT_BYTES_PER_SECOND, sending_seconds, sent_bytes
-from train.checks.preflight.hlo_costs import StepCosts
+from train.checks.preflight.hlo_costs import INTERCONNECT_BYTES_PER_SECOND, StepCosts, sending_seconds, sent_bytes
 from train.checks.preflight.tpu_compiler import CompiledStep, DoesNotFitError, TpuSlice
 
 GIB = 2**30
@@ -61,7 +60,6 @@ def print_report(report: StepReport, answer: str = "", *, with_operations: bool 
     """Print whether a step fits and how long the run takes, then its figures and what its time goes to.
 
     Args:
-        report: of a step that fits.
         answer: printed first, instead of whether it fits.
         with_operations: also print the names of the most expensive operations.
     """
@@ -109,7 +107,6 @@ def duration(seconds: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Write a number of things, as in `8 replicas`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("batch") else "s")
 
 
@@ -155,7 +152,6 @@ def report_lines(report: StepReport) -> dict[str, str]:
 
 
 def between_chips(report: StepReport) -> str:
-    """Say what each chip sends in a step, and what that takes at least."""
     sizes = ", ".join(f"{name.replace('_', '-')} of {size / 1e9:.2f} GB" for name, size in report.collectives.items())
     if report.tpu.num_chips == 1 or not sizes:
         return "nothing"

@@ -9,8 +9,7 @@ from benchmarks.train_step_tpu import print_steps
 from mlm_common.errors import InputError
 from tests.fixtures.tiny_run import MODEL, write_shards
 from train.checks.preflight import preflight
-from train.checks.preflight.collectives import INTERCONNECT_BYTES_PER_SECOND
-from train.checks.preflight.hlo_costs import Operation, StepCosts
+from train.checks.preflight.hlo_costs import INTERCONNECT_BYTES_PER_SECOND, Operation, StepCosts
 from train.checks.preflight.planning import synthetic_inputs
 from train.checks.preflight.report import (
     StepReport,
