@@ -11,12 +11,13 @@ try:
     from mlm_common.cli.command_line import command, log_start, parse_arguments
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
+from mlm_common.cli.console import short_number
 from mlm_common.cli.settings import flag
 from mlm_common.errors import InputError
 from mlm_common.hub.redaction import is_same
 from mlm_common.storage import folder_and_name
 from train.metrics.log import TRAIN, VALIDATION
-from train.metrics.run_curves import ACCURACY, RunCurves, draw_runs, percentage, read_runs, short_name, short_number
+from train.metrics.run_curves import ACCURACY, RunCurves, draw_runs, percentage, read_runs, short_name
 
 logger = logging.getLogger(__name__)
 

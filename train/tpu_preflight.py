@@ -15,7 +15,7 @@ except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.cli.settings import flag
 from mlm_common.errors import InputError
-from train.checks.preflight.tpu_compiler import SLICES, tpu_slice
+from train.checks.preflight.tpu_compiler import SLICES, check_compiler, tpu_slice
 from train.config.settings import parse_run_flags
 
 
@@ -49,17 +49,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     log_start(__file__)
     tpu = tpu_slice(str(settings.topology))
     from train.checks.preflight import planning  # transformers, not for --help
+    from train.runtime.plan import warn_of_other_batch
 
-    phases = planning.plan_phases(config, tpu, settings.vocab_size)
+    run = planning.open_run(config, settings.vocab_size)
+    plans = run.plans(tpu.num_replicas)
+    for phase, plan in zip(run.phases, plans, strict=True):
+        warn_of_other_batch(phase.config, plan)
     if config.run.dry_run:
-        planning.print_plan(phases, tpu)
+        planning.print_plan(run, tpu)
         return
+    check_compiler(settings.compiler_python)
     from train.checks.preflight import preflight as stages  # TensorFlow, once the shards have been checked
 
     print_answer = stages.print_largest_batch if settings.find_batch_size else stages.print_step
-    for name, preflight in stages.open_preflights(phases, tpu, settings.compiler_python):
-        if name:
-            print(f"\n{name}\n")
+    for phase, plan in zip(run.phases, plans, strict=True):
+        preflight = stages.build_preflight(phase, plan, tpu, settings.compiler_python)
+        if phase.name:
+            print(f"\n{phase.name}\n")
         print_answer(preflight, with_operations=settings.operations)
 
 

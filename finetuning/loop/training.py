@@ -71,7 +71,7 @@ class FinetuningJob(lifecycle.Job[Settings]):
         check_compiler(python)
         (phase,), (plan,) = run.phases, run.plans(tpu.num_replicas)
         print(f"\nThe step on rows of {phase.inputs.max_length} tokens, the longest; of shorter ones it is faster.")
-        print_step(build_preflight(run.config, phase.inputs, phase.task, phase.model_config, plan, tpu, python))
+        print_step(build_preflight(phase, plan, tpu, python))
 
     def finish(
         self,

@@ -1,4 +1,4 @@
-"""What a command shows on the terminal: plain lines, progress, the next command to type, and what Ctrl-C says.
+"""What a command shows on the terminal: plain lines, progress, numbers, the next command, and what Ctrl-C says.
 
 What TensorFlow's C++ libraries print while they are loaded is hidden here, since none of their variables does.
 """
@@ -148,6 +148,34 @@ def progress_bar(phase: str, unit: str, total: int | None = None) -> Iterator["t
 
 def no_progress(*_: int) -> None:
     """Do nothing, where a function that shows progress is expected."""
+
+
+def short_number(number: float) -> str:
+    """Write a number with two or three digits and its unit: 950, 1.7 M, 88 M, 2.1 B."""
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= 0.9995 * size:
+            digits = f"{number / size:.1f}".removesuffix(".0") if number < 9.95 * size else f"{number / size:.0f}"
+            return f"{digits} {unit}"
+    return f"{number:.0f}"
+
+
+def about(seconds: float) -> str:
+    """Write a time in words, as in `about 9 hours`."""
+    for unit_seconds, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= 0.95 * unit_seconds:
+            count = seconds / unit_seconds
+            number = f"{count:.0f}" if count >= 9.95 or round(count, 1) == round(count) else f"{count:.1f}"
+            return f"about {number} {unit}{'' if number == '1' else 's'}"
+    return "less than a minute"
+
+
+def clock_time(seconds: float) -> str:
+    """Write a time as a progress bar does: `0:55`, `3:20:00`, `2.1 d`."""
+    if seconds >= 86400:
+        return f"{seconds / 86400:.1f} d"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def next_step(script: str, arguments: Sequence[str]) -> str:

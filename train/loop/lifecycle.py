@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -15,7 +15,7 @@ from mlm_common.hub.retries import HubAwayError
 from train.config.learning import MAY_CHANGE
 from train.config.phases import naming_phase, phases_of
 from train.config.settings import HubConfig, RunSettings, TrainingConfig, flags_marked
-from train.data.shards import check_phases, open_inputs
+from train.data.shards import TrainingInputs, check_phases, open_inputs
 from train.loop.run import Phase, Run, print_plan
 from train.model.config import resolve_model_config
 from train.publishing.model_card import check_card
@@ -58,21 +58,27 @@ class Pretraining(Job[TrainingConfig]):
     """The job of `run_mlm.py`."""
 
     def open_run(self, config: TrainingConfig, cluster: Cluster) -> Run:
-        """Open the shards and resolve the model, phase by phase."""
-        settings = phases_of(config)
-        inputs = []
-        for one in settings:
-            with naming_phase(one.name):
-                inputs.append(open_inputs(one.config.data))
-        check_phases(inputs)
-        max_length = max(one.max_length for one in inputs)
-        phases = []
-        for index, (one, rows) in enumerate(zip(settings, inputs, strict=True)):
-            with naming_phase(one.name):
-                task = task_of(one.config, rows)
-                model_config = resolve_model_config(one.config.model, rows, max_length)
-            phases.append(Phase(one.config, rows, task, model_config, one.name, one.has_separate_schedule, index))
-        return Run(tuple(phases), cluster)
+        return open_pretraining(config, cluster, lambda of_phase: open_inputs(of_phase.data))
+
+
+def open_pretraining(
+    config: TrainingConfig, cluster: Cluster, open_rows: Callable[[TrainingConfig], TrainingInputs]
+) -> Run:
+    """Open the shards and resolve the model, phase by phase."""
+    settings = phases_of(config)
+    inputs = []
+    for one in settings:
+        with naming_phase(one.name):
+            inputs.append(open_rows(one.config))
+    check_phases(inputs)
+    max_length = max(one.max_length for one in inputs)
+    phases = []
+    for index, (one, rows) in enumerate(zip(settings, inputs, strict=True)):
+        with naming_phase(one.name):
+            task = task_of(one.config, rows)
+            model_config = resolve_model_config(one.config.model, rows, max_length)
+        phases.append(Phase(one.config, rows, task, model_config, one.name, one.has_separate_schedule, index))
+    return Run(tuple(phases), cluster)
 
 
 def train_run(config: Settings, job: Job[Settings]) -> None:

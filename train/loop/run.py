@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from transformers import PretrainedConfig
 
 from mlm_common.cli.command_line import commit
+from mlm_common.cli.console import about
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import vocabulary_size
 from train.checkpoints.resume import fingerprint, fingerprint_of_phases, fingerprint_sha256, installed_versions
 from train.checkpoints.store import CheckpointRecord, newest_record
 from train.config.settings import HardwareConfig, RunSettings
 from train.data.inputs import Inputs
-from train.metrics.training_log import about
 from train.model.computation import Computation, planned_step_flops
 from train.model.parameters import count_parameters
 from train.publishing.model_card import check_card

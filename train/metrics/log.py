@@ -32,7 +32,7 @@ TRAIN, VALIDATION = TENSORBOARD_SPLITS
 ROLLBACK = "rollback"
 # Figures of a line that are measured on the clock; all others are the same however often a run was stopped.
 CLOCK_FIGURES = ("step_seconds", "tokens_per_second", "input_wait_share", "mfu")
-# Errors of a disk or of Cloud Storage. Any other is a programming error, for which another try is useless.
+# Errors of a disk or of Cloud Storage, whose messages say all; of any other the place is shown, too.
 STORAGE_ERRORS = (OSError, InputError, RunFailedError)
 
 
@@ -68,7 +68,6 @@ class MetricsLog:
         self._lines_to_draw: Lines | None = None
         self._worker: LatestItemWorker[tuple[Lines, Lines | None]] = LatestItemWorker(self._write)
         self._failed: set[str] = set()
-        self._given_up: set[str] = set()
         self._num_failures = 0
 
     @property
@@ -84,7 +83,7 @@ class MetricsLog:
     ) -> None:
         self.flush()
         is_done = self._worker.wait(seconds_to_end(kind))
-        if is_done and self._failed - self._given_up:  # no later write makes up for the last one
+        if is_done and self._failed:  # no later write makes up for the last one
             self.flush()
             is_done = self._worker.wait(seconds_to_end(kind))
         self._worker.drop_waiting()  # what cannot be written now is left to the next start
@@ -152,20 +151,16 @@ class MetricsLog:
         lines, lines_to_draw = item
         for file, content in ((self._file, lines), (self._tensorboard, lines), (self._curve, lines_to_draw)):
             name = str(file)
-            if content is None or name in self._given_up:
+            if content is None:
                 continue
             try:
                 file.update(content)
-            except STORAGE_ERRORS as error:
+            except Exception as error:
                 self._num_failures += 1
                 if name not in self._failed:
-                    logger.warning("%s could not be written, which is tried again; training goes on: %s", name, error)
+                    reason = error if isinstance(error, STORAGE_ERRORS) else error_summary(error)
+                    logger.warning("%s could not be written, which is tried again; training goes on: %s", name, reason)
                 self._failed.add(name)
-            except Exception as error:
-                self._failed.add(name)
-                self._given_up.add(name)
-                text = "%s is not written any more, after an unexpected error; training continues: %s"
-                logger.warning(text, name, error_summary(error))
             else:
                 if name in self._failed:
                     self._failed.remove(name)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from mlm_common.cli.console import about, short_number
 from mlm_common.errors import InputError
 from mlm_common.figures import (
     COLORS,
@@ -189,28 +190,8 @@ def short_name(name: str, max_length: int = MAX_NAME) -> str:
     return name if len(name) <= max_length else f"{name[: max_length - 1 - end]}…{name[-end:]}"
 
 
-def short_number(number: float) -> str:
-    """Write a number with two or three digits and its unit: 950, 1.7 M, 88 M, 2.1 B."""
-    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= 0.9995 * size:
-            return f"{_two_digits(number / size)} {unit}"
-    return f"{number:.0f}"
-
-
-def duration(seconds: float) -> str:
-    """Write a time with the unit that suits it: 12 s, 3.5 min, 7.2 h, 2.1 days."""
-    for size, unit in ((2 * 86400, "days"), (2 * 3600, "h"), (2 * 60, "min")):
-        if seconds >= size:
-            return f"{_two_digits(seconds / (size / 2))} {unit}"
-    return f"{seconds:.0f} s"
-
-
 def percentage(fraction: float) -> str:
     return f"{100 * fraction:.3g} %"
-
-
-def _two_digits(number: float) -> str:
-    return f"{number:.1f}".removesuffix(".0") if number < 9.95 else f"{number:.0f}"
 
 
 def _short_names(folders: Sequence[str]) -> list[str]:
@@ -397,7 +378,7 @@ def _subtitle(run: RunCurves) -> str:
     step, num_steps = _last_step(run), run.num_steps
     steps = f"{step:,} steps" if num_steps in (None, step) else f"{step:,} of {num_steps:,} steps"
     seconds = run.training_seconds(step)
-    time = [f"{duration(seconds)} of training"] if seconds else []
+    time = [f"{about(seconds)} of training"] if seconds else []
     return ", ".join([steps, f"{short_number(run.tokens_after(step))} tokens", *time])
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from mlm_common.cli.console import about, clock_time, short_number
 from mlm_common.errors import PermanentError
 from train.metrics.log import TRAIN, VALIDATION, MetricsLog
 from train.runtime.plan import Plan
@@ -198,7 +199,7 @@ class TrainingBar:
         speed, seconds = self._clock.tokens_per_second, self._clock.seconds_left
         parts = [
             f"loss {shown_loss(self._loss)}" if self._loss is not None else "",
-            f"{_thousands(speed)} tok/s" if speed is not None else "",
+            f"{short_number(speed)} tok/s" if speed is not None else "",
             f"{clock_time(seconds)} left" if seconds is not None else "",
         ]
         return "  ".join(part for part in parts if part)
@@ -323,30 +324,3 @@ class TrainingLog:
 
     def close(self) -> None:
         self._bar.close()
-
-
-def about(seconds: float) -> str:
-    """Write a time in words, as in `about 9 hours`."""
-    for unit_seconds, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
-        if seconds >= 0.95 * unit_seconds:
-            count = seconds / unit_seconds
-            number = f"{count:.0f}" if count >= 9.95 or round(count, 1) == round(count) else f"{count:.1f}"
-            return f"about {number} {unit}{'' if number == '1' else 's'}"
-    return "less than a minute"
-
-
-def clock_time(seconds: float) -> str:
-    """Write a time as a progress bar does: `0:55`, `3:20:00`, `2.1 d`."""
-    if seconds >= 86400:
-        return f"{seconds / 86400:.1f} d"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def _thousands(number: float) -> str:
-    """Write a number in four characters or so: `850`, `10.2 k`, `584 k`, `1.2 M`."""
-    for unit_size, unit in ((1e6, " M"), (1e3, " k")):
-        if number >= unit_size:
-            return f"{number / unit_size:.1f}{unit}" if number < 100 * unit_size else f"{number / unit_size:.0f}{unit}"
-    return f"{number:.0f}"

@@ -148,12 +148,12 @@ def num_replicas_of(accelerator_type: str) -> int | None:
     return max(1, count // chip.cores_per_replica) if chip.names_count_cores else count
 
 
-def local_accelerator_type(timeout_seconds: float = 2.0) -> str | None:
+def local_accelerator_type() -> str | None:
     """Find the accelerator type of the TPU VM this runs on, from environment or metadata server; None elsewhere."""
     named = os.environ.get(ACCELERATOR_TYPE_VARIABLE)
     if named:
         return named
-    return read_metadata("instance/attributes/accelerator-type", timeout_seconds) or None
+    return read_metadata("instance/attributes/accelerator-type", timeout_seconds=2.0) or None
 
 
 def tpu_devices(devices: Path = Path("/dev")) -> list[Path]:

@@ -321,23 +321,10 @@ def clipping_factor(norm: tf.Tensor, max_norm: float) -> tf.Tensor:
 OPTIMIZERS = {"adamw": GuardedAdamW, "lamb": GuardedLamb}
 
 
-def build_schedule(
-    config: OptimizationConfig,
-    *,
-    num_steps: int,
-    num_warmup_steps: int,
-    num_decay_steps: int = 0,
-    first_step: int = 0,
-) -> WarmupSchedule:
-    """Build the learning rate over a run, or over one of its phases; see `WarmupSchedule`."""
+def build_schedule(config: OptimizationConfig, **numbers: int) -> WarmupSchedule:
+    """Build the learning rate over a run, or over one of its phases, of the numbers of steps of `WarmupSchedule`."""
     return WarmupSchedule(
-        shape=config.schedule,
-        peak=config.learning_rate,
-        num_warmup_steps=num_warmup_steps,
-        num_steps=num_steps,
-        num_decay_steps=num_decay_steps,
-        min_ratio=config.min_learning_rate_ratio,
-        first_step=first_step,
+        shape=config.schedule, peak=config.learning_rate, min_ratio=config.min_learning_rate_ratio, **numbers
     )
 
 

@@ -42,20 +42,15 @@ class MaskingRule:
     word_starts: NDArray[np.bool_] | None = field(default=None, repr=False, compare=False)
 
     def num_prediction_slots(self, num_tokens: int) -> int:
-        """Count the slots for predicted tokens in a batch of `num_tokens`: a fixed number, as XLA needs."""
-        return num_prediction_slots(num_tokens, self.mlm_probability, MAX_UNIT_TOKENS[self.masking])
+        """Count the slots for predicted tokens in a batch of `num_tokens`: a fixed number, as XLA needs.
 
-
-def num_prediction_slots(num_tokens: int, mlm_probability: float, max_unit_tokens: int = 1) -> int:
-    """Count the slots for predicted tokens in a batch of `num_tokens` that are masked in units.
-
-    The variance is that of the worst case, where all units are as long as they may be; in any text it is less.
-    """
-    mean = mlm_probability * num_tokens
-    deviation = math.sqrt(num_tokens * max_unit_tokens * mlm_probability * (1 - mlm_probability))
-    spare = SPARE_UNITS * (max_unit_tokens - 1)
-    slots = math.ceil((mean + SLOT_DEVIATIONS * deviation + spare) / 8) * 8
-    return min(num_tokens, max(8, slots))
+        The variance is that of the worst case, where all units are as long as they may be; in any text it is less.
+        """
+        max_unit_tokens, probability = MAX_UNIT_TOKENS[self.masking], self.mlm_probability
+        deviation = math.sqrt(num_tokens * max_unit_tokens * probability * (1 - probability))
+        spare = SPARE_UNITS * (max_unit_tokens - 1)
+        slots = math.ceil((probability * num_tokens + SLOT_DEVIATIONS * deviation + spare) / 8) * 8
+        return min(num_tokens, max(8, slots))
 
 
 def masking_rule(inputs: TrainingInputs, masking: MaskingConfig) -> MaskingRule:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlm_common.cli.console import STOPPING, progress_bar, without_noise
+from mlm_common.cli.console import STOPPING, about, clock_time, progress_bar, short_number, without_noise
 
 PROJECT_FOLDER = Path(__file__).parents[3]
 
@@ -156,3 +156,28 @@ def test_lines_every_ten_seconds_where_there_is_no_terminal(
         "Counting.",
         "Counting: 1.23k words so far.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0"), (128, "128"), (1700, "1.7 k"), (999_900, "1 M"), (88_700_000, "89 M"), (2.1e9, "2.1 B"), (3e12, "3 T")],
+)
+def test_numbers_are_short(number: float, text: str) -> None:
+    assert short_number(number) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words", "digits"),
+    [
+        (5, "less than a minute", "0:05"),
+        (60, "about 1 minute", "1:00"),
+        (90, "about 1.5 minutes", "1:30"),
+        (3600, "about 1 hour", "1:00:00"),
+        (9 * 3600, "about 9 hours", "9:00:00"),
+        (2.08 * 86400, "about 2.1 days", "2.1 d"),
+        (20.4 * 86400, "about 20 days", "20.4 d"),
+    ],
+)
+def test_times_in_words_and_digits(seconds: float, words: str, digits: str) -> None:
+    assert about(seconds) == words
+    assert clock_time(seconds) == digits

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlm_common.errors import InputError
 from tokenizer_training.unigram.config import NormalizationConfig, make_normalizer, make_pre_tokenizer
 
 # What the steps act on, so many that they meet: separators, quotes, marks, and letters that marks join or leave.
@@ -114,8 +113,3 @@ def test_words_are_marked_at_their_begin() -> None:
     assert cut(" the cat") == ["▁the", "▁cat"]
     assert cut("") == []
     assert cut("in 2010, ½٣x", split_digits=True) == ["▁in", "▁", "2", "0", "1", "0", ",", "▁", "½", "٣", "x"]
-
-
-def test_unknown_form_is_refused() -> None:
-    with pytest.raises(InputError, match="--normalization is one of nfkc, none; got 'nfc'"):
-        NormalizationConfig(normalization="nfc")  # type: ignore[arg-type]

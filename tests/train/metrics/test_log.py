@@ -246,10 +246,7 @@ def test_a_damaged_log_is_kept_and_the_run_resumes(tmp_path: Path, caplog: pytes
 def test_a_programming_error_is_told_once_and_costs_only_its_file(
     file: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    calls = []
-
-    def update(_self: Any, lines: Any) -> None:
-        calls.append(len(lines))
+    def update(_self: Any, _lines: Any) -> None:
         return None + 1  # type: ignore[operator]
 
     monkeypatch.setattr(file, "update", update)
@@ -257,16 +254,14 @@ def test_a_programming_error_is_told_once_and_costs_only_its_file(
         add(log, 1)
         assert log._worker.wait(10)
         add(log, 2)
-    assert len(calls) == 1
     written = {MetricsFile: "metrics.jsonl", TensorBoardFiles: "tensorboard", LossCurve: "loss.png"}
     for kind, name in written.items():
         exists = (tmp_path / name).exists() and (kind is not TensorBoardFiles or any((tmp_path / name).iterdir()))
         assert exists == (kind is not file)
     path = str(tmp_path / written[file])
     error = "TypeError: unsupported operand type(s) for +: 'NoneType' and 'int' (test_log.py, line "
-    assert f"{path} is not written any more, after an unexpected error; training continues: {error}" in caplog.text
+    assert caplog.text.count(f"{path} could not be written, which is tried again; training goes on: {error}") == 1
     assert f"the log is not complete: {path} not up to date" in caplog.text
-    assert "is tried again" not in caplog.text
 
 
 def test_what_cannot_be_written_at_the_end_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -30,7 +30,7 @@ def test_the_plot_names_the_model_and_labels_each_line(tmp_path: Path) -> None:
     shown = texts(draw_run(run_of(tmp_path / "run", mlm_probability=0.3), "svg"))
     assert {
         "tiny-roberta-cpu (RoBERTa, 1.7 M parameters): validation loss 5.25",
-        "30 steps, 3.8 k tokens, 40 s of training",
+        "30 steps, 3.8 k tokens, less than a minute of training",
         "training 5.50",
         "validation 5.25",
         "frequency baseline 6.00",
@@ -68,7 +68,7 @@ def test_phases_have_their_names_and_the_tokens_of_each(tmp_path: Path) -> None:
     record["phases"] = [{"name": name, "plan": record["plan"], "settings": settings} for name in ("short", "long")]
     shown = texts(draw_run(RunCurves("run", record, lines), "svg"))
     assert "long" in shown
-    assert "30 steps, 1.9 k tokens, 40 s of training" in shown
+    assert "30 steps, 1.9 k tokens, less than a minute of training" in shown
 
 
 @pytest.mark.parametrize("with_guess", [True, False])

@@ -8,7 +8,7 @@ from mlm_common.hub.redaction import redacted_hash
 from tests.fixtures.recorded_runs import LENGTH, train_line, validation_line, write_run
 from tests.servers.fixtures import CloudStorageHandle
 from train.compare_runs import comparison_table, describe_mask_rates, group_comparable, main
-from train.metrics.run_curves import draw_runs, duration, read_runs, short_number
+from train.metrics.run_curves import draw_runs, read_runs
 
 
 def test_the_table_is_right_and_fits_100_columns(tmp_path: Path) -> None:
@@ -101,18 +101,3 @@ def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "run")
     assert main(["--runs", str(run), "--picture", str(tmp_path / "runs.jpg")]) == 2
     assert "--picture must be a PNG or SVG file" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [(0, "0"), (128, "128"), (1700, "1.7 k"), (999_900, "1 M"), (88_700_000, "89 M"), (2.1e9, "2.1 B"), (3e12, "3 T")],
-)
-def test_numbers_are_short(number: float, text: str) -> None:
-    assert short_number(number) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(12.3, "12 s"), (125, "2.1 min"), (7200, "2 h"), (90_000, "25 h"), (180_000, "2.1 days")]
-)
-def test_times_have_a_unit_that_suits_them(seconds: float, text: str) -> None:
-    assert duration(seconds) == text

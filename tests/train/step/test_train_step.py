@@ -18,7 +18,7 @@ from tests.fixtures.tiny_steps import (
     two_cpus,
     weights,
 )
-from train.config.learning import EVALUATION_MLM_PROBABILITY, OptimizationConfig
+from train.config.learning import OptimizationConfig
 from train.config.settings import HardwareConfig
 from train.layers.random_bits import row_keys
 from train.runtime.strategy import compiles_with_xla
@@ -27,7 +27,7 @@ from train.step.train_step import PretrainingModel
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.masked_lm_head import masked_lm_loss
 from train.tasks.masking import collect_predictions
-from train.tasks.masking_rule import MaskingRule, num_prediction_slots
+from train.tasks.masking_rule import MaskingRule
 
 
 def full_head_sums(model, rows):
@@ -165,5 +165,5 @@ def test_evaluation_counts_every_masked_token():
     rows = build(one_cpu()).prepare_batch(batch_of(token_rows()), 0)
     sums = model.evaluation_step(rows)
     assert float(sums["num_masked"]) == rows.is_masked.numpy().sum()
-    slots = num_prediction_slots(NUM_ROWS * LENGTH, EVALUATION_MLM_PROBABILITY)
+    slots = model.task.evaluation_rule.num_prediction_slots(NUM_ROWS * LENGTH)
     assert float(tf.reduce_sum(collect_predictions(rows, slots).weights)) == float(sums["num_masked"])

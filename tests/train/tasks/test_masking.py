@@ -10,11 +10,8 @@ from hypothesis import strategies as st
 from train.layers.random_bits import row_keys
 from train.tasks.masking import MaskedRows, collect_predictions, mask_row_by_content, mask_rows
 from train.tasks.masking_rule import (
-    MAX_SPAN_TOKENS,
     MAX_UNIT_TOKENS,
-    MAX_WORD_TOKENS,
     MaskingRule,
-    num_prediction_slots,
 )
 
 SPECIAL_IDS = (0, 1, 2, 3, 4)
@@ -130,7 +127,7 @@ def test_slots_hold_the_masked_tokens_in_order(is_masked, num_predictions):
     [(0.15, 8192, 1424), (0.15, 4096, 752), (1.0, 10, 10), (0.0, 64, 8), (0.4, 512, 272), (0.15, 4, 4)],
 )
 def test_numbers_of_slots_are_pinned(probability, num_tokens, slots):
-    assert num_prediction_slots(num_tokens, probability) == slots
+    assert make_rule(probability).num_prediction_slots(num_tokens) == slots
 
 
 @pytest.mark.parametrize(("masking", "slots"), [("token", 1424), ("whole_word", 1792), ("span", 2136)])
@@ -139,12 +136,12 @@ def test_longer_units_have_more_slots(masking, slots):
 
 
 @pytest.mark.parametrize("num_tokens", [64, 512, 4096, 65_536])
-@pytest.mark.parametrize("max_unit_tokens", [1, MAX_WORD_TOKENS, MAX_SPAN_TOKENS])
+@pytest.mark.parametrize(("masking", "max_unit_tokens"), MAX_UNIT_TOKENS.items())
 @pytest.mark.parametrize("probability", [0.05, 0.15, 0.4, 0.9])
-def test_slots_overflow_once_in_five_million_batches_at_most(num_tokens, max_unit_tokens, probability):
+def test_slots_overflow_once_in_five_million_batches_at_most(num_tokens, masking, max_unit_tokens, probability):
     """The worst text has units of the greatest length alone; the number drawn is then exactly binomial."""
     num_units = math.ceil(num_tokens / max_unit_tokens)
-    slots = num_prediction_slots(num_tokens, probability, max_unit_tokens)
+    slots = make_rule(probability, masking=masking).num_prediction_slots(num_tokens)
     fitting = num_units if slots == num_tokens else slots // max_unit_tokens
     logs = [
         math.lgamma(num_units + 1) - math.lgamma(n + 1) - math.lgamma(num_units - n + 1)

@@ -138,11 +138,11 @@ def _unused_tpu(config: TrainingConfig, has_tpu_build: bool) -> Finding:
     return ok("TPU", "none on this machine; a run trains on the GPU or CPU")
 
 
-def processes_that_hold(devices: list[Path], processes: Path = Path("/proc")) -> dict[int, str]:
+def processes_that_hold(devices: list[Path]) -> dict[int, str]:
     """Find {process id: command} of the processes that have one of these files open, as far as this user may see."""
     names = {str(device) for device in devices}
     holders = {}
-    for folder in processes.glob("[0-9]*"):
+    for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # ended meanwhile, or another user's
             if any(str(file.readlink()) in names for file in (folder / "fd").iterdir()):
                 command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")

@@ -1,7 +1,6 @@
-"""The plan of a preflight: inputs, real or made from numbers, and the steps on a slice; without TensorFlow."""
+"""The run of a preflight, of shards or of numbers, and its plan on a slice; without TensorFlow."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import functools
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -11,10 +10,11 @@ from mlm_common.tokenizer import SPECIAL_TOKENS
 from tfrecord_prep.manifest import ShardSet
 from train.checks.preflight.report import counted, step_lines
 from train.checks.preflight.tpu_compiler import TpuSlice
-from train.config.phases import PhaseSettings, phases_of
 from train.config.settings import TrainingConfig
-from train.data.shards import TrainingInputs, check_phases, open_inputs
-from train.runtime.plan import PhaseToPlan, Plan, make_plans, warn_of_other_batch
+from train.data.shards import TrainingInputs, open_inputs
+from train.loop.lifecycle import open_pretraining
+from train.loop.run import Run
+from train.runtime.machines import Cluster
 
 # Replaces the tokenizer's folder.
 SYNTHETIC = "(synthetic)"
@@ -22,43 +22,23 @@ SYNTHETIC = "(synthetic)"
 ASSUMED_NUM_ROWS = 10**12
 
 
-@dataclass(frozen=True)
-class PlannedPhase:
-    """A phase of a run, its inputs and its plan on a slice; without a compiler or a model."""
-
-    phase: PhaseSettings
-    inputs: TrainingInputs
-    plan: Plan
-
-
-def plan_phases(config: TrainingConfig, tpu: TpuSlice, vocab_size: int | None) -> list[PlannedPhase]:
-    """Plan the phases of a run on a slice.
-
-    Args:
-        vocab_size: ids of the vocabulary, if there are no shards.
+def open_run(config: TrainingConfig, vocab_size: int | None) -> Run:
+    """Open a run as `run_mlm.py` does; without shards, with `vocab_size` ids.
 
     Raises:
-        InputError: neither shards nor numbers instead of them, or whatever `run_mlm.py` would refuse of shards and
-            plan.
+        InputError: neither shards nor numbers instead of them, or whatever `run_mlm.py` would refuse.
     """
-    phases = phases_of(config)
-    inputs = [_inputs(phase.config, vocab_size) for phase in phases]
-    check_phases(inputs)
-    plans = _plans(phases, inputs, tpu)
-    for phase, plan in zip(phases, plans, strict=True):
-        warn_of_other_batch(phase.config, plan)
-    return [PlannedPhase(*parts) for parts in zip(phases, inputs, plans, strict=True)]
+    return open_pretraining(config, Cluster(), functools.partial(_inputs, vocab_size=vocab_size))
 
 
-def print_plan(phases: Sequence[PlannedPhase], tpu: TpuSlice) -> None:
-    for planned in phases:
-        if planned.phase.name:
-            print(f"\n{planned.phase.name}\n")
-        plan, optimization = planned.plan, planned.phase.config.optimization
+def print_plan(run: Run, tpu: TpuSlice) -> None:
+    for phase, plan in zip(run.phases, run.plans(tpu.num_replicas), strict=True):
+        if phase.name:
+            print(f"\n{phase.name}\n")
+        optimization = phase.config.optimization
         lines = step_lines(tpu, optimization.per_replica_batch_size, plan.max_length, plan.num_micro_batches)
-        if planned.inputs.train_shards.num_rows or optimization.max_steps:
-            tokens = f"{plan.num_tokens:,} tokens"
-            lines["run"] = f"{counted(plan.num_phase_steps, 'step')}, {tokens}"
+        if phase.inputs.tokenizer_source != SYNTHETIC or optimization.max_steps:
+            lines["run"] = f"{counted(plan.num_phase_steps, 'step')}, {plan.num_tokens:,} tokens"
         for title, text in lines.items():
             print(f"{title:<20} {text}")
     print("\nNothing was compiled. Without --dry-run, the TPU's compiler says if it fits and how long it takes.")
@@ -80,7 +60,7 @@ def synthetic_inputs(*, max_length: int, vocab_size: int) -> TrainingInputs:
     backend.pre_tokenizer = pre_tokenizers.Metaspace()  # so that whole words can be masked: each token is one
     names = {f"{name}_token": token for name, token in SPECIAL_TOKENS.items()}
     return TrainingInputs(
-        train_shards=ShardSet("", (), (), num_rows=0, manifest=None, tokenizer_folder=None),
+        train_shards=ShardSet("", (), (), num_rows=ASSUMED_NUM_ROWS, manifest=None, tokenizer_folder=None),
         eval_shards=None,
         tokenizer=PreTrainedTokenizerFast(tokenizer_object=backend, **names),
         tokenizer_source=SYNTHETIC,
@@ -104,20 +84,3 @@ def _inputs(config: TrainingConfig, vocab_size: int | None) -> TrainingInputs:
             f"{max_length}, --vocab-size {vocab_size} and no --train-dataset."
         )
     return synthetic_inputs(max_length=max_length, vocab_size=vocab_size)
-
-
-def _plans(phases: Sequence[PhaseSettings], inputs: Sequence[TrainingInputs], tpu: TpuSlice) -> tuple[Plan, ...]:
-    """Plan the run on the slice; without shards there are rows enough."""
-    has_shards = [one.train_shards.num_rows > 0 for one in inputs]
-    numbers = [
-        PhaseToPlan(
-            phase.config.optimization,
-            phase.config.run,
-            num_rows=one.train_shards.num_rows if has_rows else ASSUMED_NUM_ROWS,
-            max_length=one.max_length,
-            has_separate_schedule=phase.has_separate_schedule,
-            name=phase.name,
-        )
-        for phase, one, has_rows in zip(phases, inputs, has_shards, strict=True)
-    ]
-    return make_plans(tuple(numbers), tpu.num_replicas)

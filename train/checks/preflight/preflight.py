@@ -1,30 +1,23 @@
 """The preflight of one run: its train step built as `run_mlm.py` builds it, lowered, compiled for a TPU, reported."""
 
-import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import tensorflow as tf
-from transformers import PretrainedConfig
 
 from mlm_common.errors import RunFailedError
 from train.checks.preflight.batch_search import ROWS_UNIT, MemoryUse, largest_fitting
 from train.checks.preflight.hlo_costs import collective_bytes, step_costs
-from train.checks.preflight.planning import PlannedPhase
+from train.checks.preflight.planning import SYNTHETIC
 from train.checks.preflight.report import StepReport, print_batches, print_report, print_without_sharding
 from train.checks.preflight.step_lowering import lower_train_step
-from train.checks.preflight.tpu_compiler import DoesNotFitError, TpuSlice, check_compiler, compile_for_tpu
-from train.config.phases import naming_phase
+from train.checks.preflight.tpu_compiler import DoesNotFitError, TpuSlice, compile_for_tpu
 from train.config.settings import RunSettings
-from train.data.inputs import Inputs
+from train.loop.run import Phase
 from train.model.computation import step_flops
-from train.model.config import resolve_model_config
 from train.runtime.plan import Plan
 from train.step.train_step import PretrainingModel, build_model
-from train.tasks.pair_pretraining import task_of
-from train.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +26,9 @@ SAVE_MEMORY = "--gradient-checkpointing, --bfloat16 and, on several replicas, --
 
 @dataclass(frozen=True)
 class Preflight:
-    """A run whose step can be compiled for a slice, at any number of rows."""
+    """A phase of a run whose step can be compiled for a slice, at any number of rows."""
 
-    config: RunSettings
-    inputs: Inputs
-    model_config: PretrainedConfig
+    phase: Phase
     plan: Plan
     model: PretrainingModel
     tpu: TpuSlice
@@ -45,7 +36,7 @@ class Preflight:
 
     def num_micro_batches(self, rows: int) -> int:
         """Count the batches of `rows` rows whose gradients are summed in one step."""
-        optimization = self.config.optimization
+        optimization = self.phase.config.optimization
         if optimization.global_batch_size is None:
             return optimization.gradient_accumulation_steps
         return -(-optimization.global_batch_size // (rows * self.tpu.num_replicas))
@@ -63,82 +54,52 @@ class Preflight:
             RunFailedError: it does not compile.
         """
         logger.info("lowering the step of %d rows", rows)
+        optimization, length = self.phase.config.optimization, self.phase.inputs.max_length
         num_micro_batches = self.model.num_micro_batches = self.num_micro_batches(rows)
-        stablehlo = lower_train_step(
-            self.model,
-            num_rows=rows * num_micro_batches,
-            length=self.inputs.max_length,
-            num_replicas=self.tpu.num_replicas,
-        )
+        num_rows = rows * num_micro_batches
+        stablehlo = lower_train_step(self.model, num_rows=num_rows, length=length, num_replicas=self.tpu.num_replicas)
         compiled = compile_for_tpu(stablehlo, self.tpu, python=self.compiler_python, what=f"the step of {rows} rows")
         num_steps = self._num_steps(rows)
-        follows_from_epochs = num_steps is not None and self.config.optimization.max_steps is None
+        follows_from_epochs = num_steps is not None and optimization.max_steps is None
         return StepReport(
             tpu=self.tpu,
             compiled=compiled,
             costs=step_costs(compiled.hlo),
             rows=rows,
-            length=self.inputs.max_length,
+            length=length,
             num_micro_batches=num_micro_batches,
             needed_flops=step_flops(
-                self.model_config,
-                num_rows=rows * num_micro_batches,
-                length=self.inputs.max_length,
-                num_predictions=self.model.task.num_predictions(rows * self.inputs.max_length) * num_micro_batches,
+                self.phase.model_config,
+                num_rows=num_rows,
+                length=length,
+                num_predictions=self.model.task.num_predictions(rows * length) * num_micro_batches,
                 num_micro_batches=num_micro_batches,
             ),
             num_steps=num_steps,
             collectives=collective_bytes(stablehlo),
-            num_epochs=self.config.optimization.num_epochs if follows_from_epochs else None,
+            num_epochs=optimization.num_epochs if follows_from_epochs else None,
         )
 
     def _num_steps(self, rows: int) -> int | None:
         """Count the steps of the planned run; None if not known, or if the rows do not fill a batch."""
-        optimization, num_rows = self.config.optimization, self.inputs.num_rows
+        optimization, inputs = self.phase.config.optimization, self.phase.inputs
         if optimization.max_steps is not None:
             return optimization.max_steps
         batch_rows = rows * self.num_micro_batches(rows) * self.tpu.num_replicas
-        return max(1, optimization.num_epochs * num_rows // batch_rows) if batch_rows <= num_rows else None
+        if inputs.tokenizer_source == SYNTHETIC or batch_rows > inputs.num_rows:
+            return None
+        return max(1, optimization.num_epochs * inputs.num_rows // batch_rows)
 
 
-def open_preflights(
-    phases: Sequence[PlannedPhase], tpu: TpuSlice, compiler_python: str
-) -> Iterator[tuple[str, Preflight]]:
-    """Check for the compiler; yield the name of each phase and, its model built, its preflight.
-
-    Args:
-        phases: of `plan_phases` for the slice.
-        tpu: the slice.
-        compiler_python: interpreter that has the compiler.
-
-    Raises:
-        InputError: no compiler, or whatever `run_mlm.py` would refuse of the model.
-    """
-    check_compiler(compiler_python)
-    max_length = max(planned.inputs.max_length for planned in phases)
-    for planned in phases:
-        phase, inputs = planned.phase, planned.inputs
-        with naming_phase(phase.name):
-            model_config = resolve_model_config(phase.config.model, inputs, max_length)
-        task = task_of(phase.config, inputs)
-        yield phase.name, build_preflight(phase.config, inputs, task, model_config, planned.plan, tpu, compiler_python)
-
-
-def build_preflight(
-    config: RunSettings,
-    inputs: Inputs,
-    task: Task,
-    model_config: PretrainedConfig,
-    plan: Plan,
-    tpu: TpuSlice,
-    compiler_python: str,
-) -> Preflight:
-    """Build the model of a run as it is on a TPU, and make its preflight."""
+def build_preflight(phase: Phase, plan: Plan, tpu: TpuSlice, compiler_python: str, **hardware: Any) -> Preflight:
+    """Build the model of a phase as it is on a TPU, but for these settings of the hardware, and make its preflight."""
     tf.config.set_visible_devices([], "GPU")  # a step that is lowered on a GPU holds the GPU's operations
-    hardware = dataclasses.replace(config.hardware, tpu_name=config.hardware.tpu_name or "local", no_tpu=False)
-    on_tpu: RunSettings = dataclasses.replace(cast(Any, config), hardware=hardware)
-    model = build_model(on_tpu, inputs, task, model_config, plan, tf.distribute.get_strategy())
-    return Preflight(on_tpu, inputs, model_config, plan, model, tpu, compiler_python)
+    given = phase.config.hardware
+    on_tpu = replace(given, **{"tpu_name": given.tpu_name or "local", "no_tpu": False, **hardware})
+    config: RunSettings = replace(cast(Any, phase.config), hardware=on_tpu)
+    strategy = tf.distribute.get_strategy()
+    model = build_model(config, phase.inputs, phase.task, phase.model_config, plan, strategy)
+    return Preflight(replace(phase, config=config), plan, model, tpu, compiler_python)
 
 
 def print_step(preflight: Preflight, *, with_operations: bool = False) -> None:
@@ -149,7 +110,7 @@ def print_step(preflight: Preflight, *, with_operations: bool = False) -> None:
     Raises:
         RunFailedError: it does not fit, with what would help, or does not compile.
     """
-    rows = preflight.config.optimization.per_replica_batch_size
+    rows = preflight.phase.config.optimization.per_replica_batch_size
     try:
         report = preflight.step_report(rows)
     except DoesNotFitError as error:
@@ -160,14 +121,9 @@ def print_step(preflight: Preflight, *, with_operations: bool = False) -> None:
 
 
 def _step_without_sharding(preflight: Preflight, rows: int) -> StepReport | DoesNotFitError:
-    hardware = dataclasses.replace(preflight.config.hardware, shard_optimizer=False)
-    config: RunSettings = dataclasses.replace(cast(Any, preflight.config), hardware=hardware)
-    whole = build_preflight(
-        *(config, preflight.inputs, preflight.model.task, preflight.model_config),
-        *(preflight.plan, preflight.tpu, preflight.compiler_python),
-    )
+    parts = (preflight.phase, preflight.plan, preflight.tpu, preflight.compiler_python)
     try:
-        return whole.step_report(rows)
+        return build_preflight(*parts, shard_optimizer=False).step_report(rows)
     except DoesNotFitError as error:
         return error
 
@@ -191,12 +147,13 @@ def print_largest_batch(preflight: Preflight, *, with_operations: bool = False) 
         limit_bytes = preflight.tpu.chip.usable_memory_bytes
         return MemoryUse(True, report.compiled.memory_bytes, preflight.state_bytes, limit_bytes)
 
-    largest = largest_fitting(measure, preflight.config.optimization.per_replica_batch_size)
+    largest = largest_fitting(measure, preflight.phase.config.optimization.per_replica_batch_size)
     report = tried.get(largest or 0)
     if not isinstance(report, StepReport):
         raise RunFailedError(
-            f"Not even {ROWS_UNIT} rows of {preflight.inputs.max_length} tokens fit a {preflight.tpu.replica_unit} of "
-            f"{preflight.tpu.name}. {tried[ROWS_UNIT]} Use a smaller model or shorter rows. {SAVE_MEMORY}"
+            f"Not even {ROWS_UNIT} rows of {preflight.phase.inputs.max_length} tokens fit a "
+            f"{preflight.tpu.replica_unit} of {preflight.tpu.name}. {tried[ROWS_UNIT]} Use a smaller model or shorter "
+            f"rows. {SAVE_MEMORY}"
         )
     answer = f"The largest batch that fits is --per-replica-batch-size {largest}."
     print_report(report, answer, with_operations=with_operations)
@@ -215,7 +172,7 @@ def _does_not_fit(preflight: Preflight, rows: int, error: DoesNotFitError) -> st
     total = rows * preflight.num_micro_batches(rows)
     same = max(fewer for fewer in range(1, largest + 1) if total % fewer == 0)
     accumulation = f" --gradient-accumulation-steps {total // same}"
-    if preflight.config.optimization.global_batch_size is not None:
+    if preflight.phase.config.optimization.global_batch_size is not None:
         accumulation = ""  # it follows
     return (
         f"{needs}; the largest per-replica batch that fits is about {largest} rows (--find-batch-size finds it). "

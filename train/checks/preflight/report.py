@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mlm_common.cli.console import about
 from train.checks.preflight.hlo_costs import INTERCONNECT_BYTES_PER_SECOND, StepCosts, sending_seconds, sent_bytes
 from train.checks.preflight.tpu_compiler import CompiledStep, DoesNotFitError, TpuSlice
 
@@ -95,15 +96,7 @@ def planned_time(report: StepReport) -> str:
     what = f"{num_steps:,} steps"
     if report.num_epochs is not None:
         what = f"{counted(report.num_epochs, 'epoch')} ({what})"
-    return f"{what} would take about {duration(num_steps * report.seconds)} (modelled)."
-
-
-def duration(seconds: float) -> str:
-    """Write a time in the unit that suits it, as in `2.1 days`."""
-    for unit, num_seconds in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 1.5 * num_seconds:
-            return f"{seconds / num_seconds:.1f} {unit}"
-    return f"{seconds:.1f} seconds"
+    return f"{what} would take {about(num_steps * report.seconds)} (modelled)."
 
 
 def counted(number: int, noun: str) -> str:
