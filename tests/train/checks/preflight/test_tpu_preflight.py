@@ -8,6 +8,7 @@ import yaml
 from benchmarks.train_step_tpu import print_steps
 from mlm_common.errors import InputError
 from tests.fixtures.tiny_run import MODEL, write_shards
+from train import tpu_preflight
 from train.checks.preflight import preflight
 from train.checks.preflight.hlo_costs import INTERCONNECT_BYTES_PER_SECOND, Operation, StepCosts
 from train.checks.preflight.planning import synthetic_inputs
@@ -66,7 +67,7 @@ def compiler(monkeypatch):
         return compiled
 
     monkeypatch.setattr(preflight, "compile_for_tpu", compile_for_tpu)
-    monkeypatch.setattr(preflight, "check_compiler", lambda _: None)
+    monkeypatch.setattr(tpu_preflight, "check_compiler", lambda _: None)
     return asked
 
 
@@ -126,7 +127,7 @@ def test_each_phase_before_there_are_shards(compiler, run, tmp_path):
 
 
 def test_a_dry_run_compiles_nothing_and_needs_no_compiler(compiler, run, monkeypatch):
-    monkeypatch.delattr(preflight, "check_compiler")
+    monkeypatch.delattr(tpu_preflight, "check_compiler")
     monkeypatch.delattr(preflight, "build_preflight")
     batch = ("--per-replica-batch-size", "4", "--global-batch-size", "64", "--max-steps", "1000")
     printed = run(main, *flags(*ASSUMED, *batch, "--dry-run")).out
@@ -280,7 +281,7 @@ def test_a_step_with_a_sharded_optimizer_is_compared_with_one_without(run, monke
         return compiled_step()
 
     monkeypatch.setattr(preflight, "compile_for_tpu", compile_for_tpu)
-    monkeypatch.setattr(preflight, "check_compiler", lambda _: None)
+    monkeypatch.setattr(tpu_preflight, "check_compiler", lambda _: None)
     monkeypatch.setattr(sharding, "MIN_SHARDED_SIZE", 512)
     for limit_bytes in (0, 15 * GIB):
         outcome = run(main, *flags(*ASSUMED, "--max-steps", "10", "--shard-optimizer"))
