@@ -109,7 +109,7 @@ def train_in_rounds(
             ],
             "",
         )
-        trainer = replace(our_trainer(lifecycle.prepare(config, job)), evaluate=None)
+        trainer = replace(our_trainer(lifecycle.prepare(config, job)), add_up=None)
         trainer.load_initial_weights()
         started_seconds = time.perf_counter()
         train_function = trainer.model.make_train_function()

@@ -55,7 +55,7 @@ def rounds_of(trainer: Trainer, settings: dict[str, Any]) -> Rounds:
     """Make rounds that end with an evaluation of the trainer's model if the settings ask for it."""
 
     def figures() -> dict[str, float]:
-        evaluation = trainer.evaluate(StopRequest()) if settings["evaluates"] and trainer.evaluate else None
+        evaluation = trainer.evaluate(StopRequest()) if settings["evaluates"] else None
         return {"loss": evaluation["loss"]} if evaluation else {}
 
     return Rounds(settings["steps_per_round"], warmup_steps=1, figures=figures)
@@ -64,7 +64,7 @@ def rounds_of(trainer: Trainer, settings: dict[str, Any]) -> Rounds:
 def ours(run: Run, settings: dict[str, Any]) -> None:
     """Train as run_mlm.py does."""
     trainer = our_trainer(run)
-    fit_in_rounds(replace(trainer, evaluate=None), rounds_of(trainer, settings))
+    fit_in_rounds(replace(trainer, add_up=None), rounds_of(trainer, settings))
 
 
 def tutorial(run: Run, settings: dict[str, Any], *, is_tuned: bool = False) -> None:

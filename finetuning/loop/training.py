@@ -203,12 +203,12 @@ def predict(trainer: "Trainer", stop: "StopRequest", rows: EncodedRows) -> dict[
     Raises:
         RunStoppedError: it was asked to stop; the same command resumes here.
     """
-    from train.loop.trainer import evaluation_of
     from train.runtime.preemption import RunStoppedError
+    from train.step.evaluation import build_adder
 
     assert isinstance(trainer.phase.inputs, ExampleInputs)
     model, inputs = trainer.model, trainer.phase.inputs.with_eval_rows(rows)
-    add_up = evaluation_of(inputs, model, trainer.plan, model.distribute_strategy, trainer.computation.jit_compile)
+    add_up = build_adder(inputs, model, trainer.plan, jit_compile=trainer.computation.jit_compile)
     totals = add_up(stop) if add_up is not None else {}
     if totals is None:
         raise RunStoppedError(

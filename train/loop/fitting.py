@@ -141,7 +141,7 @@ class TrainingHooks:
         self._trainer.checkpoints.check()
 
     def _evaluate(self, step: int) -> None:
-        if self._trainer.evaluate is None:
+        if self._trainer.add_up is None:
             return
         with self._log.clock_stopped(is_evaluation=True):
             figures = self._trainer.evaluate(self._stop)
@@ -166,7 +166,7 @@ class TrainingHooks:
             self._trainer.checkpoints.save(lambda: (self._record(step), self._trainer.state.read()))
 
     def _stop_if_asked(self, step: int) -> None:
-        is_evaluated = self._trainer.evaluate is None or self._evaluated_step == step
+        is_evaluated = self._trainer.add_up is None or self._evaluated_step == step
         is_complete = step == self._plan.num_steps and is_evaluated
         if is_complete or not self._stop.is_agreed:
             return

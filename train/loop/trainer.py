@@ -22,7 +22,6 @@ from train.checkpoints.resume import (
     resume_point,
 )
 from train.checkpoints.store import Arrays, CheckpointRecord, rank
-from train.data.inputs import Inputs
 from train.data.pipeline import ONE_PIPELINE
 from train.loop.run import Phase, Run, computation_so_far, describe_run, device_kind, excerpt, print_result, print_table
 from train.metrics.log import VALIDATION, MetricsLog
@@ -33,9 +32,10 @@ from train.publishing.publisher import Publisher
 from train.publishing.pytorch_format import take_snapshot
 from train.runtime import supervisor
 from train.runtime.plan import Plan, phase_index, warn_of_other_batch
+from train.runtime.preemption import StopRequest
 from train.runtime.run_folder import LOSS_CURVE_NAME
 from train.runtime.strategy import check_agreement, distribute_batches, wait_for_workers
-from train.step.evaluation import Adder, Evaluator, build_adder, build_evaluator
+from train.step.evaluation import Adder, build_adder
 from train.step.sharding_check import prove_sharding
 from train.step.train_step import PretrainingModel, build_model, compile_model, prove_tpu_layers
 from train.tasks.task import Task
@@ -51,7 +51,7 @@ class Trainer:
     phase: Phase
     model: PretrainingModel
     plan: Plan
-    evaluate: Evaluator | None
+    add_up: Adder | None
     log: MetricsLog
     state: TrainingState
     checkpoints: Checkpoints
@@ -123,8 +123,13 @@ class Trainer:
 
     def release(self) -> None:
         """Free the memory of the model for that of the next phase."""
-        del self.model, self.state, self.evaluate
+        del self.model, self.state, self.add_up
         gc.collect()
+
+    def evaluate(self, stop: StopRequest) -> dict[str, float] | None:
+        """Evaluate the model on every validation row; None without one, or after a request to stop before the end."""
+        totals = self.add_up(stop) if self.add_up is not None else None
+        return None if totals is None else self.model.task.figures(totals)
 
     def record_run(self) -> dict[str, Any]:
         """Write `run.json`, once nothing can refuse the run any more, and return its content."""
@@ -317,7 +322,7 @@ def build_trainer(run: Run, index: int, strategy: tf.distribute.Strategy) -> Tra
         phase=phase,
         model=model,
         plan=plan,
-        evaluate=build_evaluator(model, evaluation_of(inputs, model, plan, strategy, computation.jit_compile)),
+        add_up=build_adder(inputs, model, plan, jit_compile=computation.jit_compile),
         log=log,
         state=TrainingState(model),
         checkpoints=Checkpoints(
@@ -338,21 +343,3 @@ def rank_of_checkpoint(task: Task, log: MetricsLog, record: CheckpointRecord) ->
     """Rank a checkpoint by its line in the log, since the metric may be another than when it was saved."""
     line = log.find(record.step, VALIDATION)
     return record.rank if line is None else rank(task.score(line), line["loss"])
-
-
-def evaluation_of(
-    inputs: Inputs, model: PretrainingModel, plan: Plan, strategy: tf.distribute.Strategy, jit_compile: bool
-) -> Adder | None:
-    """Build what adds up the task's sums over the rows to evaluate on; None where there are none."""
-    global_batch_rows = plan.global_batch_rows // model.num_micro_batches
-    num_batches = inputs.num_evaluation_batches(global_batch_rows)
-    if not num_batches:
-        return None
-    batches_of = functools.partial(
-        inputs.evaluation_batches,
-        model.task.features(plan.max_length),
-        model.task.prepare_row,
-        global_batch_rows=global_batch_rows,
-    )
-    batches = distribute_batches(strategy, batches_of)
-    return build_adder(model, batches, num_batches, strategy, jit_compile=jit_compile)

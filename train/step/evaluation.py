@@ -1,5 +1,6 @@
 """Evaluate the current model on every validation row once."""
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -8,45 +9,37 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from train.data.inputs import Inputs
 from train.runtime import supervisor
+from train.runtime.plan import Plan
 from train.runtime.preemption import InFlight, StopRequest
+from train.runtime.strategy import distribute_batches
 from train.step.train_step import PretrainingModel, Sums
 
-# The figures of an evaluation, or None after a shutdown request.
-Evaluator = Callable[[StopRequest], dict[str, float] | None]
 # The input of `Task.figures`.
 Totals = dict[str, NDArray[Any]]
-# Adds them up, or returns None after a shutdown request.
+# Adds them up, or returns None after a shutdown request before its last batch.
 Adder = Callable[[StopRequest], Totals | None]
 
 
-def build_evaluator(model: PretrainingModel, add_up: Adder | None) -> Evaluator | None:
-    """Build a function that evaluates the current model; None where there is nothing to evaluate.
+def build_adder(inputs: Inputs, model: PretrainingModel, plan: Plan, *, jit_compile: bool) -> Adder | None:
+    """Build what adds up the task's sums over the rows to evaluate on, and collects its values for each row.
 
-    It returns None after a shutdown request before its last batch.
+    Returns:
+        None where there are no such rows.
     """
-    if add_up is None:
+    strategy, evaluation_step = model.distribute_strategy, model.evaluation_step
+    global_batch_rows = plan.global_batch_rows // model.num_micro_batches
+    num_batches = inputs.num_evaluation_batches(global_batch_rows)
+    if not num_batches:
         return None
-
-    def evaluate(stop: StopRequest) -> dict[str, float] | None:
-        totals = add_up(stop)
-        return None if totals is None else model.task.figures(totals)
-
-    return evaluate
-
-
-def build_adder(
-    model: PretrainingModel, batches: Any, num_batches: int, strategy: tf.distribute.Strategy, *, jit_compile: bool
-) -> Adder:
-    """Build a function that adds up the task's sums over all rows, and collects its values for each row.
-
-    It returns None after a shutdown request before its last batch.
-
-    Args:
-        batches: of `evaluation_batches`, distributed by `distribute_batches`; read again at each call.
-        num_batches: how many there are for each replica.
-    """
-    evaluation_step = model.evaluation_step
+    batches_of = functools.partial(
+        inputs.evaluation_batches,
+        model.task.features(plan.max_length),
+        model.task.prepare_row,
+        global_batch_rows=global_batch_rows,
+    )
+    batches = distribute_batches(strategy, batches_of)
     if jit_compile:
         evaluation_step = tf.function(evaluation_step, jit_compile=True)
 

@@ -162,7 +162,7 @@ def test_only_an_evaluation_after_the_last_step_is_the_result(
 ) -> None:
     """A phase resumes after step 3, where the phase before it was evaluated, and evaluates nothing itself."""
     monkeypatch.setattr(fitting, "distribute_batches", MagicMock())
-    trainer = MagicMock(evaluate=None, can_roll_back=False, start=ResumePoint(step=3))
+    trainer = MagicMock(add_up=None, can_roll_back=False, start=ResumePoint(step=3))
     trainer.log = MetricsLog(RunFolder(tmp_path), lambda _: b"")
     trainer.log.add(3, VALIDATION, {"loss": 2.5, "phase": 1})
     run = trainer.phase.config.run = RunConfig()
