@@ -55,6 +55,21 @@ def test_sigterm(campaign: Campaign, name: str, num_kills: int, tmp_path: Path) 
     campaign.note("SIGTERM", name, len(statuses), f"the same bytes{stopped}")
 
 
+def test_a_second_run_is_refused_while_the_first_lives(campaign: Campaign, name: str, tmp_path: Path) -> None:
+    stage, output = campaign.stage(name), tmp_path / "output"
+    first = campaign.start(stage, stage.flags(output), constants=SHORT_LIFE)
+    wait_for_owner(first, output)
+    first.send(signal.SIGSTOP)  # so that it does not end before the second has looked
+    second = campaign.start(stage, stage.flags(output))
+    wait_for(lambda: "waiting up to" in second.output)
+    first.send(signal.SIGCONT)
+    check_one_line(second, "must belong to one run at a time")
+    assert second.wait() == 2
+    assert first.wait() == 0, first.output
+    campaign.check(stage, output)
+    campaign.note("a second run", name, 1, "refused with status 2; the same bytes")
+
+
 def test_stopped_by_a_signal_it_loses_its_folder_to_another_run_and_touches_nothing_when_it_wakes_up(
     campaign: Campaign, name: str, num_kills: int, tmp_path: Path
 ) -> None:
@@ -75,21 +90,6 @@ def test_stopped_by_a_signal_it_loses_its_folder_to_another_run_and_touches_noth
             assert campaign.files(output) == files
             num_lost += 1
     campaign.note("SIGSTOP, takeover, SIGCONT", name, num_lost, "status 3, one line; the same bytes")
-
-
-def test_a_second_run_is_refused_while_the_first_lives(campaign: Campaign, name: str, tmp_path: Path) -> None:
-    stage, output = campaign.stage(name), tmp_path / "output"
-    first = campaign.start(stage, stage.flags(output), constants=SHORT_LIFE)
-    wait_for_owner(first, output)
-    first.send(signal.SIGSTOP)  # so that it does not end before the second has looked
-    second = campaign.start(stage, stage.flags(output))
-    wait_for(lambda: "waiting up to" in second.output)
-    first.send(signal.SIGCONT)
-    check_one_line(second, "must belong to one run at a time")
-    assert second.wait() == 2
-    assert first.wait() == 0, first.output
-    campaign.check(stage, output)
-    campaign.note("a second run", name, 1, "refused with status 2; the same bytes")
 
 
 def wait_for_owner(process: Process, output: Path) -> None:

@@ -1,36 +1,20 @@
-"""Preparations that are stopped, refused or out of room; `tests/campaign/` kills them, and takes their folders away."""
+"""Preparations that are stopped or out of room; `tests/campaign/` kills them, and takes their folders away."""
 
-import os
 import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mlm_common.errors import EXIT_BAD_INPUT, EXIT_STOPPED, InputError
-from mlm_common.folder_lock import locked_folder
-from tests.fixtures.folder_owners import look_often
-from tests.fixtures.run_command import Outcome
+from mlm_common.errors import EXIT_STOPPED, InputError
 from tests.fixtures.tiny_corpus import flags
 from tfrecord_prep.manifest import open_shards
 from tfrecord_prep.prepare_tfrecord_shards import stoppable
 
 SCRIPT = Path(__file__).parents[2] / "tfrecord_prep" / "prepare_tfrecord_shards.py"
-
-
-def test_a_second_preparation_is_refused_and_touches_nothing(
-    prepare: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    look_often(monkeypatch)
-    with locked_folder(str(tmp_path / "out"), heartbeat_seconds=0.05):
-        refused = prepare(tmp_path / "out", "--overwrite")
-        assert [path.name for path in (tmp_path / "out").iterdir()] == [".owner"]
-    assert refused.status == EXIT_BAD_INPUT
-    assert f"{tmp_path / 'out'} belongs to the run of process {os.getpid()} on " in refused.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -301,18 +301,3 @@ def test_a_second_training_is_refused_while_the_first_lives(
         refused = run(main, *arguments(corpus_file, tmp_path / "out", "--overwrite"))
     assert refused.status == 2
     assert f"{tmp_path / 'out'} belongs to the run of process {os.getpid()} on " in refused.err
-
-
-def test_a_corpus_is_compared_by_content_not_by_name(
-    corpus_file: Path, tmp_path: Path, run: Callable[..., Outcome]
-) -> None:
-    corpus, folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.jsonl")), tmp_path / "tokenizer"
-    corpus.write_bytes(corpus_file.read_bytes())
-    assert main(arguments(corpus, folder)) == 0
-    (file,) = json.loads((folder / "training.json").read_text(encoding="utf-8"))["corpus"]["data_files"]
-    assert file["path"] == str(corpus)
-    assert main(arguments(corpus_file, folder, "--dry-run")) == 0, "the same text under another name"
-    text = corpus.read_bytes()
-    corpus.write_bytes(text[:2000].replace(b"a", b"b") + text[2000:])
-    refused = run(main, *arguments(corpus, folder, "--dry-run"))
-    assert (refused.status, "other settings: corpus.data_files[0] is " in refused.error) == (2, True)

@@ -2,24 +2,18 @@
 
 import os
 import shutil
-import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from mlm_common.errors import EXIT_BAD_INPUT, EXIT_PERMANENT
+from mlm_common.errors import EXIT_BAD_INPUT
 from mlm_common.folder_lock import locked_folder
-from tests.fixtures.folder_owners import look_often, shorten_times, start_with_short_times
-from tests.fixtures.same_run import assert_same_run
+from tests.fixtures.folder_owners import look_often
 from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_run import run_flags
 from train.run_mlm import main
 
 pytestmark = pytest.mark.usefixtures("one_device")
-
-OWNER = "train.runtime.run_folder"
-MANY_STEPS = ("--max-steps", "100", "--save-steps", "2", "--eval-steps", "50", "--log-steps", "50")
 
 
 @pytest.fixture
@@ -55,23 +49,3 @@ def test_weights_that_do_not_load_delete_no_run(old_run, shards, tmp_path, run):
     assert refused.status == EXIT_BAD_INPUT
     assert "The weights of --init-from must be those of the model that is trained" in refused.error
     assert contents(old_run) == before
-
-
-@pytest.mark.slow
-def test_a_run_that_wakes_up_after_a_takeover_writes_nothing(shards, tmp_path, monkeypatch):
-    run = tmp_path / "run"
-    with start_with_short_times(OWNER, run_flags(shards, run, *MANY_STEPS)) as stopped:
-        while not list(run.glob("checkpoints/step-*.json")):
-            assert stopped.poll() is None
-            time.sleep(0.01)
-        os.killpg(stopped.pid, signal.SIGSTOP)
-        shorten_times(OWNER, monkeypatch)
-        assert main(run_flags(shards, run, *MANY_STEPS)) == 0
-        before = contents(run)
-        os.killpg(stopped.pid, signal.SIGCONT)
-        _, errors = stopped.communicate(timeout=60)
-    assert stopped.returncode == EXIT_PERMANENT
-    assert f"error: The folder must belong to this run; {run} has no .owner/ of it any more." in errors
-    assert contents(run) == before
-    assert main(run_flags(shards, tmp_path / "whole", *MANY_STEPS)) == 0
-    assert_same_run(run, tmp_path / "whole")
