@@ -338,10 +338,6 @@ def settings_marked(mark: str, config_class: type[RunSettings] = TrainingConfig)
     return frozenset(name for name, one in settings.items() if mark in one.metadata["marks"])
 
 
-def flags_marked(mark: str, config_class: type[RunSettings] = TrainingConfig) -> list[str]:
-    return sorted(flag_of(name.partition(".")[2]) for name in settings_marked(mark, config_class))
-
-
 def read_phases_file(path: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Read a file of `--phases`: {flag: value} of the whole run, and of each phase, steps multiplied by its `scale`.
 

@@ -12,9 +12,8 @@ import huggingface_hub
 
 from mlm_common.hub.push import check_hub_access
 from mlm_common.hub.retries import HubAwayError
-from train.config.learning import MAY_CHANGE
 from train.config.phases import naming_phase, phases_of
-from train.config.settings import HubConfig, RunSettings, TrainingConfig, flags_marked
+from train.config.settings import HubConfig, RunSettings, TrainingConfig
 from train.data.shards import TrainingInputs, check_phases, open_inputs
 from train.loop.run import Phase, Run, print_plan
 from train.model.config import resolve_model_config
@@ -153,13 +152,8 @@ def check_output_folder(run: Run) -> None:
     resume = run.config.run.resume
     if run.folder.was_started_by_current_supervisor() or not run.cluster.is_chief:
         resume = "auto"  # the first process of the supervisor, or the chief, may have begun the run a moment ago
-    run.folder.check(
-        run.fingerprint,
-        resume=resume,
-        overwrite=run.starts_over,
-        begun_phase=run.newest_phase(),
-        changeable_flags=flags_marked(MAY_CHANGE, type(run.config)),
-    )
+    begun_phase = run.newest_phase()
+    run.folder.check(run.fingerprint, resume=resume, overwrite=run.starts_over, begun_phase=begun_phase)
 
 
 def check_can_push(config: HubConfig) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
@@ -11,8 +10,6 @@ from mlm_common.errors import InputError
 from mlm_common.folder_lock import locked_folder
 from mlm_common.hub.redaction import is_same
 from mlm_common.storage import open_folder
-from train.config.learning import MAY_CHANGE
-from train.config.settings import flags_marked
 from train.runtime.supervisor import supervision
 
 RECORD_NAME = "run.json"
@@ -85,20 +82,11 @@ class RunFolder:
         """Return whether a process of the same supervision wrote `run.json`, and so obeyed flags to start over."""
         return supervision() is not None and self.has_run() and self.read_record().get("supervision") == supervision()
 
-    def check(
-        self,
-        fingerprint: dict[str, Any],
-        *,
-        resume: str,
-        overwrite: bool,
-        begun_phase: int = 0,
-        changeable_flags: Sequence[str] | None = None,
-    ) -> None:
+    def check(self, fingerprint: dict[str, Any], *, resume: str, overwrite: bool, begun_phase: int = 0) -> None:
         """Check that the folder is empty or contains this very run, as `--resume` asks for.
 
         Args:
             begun_phase: the last of the run's phases that was begun, counted from 0; later ones may differ.
-            changeable_flags: those that may have other values when a run resumes; by default run_mlm's.
 
         Raises:
             InputError: it contains a different run, and the first differences are named; a run where there must be
@@ -128,7 +116,7 @@ class RunFolder:
                 f"--resume never needs a folder without a run; {self} has one. Name another folder, or give "
                 "--overwrite-output-dir, which deletes that run."
             )
-        self._check_fingerprint(fingerprint, begun_phase, len(changeable_flags or flags_marked(MAY_CHANGE)))
+        self._check_fingerprint(fingerprint, begun_phase)
 
     def clear(self) -> None:
         """Delete the run in the folder, if there is one: what a run writes, and nothing else."""
@@ -144,7 +132,7 @@ class RunFolder:
         self.files.delete_files([name for name in self.files.list_files() if re.fullmatch(others, name)])
         self.files.delete_files([RECORD_NAME])  # last: without it the folder is not known as that of a run
 
-    def _check_fingerprint(self, fingerprint: dict[str, Any], begun_phase: int, num_changeable_flags: int) -> None:
+    def _check_fingerprint(self, fingerprint: dict[str, Any], begun_phase: int) -> None:
         theirs = self.read_record()["fingerprint"]
         # Of a record that was on the Hub, hashes are compared.
         differing = sorted(
@@ -163,8 +151,8 @@ class RunFolder:
             more = f"; and {len(differing) - 3} more" if len(differing) > 3 else ""
             raise InputError(
                 f"--output-dir: {self} contains a different run ({shown}{more}). Name another folder, give "
-                f"--overwrite-output-dir, or the settings of that run; {num_changeable_flags} flags may change, see "
-                f"{WHAT_MAY_CHANGE}.{begun}"
+                f"--overwrite-output-dir, or the settings of that run; those that may change are in {WHAT_MAY_CHANGE}."
+                f"{begun}"
             )
 
 

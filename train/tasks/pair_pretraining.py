@@ -1,6 +1,5 @@
 """BERT's and ALBERT's objectives: masked tokens and, of a pair of segments, whether the second follows the first."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -122,9 +121,7 @@ class PairPretraining(MaskedLanguageModeling):
         return figures | {"loss": loss, "num_pairs": int(sums["num_pairs"])}
 
     def derived_figures(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Compute the perplexity of masked tokens, e to their loss; infinite where that does not fit a float."""
-        loss = means["mlm_loss"]
-        return {"perplexity": math.exp(loss) if loss < 700 else math.inf}
+        return super().derived_figures({"loss": means["mlm_loss"]})  # of masked tokens
 
     def summarize(self, figures: Mapping[str, float]) -> str:
         return f"{super().summarize(figures)}  pairs {100 * figures[f'{self.pair_name}_accuracy']:.1f} %"

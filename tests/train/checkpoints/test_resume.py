@@ -13,7 +13,7 @@ from tfrecord_prep.manifest import ShardSet
 from train.checkpoints.resume import ResumePoint, describe_resume_point, fingerprint, fingerprint_sha256
 from train.checkpoints.store import CheckpointRecord
 from train.config.learning import ADDED, MAY_CHANGE, PER_WORKER, ROUNDING
-from train.config.settings import flags_marked, parse_training_config, settings_marked
+from train.config.settings import parse_training_config, settings_marked
 from train.data.shards import TrainingInputs
 from train.runtime.plan import make_plan
 
@@ -73,8 +73,9 @@ def test_marks_are_those_of_whole_settings():
         assert settings_marked(mark) < names
     # What workers or the order of sums may differ in is no reason to refuse a run.
     assert settings_marked(PER_WORKER) | settings_marked(ROUNDING) < settings_marked(MAY_CHANGE)
-    assert set(flags_marked(PER_WORKER)) == {
-        "--train-dataset", "--eval-dataset", "--tokenizer", "--pretrained-model-config", "--output-dir", "--phases",
+    assert settings_marked(PER_WORKER) == {
+        "data.train_dataset", "data.eval_dataset", "data.tokenizer", "model.pretrained_model_config", "run.output_dir",
+        "run.phases",
     }  # fmt: skip
 
 
