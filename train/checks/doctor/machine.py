@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mlm_common.errors import InputError, RunFailedError
+from mlm_common.tokenizer import vocabulary_size
 from train.checks.doctor.packages import (
     TPU_BUILD,
     TPU_INSTALL,
@@ -32,9 +33,11 @@ from train.checks.doctor.packages import (
 from train.config.settings import TrainingConfig
 from train.runtime.machines import (
     GIB,
+    Cluster,
     check_tpu_devices,
     check_tpu_use,
     chip_of,
+    expected_num_replicas,
     local_accelerator_type,
     read_cluster,
     tpu_devices,
@@ -182,7 +185,6 @@ def list_gpus(_config: TrainingConfig) -> dict[str, Any]:
 
 def connect_tpu(config: TrainingConfig) -> dict[str, Any]:
     """Claim the TPU as a run does, for as long as this process lives."""
-    from train.runtime.machines import Cluster
     from train.runtime.strategy import connect
 
     return {"num_replicas": connect(config.hardware, Cluster()).num_replicas_in_sync}
@@ -192,11 +194,9 @@ def check_run(config: TrainingConfig) -> dict[str, Any]:
     """Make the checks of `run_mlm.py --dry-run`, read a shard with TensorFlow's client, and build the model."""
     import tensorflow as tf
 
-    from mlm_common.tokenizer import vocabulary_size
     from train.data.shards import TrainingInputs
     from train.loop.lifecycle import Pretraining, prepare
     from train.model.build import build_network
-    from train.runtime.machines import expected_num_replicas, read_cluster
     from train.runtime.strategy import local_devices
 
     config = replace(config, run=replace(config.run, dry_run=True))
