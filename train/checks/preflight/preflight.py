@@ -95,7 +95,7 @@ def build_preflight(phase: Phase, plan: Plan, tpu: TpuSlice, compiler_python: st
     """Build the model of a phase as it is on a TPU, but for these settings of the hardware, and make its preflight."""
     tf.config.set_visible_devices([], "GPU")  # a step that is lowered on a GPU holds the GPU's operations
     given = phase.config.hardware
-    on_tpu = replace(given, **{"tpu_name": given.tpu_name or "local", "no_tpu": False, **hardware})
+    on_tpu = replace(given, tpu_name=given.tpu_name or "local", no_tpu=False, **hardware)
     config: RunSettings = replace(cast(Any, phase.config), hardware=on_tpu)
     strategy = tf.distribute.get_strategy()
     model = build_model(config, phase.inputs, phase.task, phase.model_config, plan, strategy)
