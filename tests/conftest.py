@@ -38,8 +38,10 @@ settings.load_profile("repeatable")
 
 # Files that take longest, the longest first: a process that begins one at the end keeps all others waiting.
 FIRST = (
-    *("test_two_workers.py", "test_tpu_preflight_compiler.py", "test_phases.py", "test_notebooks.py", "test_kills.py"),
-    *("test_resume.py", "test_tpu_vm_environment.py", "test_run_mlm.py", "test_train_step.py"),
+    *("test_tpu_preflight_compiler.py", "test_notebooks.py", "test_faults.py", "test_kills.py", "test_two_workers.py"),
+    *("test_phases.py", "test_install.py", "test_sharded_resume.py", "test_benchmarks.py"),
+    *("test_tpu_vm_environment.py", "test_computation_of_a_run.py", "test_export_other_environments.py"),
+    *("test_resume.py", "test_run_mlm.py", "test_train_step.py"),
 )
 
 # What a shell starts in the background ignores Ctrl-C, and hands that on to all that it starts.
@@ -47,7 +49,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--num-kills", type=int, default=6, help="kills of each stage, a third of a run of phases")
+    parser.addoption("--num-kills", type=int, default=3, help="kills of each stage, a third of a run of phases")
     parser.addoption("--write-golden", action="store_true", help="write tests/golden/golden.json again")
     parser.addoption("--campaign-report", help="file that gets what the campaign has seen, as lines of JSON")
 

@@ -102,17 +102,18 @@ def test_an_interrupted_command_continues_with_the_next_file(
 
 
 @pytest.mark.slow
-def test_killed_commands_end_with_the_same_bytes(flags: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, str(PROJECT / "finetuning" / "search.py"), *flags, "--shard-rows", "2", "--vectors-dir"]
-    subprocess.run([*command, tmp_path / "whole"], check=True)
-    folder = tmp_path / "again"
-    for num_files in (1, 4):
-        with subprocess.Popen([*command, folder]) as process:
-            while len(list(folder.glob("*.npy"))) < num_files and process.poll() is None:
-                time.sleep(0.001)
-            process.send_signal(signal.SIGKILL)
-    subprocess.run([*command, folder], check=True)
-    assert files_of(folder) == files_of(tmp_path / "whole")
+def test_a_killed_command_ends_with_the_same_bytes(
+    flags: list[str], tmp_path: Path, run: Callable[..., Outcome]
+) -> None:
+    whole, folder = tmp_path / "whole", tmp_path / "again"
+    flags = [*flags, "--shard-rows", "2", "--vectors-dir"]
+    with subprocess.Popen([sys.executable, PROJECT / "finetuning" / "search.py", *flags, folder]) as process:
+        while len(list(folder.glob("*.npy"))) < 2 and process.poll() is None:
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+    for each in (folder, whole):
+        assert run(main, *flags, each).status == 0
+    assert files_of(folder) == files_of(whole)
 
 
 # name: (content of the corpus, flags, what the error says); {} is the folder of the test.

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,13 +17,20 @@ from tests.fixtures.other_environments import PROJECT, installed_environment
 from tests.fixtures.tiny_corpus import DOCUMENTS, flags
 from tests.fixtures.tiny_run import run_flags
 from tests.servers.fixtures import HubHandle
+from tfrecord_prep import prepare_tfrecord_shards
+from tokenizer_training import train_unigram
 from train.checks.preflight.tpu_compiler import COMPILER_ENVIRONMENT
 from train.metrics.log import read_metrics
+from train.run_mlm import main
 from train.runtime.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow
 
 REPO = "alice/tiny"
+COMMANDS = {
+    "tokenizer_training/train_unigram.py": train_unigram.main,
+    "tfrecord_prep/prepare_tfrecord_shards.py": prepare_tfrecord_shards.main,
+}
 NUM_STEPS = 60
 # XLA for the CPU is no part of the TPU's TensorFlow.
 TRAINING = (
@@ -45,18 +52,17 @@ def printed_by(python: str | Path, *command: str, environment: dict[str, str] | 
     return done.stdout
 
 
-def prepare(python: str | Path, folder: Path, environment: dict[str, str]) -> Path:
-    """Train a tokenizer and write shards with the commands, and return the folder of the shards."""
+def prepare(folder: Path, run: Callable[[str, list[str]], object]) -> Path:
+    """Train a tokenizer and write shards with `run`, given a script and its flags; return the folder of the shards."""
     folder.mkdir()
     (folder / "docs.jsonl").write_text(
         "".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS), encoding="utf-8"
     )
     corpus, tokenizer = str(folder / "docs.jsonl"), str(folder / "tokenizer")
     sizes = ("--vocab-size", "48", "--byte-fallback", "false", "--validation-percent", "20", "--num-workers", "1")
-    trained = ("--data-files", corpus, *sizes, "--output-dir", tokenizer)
-    printed_by(python, "tokenizer_training/train_unigram.py", *trained, environment=environment)
+    run("tokenizer_training/train_unigram.py", ["--data-files", corpus, *sizes, "--output-dir", tokenizer])
     written = flags(folder, folder / "shards", "--validation-percent", "20")
-    printed_by(python, "tfrecord_prep/prepare_tfrecord_shards.py", *written, environment=environment)
+    run("tfrecord_prep/prepare_tfrecord_shards.py", written)
     return folder / "shards"
 
 
@@ -73,7 +79,9 @@ def test_the_whole_life_of_a_run(vm_python: Path, hub_server: HubHandle, tmp_pat
     environment = COMPILER_ENVIRONMENT | hub_server.environment
     show = "import train, tensorflow; print(tensorflow.__version__)"
     assert printed_by(vm_python, "-c", show, environment=environment).startswith("2.20.")
-    shards = prepare(vm_python, tmp_path / "vm", environment)
+    shards = prepare(
+        tmp_path / "vm", lambda script, given: printed_by(vm_python, script, *given, environment=environment)
+    )
     run = tmp_path / "vm" / "run"
     training = [*run_flags(shards, run, *TRAINING), "--hub-model-id", REPO]
     with KillableRuns(environment, vm_python) as runs:
@@ -89,10 +97,9 @@ def test_the_whole_life_of_a_run(vm_python: Path, hub_server: HubHandle, tmp_pat
     filled = printed_by(vm_python, "train/fill_mask.py", *filling, environment=environment)
     assert "rows" in filled
 
-    shards_here = prepare(sys.executable, tmp_path / "here", hub_server.environment)
+    shards_here = prepare(tmp_path / "here", lambda script, given: COMMANDS[script](given))
     assert records(shards_here) == records(shards)
-    with KillableRuns() as runs:
-        assert runs.run(run_flags(shards_here, tmp_path / "here" / "run", *TRAINING)) == 0
+    assert main(run_flags(shards_here, tmp_path / "here" / "run", *TRAINING)) == 0
     losses_here = losses(tmp_path / "here" / "run")
     assert {("train", NUM_STEPS), ("validation", NUM_STEPS)} <= set(losses_here)
     assert losses(run) == pytest.approx(losses_here, rel=1e-5)

@@ -9,6 +9,8 @@ from train.tasks.masked_lm_head import gather_before_head, predicting_at
 
 # (num_predictions,), into three rows of 12 laid end to end; none is padding.
 POSITIONS = np.array([1, 3, 3, 11, 12, 17, 33, 24, 0], np.int32)
+# In transformers, whose code differs from RoBERTa's in names alone.
+COPIES_OF_ROBERTA = ("camembert", "xlm-roberta")
 # Heads that are built unlike the others.
 COMPILED = ["roberta", *(pytest.param(name, marks=pytest.mark.slow) for name in ("deberta-v2 as v3", "mobilebert"))]
 
@@ -67,7 +69,7 @@ def test_the_gathered_head_trains_in_a_graph_under_xla(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in SAME_CODE])
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in (*SAME_CODE, *COPIES_OF_ROBERTA)])
 def test_it_trains_in_mixed_bfloat16_under_xla(name: str) -> None:
     tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
     model = one_layer_model(name)
