@@ -56,8 +56,10 @@ def submission_files(run: str) -> dict[str, str]:
         predictions = f"predict_results_{name}{ending}.txt"
         if not folder.files.exists(predictions):
             raise InputError(f"--runs: {run} has no {predictions}. Run its command again with --do-predict.")
+        # A class by the digit that it has in the task's files, a number with three decimals.
+        digits = {label: str(digit) for digit, label in enumerate(task.label_names)}
         lines = [line.split("\t") for line in folder.files.read_text(predictions).splitlines()[1:]]
-        rows = [f"{index}\t{_as_submitted(one, task.label_names)}\n" for index, one in lines]
+        rows = [f"{index}\t{digits[one] if digits else f'{float(one):.3f}'}\n" for index, one in lines]
         files[file] = "index\tprediction\n" + "".join(rows)
     return files
 
@@ -69,11 +71,6 @@ def zipped(files: dict[str, str]) -> bytes:
         for name, text in sorted(files.items()):
             archive.writestr(zipfile.ZipInfo(f"{name}.tsv"), text)
     return content.getvalue()
-
-
-def _as_submitted(prediction: str, label_names: Sequence[str]) -> str:
-    """Give a class the digit that it has in the task's files, and a number three decimals."""
-    return str(label_names.index(prediction)) if label_names else f"{float(prediction):.3f}"
 
 
 if __name__ == "__main__":

@@ -69,25 +69,18 @@ def lower_ours(flags: tuple[str, ...], sizes: argparse.Namespace) -> str:
     """Lower the step that run_mlm.py runs with these flags to StableHLO."""
     import tensorflow as tf
 
-    from train.checks.preflight.planning import synthetic_inputs
+    from train.checks.preflight.planning import open_run
     from train.checks.preflight.step_lowering import lower_train_step
-    from train.config.settings import parse_training_config
-    from train.model.config import resolve_model_config
-    from train.runtime.plan import make_plan
+    from train.config.settings import parse_run_flags
     from train.step.train_step import build_model
-    from train.tasks.masked_lm import MaskedLanguageModeling
 
     layers = ("--config-overrides", f"num_hidden_layers={sizes.num_layers}") if sizes.num_layers else ()
     batch = ("--per-replica-batch-size", str(sizes.rows), "--gradient-accumulation-steps", "1")
-    folders = ("--train-dataset", "(none)", "--output-dir", "(none)")
-    config = parse_training_config([*flags, *layers, *batch, *folders], "")
-    inputs = synthetic_inputs(max_length=sizes.length, vocab_size=sizes.vocab_size)
-    plan = make_plan(
-        config.optimization, config.run, num_rows=10**9, max_length=sizes.length, num_replicas=sizes.num_replicas
-    )
-    task = MaskedLanguageModeling.of(inputs, config.masking)
-    model_config = resolve_model_config(config.model, inputs)
-    model = build_model(config, inputs, task, model_config, plan, tf.distribute.get_strategy())
+    config, _ = parse_run_flags([*flags, *layers, *batch, "--max-length", str(sizes.length)], "")
+    run = open_run(config, sizes.vocab_size)
+    (phase,), (plan,) = run.phases, run.plans(sizes.num_replicas)
+    strategy = tf.distribute.get_strategy()
+    model = build_model(config, phase.inputs, phase.task, phase.model_config, plan, strategy)
     return lower_train_step(model, num_rows=sizes.rows, length=sizes.length, num_replicas=sizes.num_replicas)
 
 

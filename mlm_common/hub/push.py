@@ -235,7 +235,8 @@ def commit_to_branch(
     files = dict(files or {})
     branch = open_branch(api, repository)
     if CARD_NAME in files:
-        if DEFAULT_CARD.fullmatch(branch.card) or is_unedited(branch.card):
+        is_marked = CHECKSUM_LINE.search(branch.card) is not None
+        if DEFAULT_CARD.fullmatch(branch.card) or (is_marked and mark_card(branch.card) == branch.card):
             content = files[CARD_NAME]
             card = (content if isinstance(content, bytes) else content.read_bytes()).decode()
             if not LICENSE_LINES.search(card):
@@ -329,7 +330,3 @@ def mark_card(card: str) -> str:
     rest = CHECKSUM_LINE.sub("", card)
     checksum = hashlib.sha256(rest.encode()).hexdigest()[:16]
     return rest.replace("\n---\n", f"\n{MARKS[CARD_NAME]}, checksum {checksum}\n---\n", 1)
-
-
-def is_unedited(card: str) -> bool:
-    return CHECKSUM_LINE.search(card) is not None and mark_card(card) == card

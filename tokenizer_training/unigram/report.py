@@ -87,7 +87,8 @@ class TokenizerQuality:
 
 def measure_quality(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> TokenizerQuality:
     """Measure the tokenizer on plain texts: what looks like a special token in them is text, too."""
-    id_counts = count_ids(tokenizer, texts)
+    encodings = encode_all(plain_text_backend(tokenizer), texts)
+    id_counts = Counter(chain.from_iterable(encoding.ids for encoding in encodings))
     num_tokens = id_counts.total()
     num_unknown = id_counts[tokenizer.unk_token_id]
     normalizer = tokenizer.backend_tokenizer.normalizer
@@ -345,11 +346,6 @@ def byte_ids(tokenizer: "PreTrainedTokenizerFast") -> set[int]:
         return set()
     vocabulary = tokenizer.get_vocab()
     return {vocabulary[piece] for piece in BYTE_TOKENS if piece in vocabulary}
-
-
-def count_ids(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> Counter[int]:
-    encodings = encode_all(plain_text_backend(tokenizer), texts)
-    return Counter(chain.from_iterable(encoding.ids for encoding in encodings))
 
 
 def encode_all(backend: "Tokenizer", texts: Sequence[str]) -> Iterator["Encoding"]:
