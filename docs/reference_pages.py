@@ -21,6 +21,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 SCRIPTS = {
     "Pretraining": (
         "tokenizer_training/train_unigram.py",
+        "tokenizer_training/compare_tokenizers.py",
         "tfrecord_prep/prepare_tfrecord_shards.py",
         "train/run_mlm.py",
         "train/fill_mask.py",

@@ -42,11 +42,11 @@ PLOT_FILE = "report.png"
 WHITE_SPACE = " \t\n\v\f\r"
 
 
-def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
+def load_tokenizer(name_or_path: str, *, needs_special_tokens: bool = True) -> "PreTrainedTokenizerFast":
     """Load the tokenizer in a local or `gs://` folder, or of a model on the Hub.
 
     Raises:
-        InputError: there is none, it is not a fast one, or it lacks one of the five special tokens.
+        InputError: there is none, it is not a fast one, or it lacks one of the five special tokens that it needs.
         HubAwayError: the Hub cannot be reached.
     """
     check_folder_or_hub(name_or_path)
@@ -55,7 +55,7 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
     if not tokenizer.is_fast:
         raise InputError(f"The tokenizer must be a fast one (with a {TOKENIZER_FILE}); {name_or_path} is not.")
     missing = [name for name, token_id in special_ids(tokenizer).items() if token_id is None]
-    if missing:
+    if missing and needs_special_tokens:
         raise InputError(
             f"The tokenizer must have cls, pad, sep, unk and mask tokens; {name_or_path} lacks {', '.join(missing)}. "
             "Train one with train_unigram.py."

@@ -31,6 +31,7 @@ Item = TypeVar("Item")
 TEXTS_AT_ONCE = 64
 NUM_DROPPED_SHOWN = 20
 NUM_LONGEST = 20
+FIRST_NON_ASCII = 0x80
 NUM_EXAMPLES = 10
 NUM_EXAMPLES_SHOWN = 3
 EXAMPLE_CHARACTERS = 80
@@ -341,11 +342,14 @@ def tokens_by_kind(tokenizer: "PreTrainedTokenizerFast") -> dict[str, list[str]]
 
 
 def byte_ids(tokenizer: "PreTrainedTokenizerFast") -> set[int]:
-    """Return the ids of the tokens for single bytes; none if the model does not fall back to bytes."""
-    if not json.loads(tokenizer.backend_tokenizer.to_str())["model"].get("byte_fallback"):
-        return set()
-    vocabulary = tokenizer.get_vocab()
-    return {vocabulary[piece] for piece in BYTE_TOKENS if piece in vocabulary}
+    """Return the ids of the tokens for single bytes, as parts of characters; none if the model has no such tokens."""
+    settings = json.loads(tokenizer.backend_tokenizer.to_str())
+    names = set(BYTE_TOKENS) if settings["model"].get("byte_fallback") else set()
+    if (settings["decoder"] or {}).get("type") == "ByteLevel":
+        from transformers.models.gpt2.tokenization_gpt2 import bytes_to_unicode
+
+        names |= {token for byte, token in bytes_to_unicode().items() if byte >= FIRST_NON_ASCII}
+    return {token_id for token, token_id in tokenizer.get_vocab().items() if token in names}
 
 
 def encode_all(backend: "Tokenizer", texts: Sequence[str]) -> Iterator["Encoding"]:
