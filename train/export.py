@@ -3,7 +3,6 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 try:
     from mlm_common.cli.command_line import command, log_start
@@ -11,7 +10,7 @@ except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.cli.console import add_verbose_flag
 from mlm_common.errors import InputError
-from mlm_common.hub.push import MAIN_BRANCH, HubRepository, check_hub_access, push_files
+from mlm_common.hub.push import MAIN_BRANCH, HubRepository, check_hub_access
 from mlm_common.storage import open_folder
 
 FORMATS = ("pytorch", "tf")
@@ -21,10 +20,16 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "checkpoint",
+        nargs="+",
         help="OUTPUT_DIR of run_mlm.py for its newest checkpoint, OUTPUT_DIR/checkpoints/step-… for another, or a "
-        "folder or Hub id with config.json and weights. Local or gs://.",
+        "folder or Hub id with config.json and weights. Local or gs://. Several with --average.",
     )
     parser.add_argument("output", help="Folder of the export, local or gs://.")
+    parser.add_argument(
+        "--average",
+        action="store_true",
+        help="Export the mean of the weights of several checkpoints of a run, evaluated on its validation rows first.",
+    )
     parser.add_argument("--push", metavar="USER/NAME", help="Also push the folder to this repository on the Hub.")
     parser.add_argument("--private", action="store_true", help="Make the repository private when it is created.")
     parser.add_argument(
@@ -55,23 +60,24 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     if not formats <= set(FORMATS) or "pytorch" not in formats:
         raise InputError(f"--formats must be pytorch, or pytorch,tf; received {arguments.formats}.")
+    if arguments.average != (len(arguments.checkpoint) > 1):
+        rule = "--average needs two checkpoints at least, and an OUTPUT; several checkpoints need --average"
+        raise InputError(f"{rule}; received {' '.join((*arguments.checkpoint, arguments.output))}.")
     output = open_folder(arguments.output)
     output.check_writable()
     repository = None
     if arguments.push:
         repository = HubRepository(arguments.push, private=arguments.private, branch=arguments.revision)
         check_hub_access(repository)
-    from train.publishing.saved_model import read_saved_model, write_tf_weights  # TensorFlow, not for --help
+    from train.loop.averaging import average_checkpoints  # TensorFlow, not for --help
+    from train.publishing.saved_model import read_saved_model
 
-    saved = read_saved_model(arguments.checkpoint, arguments.tokenizer)
-    with output.staging() as local_folder:
-        names = saved.write(local_folder, repository)
-        if "tf" in formats:
-            names.append(write_tf_weights(local_folder, saved.model_class))
-        output.upload_folder(local_folder)
-        if repository is not None:
-            files = {name: Path(local_folder, name) for name in names}
-            push_files(files, repository, commit_message="Export", kept_in=arguments.output)
+    if arguments.average:
+        saved, told = average_checkpoints(arguments.checkpoint, arguments.tokenizer)
+        print(told)
+    else:
+        saved = read_saved_model(arguments.checkpoint[0], arguments.tokenizer)
+    saved.publish(output, repository, with_tf_weights="tf" in formats)
     print(f"model: {arguments.output}" + (f", pushed to {repository.repo_id}" if repository else ""))
 
 

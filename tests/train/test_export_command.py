@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from transformers import TFAutoModelForMaskedLM
 from tests.fixtures.tiny_run import NUM_STEPS
 from tests.servers.fixtures import HubHandle
 from train.export import main
+from train.loop.averaging import _evaluate
 from train.model.from_pretrained import load_model
 from train.publishing.publisher import published_run
+from train.publishing.saved_model import SavedModel, read_saved_model
 
 REPO = "alice/exported"
 
@@ -81,3 +84,43 @@ def test_a_checkpoint_of_the_hub_is_exported(finished_run: Path, shards: Path, t
     assert "--tokenizer is required: the run.json in" in outcome.error
     assert run(main, tmp_path / "run", tmp_path / "out", "--tokenizer", shards / "train" / "tokenizer").status == 0
     assert files_of(tmp_path / "out") == files_of(finished_run / "export")
+
+
+def test_the_mean_of_checkpoints_is_evaluated_and_exported(finished_run: Path, tmp_path: Path, run: Any) -> None:
+    steps = [finished_run / "checkpoints" / f"step-{step:08d}" for step in (3, NUM_STEPS)]
+    outcome = run(main, steps[1], steps[0], tmp_path / "mean", "--average")
+    assert outcome.status == 0, outcome.err
+    saved = [read_saved_model(str(step)) for step in steps]
+    logged = saved[1].snapshot.metrics[-1]["loss"]
+    found = re.search(rf"average of the steps 3, 6: validation loss ([\d.]+); {logged:.4f} at step 6", outcome.out)
+    assert found
+    means = load_model(str(tmp_path / "mean"))
+    figures = []
+    for model in (means, *(saved_model_of(one, tmp_path) for one in saved)):
+        figures.append({weight.name.partition("/")[2]: weight.numpy() for weight in model.weights})
+    for name, mean in figures[0].items():
+        of_both = [one[name].astype(np.float64) for one in figures[1:]]
+        np.testing.assert_array_equal(mean, np.mean(of_both, axis=0).astype(mean.dtype))
+    card = (tmp_path / "mean" / "README.md").read_text(encoding="utf-8")
+    assert "the mean of those after the steps 3, 6" in card
+    assert found[1] in card
+    assert _evaluate(saved[1], saved[1].snapshot.arrays)["loss"] == pytest.approx(logged, abs=1e-6)
+
+
+def saved_model_of(saved: SavedModel, folder: Path) -> Any:
+    name = str(folder / f"step-{saved.snapshot.step} export")
+    saved.write(name, None)
+    return load_model(name)
+
+
+def test_only_checkpoints_of_one_run_have_a_mean(finished_run: Path, tmp_path: Path, run: Any) -> None:
+    last = finished_run / "checkpoints" / f"step-{NUM_STEPS:08d}"
+    for arguments, message in (
+        ((last, last, tmp_path / "out", "--average"), "needs different checkpoints of one phase of one run"),
+        ((last, finished_run / "export", tmp_path / "out", "--average"), "needs different checkpoints of one phase"),
+        ((last, tmp_path / "out", "--average"), "--average needs two checkpoints at least"),
+        ((last, last, tmp_path / "out"), "several checkpoints need --average"),
+    ):
+        outcome = run(main, *arguments)
+        assert outcome.status == 2
+        assert message in outcome.error

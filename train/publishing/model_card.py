@@ -191,6 +191,8 @@ def _opening(record: dict[str, Any], task: TaskCard, step: int, *, was_best: boo
     note = "" if step == num_steps else f" **Training is not finished: {place}.**"
     if was_best:
         note = f" This is the checkpoint of {place}, which had the best evaluation."
+    if steps := record.get("averaged_steps"):
+        note += f" Its weights are the mean of those after the steps {', '.join(f'{one:,}' for one in steps)}."
     return f"A {task.model_kind}, {task.training_verb} {start}.{note}"
 
 

@@ -2,6 +2,8 @@
 
 import re
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import TF2_WEIGHTS_NAME
 
 from mlm_common.errors import InputError
-from mlm_common.hub.push import MAIN_BRANCH, HubRepository
+from mlm_common.hub.push import MAIN_BRANCH, HubRepository, push_files
 from mlm_common.hub.redaction import REDACTED
-from mlm_common.storage import PARTIAL_SUFFIX, local_or_hub
+from mlm_common.storage import PARTIAL_SUFFIX, Folder, local_or_hub
 from mlm_common.tokenizer import load_tokenizer, vocabulary_size
 from train.checkpoints.store import CheckpointStore, DamagedCheckpointError
 from train.metrics.log import read_metrics
@@ -62,6 +64,21 @@ class SavedModel:
             self.record["settings"]["hub"] |= {"hub_model_id": repository.repo_id, "hub_revision": branch}
         return Publisher(self.run_folder, self.record, self.tokenizer).write(self.snapshot, folder)
 
+    def publish(self, output: Folder, repository: HubRepository | None, *, with_tf_weights: bool = False) -> None:
+        """Write the export of the model to a folder, and push it to a repository if one is given.
+
+        Raises:
+            HubPushError: the push did not succeed; the export is complete.
+        """
+        with output.staging() as local_folder:
+            names = self.write(local_folder, repository)
+            if with_tf_weights:
+                names.append(write_tf_weights(local_folder, self.model_class))
+            output.upload_folder(local_folder)
+            if repository is not None:
+                files = {name: Path(local_folder, name) for name in names}
+                push_files(files, repository, commit_message=f"Step {self.snapshot.step:,}", kept_in=output.path)
+
 
 def write_tf_weights(folder: str, model_class: str) -> str:
     """Write TensorFlow's weights from the export in `folder`, so that both are equal; return the name of the file."""
@@ -69,6 +86,20 @@ def write_tf_weights(folder: str, model_class: str) -> str:
         load_model(folder, model_class).save_pretrained(staging)
         Path(staging, TF2_WEIGHTS_NAME).replace(Path(folder, TF2_WEIGHTS_NAME))
     return TF2_WEIGHTS_NAME
+
+
+@contextmanager
+def transformers_folder(path: str) -> Iterator[str]:
+    """Yield what transformers can load: as `local_or_hub`, but of a checkpoint of a run an export made for the time."""
+    if not CHECKPOINT_NAME.fullmatch(path.rpartition("/")[2]):
+        with local_or_hub(path) as folder:
+            yield folder
+        return
+    saved = read_saved_model(path)
+    length, size = saved.model_max_length, vocabulary_size(saved.tokenizer)
+    with tempfile.TemporaryDirectory(prefix="export-") as folder:
+        export_model(saved.snapshot, saved.tokenizer, folder, model_max_length=length, vocabulary_size=size)
+        yield folder
 
 
 def read_saved_model(path: str, tokenizer: str | None = None) -> SavedModel:
