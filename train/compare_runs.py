@@ -28,6 +28,10 @@ TITLES = ("run", "steps", "tokens", "tokens/s", "hours", "train", "valid", "best
 LEGEND = """train, valid, best: training loss, last and best validation loss ({unit})
 gain: how far the last evaluation is below the frequency baseline of the run's validation rows"""
 
+BITS = "bits_per_byte"
+BITS_LEGEND = """
+bits/byte: of words of the validation rows (--score-words); compares across tokenizers, on the same text"""
+
 
 @dataclass(frozen=True)
 class CompareConfig:
@@ -83,12 +87,18 @@ def comparison_table(runs: Sequence[RunCurves]) -> str:
     metrics = {run.metric.title for run in runs}
     titles = (*TITLES, metrics.pop() if len(metrics) == 1 else "score")
     rows = [titles, *map(_figures, runs)]
+    bits = [next((one[BITS] for one in reversed(run.of_split(VALIDATION)) if BITS in one), None) for run in runs]
+    legend = LEGEND
+    if any(one is not None for one in bits):
+        cells = ("bits/byte", *(NOT_KNOWN if one is None else f"{one:.3f}" for one in bits))
+        rows = [(*row, cell) for row, cell in zip(rows, cells, strict=True)]
+        legend += BITS_LEGEND
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(cell.rjust(width) if index else cell.ljust(width) for index, (cell, width) in enumerate(cells))
         for cells in (list(zip(row, widths, strict=True)) for row in rows)
     ]
-    return "\n".join([*lines, "", LEGEND.format(unit=" or ".join(dict.fromkeys(run.loss_unit for run in runs)))])
+    return "\n".join([*lines, "", legend.format(unit=" or ".join(dict.fromkeys(run.loss_unit for run in runs)))])
 
 
 def group_comparable(runs: Sequence[RunCurves]) -> Groups | None:

@@ -26,6 +26,14 @@ def test_the_table_is_right_and_fits_100_columns(tmp_path: Path) -> None:
     assert max(map(len, table)) <= 100
 
 
+def test_bits_per_byte_are_shown_where_they_exist(tmp_path: Path) -> None:
+    write_run(tmp_path / "without")
+    write_run(tmp_path / "scored", lines=[validation_line(5, 6.5) | {"bits_per_byte": 2.5}, validation_line(9, 6.0)])
+    table = comparison_table(read_runs([f"{tmp_path}/without", f"{tmp_path}/scored"])).splitlines()
+    assert [line.split()[-1] for line in table[:3]] == ["bits/byte", "-", "2.500"]
+    assert max(map(len, table)) <= 110
+
+
 def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
     write_run(tmp_path / "run", unigram_entropy_nats=None, lines=[train_line(10, 7.0, 2.0, 64.0)])
     (run,) = read_runs([str(tmp_path / "run")])
