@@ -11,8 +11,8 @@ Its folders in reading order, each of which imports only from those before it:
     step/           forward, backward, accumulation, clipping; AdamW and LAMB, the learning rate; evaluation
     checkpoints/    written by a thread, checked when read; the identity of a run, and where it resumes
     metrics/        log, plots, throughput, progress bar
-    scoring/        what a model is worth without fine-tuning: bits per byte, words, minimal pairs
     publishing/     the export in PyTorch layout, the model card, pushes to the Hub
+    scoring/        what a model is worth without fine-tuning: bits per byte, words, minimal pairs
     loop/           a run and its phases, its life from check to export, and what is done between its steps
     checks/         what is checked before you pay for a TPU, for doctor.py and tpu_preflight.py
 

@@ -1,8 +1,10 @@
 """Score masked language models without fine-tuning: bits per byte and words of a text, minimal pairs of sentences."""
 
+import functools
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import PurePath
 
 try:
     from mlm_common.cli.command_line import command, log_start, parse_arguments
@@ -11,8 +13,15 @@ except ModuleNotFoundError:
 from mlm_common.cli.local_paths import check_file, check_folder_or_hub
 from mlm_common.cli.settings import Bounded, flag, require
 from mlm_common.corpus.config import DEFAULT_SAMPLE_BY, SampleBy
+from mlm_common.errors import InputError
 from mlm_common.storage import folder_and_name
+from train.checkpoints.store import CheckpointStore
 from train.config.settings import HardwareConfig
+from train.runtime.run_folder import RunFolder, exported_model
+from train.scoring.material import read_material
+from train.scoring.queries import ask
+
+PICTURES = (".svg", ".png")
 
 
 @dataclass(frozen=True)
@@ -21,12 +30,21 @@ class ScoreConfig(Bounded):
 
     FLAG_GROUP = "Models and texts"
 
-    model: list[str] = field(
-        metadata={
-            "help": "Runs (OUTPUT_DIR of run_mlm.py), exported models, local or gs://, or models on the Hub.",
-            "metavar": "MODEL",
-            "is_usual": True,
-        }
+    model: list[str] = flag(
+        list,
+        "Runs (OUTPUT_DIR of run_mlm.py), exported models, local or gs://, or models on the Hub.",
+        metavar="MODEL",
+        is_usual=True,
+    )
+    run: str | None = flag(
+        None,
+        "A run (OUTPUT_DIR of run_mlm.py), of which its newest checkpoint is scored.",
+        metavar="DIR",
+        is_usual=True,
+    )
+    all_checkpoints: bool = flag(False, "Score all checkpoints of --run: a learning curve.", is_usual=True)
+    picture: str | None = flag(
+        None, "Draw the scores of --all-checkpoints into this .svg or .png file, local or gs://.", metavar="FILE"
     )
     text: list[str] = flag(
         list,
@@ -43,7 +61,10 @@ class ScoreConfig(Bounded):
         is_usual=True,
     )
     output: str | None = flag(
-        None, "Also write scores, errors and comparisons to this .json file, local or gs://.", metavar="FILE"
+        None,
+        "Also write scores, errors and comparisons to this .json file, local or gs://, and what each model answered "
+        "beside it: what is there already is not computed again.",
+        metavar="FILE",
     )
     num_words: int = flag(2000, "Number of words to draw from the text.", at_least=2)
     sample_by: SampleBy | None = flag(
@@ -63,6 +84,11 @@ class ScoreConfig(Bounded):
         super().__post_init__()
         require(bool(self.text or self.minimal_pairs), "is required, or --minimal-pairs", "--text", "neither")
         require(self.output is None or self.output.endswith(".json"), "must end in .json", "--output", self.output)
+        require(bool(self.model or self.run), "is required, or --run", "--model", "neither")
+        require(bool(self.run) or not self.all_checkpoints, "is required with --all-checkpoints", "--run", "nothing")
+        rule = "must end in .svg or .png, and needs --all-checkpoints"
+        is_drawn = self.picture is None or (self.all_checkpoints and self.picture.endswith(PICTURES))
+        require(is_drawn, rule, "--picture", self.picture)
         require(len(set(self.model)) == len(self.model), "must not repeat", "--model", " ".join(self.model))
 
 
@@ -75,12 +101,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_folder_or_hub(model, "--model")
     for path in config.minimal_pairs:
         check_file(path, "--minimal-pairs")
-    if config.output is not None:
-        folder, name = folder_and_name(config.output)
-        folder.check_writable()
-    from train.scoring.material import read_material
-    from train.scoring.queries import ask
-
+    checkpoints = checkpoints_of(config.run, all_of_them=config.all_checkpoints) if config.run else {}
+    for path in filter(None, (config.output, config.picture)):
+        folder_and_name(path)[0].check_writable()
     material = read_material(
         config.text,
         config.minimal_pairs,
@@ -89,16 +112,41 @@ def main(argv: Sequence[str] | None = None) -> None:
         sample_by=config.sample_by,
         text_column=config.text_column,
     )
-    questions = [ask(model, material, config.max_length, left_to_right=config.left_to_right) for model in config.model]
-    from train.runtime.machines import Cluster  # TensorFlow, not for bad input
+    ask_of = functools.partial(ask, material=material, max_length=config.max_length, left_to_right=config.left_to_right)
+    questions = [ask_of(model, exported_model(model)) for model in config.model]
+    from train.publishing.saved_model import transformers_folder  # TensorFlow, not for bad input
+    from train.runtime.machines import Cluster
     from train.runtime.strategy import connect
-    from train.scoring.scores import as_json, as_text, score_model
+    from train.scoring.learning_curve import draw_curve
+    from train.scoring.measurements import Kept
+    from train.scoring.scores import as_json, as_text, score_models
 
+    if config.run:
+        with transformers_folder(list(checkpoints.values())[-1]) as export:
+            questions.append(ask_of(config.run, export, checkpoints=checkpoints))
     strategy = connect(HardwareConfig(tpu_name=config.tpu_name), Cluster())
-    scored = [score_model(of_model, material, strategy) for of_model in questions]
+    folder, name = folder_and_name(config.output) if config.output else (None, "")
+    kept = Kept(folder, name.replace(".json", ".answers.json"))
+    scored = [score_models(of_model, material, strategy, kept) for of_model in questions]
     print(as_text(scored))
-    if config.output is not None:
+    if folder is not None:
         folder.write_json(name, as_json(scored))
+    if config.picture is not None:
+        folder, name = folder_and_name(config.picture)
+        folder.write_bytes(name, draw_curve(scored[-1], PurePath(name).suffix[1:]))
+
+
+def checkpoints_of(run: str, *, all_of_them: bool) -> dict[str, str]:
+    """List the newest checkpoint of a run, or all of them, {name: path}.
+
+    Raises:
+        InputError: there is none.
+    """
+    store = CheckpointStore(RunFolder(run).checkpoints)
+    steps = store.steps()
+    if not steps:
+        raise InputError(f"--run must be the OUTPUT_DIR of a run with checkpoints; {run} has none.")
+    return {f"{run}, step {step:,}": store.path(step) for step in (steps if all_of_them else steps[-1:])}
 
 
 if __name__ == "__main__":

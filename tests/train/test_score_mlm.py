@@ -10,17 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from safetensors.numpy import load_file, save_file
 
 from mlm_common.storage import open_folder
 from tests.fixtures.run_command import Outcome
 from tests.fixtures.tiny_models import tiny_model, tiny_tokenizer
 from tests.servers.fixtures import CloudStorageHandle
+from train.model.from_pretrained import load_model
 from train.publishing.pytorch_format import export_model
 from train.score_mlm import main
 from train.scoring.answers import Model
 from train.scoring.queries import Asker
+from train.tasks.masked_lm_head import gather_before_head
 
 WORDS = ("the", "of", "a", "function", "list", "value", "returns", "file", "model", "name", "is", "in", "text")
+CONTROLS = (", random weights", ", no context")
 Command = Callable[..., Outcome]
 
 
@@ -85,24 +89,21 @@ def test_bits_and_words_of_a_text(counted: str, run: Command, cloud: CloudStorag
     assert of_none["bits per byte, by place in the row"]["quarter 1"]["items"] == 5
 
 
-def test_answers_are_those_of_the_network_for_any_batch(counted: str) -> None:
+def test_answers_are_those_of_the_network_for_any_batch() -> None:
     tokenizer = tiny_tokenizer()
     sentences = ["the function returns a list of text", "a zq file", "model " * 20, "of"]
     queries = list(Asker(tokenizer, 60, left_to_right=False).about_sentences(sentences))
-    model = Model(
-        counted,
-        tf.distribute.get_strategy(),
-        num_ids := max(tokenizer.get_vocab().values()) + 1,
-        1,
-        random_weights=True,
-    )
-    answers = model.answer(queries, 60)
+    num_ids = max(tokenizer.get_vocab().values()) + 1
+    network = tiny_model("roberta", max_position_embeddings=62)
+    gather_before_head(network)
+    model = Model(network, tf.distribute.get_strategy(), num_ids, 1)
+    answers = model.answer(queries, [16, 60])
     for query, nats, rank in zip(queries, *answers, strict=True):
         logits = model.network({"input_ids": tf.constant([query.ids])}).logits.numpy()[0, query.positions[0], :num_ids]
         assert nats == pytest.approx(np.log(np.exp(logits).sum()) - logits[query.targets[0]], abs=1e-5)
         assert rank == (logits > logits[query.targets[0]]).sum()
     for tokens_per_batch in (1, 100, 512):
-        again = model.answer(queries, 60, tokens_per_batch)
+        again = model.answer(queries, [60], tokens_per_batch)
         np.testing.assert_allclose(again.nats, answers.nats, atol=1e-5)
         np.testing.assert_array_equal(again.ranks, answers.ranks)
 
@@ -111,6 +112,9 @@ def test_answers_are_those_of_the_network_for_any_batch(counted: str) -> None:
     ("flags", "message"),
     [
         ([], "--text is required, or --minimal-pairs; received neither"),
+        (["--text", "dots.txt", "--all-checkpoints"], "--run is required with --all-checkpoints"),
+        (["--text", "dots.txt", "--picture", "curve.svg"], "--picture must end in .svg or .png, and needs --all"),
+        (["--text", "dots.txt", "--run", "nowhere"], "--run must be the OUTPUT_DIR of a run with checkpoints; nowhere"),
         (["--minimal-pairs", "pears.jsonl"], "--minimal-pairs: there is no file pears.jsonl"),
         (["--text", "missing.txt"], "no file matches missing.txt"),
         (["--text", "empty.txt"], "empty.txt"),
@@ -137,3 +141,56 @@ def test_a_model_of_another_kind_is_one_line(counted: str, run: Command, pairs: 
     outcome = run(main, "--model", tmp_path / "tagger", "--minimal-pairs", pairs)
     assert outcome.status == 2
     assert "is not a masked language model but a RobertaForTokenClassification" in outcome.error
+
+
+def test_a_killed_scoring_continues_with_the_next_model(
+    counted: str, pairs: str, run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(counted, other)
+    weights = other / "model.safetensors"
+    changed = {name: array * 0.9 for name, array in load_file(weights).items()}
+    save_file(changed, weights, metadata={"format": "pt"})
+    flags = ("--model", counted, other, "--minimal-pairs", pairs, "--output")
+    assert run(main, *flags, tmp_path / "whole.json").status == 0
+    num_loaded = 0
+
+    def load_two(*args: str) -> object:
+        nonlocal num_loaded
+        num_loaded += 1
+        if num_loaded == 2:
+            raise KeyboardInterrupt
+        return load_model(*args)
+
+    monkeypatch.setattr("train.scoring.measurements.load_model", load_two)
+    assert run(main, *flags, tmp_path / "scores.json").status != 0
+    assert run(main, *flags, tmp_path / "scores.json").status == 0
+    assert num_loaded == 3  # the first model was not scored again
+    assert (tmp_path / "scores.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
+    assert run(main, *flags, tmp_path / "scores.json").status == 0
+    assert num_loaded == 3
+
+
+def test_the_learning_curve_of_a_run(finished_run: Path, run: Command, tmp_path: Path) -> None:
+    text, pairs = tmp_path / "text.txt", tmp_path / "pairs.jsonl"
+    text.write_text("a corpus of small words\nmakes many rows\n", encoding="utf-8")
+    orders = [("a corpus of", "of a corpus"), ("small words", "words small"), ("makes rows", "many makes")]
+    lines = [json.dumps({"sentence_good": good, "sentence_bad": bad}) for good, bad in orders]
+    pairs.write_text("\n".join(lines), encoding="utf-8")
+    flags = ("--minimal-pairs", pairs, "--text", text, "--output")
+    curve = tmp_path / "curve.svg"
+    outcome = run(
+        main, "--run", finished_run, "--all-checkpoints", "--picture", curve, *flags, tmp_path / "scores.json"
+    )
+    assert outcome.status == 0, outcome.err
+    assert b"random weights" in curve.read_bytes()
+    assert run(main, "--model", finished_run, *flags, tmp_path / "export.json").status == 0
+    of_run, of_export = (
+        json.loads((tmp_path / name).read_text(encoding="utf-8"))["scores"] for name in ("scores.json", "export.json")
+    )
+    assert list(of_run) == [f"{finished_run}{kind}" for kind in (", step 3", ", step 6", *CONTROLS)]
+    assert of_run[f"{finished_run}, step 6"] == of_export[str(finished_run)]
+    assert of_run[f"{finished_run}, step 3"] != of_export[str(finished_run)]
+    assert [of_run[f"{finished_run}{kind}"] for kind in CONTROLS] == [
+        of_export[f"{finished_run}{kind}"] for kind in CONTROLS
+    ]

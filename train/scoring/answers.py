@@ -1,23 +1,17 @@
 """What a model answers: how probable it finds the tokens that were masked, and how many it finds more probable."""
 
+import bisect
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from mlm_common.storage import local_or_hub
-from train.config.learning import ModelConfig
-from train.model.build import build_network
-from train.model.from_pretrained import load_model
-from train.model.pretrained_files import read_config
 from train.scoring.queries import Query
-from train.tasks.masked_lm_head import gather_before_head, predicting_at
+from train.tasks.masked_lm_head import predicting_at
 
-SHORTEST_LENGTH = 16
 TOKENS_PER_BATCH = 8192
-RANDOM_SEED = 0
 
 
 class Answers(NamedTuple):
@@ -46,38 +40,25 @@ class Batch(NamedTuple):
 
 
 class Model:
-    """A masked language model on the devices of a strategy.
+    """A masked language model on the devices of a strategy; each replica answers batches of its own.
 
     Args:
-        folder: with an export, or a Hub id.
-        strategy: each replica answers batches of its own.
+        network: prepared by `gather_before_head`.
+        strategy: that it was built in.
         num_ids: of the tokenizer; what the vocabulary has beyond, as padding, is no answer.
         pad_token_id: of the tokenizer.
-        random_weights: the network as it would be before its training.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        strategy: tf.distribute.Strategy,
-        num_ids: int,
-        pad_token_id: int,
-        *,
-        random_weights: bool = False,
-    ) -> None:
-        self.strategy, self.num_ids, self.pad_token_id = strategy, num_ids, pad_token_id
-        with strategy.scope(), local_or_hub(folder) as local_folder:
-            if random_weights:
-                config = read_config(local_folder)
-                self.network = build_network(config, ModelConfig(), vocabulary_size=num_ids, seed=RANDOM_SEED)
-            else:
-                self.network = load_model(local_folder)
-        gather_before_head(self.network)
+    def __init__(self, network: Any, strategy: tf.distribute.Strategy, num_ids: int, pad_token_id: int) -> None:
+        self.network, self.strategy = network, strategy
+        self.num_ids, self.pad_token_id = num_ids, pad_token_id
 
-    def answer(self, queries: Sequence[Query], max_length: int, tokens_per_batch: int = TOKENS_PER_BATCH) -> Answers:
-        """Answer all queries; their rows have at most `max_length` tokens."""
+    def answer(
+        self, queries: Sequence[Query], lengths: Sequence[int], tokens_per_batch: int = TOKENS_PER_BATCH
+    ) -> Answers:
+        """Answer all queries, their rows padded to the next of the lengths; a program is compiled for each."""
         nats, ranks = np.zeros(len(queries)), np.zeros(len(queries), np.int32)
-        batches = list(_batches(queries, max_length, tokens_per_batch, self.pad_token_id))
+        batches = list(_batches(queries, lengths, tokens_per_batch, self.pad_token_id))
         num_replicas = self.strategy.num_replicas_in_sync
         while batches:
             # Batches of one length at once; the last replicas may repeat one.
@@ -114,15 +95,17 @@ class Model:
         return tf.reduce_logsumexp(logits, axis=-1) - of_targets, num_better
 
 
-def _batches(queries: Sequence[Query], max_length: int, tokens_per_batch: int, pad_token_id: int) -> Iterator[Batch]:
+def _batches(
+    queries: Sequence[Query], lengths: Sequence[int], tokens_per_batch: int, pad_token_id: int
+) -> Iterator[Batch]:
     """Cut the queries into batches, the shortest first; the last of a length is filled up with rows of padding."""
     order = sorted(range(len(queries)), key=lambda number: len(queries[number].ids))
-    at, length = 0, SHORTEST_LENGTH
+    most_targets = max((len(query.targets) for query in queries), default=1)
+    at = 0
     while at < len(order):
-        while length < len(queries[order[at]].ids):
-            length = min(2 * length, max_length)
+        length = lengths[bisect.bisect_left(lengths, len(queries[order[at]].ids))]
         num_rows = max(1, tokens_per_batch // length)
-        num_slots = max(2 * num_rows, length)
+        num_slots = max(min(2, most_targets) * num_rows, most_targets)  # few words have more than two tokens
         ids = np.full((num_rows, length), pad_token_id, np.int32)
         slots = np.zeros((3, num_slots), np.int32)
         slots[2] = -1

@@ -38,7 +38,7 @@ class Word(NamedTuple):
     stop: int
 
 
-def read_pairs(paths: Sequence[str]) -> list[Pair]:
+def read_pairs(paths: Sequence[str], flag: str = "--minimal-pairs") -> list[Pair]:
     """Read files in BLiMP's form: JSON lines with `sentence_good` and `sentence_bad`, .gz or not, local or `gs://`.
 
     Raises:
@@ -50,7 +50,7 @@ def read_pairs(paths: Sequence[str]) -> list[Pair]:
             content = read_file(path)
             lines = (gzip.decompress(content) if path.endswith(".gz") else content).decode("utf-8").splitlines()
         except (OSError, EOFError, UnicodeDecodeError) as error:
-            raise InputError(f"--minimal-pairs must name readable files; {path}: {error}") from error
+            raise InputError(f"{flag} must name readable files; {path}: {error}") from error
         for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)
@@ -61,11 +61,11 @@ def read_pairs(paths: Sequence[str]) -> list[Pair]:
                 is_pair = False
             if not is_pair:
                 raise InputError(
-                    "--minimal-pairs takes lines of JSON with two different texts, sentence_good and sentence_bad; "
+                    f"{flag} takes lines of JSON with two different texts, sentence_good and sentence_bad; "
                     f"{path}, line {number}: {line[:80]}"
                 )
     if not pairs:
-        raise InputError(f"--minimal-pairs must name files with pairs; {', '.join(paths)} have none.")
+        raise InputError(f"{flag} must name files with pairs; {', '.join(paths)} have none.")
     return pairs
 
 

@@ -19,7 +19,6 @@ from mlm_common.storage import local_or_hub
 from mlm_common.tokenizer import load_tokenizer, special_ids, vocabulary_size, word_starts
 from train.model.architectures import check_architecture, max_positions
 from train.model.pretrained_files import WEIGHTS_SUFFIXES, read_masked_lm_config
-from train.runtime.run_folder import exported_model
 from train.scoring.material import Material, Word
 
 
@@ -37,10 +36,11 @@ class Query(NamedTuple):
 
 @dataclass(frozen=True)
 class Questions:
-    """All that is asked of one model.
+    """All that is asked of one model, or of checkpoints of one run.
 
-    name: as it was given. folder: with its files, or its Hub id.
-    max_length: tokens of its longest row.
+    name: as it was given.
+    models: {name: folder with its files, Hub id, or checkpoint of a run}; all have the same tokenizer.
+    max_length: tokens of the longest row.
     of_sentences: for each token of each sentence of the pairs.
     of_tokens, of_words: for each token of each word, and for each word as a whole.
     places: int64 (words,), tokens before each word in its row.
@@ -48,7 +48,7 @@ class Questions:
     """
 
     name: str
-    folder: str
+    models: dict[str, str]
     max_length: int
     pad_token_id: int
     of_sentences: list[Query]
@@ -58,14 +58,29 @@ class Questions:
     frequencies: NDArray[np.float64]
 
 
-def ask(name: str, material: Material, max_length: int, *, left_to_right: bool) -> Questions:
-    """Make the questions for a model; its rows have at most `max_length` tokens.
+def ask(
+    name: str,
+    folder: str,
+    material: Material,
+    max_length: int,
+    *,
+    left_to_right: bool,
+    checkpoints: dict[str, str] | None = None,
+) -> Questions:
+    """Make the questions for a model.
+
+    Args:
+        name: as it was given.
+        folder: with its configuration and tokenizer, or its Hub id.
+        material: what is asked about.
+        max_length: tokens of a row, at most.
+        left_to_right: mask the rest of a word, too.
+        checkpoints: {name: path}, of the run that the model in `folder` is of, if those are scored instead.
 
     Raises:
         InputError: there is no such model, or none for masked tokens; a sentence of a pair is longer than its rows;
             `left_to_right` with a tokenizer that does not show where a word starts.
     """
-    folder = exported_model(name)
     with local_or_hub(folder, without=WEIGHTS_SUFFIXES) as local_folder:
         config = read_masked_lm_config(local_folder, name)
     check_architecture(config)
@@ -78,7 +93,7 @@ def ask(name: str, material: Material, max_length: int, *, left_to_right: bool) 
         counts += np.bincount(ids, minlength=len(counts))
     return Questions(
         name,
-        folder,
+        checkpoints or {name: folder},
         longest,
         special_ids(tokenizer)["pad"],
         list(asker.about_sentences(material.sentences)),
@@ -113,7 +128,7 @@ class Asker:
         for item, ids in enumerate(self.encode(sentences)):
             if not 0 < len(ids) <= self.max_length - 2:
                 raise InputError(
-                    f"--minimal-pairs must have sentences of 1 to {self.max_length - 2} tokens, what the model reads; "
+                    f"Minimal pairs must have sentences of 1 to {self.max_length - 2} tokens, what the model reads; "
                     f"{sentences[item][:60]!r} has {len(ids)}."
                 )
             yield from self._each(item, ids, 0, len(ids))
@@ -173,6 +188,19 @@ class Asker:
         for position in positions:
             row[position] = self.mask
         return row
+
+
+def lengths_up_to(max_length: int) -> list[int]:
+    """List lengths of rows for which programs are compiled: few, and a third of the tokens is padding at most."""
+    lengths = [half * 2**power for power in range(2, 20) for half in (2, 3)]
+    return [*(length for length in lengths if length < max_length), max_length]
+
+
+def total_by_item(queries: Sequence[Query], nats: NDArray[np.float64], num_items: int) -> NDArray[np.float64]:
+    """Add up what was answered about each item, (items,)."""
+    totals = np.zeros(num_items)
+    np.add.at(totals, [query.item for query in queries], nats)
+    return totals
 
 
 def _near(offsets: Sequence[tuple[int, int]], word: Word) -> Iterator[tuple[int, tuple[int, int]]]:

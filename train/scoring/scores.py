@@ -15,9 +15,9 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from train.scoring.answers import Answers, Model
 from train.scoring.material import Material
-from train.scoring.queries import Query, Questions
+from train.scoring.measurements import Kept, Measured, Measurer, measure_by_frequency
+from train.scoring.queries import Questions
 
 Values = NDArray[np.float64]
 BITS_PER_BYTE, FIRST_GUESS, FIVE_GUESSES, PAIRS = "bits per byte", "words, 1st guess", "words, 5 guesses", "pairs"
@@ -62,6 +62,18 @@ class Scored:
     parts: dict[str, dict[str, Score]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class ScoredModels:
+    """A model, or checkpoints of one run, first to last; and the controls beside them."""
+
+    models: list[Scored]
+    controls: list[Scored]
+
+    @property
+    def all(self) -> list[Scored]:
+        return [*self.models, *self.controls]
+
+
 def mean_of(values: Values) -> Score:
     return Score(float(values.mean()), values - values.mean())
 
@@ -72,53 +84,30 @@ def quotient_of(numerators: Values, denominators: Values) -> Score:
     return Score(value, (numerators - value * denominators) / denominators.mean())
 
 
-def score_model(questions: Questions, material: Material, strategy: tf.distribute.Strategy) -> list[Scored]:
-    """Score a model, then its controls: the same network with random weights, and guesses without any network."""
-    num_ids = len(questions.frequencies)
-    scored = []
-    for name, is_random in ((questions.name, False), (f"{questions.name}, random weights", True)):
-        model = Model(questions.folder, strategy, num_ids, questions.pad_token_id, random_weights=is_random)
-        answers = {
-            kind: model.answer(asked, questions.max_length)
-            for kind, asked in (
-                ("sentences", questions.of_sentences),
-                ("tokens", questions.of_tokens),
-                ("words", questions.of_words),
-            )
-        }
-        scored.append(_scored(name, questions, material, answers))
-    answers = {
-        "sentences": Answers(np.ones(len(questions.of_sentences)), np.zeros(len(questions.of_sentences), np.int32)),
-        "tokens": by_frequency(questions.of_tokens, questions.frequencies),
-        "words": by_frequency(questions.of_words, questions.frequencies),
+def score_models(
+    questions: Questions, material: Material, strategy: tf.distribute.Strategy, kept: Kept
+) -> ScoredModels:
+    """Score the models that the questions are for, and beside them a network with random weights and mere guesses."""
+    measurer = Measurer(questions, material, strategy, kept)
+    models = measurer.of_models()
+    controls = {
+        f"{questions.name}, random weights": measurer.of_random_weights(),
+        f"{questions.name}, no context": measure_by_frequency(questions, material),
     }
-    return [*scored, _scored(f"{questions.name}, no context", questions, material, answers)]
-
-
-def by_frequency(queries: Sequence[Query], frequencies: Values) -> Answers:
-    """Answer as one would who knows how frequent each token is, and nothing of the rest of the row."""
-    with np.errstate(divide="ignore"):
-        of_ids = -np.log(frequencies)
-    num_better = np.searchsorted(np.sort(of_ids), of_ids).astype(np.int32)
-    return Answers(
-        np.array([of_ids[query.targets].sum() for query in queries]),
-        np.array([num_better[query.targets].max() for query in queries], np.int32),
+    return ScoredModels(
+        *([_scored(name, questions, material, one) for name, one in some.items()] for some in (models, controls))
     )
 
 
-def _scored(name: str, questions: Questions, material: Material, answers: dict[str, Answers]) -> Scored:
+def _scored(name: str, questions: Questions, material: Material, measured: Measured) -> Scored:
     scores: dict[str, Score] = {}
     parts: dict[str, dict[str, Score]] = {}
     if material.words:
-        num_words = len(material.words)
-        bits = total_by_item(questions.of_tokens, answers["tokens"].nats, num_words) / math.log(2)
+        bits = measured.words / math.log(2)
         num_bytes = np.array([len(material.text_of(word).encode()) for word in material.words], np.float64)
         scores[BITS_PER_BYTE] = quotient_of(bits, num_bytes)
-        ranks = np.full(num_words, np.iinfo(np.int32).max)  # of a word without a token
-        for query, rank in zip(questions.of_words, answers["words"].ranks, strict=True):
-            ranks[query.item] = rank
         for measure, num_guesses in ((FIRST_GUESS, 1), (FIVE_GUESSES, 5)):
-            scores[measure] = mean_of((ranks < num_guesses).astype(np.float64))
+            scores[measure] = mean_of((measured.ranks < num_guesses).astype(np.float64))
         quarters = NUM_QUARTERS * questions.places // questions.max_length
         parts[f"{BITS_PER_BYTE}, by place in the row"] = {
             f"quarter {number + 1}": quotient_of(bits[quarters == number], num_bytes[quarters == number])
@@ -126,33 +115,22 @@ def _scored(name: str, questions: Questions, material: Material, answers: dict[s
             if (quarters == number).any()
         }
     if material.pairs:
-        nats = total_by_item(questions.of_sentences, answers["sentences"].nats, 2 * len(material.pairs))
-        good, bad = nats[::2], nats[1::2]
+        good, bad = measured.sentences[::2], measured.sentences[1::2]
         preferred = np.where(good == bad, 0.5, (good < bad).astype(np.float64))
         scores[PAIRS] = mean_of(preferred)
-        for kind, names in (
-            ("field", [pair.field for pair in material.pairs]),
-            ("term", [pair.term for pair in material.pairs]),
-        ):
+        for kind in ("field", "term"):
             members = defaultdict(list)
-            for number, part in enumerate(names):
-                members[part].append(number)
+            for number, pair in enumerate(material.pairs):
+                members[getattr(pair, kind)].append(number)
             parts[f"{PAIRS}, by {kind}"] = {
                 part: mean_of(preferred[of_part]) for part, of_part in sorted(members.items()) if part
             }
     return Scored(name, scores, parts)
 
 
-def total_by_item(queries: Sequence[Query], nats: Values, num_items: int) -> Values:
-    """Add up what was answered about each item, (items,)."""
-    totals = np.zeros(num_items)
-    np.add.at(totals, [query.item for query in queries], nats)
-    return totals
-
-
-def as_text(models: Sequence[Sequence[Scored]]) -> str:
-    """Write tables in Markdown, of what `score_model` returned: scores, those of parts, and what differs from what."""
-    scored = [one for of_model in models for one in of_model]
+def as_text(models: Sequence[ScoredModels]) -> str:
+    """Write tables in Markdown: scores, those of parts, and what differs from what."""
+    scored = [one for group in models for one in group.all]
     tables = [_table("model", list(scored[0].scores), [(one.name, one.scores) for one in scored])]
     for title in scored[0].parts:
         columns = list(dict.fromkeys(part for one in scored for part in one.parts[title]))
@@ -165,17 +143,22 @@ def as_text(models: Sequence[Sequence[Scored]]) -> str:
     return "\n\n".join([*tables, "\n".join(verdicts)])
 
 
-def comparisons(models: Sequence[Sequence[Scored]]) -> list[tuple[str, str, str, Score]]:
-    """Compare each model with its controls and with the models before it, in each measure."""
+def comparisons(models: Sequence[ScoredModels]) -> list[tuple[str, str, str, Score]]:
+    """Compare each model with its controls and the models before it, a checkpoint with the one before; by measure."""
+    compared: list[tuple[Scored, Scored]] = []
+    for index, group in enumerate(models):
+        before = [earlier.models[-1] for earlier in models[:index]]
+        for model in group.models:
+            compared += [(model, other) for other in (*group.controls, *before)]
+            before = [model]
     return [
-        (measure, model.name, other.name, score.minus(other.scores[measure]))
-        for index, (model, *controls) in enumerate(models)
-        for measure, score in model.scores.items()
-        for other in (*controls, *(before[0] for before in models[:index]))
+        (measure, one.name, other.name, score.minus(other.scores[measure]))
+        for one, other in compared
+        for measure, score in one.scores.items()
     ]
 
 
-def as_json(models: Sequence[Sequence[Scored]]) -> dict[str, Any]:
+def as_json(models: Sequence[ScoredModels]) -> dict[str, Any]:
     """Collect scores, errors and comparisons for a file."""
 
     def record(score: Score) -> dict[str, float]:
@@ -185,8 +168,8 @@ def as_json(models: Sequence[Sequence[Scored]]) -> dict[str, Any]:
         "scores": {
             one.name: {measure: record(score) for measure, score in one.scores.items()}
             | {title: {part: record(score) for part, score in parts.items()} for title, parts in one.parts.items()}
-            for of_model in models
-            for one in of_model
+            for group in models
+            for one in group.all
         },
         "differences": [
             {"measure": measure, "of": one, "from": other, **record(score), "differs": not score.is_chance}

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.scoring.queries import Query
-from train.scoring.scores import Score, Scored, as_text, by_frequency, mean_of, quotient_of, total_by_item
+from train.scoring.measurements import by_frequency
+from train.scoring.queries import Query, total_by_item
+from train.scoring.scores import Score, Scored, ScoredModels, as_text, mean_of, quotient_of
 
 NUMBERS = st.lists(st.floats(0, 10, width=32), min_size=2, max_size=20)
 
@@ -54,10 +55,13 @@ def test_frequencies_answer_with_the_commonest_first() -> None:
 def test_each_model_is_compared_with_its_controls_and_those_before_it() -> None:
     errors = np.array([0.1, -0.1, 0.0, 0.0])
     models = [
-        [Scored(name, {"pairs": Score(value, errors * factor)}) for name, value, factor in of_model]
-        for of_model in (
-            (("a", 0.9, 1), ("a, random weights", 0.5, 2), ("a, no context", 0.5, 3)),
-            (("b", 0.9, 1), ("b, random weights", 0.5, 2), ("b, no context", 0.9, 2)),
+        ScoredModels(one[:1], one[1:])
+        for one in (
+            [Scored(name, {"pairs": Score(value, errors * factor)}) for name, value, factor in of_model]
+            for of_model in (
+                (("a", 0.9, 1), ("a, random weights", 0.5, 2), ("a, no context", 0.5, 3)),
+                (("b", 0.9, 1), ("b, random weights", 0.5, 2), ("b, no context", 0.9, 2)),
+            )
         )
     ]
     text = as_text(models)
