@@ -66,6 +66,8 @@ class TokenizerRecord:
 class Totals:
     """Sums over a split; `num_tokens` counts ids that are not padding, framing included.
 
+    `num_words` counts words of the text by white space; 0 in manifests of before it was counted.
+
     With pairs of segments, one per row, `num_random_pairs` of them have a second segment that does not follow the
     first, and `num_documents_without_pair` documents with text are in none.
     """
@@ -77,6 +79,7 @@ class Totals:
     num_rows: int
     num_random_pairs: int = 0
     num_documents_without_pair: int = 0
+    num_words: int = 0
 
     def __add__(self, other: "Totals") -> "Totals":
         sums = map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other))

@@ -59,8 +59,13 @@ class _Tally:
 
     def __init__(self, work: SplitWork) -> None:
         self._work = work
-        self.num_documents = self.num_blank_documents = self.num_random_pairs = 0
+        self.num_documents = self.num_blank_documents = self.num_random_pairs = self.num_words = 0
         self.id_counts = np.zeros(work.vocabulary_size, np.int64)
+
+    def of_documents(self, documents: Iterable[str]) -> Iterator[str]:
+        for document in documents:
+            self.num_words += len(document.split())
+            yield document
 
     def of_batches(self, batches: Iterable[TokenBatch]) -> Iterator[TokenBatch]:
         """Yield the batches; an InputError is raised for special tokens in the text."""
@@ -117,7 +122,7 @@ def build_partition(
     framing = Framing(cls_id=ids["cls"], sep_id=ids["sep"], pad_id=ids["pad"])
     by_sentence = functools.partial(sentences_of, by=work.sentences_by) if has_pairs else None
     tally = _Tally(work)
-    batches = tally.of_batches(encode_documents(work.tokenizer_json, documents, by_sentence))
+    batches = tally.of_batches(encode_documents(work.tokenizer_json, tally.of_documents(documents), by_sentence))
     rule = {"rule": PairRule(random_share=work.random_share)} if has_pairs else {}
     rows = CHUNKINGS[work.chunking](batches, framing, work.max_length, **rule)
     shards = write_shards(work.folder, numbered.index, tally.of_pairs(rows) if has_pairs else rows, work.shard_size)
@@ -131,6 +136,7 @@ def build_partition(
         num_random_pairs=tally.num_random_pairs,
         # Only a single document of one sentence can be in no pair.
         num_documents_without_pair=tally.num_documents - tally.num_blank_documents if has_pairs and not num_rows else 0,
+        num_words=tally.num_words,
     )
     result = PartitionResult(numbered.index, numbered.sha256, shards, totals, bad_rows, tally.id_counts)
     write_sidecar(work.folder, result)

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -35,6 +35,7 @@ class Checkpoints:
         num_kept: newest checkpoints to keep.
         kept_interval_steps: the newest one at a multiple of it is kept, too; 0 keeps none for that.
         first_step: that of the phase; its checkpoint counts as a multiple.
+        kept_steps: of checkpoints that are kept, too.
         is_chief: whether this process writes.
         rank: returns the rank of a checkpoint's evaluation, None without one; by default as recorded.
     """
@@ -46,6 +47,7 @@ class Checkpoints:
         num_kept: int,
         kept_interval_steps: int = 0,
         first_step: int = 0,
+        kept_steps: Collection[int] = (),
         is_chief: bool = True,
         rank: Callable[[CheckpointRecord], tuple[float, float] | None] = lambda record: record.rank,
     ):
@@ -53,6 +55,7 @@ class Checkpoints:
         self._num_kept = num_kept
         self._kept_interval_steps = kept_interval_steps
         self._first_step = first_step
+        self._always_kept = frozenset(kept_steps)
         self._is_chief = is_chief
         self._rank = rank
         self._records: dict[int, CheckpointRecord] = {}
@@ -182,7 +185,7 @@ class Checkpoints:
     def _kept_steps(self) -> list[int]:
         """List the newest steps, that of the best evaluation, and the newest regular one."""
         steps = sorted(self._records)
-        kept = set(steps[-self._num_kept :])
+        kept = set(steps[-self._num_kept :]) | self._always_kept.intersection(steps)
         # Scores of other phases are of other rows.
         ranks = {step: self._rank(record) for step, record in self._records.items() if step > self._first_step}
         evaluated = [(rank, -step) for step, rank in ranks.items() if rank is not None]

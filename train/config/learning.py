@@ -1,5 +1,6 @@
 """Settings of what is learned: data, model, masks, optimizer. Each field is a flag of `run_mlm.py`."""
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -50,11 +51,51 @@ class DataConfig(Bounded):
     max_length: int | None = changeable(
         None, "Tokens per row. Default: that of the shards; another value is an error.", group=BATCH
     )
+    score_pairs: str | None = changeable(
+        None,
+        "At each evaluation also score minimal pairs of this file in BLiMP's form (lines of JSON, also .gz), at most "
+        "400 of them, as `pairs_accuracy`.",
+        PER_WORKER,
+        metavar="FILE",
+        group=EVALUATION,
+    )
+    score_words: int = changeable(
+        0,
+        "At each evaluation also score N words of the validation shards, masked token by token (`bits_per_byte`) and "
+        "as a whole (`word_accuracy`).",
+        group=EVALUATION,
+        at_least=0,
+    )
+    save_at_words: list[str] = changeable(
+        list,
+        "Keep the checkpoints after these numbers of words, such as 1M 2M 10M, export them to OUTPUT_DIR/words/chck_1M "
+        "…, and with --hub-model-id push them to branches of these names.",
+        group=CHECKPOINTS,
+        metavar="WORDS",
+    )
     shuffle_buffer_size: int = flag(
         2**15,
         "Rows held in memory and shuffled together. Whole shards are shuffled first, so it need not be large.",
         at_least=1,
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        is_scored = bool(self.score_pairs or self.score_words)
+        require(not is_scored or bool(self.eval_dataset), "needs --eval-dataset", "--score-pairs or -words", "none")
+        for text in self.save_at_words:
+            rule = "must be numbers of words, such as 500K 1M 10M"
+            require(WORDS.fullmatch(text) is not None, rule, "--save-at-words", text)
+
+
+WORDS = re.compile(r"([1-9]\d*)([KMB]?)")
+
+
+def words_of(text: str) -> int:
+    """Read a number of words, such as 10M."""
+    match = WORDS.fullmatch(text)
+    assert match is not None
+    return int(match[1]) * {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}[match[2]]
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,11 @@ class Inputs(ABC):
         """Entropy of the token frequencies of the rows to evaluate on, where it is known."""
         return None
 
+    @property
+    def num_words(self) -> int:
+        """Words of the rows to train on, by white space; 0 where they were not counted."""
+        return 0
+
     def has_rows_of(self, other: "Inputs") -> bool:  # noqa: ARG002
         """Return whether a phase would continue in the rows of the one before it."""
         return False

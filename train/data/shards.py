@@ -44,6 +44,10 @@ class TrainingInputs(Inputs):
         return self.train_shards.num_rows
 
     @property
+    def num_words(self) -> int:
+        return self.train_shards.manifest.totals.num_words if self.train_shards.manifest else 0
+
+    @property
     def num_eval_rows(self) -> int:
         return self.eval_shards.num_rows if self.eval_shards else 0
 

@@ -64,7 +64,7 @@ def _evaluate(saved: SavedModel, weights: dict[str, np.ndarray]) -> dict[str, fl
     config = TrainingConfig(*(kind(**settings[name]) for name, kind in zip(settings, SUBJECTS, strict=True)))
     run = Pretraining().open_run(config, Cluster())
     trainer = build_trainer(run, 0, connect(config.hardware, run.cluster))
-    if trainer.evaluate is None:
+    if trainer.add_up is None:
         logger.warning("The run has no --eval-dataset, so the average is not evaluated.")
         return None
     trainer.state.write(trainer.state.read() | weights)

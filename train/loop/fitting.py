@@ -98,6 +98,7 @@ class TrainingHooks:
             Hook(self._evaluate, every_steps=self._plan.eval_steps),
             Hook(self._report),
             Hook(self._save, every_steps=self._plan.save_steps),
+            Hook(self._save, at_steps=trainer.phase.steps_at_words(self._plan)),
             Hook(self._save_by_the_clock),
             Hook(self._stop_if_asked),
         ]

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import huggingface_hub
 
+from mlm_common.errors import InputError
 from mlm_common.hub.push import check_hub_access
 from mlm_common.hub.retries import HubAwayError
+from train.checkpoints.store import CheckpointStore
 from train.config.phases import naming_phase, phases_of
 from train.config.settings import HubConfig, RunSettings, TrainingConfig
 from train.data.shards import TrainingInputs, check_phases, open_inputs
@@ -22,6 +24,7 @@ from train.publishing.publisher import CHECKPOINTS_BRANCH, Publisher, PushToHub,
 from train.runtime import supervisor
 from train.runtime.machines import Cluster, check_tpu_devices, check_tpu_use, read_cluster
 from train.runtime.preemption import StopRequest, listening
+from train.runtime.run_folder import WORDS_FOLDER
 from train.tasks.pair_pretraining import task_of
 
 if TYPE_CHECKING:
@@ -118,6 +121,21 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
             step, figures = job.finish(trainer, figures, stop)
         if publisher is not None:
             trainer.publish(publisher, figures, step)
+            publish_at_words(run, trainer.phase.steps_at_words(trainer.plan))
+
+
+def publish_at_words(run: Run, steps: dict[int, str]) -> None:
+    """Export the checkpoints of `--save-at-words`, and push each to its branch if the run names a repository."""
+    from train.publishing.saved_model import read_saved_model
+
+    store, repository = CheckpointStore(run.folder.checkpoints), run.config.hub.repository()
+    for step, words in steps.items():
+        name = f"chck_{words}"
+        branch = repository and dataclasses.replace(repository, branch=name, tag=None)
+        supervisor.report("publish", step)
+        with supervisor.keep_reporting("publish", step):
+            read_saved_model(store.path(step)).publish(run.folder.files.subfolder(f"{WORDS_FOLDER}/{name}"), branch)
+        print(f"after {words} words      {WORDS_FOLDER}/{name}, step {step:,}", flush=True)
 
 
 def prepare(config: Settings, job: Job[Settings]) -> Run:
@@ -131,7 +149,10 @@ def prepare(config: Settings, job: Job[Settings]) -> Run:
     cluster = read_cluster()
     check_tpu_use(config, cluster)
     run = job.open_run(config, cluster)
-    run.plans(num_replicas=cluster.num_workers)
+    for phase, plan in zip(run.phases, run.plans(num_replicas=cluster.num_workers), strict=True):
+        phase.steps_at_words(plan)
+        if phase.sample is not None and cluster.num_workers > 1:
+            raise InputError("--score-pairs and --score-words are for one worker; TF_CONFIG names several.")
     if config.run.dry_run or not config.hub.resume_from_hub:
         check_output_folder(run)
     if cluster.is_chief:

@@ -19,8 +19,10 @@ from mlm_common.errors import InputError
 from mlm_common.tokenizer import vocabulary_size
 from train.checkpoints.resume import fingerprint, fingerprint_of_phases, fingerprint_sha256, installed_versions
 from train.checkpoints.store import CheckpointRecord, newest_record
-from train.config.settings import HardwareConfig, RunSettings
+from train.config.learning import words_of
+from train.config.settings import HardwareConfig, RunSettings, TrainingConfig
 from train.data.inputs import Inputs
+from train.data.shards import TrainingInputs
 from train.model.computation import Computation, planned_step_flops
 from train.model.parameters import count_parameters
 from train.publishing.model_card import check_card
@@ -28,6 +30,8 @@ from train.runtime.machines import Cluster, expected_num_replicas, has_cpu_alone
 from train.runtime.plan import PhaseToPlan, Plan, make_plans, phase_index, warn_of_other_batch
 from train.runtime.run_folder import RunFolder
 from train.runtime.supervisor import supervision
+from train.scoring.material import read_pairs
+from train.scoring.while_training import Sample, draw_sample
 from train.tasks.task import Task, task_record
 
 if TYPE_CHECKING:
@@ -36,6 +40,8 @@ if TYPE_CHECKING:
 # What a step of training reaches on one CPU with AVX2; of some twice that.
 CPU_FLOPS_PER_SECOND = 5e10
 CPU_ADVICE = "--preset tiny-cpu is made for CPUs"
+# By how much --save-at-words may exceed the words of a run.
+WORDS_TOLERANCE = 1.02
 # Characters of a row that are shown, and of a line of them.
 MAX_EXCERPT = 200
 EXCERPT_WIDTH = 76
@@ -76,6 +82,47 @@ class Phase:
     def num_predictions(self, plan: Plan) -> int:
         """Count the positions at which a replica predicts at once."""
         return self.task.num_predictions(self.config.optimization.per_replica_batch_size * plan.max_length)
+
+    @functools.cached_property
+    def sample(self) -> Sample | None:
+        """What is scored at each evaluation beside the loss; None where nothing else is.
+
+        Raises:
+            InputError: a file of pairs that cannot be read, or pairs longer than the rows.
+        """
+        if not isinstance(self.config, TrainingConfig) or not isinstance(self.inputs, TrainingInputs):
+            return None
+        data = self.config.data
+        if not data.score_pairs and not data.score_words:
+            return None
+        pairs = read_pairs([data.score_pairs], "--score-pairs") if data.score_pairs else []
+        inputs = self.inputs
+        return draw_sample(pairs, data.score_words, inputs.eval_shards, inputs.tokenizer, inputs.max_length)
+
+    def steps_at_words(self, plan: Plan) -> dict[int, str]:
+        """Find after which steps that many words of `--save-at-words` were trained on, {step: words as given}.
+
+        Rows are shuffled, so each has as many words as the mean.
+
+        Raises:
+            InputError: the run has fewer words or several phases, or its shards have no number of words.
+        """
+        wanted = self.config.data.save_at_words if isinstance(self.config, TrainingConfig) else []
+        if not wanted:
+            return {}
+        if not self.inputs.num_words or plan.num_phases > 1:
+            raise InputError(
+                "--save-at-words needs a run of one phase, and shards whose manifest has num_words: prepare them again."
+            )
+        words_per_step = self.inputs.num_words * plan.global_batch_rows / plan.num_rows
+        most = plan.num_steps * words_per_step
+        steps = {}
+        for text in wanted:
+            # A corpus of BabyLM has 10 million words, but for a percent.
+            if words_of(text) > most * WORDS_TOLERANCE:
+                raise InputError(f"--save-at-words must be at most the {most:,.0f} words of the run; received {text}.")
+            steps[min(max(1, round(words_of(text) / words_per_step)), plan.num_steps)] = text
+        return steps
 
     def describe(self, plan: Plan, num_parameters: int) -> dict[str, str]:
         """Describe the plan as human-readable {title: text}."""

@@ -12,7 +12,7 @@ import tf_keras
 
 from mlm_common.cli.command_line import commit
 from mlm_common.hub.push import HubPushError
-from mlm_common.tokenizer import vocabulary_size
+from mlm_common.tokenizer import special_ids, vocabulary_size
 from train.checkpoints.manager import Checkpoints, TrainingState
 from train.checkpoints.resume import (
     ResumePoint,
@@ -35,6 +35,7 @@ from train.runtime.plan import Plan, phase_index, warn_of_other_batch
 from train.runtime.preemption import StopRequest
 from train.runtime.run_folder import LOSS_CURVE_NAME
 from train.runtime.strategy import check_agreement, distribute_batches, wait_for_workers
+from train.scoring.answers import Model
 from train.step.evaluation import Adder, build_adder
 from train.step.sharding_check import prove_sharding
 from train.step.train_step import PretrainingModel, build_model, compile_model, prove_tpu_layers
@@ -52,6 +53,7 @@ class Trainer:
     model: PretrainingModel
     plan: Plan
     add_up: Adder | None
+    score: Callable[[], dict[str, float]] | None
     log: MetricsLog
     state: TrainingState
     checkpoints: Checkpoints
@@ -123,13 +125,15 @@ class Trainer:
 
     def release(self) -> None:
         """Free the memory of the model for that of the next phase."""
-        del self.model, self.state, self.add_up
+        del self.model, self.state, self.add_up, self.score
         gc.collect()
 
     def evaluate(self, stop: StopRequest) -> dict[str, float] | None:
         """Evaluate the model on every validation row; None without one, or after a request to stop before the end."""
         totals = self.add_up(stop) if self.add_up is not None else None
-        return None if totals is None else self.model.task.figures(totals)
+        if totals is None:
+            return None
+        return self.model.task.figures(totals) | (self.score() if self.score is not None else {})
 
     def record_run(self) -> dict[str, Any]:
         """Write `run.json`, once nothing can refuse the run any more, and return its content."""
@@ -323,6 +327,7 @@ def build_trainer(run: Run, index: int, strategy: tf.distribute.Strategy) -> Tra
         model=model,
         plan=plan,
         add_up=build_adder(inputs, model, plan, jit_compile=computation.jit_compile),
+        score=scorer_of(phase, model),
         log=log,
         state=TrainingState(model),
         checkpoints=Checkpoints(
@@ -330,6 +335,7 @@ def build_trainer(run: Run, index: int, strategy: tf.distribute.Strategy) -> Tra
             num_kept=config.run.keep_checkpoints,
             kept_interval_steps=plan.save_steps if config.run.on_nonfinite == "skip" else 0,
             first_step=plan.first_step,
+            kept_steps=phase.steps_at_words(plan),
             is_chief=is_chief,
             rank=functools.partial(rank_of_checkpoint, phase.task, log),
         ),
@@ -337,6 +343,17 @@ def build_trainer(run: Run, index: int, strategy: tf.distribute.Strategy) -> Tra
         full_speed_step_seconds=full_speed_step_seconds(config, phase.model_config, plan, num_predictions),
         computation=computation,
     )
+
+
+def scorer_of(phase: Phase, model: PretrainingModel) -> Callable[[], dict[str, float]] | None:
+    """Build what computes the scores of `--score-pairs` and `--score-words`; None without them."""
+    sample, tokenizer, max_length = phase.sample, phase.inputs.tokenizer, phase.inputs.max_length
+    if sample is None:
+        return None
+    tokens_per_batch = phase.config.optimization.per_replica_batch_size * max_length
+    ids, strategy = special_ids(tokenizer), model.distribute_strategy
+    scored = Model(model.network, strategy, vocabulary_size(tokenizer), ids["pad"])
+    return lambda: sample.figures(scored, max_length, tokens_per_batch)
 
 
 def rank_of_checkpoint(task: Task, log: MetricsLog, record: CheckpointRecord) -> tuple[float, float] | None:

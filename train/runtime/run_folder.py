@@ -25,6 +25,7 @@ EVENTS_FOLDER = "runs"  # of an export: the Hub shows the event files in it as t
 TENSORBOARD_SPLITS = ("train", "validation")
 EVENTS_PATTERN = r"events\.out\.tfevents\..*"
 EXPORT_FOLDER = "export"
+WORDS_FOLDER = "words"  # of --save-at-words
 
 # The files that a run writes, by folder; it deletes no others.
 FILES_OF_A_RUN = {
@@ -127,6 +128,7 @@ class RunFolder:
             folder.delete_files([file for file in folder.list_files() if re.fullmatch(pattern, file)])
             folder.delete_partial_files()
         self.files.subfolder(PROFILES_FOLDER).delete()
+        self.files.subfolder(WORDS_FOLDER).delete()
         self.files.delete_files([METRICS_NAME, LOSS_CURVE_NAME])
         others = "|".join((RESULT_FILES, DAMAGED_METRICS_NAME.format(r"\d+")))
         self.files.delete_files([name for name in self.files.list_files() if re.fullmatch(others, name)])

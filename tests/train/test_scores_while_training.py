@@ -1,0 +1,103 @@
+"""Scores at each evaluation, and checkpoints after numbers of words."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlm_common.tokenizer import load_tokenizer, special_token_ids, word_starts
+from tests.fixtures.run_command import Outcome
+from tests.fixtures.tiny_corpus import DOCUMENTS
+from tests.fixtures.tiny_run import NUM_STEPS, forget_checkpoint, run_flags
+from tests.servers.fixtures import HubHandle
+from tfrecord_prep.manifest import open_shards, read_manifest
+from train.run_mlm import main
+from train.score_mlm import main as score
+from train.scoring.while_training import draw_sample, rows_from_all_over, word_spans
+
+Command = Callable[..., Outcome]
+REPO = "alice/baby"
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    path = tmp_path / "pairs.jsonl"
+    words = ["corpus", "small", "many", "rows", "each", "document"]
+    rows = [{"sentence_good": f"{one} {two}", "sentence_bad": f"{two} {one}"} for one in words for two in words[:3]]
+    lines = [json.dumps(row) for row in rows if row["sentence_good"] != row["sentence_bad"]]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def test_scores_are_logged_with_each_evaluation_and_those_of_the_export(
+    shards: Path, pairs: Path, run: Command, tmp_path: Path
+) -> None:
+    flags = run_flags(shards, tmp_path / "run", "--score-pairs", str(pairs), "--score-words", "20")
+    assert main(flags) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]
+    evaluations = [line for line in lines if line["split"] == "validation"]
+    assert [line["step"] for line in evaluations] == [3, NUM_STEPS]
+    assert all(0 <= line["word_accuracy"] <= 1 and line["bits_per_byte"] > 0 for line in evaluations)
+    output = tmp_path / "scores.json"
+    assert run(score, "--model", tmp_path / "run", "--minimal-pairs", pairs, "--output", output).status == 0
+    scores = json.loads(output.read_text(encoding="utf-8"))["scores"][str(tmp_path / "run")]
+    assert evaluations[-1]["pairs_accuracy"] == pytest.approx(scores["pairs"]["value"])
+
+
+def test_words_of_rows_are_asked_for_whole(shards: Path) -> None:
+    tokenizer, of_split = load_tokenizer(str(shards / "train" / "tokenizer")), open_shards(str(shards / "validation"))
+    starts = word_starts(tokenizer)
+    assert starts is not None
+    special = np.isin(np.arange(len(starts)), list(special_token_ids(tokenizer)))
+    rows = rows_from_all_over(of_split, 10**6)
+    assert len(rows) == of_split.num_rows
+    assert len(rows_from_all_over(of_split, 3)) == 3
+    for row in rows:
+        for first, stop in word_spans(row, starts, special):
+            assert not special[row[first:stop]].any()
+            assert not starts[row[first + 1 : stop]].any()
+            assert starts[row[first]] or special[row[first - 1]]
+            assert starts[row[stop]] or special[row[stop]]
+    sample = draw_sample([], 20, of_split, tokenizer, len(rows[0]))
+    assert [query.item for query in sample.of_words] == list(range(len(sample.word_bytes)))
+    for query in sample.of_words:
+        assert [one.targets[0] for one in sample.of_tokens if one.item == query.item] == query.targets
+        text = tokenizer.decode(query.targets).strip()
+        assert sample.word_bytes[query.item] == len(text.encode())
+
+
+@pytest.mark.usefixtures("one_device")
+def test_checkpoints_after_words_are_kept_exported_and_pushed(
+    shards: Path, tmp_path: Path, hub_here: HubHandle, run: Command
+) -> None:
+    totals = read_manifest(str(shards / "train")).totals
+    words_per_step = totals.num_words * 4 / totals.num_rows
+    wanted = [str(round(words_per_step * step)) for step in (1, 4)]
+    flags = ("--save-at-words", *wanted, "--hub-model-id", REPO, "--keep-checkpoints", "1")
+    assert main(run_flags(shards, tmp_path / "run", *flags)) == 0
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("*.json"))
+    assert {"step-00000001.json", "step-00000004.json"} <= set(kept)
+    branches = [hub_here.files(REPO, revision=f"chck_{words}") for words in wanted]
+    for words, files in zip(wanted, branches, strict=True):
+        export = tmp_path / "run" / "words" / f"chck_{words}" / "model.safetensors"
+        assert files["model.safetensors"] == export.read_bytes()
+    weights = [files["model.safetensors"] for files in (*branches, hub_here.files(REPO))]
+    assert len(set(weights)) == 3
+    # A run that was stopped before its end comes to the same.
+    forget_checkpoint(tmp_path / "run", NUM_STEPS)
+    assert main(run_flags(shards, tmp_path / "run", *flags)) == 0
+    assert {"step-00000001.json", "step-00000004.json"} <= {
+        path.name for path in (tmp_path / "run" / "checkpoints").glob("*.json")
+    }
+    outcome = run(main, *run_flags(shards, tmp_path / "more", "--save-at-words", "1B"))
+    assert outcome.status == 2
+    assert "--save-at-words must be at most the" in outcome.error
+    outcome = run(main, *run_flags(shards, tmp_path / "more", "--save-at-words", "1Q"))
+    assert "must be numbers of words, such as 500K 1M 10M; received 1Q" in outcome.error
+
+
+def test_words_are_counted_by_white_space(shards: Path) -> None:
+    counted = sum(read_manifest(str(shards / split)).totals.num_words for split in ("train", "validation"))
+    assert counted == sum(len(document.split()) for document in DOCUMENTS)
