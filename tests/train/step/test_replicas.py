@@ -1,5 +1,6 @@
 """The lowered steps, executed as the replicas of a slice, against one replica of TensorFlow with the whole batch."""
 
+from collections import Counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,12 +9,15 @@ import tensorflow as tf
 
 from finetuning.data.labels import Labels
 from finetuning.tasks.classification import TextClassification
-from tests.fixtures.replicas import Case, Result, execute, lower, values_of, variables_of
+from tests.fixtures.replicas import Case, Program, Result, execute, lower, put_together, values_of, variables_of
 from tests.fixtures.tiny_models import PAD, VOCABULARY, tiny_model
 from tests.fixtures.tiny_steps import BAD_STEP, RULE, BadOnOneReplica, batch_of, compiled_model, token_rows
+from train.checks.preflight.hlo_costs import collective_bytes
 from train.checks.preflight.step_lowering import ReplicaOfSlice
 from train.model.attention import attend_within_documents
 from train.model.tpu_layers import use_tpu_layers
+from train.step import sharding
+from train.step.sharding import Sharding
 from train.step.train_step import PretrainingModel
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.pair_pretraining import NO_LABEL, SentenceOrderPrediction
@@ -21,10 +25,11 @@ from train.tasks.pair_pretraining import NO_LABEL, SentenceOrderPrediction
 SEP = 2
 NUM_ROWS, NUM_STEPS = 16, 5
 DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+SIZES = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
 
 
 class Run(NamedTuple):
-    """What one replica of TensorFlow gives at each step, and what the replicas of each number give."""
+    """What one replica of TensorFlow gives at each step, and what replicas give, by their number."""
 
     expected: list[Result]
     results: dict[int, list[Result]]
@@ -81,38 +86,65 @@ def on_one_replica(model: PretrainingModel, function: Any, batches: list) -> lis
     return results
 
 
-def pair_model():
-    network = tiny_model("bert", "TFAutoModelForPreTraining", num_hidden_layers=1, **DROPOUT)
+def pair_model(num_shards: int = 1):
+    network = tiny_model("bert", "TFAutoModelForPreTraining", num_hidden_layers=1, **DROPOUT, **SIZES)
     return compiled_model(
-        network, SentenceOrderPrediction(RULE, PAD, SEP), max_grad_norm=0.5, model_type=BadOnOneReplica
+        network,
+        SentenceOrderPrediction(RULE, PAD, SEP),
+        max_grad_norm=0.5,
+        model_type=BadOnOneReplica,
+        sharding=Sharding(num_shards, by_xla=True) if num_shards > 1 else None,
     )
 
 
 def classification_model():
     labels = Labels("single_label_classification", ("a", "b"))
     task = TextClassification(labels, ("accuracy",), pad_token_id=PAD, token_types=False)
-    network = tiny_model("distilbert", "TFAutoModelForSequenceClassification", n_layers=1)
+    no_dropout = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
+    network = tiny_model("distilbert", "TFAutoModelForSequenceClassification", n_layers=1, **no_dropout)
     return compiled_model(network, task)
 
 
 def block_model():
     """A ModernBERT with a global layer and a local one, whose rows of 16 are cut into blocks."""
-    network = tiny_model("modernbert", local_attention=2, attention_dropout=0.1)
+    network = tiny_model("modernbert", local_attention=2, attention_dropout=0.1, **SIZES)
     attend_within_documents(network)
     use_tpu_layers(network)
     return compiled_model(network, MaskedLanguageModeling(RULE, PAD))
 
 
+class ShardedStep(NamedTuple):
+    """The step of `pair_model` with a sharded optimizer and accumulation, for eight replicas.
+
+    divided_bytes: of the variables that are divided, and of all others.
+    """
+
+    program: Program
+    state: dict[str, np.ndarray]
+    divided_bytes: tuple[int, int]
+
+
 @pytest.fixture(scope="module")
-def runs() -> dict[str, Run]:
+def sharded_step() -> ShardedStep:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharding, "MIN_SHARDED_SIZE", 256)
+        model = pair_model(num_shards=8)
+        model.num_micro_batches = 2
+        sizes = Counter()
+        for variable in model.network.trainable_variables:
+            sizes[model.optimizer.sharded_axis(variable) is not None] += 4 * variable.shape.num_elements()
+        program = lower(model, model.train_step, pairs(0), 8)
+        return ShardedStep(program, values_of(model), (sizes[True], sizes[False]))
+
+
+@pytest.fixture(scope="module")
+def runs(sharded_step) -> dict[str, Run]:
     model, batches = pair_model(), [pairs(seed) for seed in range(NUM_STEPS)]
     expected = {"pairs": on_one_replica(model, model.train_step, batches[:BAD_STEP])}
     cases = {}
-    for num_replicas, num_micro_batches in ((2, 2), (8, 1)):
-        model.num_micro_batches = num_micro_batches
-        program = lower(model, model.train_step, batches[0], num_replicas)
-        steps = [(0, batch) for batch in batches]
-        cases["pairs", num_replicas] = Case([program], values_of(model), steps)
+    model.num_micro_batches, steps = 2, [(0, batch) for batch in batches]
+    cases["pairs", 2] = Case([lower(model, model.train_step, batches[0], 2)], values_of(model), steps)
+    cases["pairs", 8] = Case([sharded_step.program], sharded_step.state, steps)
 
     model, batches = classification_model(), [texts(16, 0), texts(8, 1), texts(8, 2)]
     expected["texts"] = on_one_replica(model, model.train_step, batches[:2])
@@ -133,6 +165,9 @@ def runs() -> dict[str, Run]:
     )
 
     results = dict(zip(cases, execute(list(cases.values())), strict=True))
+    results["pairs", 8] = [
+        Result(outputs, put_together(state, expected["pairs"][0].state)) for outputs, state in results["pairs", 8]
+    ]
     return {
         name: Run(expected[name], {number: found for (other, number), found in results.items() if other == name})
         for name in expected
@@ -156,7 +191,7 @@ def check_equal(result: Result, expected: Result, **tolerance: float) -> None:
 
 @pytest.mark.parametrize("num_replicas", [2, 8])
 def test_replicas_make_the_step_of_one(runs, num_replicas):
-    """Masks, dropout, the order of pairs, their sums, clipping and, of two replicas, accumulation take part."""
+    """Masks, dropout, the order of pairs, their sums, clipping and accumulation; eight have a sharded optimizer."""
     expected, results = runs["pairs"].expected, runs["pairs"].results[num_replicas]
     assert expected[0].state["grad_norm/total:0"] > 0.5  # so that clipping takes part
     assert 0 < expected[-1].state["sop_loss/count:0"] < NUM_ROWS * BAD_STEP  # a few are not asked about
@@ -175,6 +210,12 @@ def test_a_bad_gradient_on_one_replica_stops_all(runs, num_replicas):
             if "/total" not in name and "/count" not in name:  # the means are told of it
                 np.testing.assert_array_equal(result.state[name], before[name], err_msg=name)
     assert len(results) == NUM_STEPS
+
+
+def test_the_preflight_counts_what_a_sharded_optimizer_sends(sharded_step):
+    counted, (divided_bytes, other_bytes) = collective_bytes(sharded_step.program.stablehlo), sharded_step.divided_bytes
+    assert counted["reduce_scatter"] == counted["all_gather"] == divided_bytes > other_bytes
+    assert 0 < counted["all_reduce"] - other_bytes < 1000  # loss and norms
 
 
 def test_fine_tuning_in_buckets(runs):
