@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from train.runtime.named_scopes import custom_gradient, named
-from train.step.train_step import scatter_to_global_batch
+from train.step.sharding import placed
 
 # Instead of the logit of a passage that is no negative: e to it is 0.
 NEVER = -1e9
@@ -35,7 +35,7 @@ def gather_rows(rows: tf.Tensor) -> tf.Tensor:
             of_replicas = tf.reshape(add_up(by_all), (replica.num_replicas_in_sync, *rows.shape))
             return tf.gather(of_replicas, tf.cast(replica.replica_id_in_sync_group, tf.int32))
 
-        return add_up(scatter_to_global_batch(rows)), gradient
+        return add_up(placed(rows)), gradient
 
     return gather(rows)
 

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow
 WITH_DROPOUT = f"{MODEL},hidden_dropout_prob=0.1,attention_probs_dropout_prob=0.1"
 # Two workers of 2 rows, twice a step, or one process of 8 rows.
 SHARED = ("--config-overrides", WITH_DROPOUT, "--max-grad-norm", "0.5", "--warmup-steps", "2")
+DIVIDED_MODEL = "num_hidden_layers=1,hidden_size=128,num_attention_heads=2,intermediate_size=512"
 OF_WORKERS = (*SHARED, "--per-replica-batch-size", "2", "--gradient-accumulation-steps", "2")
 
 
@@ -76,6 +77,31 @@ def test_two_workers_train_the_model_of_one_process(folder_of_two, folder_of_one
         assert len(expected) >= 2
         for line, expected_line in zip(figures(folder, split), expected, strict=True):
             assert line == pytest.approx(expected_line, rel=1e-4)
+
+
+def test_two_workers_divide_the_optimizer_of_a_run_of_one(processes, shards, tmp_path, one_device):  # noqa: ARG001
+    """From the middle each has half of the moments of two kernels; one worker makes the last step, with all of them."""
+    flags = ("--config-overrides", DIVIDED_MODEL, "--save-steps", "1", "--keep-checkpoints", "9")
+    flags_of_one = run_flags(shards, tmp_path / "run", *flags, "--per-replica-batch-size", "8")
+    assert main(flags_of_one) == 0
+    folder = tmp_path / "run" / "checkpoints"
+    expected = load_file(folder / f"step-{NUM_STEPS:08d}.safetensors")
+    for num_workers, num_forgotten in ((2, 3), (1, 1)):
+        for step in range(NUM_STEPS - num_forgotten, NUM_STEPS):
+            for path in folder.glob(f"step-{step + 1:08d}.*"):
+                path.unlink()
+        shutil.rmtree(tmp_path / "run" / "export")
+        if num_workers == 1:
+            assert main(flags_of_one) == 0
+        else:
+            flags_of_two = run_flags(shards, tmp_path / "run", *flags, "--shard-optimizer")
+            ended = finish(start_workers(processes, flags_of_two, flags_of_two))
+            assert [status for status, _, _ in ended] == [0, 0], ended[0][2][-3000:] + ended[1][2][-3000:]
+            assert json.loads((tmp_path / "run" / "run.json").read_text())["computation"]["shard_optimizer"]
+        found = load_file(folder / f"step-{NUM_STEPS:08d}.safetensors")
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=2e-5, err_msg=name)
 
 
 def test_two_workers_go_from_phase_to_phase(processes, phase_shards, tmp_path, one_device):  # noqa: ARG001

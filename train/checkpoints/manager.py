@@ -111,18 +111,18 @@ class Checkpoints:
         return self._store.steps()
 
     def save(self, copy: Callable[[], tuple[CheckpointRecord, Arrays]]) -> None:
-        """Call `copy` for a record and the variables, and have the thread write them; nothing but on the chief.
+        """Call `copy` for a record and the variables, and have the thread of the chief write them.
 
-        Waits for the checkpoint before, if it is still being written.
+        Waits for the checkpoint before, if it is still being written. To be called on all workers: a sharded optimizer
+        is put together from theirs.
 
         Raises:
             RunFailedError: the checkpoint before could not be written.
         """
-        if not self._is_chief:
-            return
         self.wait()
         record, arrays = copy()
-        self._writing = self._thread.submit(self._write, record, arrays)
+        if self._is_chief:
+            self._writing = self._thread.submit(self._write, record, arrays)
 
     def check(self) -> None:
         """Raise what `wait` would, if the writing has ended already."""

@@ -155,7 +155,7 @@ class TrainingHooks:
 
     def _save_by_the_clock(self, step: int) -> None:
         minutes = self._plan.save_minutes
-        if minutes is not None and time.monotonic() - self._saved_seconds >= minutes * 60:
+        if self._stop.is_save_agreed(minutes is not None and time.monotonic() - self._saved_seconds >= minutes * 60):
             self._save(step)
 
     def _save(self, step: int) -> None:

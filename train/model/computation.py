@@ -9,7 +9,6 @@ outputs, are not counted.
 How a step is computed is decided once, recorded, and kept on resuming.
 """
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +17,8 @@ from transformers import PretrainedConfig
 
 from train.config.settings import RunSettings
 from train.model.architectures import architecture_of
-from train.runtime.machines import chip_of, local_accelerator_type, read_cluster
+from train.runtime.machines import chip_of, local_accelerator_type
 from train.runtime.plan import Plan
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -264,11 +261,6 @@ def _tpu_layers(
 
 def _shard_optimizer(config: RunSettings, plan: Plan, recorded: Computation | None) -> bool | None:
     if not config.hardware.shard_optimizer or plan.num_replicas == 1:
-        return False
-    if read_cluster().num_workers > 1:
-        logger.warning(
-            "--shard-optimizer has no effect with several workers: each needs the whole optimizer to save it."
-        )
         return False
     was_proven = recorded is not None and recorded.shard_optimizer is True
     return True if was_proven or not config.hardware.wants_tpu else None

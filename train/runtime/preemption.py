@@ -45,6 +45,7 @@ class StopRequest:
         self.reason: str | None = None
         self._max_over_workers = max_over_workers
         self._was_made_anywhere = False
+        self._is_save_due = self._was_save_due_anywhere = False
 
     def make(self, reason: str) -> None:
         """Request a shutdown; the first reason counts."""
@@ -67,11 +68,20 @@ class StopRequest:
         """Whether all workers are to stop: one worker at once, several as they found when they last compared."""
         return self.is_made if self._max_over_workers is None else self._was_made_anywhere
 
+    def is_save_agreed(self, is_due: bool) -> bool:
+        """Return whether all workers are to save: one if it is due, several if it was when they last compared."""
+        if self._max_over_workers is None:
+            return is_due
+        is_agreed, self._was_save_due_anywhere = self._was_save_due_anywhere, False
+        self._is_save_due = is_due and not is_agreed
+        return is_agreed
+
     def compare(self, seconds: float = 0.0) -> float:
-        """Compare with the other workers whether to stop, and return the longest of their times; waits for them."""
+        """Compare with the other workers what to do, and return the longest of their times; waits for them."""
         if self._max_over_workers is not None:
-            is_made, seconds = self._max_over_workers([float(self.is_made), seconds])
-            self._was_made_anywhere = is_made > 0
+            states = self._max_over_workers([float(self.is_made), float(self._is_save_due), seconds])
+            self._was_made_anywhere, self._was_save_due_anywhere = states[0] > 0, states[1] > 0
+            seconds = states[2]
         return seconds
 
 

@@ -1,7 +1,7 @@
 """Learning-rate schedules; AdamW and LAMB, which stop at the first gradient that is not finite."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from train.config.learning import OptimizationConfig
 from train.runtime.named_scopes import named
 from train.step.sharding import ShardedVariable, Sharding
 
-Stepped = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
+Total = Callable[[tf.Tensor], tf.Tensor]
 
 
 @dataclass(frozen=True)
@@ -136,9 +136,9 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         state: dict[str, Any] = {"iterations": self.iterations}
         for kind, moments in (("first_moment", self._momentums), ("second_moment", self._velocities)):
             for (name, variable), moment in zip(trained.items(), moments, strict=True):
-                axis = self.sharded_axis(variable)
-                parts = self._distribution_strategy.experimental_local_results(moment)
-                state[f"{kind}/{name}"] = moment if axis is None else ShardedVariable(parts, axis)
+                if (axis := self.sharded_axis(variable)) is not None:
+                    moment = ShardedVariable(self._distribution_strategy, moment, axis)
+                state[f"{kind}/{name}"] = moment
         return state
 
     def sharded_axis(self, variable: tf.Variable) -> int | None:
@@ -190,7 +190,7 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
         """Update the moments and then the variable; called by `apply_gradients` for each of them."""
         if self.sharded_axis(variable) is None:
-            gradient = self._update(variable, tf.convert_to_tensor(variable), gradient)
+            gradient = self._update(gradient, variable, tf.convert_to_tensor(variable), tf.identity)
         variable.assign(gradient)  # the new value, as `_update_shard` has returned it
 
     def _update_shard(self, gradient: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
@@ -202,52 +202,34 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         if sharding is None or self.sharded_axis(variable) is None:
             return gradient
         shard = sharding.shard_of(tf.convert_to_tensor(variable))
-        return sharding.gather(self._update(variable, shard, gradient, sharding.total), variable.shape)
+        return sharding.gather(self._update(gradient, variable, shard, sharding.total), variable.shape)
 
-    def _update(self, variable: tf.Variable, value: tf.Tensor, *gradient_and_total: Any) -> tf.Tensor:
-        """Update the moments as `stepped`, whose arguments these are, computes them; return the value."""
-        moments = self.moments_of(variable)
-        value, *stepped = self.stepped(variable, value, moments, *gradient_and_total)
-        for moment, new in zip(moments, stepped, strict=True):
-            moment.assign(new)
-        return value
-
-    def stepped(
-        self,
-        variable: tf.Variable,
-        value: tf.Tensor,
-        moments: Sequence[tf.Tensor],
-        gradient: tf.Tensor,
-        total: Callable[[tf.Tensor], tf.Tensor] = tf.identity,  # noqa: ARG002
-    ) -> Stepped:
-        """Compute the value and the moments of a variable after a step, or of a shard of it; change nothing.
+    def _update(self, gradient: tf.Tensor, variable: tf.Variable, value: tf.Tensor, total: Total) -> tf.Tensor:  # noqa: ARG002
+        """Update the moments of a variable and compute its new value, or those of a shard of it.
 
         Args:
-            value, moments, gradient: of what is updated, in one shape.
-            total: adds up over the shards of a variable.
+            gradient, value: of the variable or of its shard.
+            total: adds up over the shards.
         """
         rate = self.learning_rate * self._going
-        first, second = self._stepped_moments(gradient, *moments)
+        first, second = self._update_moments(gradient, variable)
         first_correction, second_correction = self._bias_corrections()
         if self.decays(variable):
             value -= value * self.weight_decay * rate
         alpha = rate * tf.sqrt(second_correction) / first_correction
-        return value - first * alpha / (tf.sqrt(second) + self.epsilon), first, second
+        return value - first * alpha / (tf.sqrt(second) + self.epsilon)
 
     def decays(self, variable: tf.Variable) -> bool:
         """Return whether weight decay applies to the variable, whatever its rate."""
         return bool(self._use_weight_decay(variable))
 
-    def moments_of(self, variable: tf.Variable) -> tuple[tf.Variable, tf.Variable]:
+    def _update_moments(self, gradient: tf.Tensor, variable: tf.Variable) -> tuple[tf.Tensor, tf.Tensor]:
+        """Update the first and the second moment with this gradient in them."""
         index = self._index_dict[self._var_key(variable)]
-        return self._momentums[index], self._velocities[index]
-
-    def _stepped_moments(self, gradient: tf.Tensor, first: tf.Tensor, second: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Compute the first and the second moment with this gradient in them."""
-        return (
-            first + (gradient - first) * ((1 - self.beta_1) * self._going),
-            second + (tf.square(gradient) - second) * ((1 - self.beta_2) * self._going),
-        )
+        first, second = self._momentums[index], self._velocities[index]
+        first.assign_add((gradient - first) * ((1 - self.beta_1) * self._going))
+        second.assign_add((tf.square(gradient) - second) * ((1 - self.beta_2) * self._going))
+        return first, second
 
     def _bias_corrections(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Compute the factors by which the moments, which start at 0, are too small."""
@@ -255,7 +237,7 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         return 1 - tf.pow(self.beta_1, num_steps), 1 - tf.pow(self.beta_2, num_steps)
 
     def _apply_weight_decay(self, variables: list[tf.Variable]) -> None:
-        """Do nothing: decay is a part of `stepped`."""
+        """Do nothing: decay is a part of `_update`."""
 
 
 class GuardedLamb(GuardedAdamW):
@@ -264,17 +246,10 @@ class GuardedLamb(GuardedAdamW):
     It keeps large batches (thousands of rows) stable. As in the authors' code, variables without decay are not scaled.
     """
 
-    def stepped(
-        self,
-        variable: tf.Variable,
-        value: tf.Tensor,
-        moments: Sequence[tf.Tensor],
-        gradient: tf.Tensor,
-        total: Callable[[tf.Tensor], tf.Tensor] = tf.identity,
-    ) -> Stepped:
-        """Compute the value and the moments of a variable after a step; see `GuardedAdamW.stepped`."""
+    def _update(self, gradient: tf.Tensor, variable: tf.Variable, value: tf.Tensor, total: Total) -> tf.Tensor:
+        """Update the moments of a variable and compute its new value; see `GuardedAdamW`."""
         rate = self.learning_rate * self._going
-        first, second = self._stepped_moments(gradient, *moments)
+        first, second = self._update_moments(gradient, variable)
         first_correction, second_correction = self._bias_corrections()
         change = (first / first_correction) / (tf.sqrt(second / second_correction) + self.epsilon)
         if self.decays(variable):
@@ -282,7 +257,7 @@ class GuardedLamb(GuardedAdamW):
             squares = total(tf.stack([tf.reduce_sum(tf.square(value)), tf.reduce_sum(tf.square(change))]))
             norm, change_norm = tf.unstack(tf.sqrt(squares))
             rate *= tf.where((norm > 0) & (change_norm > 0), norm / change_norm, 1.0)
-        return value - rate * change, first, second
+        return value - rate * change
 
 
 @named("global_norm")

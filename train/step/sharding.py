@@ -13,6 +13,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
+from train.runtime.machines import read_cluster
+
 # Elements below which a variable is updated as a whole: gathering it would take longer than it saves.
 MIN_SHARDED_SIZE = 2**16
 # TensorFlow has no operation for it.
@@ -71,11 +73,7 @@ class Sharding:
         axis = self.axis(shape)
         assert axis is not None
         if not self.by_xla:
-            ones = [1] * (len(shape) + 1)
-            ones[axis] = self.num_replicas
-            is_mine = tf.reshape(tf.range(self.num_replicas) == _replica_index(), ones)
-            placed = tf.where(is_mine, tf.expand_dims(shard, axis), 0.0)  # (…, replicas, shard, …)
-            return self.total(tf.reshape(placed, shape))
+            return self.total(placed(shard, axis))
         module = ALL_GATHER.format(
             shard="x".join(map(str, shard.shape)),
             whole="x".join(map(str, shape)),
@@ -102,21 +100,45 @@ class ShardedVariable:
     """A variable of which each replica has a shard, as a checkpoint reads and sets it: as one array.
 
     Args:
-        shards: those of all replicas, in their order.
-        axis: along which they were divided.
+        strategy: over whose replicas it is divided, those of other workers included.
+        variable: has another value on each replica.
+        axis: along which it is divided.
     """
 
-    def __init__(self, shards: Sequence[tf.Variable], axis: int):
-        self._shards, self._axis = shards, axis
-        self.dtype = shards[0].dtype
-        self.shape = tuple(size * (len(shards) if index == axis else 1) for index, size in enumerate(shards[0].shape))
+    def __init__(self, strategy: tf.distribute.Strategy, variable: tf.Variable, axis: int):
+        self._strategy, self._axis, self._num_shards = strategy, axis, strategy.num_replicas_in_sync
+        self._shards = strategy.experimental_local_results(variable)  # of this worker
+        self._first = read_cluster().index * len(self._shards)
+        self.dtype, shape = variable.dtype, self._shards[0].shape
+        self.shape = tuple(size * (self._num_shards if index == axis else 1) for index, size in enumerate(shape))
 
     def numpy(self) -> np.ndarray:
-        return np.concatenate([shard.numpy() for shard in self._shards], self._axis)
+        """Put the shards together; to be called on all workers."""
+        if len(self._shards) == self._num_shards:
+            return np.concatenate([shard.numpy() for shard in self._shards], self._axis)
+        values = self._strategy.experimental_distribute_values_from_function(
+            lambda context: self._shards[context.replica_id_in_sync_group - self._first].read_value()
+        )
+        whole: np.ndarray = self._strategy.gather(values, self._axis).numpy()
+        return whole
 
     def assign(self, array: np.ndarray) -> None:
-        for shard, values in zip(self._shards, np.split(array, len(self._shards), self._axis), strict=True):
+        parts = np.split(array, self._num_shards, self._axis)[self._first :]
+        for shard, values in zip(self._shards, parts, strict=False):
             shard.assign(values)
+
+
+def placed(part: tf.Tensor, axis: int = 0) -> tf.Tensor:
+    """Put this replica's part of a tensor at its place along the axis, with 0 elsewhere.
+
+    Every kind of device can sum over replicas; not every kind can concatenate.
+    """
+    num_replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+    ones = [1] * (part.shape.rank + 1)
+    ones[axis] = num_replicas
+    is_mine = tf.reshape(tf.range(num_replicas) == _replica_index(), ones)
+    spread = tf.where(is_mine, tf.expand_dims(part, axis), tf.zeros((), part.dtype))  # (…, replicas, part, …)
+    return tf.reshape(spread, (*part.shape[:axis], -1, *part.shape[axis + 1 :]))
 
 
 def _replica_index() -> tf.Tensor:

@@ -18,7 +18,7 @@ from train.model.build import build_network
 from train.model.computation import Computation, choose_computation
 from train.runtime.plan import Plan
 from train.step.optimizer import build_optimizer, clipping_factor, global_norm, global_norm_by_shards
-from train.step.sharding import Sharding
+from train.step.sharding import Sharding, placed
 from train.tasks.task import Task
 
 # Separate streams of random numbers: of the task, of dropout, and of dropout of inputs that all rows share.
@@ -121,7 +121,7 @@ class PretrainingModel(tf_keras.Model):
         sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, sums)
         # One by one: integers and floats may be on different devices.
         for name, value in of_rows.items():
-            sums[name] = replica.all_reduce(tf.distribute.ReduceOp.SUM, scatter_to_global_batch(value))
+            sums[name] = replica.all_reduce(tf.distribute.ReduceOp.SUM, placed(value))
         return sums
 
     @tf.autograph.experimental.do_not_convert
@@ -135,33 +135,24 @@ class PretrainingModel(tf_keras.Model):
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, (sums, squares))
 
     @tf.autograph.experimental.do_not_convert
-    def sharded_squares(self, batch: dict[str, tf.Tensor]) -> tf.Tensor:
-        """Make the next step on the first rows, sharded and whole; change nothing but the rate, which each step sets.
+    def divided_squares(self, batch: dict[str, tf.Tensor]) -> tf.Tensor:
+        """Divide the next gradients, over the first rows, and the weights; put both together again; change nothing.
 
         Returns:
-            For each variable that is divided, the squared norms of its gradient summed by shards and as a whole, of the
-            variable, of the whole step, and of the difference between the steps, (5, variables). The first is the same
-            on all replicas; the others are of what this replica has after each step.
+            For each variable that is divided, squared norms, (4, variables): of its summed gradient; of all shards of
+            that; of the difference between it and its shards put together; of that between the weights and theirs.
         """
-        replica, optimizer = tf.distribute.get_replica_context(), self.optimizer
-        gradients, sums = self._first_gradients(batch)
-        weight = replica.all_reduce(tf.distribute.ReduceOp.SUM, sums[self.task.means[0].weight])
-        scale, sharding = tf.math.reciprocal_no_nan(weight), optimizer.sharding
-        optimizer._compute_current_learning_rate()
-        squares = []
+        sharding, squares = self.optimizer.sharding, []
+        gradients, _ = self._first_gradients(batch)
         for gradient, variable in zip(gradients, self.network.trainable_variables, strict=True):
-            if optimizer.sharded_axis(variable) is None:
+            if self.optimizer.sharded_axis(variable) is None:
                 continue
-            value, moments = tf.convert_to_tensor(variable), optimizer.moments_of(variable)
-            shard, whole = sharding.sum_gradient(gradient) * scale, sharding.total(gradient) * scale
-            gathered = [sharding.gather(tf.convert_to_tensor(moment), variable.shape) for moment in moments]
-            expected = optimizer.stepped(variable, value, gathered, whole)[0]
-            stepped = optimizer.stepped(variable, sharding.shard_of(value), moments, shard, sharding.total)[0]
-            found = sharding.gather(stepped, variable.shape)
-            of_shards = sharding.total(tf.reduce_sum(tf.square(shard)))
-            others = (whole, value, expected - value, found - expected)
-            squares.append(tf.stack([of_shards, *(tf.reduce_sum(tf.square(one)) for one in others)]))
-        return tf.stack(squares, axis=1) if squares else tf.zeros((5, 0))
+            value, whole, shard = variable.read_value(), sharding.total(gradient), sharding.sum_gradient(gradient)
+            summed, weights = (sharding.gather(one, variable.shape) for one in (shard, sharding.shard_of(value)))
+            of_replica = [tf.reduce_sum(tf.square(one)) for one in (whole, shard, summed - whole, weights - value)]
+            of_replica[1] = sharding.total(of_replica[1])
+            squares.append(tf.stack(of_replica))
+        return tf.stack(squares, axis=1) if squares else tf.zeros((4, 0))
 
     def _first_gradients(self, batch: dict[str, tf.Tensor]) -> tuple[list[tf.Tensor], Sums]:
         """Compute the gradients and the sums of the next step over this replica's first rows."""
@@ -260,18 +251,6 @@ class PretrainingModel(tf_keras.Model):
     def _sum_names(self) -> list[str]:
         """The task's sums that the means need."""
         return sorted({name for mean in self.task.means for name in (mean.total, mean.weight)})
-
-
-def scatter_to_global_batch(value: tf.Tensor) -> tf.Tensor:
-    """Put a replica's values, (rows, …), at the places of its rows in the global batch, with 0 elsewhere.
-
-    Every kind of device can sum over replicas; not every kind can concatenate.
-    """
-    replica = tf.distribute.get_replica_context()
-    num_replicas, index = replica.num_replicas_in_sync, tf.cast(replica.replica_id_in_sync_group, tf.int32)
-    is_mine = tf.reshape(tf.range(num_replicas) == index, (num_replicas, *[1] * value.shape.rank))
-    placed = tf.where(is_mine, value, tf.zeros_like(value))  # (replicas, rows, …)
-    return tf.reshape(placed, (-1, *value.shape[1:]))
 
 
 def _num_rows(batch: dict[str, tf.Tensor]) -> int:

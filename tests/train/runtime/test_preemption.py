@@ -145,18 +145,32 @@ def test_workers_stop_once_they_have_compared():
 
     def max_over_workers(values):
         compared.append(values)
-        return [1.0, 7.0]  # another one was asked to stop, whose steps take longer
+        return [1.0, 0.0, 7.0]  # another one was asked to stop, whose steps take longer
 
     request = StopRequest(max_over_workers)
     assert not request.is_agreed
     assert request.compare(5.0) == 7.0
-    assert compared == [[0.0, 5.0]]
+    assert compared == [[0.0, 0.0, 5.0]]
     assert request.is_agreed
     other = StopRequest(lambda values: values)
     other.make("a reason")
     assert not other.is_agreed
     other.compare()
     assert other.is_agreed
+
+
+def test_workers_save_together_by_the_clock_of_any():
+    assert StopRequest().is_save_agreed(True)
+    compared, found = [], [0.0, 1.0, 0.0]
+    request = StopRequest(lambda values: compared.append(values) or found)
+    assert not request.is_save_agreed(True)
+    request.compare()
+    assert compared == [[0.0, 1.0, 0.0]]
+    assert request.is_save_agreed(True)
+    found[1] = 0.0
+    request.compare()
+    assert compared[1] == [0.0, 0.0, 0.0]  # once is enough
+    assert not request.is_save_agreed(False)
 
 
 class Device:
@@ -212,7 +226,7 @@ def test_slower_steps_are_in_flight_too_long_only_once(monkeypatch):
 
 def test_all_workers_hand_out_what_the_slowest_makes_in_a_second(monkeypatch):
     device = Device(monkeypatch, 0.01)
-    in_flight = InFlight(device.wait, StopRequest(lambda values: [values[0], 0.25]))
+    in_flight = InFlight(device.wait, StopRequest(lambda values: [*values[:2], 0.25]))
     for allowed in (1, 1, 4, 4):
         assert in_flight.num_allowed == allowed
         device.hand_out(allowed)
