@@ -64,6 +64,7 @@ def _read_file(path: str, flag: str, *, is_single: bool) -> Table:
             return Table(path, {TEXT: list(_beir_texts(path, CORPUS, flag).values())})
         judged = read_beir(path, "train")
         queries, passages = judged.pairs[judged.grades > 0].T.tolist()
+        require(bool(queries), "must have a grade above 0", flag, path)
         return Table(
             path,
             {"query": [judged.queries[one] for one in queries], "passage": [judged.passages[one] for one in passages]},

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from finetuning.tasks.pairs import is_beir, read_beir
+from finetuning.config.embedding import EmbeddingData
+from finetuning.tasks.pairs import is_beir, read_beir, read_parts
 from mlm_common.errors import InputError
 
 CORPUS = [{"_id": "d2", "title": "A", "text": "cat"}, {"_id": "d1", "title": "", "text": "dog"}]
@@ -80,3 +81,14 @@ def test_grades_of_the_test_do_not_choose_a_checkpoint(tmp_path: Path) -> None:
         read_beir(str(folder), "validation")
     (folder / "qrels" / "test.tsv").rename(folder / "qrels" / "validation.tsv")
     assert read_beir(str(folder), "validation").relevant == [{1: 2.0, 0: 0.0}]
+
+
+def test_a_folder_to_train_on_gives_its_relevant_pairs(tmp_path: Path) -> None:
+    folder = write_beir(tmp_path / "data", CORPUS, QUERIES, QRELS, "train")
+    train, judged = read_parts(EmbeddingData(train_file=str(folder)))
+    assert (train.texts, train.labels, judged) == ((["pet"], ["dog"]), None, {})
+    single, _ = read_parts(EmbeddingData(train_file=str(folder), unsupervised=True))
+    assert single.texts == (["A cat", "dog"],)
+    folder = write_beir(tmp_path / "other", CORPUS, QUERIES, [("q", "d1", "0")], "train")
+    with pytest.raises(InputError, match="--train-file must have a grade above 0; received"):
+        read_parts(EmbeddingData(train_file=str(folder)))
