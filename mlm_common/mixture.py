@@ -1,0 +1,118 @@
+"""Several sources of text in one folder: the manifest that names them, and the weights by which they are sampled."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mlm_common.errors import InputError
+from mlm_common.storage import open_folder
+
+FORMAT_VERSION = 1
+MIXTURE_NAME = "mixture.json"
+# A name is part of the names of folders and of figures (`eval_loss_de`), and of NAME=VALUE on the command line.
+SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True)
+class MixtureSource:
+    """One source of a mixture.
+
+    train, validation: folders of shards, relative to that of the mixture; validation is None where nothing is held out.
+    weight: relative to those of the other sources; None leaves it to the size of the source.
+    """
+
+    train: str
+    validation: str | None = None
+    weight: float | None = None
+
+
+def write_mixture(folder: str, sources: Mapping[str, MixtureSource]) -> None:
+    """Write `folder/mixture.json`, {"format_version", "sources"}, in the order of the sources."""
+    record = {"format_version": FORMAT_VERSION, "sources": {name: asdict(one) for name, one in sources.items()}}
+    open_folder(folder).write_json(MIXTURE_NAME, record)
+
+
+def read_mixture(folder: str) -> dict[str, MixtureSource] | None:
+    """Read the sources of a folder, local or `gs://`, by name; None if it has no `mixture.json`.
+
+    Raises:
+        InputError: the file is not JSON, of another format version, or lacks fields; names or weights that do not suit.
+    """
+    files = open_folder(folder)
+    path = files.path_of(MIXTURE_NAME)
+    if not files.exists(MIXTURE_NAME):
+        return None
+    hint = "Prepare the shards again with --sources."
+    try:
+        record = json.loads(files.read_text(MIXTURE_NAME))
+        if (version := record["format_version"]) != FORMAT_VERSION:
+            raise InputError(f"This version reads format_version {FORMAT_VERSION}; {path} has {version!r}. {hint}")
+        sources = {name: MixtureSource(**one) for name, one in record["sources"].items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path} must hold the sources of a mixture, as JSON; {error!r}. {hint}") from error
+    if not sources:
+        raise InputError(f"{path} must name at least one source. {hint}")
+    check_names(sources, path)
+    check_weights({name: one.weight for name, one in sources.items() if one.weight is not None}, path)
+    return sources
+
+
+def named_values(pairs: Sequence[str], flag: str, read: Callable[[str], Any] = str) -> dict[str, Any]:
+    """Read the values of a flag, `NAME=VALUE …`, as {name: value}.
+
+    Args:
+        pairs: the words after the flag.
+        flag: for errors.
+        read: makes a value of its text; a ValueError refuses it.
+
+    Raises:
+        InputError: a word of another form, or a name that is given twice.
+    """
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        name, _, text = pair.partition("=")
+        try:
+            value = read(text) if text else None
+        except ValueError:
+            value = None
+        if value is None or name in values:
+            raise InputError(f"{flag} must be NAME=VALUE for each source, every name once; received {pair!r}.")
+        values[name] = value
+    check_names(values, flag)
+    return values
+
+
+def check_names(names: Sequence[str] | Mapping[str, Any], where: str) -> None:
+    for name in names:
+        if not SOURCE_NAME.fullmatch(name):
+            rule = (
+                "must have letters, digits, `_`, `-` and `.` in the names of sources, and begin with one of the first"
+            )
+            raise InputError(f"{where} {rule} two; received {name!r}.")
+
+
+def check_weights(weights: Mapping[str, float], where: str) -> None:
+    for name, weight in weights.items():
+        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not (is_number and math.isfinite(weight) and weight > 0):
+            rule = "must give each source a weight above 0: leave out a source that is not to be used"
+            raise InputError(f"{where} {rule}; received {name}={weight}.")
+
+
+def normalized(weights: Mapping[str, float]) -> dict[str, float]:
+    """Divide weights above 0 by their sum."""
+    total = math.fsum(weights.values())
+    return {name: weight / total for name, weight in weights.items()}
+
+
+def sampling_weights(sizes: Mapping[str, float], alpha: float) -> dict[str, float]:
+    """Compute weights in proportion to size^alpha (Conneau et al. 2020), which sum to 1.
+
+    Args:
+        sizes: of the sources, above 0, in any unit.
+        alpha: 1 samples in proportion to size, 0 samples all sources alike; XLM-R used 0.3.
+    """
+    return normalized({name: size**alpha for name, size in sizes.items()})
