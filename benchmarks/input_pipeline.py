@@ -8,6 +8,7 @@ are of random ids, unless a folder of shards is given; more of them than the tut
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -77,13 +78,12 @@ def row(name: str, runs: Sequence[Figures]) -> list[str]:
 
 def print_ratios(results: dict[str, list[Figures]]) -> None:
     """Print what decides: medians of the paired runs' ratios."""
-    for ours in ("ours", "ours-masked"):
-        for theirs in ("tutorial", "tutorial-unmasked"):
-            pairs = list(zip(results.get(ours, []), results.get(theirs, []), strict=False))
-            if pairs:
-                rate = statistics.median(a.rows_per_second / b.rows_per_second for a, b in pairs)
-                memory = statistics.median(a.input_bytes / b.input_bytes for a, b in pairs)
-                print(f"{f'{ours} / {theirs}':32s} rows/s {rate:.2f}, input memory {memory:.3f}")
+    ratios = [*itertools.product(("ours", "ours-masked"), ("tutorial", "tutorial-unmasked"))]
+    for ours, theirs in (*ratios, ("ours-10", "ours"), ("ours-100", "ours")):
+        if pairs := list(zip(results.get(ours, []), results.get(theirs, []), strict=False)):
+            rate = statistics.median(a.rows_per_second / b.rows_per_second for a, b in pairs)
+            memory = statistics.median(a.input_bytes / b.input_bytes for a, b in pairs)
+            print(f"{f'{ours} / {theirs}':32s} rows/s {rate:.2f}, input memory {memory:.3f}")
 
 
 def main() -> None:
@@ -91,6 +91,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shards", help="Folder of shards of --length. Default: random ones, in a temporary folder.")
     parser.add_argument("--num-rows", type=int, default=400_000, help="Rows to make where no shards are given.")
+    parser.add_argument(
+        "--shard-rows", type=int, default=1024, help="Rows a shard; each source must have a shard at least."
+    )
     parser.add_argument("--length", type=int, default=512, help="Tokens a row.")
     parser.add_argument("--batch-rows", type=int, default=256, help="Rows a batch.")
     parser.add_argument("--vocab-size", type=int, default=16_000)
@@ -100,7 +103,8 @@ def main() -> None:
     print_machine()
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         if not arguments.shards:
-            write_random_shards(Path(folder), arguments.num_rows, arguments.length, arguments.vocab_size)
+            sizes = (arguments.num_rows, arguments.length, arguments.vocab_size, arguments.shard_rows)
+            write_random_shards(Path(folder), *sizes)
         results = compare(arguments.shards or folder, arguments)
     print_table(HEADER, [row(name, runs) for name, runs in results.items()])
     print_ratios(results)

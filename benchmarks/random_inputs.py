@@ -11,11 +11,13 @@ from tfrecord_prep.records import encode_rows
 SHARD_ROWS = 16_384
 
 
-def write_random_shards(folder: Path, num_rows: int, length: int, vocab_size: int) -> None:
+def write_random_shards(
+    folder: Path, num_rows: int, length: int, vocab_size: int, shard_rows: int = SHARD_ROWS
+) -> None:
     """Write shards of full rows, named by their rows."""
     generator = np.random.default_rng(0)
-    for number, start in enumerate(range(0, num_rows, SHARD_ROWS)):
-        shape = min(SHARD_ROWS, num_rows - start), length
+    for number, start in enumerate(range(0, num_rows, shard_rows)):
+        shape = min(shard_rows, num_rows - start), length
         write_shard(folder, number, generator.integers(len(SPECIAL_TOKENS), vocab_size, shape, np.int32))
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -83,6 +84,19 @@ def named_values(pairs: Sequence[str], flag: str, read: Callable[[str], Any] = s
         values[name] = value
     check_names(values, flag)
     return values
+
+
+def named_folders(text: str, flag: str) -> dict[str, str]:
+    """Read the value of a flag that names one folder, or several as `NAME=DIR …`: {name: folder}, {"": folder} of one.
+
+    Raises:
+        InputError: as of `named_values`.
+    """
+    words = shlex.split(text) if "=" in text else [text]
+    name, equals, _ = words[0].partition("=")
+    if equals and SOURCE_NAME.fullmatch(name):
+        return named_values(words, flag)
+    return {"": words[0]}
 
 
 def check_names(names: Sequence[str] | Mapping[str, Any], where: str) -> None:

@@ -19,6 +19,7 @@ pytest_plugins = [
     "tests.fixtures.tiny_run",
     "tests.fixtures.tiny_pairs",
     "tests.fixtures.tiny_phases",
+    "tests.fixtures.tiny_mixture",
     "tests.fixtures.tiny_classification",
     "tests.fixtures.tiny_texts",
     "tests.fixtures.finetuned_runs",

@@ -18,6 +18,7 @@ from mlm_common.hub.redaction import is_same
 from mlm_common.storage import folder_and_name
 from train.metrics.log import TRAIN, VALIDATION
 from train.metrics.run_curves import ACCURACY, RunCurves, draw_runs, percentage, read_runs, short_name
+from train.tasks.task import SOURCE_LOSS
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     log_start(__file__)
     runs = read_runs(config.runs)
     print(comparison_table(runs))
+    if any(run.sources for run in runs):
+        print(f"\n{source_table(runs)}")
     groups = group_comparable(runs)
     for warning in filter(None, (groups, describe_mask_rates(runs))):
         logger.warning("%s", warning)
@@ -93,12 +96,26 @@ def comparison_table(runs: Sequence[RunCurves]) -> str:
         cells = ("bits/byte", *(NOT_KNOWN if one is None else f"{one:.3f}" for one in bits))
         rows = [(*row, cell) for row, cell in zip(rows, cells, strict=True)]
         legend += BITS_LEGEND
+    unit = " or ".join(dict.fromkeys(run.loss_unit for run in runs))
+    return "\n".join([*_aligned(rows), "", legend.format(unit=unit)])
+
+
+def source_table(runs: Sequence[RunCurves]) -> str:
+    """Write the last validation loss of each source of the mixtures, a line for each."""
+    rows = []
+    for source in dict.fromkeys(source for run in runs for source in run.sources):
+        losses = [(run.of_split(VALIDATION) or [{}])[-1].get(f"{SOURCE_LOSS}{source}") for run in runs]
+        rows.append((source, *(NOT_KNOWN if loss is None else f"{loss:.4f}" for loss in losses)))
+    return "\n".join(_aligned([("source", *(short_name(run.name, MAX_NAME_IN_TABLE) for run in runs)), *rows]))
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Write the lines of a table, its columns aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
+    return [
         "  ".join(cell.rjust(width) if index else cell.ljust(width) for index, (cell, width) in enumerate(cells))
         for cells in (list(zip(row, widths, strict=True)) for row in rows)
     ]
-    return "\n".join([*lines, "", legend.format(unit=" or ".join(dict.fromkeys(run.loss_unit for run in runs)))])
 
 
 def group_comparable(runs: Sequence[RunCurves]) -> Groups | None:

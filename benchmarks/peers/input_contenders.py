@@ -5,9 +5,11 @@
 `tutorial` is the input of transformers' TPU tutorial: a TFRecordDataset whose records are parsed one by one, a shuffle
 buffer of 2**18 rows, then batches that the collator of transformers masks. `ours` is the input of run-mlm, which draws
 masks on the device that trains; `ours-masked` draws the same masks on the host. `tutorial-unmasked` lacks the masks.
+`ours-10` and `ours-100` are `ours` where the shards are of as many sources of a mixture.
 """
 
 import argparse
+import functools
 import json
 import sys
 import time
@@ -61,21 +63,27 @@ def tutorial_batches(
 
 
 def our_batches(
-    shards: "ShardSet", length: int, batch_rows: int, vocab_size: int, is_masked: bool
+    shards: "ShardSet", length: int, batch_rows: int, vocab_size: int, is_masked: bool, num_sources: int = 1
 ) -> "tf.data.Dataset":
     """Build one epoch of batches of run-mlm's defaults, as `MaskedRows` where masked on the host."""
     import tensorflow as tf
 
     from train.config.learning import DataConfig
     from train.data.inputs import Feature
-    from train.data.pipeline import SampleOrder, training_batches
+    from train.data.mixture import Interleaving
+    from train.data.pipeline import MixtureOrder, SampleOrder, training_batches
     from train.layers.random_bits import row_keys
     from train.tasks.masking import MaskedRows, mask_rows
     from train.tasks.masking_rule import MaskingRule
 
-    order = SampleOrder(shards.paths, shards.num_rows_per_shard, 0, default_of(DataConfig, "shuffle_buffer_size"))
+    window_rows = default_of(DataConfig, "shuffle_buffer_size") // num_sources
+    sources = [
+        SampleOrder(shards.paths[index::num_sources], shards.num_rows_per_shard[index::num_sources], 0, window_rows)
+        for index in range(num_sources)
+    ]
+    order = Interleaving(tuple(source.num_rows for source in sources))
     dataset = training_batches(
-        order,
+        MixtureOrder(sources, order, [0] * num_sources),
         {"input_ids": Feature((length,))},
         global_batch_rows=batch_rows,
         start_step=0,
@@ -95,8 +103,10 @@ def default_of(config: type, name: str) -> Any:
     return config.__dataclass_fields__[name].default  # type: ignore[attr-defined]
 
 
-CONTENDERS = {
+CONTENDERS: dict[str, tuple[Any, bool]] = {
     "ours": (our_batches, False),
+    "ours-10": (functools.partial(our_batches, num_sources=10), False),
+    "ours-100": (functools.partial(our_batches, num_sources=100), False),
     "ours-masked": (our_batches, True),
     "tutorial": (tutorial_batches, True),
     "tutorial-unmasked": (tutorial_batches, False),

@@ -153,7 +153,7 @@ def _typed(flag: argparse.Action, value: Any, source: str) -> Any:
     Raises:
         InputError: the flag does not take it.
     """
-    from mlm_common.cli.flag_parser import FINITE_NUMBER, TEXT, WHOLE_NUMBER
+    from mlm_common.cli.flag_parser import FINITE_NUMBER, TEXT, WHOLE_NUMBER, JoinedWords, joined_words
 
     kind: Any = flag.type
 
@@ -170,8 +170,12 @@ def _typed(flag: argparse.Action, value: Any, source: str) -> Any:
 
     if value is None and flag.default is None:
         return None
-    if flag.nargs in ("+", "*"):
-        return [convert(item) for item in (value if isinstance(value, list) else [value])]
+    is_whole = isinstance(flag, JoinedWords) and isinstance(value, str)  # as joined already
+    if flag.nargs in ("+", "*") and not is_whole:
+        if isinstance(value, dict):  # NAME=VALUE of the command line
+            value = [f"{name}={convert(item)}" for name, item in value.items()]
+        words = [convert(item) for item in (value if isinstance(value, list) else [value])]
+        return joined_words(words) if isinstance(flag, JoinedWords) else words
     return convert(value)
 
 

@@ -4,6 +4,7 @@ import argparse
 import functools
 import math
 import re
+import shlex
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,6 +64,18 @@ KINDS: dict[Any, Kind] = {int: WHOLE_NUMBER, float: FINITE_NUMBER, str: TEXT, st
 METAVARS: dict[Any, str] = {WHOLE_NUMBER: "N", FINITE_NUMBER: "X", TRUE_OR_FALSE: "true|false"}
 
 
+class JoinedWords(argparse.Action):
+    """Stores several words as one text."""
+
+    def __call__(self, _parser: Any, namespace: Any, values: Any, _option: Any = None) -> None:
+        setattr(namespace, self.dest, joined_words(values))
+
+
+def joined_words(words: Sequence[str]) -> str:
+    """Join words as a shell would take them; a single one stays as it is, unless it could be taken for NAME=VALUE."""
+    return words[0] if len(words) == 1 and "=" not in words[0] else shlex.join(words)
+
+
 class FlagParser(HfArgumentParser):
     """Makes a flag for each field of dataclasses; `mlm_common.cli.settings.flag` describes fields and groups.
 
@@ -118,15 +131,18 @@ class FlagParser(HfArgumentParser):
         group: str | None = None,
         is_usual: bool = False,
         is_positional: bool = False,
+        takes_several: bool = False,
         off_help: str | None = None,
         **settings: Any,
     ) -> Any:
         """Add a flag to its group, with the metadata of its field."""
         if is_positional:
             names, settings = (names[0].lstrip("-"),), settings | {"nargs": "*"}
+        if takes_several:
+            settings |= {"nargs": "+", "action": JoinedWords}
         if settings.get("action") == "store_false":
             settings["help"] = off_help
-        elif "action" not in settings:
+        elif settings.get("action", JoinedWords) is JoinedWords:
             choices = settings.pop("choices", None)
             settings["type"] = kind = (
                 Kind(f"one of {', '.join(choices)}", functools.partial(_one_of, choices))

@@ -30,6 +30,7 @@ def flag(
     metavar: str | None = None,
     is_usual: bool = False,
     is_positional: bool = False,
+    takes_several: bool = False,
     off_help: str | None = None,
     at_least: float | None = None,
     above: float | None = None,
@@ -46,6 +47,7 @@ def flag(
         group: in `--help`; by default the `FLAG_GROUP` of its dataclass.
         metavar: placeholder of its value in `--help`; by default it follows from type and name.
         is_usual: whether `--help` lists it first.
+        takes_several: whether a flag of text takes several words, which become one text, quoted as in a shell.
         is_positional: whether its values are words of the command line without a flag.
         off_help: help text of `--no-…`, for a flag that is on by default.
         at_least, above, at_most, below: bounds of a number, which `--help` shows and `Bounded` checks.
@@ -59,6 +61,7 @@ def flag(
     metadata: dict[str, Any] = {"help": help_text.replace("%", "%%"), "marks": marks, "is_usual": is_usual}
     metadata |= {"bounds": bounds} if bounds else {}
     metadata |= {"is_positional": True} if is_positional else {}
+    metadata |= {"takes_several": True} if takes_several else {}
     optional = {"group": group, "metavar": metavar, "off_help": off_help and off_help.replace("%", "%%")}
     metadata |= {name: value for name, value in optional.items() if value is not None}
     if alias is not None:

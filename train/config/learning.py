@@ -4,7 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mlm_common.cli.settings import PUBLIC, Bounded, flag, require
+from mlm_common.cli.settings import PUBLIC, Bounded, flag, flag_of, require
+from mlm_common.mixture import named_folders
 from train.config.presets import DEFAULT_BATCH_ROWS, presets_by_size
 
 # Marks of a setting. A resumed run may be given another value; each worker of a run may; another value changes how sums
@@ -13,12 +14,16 @@ MAY_CHANGE, PER_WORKER, ROUNDING, ADDED = "may_change", "per_worker", "rounding"
 # The fraction of the tokens that evaluation masks, whatever training does, so that any two runs compare.
 EVALUATION_MLM_PROBABILITY = 0.15
 # Groups of `--help` beside those of the dataclasses.
-BATCH, EVALUATION, CHECKPOINTS, FAULTS = (
+MIXTURE, BATCH, EVALUATION, CHECKPOINTS, FAULTS = (
+    "Mixture of sources",
     "Batch and length",
     "Evaluation and logging",
     "Checkpoints and resuming",
     "Fault tolerance",
 )
+
+# Three ways to say how often each source of a mixture is read.
+SOURCE_SETTINGS = ("source_weights", "sampling_alpha", "source_passes")
 
 
 def changeable(default: Any, help_text: str, *marks: str, **shown: Any) -> Any:
@@ -34,13 +39,52 @@ class DataConfig(Bounded):
 
     train_dataset: str | None = changeable(
         None,
-        "Folder of training shards, local or gs://: OUTPUT_DIR/train of prepare_tfrecord_shards.py.",
+        "Folder of training shards, local or gs://: OUTPUT_DIR/train of prepare_tfrecord_shards.py. A mixture of "
+        "sources: OUTPUT_DIR of its --sources, or several folders, NAME=DIR NAME=DIR …",
         PER_WORKER,
         metavar="DIR",
         is_usual=True,
+        takes_several=True,
     )
     eval_dataset: str | None = changeable(
-        None, "Folder of validation shards. Without it nothing is evaluated.", PER_WORKER, metavar="DIR", is_usual=True
+        None,
+        "Folder of validation shards, or those of sources as above. Without it nothing is evaluated.",
+        PER_WORKER,
+        metavar="DIR",
+        is_usual=True,
+        takes_several=True,
+    )
+    source_weights: list[str] = changeable(
+        list,
+        "Fraction of the rows that each source gives, NAME=X NAME=X …, of a sum of 1. Default: those of the mixture, "
+        "else all sources are read in proportion to their rows.",
+        metavar="NAME=X",
+        group=MIXTURE,
+    )
+    sampling_alpha: float | None = changeable(
+        None,
+        "Instead: in proportion to tokens^X. Below 1, small sources are read more often than large ones; XLM-R used "
+        "0.3.",
+        group=MIXTURE,
+        at_least=0,
+        at_most=1,
+    )
+    source_passes: list[str] = changeable(
+        list,
+        "Instead: passes over each source in an epoch, NAME=X NAME=X …",
+        metavar="NAME=X",
+        group=MIXTURE,
+    )
+    max_passes: float = changeable(
+        10.0, "Warn of a source that the run goes through more than X times.", group=MIXTURE, above=0
+    )
+    metric_for_best: str = changeable(
+        "loss",
+        "Loss by which the best checkpoint is chosen: loss, the weighted mean over the sources, or eval_loss_NAME of "
+        "one.",
+        PUBLIC,
+        metavar="NAME",
+        group=EVALUATION,
     )
     tokenizer: str | None = changeable(
         None,
@@ -86,6 +130,16 @@ class DataConfig(Bounded):
         for text in self.save_at_words:
             rule = "must be numbers of words, such as 500K 1M 10M"
             require(WORDS.fullmatch(text) is not None, rule, "--save-at-words", text)
+        given = [flag_of(name) for name in SOURCE_SETTINGS if getattr(self, name) not in (None, [])]
+        require(len(given) <= 1, "must not be given together", " and ".join(given), "several weights for each source")
+
+    def folders(self) -> dict[str, str]:
+        """Map flags, with the names of sources, to the folders of shards."""
+        folders = {}
+        for flag_name, text in (("--train-dataset", self.train_dataset), ("--eval-dataset", self.eval_dataset)):
+            for name, folder in named_folders(text, flag_name).items() if text else ():
+                folders[f"{flag_name} {name}".rstrip()] = folder
+        return folders
 
 
 WORDS = re.compile(r"([1-9]\d*)([KMB]?)")

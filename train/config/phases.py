@@ -8,6 +8,7 @@ from typing import Any
 from mlm_common.cli.command_line import typed_settings
 from mlm_common.cli.settings import flag_of, require
 from mlm_common.errors import InputError
+from train.config.learning import SOURCE_SETTINGS
 from train.config.settings import SUBJECTS, TrainingConfig, read_phases_file
 
 # Settings in which phases may differ.
@@ -15,7 +16,7 @@ SCHEDULE = frozenset(
     {"learning_rate", "schedule", "warmup_ratio", "warmup_steps", "decay_ratio", "min_learning_rate_ratio"}
 )
 PER_PHASE = SCHEDULE | {
-    "train_dataset", "eval_dataset", "max_length", "config_overrides", "block_attention", "dropout",
+    "train_dataset", "eval_dataset", *SOURCE_SETTINGS, "max_length", "config_overrides", "block_attention", "dropout",
     "gradient_checkpointing", "masking", "mlm_probability", "mask_token_rate", "random_token_rate",
     "per_replica_batch_size", "gradient_accumulation_steps", "global_batch_size", "num_epochs", "max_steps",
     "weight_decay_rate", "max_grad_norm", "eval_steps", "save_steps",
@@ -89,6 +90,8 @@ def _phase(config: TrainingConfig, name: str, index: int, settings: dict[str, An
         rule = f"of a phase may hold what needs no other weights: {', '.join(sorted(OVERRIDES_PER_PHASE))}"
         require(names <= OVERRIDES_PER_PHASE, rule, "--config-overrides", overrides)
         settings["config_overrides"] = ",".join(filter(None, (config.model.config_overrides, overrides)))
+    if not settings.keys().isdisjoint(SOURCE_SETTINGS):  # in place of those of the run
+        settings = {"source_weights": [], "sampling_alpha": None, "source_passes": []} | settings
     subjects = {}
     for subject in fields(config):
         values = getattr(config, subject.name)

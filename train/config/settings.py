@@ -320,8 +320,7 @@ class TrainingConfig(RunSettings):
 
     def folders(self) -> dict[str, str | None]:
         """Map flags to the folders that the hosts of a TPU read and write."""
-        shards = {"--train-dataset": self.data.train_dataset, "--eval-dataset": self.data.eval_dataset}
-        return shards | super().folders()
+        return self.data.folders() | super().folders()
 
 
 SUBJECTS = tuple(TrainingConfig.subjects().values())

@@ -68,6 +68,22 @@ class Inputs(ABC):
         """Words of the rows to train on, by white space; 0 where they were not counted."""
         return 0
 
+    def describe_sources(self, first_row: int, num_rows: int) -> dict[str, str]:  # noqa: ARG002
+        """Describe the sources of a mixture, {title: text}, at a row and `num_rows` later; warn of many passes."""
+        return {}
+
+    def evaluated(self) -> "Mapping[str, tuple[Inputs, float]]":
+        """Return what is evaluated apart, by source, with the weight of its loss; if nothing is, all rows as ""."""
+        return {"": (self, 1.0)} if self.num_eval_rows else {}
+
+    def rows_used(self, num_rows: int) -> dict[str, int]:  # noqa: ARG002
+        """Count the rows of each source, by what identifies it, that are used in the first `num_rows`."""
+        return {}
+
+    def after(self, rows_used: Mapping[str, int]) -> "Inputs":  # noqa: ARG002
+        """Return the inputs whose sources begin after the rows that earlier phases used, by what `rows_used` gives."""
+        return self
+
     def has_rows_of(self, other: "Inputs") -> bool:  # noqa: ARG002
         """Return whether a phase would continue in the rows of the one before it."""
         return False

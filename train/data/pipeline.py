@@ -4,6 +4,10 @@ The order of training rows is a pure function of (seed, epoch, position), withou
 shards are permuted by a hash of (seed, epoch, name); consecutive shards form a window, which is permuted as a whole. So
 the row at any position is found by arithmetic, and a run resumes by opening one window.
 
+In a mixture each source is such an order, and `train.data.mixture` says which source a position belongs to. One reader
+goes through the windows of all sources, in the order in which their first rows are needed, and holds the rows whose
+position has not come yet: at most a window of each source, and windows are smaller in proportion to the weights.
+
 Each input pipeline (one per host) gives the batches of its replicas, cut out of the global batches: on P pipelines
 and R replicas, rows g * p / P to g * (p + 1) / P of each global batch of g rows belong to pipeline p, as R / P batches.
 So the rows of a global batch, and the place of each in it, do not depend on how many hosts and replicas there are.
@@ -20,6 +24,7 @@ import tensorflow as tf
 
 from tfrecord_prep.manifest import ShardSet
 from train.data.inputs import Feature
+from train.data.mixture import Interleaving
 
 # Shards read at once: enough to hide the latency of Cloud Storage.
 NUM_PARALLEL_READS = 8
@@ -90,8 +95,51 @@ class SampleOrder:
         return hashlib.sha256(f"{self.seed}/{epoch}/{name}".encode()).digest()
 
 
+@dataclass(frozen=True)
+class MixtureOrder:
+    """The order over several sources; `first_rows` are the rows of each that are used before position 0."""
+
+    sources: Sequence[SampleOrder]
+    interleaving: Interleaving
+    first_rows: Sequence[int]
+
+    @classmethod
+    def of_one(cls, order: SampleOrder) -> "MixtureOrder":
+        return cls((order,), Interleaving((1,)), (0,))
+
+    def from_row(self, start_row: int, num_rows: int) -> list["MixtureWindow"]:
+        """List the windows that hold positions `start_row` to `start_row + num_rows`, by the first position of each."""
+        windows = []
+        for index, order in enumerate(self.sources):
+            row, stop = (self.interleaving.num_rows(index, one) for one in (start_row, start_row + num_rows))
+            for window in order.from_row(self.first_rows[index] + row, stop - row):
+                windows.append(MixtureWindow(window, index, row, self.interleaving.position(index, row)))
+                row += window.num_rows - window.num_skipped_rows
+        return sorted(windows, key=lambda window: window.first_position)
+
+    def reading_groups(self, windows: Sequence["MixtureWindow"]) -> list[int]:
+        """Cut windows into groups that are read at once, about as large as one window of each source; give the ends."""
+        ends, num_rows = [], 0
+        for index, one in enumerate(windows, start=1):
+            num_rows += one.window.num_rows
+            if num_rows >= sum(order.window_rows for order in self.sources) or index == len(windows):
+                ends.append(index)
+                num_rows = 0
+        return ends
+
+
+@dataclass(frozen=True)
+class MixtureWindow:
+    """A window of a source; `first_row`, its first row that is not skipped, is counted from position 0 on."""
+
+    window: Window
+    source: int
+    first_row: int
+    first_position: int
+
+
 def training_batches(
-    order: SampleOrder,
+    order: SampleOrder | MixtureOrder,
     features: Mapping[str, Feature],
     context: tf.distribute.InputContext = ONE_PIPELINE,
     *,
@@ -105,48 +153,99 @@ def training_batches(
     Batches continue over the end of an epoch, so no row is dropped between epochs. A pipeline reads whole windows,
     since they are permuted as a whole, and parses only its rows.
     """
-    windows = list(order.from_row(start_step * global_batch_rows + num_left_out_rows, num_steps * global_batch_rows))
-    num_rows = np.array([window.num_rows for window in windows])
-    num_skipped_rows = np.array([window.num_skipped_rows for window in windows])
-    # The place in its global batch of the first row of a window that is not skipped.
-    first_places = (np.cumsum(num_rows - num_skipped_rows) - (num_rows - num_skipped_rows)) % global_batch_rows
-    paths = tf.constant(list(order.shard_paths))
-
-    @tf.autograph.experimental.do_not_convert
-    def read_window(
-        shard_indices: tf.Tensor, seed: tf.Tensor, num_rows: tf.Tensor, num_skipped_rows: tf.Tensor, first: tf.Tensor
-    ) -> tf.Tensor:
-        records = tf.data.TFRecordDataset(tf.gather(paths, shard_indices), num_parallel_reads=NUM_PARALLEL_READS)
-        records = records.batch(order.num_rows + 1).get_single_element()  # (rows of the window,)
-        message = "shards must hold as many rows as their names say; prepare them again"
-        with tf.control_dependencies([tf.debugging.assert_equal(tf.size(records), num_rows, message)]):
-            records = tf.identity(records)
-        draws = tf.random.stateless_uniform(
-            tf.shape(records), seed, minval=None, maxval=None, dtype=tf.int32, alg="philox"
-        )
-        permuted = tf.argsort(draws, stable=True)[num_skipped_rows:]
-        places = (first + tf.range(tf.size(permuted))) % global_batch_rows
-        is_mine = places // _pipeline_rows(context, global_batch_rows) == context.input_pipeline_id
-        return tf.gather(records, tf.boolean_mask(permuted, is_mine))
-
-    dataset = tf.data.Dataset.from_tensor_slices(
-        (
-            tf.ragged.constant([window.shard_indices for window in windows], dtype=tf.int32),
-            tf.constant([window.seed for window in windows], tf.int32),
-            tf.constant(num_rows, tf.int32),
-            tf.constant(num_skipped_rows, tf.int32),
-            tf.constant(first_places, tf.int32),
+    mixture = order if isinstance(order, MixtureOrder) else MixtureOrder.of_one(order)
+    start_row = start_step * global_batch_rows + num_left_out_rows
+    windows = mixture.from_row(start_row, num_steps * global_batch_rows)
+    paths = tf.constant([path for source in mixture.sources for path in source.shard_paths])
+    first_paths = np.cumsum([0, *(len(source.shard_paths) for source in mixture.sources)])
+    shard_indices = tf.ragged.constant(
+        [[first_paths[one.source] + index for index in one.window.shard_indices] for one in windows], dtype=tf.int32
+    )
+    seeds = tf.constant([one.window.seed for one in windows], tf.int32)
+    num_rows, num_skipped_rows, source_indices, first_rows = (
+        tf.constant(numbers, tf.int64)
+        for numbers in zip(
+            *((one.window.num_rows, one.window.num_skipped_rows, one.source, one.first_row) for one in windows),
+            strict=True,
         )
     )
+
+    @tf.autograph.experimental.do_not_convert
+    def read_window(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Read the records of this pipeline in a window, and their positions."""
+        records = tf.data.TFRecordDataset(tf.gather(paths, shard_indices[index]), num_parallel_reads=NUM_PARALLEL_READS)
+        records = records.batch(sum(source.num_rows for source in mixture.sources) + 1).get_single_element()
+        message = "shards must hold as many rows as their names say; prepare them again"
+        size = tf.size(records, tf.int64)
+        with tf.control_dependencies([tf.debugging.assert_equal(size, num_rows[index], message)]):
+            records = tf.identity(records)
+        draws = tf.random.stateless_uniform(
+            tf.shape(records), seeds[index], minval=None, maxval=None, dtype=tf.int32, alg="philox"
+        )
+        permuted = tf.argsort(draws, stable=True)[num_skipped_rows[index] :]
+        rows = first_rows[index] + tf.range(tf.size(permuted, tf.int64))
+        positions = _positions(mixture.interleaving, source_indices[index], rows)
+        places = (positions - start_row) % global_batch_rows
+        is_mine = places // _pipeline_rows(context, global_batch_rows) == context.input_pipeline_id
+        return tf.gather(records, tf.boolean_mask(permuted, is_mine)), tf.boolean_mask(positions, is_mine)
+
+    if len(mixture.sources) == 1:
+        only_records = tf.autograph.experimental.do_not_convert(lambda records, _: records)
+        dataset = tf.data.Dataset.range(len(windows)).map(read_window).map(only_records).prefetch(1)
+    else:
+        dataset = _merged(mixture, windows, read_window)
     replica_rows = context.get_per_replica_batch_size(global_batch_rows)
-    dataset = dataset.map(read_window).prefetch(1).rebatch(replica_rows, drop_remainder=True)
-    dataset = dataset.take(num_steps * _num_replicas(context))
+    dataset = dataset.rebatch(replica_rows, drop_remainder=True).take(num_steps * _num_replicas(context))
 
     @tf.autograph.experimental.do_not_convert
     def parse(records: tf.Tensor) -> dict[str, tf.Tensor]:
         return parse_records(tf.ensure_shape(records, (replica_rows,)), features)
 
     return _deterministic(dataset.map(parse, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE))
+
+
+def _merged(
+    mixture: MixtureOrder,
+    windows: Sequence[MixtureWindow],
+    read_window: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
+) -> tf.data.Dataset:
+    """Read the windows in groups, and put their records in the order of their positions: (some records,) at a time."""
+    ends = mixture.reading_groups(windows)
+    # All windows that hold positions before the first one of the next group have been read.
+    limits = [*(windows[end].first_position for end in ends[:-1]), np.iinfo(np.int64).max]
+
+    @tf.autograph.experimental.do_not_convert
+    def read_group(bounds: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        start, end, limit = tf.unstack(bounds)
+        group = tf.data.Dataset.range(start, end).map(read_window, num_parallel_calls=NUM_PARALLEL_READS)
+        records, positions = group.ragged_batch(end - start).get_single_element()
+        return records.values, positions.values, limit
+
+    @tf.autograph.experimental.do_not_convert
+    def put_in_order(held: Any, group: Any) -> Any:
+        records, positions = (tf.concat([before, now], 0) for before, now in zip(held, group[:2], strict=True))
+        order = tf.argsort(positions)
+        num_due = tf.math.count_nonzero(positions < group[2], dtype=tf.int32)
+        due, rest = order[:num_due], order[num_due:]
+        return (tf.gather(records, rest), tf.gather(positions, rest)), tf.gather(records, due)
+
+    nothing = tf.zeros((0,), tf.string), tf.zeros((0,), tf.int64)
+    bounds = tf.constant(list(zip([0, *ends[:-1]], ends, limits, strict=True)), tf.int64)
+    return tf.data.Dataset.from_tensor_slices(bounds).map(read_group).prefetch(1).scan(nothing, put_in_order)
+
+
+def _positions(interleaving: Interleaving, source: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Find the positions of a source's rows as `Interleaving.position` does: int64 (rows,)."""
+    depth = max(map(len, interleaving.branches))
+    ends = [[(branch.weight, branch.parent_weight, branch.is_left) for branch in one] for one in interleaving.branches]
+    # Where all rows are already of the root, nothing changes: weights of 1 and 1.
+    branches = tf.constant([[*one, *[(1, 1, 0)] * (depth - len(one))] for one in ends], tf.int64, (len(ends), depth, 3))
+    for level in range(depth):
+        weight, parent_weight, is_left = tf.unstack(branches[source, level])
+        # The quotient apart from the remainder, so that no product exceeds 64 bits.
+        whole, rest = rows // weight, rows % weight
+        rows = whole * parent_weight + (parent_weight * (2 * rest + 1) - is_left) // (2 * weight)
+    return rows
 
 
 def evaluation_batches(

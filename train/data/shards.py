@@ -1,35 +1,47 @@
 """Shards, tokenizer and row length of a run, opened and compared with each other before TensorFlow is imported."""
 
+import functools
 import logging
+import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import product
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import combinations, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from mlm_common.cli.settings import flag_of, require
 from mlm_common.corpus.identity import Part, describe_possibly_shared_text, describe_shared_text
 from mlm_common.errors import InputError
 from mlm_common.storage import is_gcs
 from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256, vocabulary_size
 from tfrecord_prep.manifest import ShardSet, open_shards
 from tfrecord_prep.records import first_row_ids
-from train.config.learning import DataConfig
+from train.config.learning import SOURCE_SETTINGS, DataConfig
 from train.data.inputs import Feature, Inputs
+from train.data.mixture import Interleaving
+from train.data.sources import Source, shard_identities, source_folders, source_weights
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 logger = logging.getLogger(__name__)
 
+# The weights and the shards of sources, by name; of a single data set under "".
+WeightedShards = Mapping[str, tuple[int, ShardSet]]
+
 
 @dataclass(frozen=True)
 class TrainingInputs(Inputs):
     """Shards, tokenizer and length that agree with each other.
 
+    train_shards, eval_shards: of a mixture those of all sources, one after the other.
     window_rows: rows that are held in memory and permuted together.
+    sources: of a mixture; empty for a single data set.
+    num_epoch_rows: rows of an epoch, where that is not the number of rows that there are.
+    max_passes: over a source, above which a warning is due.
     """
 
     train_shards: ShardSet
@@ -38,14 +50,17 @@ class TrainingInputs(Inputs):
     tokenizer_source: str
     max_length: int
     window_rows: int = DataConfig.shuffle_buffer_size
+    sources: tuple[Source, ...] = ()
+    num_epoch_rows: int | None = None
+    max_passes: float = DataConfig.max_passes
 
     @property
     def num_rows(self) -> int:
-        return self.train_shards.num_rows
+        return self.num_epoch_rows or self.train_shards.num_rows
 
     @property
     def num_words(self) -> int:
-        return self.train_shards.manifest.totals.num_words if self.train_shards.manifest else 0
+        return sum(shards.manifest.totals.num_words if shards.manifest else 0 for shards in self.train_sets)
 
     @property
     def num_eval_rows(self) -> int:
@@ -53,35 +68,114 @@ class TrainingInputs(Inputs):
 
     @property
     def unigram_entropy_nats(self) -> float | None:
-        """Entropy of the token frequencies of the rows to evaluate on; None without their manifest."""
-        manifest = self.eval_shards.manifest if self.eval_shards else None
-        return manifest.unigram_entropy_nats if manifest else None
+        """Entropy of the token frequencies of the rows to evaluate on; None without their manifests."""
+        manifests = [shards.manifest for _, shards in self._evaluated.values()]
+        known = [one.unigram_entropy_nats for one in manifests if one]
+        if not known or len(known) < len(manifests):
+            return None
+        weights = [weight for weight, _ in self._evaluated.values()]
+        return sum(map(operator.mul, known, weights)) / sum(weights)
+
+    @functools.cached_property
+    def _trained(self) -> WeightedShards:
+        return {one.name: (one.weight, one.train) for one in self.all_sources}
+
+    @functools.cached_property
+    def _evaluated(self) -> WeightedShards:
+        apart = {one.name: (one.weight, one.evaluation) for one in self.sources if one.evaluation}
+        return apart or ({"": (1, self.eval_shards)} if self.eval_shards else {})
+
+    @functools.cached_property
+    def interleaving(self) -> Interleaving:
+        return Interleaving(tuple(source.weight for source in self.sources) or (1,))
+
+    @functools.cached_property
+    def all_sources(self) -> tuple[Source, ...]:
+        """The sources; a single data set is one without a name."""
+        return self.sources or (Source("", self.train_shards, self.eval_shards, 1),)
 
     def has_rows_of(self, other: Inputs) -> bool:
         assert isinstance(other, TrainingInputs)
-        return shard_identities(self.train_shards) == shard_identities(other.train_shards)
+        return self._order() == other._order()
+
+    def _order(self) -> list[tuple[str, int]]:
+        return [(source.identity, source.weight) for source in self.all_sources]
+
+    def rows_used(self, num_rows: int) -> dict[str, int]:
+        return {
+            source.identity: source.first_row + self.interleaving.num_rows(index, num_rows)
+            for index, source in enumerate(self.all_sources)
+        }
+
+    def after(self, rows_used: Mapping[str, int]) -> "TrainingInputs":
+        if not any(source.identity in rows_used for source in self.all_sources):
+            return self
+        sources = tuple(replace(one, first_row=rows_used.get(one.identity, 0)) for one in self.all_sources)
+        return replace(self, sources=sources)
+
+    def evaluated(self) -> Mapping[str, tuple[Inputs, float]]:
+        total = sum(weight for weight, _ in self._evaluated.values())
+        return {
+            name: (replace(self, eval_shards=shards, sources=()), weight / total)
+            for name, (weight, shards) in self._evaluated.items()
+            if shards.num_rows
+        }
+
+    def describe_sources(self, first_row: int, num_rows: int) -> dict[str, str]:
+        lines = []
+        for index, source in enumerate(self.sources):
+            passes, last_passes = (
+                (source.first_row + self.interleaving.num_rows(index, row)) / source.train.num_rows
+                for row in (first_row, first_row + num_rows)
+            )
+            weight = source.weight / sum(self.interleaving.weights)
+            lines.append(
+                f"{source.name}: {source.train.num_rows:,} rows, {source.num_tokens:,} tokens, weight {weight:.3%}, "
+                f"passes {f'{passes:.2f} so far, ' if passes else ''}{last_passes:.2f} at the end"
+            )
+            if last_passes > self.max_passes:
+                logger.warning(
+                    "The run goes %.1f times through %s, more than --max-passes %g: lower its weight, or train for "
+                    "fewer steps.",
+                    *(last_passes, source.name, self.max_passes),
+                )
+        return {"sources": "\n".join(lines)} if lines else {}
 
     def identities(self) -> dict[str, Any]:
-        """Collect length, and names and checksums of the shards."""
-        shards = {"train_shards": self.train_shards, "eval_shards": self.eval_shards}
-        named = {name: shard_identities(shard_set) if shard_set else None for name, shard_set in shards.items()}
-        return {"max_length": self.max_length, **named}
+        """Collect length, and names and checksums of the shards; of a mixture by source, after their weights."""
+        shards = {"train_shards": _identities(self._trained), "eval_shards": _identities(self._evaluated)}
+        return {"max_length": self.max_length, **shards}
 
     def describe(self) -> dict[str, Any]:
-        return {"train_data": _describe_shards(self.train_shards), "eval_data": _describe_shards(self.eval_shards)}
+        train, evaluated = _describe_sources(self._trained), _describe_sources(self._evaluated)
+        if evaluated and "sources" in evaluated:
+            evaluated["unigram_entropy_nats"] = self.unigram_entropy_nats
+        return {"train_data": train, "eval_data": evaluated}
+
+    @property
+    def train_sets(self) -> list[ShardSet]:
+        return [shards for _, shards in self._trained.values()]
+
+    @property
+    def eval_sets(self) -> list[ShardSet]:
+        return [shards for _, shards in self._evaluated.values()]
 
     def chunkings(self) -> list[tuple[str, str]]:
         """List the folders of the shards, and how their rows were cut; of the preflight there may be none."""
-        known = [one for one in (self.train_shards, self.eval_shards) if one is not None and one.paths]
+        known = [one for one in (*self.train_sets, *self.eval_sets) if one.paths]
         return [(one.folder, one.manifest.chunking if one.manifest else "unknown, without a manifest") for one in known]
 
     def training_batches(
         self, features: Mapping[str, Feature], context: "tf.distribute.InputContext", *, seed: int, **steps: int
     ) -> "tf.data.Dataset":
-        from train.data.pipeline import SampleOrder, training_batches
+        from train.data.pipeline import MixtureOrder, SampleOrder, training_batches
 
-        shards = self.train_shards
-        order = SampleOrder(shards.paths, shards.num_rows_per_shard, seed, self.window_rows)
+        total = sum(self.interleaving.weights)
+        orders = [
+            SampleOrder(one.train.paths, one.train.num_rows_per_shard, seed, -(-self.window_rows * one.weight // total))
+            for one in self.all_sources
+        ]
+        order = MixtureOrder(orders, self.interleaving, [one.first_row for one in self.all_sources])
         return training_batches(order, features, context, **steps)
 
     def evaluation_batches(
@@ -106,29 +200,78 @@ def open_inputs(config: DataConfig) -> TrainingInputs:
 
     Raises:
         InputError: shards that are missing, damaged or of another length than asked for; a tokenizer that is not
-            the one the shards were made with; rows to evaluate on that share text with those to train on.
+            the one the shards were made with; rows to evaluate on that share text with those to train on; of a mixture
+            also weights that do not suit, and sources that share text.
     """
-    train_shards = open_shards(str(config.train_dataset))
-    eval_shards = open_shards(config.eval_dataset) if config.eval_dataset else None
-    tokenizer_source = config.tokenizer or train_shards.tokenizer_folder
+    train_folders, weights = source_folders(str(config.train_dataset), "--train-dataset", "train")
+    eval_folders, _ = source_folders(config.eval_dataset or "", "--eval-dataset", "validation")
+    # The order of sources that take turns must not depend on that of the flags.
+    train_sets = {name: open_shards(folder) for name, folder in sorted(train_folders.items())}
+    eval_sets = {name: open_shards(folder) for name, folder in eval_folders.items()}
+    is_mixture = "" not in train_sets
+    for name, shards in train_sets.items() if is_mixture else ():
+        require(shards.num_rows > 0, "must have rows of each source", f"--train-dataset {name}", shards.folder)
+    eval_sets = {name: shards for name, shards in eval_sets.items() if shards.num_rows or not name}
+    if unknown := [name for name in eval_sets if name and name not in train_sets]:
+        known = ", ".join(train_sets) if is_mixture else "only one data set without a name"
+        raise InputError(f"--eval-dataset must name sources of --train-dataset ({known}); received {unknown[0]}.")
+    first = next(iter(train_sets.values()))
+    tokenizer_source = config.tokenizer or first.tokenizer_folder
     if tokenizer_source is None:
-        raise InputError(f"--tokenizer is required for shards that came without one; {train_shards.folder} did.")
+        raise InputError(f"--tokenizer is required for shards that came without one; {first.folder} did.")
     tokenizer = load_tokenizer(tokenizer_source)
     # That of the manifest, or for shards without one of the first row.
-    manifest = train_shards.manifest
-    max_length = manifest.max_length if manifest else len(first_row_ids(train_shards.paths[0]))
+    manifest = first.manifest
+    max_length = manifest.max_length if manifest else len(first_row_ids(first.paths[0]))
     if config.max_length not in (None, max_length):
         raise InputError(
-            f"--max-length must be the shards' {max_length} ({train_shards.folder}); received {config.max_length}. "
+            f"--max-length must be the shards' {max_length} ({first.folder}); received {config.max_length}. "
             "Leave it out, or prepare shards of that length."
         )
-    for shards in (train_shards, eval_shards):
-        if shards is not None:
-            _check_agreement(shards, tokenizer, max_length)
-    if eval_shards is not None:
+    for flag, sets in (("--train-dataset", train_sets), ("--eval-dataset", eval_sets)):
+        for shards in sets.values():
+            _check_agreement(shards, tokenizer, max_length, flag)
+    for one, other in combinations(train_sets.values(), 2):
+        if shared := _describe_shared(one, other):
+            raise InputError(
+                f"The sources of a mixture must have no text in common; {one.folder} and {other.folder}: {shared}. "
+                "Leave one out, and raise the weight of the other."
+            )
+    for train_shards, eval_shards in product(train_sets.values(), eval_sets.values()):
         check_nothing_is_shared(train_shards, eval_shards)
-    return TrainingInputs(
-        train_shards, eval_shards, tokenizer, tokenizer_source, max_length, config.shuffle_buffer_size
+    inputs = TrainingInputs(
+        _joined(train_sets.values()),
+        _joined(eval_sets.values()) if eval_sets else None,
+        tokenizer,
+        tokenizer_source,
+        max_length,
+        config.shuffle_buffer_size,
+        max_passes=config.max_passes,
+    )
+    if not is_mixture:
+        given = [flag_of(name) for name in SOURCE_SETTINGS if getattr(config, name) not in (None, [])]
+        require(not given, "must name the sources, NAME=DIR …", "--train-dataset", f"one folder and {' '.join(given)}")
+        return inputs
+    weights_of, num_epoch_rows = source_weights(config, train_sets, weights)
+    whole = Interleaving.of(list(weights_of.values())).weights
+    sources = [
+        Source(name, shards, eval_sets.get(name), weight)
+        for (name, shards), weight in zip(train_sets.items(), whole, strict=True)
+    ]
+    return replace(inputs, sources=tuple(sources), num_epoch_rows=num_epoch_rows)
+
+
+def _joined(sets: Collection[ShardSet]) -> ShardSet:
+    """Put the shards of several folders together; without a manifest, which is of one."""
+    if len(sets) == 1:
+        return next(iter(sets))
+    return ShardSet(
+        folder=", ".join(one.folder for one in sets),
+        paths=tuple(path for one in sets for path in one.paths),
+        num_rows_per_shard=tuple(number for one in sets for number in one.num_rows_per_shard),
+        num_rows=sum(one.num_rows for one in sets),
+        manifest=None,
+        tokenizer_folder=next(iter(sets)).tokenizer_folder,
     )
 
 
@@ -147,30 +290,40 @@ def check_phases(phases: Sequence[TrainingInputs]) -> None:
                 f"{one.tokenizer_source}, {first.train_shards.folder} of that in {first.tokenizer_source}. Prepare "
                 "them with the same --tokenizer-name-or-path."
             )
-    checked = {(one.train_shards.folder, one.eval_shards.folder) for one in phases if one.eval_shards}
-    for one, other in product(phases, phases):
-        if other.eval_shards and (pair := (one.train_shards.folder, other.eval_shards.folder)) not in checked:
-            check_nothing_is_shared(one.train_shards, other.eval_shards)
-            checked.add(pair)
+    checked = {(train.folder, other.folder) for one in phases for train in one.train_sets for other in one.eval_sets}
+    for one, phase in product(phases, phases):
+        for train, other in product(one.train_sets, phase.eval_sets):
+            if (train.folder, other.folder) not in checked:
+                check_nothing_is_shared(train, other)
+                checked.add((train.folder, other.folder))
 
 
-def shard_identities(shards: ShardSet) -> list[str]:
-    """List what identifies these shards: names, and checksums where a manifest has them."""
-    if shards.manifest is not None:
-        return [f"{shard.name} {shard.crc32c}" for shard in shards.manifest.shards]
-    return [path.rsplit("/", 1)[-1] for path in shards.paths]
+def _identities(sources: WeightedShards) -> Any:
+    named = {name: [weight, *shard_identities(shards)] for name, (weight, shards) in sources.items()}
+    return named[""][1:] if "" in named else named or None
 
 
-def _describe_shards(shards: ShardSet | None) -> dict[str, Any] | None:
+def _describe_sources(sources: WeightedShards) -> dict[str, Any] | None:
+    """Collect what the manifests say of the rows, without the lists of shards; of a mixture by source."""
+    described = {name: _describe_shards(shards) for name, (_, shards) in sources.items()}
+    if not described or "" in described:
+        return described.get("")
+    total = sum(weight for weight, _ in sources.values())
+    return {
+        **{name: next(iter(described.values())).get(name) for name in ("max_length", "chunking", "tokenizer")},
+        "totals": {"num_rows": sum(shards.num_rows for _, shards in sources.values())},
+        "sources": {name: {"weight": sources[name][0] / total, **one} for name, one in described.items()},
+    }
+
+
+def _describe_shards(shards: ShardSet) -> dict[str, Any]:
     """Collect what a manifest says about its rows, without the list of shards; only their number without a manifest."""
-    if shards is None:
-        return None
     if shards.manifest is None:
         return {"totals": {"num_rows": shards.num_rows}}
     return {name: value for name, value in asdict(shards.manifest).items() if name != "shards"}
 
 
-def _check_agreement(shards: ShardSet, tokenizer: PreTrainedTokenizerFast, max_length: int) -> None:
+def _check_agreement(shards: ShardSet, tokenizer: PreTrainedTokenizerFast, max_length: int, flag: str) -> None:
     if shards.manifest is None:
         if (largest_id := first_row_ids(shards.paths[0]).max()) >= vocabulary_size(tokenizer):
             raise InputError(
@@ -180,8 +333,8 @@ def _check_agreement(shards: ShardSet, tokenizer: PreTrainedTokenizerFast, max_l
         return
     if shards.manifest.max_length != max_length:
         raise InputError(
-            f"--eval-dataset must have rows as long as --train-dataset's {max_length}; {shards.folder} has "
-            f"{shards.manifest.max_length}. Prepare both with the same --max-length."
+            f"{flag} must have rows as long as the first of --train-dataset, {max_length}; {shards.folder} has "
+            f"{shards.manifest.max_length}. Prepare all with the same --max-length."
         )
     sha256 = tokenizer_sha256(tokenizer)
     if shards.manifest.tokenizer.sha256 != sha256:
@@ -195,18 +348,26 @@ def _check_agreement(shards: ShardSet, tokenizer: PreTrainedTokenizerFast, max_l
 def check_nothing_is_shared(train_shards: ShardSet, eval_shards: ShardSet) -> None:
     """Check that no rows to evaluate on are of text that is trained on; warn where that is unknown and may well be."""
     folders = f"{eval_shards.folder} and {train_shards.folder}"
-    parts = [Part(one.manifest.corpus, one.manifest.split) for one in (train_shards, eval_shards) if one.manifest]
-    shared = _describe_shared_shards(train_shards, eval_shards)
-    if len(parts) == 2:
-        shared = shared or describe_shared_text(*parts)
-        if not shared and (reason := describe_possibly_shared_text(*parts)):
-            logger.warning("%s, to evaluate and to train on, may share text, since %s.", folders, reason)
+    parts = _parts(train_shards, eval_shards)
+    shared = _describe_shared(train_shards, eval_shards)
+    if len(parts) == 2 and not shared and (reason := describe_possibly_shared_text(*parts)):
+        logger.warning("%s, to evaluate and to train on, may share text, since %s.", folders, reason)
     if shared:
         raise InputError(
             f"--eval-dataset must hold no text of --train-dataset, in any phase; {folders}: {shared}. Evaluate on a "
             "split that is not trained on, made by the same prepare_tfrecord_shards.py command (--validation-percent, "
             "--validation-files)."
         )
+
+
+def _parts(*sets: ShardSet) -> list[Part]:
+    return [Part(one.manifest.corpus, one.manifest.split) for one in sets if one.manifest]
+
+
+def _describe_shared(one: ShardSet, other: ShardSet) -> str:
+    """Describe the text that two folders are known to share; empty where none is."""
+    parts = _parts(one, other)
+    return _describe_shared_shards(one, other) or (describe_shared_text(*parts) if len(parts) == 2 else "")
 
 
 def _describe_shared_shards(train_shards: ShardSet, eval_shards: ShardSet) -> str:

@@ -8,6 +8,7 @@ import platform
 import re
 import textwrap
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,6 +176,15 @@ class Run:
         earlier = zip(self.phases, (None, *self.phases), strict=False)
         return make_plans(tuple(phase.to_plan(before) for phase, before in earlier), num_replicas)
 
+    def inputs_of(self, index: int, num_replicas: int) -> Inputs:
+        """Return the inputs of the phase of that index; its sources continue where the phase before it ends."""
+        inputs = self.phases[0].inputs
+        plans = self.plans(num_replicas)
+        for (before, phase), plan in zip(pairwise(self.phases[: index + 1]), plans, strict=False):
+            if not phase.inputs.has_rows_of(before.inputs):
+                inputs = phase.inputs.after(inputs.rows_used(plan.row_after(plan.num_steps)))
+        return inputs
+
     @functools.cached_property
     def fingerprint(self) -> dict[str, Any]:
         """The settings, rows and architecture that identify it."""
@@ -302,7 +312,9 @@ def print_plan(run: Run) -> None:
     num_parameters = num_parameters_of(first)
     for phase, plan in zip(run.phases, plans, strict=True):
         warn_of_other_batch(phase.config, plan)
+        inputs = run.inputs_of(phase.index, plan.num_replicas)
         rows = phase.describe(plan, num_parameters)
+        rows |= inputs.describe_sources(plan.first_row, plan.num_phase_steps * plan.global_batch_rows)
         if device_kind(hardware).startswith("CPU"):
             rows |= phase.describe_time_on_cpu(plan)
         print_table(rows)

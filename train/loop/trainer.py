@@ -39,7 +39,7 @@ from train.scoring.answers import Model
 from train.step.evaluation import Adder, build_adder
 from train.step.sharding_check import prove_sharding
 from train.step.train_step import PretrainingModel, build_model, compile_model, prove_tpu_layers
-from train.tasks.task import Task
+from train.tasks.task import SOURCE_LOSS, Task
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +133,8 @@ class Trainer:
         totals = self.add_up(stop) if self.add_up is not None else None
         if totals is None:
             return None
-        return self.model.task.figures(totals) | (self.score() if self.score is not None else {})
+        sources = {name: float(total) for name, total in totals.items() if name.startswith(SOURCE_LOSS)}
+        return self.model.task.figures(totals) | sources | (self.score() if self.score is not None else {})
 
     def record_run(self) -> dict[str, Any]:
         """Write `run.json`, once nothing can refuse the run any more, and return its content."""
@@ -176,7 +177,10 @@ class Trainer:
         start = describe_resume_point(
             *(self.start, self.plan, self.phase.config, self.versions, computation, self.made_by)
         )
+        inputs = self.run.inputs_of(self.phase.index, self.plan.num_replicas)
+        row = self.plan.row_after(self.start.step, self.start.num_skipped_rows)
         rows = self.phase.describe(self.plan, self.model.network.count_params())
+        rows |= inputs.describe_sources(row, (self.plan.num_steps - self.start.step) * self.plan.global_batch_rows)
         on_tpu = self.phase.config.hardware.wants_tpu
         if on_tpu or self.computation.jit_compile:
             rows["computation"] = describe_computation(computation, on_tpu=on_tpu)
@@ -269,7 +273,7 @@ class Trainer:
     def batches_from(self, start: ResumePoint) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
         """Prepare what makes the batches of one input pipeline, from a step on."""
         return functools.partial(
-            self.phase.inputs.training_batches,
+            self.run.inputs_of(self.phase.index, self.plan.num_replicas).training_batches,
             self.model.task.features(self.plan.max_length),
             seed=self.phase.config.run.seed,
             global_batch_rows=self.plan.global_batch_rows,

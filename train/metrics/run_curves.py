@@ -29,6 +29,7 @@ from train.config.learning import EVALUATION_MLM_PROBABILITY
 from train.metrics.log import TRAIN, VALIDATION, read_metrics
 from train.runtime.plan import tokens_after
 from train.runtime.run_folder import METRICS_NAME, RunFolder
+from train.tasks.task import SOURCE_LOSS, source_losses
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,6 +73,11 @@ class RunCurves:
         """The best loss of a guess from the frequencies of the validation rows; None where the loss is another one."""
         eval_data = self.record["eval_data"] or {}
         return eval_data.get("unigram_entropy_nats") if self._card.get("predicts_tokens", True) else None
+
+    @property
+    def sources(self) -> list[str]:
+        """The sources of a mixture with a loss of their own."""
+        return list(dict.fromkeys(name for line in self.of_split(VALIDATION) for name in source_losses(line)))
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -206,6 +212,8 @@ def _short_names(folders: Sequence[str]) -> list[str]:
 RUN_INCHES, SCORED_RUN_INCHES, RUNS_INCHES = (8, 4.5), (10, 4.5), (12, 5)
 # Labels of more runs are beside the plot.
 MAX_LABELS_WITHIN = 3
+# Losses of more sources are not drawn.
+MAX_SOURCES = 4
 # A line with more points has no markers.
 MAX_MARKERS = 40
 BASELINE = "frequency baseline"
@@ -281,6 +289,11 @@ def _draw_losses(run: RunCurves, axes: "Axes") -> list[EndLabel]:
         if points := _points(run, split, "loss"):
             _draw_line(axes, points, color, is_main=split == VALIDATION)
             labels.append(EndLabel(*points[-1], f"{title} {_shown(points[-1][1])}", color))
+    if len(run.sources) <= MAX_SOURCES:
+        for name, color in zip(run.sources, COLORS[2:], strict=False):
+            points = _points(run, VALIDATION, f"{SOURCE_LOSS}{name}")
+            _draw_line(axes, points, color, is_main=False)
+            labels.append(EndLabel(*points[-1], f"{name} {_shown(points[-1][1])}", color))
     if entropy := run.unigram_entropy_nats:
         axes.axhline(entropy, linestyle=":", color=COLORS[1])
         labels.append(EndLabel(max(1, _last_step(run)), entropy, f"{BASELINE} {entropy:.2f}", COLORS[1]))

@@ -26,7 +26,7 @@ from train.publishing.card_example import PLACEHOLDER, example_of
 from train.publishing.pytorch_format import ModelSnapshot, num_parameters
 from train.runtime.plan import batch_tokens, longest_row, tokens_after
 from train.runtime.run_folder import CONFUSION_NAME, LOSS_CURVE_NAME, record_of_phase
-from train.tasks.task import TaskCard
+from train.tasks.task import TaskCard, source_losses
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,9 @@ def _metadata(
     evaluation is the model's result; None if its step was not evaluated.
     """
     hub = record["settings"]["hub"]
-    corpora = ((phase["train_data"] or {}).get("corpus", {}) for phase in _phases(record))
+    data_sets = (phase["train_data"] or {} for phase in _phases(record))
+    sources = (one for data in data_sets for one in data.get("sources", {"": data}).values())
+    corpora = (one.get("corpus", {}) for one in sources)
     named = [*map(hub_dataset, corpora), _hub_examples(record["train_data"])]
     data = huggingface_hub.ModelCardData(
         library_name=task.library,
@@ -229,6 +231,14 @@ def _corpus(phase: dict[str, Any]) -> str:
     """Describe the text: its source, revision, license, size; of files their number, since paths are private."""
     data = phase["train_data"]
     corpus, totals = data.get("corpus"), data["totals"]
+    if sources := data.get("sources"):
+        return _table(
+            ("source", "of the rows read", "rows", "tokens"),
+            [
+                [name, f"{one['weight']:.2%}", *(f"{one['totals'].get(of, 0):,}" for of in ("num_rows", "num_tokens"))]
+                for name, one in sources.items()
+            ],
+        )
     if corpus is None:
         return _properties({"source": data.get("source", "not recorded"), "rows": f"{totals['num_rows']:,}"})
     settings, rows = corpus["settings"], {"source": "a data set of the author"}
@@ -357,10 +367,17 @@ def _evaluation(record: dict[str, Any], task: TaskCard, evaluations: Sequence[di
         if entropy is not None and task.predicts_tokens:
             text += f" Guessing from token frequencies alone gives a loss of {entropy:.4f}."
         rows = [
-            [f"{line['step']:,}", *(f"{line[figure.name]:.{figure.num_decimals}f}" for figure in task.figures)]
+            [
+                f"{line['step']:,}",
+                *(f"{line[figure.name]:.{figure.num_decimals}f}" for figure in task.figures),
+                *(f"{loss:.4f}" for loss in source_losses(line).values()),
+            ]
             for line in lines
         ]
-        parts += [text, _table(("step", *(figure.title for figure in task.figures)), rows)]
+        sources = [f"loss of {name}" for name in source_losses(lines[-1])]
+        if sources:
+            text += " The figures are means over the sources, by their weights."
+        parts += [text, _table(("step", *(figure.title for figure in task.figures), *sources), rows)]
     return "\n\n".join(parts)
 
 

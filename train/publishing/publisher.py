@@ -135,10 +135,17 @@ def _published_phase(record: Mapping[str, Any]) -> dict[str, Any]:
     published["model_config"] = redact_except(record["model_config"], record["model_config"].keys() - {CONFIG_SOURCE})
     published["settings"] = _published_settings(record["settings"])
     for name in ("train_data", "eval_data"):
-        data = record[name]
-        is_manifest = data and "corpus" in data
-        published[name] = published_manifest(data) if is_manifest else data and {"totals": data["totals"]}
+        published[name] = record[name] and _published_data(record[name])
     return published
+
+
+def _published_data(data: Mapping[str, Any]) -> dict[str, Any]:
+    if "corpus" in data:
+        return published_manifest(data)
+    if "sources" not in data:
+        return {"totals": data["totals"]}
+    sources = {name: {"weight": one["weight"], **_published_data(one)} for name, one in data["sources"].items()}
+    return {**data, "sources": sources}
 
 
 def _published_settings(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from train.runtime.plan import Plan
 from train.runtime.preemption import InFlight, StopRequest
 from train.runtime.strategy import distribute_batches
 from train.step.train_step import PretrainingModel, Sums
+from train.tasks.task import SOURCE_LOSS, Mean
 
 # The input of `Task.figures`.
 Totals = dict[str, NDArray[Any]]
@@ -25,21 +27,25 @@ Adder = Callable[[StopRequest], Totals | None]
 def build_adder(inputs: Inputs, model: PretrainingModel, plan: Plan, *, jit_compile: bool) -> Adder | None:
     """Build what adds up the task's sums over the rows to evaluate on, and collects its values for each row.
 
+    The sources of a mixture are read one after the other, and their losses, `loss_NAME`, are among the totals.
+
     Returns:
         None where there are no such rows.
     """
     strategy, evaluation_step = model.distribute_strategy, model.evaluation_step
     global_batch_rows = plan.global_batch_rows // model.num_micro_batches
-    num_batches = inputs.num_evaluation_batches(global_batch_rows)
-    if not num_batches:
+    sources = {}
+    for name, (one, weight) in inputs.evaluated().items():
+        batches_of = functools.partial(
+            one.evaluation_batches,
+            model.task.features(plan.max_length),
+            model.task.prepare_row,
+            global_batch_rows=global_batch_rows,
+        )
+        num_batches = one.num_evaluation_batches(global_batch_rows)
+        sources[name] = distribute_batches(strategy, batches_of), num_batches, weight
+    if not sources:
         return None
-    batches_of = functools.partial(
-        inputs.evaluation_batches,
-        model.task.features(plan.max_length),
-        model.task.prepare_row,
-        global_batch_rows=global_batch_rows,
-    )
-    batches = distribute_batches(strategy, batches_of)
     if jit_compile:
         evaluation_step = tf.function(evaluation_step, jit_compile=True)
 
@@ -49,7 +55,7 @@ def build_adder(inputs: Inputs, model: PretrainingModel, plan: Plan, *, jit_comp
         # Every replica holds those of all.
         return {name: strategy.experimental_local_results(value)[0] for name, value in sums.items()}
 
-    def add_up(stop: StopRequest) -> Totals | None:
+    def add_up_batches(batches: Any, num_batches: int, stop: StopRequest) -> Totals | None:
         # Reading a figure from the device waits for it, so all are read at the end.
         sums: list[Sums] = []
         in_flight = InFlight(lambda: [value.numpy() for value in sums[-1].values()], stop)
@@ -61,7 +67,30 @@ def build_adder(inputs: Inputs, model: PretrainingModel, plan: Plan, *, jit_comp
             in_flight.add(1)
         return {name: _joined([one[name].numpy() for one in sums]) for name in sums[0]}
 
+    def add_up(stop: StopRequest) -> Totals | None:
+        totals: dict[str, tuple[Totals, float]] = {}
+        for name, (batches, num_batches, weight) in sources.items():
+            found = add_up_batches(batches, num_batches, stop)
+            if found is None:
+                return None
+            totals[name] = found, weight
+        apart = {f"{SOURCE_LOSS}{name}": model.task.figures(one)["loss"] for name, (one, _) in totals.items() if name}
+        return _mixed(model.task.means, list(totals.values())) | {name: np.asarray(one) for name, one in apart.items()}
+
     return add_up
+
+
+def _mixed(means: tuple[Mean, ...], totals: list[tuple[Totals, float]]) -> Totals:
+    """Add up the totals of several sources, so that each mean becomes the weighted mean of theirs."""
+    if len(totals) == 1:
+        return totals[0][0]
+    mixed = {name: np.asarray(sum(one[name] for one, _ in totals)) for name in totals[0][0]}
+    for _, total, weight in means:
+        counted = [(one, share) for one, share in totals if one[weight]]
+        if counted:
+            mean = math.fsum(share * float(one[total] / one[weight]) for one, share in counted)
+            mixed[total] = np.asarray(mixed[weight] * mean / math.fsum(share for _, share in counted))
+    return mixed
 
 
 def _joined(values: list[NDArray[Any]]) -> NDArray[Any]:

@@ -13,13 +13,15 @@ from train.config.settings import MASK
 from train.data.inputs import Feature
 from train.data.shards import TrainingInputs
 from train.tasks.masking_rule import MaskingRule, masking_rule
-from train.tasks.task import CardFigure, Mean, Task, TaskCard
+from train.tasks.task import CardFigure, Mean, Task, TaskCard, shown_loss, source_losses
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
     from train.tasks.masking import MaskedRows
 
+# Sources of a mixture that a summary in one line names.
+MAX_SOURCES = 6
 USAGE = """```python
 from transformers import pipeline
 
@@ -133,7 +135,13 @@ class MaskedLanguageModeling(Task):
         return {"perplexity": math.exp(loss) if loss < 700 else math.inf}
 
     def summarize(self, figures: Mapping[str, float]) -> str:
-        return f"{super().summarize(figures)}  accuracy {100 * figures['masked_accuracy']:.1f} %"
+        sources = [f"  {name} {shown_loss(loss)}" for name, loss in source_losses(figures).items()]
+        more = f"  and {len(sources) - MAX_SOURCES} more sources" if len(sources) > MAX_SOURCES else ""
+        summary = f"{super().summarize(figures)}  accuracy {100 * figures['masked_accuracy']:.1f} %"
+        return summary + "".join(sources[:MAX_SOURCES]) + more
+
+    def score(self, figures: Mapping[str, float]) -> float:
+        return -figures.get(self.metric, figures["loss"])
 
     def next_command(self, model: str) -> str:
         return f'python train/fill_mask.py --model {shlex.quote(model)} --text "… {MASK} …"'
@@ -143,6 +151,7 @@ class MaskedLanguageModeling(Task):
         return {
             "validation loss": f"{loss:.4f} nats per masked token, perplexity {figures['perplexity']:.1f}",
             "masked accuracy": f"{accuracy:.4f} of {figures['num_masked_tokens']:,} masked tokens",
+            **{f"loss of {name}": f"{value:.4f}" for name, value in source_losses(figures).items()},
         }
 
     def describe_row(self, rows: "MaskedRows", tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerFast
 
+from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import special_ids
 from tfrecord_prep.manifest import IS_NEXT, PAIRS
@@ -17,7 +18,7 @@ from train.data.inputs import Feature
 from train.data.shards import TrainingInputs
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.masking_rule import MaskingRule, masking_rule
-from train.tasks.task import CardFigure, Mean, TaskCard
+from train.tasks.task import SOURCE_LOSS, CardFigure, Mean, TaskCard
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -214,4 +215,9 @@ def task_of(config: TrainingConfig, inputs: TrainingInputs) -> MaskedLanguageMod
     Raises:
         InputError: its inputs do not suit it.
     """
-    return OBJECTIVES[config.model.objective].of(inputs, config.masking)
+    task = OBJECTIVES[config.model.objective].of(inputs, config.masking)
+    metric = config.data.metric_for_best.removeprefix("eval_")
+    known = ["loss", *(f"{SOURCE_LOSS}{name}" for name in inputs.evaluated() if name)]
+    require(metric in known, f"must be one of {', '.join(known)}", "--metric-for-best", config.data.metric_for_best)
+    task.metric, task.errors = metric, (metric,)
+    return task

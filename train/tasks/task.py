@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
+# Begins the names of the figures that are the loss of one source of a mixture.
+SOURCE_LOSS = "loss_"
+
+
 class Mean(NamedTuple):
     """A figure that is one sum divided by another; 0 where that is 0.
 
@@ -207,6 +211,11 @@ class Task(ABC):
         They enter the count of operations; those of other heads, which are few, do not.
         """
         return 0
+
+
+def source_losses(figures: Mapping[str, Any]) -> dict[str, float]:
+    """Return the losses of the sources of a mixture among the figures of an evaluation, by source."""
+    return {name.removeprefix(SOURCE_LOSS): value for name, value in figures.items() if name.startswith(SOURCE_LOSS)}
 
 
 def shown_loss(loss: float) -> str:

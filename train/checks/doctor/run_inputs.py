@@ -26,8 +26,7 @@ def cloud_folders(config: TrainingConfig) -> dict[str, Folder]:
     paths: dict[str, str | None] = {}
     for phase in phases_of(config):
         of_phase = f" of phase `{phase.name}`" if phase.name else ""
-        data = phase.config.data
-        paths |= {f"--train-dataset{of_phase}": data.train_dataset, f"--eval-dataset{of_phase}": data.eval_dataset}
+        paths |= {f"{flag}{of_phase}": path for flag, path in phase.config.data.folders().items()}
     paths["--output-dir"] = config.run.output_dir
     folders = {flag: open_folder(path) for flag, path in paths.items() if path}
     return {flag: folder for flag, folder in folders.items() if not folder.is_local}

@@ -1,0 +1,79 @@
+"""Batches of a mixture: each source as if it were alone, in the order of the interleaving, however it is read."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfrecord_prep.records import encode_rows
+from train.data.inputs import Feature
+from train.data.mixture import Interleaving
+from train.data.pipeline import ONE_PIPELINE, MixtureOrder, SampleOrder, training_batches
+
+LENGTH = 4
+# Rows of each shard, by source; the second source is a row now and then, the third goes through many passes.
+SHARDS = ((5, 7, 4, 6), (3, 3), (2, 1))
+WEIGHTS = (6, 1, 5)
+FIRST_ROWS = (0, 4, 1)
+FEATURES = {"input_ids": Feature((LENGTH,))}
+BATCH_ROWS = 4
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """Orders over shards whose rows are numbered: row n of source s is all `1000 s + n`."""
+    orders = []
+    for source, shards in enumerate(SHARDS):
+        folder = tmp_path_factory.mktemp("shards")
+        first, paths = 1000 * source, []
+        for index, num_rows in enumerate(shards):
+            rows = np.repeat(np.arange(first, first + num_rows)[:, None], LENGTH, axis=1)
+            path = folder / f"dataset-00000-{index:05d}-{num_rows}.tfrecord"
+            path.write_bytes(encode_rows(rows, np.full(num_rows, LENGTH)))
+            paths.append(str(path))
+            first += num_rows
+        orders.append(SampleOrder(paths, shards, 7, window_rows=4 + source))
+    return orders
+
+
+def rows_of(order, start_step, num_steps, context=ONE_PIPELINE, num_left_out_rows=0):
+    steps = {"start_step": start_step, "num_steps": num_steps, "num_left_out_rows": num_left_out_rows}
+    batches = training_batches(order, FEATURES, context, global_batch_rows=BATCH_ROWS, **steps)
+    return [batch["input_ids"][:, 0].numpy().tolist() for batch in batches]
+
+
+def flat(batches):
+    return [row for batch in batches for row in batch]
+
+
+def test_each_source_is_read_as_if_it_were_alone_in_the_order_of_the_interleaving(sources):
+    mixture = MixtureOrder(sources, Interleaving(WEIGHTS), FIRST_ROWS)
+    rows = flat(rows_of(mixture, 0, 30))
+    for source, order in enumerate(sources):
+        of_source = [row for row in rows if row // 1000 == source]
+        alone = rows_of(order, 0, -(-len(of_source) // BATCH_ROWS), num_left_out_rows=FIRST_ROWS[source])
+        assert of_source == flat(alone)[: len(of_source)]
+        positions = [position for position, row in enumerate(rows) if row // 1000 == source]
+        assert positions == [mixture.interleaving.position(source, row) for row in range(len(positions))]
+        num_rows, first = sum(SHARDS[source]), -FIRST_ROWS[source] % sum(SHARDS[source])
+        for start in range(first, len(of_source) - num_rows + 1, num_rows):
+            assert sorted(of_source[start : start + num_rows]) == list(range(1000 * source, 1000 * source + num_rows))
+
+
+@pytest.mark.parametrize(("start_step", "num_left_out_rows"), [(1, 0), (7, 0), (20, 3)])
+def test_a_later_start_reads_the_same_batches(sources, start_step, num_left_out_rows):
+    mixture = MixtureOrder(sources, Interleaving(WEIGHTS), FIRST_ROWS)
+    rows = flat(rows_of(mixture, 0, 31))
+    first = start_step * BATCH_ROWS + num_left_out_rows
+    later = flat(rows_of(mixture, start_step, 30 - start_step, num_left_out_rows=num_left_out_rows))
+    assert later == rows[first : first + len(later)]
+    assert len(later) == (30 - start_step) * BATCH_ROWS
+
+
+@pytest.mark.parametrize("num_pipelines", [2, 4])
+def test_pipelines_cut_the_same_global_batches(sources, num_pipelines):
+    mixture = MixtureOrder(sources, Interleaving(WEIGHTS), FIRST_ROWS)
+    contexts = [tf.distribute.InputContext(num_pipelines, index, 4) for index in range(num_pipelines)]
+    parts = [rows_of(mixture, 3, 9, context) for context in contexts]
+    share = 4 // num_pipelines  # replicas of each
+    steps = [flat(flat(part[step * share : (step + 1) * share] for part in parts)) for step in range(9)]
+    assert steps == rows_of(mixture, 3, 9)

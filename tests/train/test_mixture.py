@@ -1,0 +1,104 @@
+"""A run over several sources: resumed bit for bit, each source evaluated apart, and what the run says of them."""
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.fixtures.killable_runs import KillableRuns
+from tests.fixtures.same_run import assert_same_run
+from tests.fixtures.tiny_mixture import TEXTS, mixture_flags
+from tests.fixtures.tiny_run import forget_checkpoint
+from train.compare_runs import source_table
+from train.metrics.log import VALIDATION, read_metrics
+from train.metrics.run_curves import draw_run, read_runs
+from train.run_mlm import main
+from train.runtime.run_folder import RunFolder
+
+WEIGHTS = ("--source-weights", "large=0.25", "small=0.5", "back=0.25")
+
+
+@pytest.fixture(scope="module")
+def mixture_run(mixture_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mixture") / "run"
+    assert main(mixture_flags(mixture_shards, folder, *WEIGHTS)) == 0
+    return folder
+
+
+def evaluations(folder: Path) -> list[dict]:
+    return [line for line in read_metrics(RunFolder(folder)) if line["split"] == VALIDATION]
+
+
+def test_a_run_resumes_in_the_middle_of_all_its_sources(mixture_shards, mixture_run, tmp_path):
+    shutil.copytree(mixture_run, tmp_path / "run")
+    forget_checkpoint(tmp_path / "run", 6)
+    assert main(mixture_flags(mixture_shards, tmp_path / "run", *WEIGHTS)) == 0
+    assert_same_run(tmp_path / "run", mixture_run)
+
+
+@pytest.mark.slow
+def test_the_loss_of_a_source_is_that_of_an_evaluation_of_its_own(mixture_shards, mixture_run, tmp_path):
+    one = ("--eval-dataset", str(mixture_shards / "back" / "validation"))
+    assert main(mixture_flags(mixture_shards, tmp_path / "run", *WEIGHTS, *one)) == 0
+    apart, together = evaluations(tmp_path / "run"), evaluations(mixture_run)
+    assert [line["loss"] for line in apart] == [line["loss_back"] for line in together]
+
+
+def test_the_loss_is_the_mean_of_those_of_the_sources_by_their_weights(mixture_run):
+    for line in evaluations(mixture_run):
+        mean = 0.25 * line["loss_large"] + 0.5 * line["loss_small"] + 0.25 * line["loss_back"]
+        assert line["loss"] == pytest.approx(mean)
+
+
+def test_log_plot_table_and_card_name_the_sources(mixture_run):
+    (run,) = read_runs([str(mixture_run)])
+    assert run.sources == sorted(TEXTS)
+    svg = draw_run(run, "svg").decode()
+    table = source_table([run])
+    card = (mixture_run / "export" / "README.md").read_text("utf-8")
+    for name in TEXTS:
+        assert name in svg
+        assert f"\n{name}" in table
+        assert f"loss of {name}" in card
+        assert f"| {name} | " in card
+    assert "means over the sources" in card
+
+
+def test_the_best_checkpoint_is_that_of_the_source_asked_for(mixture_shards, tmp_path, capsys):
+    flags = mixture_flags(mixture_shards, tmp_path / "run", *WEIGHTS, "--dry-run", "--metric-for-best")
+    assert main([*flags, "eval_loss_fo"]) == 2
+    assert "--metric-for-best must be one of loss, loss_back" in capsys.readouterr().err
+    assert main([*flags, "eval_loss_small"]) == 0
+    shown = capsys.readouterr().out
+    assert "small: " in shown
+    assert "weight 50.000%" in shown
+
+
+@pytest.mark.slow
+def test_a_killed_run_of_phases_with_other_weights_resumes_bit_for_bit(mixture_shards, tmp_path):
+    """Weights change between the phases, and once more in the phase ahead while the run is stopped."""
+    phases = [{"name": "first", "max_steps": 7}, {"name": "second", "max_steps": 6, "sampling_alpha": 0.0}]
+
+    def flags(folder: Path) -> list[str]:
+        path = folder.parent / f"{folder.name}.yaml"
+        path.write_text(yaml.safe_dump([{**one, "learning_rate": 1e-3} for one in phases]), encoding="utf-8")
+        given = mixture_flags(mixture_shards, folder, "--save-steps", "2")
+        at = given.index("--max-steps")
+        return [*given[:at], *given[at + 2 :], "--phases", str(path)]
+
+    with KillableRuns() as runs:
+        killed = flags(tmp_path / "killed")
+        assert runs.run_and_signal(killed, "save", 2, signal.SIGKILL, 0.001) == -signal.SIGKILL
+        phases[1] = {"name": "second", "max_steps": 6, "source_passes": ["large=1", "small=5", "back=1"]}
+        assert runs.run_and_signal(flags(tmp_path / "killed"), "save", 3, signal.SIGKILL, 0.001) == -signal.SIGKILL
+        assert runs.run(flags(tmp_path / "killed")) == 0
+        assert runs.run(flags(tmp_path / "whole")) == 0
+    assert_same_run(tmp_path / "killed", tmp_path / "whole")
+    record = json.loads((tmp_path / "whole" / "run.json").read_text("utf-8"))
+    weights = [
+        {name: one["weight"] for name, one in phase["train_data"]["sources"].items()} for phase in record["phases"]
+    ]
+    assert weights[0] != weights[1]
