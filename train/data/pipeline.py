@@ -118,11 +118,13 @@ class MixtureOrder:
         return sorted(windows, key=lambda window: window.first_position)
 
     def reading_groups(self, windows: Sequence["MixtureWindow"]) -> list[int]:
-        """Cut windows into groups that are read at once, about as large as one window of each source; give the ends."""
+        """Cut windows into groups that are read at once, and return their ends."""
         ends, num_rows = [], 0
+        # Larger ones take more memory; smaller ones copy the rows that wait for their turn more often.
+        enough_rows = sum(order.window_rows for order in self.sources) // 4
         for index, one in enumerate(windows, start=1):
             num_rows += one.window.num_rows
-            if num_rows >= sum(order.window_rows for order in self.sources) or index == len(windows):
+            if num_rows >= enough_rows or index == len(windows):
                 ends.append(index)
                 num_rows = 0
         return ends
