@@ -43,7 +43,7 @@ def test_tokens_of_a_row_are_those_that_it_is_filled_up_to() -> None:
 @pytest.mark.slow
 def test_contenders_of_both_sides_print_their_lines(torch_python: Path) -> None:
     flags = ["--torch-python", torch_python, "--num-rows=700", "--num-layers=1", "--hidden-size=32", "--vocab-size=600"]
-    flags += ["--length=32", "--rounds=2", "--steps-per-round=2", "--warmup-steps=2", "--contenders", *MEASURED]
+    flags += ["--length=32", "--rounds=1", "--steps-per-round=2", "--warmup-steps=2", "--contenders", *MEASURED]
     command = [sys.executable, PROJECT / "benchmarks" / "finetune_step.py", *flags]
     tables = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=True).stdout
     assert "700 rows of a stand-in for SST-2" in tables

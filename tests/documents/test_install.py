@@ -301,8 +301,9 @@ def test_the_install_cell_on_a_service_with_other_packages(tmp_path: Path) -> No
     before = sorted(path.name for path in site_packages.iterdir())
 
     inherited = {name: os.environ[name] for name in os.environ if not name.startswith(("PYTHON", "UV_", "TF_"))}
+    cache = subprocess.run([str(install._find_uv(print)), "cache", "dir"], capture_output=True, encoding="utf-8")
     colab = {"COLAB_RELEASE_TAG": "any", "UV_SYSTEM_PYTHON": "true", "PYTHONPATH": str(site_packages)}
-    environment = inherited | colab | {"HOME": str(tmp_path), "MLM_EXTRA": "tpu", "UV_CACHE_DIR": str(tmp_path / "uv")}
+    environment = inherited | colab | {"HOME": str(tmp_path), "MLM_EXTRA": "tpu", "UV_CACHE_DIR": cache.stdout.strip()}
     program = f"REPOSITORY = {str(PROJECT)!r}\n{code_cells(WALKTHROUGH)['install']}\nprint(PYTHON)"
     printed = subprocess.run(
         [python, "-c", program], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, encoding="utf-8", check=True

@@ -76,7 +76,7 @@ def test_transformers_reads_the_export(classified: Path, python: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_device")
-def test_losses_are_those_of_pytorch(classified: Path, tiny_start: Path, python: Path, tmp_path: Path) -> None:
+def test_losses_are_those_of_pytorch(classified: Path, tiny_start: Path, torch_python: Path, tmp_path: Path) -> None:
     """From a model that was fine-tuned before, on the same batches of several lengths, with dropout 0.
 
     Texts hold the padding token, which PyTorch's mask, the tokenizer's, attends to.
@@ -115,6 +115,8 @@ def test_losses_are_those_of_pytorch(classified: Path, tiny_start: Path, python:
     (tmp_path / "batches.json").write_text(json.dumps(written), encoding="utf-8")
     schedule = build_schedule(config.optimization, **plan.schedule_steps)
     rates = json.dumps([float(schedule(step)) for step in range(NUM_STEPS)])
-    theirs = json.loads(output_of(python, TRAINER, str(classified / "export"), str(tmp_path / "batches.json"), rates))
+    theirs = json.loads(
+        output_of(torch_python, TRAINER, str(classified / "export"), str(tmp_path / "batches.json"), rates)
+    )
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
     assert ours[0] > ours[-1]

@@ -1,5 +1,6 @@
 """Vectors, losses and gradients beside those of sentence-transformers, in environments with PyTorch."""
 
+import itertools
 import json
 from functools import partial
 from pathlib import Path
@@ -29,13 +30,15 @@ NEGATIVES = ["a file", "text in the file is the name", "a model", "the text"]
 
 ENCODER = """
 import json, sys
+from pathlib import Path
 from sentence_transformers import SentenceTransformer
 
-model = SentenceTransformer(sys.argv[1], device="cpu")
 texts = json.loads(sys.argv[2])
-queries, passages = model.encode_query(texts[0]), model.encode_document(texts[1])
-print(json.dumps([queries.tolist(), passages.tolist(), model.similarity(queries, passages).tolist(),
-                  model.max_seq_length]))
+for folder in sorted(Path(sys.argv[1]).iterdir()):
+    model = SentenceTransformer(str(folder / "export"), device="cpu")
+    queries, passages = model.encode_query(texts[0]), model.encode_document(texts[1])
+    print(json.dumps([folder.name, queries.tolist(), passages.tolist(), model.similarity(queries, passages).tolist(),
+                      model.max_seq_length]))
 """
 LOSSES = """
 import json, sys
@@ -103,30 +106,48 @@ def encoded(texts: list[str], *, token_types: bool) -> Any:
     )
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
-@pytest.mark.parametrize("name", ["bert", "roberta", "modernbert", "xlm-roberta"])
-def test_vectors_are_the_same(tmp_path: Path, python: Path, name: str, pooling: str) -> None:
-    network, task = exported(tmp_path, name, pooling, dim=12 if pooling == "cls" else None)
-    ours = []
+def vectors_of(network: Any, task: Embedding, *, token_types: bool) -> list[np.ndarray]:
+    """Compute the vectors of the texts as queries, and of the passages."""
+    found = []
     for prompt, texts in zip(task.encoder.prompts, (TEXTS, PASSAGES), strict=True):
-        rows = encoded([prompt + text for text in texts], token_types=name == "bert")
+        rows = encoded([prompt + text for text in texts], token_types=token_types)
         kept = run_on_rows(partial(task.predicted, network), rows, task.predicted_features(24), (24,), 3)
-        ours.append(task.in_order(kept, "vector"))
-    read = json.loads(output_of(python, ENCODER, str(tmp_path / "export"), json.dumps([TEXTS, PASSAGES])))
-    np.testing.assert_allclose(read[0], ours[0], atol=1e-5)
-    np.testing.assert_allclose(read[1], ours[1], atol=1e-5)
-    np.testing.assert_allclose(read[2], ours[0] @ ours[1].T, atol=1e-5)
-    assert read[3] == 24
+        found.append(task.in_order(kept, "vector"))
+    return found
 
 
 @pytest.fixture(scope="session")
-def theirs(tmp_path_factory: pytest.TempPathFactory, python: Path) -> Path:
+def exports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[np.ndarray]]]:
+    """A folder of exports of several models and poolings, and {name: vectors of both kinds of texts}."""
+    root, vectors = tmp_path_factory.mktemp("exports"), {}
+    for name, pooling in itertools.product(("bert", "roberta", "modernbert", "xlm-roberta"), ("mean", "cls")):
+        (root / f"{name}-{pooling}").mkdir()
+        network, task = exported(root / f"{name}-{pooling}", name, pooling, dim=12 if pooling == "cls" else None)
+        vectors[f"{name}-{pooling}"] = vectors_of(network, task, token_types=name == "bert")
+    return root, vectors
+
+
+def test_vectors_are_the_same(python: Path, exports: tuple[Path, dict[str, list[np.ndarray]]]) -> None:
+    root, vectors = exports
+    lines = output_of(python, ENCODER, str(root), json.dumps([TEXTS, PASSAGES])).splitlines()
+    read = {name: values for name, *values in map(json.loads, lines)}
+    assert read.keys() == vectors.keys()
+    for name, (queries, passages, similarities, max_length) in read.items():
+        ours = vectors[name]
+        np.testing.assert_allclose(queries, ours[0], atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(passages, ours[1], atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(similarities, ours[0] @ ours[1].T, atol=1e-5, err_msg=name)
+        assert max_length == 24
+
+
+@pytest.fixture(scope="session")
+def theirs(tmp_path_factory: pytest.TempPathFactory, torch_python: Path) -> Path:
     """The folder with an export, and sentence-transformers' losses and gradients of its model."""
     folder = tmp_path_factory.mktemp("losses")
     exported(folder, "bert", "mean")
     columns, scores = json.dumps([TEXTS, PASSAGES, NEGATIVES]), json.dumps([0.1, 0.9, 0.5, 0.0])
     width = one_layer_model("bert").config.hidden_size
-    output_of(python, LOSSES, str(folder / "export"), str(folder), json.dumps(list(CASES)), columns, scores,
+    output_of(torch_python, LOSSES, str(folder / "export"), str(folder), json.dumps(list(CASES)), columns, scores,
               json.dumps([8, 16, width]))  # fmt: skip
     return folder
 

@@ -25,12 +25,39 @@ EXAMPLES = {
 }
 
 
-def shown_by_card(export: Path, python: Path) -> list[str]:
-    """Run the code of the card in the folder of the export, and return the lines that it prints."""
+# Runs the code of each card in the folder of its export, and prints the lines that it prints.
+READER = """
+import contextlib, io, json, os, sys
+
+for name, folder, code in json.loads(sys.argv[1]):
+    os.chdir(folder)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(code, {})
+    print(json.dumps([name, printed.getvalue().splitlines()]))
+"""
+
+
+def code_of_card(export: Path) -> str:
     (code,) = re.findall(r"^```python\n(.*?)^```", (export / "README.md").read_text(encoding="utf-8"), re.M | re.S)
     for example, known in EXAMPLES.items():
         code = code.replace(example, known)
-    return output_of(python, f"import os, sys\nos.chdir(sys.argv[1])\n{code}", str(export)).splitlines()
+    return code
+
+
+@pytest.fixture(scope="module")
+def runs(
+    classified: Path, answered: Path, rated: Path, tiny_start: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """The folders of runs of all kinds."""
+    others = {kind: finetuned(kind, tiny_start / "start", tmp_path_factory) / "run" for kind in KINDS}
+    return {"classes": classified, "answers": answered / "run", "custom": rated / "run", **others}
+
+
+@pytest.fixture(scope="module")
+def shown(runs: dict[str, Path], python: Path) -> dict[str, list[str]]:
+    """The lines that the code of each card prints."""
+    programs = [(name, str(run / "export"), code_of_card(run / "export")) for name, run in runs.items()]
+    return dict(map(json.loads, output_of(python, READER, json.dumps(programs)).splitlines()))
 
 
 @pytest.fixture
@@ -39,9 +66,9 @@ def predicted(run: Callable[..., Outcome]) -> Callable[..., list[str]]:
     return lambda *flags: run(main, *flags).out.splitlines()
 
 
-def test_classes(classified: Path, python: Path, predicted: Callable[..., list[str]]) -> None:
-    ours = predicted("--model", str(classified), "--text", "the list is a value")[1:]
-    theirs = [line.split() for line in shown_by_card(classified / "export", python)]
+def test_classes(runs: dict[str, Path], shown: dict[str, list[str]], predicted: Callable[..., list[str]]) -> None:
+    ours = predicted("--model", str(runs["classes"]), "--text", "the list is a value")[1:]
+    theirs = [line.split() for line in shown["classes"]]
     assert [line.split()[1] for line in ours] == [label for _, label in theirs]
     for line, (score, _) in zip(ours, theirs, strict=True):
         assert float(line.split()[0].removesuffix("%")) == pytest.approx(100 * float(score), abs=0.11)
@@ -49,14 +76,9 @@ def test_classes(classified: Path, python: Path, predicted: Callable[..., list[s
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_numbers_labels_and_tags(
-    kind: str,
-    tiny_start: Path,
-    python: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    predicted: Callable[..., list[str]],
+    kind: str, runs: dict[str, Path], shown: dict[str, list[str]], predicted: Callable[..., list[str]]
 ) -> None:
-    run = finetuned(kind, tiny_start / "start", tmp_path_factory) / "run"
-    theirs = [line.split() for line in shown_by_card(run / "export", python)]
+    run, theirs = runs[kind], [line.split() for line in shown[kind]]
     if kind == "regression":
         (ours,) = predicted("--model", str(run), "--text", "the name", "--text-pair", "a name")[1:]
         ((number,),) = theirs
@@ -73,13 +95,13 @@ def test_numbers_labels_and_tags(
         assert likely == [line.split()[1] for line in ours if "none" not in line]
 
 
-def test_answers(answered: Path, python: Path, predicted: Callable[..., list[str]]) -> None:
+def test_answers(runs: dict[str, Path], shown: dict[str, list[str]], predicted: Callable[..., list[str]]) -> None:
     """The code on the card has no answer for questions without one."""
     question = ("--question", "value", "--context", "the name of the list is in the text")
-    flags = ("--model", str(answered / "run"), *question, "--null-score-diff-threshold", "1000")
+    flags = ("--model", str(runs["answers"]), *question, "--null-score-diff-threshold", "1000")
     ours = predicted(*flags)[1].split(maxsplit=1)[1]
-    assert shown_by_card(answered / "run" / "export", python) == [ours]
+    assert shown["answers"] == [ours]
 
 
-def test_the_encoder_of_a_custom_task(rated: Path, python: Path) -> None:
-    shown_by_card(rated / "run" / "export", python)
+def test_the_encoder_of_a_custom_task(shown: dict[str, list[str]]) -> None:
+    assert "custom" in shown  # its code came to its end

@@ -61,7 +61,7 @@ def test_tables_of_positions_do_not(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 @pytest.mark.parametrize("model", ["modernbert", "roformer"])
-def test_the_export_has_the_same_logits_in_pytorch(model: str, tmp_path: Path, python: Path) -> None:
+def test_the_export_has_the_same_logits_in_pytorch(model: str, tmp_path: Path, torch_python: Path) -> None:
     """On rows as long as those of fine-tuning."""
     draw = random.Random(1)
     lines = [f"{' '.join(draw.choices(WORDS, k=70))}\t{draw.choice('ab')}\n" for _ in range(16)]
@@ -74,5 +74,5 @@ def test_the_export_has_the_same_logits_in_pytorch(model: str, tmp_path: Path, p
     network = load_model(export, "TFAutoModelForSequenceClassification")
     ours = network({"input_ids": ids, "attention_mask": np.ones_like(ids)}).logits.numpy()
     assert network.config.max_position_embeddings == LENGTH
-    theirs = json.loads(output_of(python, READER, export, json.dumps(ids.tolist())))
+    theirs = json.loads(output_of(torch_python, READER, export, json.dumps(ids.tolist())))
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
