@@ -55,7 +55,7 @@ def test_each_phase_has_its_rows_batch_masks_and_rate(whole_run):
 def test_killed_at_random_moments(runs, whole_run, phase_shards, tmp_path, pytestconfig):
     """After one to five steps; a run that comes to its end is compared, and another one begun."""
     draw, num_killed, num_ended = random.Random(0), 0, 0
-    while num_killed < pytestconfig.getoption("--num-kills") // 3:
+    while num_killed < max(1, pytestconfig.getoption("--num-kills") // 3):
         folder = tmp_path / f"run{num_ended}"
         flags, delay_seconds = phases_flags(phase_shards, folder), draw.uniform(0, 0.1)
         if runs.run_and_signal(flags, "train", draw.randint(1, 5), signal.SIGKILL, delay_seconds):
