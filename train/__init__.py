@@ -8,7 +8,7 @@ Its folders in reading order, each of which imports only from those before it:
     layers/         random bits, dropout, attention and matrix products that suit the TPU
     model/          configuration, presets, architectures, weights to start from
     tasks/          what is learned: masked tokens, pairs of segments; their masks and losses
-    step/           forward, backward, accumulation, clipping; AdamW and LAMB, the learning rate; evaluation
+    step/           forward, backward, accumulation, clipping; optimizers, the learning rate; evaluation
     checkpoints/    written by a thread, checked when read; the identity of a run, and where it resumes
     metrics/        log, plots, throughput, progress bar
     publishing/     the export in PyTorch layout, the model card, pushes to the Hub

@@ -295,8 +295,11 @@ class OptimizationConfig(Bounded):
         at_least=0,
         below=1,
     )
-    optimizer: Literal["adamw", "lamb"] = flag(
-        "adamw", "adamw, or lamb for global batches of thousands of rows, with about ten times adamw's learning rate."
+    optimizer: Literal["adamw", "stable_adamw", "lamb"] = flag(
+        "adamw",
+        "adamw; stable_adamw, which slows down for weights with unusually large gradients (use it with "
+        "--max-grad-norm 0); or lamb for global batches of thousands of rows, with about ten times adamw's learning "
+        "rate.",
     )
     weight_decay_rate: float = flag(0.01, "Decoupled weight decay, not applied to biases and layer norms.", at_least=0)
     adam_beta1: float = flag(0.9, "Decay of the first moment.", at_least=0, below=1)

@@ -1,4 +1,4 @@
-"""Learning-rate schedules; AdamW and LAMB, which stop at the first gradient that is not finite."""
+"""Learning-rate schedules; AdamW, StableAdamW and LAMB, which stop at the first gradient that is not finite."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -260,6 +260,26 @@ class GuardedLamb(GuardedAdamW):
         return value - rate * change
 
 
+class GuardedStableAdamW(GuardedAdamW):
+    """StableAdamW (Wortsman et al. 2023, algorithm 2): a variable with an unusual gradient is updated at a lower rate.
+
+    The rate is divided by the root mean square of gradient / sqrt(second moment), where that is above 1 (update
+    clipping, as in AdaFactor). ModernBERT was trained with it, without clipping the gradient.
+    """
+
+    def _update(self, gradient: tf.Tensor, variable: tf.Variable, value: tf.Tensor, total: Total) -> tf.Tensor:
+        """Update the moments of a variable and compute its new value; see `GuardedAdamW`."""
+        first, second = self._update_moments(gradient, variable)
+        first_correction, second_correction = self._bias_corrections()
+        corrected = second / second_correction
+        squares = total(tf.reduce_sum(tf.square(gradient) / tf.maximum(corrected, self.epsilon**2)))
+        root_mean_square = tf.sqrt(squares / variable.shape.num_elements())
+        rate = self.learning_rate * self._going / tf.maximum(1.0, root_mean_square)
+        if self.decays(variable):
+            value -= value * self.weight_decay * rate
+        return value - rate * (first / first_correction) / (tf.sqrt(corrected) + self.epsilon)
+
+
 @named("global_norm")
 def global_norm(gradients: list[tf.Tensor]) -> tf.Tensor:
     """Compute the Euclidean norm of all gradients together, a float32 scalar.
@@ -293,7 +313,7 @@ def clipping_factor(norm: tf.Tensor, max_norm: float) -> tf.Tensor:
     return tf.minimum(1.0, max_norm / norm) if max_norm else tf.ones_like(norm)
 
 
-OPTIMIZERS = {"adamw": GuardedAdamW, "lamb": GuardedLamb}
+OPTIMIZERS = {"adamw": GuardedAdamW, "stable_adamw": GuardedStableAdamW, "lamb": GuardedLamb}
 
 
 def build_schedule(config: OptimizationConfig, **numbers: int) -> WarmupSchedule:

@@ -1,4 +1,4 @@
-"""Rates over a run; AdamW and LAMB against NumPy; what does not decay; gradients that are not finite."""
+"""Rates over a run; AdamW, StableAdamW and LAMB against NumPy; what does not decay; gradients that are not finite."""
 
 import math
 
@@ -39,17 +39,22 @@ def apply(optimizer, variables, gradients, is_finite=True, factor=1.0):
     optimizer.apply_scaled(gradients, variables, factor=tf.constant(factor), is_finite=tf.constant(is_finite))
 
 
-def adamw_reference(weight, change, decays):
+def adamw_reference(weight, change, decays, **_):
     return weight - RATE * DECAY * weight * decays - RATE * change
 
 
-def lamb_reference(weight, change, decays):
+def stable_adamw_reference(weight, change, decays, gradient, second):
+    rms = np.sqrt(np.mean(gradient**2 / np.maximum(second, EPSILON**2)))
+    return weight - RATE / max(1, rms) * (DECAY * weight * decays + change)
+
+
+def lamb_reference(weight, change, decays, **_):
     change = change + DECAY * weight * decays
     ratio = np.linalg.norm(weight) / np.linalg.norm(change) if decays and weight.any() else 1.0
     return weight - RATE * ratio * change
 
 
-REFERENCES = {"adamw": adamw_reference, "lamb": lamb_reference}
+REFERENCES = {"adamw": adamw_reference, "stable_adamw": stable_adamw_reference, "lamb": lamb_reference}
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.0])
@@ -69,9 +74,10 @@ def test_updates_are_those_of_the_paper(name, scale):
             moments[index] = first, second
             corrections = 1 - BETA1 ** (step + 1), 1 - BETA2 ** (step + 1)
             # AdamW is tf_keras', whose epsilon is added before the second moment is corrected.
-            epsilon = EPSILON if name == "lamb" else EPSILON / np.sqrt(corrections[1])
-            change = (first / corrections[0]) / (np.sqrt(second / corrections[1]) + epsilon)
-            expected[index] = REFERENCES[name](expected[index], change, decays=index == 0)
+            epsilon = EPSILON / np.sqrt(corrections[1]) if name == "adamw" else EPSILON
+            corrected = second / corrections[1]
+            change = (first / corrections[0]) / (np.sqrt(corrected) + epsilon)
+            expected[index] = REFERENCES[name](expected[index], change, index == 0, gradient=gradient, second=corrected)
     for variable, values in zip(variables, expected, strict=True):
         np.testing.assert_allclose(variable.numpy(), values, rtol=2e-5, atol=1e-6)
     assert int(optimizer.iterations) == 4
@@ -91,6 +97,19 @@ def test_adamw_has_the_numbers_of_tf_keras():
         np.testing.assert_array_equal(variable.numpy(), other.numpy())
 
 
+def test_a_spike_moves_the_weights_less_with_stable_adamw():
+    moved = {}
+    for name in ("adamw", "stable_adamw"):
+        variables = new_variables()
+        optimizer = build(name, variables, weight_decay_rate=0.0)
+        for step in range(20):
+            apply(optimizer, variables, [0.01 * gradient for gradient in gradients_of(step)])
+        before = [variable.numpy() for variable in variables]
+        apply(optimizer, variables, [10 * gradient for gradient in gradients_of(20)])
+        moved[name] = sum(np.abs(one.numpy() - old).sum() for one, old in zip(variables, before, strict=True))
+    assert moved["stable_adamw"] < 0.3 * moved["adamw"]
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_biases_and_layer_norms_do_not_decay(name):
     variables = [tf.Variable([1.0, 1.0], name=name) for name in NAMES]
@@ -99,7 +118,7 @@ def test_biases_and_layer_norms_do_not_decay(name):
     moved = [not np.array_equal(variable.numpy(), [1.0, 1.0]) for variable in variables]
     assert moved == [True, False, False]
     # LAMB scales the decay to the norm of the weights.
-    assert variables[0].numpy() == pytest.approx([0.95, 0.95] if name == "adamw" else [0.9, 0.9])
+    assert variables[0].numpy() == pytest.approx([0.9, 0.9] if name == "lamb" else [0.95, 0.95])
 
 
 @pytest.mark.parametrize("name", CONFIGS)
